@@ -4,7 +4,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from fl_privacy.deploy.loopback import LoopbackFederation, loopback_federation
+from fl_privacy.site.deploy.loopback import LoopbackFederation, loopback_federation
 
 ROOT = Path(__file__).resolve().parent.parent
 SECONDS = 600.0

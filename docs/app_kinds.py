@@ -10,8 +10,8 @@ from pathlib import Path
 
 from kept_rows import Row, markdown, read_rows
 
-from fl_privacy.metrics.roc import Estimate
-from fl_privacy.results.survivors import Survivor
+from fl_privacy.measure.aggregate_leakage import Survivor
+from fl_privacy.measure.roc import Estimate
 
 README = Path(__file__).resolve().parents[1] / "README.md"
 BEGIN, END = "<!-- apps: made by docs/app_kinds.py -->\n", "<!-- /apps -->\n"

@@ -16,8 +16,8 @@ import yaml
 from PIL import Image
 
 from fl_privacy.cli.main import run_command_line
-from fl_privacy.config.compose import merge_overrides
-from fl_privacy.results import Attacker, Leakage, read_run
+from fl_privacy.runs.config.compose import merge_overrides
+from fl_privacy.runs.folder import Attacker, Leakage, read_run
 
 DOCS = Path(__file__).resolve().parent
 GALLERY = DOCS / "assets" / "gallery"

@@ -27,9 +27,9 @@ from text_tables import texts_table
 from tree_tables import trees_table
 
 from fl_privacy.cli.catalog import describe_option
-from fl_privacy.config import options
-from fl_privacy.config.building import locate_target, plain_settings
-from fl_privacy.metrics import METRICS
+from fl_privacy.measure import METRICS
+from fl_privacy.runs.config import options
+from fl_privacy.runs.config.building import locate_target, plain_settings
 
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
@@ -48,14 +48,14 @@ REFERENCE = {
     "fl_privacy.attacks": "Attacks on intercepted updates.",
     "fl_privacy.defenses": "Defenses of clients.",
     "fl_privacy.effects": "What a defense does, as a value that accountants and attackers read.",
-    "fl_privacy.metrics": "How much of an image a reconstruction shows.",
+    "fl_privacy.measure": "How much of an image a reconstruction shows.",
     "fl_privacy.models": "Networks of the papers.",
     "fl_privacy.data": "Data sets and partitions.",
     "fl_privacy.flower": "The edge to Flower.",
-    "fl_privacy.malicious": "Servers that send crafted models.",
-    "fl_privacy.guard": "What clients look at in a model before they train on it.",
-    "fl_privacy.transformations": "Image operations and policies.",
-    "fl_privacy.regression": "Whether an app leaks more than it did.",
+    "fl_privacy.attacks.malicious": "Servers that send crafted models.",
+    "fl_privacy.defenses.guard": "What clients look at in a model before they train on it.",
+    "fl_privacy.data.transformations": "Image operations and policies.",
+    "fl_privacy.auditing.regression": "Whether an app leaks more than it did.",
     "fl_privacy.errors": "The error that a user is meant to read.",
 }
 FORMULA = re.compile(r"^\$\$(.+?)\$\$$", re.MULTILINE)

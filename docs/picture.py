@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from fl_privacy.cli.main import run_command_line
-from fl_privacy.results import Attacker, read_run
+from fl_privacy.runs.folder import Attacker, read_run
 
 RUNS = "runs/picture"
 """Where finished attacks are kept, so that it goes on where it was stopped."""

@@ -18,10 +18,10 @@ import torch
 from long_federation import memory_mib
 from row_file import RowFile, takes_rows
 
-from fl_privacy.config import RunSettings, compose_run
-from fl_privacy.experiment.run import run_experiment
-from fl_privacy.experiment.run_folder import Monitor, plain_loop
 from fl_privacy.federation import Evaluation, RoundReport
+from fl_privacy.runs.config import RunSettings, compose_run
+from fl_privacy.runs.destination import Monitor, plain_loop
+from fl_privacy.runs.run import run_experiment
 
 
 class Measuring(Monitor):

@@ -31,19 +31,19 @@ from row_file import Row, RowFile
 from scipy.stats import pearsonr, spearmanr
 from torch import Tensor
 
-from fl_privacy.config import compose_run
 from fl_privacy.data import Examples
-from fl_privacy.experiment.build import build_attack, build_dataset, build_network
-from fl_privacy.experiment.policy_search import SCORES, SEMI_TRAINED
-from fl_privacy.experiment.weights import load_weights
+from fl_privacy.data.transformations import Policy, Table, transform
+from fl_privacy.defenses.policy_search.scores import TrainingPlan, train_model
 from fl_privacy.files import write_whole
-from fl_privacy.gradients import loss_gradients
-from fl_privacy.metrics.images import psnr
-from fl_privacy.metrics.intervals import aggregate
-from fl_privacy.policy_search.scores import TrainingPlan, train_model
-from fl_privacy.results.records import RecordWriter, dump_json, read_records
+from fl_privacy.measure.images import psnr
+from fl_privacy.measure.intervals import aggregate
+from fl_privacy.models.gradients import loss_gradients
 from fl_privacy.rng import derive_generator
-from fl_privacy.transformations import Policy, Table, transform
+from fl_privacy.runs.build import build_attack, build_dataset, build_network
+from fl_privacy.runs.config import compose_run
+from fl_privacy.runs.folder.records import RecordWriter, dump_json, read_records
+from fl_privacy.runs.policy_search import SCORES, SEMI_TRAINED
+from fl_privacy.runs.weights import load_weights
 from fl_privacy.types import Batch, Knowledge, LocalPlan, ModelState, Observation, Upload, VictimId
 
 PLAN = LocalPlan(batch_norm="eval")

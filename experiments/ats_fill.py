@@ -23,14 +23,14 @@ from row_file import RowFile, takes_rows
 from torch import Tensor
 
 from fl_privacy.data import Examples
-from fl_privacy.experiment.build import build_dataset, build_network
-from fl_privacy.experiment.policy_search import SEMI_TRAINED
-from fl_privacy.experiment.weights import load_weights
-from fl_privacy.metrics.images import psnr
-from fl_privacy.metrics.intervals import aggregate
-from fl_privacy.policy_search.scores import GradientSimilarity, PrivacyPlan, transformed_by
+from fl_privacy.data.transformations import Policy
+from fl_privacy.defenses.policy_search.scores import GradientSimilarity, PrivacyPlan, transformed_by
+from fl_privacy.measure.images import psnr
+from fl_privacy.measure.intervals import aggregate
 from fl_privacy.rng import derive_generator
-from fl_privacy.transformations import Policy
+from fl_privacy.runs.build import build_dataset, build_network
+from fl_privacy.runs.policy_search import SEMI_TRAINED
+from fl_privacy.runs.weights import load_weights
 from fl_privacy.types import Batch, ModelState
 
 SHIFTS, OTHERS = ("3", "21", "43", "48"), ("14", "15", "17")

@@ -22,10 +22,10 @@ from row_file import Row, RowFile, takes_rows
 from torch import Tensor
 
 from fl_privacy.data import load_data
-from fl_privacy.metrics.images import psnr
-from fl_privacy.metrics.intervals import aggregate
+from fl_privacy.data.transformations import Table
+from fl_privacy.measure.images import psnr
+from fl_privacy.measure.intervals import aggregate
 from fl_privacy.rng import derive_generator
-from fl_privacy.transformations import Table
 
 PADDING, SIDE = 4, 32
 TABLES: tuple[Table, ...] = ("paper", "code")

@@ -11,7 +11,7 @@ from pathlib import Path
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from fl_privacy.results import Pair, Run, read_run
+from fl_privacy.runs.folder import Pair, Run, read_run
 
 ROWS = ("clean", "read of it", "transformed", "read of it")
 

@@ -33,10 +33,10 @@ from torch.nn import functional
 from trained_resnet import MEAN, STD
 
 from fl_privacy.data import load_data
-from fl_privacy.metrics.images import psnr
-from fl_privacy.policy_search.scores import transformed_by
+from fl_privacy.data.transformations import Policy, random_policies
+from fl_privacy.defenses.policy_search.scores import transformed_by
+from fl_privacy.measure.images import psnr
 from fl_privacy.rng import derive_generator
-from fl_privacy.transformations import Policy, random_policies
 from fl_privacy.types import Batch
 
 FUNCTIONS = ("calculate_dw", "cal_dis", "reconstruct")

@@ -13,11 +13,11 @@ import torch
 import torch.nn.functional as F
 from row_file import RowFile, takes_rows
 
-from fl_privacy.gradients import loss_gradients
+from fl_privacy.data.transformations import random_policies
+from fl_privacy.defenses.policy_search import GradientSimilarity, PrivacyPlan, privacy_scores, transformed_by
 from fl_privacy.models import LeNet, ResNet20
-from fl_privacy.policy_search import GradientSimilarity, PrivacyPlan, privacy_scores, transformed_by
+from fl_privacy.models.gradients import loss_gradients
 from fl_privacy.rng import derive_generator
-from fl_privacy.transformations import random_policies
 from fl_privacy.types import Batch, ModelState
 
 MODELS = {

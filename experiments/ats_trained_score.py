@@ -19,13 +19,13 @@ from ats_trained_weights import add_options, network_of, observe, trained_on
 from row_file import Row, RowFile
 from torch import Tensor, nn
 
-from fl_privacy.config import compose_run
 from fl_privacy.data import load_data
-from fl_privacy.experiment.build import build_attack
-from fl_privacy.metrics.images import psnr
-from fl_privacy.policy_search.scores import GradientSimilarity, PrivacyPlan, privacy_scores
+from fl_privacy.data.transformations import Policy, random_policies
+from fl_privacy.defenses.policy_search.scores import GradientSimilarity, PrivacyPlan, privacy_scores
+from fl_privacy.measure.images import psnr
 from fl_privacy.rng import derive_generator
-from fl_privacy.transformations import Policy, random_policies
+from fl_privacy.runs.build import build_attack
+from fl_privacy.runs.config import compose_run
 from fl_privacy.types import Batch, ModelState
 
 VARIANTS = ("paper", "code")

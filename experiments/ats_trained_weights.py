@@ -23,15 +23,15 @@ from row_file import Row, RowFile, takes_rows
 from torch import Tensor, nn
 from trained_resnet import network
 
-from fl_privacy.config import compose_run
 from fl_privacy.data import Examples, load_data
-from fl_privacy.experiment.build import build_attack
-from fl_privacy.gradients import loss_gradients
-from fl_privacy.metrics.images import psnr
-from fl_privacy.metrics.intervals import aggregate
+from fl_privacy.defenses.policy_search.scores import TrainingPlan, train_model
+from fl_privacy.measure.images import psnr
+from fl_privacy.measure.intervals import aggregate
 from fl_privacy.models import LeNet
-from fl_privacy.policy_search.scores import TrainingPlan, train_model
+from fl_privacy.models.gradients import loss_gradients
 from fl_privacy.rng import derive_generator
+from fl_privacy.runs.build import build_attack
+from fl_privacy.runs.config import compose_run
 from fl_privacy.types import Batch, Knowledge, LocalPlan, ModelState, Observation, Upload, VictimId
 
 LINES = ("standard", "21-3-16", "21-3-16 black", "13-43-18+21-3-16")

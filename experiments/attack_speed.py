@@ -33,9 +33,9 @@ from fl_privacy.attacks.gradient_inversion.grouping import group_victims, victim
 from fl_privacy.attacks.gradient_inversion.preparation import prepare
 from fl_privacy.attacks.gradient_inversion.settings import Compile
 from fl_privacy.attacks.optimizers import LBFGS
-from fl_privacy.gradients import loss_gradients
-from fl_privacy.gradients.memory import freed_memory_kept
 from fl_privacy.models import ConvNet, LeNet, ResNet18, ResNet20
+from fl_privacy.models.gradients import loss_gradients
+from fl_privacy.models.gradients.memory import freed_memory_kept
 from fl_privacy.rng import cpu_threads
 from fl_privacy.types import Batch, Knowledge, LocalPlan, ModelState, Observation, Upload, VictimId
 

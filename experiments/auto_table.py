@@ -39,9 +39,9 @@ from fl_privacy.attacks import (
 )
 from fl_privacy.attacks.optimizers import LBFGS
 from fl_privacy.data import Dataset, load_data
-from fl_privacy.gradients import loss_gradients
-from fl_privacy.metrics import aggregate, evaluate_all
+from fl_privacy.measure import aggregate, evaluate_all
 from fl_privacy.models import MLP, ConvNet, LeNet, ResNet20, ViT, build_model
+from fl_privacy.models.gradients import loss_gradients
 from fl_privacy.types import Batch, Certainty, LocalPlan, ModelState, Observation, Reconstruction, Upload, VictimId
 
 NORMALIZED = {"mean": [0.5], "std": [0.25]}

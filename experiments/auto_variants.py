@@ -25,7 +25,7 @@ from fl_privacy.attacks.auto import attack as auto
 from fl_privacy.attacks.gradient_inversion.starts import Blank
 from fl_privacy.attacks.optimizers import LBFGS
 from fl_privacy.data import load_data
-from fl_privacy.metrics import aggregate, evaluate_all
+from fl_privacy.measure import aggregate, evaluate_all
 
 CELLS = (Cell("LeNet sigmoid", trained=False, batch=4), Cell("ResNet-20", trained=False, batch=1))
 """That no equations solve."""

@@ -19,9 +19,9 @@ from long_federation import descendants
 from row_file import RowFile, takes_rows
 from unwatched import unwatched_rounds
 
-from fl_privacy.config import compose_run
-from fl_privacy.experiment.build import clients_of
-from fl_privacy.experiment.setup import build_setup
+from fl_privacy.runs.build import clients_of
+from fl_privacy.runs.config import compose_run
+from fl_privacy.runs.setup import build_setup
 
 TICKS = os.sysconf("SC_CLK_TCK")
 

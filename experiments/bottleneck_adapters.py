@@ -28,9 +28,9 @@ from fl_privacy.attacks import Dager
 from fl_privacy.attacks.attack import within
 from fl_privacy.attacks.text import BagOfWords
 from fl_privacy.data import TextExamples, load_text
-from fl_privacy.gradients import loss_gradients
-from fl_privacy.metrics import evaluate_all
+from fl_privacy.measure import evaluate_all
 from fl_privacy.models import ADAPTED, TextModel, build_fitting, with_adapters
+from fl_privacy.models.gradients import loss_gradients
 from fl_privacy.models.transformers import Bert
 from fl_privacy.types import Batch, Certainty, Knowledge, LocalPlan, ModelState, Observation, Upload, VictimId
 

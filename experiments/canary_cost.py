@@ -14,7 +14,7 @@ import torch
 from row_file import RowFile, takes_rows
 
 from fl_privacy.cli.main import run_command_line
-from fl_privacy.experiment.canary_stage import CanaryStage
+from fl_privacy.runs.canary_stage import CanaryStage
 
 ROUNDS = 5
 DEFENSES = {

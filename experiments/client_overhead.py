@@ -19,11 +19,11 @@ import torch.nn.functional as F
 from row_file import RowFile, takes_rows
 from unwatched import unwatched_rounds
 
-from fl_privacy.config import compose_run
-from fl_privacy.experiment.build import clients_of
-from fl_privacy.experiment.setup import Setup, build_setup
 from fl_privacy.federation.client import local_batches
 from fl_privacy.rng import derive_generator
+from fl_privacy.runs.build import clients_of
+from fl_privacy.runs.config import compose_run
+from fl_privacy.runs.setup import Setup, build_setup
 from fl_privacy.types import Tensors
 
 

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 
 from fl_privacy.attacks import AutoAttack, CocktailParty, ReconstructionAttack
 from fl_privacy.data import Dataset, load_data
-from fl_privacy.gradients import loss_gradients
-from fl_privacy.metrics import evaluate_all
+from fl_privacy.measure import evaluate_all
 from fl_privacy.models import MLP, build_model
+from fl_privacy.models.gradients import loss_gradients
 from fl_privacy.types import Batch, Certainty, LocalPlan, ModelState, Observation, Upload, VictimId
 
 WIDTHS = [1024, 128]

@@ -20,8 +20,8 @@ from torch import Tensor
 from fl_privacy.data import load_data
 from fl_privacy.data.examples import Examples
 from fl_privacy.defenses import ClientState, Defense, LocalData, dc, dm, dsa
-from fl_privacy.metrics.images import mse
-from fl_privacy.metrics.intervals import aggregate
+from fl_privacy.measure.images import mse
+from fl_privacy.measure.intervals import aggregate
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch
 

@@ -23,9 +23,9 @@ from safetensors.torch import load_file
 
 from fl_privacy.attacks import Dager
 from fl_privacy.attacks.attack import within
+from fl_privacy.checks.packages import minilm_folder
 from fl_privacy.data.texts import build_tokenizer
 from fl_privacy.models import hugging_face
-from fl_privacy.packages import minilm_folder
 from fl_privacy.types import Certainty, Knowledge, LocalPlan, ModelState, Observation, Upload, VictimId
 
 TOLERANCE = {1: "1e-7", 2: "1e-7", 4: "1e-8"}

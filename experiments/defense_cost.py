@@ -39,10 +39,10 @@ from fl_privacy.defenses import (
 )
 from fl_privacy.defenses._soteria import feature_scores, find_head, representation
 from fl_privacy.federation.training import local_update
-from fl_privacy.gradients.memory import freed_memory_kept
 from fl_privacy.models import ConvNet, LeNet, ResNet10, ResNet18, ResNet34, ViT
-from fl_privacy.pretrained.evaluator import EvaluationNetwork
-from fl_privacy.pretrained.evaluator_files import save_evaluator
+from fl_privacy.models.gradients.memory import freed_memory_kept
+from fl_privacy.models.pretrained.evaluator import EvaluationNetwork
+from fl_privacy.models.pretrained.evaluator_files import save_evaluator
 from fl_privacy.types import Batch, LocalPlan, ModelState
 
 Clock = Callable[[], float]

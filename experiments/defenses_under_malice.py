@@ -20,12 +20,20 @@ import torch
 from malicious_server import means, member, network, observed, probed, public, read, scored, table
 
 from fl_privacy.attacks import AnalyticInversion
-from fl_privacy.config import compose_run
+from fl_privacy.attacks.malicious import (
+    Fishing,
+    Imprint,
+    Inconsistent,
+    Loki,
+    MembershipTrap,
+    ServerAttack,
+    TrapWeights,
+)
 from fl_privacy.data import Dataset, load_data
 from fl_privacy.defenses import ClientState, Defense
-from fl_privacy.experiment.build import build_defense, prepare_defense
 from fl_privacy.federation import Failure, attempt, public_state
-from fl_privacy.malicious import Fishing, Imprint, Inconsistent, Loki, MembershipTrap, ServerAttack, TrapWeights
+from fl_privacy.runs.build import build_defense, prepare_defense
+from fl_privacy.runs.config import compose_run
 from fl_privacy.types import LocalPlan, ModelState, Observation
 
 Row = dict[str, Any]

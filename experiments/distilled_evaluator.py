@@ -25,11 +25,11 @@ from torch import Tensor, nn
 from fl_privacy.data import load_data
 from fl_privacy.defenses import ClientState, LocalStep, none, refiner
 from fl_privacy.defenses._refiner import ImageMemory, fingerprints
-from fl_privacy.gradients import loss_gradients
-from fl_privacy.metrics import aggregate
-from fl_privacy.metrics.images import psnr
-from fl_privacy.pretrained.evaluator import EvaluationNetwork, noise_curve
-from fl_privacy.pretrained.evaluator_files import load_evaluator
+from fl_privacy.measure import aggregate
+from fl_privacy.measure.images import psnr
+from fl_privacy.models.gradients import loss_gradients
+from fl_privacy.models.pretrained.evaluator import EvaluationNetwork, noise_curve
+from fl_privacy.models.pretrained.evaluator_files import load_evaluator
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors
 

@@ -41,13 +41,13 @@ from fl_privacy.defenses import (
     split_fed,
     spn,
 )
-from fl_privacy.deploy.device import MIB, joules_so_far, run_limited
 from fl_privacy.federation import public_state
 from fl_privacy.federation.server import upload_bytes
 from fl_privacy.federation.training import local_update
 from fl_privacy.models import LeNet, MobileNetV2, ResNet18
-from fl_privacy.pretrained.evaluator import EvaluationNetwork
-from fl_privacy.pretrained.evaluator_files import save_evaluator
+from fl_privacy.models.pretrained.evaluator import EvaluationNetwork
+from fl_privacy.models.pretrained.evaluator_files import save_evaluator
+from fl_privacy.site.deploy.device import MIB, joules_so_far, run_limited
 from fl_privacy.types import Batch, LocalPlan
 
 CLASSES = 10

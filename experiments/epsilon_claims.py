@@ -26,8 +26,8 @@ from flwr.serverapp.strategy import (
 from row_file import Row, RowFile, takes_rows
 
 from fl_privacy.dp_check import Claim, Facts, Neighbors, check_mechanism, recompute
-from fl_privacy.dp_check.asked import Asked
 from fl_privacy.dp_check.bounds import best_one_run_epsilon, gaussian_epsilon, gaussian_mu, one_run_epsilon
+from fl_privacy.dp_check.check import Asked
 from fl_privacy.dp_check.draws import ManyAtOnce
 from fl_privacy.dp_check.verdict import ClaimVerdict
 from fl_privacy.flower.dp_mechanisms import mechanism_of_mod

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from row_file import RowFile, takes_rows
 
-from fl_privacy.results import read_run
+from fl_privacy.runs.folder import read_run
 
 COMMON = (
     "federation=fedavg", "federation.clients=3", "federation.rounds=3", "federation.plan.lr=0.02",

@@ -11,9 +11,9 @@ from row_file import RowFile, takes_rows
 
 from fl_privacy.attacks import ExactInversion
 from fl_privacy.data import load_data
-from fl_privacy.gradients import loss_gradients
-from fl_privacy.metrics import evaluate_all
+from fl_privacy.measure import evaluate_all
 from fl_privacy.models import MLP, build_model
+from fl_privacy.models.gradients import loss_gradients
 from fl_privacy.types import Batch, Certainty, LocalPlan, ModelState, Observation, Upload, VictimId
 
 

@@ -15,14 +15,14 @@ from row_file import RowFile, takes_rows
 from torch import Tensor
 
 from fl_privacy.data import Dataset, load_data, load_table, load_text
-from fl_privacy.experiment.candidates import unattacked_others
-from fl_privacy.metrics import evaluate_all
-from fl_privacy.metrics.controls import Others
-from fl_privacy.metrics.tables import usual_row
-from fl_privacy.results.counts import Counts
-from fl_privacy.results.readings import AttackFacts
-from fl_privacy.results.summary import summarize
-from fl_privacy.results.verdict import LEAK, judged
+from fl_privacy.measure import evaluate_all
+from fl_privacy.measure.counts import Counts
+from fl_privacy.measure.distractors import Others
+from fl_privacy.measure.tables import usual_row
+from fl_privacy.runs.distractors import unattacked_others
+from fl_privacy.runs.folder.leakage import AttackFacts
+from fl_privacy.runs.folder.summary import summarize
+from fl_privacy.runs.folder.verdict import LEAK, judged
 from fl_privacy.types import Batch, Reconstruction, VictimId
 
 SIZES = (1, 4, 16, 64)

@@ -29,22 +29,22 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from fl_privacy.attacks import ReconstructionAttack, dlg, inverting_gradients, model_inversion
-from fl_privacy.config import compose_run
 from fl_privacy.data import Examples
 from fl_privacy.defenses import ClientState, none
 from fl_privacy.defenses._fdl_pp import passport_layers
 from fl_privacy.defenses.privacy import epsilon, noise_multiplier_for
 from fl_privacy.effects import Noise
-from fl_privacy.experiment.attacker_knowledge import side_information_of
-from fl_privacy.experiment.build import build_dataset
-from fl_privacy.experiment.setup import Setup, build_setup
 from fl_privacy.federation import Audit, Client, Probe, evaluate_model, plain_rounds, private_names, run_all
 from fl_privacy.federation.ckks import encrypted_rounds
+from fl_privacy.federation.interception import States
 from fl_privacy.federation.server import weighted_mean
 from fl_privacy.flower.secagg import secure_rounds
-from fl_privacy.interception import States
-from fl_privacy.metrics.images import bpki, mse
-from fl_privacy.metrics.matching import match
+from fl_privacy.measure.images import bpki, mse
+from fl_privacy.measure.matching import match
+from fl_privacy.runs.attacker_knowledge import side_information_of
+from fl_privacy.runs.build import build_dataset
+from fl_privacy.runs.config import compose_run
+from fl_privacy.runs.setup import Setup, build_setup
 from fl_privacy.types import Batch, Observation, Reconstruction, Upload, VictimId
 
 CLIENTS, COLLUDER, VICTIM = 10, 9, 0

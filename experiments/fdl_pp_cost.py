@@ -18,11 +18,11 @@ from typing import Any
 import torch
 from row_file import RowFile, takes_rows
 
-from fl_privacy.config import compose_run
-from fl_privacy.experiment.setup import Setup, build_setup
 from fl_privacy.federation import Audit, plain_rounds, run_all
 from fl_privacy.federation.ckks import encrypted_rounds
 from fl_privacy.flower.secagg import secure_rounds
+from fl_privacy.runs.config import compose_run
+from fl_privacy.runs.setup import Setup, build_setup
 
 METHODS = {"plain": "none", "SplitFed": "split_fed", "FDL-PP": "fdl_pp", "SecAgg+": "none", "CKKS": "none"}
 

@@ -20,7 +20,7 @@ from row_file import RowFile
 from safetensors.torch import load_file
 from torch import Tensor
 
-from fl_privacy.metrics import aggregate
+from fl_privacy.measure import aggregate
 
 ORDER = ("DL", "DLDP-A", "DLDP-B", "SplitFed", "FDL-PP", "SecAgg+", "CKKS")
 LABELS = {"bpmse": "BPMSE", "bpmse of image or negative": "BPMSE of image or negative", "bpki": "BPKI"}

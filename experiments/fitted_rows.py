@@ -9,8 +9,8 @@ from sklearn.datasets import load_breast_cancer, load_iris
 from sklearn.linear_model import LogisticRegression
 from sklearn.naive_bayes import GaussianNB
 
+from fl_privacy.attacks.fitted import LogisticOptimum, Moments, row_beside_known, rows_between
 from fl_privacy.errors import UserError
-from fl_privacy.fitted import LogisticOptimum, Moments, row_beside_known, rows_between
 
 EXACT = 0.01
 """Largest error of a feature, as a share of its range, in a row that is read."""

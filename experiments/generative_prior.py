@@ -33,9 +33,9 @@ from torch import Tensor, nn
 
 from fl_privacy.cli.main import run_command_line
 from fl_privacy.data import load_data
-from fl_privacy.pretrained.generator import SIDE, image_fingerprints
-from fl_privacy.results.read import read_run
-from fl_privacy.results.summary import Statistic
+from fl_privacy.models.pretrained.generator import SIDE, image_fingerprints
+from fl_privacy.runs.folder.read import read_run
+from fl_privacy.runs.folder.summary import Statistic
 
 VICTIMS = "cifar10_exact"
 """Of the test images of CIFAR-10."""

@@ -10,10 +10,10 @@ interval by each attack and attacker. Reads run folders alone; overrides behind 
 import argparse
 from collections.abc import Sequence
 
-from fl_privacy.config.study import load_grid
-from fl_privacy.experiment.study import plan_study
-from fl_privacy.results import Attacker
-from fl_privacy.results.study import StudyRow, Versus, read_study
+from fl_privacy.runs.config.study import load_grid
+from fl_privacy.runs.folder import Attacker
+from fl_privacy.runs.folder.study import StudyRow, Versus, read_study
+from fl_privacy.runs.study import plan_study
 
 
 def cell(row: StudyRow, versus: Versus, metric: str) -> str:

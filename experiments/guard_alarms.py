@@ -22,12 +22,20 @@ import torch
 from malicious_server import network, observed, public, read, scored, table
 from torch import nn
 
+from fl_privacy.attacks.malicious import (
+    Fishing,
+    Imprint,
+    Inconsistent,
+    Loki,
+    MembershipTrap,
+    ServerAttack,
+    TrapWeights,
+)
 from fl_privacy.data import Dataset, load_data
 from fl_privacy.data.partition import Dirichlet, Iid
 from fl_privacy.defenses import ClientState
+from fl_privacy.defenses.guard import ModelGuard, behavior_of
 from fl_privacy.federation import Client, Server, ServerPlan, evaluate_model
-from fl_privacy.guard import ModelGuard, behavior_of
-from fl_privacy.malicious import Fishing, Imprint, Inconsistent, Loki, MembershipTrap, ServerAttack, TrapWeights
 from fl_privacy.models import ResNet20, build_model
 from fl_privacy.types import LocalPlan, ModelState
 

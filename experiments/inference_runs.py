@@ -6,10 +6,10 @@ Not a command of its own.
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from fl_privacy.config import compose_run
-from fl_privacy.experiment.run import run_experiment
-from fl_privacy.experiment.run_folder import Monitor, plain_loop
-from fl_privacy.results import Finding, Run, read_run
+from fl_privacy.runs.config import compose_run
+from fl_privacy.runs.destination import Monitor, plain_loop
+from fl_privacy.runs.folder import Finding, Run, read_run
+from fl_privacy.runs.run import run_experiment
 
 
 def finished_run(overrides: Sequence[str], out: Path) -> Run:

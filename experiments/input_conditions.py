@@ -14,8 +14,8 @@ from statistics import mean
 from measures import input_conditions
 from row_file import RowFile, takes_rows
 
-from fl_privacy.config import compose_run
-from fl_privacy.experiment.build import build_dataset, build_network
+from fl_privacy.runs.build import build_dataset, build_network
+from fl_privacy.runs.config import compose_run
 
 
 def main() -> None:

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from fl_privacy.attacks.gradient_inversion.labels import guessed_outputs, infer_labels, output_layer, usual_outputs
 from fl_privacy.data import Dataset, load_data
-from fl_privacy.gradients import loss_gradients
 from fl_privacy.models import build_model
+from fl_privacy.models.gradients import loss_gradients
 from fl_privacy.types import ModelState
 
 NETWORKS = ("LeNet sigmoid", "LeNet tanh", "LeNet ReLU", "MLP")

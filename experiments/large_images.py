@@ -25,8 +25,8 @@ from row_file import RowFile, takes_rows
 from torch import Tensor, nn
 
 from fl_privacy.attacks import inverting_gradients
-from fl_privacy.gradients import differentiable_twice
 from fl_privacy.models import ViT
+from fl_privacy.models.gradients import differentiable_twice
 from fl_privacy.types import Observation
 
 CLASSES = 1000

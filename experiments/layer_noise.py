@@ -15,12 +15,12 @@ import torch
 from pruning_order import NETWORKS, RATE, accuracy as accuracy_of, batches, built, gradients_of, of_seeds, step
 from row_file import Row, RowFile, takes_rows
 
-from fl_privacy.config import compose_run
 from fl_privacy.data import Examples
 from fl_privacy.defenses import Defense, dp_noise, none
-from fl_privacy.experiment.build import build_dataset
-from fl_privacy.metrics import aggregate
+from fl_privacy.measure import aggregate
 from fl_privacy.rng import derive_seed
+from fl_privacy.runs.build import build_dataset
+from fl_privacy.runs.config import compose_run
 
 LAYERS: dict[str, list[int | str] | None] = {"1": [1], "2": [2], "3": [3], "linear": ["classifier"], "all": None}
 

@@ -21,9 +21,9 @@ import safetensors.torch
 from row_file import RowFile
 from unwatched import BACKENDS, unwatched_rounds
 
-from fl_privacy.config import compose_run
-from fl_privacy.experiment.build import clients_of
-from fl_privacy.experiment.setup import build_setup
+from fl_privacy.runs.build import clients_of
+from fl_privacy.runs.config import compose_run
+from fl_privacy.runs.setup import build_setup
 
 OPTIONS: dict[str, dict[str, Any]] = {"ray": {"actors": 2}}
 KIB = 1024

@@ -23,17 +23,25 @@ import torch
 from torch import nn
 
 from fl_privacy.attacks import AnalyticInversion
+from fl_privacy.attacks.malicious import (
+    Fishing,
+    Imprint,
+    Inconsistent,
+    Loki,
+    MembershipTrap,
+    ServerAttack,
+    TrapWeights,
+)
 from fl_privacy.attacks.presets import inverting_gradients
 from fl_privacy.data import Dataset, load_data
 from fl_privacy.defenses import ClientState, Defense
-from fl_privacy.experiment.server_reading import hand_over
 from fl_privacy.federation import Audit, Client, Server, ServerPlan, plain_rounds, public_state, run_all
+from fl_privacy.federation.interception import Interceptor
 from fl_privacy.flower.secagg import secure_rounds
-from fl_privacy.gradients import loss_gradients
-from fl_privacy.interception import Interceptor
-from fl_privacy.malicious import Fishing, Imprint, Inconsistent, Loki, MembershipTrap, ServerAttack, TrapWeights
-from fl_privacy.metrics import evaluate
+from fl_privacy.measure import evaluate
 from fl_privacy.models import MLP, LeNet, build_model
+from fl_privacy.models.gradients import loss_gradients
+from fl_privacy.runs.server_attack import hand_over
 from fl_privacy.types import Batch, Certainty, LocalPlan, ModelState, Observation, Reconstruction, Upload, VictimId
 from tests.flower.secagg_check import try_double_listing
 

@@ -7,10 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fl_privacy.attacks.fitted import LogisticOptimum
 from fl_privacy.errors import UserError
-from fl_privacy.fitted import LogisticOptimum
-from fl_privacy.gradients.hooks import entering
-from fl_privacy.metrics.matching import hard_labels
+from fl_privacy.measure.matching import hard_labels
+from fl_privacy.models.gradients.hooks import entering
 
 
 @dataclass(frozen=True, kw_only=True)

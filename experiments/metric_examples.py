@@ -16,9 +16,9 @@ from torch import Tensor
 from torchvision.transforms.v2 import functional as change
 
 from fl_privacy.data import load_data
-from fl_privacy.metrics import METRICS, aggregate
-from fl_privacy.metrics.images import mse, psnr, ssim
-from fl_privacy.metrics.lpips import lpips
+from fl_privacy.measure import METRICS, aggregate
+from fl_privacy.measure.images import mse, psnr, ssim
+from fl_privacy.measure.lpips import lpips
 
 MEASURES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {"mse": mse, "psnr": psnr, "ssim": ssim, "lpips": lpips}
 

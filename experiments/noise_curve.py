@@ -12,9 +12,9 @@ from matplotlib.figure import Figure
 from row_file import RowFile, takes_rows
 
 from fl_privacy.data import load_data
-from fl_privacy.metrics import aggregate
-from fl_privacy.pretrained.evaluator import noise_curve
-from fl_privacy.pretrained.evaluator_files import load_evaluator
+from fl_privacy.measure import aggregate
+from fl_privacy.models.pretrained.evaluator import noise_curve
+from fl_privacy.models.pretrained.evaluator_files import load_evaluator
 
 
 def main() -> None:

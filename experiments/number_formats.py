@@ -20,8 +20,8 @@ from row_file import RowFile, takes_rows
 from torch import Tensor, nn
 
 from fl_privacy.data import load_data
-from fl_privacy.gradients import loss_gradients
-from fl_privacy.metrics.images import psnr
+from fl_privacy.measure.images import psnr
+from fl_privacy.models.gradients import loss_gradients
 from fl_privacy.types import Batch, Knowledge, LocalPlan, ModelState, Observation, Upload, VictimId
 
 FORMATS = ("bfloat16", "channels_last")

@@ -19,7 +19,7 @@ from row_file import Row, RowFile, takes_rows
 from safetensors.torch import load_file
 from torch import Tensor
 
-from fl_privacy.metrics.images import psnr
+from fl_privacy.measure.images import psnr
 
 
 def of_batch(originals: Tensor, guesses: Tensor) -> dict[str, float]:

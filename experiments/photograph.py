@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from fl_privacy.attacks import inverting_gradients
 from fl_privacy.attacks.optimizers import Adam
-from fl_privacy.metrics.images import psnr
+from fl_privacy.measure.images import psnr
 from fl_privacy.models import LeNet
 from fl_privacy.types import Observation
 

@@ -24,15 +24,15 @@ import torch.nn.functional as F
 from row_file import Row, RowFile, takes_rows
 from torch import Tensor, nn
 
-from fl_privacy.config import compose_run
 from fl_privacy.data import Examples
 from fl_privacy.defenses import ClientState, LocalStep
 from fl_privacy.defenses._pruning import OF_STEPS, keep_largest, step_scores
 from fl_privacy.effects import Scope
-from fl_privacy.experiment.build import build_dataset
-from fl_privacy.metrics import aggregate
+from fl_privacy.measure import aggregate
 from fl_privacy.models import LeNet
 from fl_privacy.rng import derive_generator
+from fl_privacy.runs.build import build_dataset
+from fl_privacy.runs.config import compose_run
 from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors
 
 CRITERIA = ("weight", "gradient", "product")

@@ -24,11 +24,11 @@ import yaml
 from row_file import Row, RowFile, takes_rows
 
 from fl_privacy.attacks import AutoAttack, ReconstructionAttack
-from fl_privacy.config.compose import compose_run
 from fl_privacy.defenses.defense import ClientState, Defense
 from fl_privacy.effects import Part
-from fl_privacy.experiment.setup import Setup, build_untrained
-from fl_privacy.metrics.outcome import outcome_of
+from fl_privacy.measure.outcome import outcome_of
+from fl_privacy.runs.config.compose import compose_run
+from fl_privacy.runs.setup import Setup, build_untrained
 from fl_privacy.types import Observation, Reconstruction, Tensors
 
 TRACK = Path(__file__).parents[1] / "fl_privacy" / "tracks" / "laptop.yaml"

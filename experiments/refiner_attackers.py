@@ -32,9 +32,9 @@ from fl_privacy.attacks.gradient_inversion.priors import TotalVariation
 from fl_privacy.defenses import refiner
 from fl_privacy.defenses.defense import LocalStep
 from fl_privacy.defenses.robust_data import importance, layer_depths
-from fl_privacy.metrics import aggregate
-from fl_privacy.metrics.images import psnr
-from fl_privacy.pretrained.evaluator_files import load_evaluator
+from fl_privacy.measure import aggregate
+from fl_privacy.measure.images import psnr
+from fl_privacy.models.pretrained.evaluator_files import load_evaluator
 from fl_privacy.types import Observation, Tensors
 
 ALPHA = 0.5

@@ -31,9 +31,9 @@ from row_file import RowFile, takes_rows
 from torch import Tensor
 
 from fl_privacy.defenses.robust_data import pull_within
-from fl_privacy.metrics.intervals import aggregate
-from fl_privacy.pretrained.evaluator import EvaluationNetwork
-from fl_privacy.pretrained.evaluator_files import load_evaluator
+from fl_privacy.measure.intervals import aggregate
+from fl_privacy.models.pretrained.evaluator import EvaluationNetwork
+from fl_privacy.models.pretrained.evaluator_files import load_evaluator
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import VictimId
 

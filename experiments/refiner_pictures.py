@@ -16,15 +16,15 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from fl_privacy.attacks import ReconstructionAttack
-from fl_privacy.config import RunSettings, compose_run
 from fl_privacy.defenses.defense import ClientState, LocalStep
 from fl_privacy.defenses.robust_data import batch_gap, descend, importance, layer_depths, pull_within
-from fl_privacy.experiment.build import build_attack, build_dataset, build_network
-from fl_privacy.gradients import loss_gradients
-from fl_privacy.metrics.images import psnr
-from fl_privacy.pretrained.evaluator import EvaluationNetwork, uniform_noise
-from fl_privacy.pretrained.evaluator_files import load_evaluator
+from fl_privacy.measure.images import psnr
+from fl_privacy.models.gradients import loss_gradients
+from fl_privacy.models.pretrained.evaluator import EvaluationNetwork, uniform_noise
+from fl_privacy.models.pretrained.evaluator_files import load_evaluator
 from fl_privacy.rng import derive_generator
+from fl_privacy.runs.build import build_attack, build_dataset, build_network
+from fl_privacy.runs.config import RunSettings, compose_run
 from fl_privacy.types import Batch, Knowledge, LocalPlan, ModelState, Observation, Tensors, Upload, VictimId
 
 

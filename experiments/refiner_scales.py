@@ -37,11 +37,11 @@ from fl_privacy.attacks._refiner_solved import solve_gradient
 from fl_privacy.data import Examples
 from fl_privacy.defenses.defense import LocalStep
 from fl_privacy.defenses.robust_data import pull_within
-from fl_privacy.experiment.build import build_dataset
-from fl_privacy.metrics.images import psnr
-from fl_privacy.pretrained.evaluator import EvaluationNetwork
-from fl_privacy.pretrained.evaluator_files import load_evaluator
+from fl_privacy.measure.images import psnr
+from fl_privacy.models.pretrained.evaluator import EvaluationNetwork
+from fl_privacy.models.pretrained.evaluator_files import load_evaluator
 from fl_privacy.rng import derive_generator
+from fl_privacy.runs.build import build_dataset
 from fl_privacy.types import Batch, ModelState, Tensors
 
 SHARES, RATES, STEPS = (0.5, 0.6, 0.75, 0.9), (1.0, 3.0, 10.0, 30.0), (10, 30, 100, 300)

@@ -23,8 +23,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from fl_privacy.gradients import differentiable_twice
 from fl_privacy.models import ConvNet, LeNet, ResNet18, ResNet20, ViT
+from fl_privacy.models.gradients import differentiable_twice
 
 SMALL = {"in_channels": 3, "image_size": 32, "num_classes": 10}
 LARGE = {"in_channels": 3, "image_size": 224, "num_classes": 1000}

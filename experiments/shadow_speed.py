@@ -15,8 +15,8 @@ from inference_runs import head, show
 from peak import operations, peak_rate
 from row_file import RowFile, takes_rows
 
-from fl_privacy.gradients import ManyModels, local_orders, loss_gradients
 from fl_privacy.models import LeNet
+from fl_privacy.models.gradients import ManyModels, local_orders, loss_gradients
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, LocalPlan, ModelState
 

@@ -19,9 +19,9 @@ from row_file import RowFile, takes_rows
 
 from fl_privacy.attacks import AutoAttack, MaximumAPosteriori, Progress, ReconstructionAttack, SurrogateModel
 from fl_privacy.attacks.attack import no_progress
-from fl_privacy.config.compose import compose_run
 from fl_privacy.effects import ClippedExamples, Effect, Noise
-from fl_privacy.experiment.setup import build_untrained
+from fl_privacy.runs.config.compose import compose_run
+from fl_privacy.runs.setup import build_untrained
 from fl_privacy.types import Batch, Observation, Reconstruction
 
 

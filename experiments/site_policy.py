@@ -29,13 +29,13 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 from row_file import Row, RowFile, takes_rows
 from torch import nn
 
-from fl_privacy.flower.cell import Cell
+from fl_privacy.flower.app_process import Cell
 from fl_privacy.flower.gate import Gate
 from fl_privacy.flower.inside.identity import identify_process
 from fl_privacy.flower.inside.serialized import bytes_of, message_bytes, message_of
-from fl_privacy.gate.ledger import Ledger, LedgerError
-from fl_privacy.gate.policy import SitePolicy, read_policy
 from fl_privacy.models import ResNet18
+from fl_privacy.site.gate.ledger import Ledger, LedgerError
+from fl_privacy.site.gate.policy import SitePolicy, read_policy
 from tests.gate import apps
 from tests.gate.apps import OPEN, SECRETS
 

@@ -20,10 +20,10 @@ from typing import Any
 from flower_data import part
 from row_file import RowFile, takes_rows
 
-from fl_privacy.deploy.loopback import LoopbackFederation, Secured, loopback_federation
-from fl_privacy.deploy.writing import Deployment, write_deployment
-from fl_privacy.gate.ledger import Ledger
-from fl_privacy.gate.policy import read_policy
+from fl_privacy.site.deploy.loopback import LoopbackFederation, Secured, loopback_federation
+from fl_privacy.site.deploy.writing import Deployment, write_deployment
+from fl_privacy.site.gate.ledger import Ledger
+from fl_privacy.site.gate.policy import read_policy
 
 NODES, ROUNDS = 3, 5
 IMAGES = {"train": 1800, "test": 300}

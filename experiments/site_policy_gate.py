@@ -16,7 +16,7 @@ from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 from fl_privacy.flower.gate import Gate
 from fl_privacy.flower.inside.identity import identify_process
 from fl_privacy.flower.inside.serialized import message_bytes, message_of
-from fl_privacy.gate import kernel
+from fl_privacy.site.gate import linux_calls as kernel
 
 DISK = 64 << 10
 WEIGHTS = 2000

@@ -80,10 +80,10 @@ def main() -> None:
 
 def compared(name: str, flower: Path, mirror: Path) -> dict[str, Any]:
     """Run an app three times and compare its replies."""
+    from fl_privacy.auditing.app import trial  # noqa: PLC0415
+    from fl_privacy.auditing.app.bundle import read_app  # noqa: PLC0415
     from fl_privacy.flower.inside.serialized import bytes_of  # noqa: PLC0415
-    from fl_privacy.flower.untouched import trial  # noqa: PLC0415
-    from fl_privacy.flower.untouched.app import read_app  # noqa: PLC0415
-    from fl_privacy.gate.policy import parse_policy  # noqa: PLC0415
+    from fl_privacy.site.gate.policy import parse_policy  # noqa: PLC0415
 
     setting = SETTINGS.get(name, Setting())
     app = read_app(flower / "examples" / name / setting.folder)

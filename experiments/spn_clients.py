@@ -24,7 +24,7 @@ from fl_privacy.data import Examples, load_data
 from fl_privacy.data.partition import Dirichlet, Iid, Partition
 from fl_privacy.defenses import ClientState, dp_noise, none, selective_sharing, spn
 from fl_privacy.federation import Audit, Client, Server, ServerPlan, evaluate_model, plain_rounds, run_all
-from fl_privacy.interception import Interceptor
+from fl_privacy.federation.interception import Interceptor
 from fl_privacy.models import AlexNet, build_model
 from fl_privacy.rng import derive_generator, derive_seed
 from fl_privacy.types import LocalPlan, ModelState

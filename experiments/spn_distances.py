@@ -21,8 +21,8 @@ from fl_privacy.attacks.attack import ReconstructionAttack
 from fl_privacy.data import load_data
 from fl_privacy.defenses import ClientState, Defense, dp_noise, none, spn
 from fl_privacy.federation import Client
-from fl_privacy.metrics.images import rmse
-from fl_privacy.metrics.matching import assign, hard_labels, label_correct, pair_labels
+from fl_privacy.measure.images import rmse
+from fl_privacy.measure.matching import assign, hard_labels, label_correct, pair_labels
 from fl_privacy.models import DLNet, build_model
 from fl_privacy.types import LocalPlan, ModelState, Observation, VictimId
 

@@ -18,8 +18,8 @@ from torch.nn.functional import cosine_similarity
 from fl_privacy.data import Examples, load_data
 from fl_privacy.defenses import ClientState, none, spn
 from fl_privacy.federation import Client
-from fl_privacy.metrics.distortion import distortion_of
-from fl_privacy.metrics.intervals import aggregate
+from fl_privacy.measure.distortion import distortion_of
+from fl_privacy.measure.intervals import aggregate
 from fl_privacy.models import DLNet, build_model
 from fl_privacy.types import LocalPlan, ModelState, Tensors
 

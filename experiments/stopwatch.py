@@ -27,12 +27,12 @@ PACKAGES = {
 """Package -> step that its import belongs to, with all that it imports that is none of these."""
 
 FUNCTIONS = {
-    ("fl_privacy.config.compose", "compose_run"): "settings",
-    ("fl_privacy.experiment.setup", "build_setup"): "data, model and clients",
-    ("fl_privacy.experiment.setup", "build_untrained"): "data, model and clients",
-    ("fl_privacy.experiment.setup", "Setup.observe"): "the uploads",
-    ("fl_privacy.parallel", "attack_by_all_cores"): "the attack",
-    ("fl_privacy.experiment.attack_stage", "Judge.scores"): "judging",
+    ("fl_privacy.runs.config.compose", "compose_run"): "settings",
+    ("fl_privacy.runs.setup", "build_setup"): "data, model and clients",
+    ("fl_privacy.runs.setup", "build_untrained"): "data, model and clients",
+    ("fl_privacy.runs.setup", "Setup.observe"): "the uploads",
+    ("fl_privacy.federation.parallel", "attack_by_all_cores"): "the attack",
+    ("fl_privacy.runs.attack_stage", "Judge.scores"): "judging",
     ("fl_privacy.report.charts", "draw_svg"): "charts of the page",
     ("fl_privacy.report.gallery", "grid_picture"): "the picture of all images",
     ("fl_privacy.report.write", "write_report"): "the rest of the page",

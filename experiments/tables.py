@@ -30,9 +30,8 @@ from torch import Tensor, nn
 
 from fl_privacy.attacks import AutoAttack, ExactInversion, ReconstructionAttack, tableak
 from fl_privacy.data import Dataset, TableExamples, load_table
-from fl_privacy.metrics.tables import assign, control_cells, right_cells, usual_row
+from fl_privacy.measure.tables import assign, control_cells, right_cells, usual_row
 from fl_privacy.models import FlTabular, TableLogistic, TableMLP, TableResNet
-from fl_privacy.schema import Column, Schema
 from fl_privacy.types import (
     Batch,
     Certainty,
@@ -44,6 +43,7 @@ from fl_privacy.types import (
     Upload,
     VictimId,
 )
+from fl_privacy.types.schema import Column, Schema
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 NOISES = (1e-3, 1e-2, 1e-1)

@@ -34,8 +34,8 @@ from fl_privacy.attacks import Dager, ReconstructionAttack, adam_dlg, inverting_
 from fl_privacy.data import Dataset, Iid, TextExamples, load_text
 from fl_privacy.defenses import ClientState, Defense, dp_noise, pruning, quantization, refiner
 from fl_privacy.federation import Client, Server, ServerPlan, evaluate_model
-from fl_privacy.metrics import evaluate_all
-from fl_privacy.metrics.intervals import aggregate
+from fl_privacy.measure import evaluate_all
+from fl_privacy.measure.intervals import aggregate
 from fl_privacy.models import (
     ADAPTED,
     TextModel,

@@ -25,7 +25,7 @@ from fl_privacy.attacks import ReconstructionAttack, inverting_gradients, tag
 from fl_privacy.data import Dataset, Iid
 from fl_privacy.defenses import ClientState
 from fl_privacy.federation import Client, Server, ServerPlan, evaluate_model
-from fl_privacy.metrics import aggregate
+from fl_privacy.measure import aggregate
 from fl_privacy.models import TextModel
 from fl_privacy.types import LocalPlan, ModelState, Observation
 

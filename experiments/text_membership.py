@@ -23,11 +23,11 @@ from row_file import Row, RowFile
 from text_attacks import MODELS
 from torch import Tensor
 
+from fl_privacy.attacks.inference import Membership, ReadRound
 from fl_privacy.data import TextExamples, load_text
 from fl_privacy.defenses import ClientState, Defense, dp_noise, dp_sgd, quantization
 from fl_privacy.federation import Client, Server, ServerPlan
-from fl_privacy.inference import Membership, ReadRound
-from fl_privacy.metrics.roc import Separation, auc, tpr_at
+from fl_privacy.measure.roc import Separation, auc, tpr_at
 from fl_privacy.models import ADAPTED, TextModel, build_fitting, with_adapters
 from fl_privacy.types import Batch, LocalPlan, ModelState, Observation, VictimId
 

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from flwr.serverapp.strategy.strategy_utils import aggregate_bagging
 
-from fl_privacy.trees import read_model
+from fl_privacy.attacks.trees import read_model
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -133,9 +133,9 @@ def run_inside(folder: Path, mirror: Path) -> None:
     import torch  # noqa: PLC0415
     from flwr.app import Context, RecordDict  # noqa: PLC0415
 
+    from fl_privacy.auditing.app.bundle import read_app  # noqa: PLC0415
+    from fl_privacy.auditing.app.mirror import in_one_process, mirrored  # noqa: PLC0415
     from fl_privacy.flower.grids import LocalGrid  # noqa: PLC0415
-    from fl_privacy.flower.untouched.app import read_app  # noqa: PLC0415
-    from fl_privacy.flower.untouched.mirror import in_one_process, mirrored  # noqa: PLC0415
 
     app = read_app(folder)
     config = app.with_config((), 1)

@@ -6,11 +6,11 @@ Not a command of its own.
 from collections.abc import Callable, Generator
 from typing import Any
 
-from fl_privacy.experiment.run_folder import plain_loop
-from fl_privacy.experiment.setup import Setup
 from fl_privacy.federation import Audit, Round
+from fl_privacy.federation.interception import Interceptor
 from fl_privacy.flower import rounds_in_process, rounds_on_ray
-from fl_privacy.interception import Interceptor
+from fl_privacy.runs.destination import plain_loop
+from fl_privacy.runs.setup import Setup
 
 BACKENDS: dict[str, Any] = {"loop": plain_loop, "flower": rounds_in_process, "ray": rounds_on_ray}
 

@@ -2,7 +2,7 @@
 
 Guesses are other images of its class, samples of generators trained on such images, icons and smooth noise, each
 several times for each original. A row counts the guesses of a kind, and those that are identified with a lead of at
-least so much; guesses that are recognizable without that are apart. ``fl_privacy.metrics.outcome.CHANCES`` is of these.
+least so much; guesses that are recognizable without that are apart. ``fl_privacy.measure.outcome.CHANCES`` is of these.
 
     python experiments/verdict_chance.py --guesses 300 --out experiments/rows/verdict_chance
 """
@@ -15,8 +15,8 @@ from verdict_kinds import at_random, of_class
 from verdict_pairs import DATA, judged, subjects
 from verdict_turned import generated, icons, smooth
 
-from fl_privacy.metrics.controls import Others
-from fl_privacy.metrics.outcome import Outcome, outcome_of
+from fl_privacy.measure.distractors import Others
+from fl_privacy.measure.outcome import Outcome, outcome_of
 
 LEADS = (0.0, 0.6, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 KINDS = {

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fl_privacy.data import Examples
-from fl_privacy.metrics.looks import blurred
+from fl_privacy.measure.descriptors import blurred
 
 Make = Callable[["Subjects"], Tensor]
 

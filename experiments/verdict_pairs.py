@@ -20,10 +20,10 @@ from verdict_kinds import EMPTY, HELD_EMPTY, HELD_READ, MORE_EMPTY, MORE_READ, R
 from verdict_turned import ALIKE_EMPTY, TURNED_READ
 
 from fl_privacy.data import Examples, load_data
-from fl_privacy.metrics.controls import Others
-from fl_privacy.metrics.outcome import READ as LEAKS, Outcome, outcome_of
-from fl_privacy.metrics.public_images import PublicImages
-from fl_privacy.metrics.scores import evaluate_all
+from fl_privacy.measure.distractors import Others
+from fl_privacy.measure.outcome import READ as LEAKS, Outcome, outcome_of
+from fl_privacy.measure.public_images import PublicImages
+from fl_privacy.measure.scores import evaluate_all
 from fl_privacy.types import Batch, Reconstruction, VictimId
 
 DATA = ("mnist", "fashion_mnist", "cifar10_exact", "olivetti", "lfw", "tiny_imagenet")

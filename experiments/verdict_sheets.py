@@ -19,7 +19,7 @@ from PIL import Image, ImageDraw
 from row_file import RowFile, takes_rows
 
 from fl_privacy.report.headline import headline_of
-from fl_privacy.results import read_run, verdict_of
+from fl_privacy.runs.folder import read_run, verdict_of
 
 INVERTING = "attack=inverting_gradients attack.iterations=300 attack.restarts=1"
 AUTO = "attack=auto attack.budget=20"

@@ -25,8 +25,8 @@ from attack_speed import MODELS, observe
 from row_file import Row, RowFile
 
 from fl_privacy.attacks import inverting_gradients
-from fl_privacy.cores import usable_cores
-from fl_privacy.parallel import attack_by_all_cores
+from fl_privacy.federation.cores import usable_cores
+from fl_privacy.federation.parallel import attack_by_all_cores
 from fl_privacy.rng import cpu_threads
 
 FIRST = ("attack", "model=lenet_dlg", "attack=idlg", "victims=6", "attack.iterations=100")
@@ -48,11 +48,11 @@ STOPPED = 60.0
 """Seconds after which a study is stopped: it goes on in the same way."""
 
 PHASES = {
-    "settings": ("fl_privacy.config.compose", "compose_run"),
-    "data, model and victims": ("fl_privacy.experiment.attack", "build_untrained"),
-    "attack": ("fl_privacy.experiment.attack_stage", "attack_by_all_cores"),
-    "judging": ("fl_privacy.experiment.attack_stage", "Judge.scores"),
-    "page": ("fl_privacy.experiment.run_folder", "Destination.write_page"),
+    "settings": ("fl_privacy.runs.config.compose", "compose_run"),
+    "data, model and victims": ("fl_privacy.runs.attack", "build_untrained"),
+    "attack": ("fl_privacy.runs.attack_stage", "attack_by_all_cores"),
+    "judging": ("fl_privacy.runs.attack_stage", "Judge.scores"),
+    "page": ("fl_privacy.runs.destination", "Destination.write_page"),
 }
 TICKS = os.sysconf("SC_CLK_TCK")
 EVERY = 0.5
@@ -126,7 +126,7 @@ for name, (module, path) in phases.items():
         place = getattr(place, one)
     setattr(place, last, timed(name, getattr(place, last)))
 import fl_privacy.cli.jobs
-fl_privacy.cli.jobs.compose_run = importlib.import_module("fl_privacy.config.compose").compose_run
+fl_privacy.cli.jobs.compose_run = importlib.import_module("fl_privacy.runs.config.compose").compose_run
 from fl_privacy.cli.main import main
 sys.argv = ["fl-privacy", *{arguments!r}]
 try:
@@ -140,7 +140,7 @@ print("PHASES " + json.dumps(seconds), file=sys.stderr)
 
 def phases(out: str) -> dict[str, float]:
     """Measure the seconds of each phase of the first command of a new user."""
-    imports = ["torch", "fl_privacy.experiment.attack", "fl_privacy.experiment.run", "fl_privacy.cli.main"]
+    imports = ["torch", "fl_privacy.runs.attack", "fl_privacy.runs.run", "fl_privacy.cli.main"]
     program = INSIDE.format(phases=PHASES, imports=imports, arguments=[*FIRST, f"out={out}", "overwrite=true"])
     done = subprocess.run(
         [sys.executable, "-c", program], check=True, capture_output=True, text=True, env=environment()

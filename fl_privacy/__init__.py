@@ -6,25 +6,25 @@ and models run where only PyTorch is installed, and nothing waits for Flower tha
 
 from typing import TYPE_CHECKING
 
-from fl_privacy.packages import on_demand
+from fl_privacy.checks.packages import on_demand
 
 if TYPE_CHECKING:
     from fl_privacy.attacks import reconstruct as reconstruct
+    from fl_privacy.auditing.strategy import audit as audit
     from fl_privacy.defenses import Defense as Defense, compose as compose
     from fl_privacy.federation import Audit as Audit, Client as Client
+    from fl_privacy.federation.interception import Interceptor as Interceptor, load_observations as load_observations
     from fl_privacy.flower import (
         HonestButCurious as HonestButCurious,
         PrivacyClient as PrivacyClient,
-        audit as audit,
         defend as defend,
         defense_mod as defense_mod,
         probe_mod as probe_mod,
     )
-    from fl_privacy.interception import Interceptor as Interceptor, load_observations as load_observations
-    from fl_privacy.metrics import evaluate as evaluate
+    from fl_privacy.measure import evaluate as evaluate
     from fl_privacy.report.loggers import log_run as log_run
     from fl_privacy.report.notebook import show as show
-    from fl_privacy.results.frames import to_dataframe as to_dataframe
+    from fl_privacy.runs.folder.frames import to_dataframe as to_dataframe
     from fl_privacy.types import (
         Batch as Batch,
         Knowledge as Knowledge,

@@ -134,7 +134,7 @@ def undrawn_charts() -> Iterator[None]:
 def ray_cluster() -> Iterator[None]:
     """One cluster for all tests, whatever else runs on the machine; a run that finds Ray running joins it."""
     ray = pytest.importorskip("ray")
-    from fl_privacy.parallel import SWITCHED_OFF  # noqa: PLC0415
+    from fl_privacy.federation.parallel import SWITCHED_OFF  # noqa: PLC0415
 
     os.environ.update(dict.fromkeys(SWITCHED_OFF, "0"))
     os.environ.update({"RAY_worker_niceness": "0"})  # at 15 they hardly get on beside the other tests

@@ -50,7 +50,7 @@ ATTACK = """
 import torch
 torch.set_num_threads(1)
 from fl_privacy.attacks import idlg
-from fl_privacy.metrics.images import psnr
+from fl_privacy.measure.images import psnr
 from tests.attacks.victims import examples, observations, smooth_net
 
 guess, = idlg(iterations=40, dtype="float64")(observations(smooth_net(), 1), seed=0)

@@ -13,19 +13,19 @@ from torch import Tensor, nn
 
 from fl_privacy.attacks import idlg
 from fl_privacy.attacks.gradient_inversion import execution as compiling, execution as memory
-from fl_privacy.attacks.gradient_inversion.captured import CapturedEvaluation
+from fl_privacy.attacks.gradient_inversion.cuda_graph import CapturedEvaluation
 from fl_privacy.attacks.gradient_inversion.execution import CompiledEvaluation, compiling_pays
 from fl_privacy.attacks.gradient_inversion.grouping import group_victims, victims_of
 from fl_privacy.attacks.gradient_inversion.preparation import Prepared, prepare
 from fl_privacy.attacks.gradient_inversion.problem import Problem
+from fl_privacy.defenses.policy_search.scores import GradientSimilarity
 from fl_privacy.errors import UserError
+from fl_privacy.federation.parallel import ShardedAttack
 from fl_privacy.flower.ray_nodes import check_request
-from fl_privacy.gradients.convolution import convolution_gradients
-from fl_privacy.gradients.memory import resolve_device, spare_bytes
-from fl_privacy.parallel import ShardedAttack
-from fl_privacy.policy_search.scores import GradientSimilarity
-from fl_privacy.results.environment import describe_environment
+from fl_privacy.models.gradients.convolution import convolution_gradients
+from fl_privacy.models.gradients.memory import resolve_device, spare_bytes
 from fl_privacy.rng import derive_generator, seeded_globally
+from fl_privacy.runs.folder.environment import describe_environment
 from fl_privacy.types import ModelState
 from tests.attacks.victims import SHAPE, observations, smooth_net
 
@@ -185,8 +185,8 @@ def test_a_gpu_is_found_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_compared_images_are_cut_by_a_cpus_cache_only(monkeypatch: pytest.MonkeyPatch) -> None:
     net = nn.Sequential(nn.Flatten(), nn.Linear(128, 5))
     similarity = GradientSimilarity(net, ModelState.of(net), SHAPE)
-    monkeypatch.setattr("fl_privacy.policy_search.scores.spare_bytes", lambda device: 10**12)
-    monkeypatch.setattr("fl_privacy.policy_search.scores.written_by", lambda compute: 1)
+    monkeypatch.setattr("fl_privacy.defenses.policy_search.scores.spare_bytes", lambda device: 10**12)
+    monkeypatch.setattr("fl_privacy.defenses.policy_search.scores.written_by", lambda compute: 1)
     images, labels = torch.rand(1, 2, *SHAPE), torch.zeros(1, dtype=torch.int64)
     on_cpu = similarity._most(images, labels)
     similarity.device = GPU

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from fl_privacy.checks.packages import EXTRAS, lacks
 from fl_privacy.errors import UserError
-from fl_privacy.packages import EXTRAS, lacks
 
 ROOT = Path(__file__).resolve().parent.parent
 OPTIONAL = ("flower", "ray", "dp", "crypto", "fsim", "cma", "text")

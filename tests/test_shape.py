@@ -19,7 +19,7 @@ OPTIONS = {
     "fl_privacy/models/alexnet_vgg.py:__init__": "facts of the data, the layers' sizes and kinds, normalization",
     "fl_privacy/models/resnet.py:__init__": "likewise, with strides",
     "fl_privacy/models/torchvision_models.py:__init__": "likewise, of a transformer",
-    "fl_privacy/types.py:of_update": "what an attacker knows of a client, of which a caller names the few that matter",
+    "fl_privacy/types/__init__.py:of_update": "what an attacker knows of a client, of which a caller names the few that matter",
 }
 """Whose parameters are the options of ``conf/`` or of a call, which a user sets one by one -> why there are so many."""
 
@@ -31,22 +31,22 @@ ROWS_OF_TABLES = {"IMAGES", "TEXTS", "ROWS"}
 """What a table has as keys, and nothing is compared with."""
 
 OWN = (
-    "fl_privacy/modality.py",
-    "fl_privacy/schema.py",
+    "fl_privacy/types/modality.py",
+    "fl_privacy/types/schema.py",
     "fl_privacy/data/",
     "fl_privacy/models/",
-    "fl_privacy/trees/",
-    "fl_privacy/transformations/",
+    "fl_privacy/attacks/trees/",
+    "fl_privacy/data/transformations/",
     "fl_privacy/attacks/text/",
     "fl_privacy/attacks/auto/texts.py",
     "fl_privacy/attacks/auto/tables.py",
-    "fl_privacy/attacks/gradient_inversion/modality.py",
+    "fl_privacy/attacks/gradient_inversion/other_modalities.py",
     "fl_privacy/attacks/gradient_inversion/embeddings.py",
     "fl_privacy/attacks/gradient_inversion/word_order.py",
     "fl_privacy/attacks/gradient_inversion/table_",
-    "fl_privacy/metrics/texts.py",
-    "fl_privacy/metrics/tables.py",
-    "fl_privacy/pretrained/word_evaluator.py",
+    "fl_privacy/measure/texts.py",
+    "fl_privacy/measure/tables.py",
+    "fl_privacy/models/pretrained/word_evaluator.py",
 )
 """Files of one kind of examples, and those that hold the table of kinds."""
 
@@ -59,10 +59,10 @@ TOLD_APART: dict[str, str] = {
     "fl_privacy/attacks/gradient_inversion/labels.py": _CAST,
     "fl_privacy/attacks/gradient_inversion/minimization.py": "a snapshot is made of what its source reads",
     "fl_privacy/defenses/_refiner.py": _CAST,
-    "fl_privacy/experiment/app_truth.py": _OWN,
-    "fl_privacy/experiment/unattacked.py": _OWN,
-    "fl_privacy/experiment/ladder_problem.py": _SHAPES,
-    "fl_privacy/experiment/ladder_scores.py": _SHAPES,
+    "fl_privacy/runs/app_truth.py": _OWN,
+    "fl_privacy/runs/distractors_of_app.py": _OWN,
+    "fl_privacy/auditing/scenario_problem.py": _SHAPES,
+    "fl_privacy/auditing/scenario_scores.py": _SHAPES,
 }
 """File -> why it asks of what kind examples are, instead of looking that up in a table by ``modality``."""
 

@@ -2,7 +2,7 @@
 
 from app import BATCH_SIZE, Net, digits, train
 
-from fl_privacy.regression.plugin import LeakageCheck
+from fl_privacy.auditing.regression.plugin import LeakageCheck
 
 
 def test_updates_leak_no_more_than_before(leakage: LeakageCheck) -> None:

@@ -11,8 +11,8 @@ from fl_privacy.attacks.attack import Progress, ReconstructionAttack, no_progres
 from fl_privacy.attacks.named import attack_named, attack_names
 from fl_privacy.checks import meant_by, one_of
 from fl_privacy.errors import UserError
-from fl_privacy.gradients.memory import resolve_device
-from fl_privacy.plain_models import detached_copy
+from fl_privacy.models.gradients.memory import resolve_device
+from fl_privacy.models.unwrap_model import detached_copy
 from fl_privacy.types import Batch, Observation, Reconstruction
 
 

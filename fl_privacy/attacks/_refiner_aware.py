@@ -16,8 +16,8 @@ from fl_privacy.attacks.preset_options import GradientOptions, takes, vary
 from fl_privacy.attacks.presets import idlg, inverting_gradients
 from fl_privacy.checks import one_of
 from fl_privacy.errors import UserError
-from fl_privacy.foreign_files import expanded
-from fl_privacy.pretrained.evaluator_files import CachedEvaluator, read_about
+from fl_privacy.files.foreign import expanded
+from fl_privacy.models.pretrained.evaluator_files import CachedEvaluator, read_about
 
 
 @dataclass(frozen=True)

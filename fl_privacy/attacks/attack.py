@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Protocol, TypeVar, runtime_checkable
 
-from fl_privacy.pretrained.generator import Provenance
+from fl_privacy.models.pretrained.generator import Provenance
 from fl_privacy.types import Observation, Reconstruction
 
 Progress = Callable[[int, int], None]

@@ -9,7 +9,7 @@ from fl_privacy.attacks.gradient_inversion.priors import TotalVariation
 from fl_privacy.attacks.optimizers import Adam, EvolutionStrategy, StepDecay
 from fl_privacy.attacks.preset_options import GenerativeOptions, takes, vary
 from fl_privacy.checks import number, one_of, whole
-from fl_privacy.pretrained.generator_files import expect_generator
+from fl_privacy.models.pretrained.generator_files import expect_generator
 
 
 @takes(GenerativeOptions, depending=("iterations",))

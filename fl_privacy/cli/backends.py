@@ -5,16 +5,16 @@ from collections.abc import Generator
 from functools import partial
 from typing import Any
 
-from fl_privacy.config import RunSettings
-from fl_privacy.config.building import check_arguments, plain_settings
+from fl_privacy.checks.packages import expect_package
 from fl_privacy.errors import UserError
-from fl_privacy.experiment.inferences import build_inferences
-from fl_privacy.experiment.run_folder import Backend, plain_loop
-from fl_privacy.experiment.server_reading import build_server_attack
 from fl_privacy.federation import Audit, ClientSource, Round, Server
-from fl_privacy.interception import Interceptor
-from fl_privacy.packages import expect_package
-from fl_privacy.parallel import expect_answer
+from fl_privacy.federation.interception import Interceptor
+from fl_privacy.federation.parallel import expect_answer
+from fl_privacy.runs.config import RunSettings
+from fl_privacy.runs.config.building import check_arguments, plain_settings
+from fl_privacy.runs.destination import Backend, plain_loop
+from fl_privacy.runs.inferences import build_inferences
+from fl_privacy.runs.server_attack import build_server_attack
 
 
 def backend_of(config: RunSettings) -> Backend:

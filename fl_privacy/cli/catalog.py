@@ -6,14 +6,14 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 from rich.table import Table
 
-from fl_privacy.config import options
-from fl_privacy.config._options import suggest
-from fl_privacy.config.building import locate_target
-from fl_privacy.config.keys import groups
-from fl_privacy.config.plugins import register_plugin_metrics
-from fl_privacy.config.study import GRIDS, TRACKS, grid_names, track_names
 from fl_privacy.errors import UserError
-from fl_privacy.metrics import METRICS
+from fl_privacy.measure import METRICS
+from fl_privacy.runs.config import options
+from fl_privacy.runs.config._options import suggest
+from fl_privacy.runs.config.building import locate_target
+from fl_privacy.runs.config.keys import groups
+from fl_privacy.runs.config.plugins import register_plugin_metrics
+from fl_privacy.runs.config.study import GRIDS, TRACKS, grid_names, track_names
 
 GROUPS = (*groups(), "experiment")
 

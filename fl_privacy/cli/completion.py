@@ -10,8 +10,8 @@ def completes() -> bool:
 
 def complete_override(incomplete: str) -> list[str]:
     """List all ways to go on from ``incomplete`` (``def``, ``defense=pr``); several options stand behind commas."""
-    from fl_privacy.config import options  # noqa: PLC0415  (help goes without)
-    from fl_privacy.config.keys import declared_settings, groups  # noqa: PLC0415
+    from fl_privacy.runs.config import options  # noqa: PLC0415  (help goes without)
+    from fl_privacy.runs.config.keys import declared_settings, groups  # noqa: PLC0415
 
     named = (*groups(), "experiment")
     key, equals, value = incomplete.partition("=")

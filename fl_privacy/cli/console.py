@@ -18,7 +18,6 @@ from rich.table import Table
 from rich.text import Text
 
 from fl_privacy.attacks import Progress as AttackProgress
-from fl_privacy.experiment.run_folder import Monitor
 from fl_privacy.federation import Evaluation, RoundReport
 from fl_privacy.progress import (
     Remaining,
@@ -31,6 +30,7 @@ from fl_privacy.progress import (
     share_done,
     time_left,
 )
+from fl_privacy.runs.destination import Monitor
 
 
 class Lines:

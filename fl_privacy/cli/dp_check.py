@@ -11,9 +11,9 @@ import typer
 from fl_privacy.errors import UserError, say, visible
 
 if TYPE_CHECKING:
-    from fl_privacy.dp_check.asked import Asked
+    from fl_privacy.dp_check.check import Asked
     from fl_privacy.dp_check.verdict import ClaimVerdict
-    from fl_privacy.results.claims import ClaimRecord
+    from fl_privacy.runs.folder.claims import ClaimRecord
 
 EXIT_FALSE = 1
 
@@ -58,13 +58,13 @@ def check_dp(  # noqa: PLR0917
     accusation with 99.9 %. What is not contradicted is not proven: the answer says what would have been noticed.
     """
     more = _read_settings(settings or [])
-    from fl_privacy.dp_check.asked import Asked  # noqa: PLC0415
+    from fl_privacy.dp_check.check import Asked  # noqa: PLC0415
 
     asked = Asked(epsilon=epsilon, delta=delta, rounds=rounds, clip_norm=clip_norm, draws=draws, **more)
     folder = Path(subject)
     kind = _kind_of(folder)
     from fl_privacy.report.claims import write_claims_page  # noqa: PLC0415
-    from fl_privacy.results.claims import (  # noqa: PLC0415
+    from fl_privacy.runs.folder.claims import (
         as_json as claims_as_json,
         in_order,
         read_claims,
@@ -134,11 +134,11 @@ def _kind_of(folder: Path) -> Kind:
 
 def _verdicts(subject: str, kind: Kind, asked: Asked, *, train: bool) -> list[ClaimVerdict]:
     if kind == "run":
-        from fl_privacy.experiment.run_claims import claims_of_run  # noqa: PLC0415
+        from fl_privacy.runs.run_claims import claims_of_run  # noqa: PLC0415
 
         return claims_of_run(Path(subject), asked)
     if kind == "app":
-        from fl_privacy.flower.app_claims import claims_of_app  # noqa: PLC0415
+        from fl_privacy.auditing.app_claims import claims_of_app  # noqa: PLC0415
 
         return claims_of_app(Path(subject), asked, train=train)
     from fl_privacy.flower.dp_subjects import located, verdicts_on  # noqa: PLC0415

@@ -11,8 +11,8 @@ from types import FrameType
 
 import click
 
+from fl_privacy.checks.packages import missing_extra
 from fl_privacy.errors import UserError, is_out_of_memory, say, visible, what_was_asked
-from fl_privacy.packages import missing_extra
 
 EXIT_ERROR = 2
 EXIT_NOTHING = 3

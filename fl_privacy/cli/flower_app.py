@@ -18,30 +18,30 @@ from flwr.serverapp import Grid, ServerApp
 from fl_privacy.cli.backends import secure_backend_of, unattacked
 from fl_privacy.cli.console import RichMonitor
 from fl_privacy.cli.terminal import Terminal
-from fl_privacy.config import RunSettings, compose_run
-from fl_privacy.config.building import plain_settings
-from fl_privacy.config.foreign import expect_no_place, expect_plain
 from fl_privacy.errors import UserError, say
-from fl_privacy.experiment.build import clients_of
-from fl_privacy.experiment.ground_truth import sees_other_images
-from fl_privacy.experiment.own_data import OpenSettingError, client_of_folder
-from fl_privacy.experiment.privacy import calibrated
-from fl_privacy.experiment.run import run_baseline, run_experiment
-from fl_privacy.experiment.run_folder import Backend, plain_loop
-from fl_privacy.experiment.setup import build_setup
-from fl_privacy.experiment.threat_model import Whereabouts
 from fl_privacy.federation import Client, ClientSource, Failure, Round, Server
 from fl_privacy.federation.replies import attempt
 from fl_privacy.flower import PrivacyClient, numpy_client_app, rounds_on_grid
 from fl_privacy.flower._node_memory import SIMULATION_VARIABLE, is_simulation, node_memory, node_secret
-from fl_privacy.flower.answers import in_actor
 from fl_privacy.flower.audit_protocol import is_training
 from fl_privacy.flower.backends import NodeRules
 from fl_privacy.flower.clients import MaskableClient
 from fl_privacy.flower.grids import PromptGrid, in_simulation_engine
 from fl_privacy.flower.nodes import MOST_NODES, Nodes, partitions_of
 from fl_privacy.flower.records import CLIENT_RAISED, DATA_PATH, PARTITION, PARTITIONS
+from fl_privacy.flower.reply_cache import in_actor
 from fl_privacy.report.terminal import PAGE, run_in_words
+from fl_privacy.runs.build import clients_of
+from fl_privacy.runs.config import RunSettings, compose_run
+from fl_privacy.runs.config.building import plain_settings
+from fl_privacy.runs.config.untrusted import expect_no_place, expect_plain
+from fl_privacy.runs.destination import Backend, plain_loop
+from fl_privacy.runs.ground_truth import sees_other_images
+from fl_privacy.runs.own_data import OpenSettingError, client_of_folder
+from fl_privacy.runs.privacy import calibrated
+from fl_privacy.runs.run import run_baseline, run_experiment
+from fl_privacy.runs.setup import build_setup
+from fl_privacy.runs.threat_model import Whereabouts
 
 TIMEOUT = "round-timeout"
 AUTHENTICATED = "authenticated-nodes"
@@ -262,7 +262,7 @@ class _NodeApp(ClientApp):
 
 @lru_cache(maxsize=2)
 def _masking_app(guarded: bool) -> ClientApp:
-    from fl_privacy.flower._guard_mod import secagg_guard_mod  # noqa: PLC0415
+    from fl_privacy.flower.mods.guard_mod import secagg_guard_mod  # noqa: PLC0415
     from fl_privacy.flower.secagg import masking_client_app  # noqa: PLC0415
 
     def make_masked(context: Context) -> MaskableClient:

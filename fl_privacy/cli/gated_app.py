@@ -6,8 +6,8 @@ It gives up network and files before it imports anything that is not the standar
 import json
 from dataclasses import asdict
 
-from fl_privacy.gate.framing import own_pipes, read_parts, write_parts
-from fl_privacy.gate.isolation import Wishes, keep_apart
+from fl_privacy.site.gate.framing import own_pipes, read_parts, write_parts
+from fl_privacy.site.gate.isolation import Wishes, keep_apart
 
 
 def serve_gate(inlet: int, outlet: int) -> None:

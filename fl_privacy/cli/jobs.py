@@ -16,8 +16,8 @@ from fl_privacy.cli.faults import STOPPING, NothingReconstructedError, in_a_line
 from fl_privacy.errors import UserError, say
 
 if TYPE_CHECKING:
-    from fl_privacy.config import RunSettings
-    from fl_privacy.experiment.run_folder import Command, Monitor
+    from fl_privacy.runs.config import RunSettings
+    from fl_privacy.runs.destination import Command, Monitor
 
 
 def run_jobs(
@@ -38,8 +38,8 @@ def run_jobs(
         UserError: a configuration is wrong, or jobs of a sweep failed.
         NothingReconstructedError: an attack failed on all of its victims.
     """
-    from fl_privacy.config import compose_run, expand_sweep, to_yaml  # noqa: PLC0415  (Hydra: other commands go without)
-    from fl_privacy.config.compose import override_keys  # noqa: PLC0415
+    from fl_privacy.runs.config import compose_run, expand_sweep, to_yaml  # noqa: PLC0415  (Hydra: other commands go without)
+    from fl_privacy.runs.config.compose import override_keys  # noqa: PLC0415
 
     jobs = expand_sweep(overrides) if multirun else [list(overrides)]
     with _loading():
@@ -54,10 +54,10 @@ def run_jobs(
     say_what_takes_time()
     with _loading():
         from fl_privacy.cli.console import RichMonitor  # noqa: PLC0415
-        from fl_privacy.experiment import attack, run  # noqa: F401, PLC0415
+        from fl_privacy.runs import attack, run  # noqa: F401, PLC0415
 
     if command == "attack":
-        from fl_privacy.experiment.app_captures import expect_not_taken  # noqa: PLC0415
+        from fl_privacy.runs.app_captures import expect_not_taken  # noqa: PLC0415
 
         for job, config in zip(jobs, configs, strict=True):
             expect_not_taken(config, override_keys(job))
@@ -77,7 +77,7 @@ def _loading() -> Iterator[None]:
 
     Only where something is imported: what is frozen is never freed.
     """
-    if not gc.isenabled() or "fl_privacy.experiment.run" in sys.modules:
+    if not gc.isenabled() or "fl_privacy.runs.run" in sys.modules:
         yield
         return
     gc.disable()
@@ -93,7 +93,7 @@ def _run_sweep(
 ) -> None:
     """Run ``command`` for each of ``configs``, whose overrides are ``jobs``; go on where one fails."""
     from fl_privacy.cli.console import RichMonitor  # noqa: PLC0415
-    from fl_privacy.experiment.study import write_plan  # noqa: PLC0415
+    from fl_privacy.runs.study import write_plan  # noqa: PLC0415
 
     with suppress(*STOPPING):  # what keeps a job from beginning is told when it is its turn
         write_plan(command, configs)
@@ -157,8 +157,8 @@ def say_what_takes_time() -> None:
 def run_job(command: Command, config: RunSettings, monitor: Monitor) -> Path:
     """Run the one run that ``config`` describes, and return its folder."""
     from fl_privacy.cli.backends import backend_of  # noqa: PLC0415
-    from fl_privacy.experiment.attack import attack_experiment  # noqa: PLC0415
-    from fl_privacy.experiment.run import run_experiment  # noqa: PLC0415
+    from fl_privacy.runs.attack import attack_experiment  # noqa: PLC0415
+    from fl_privacy.runs.run import run_experiment  # noqa: PLC0415
 
     if command == "attack":
         return attack_experiment(config, monitor)
@@ -171,7 +171,7 @@ def expect_reconstructions(folders: Sequence[Path]) -> None:
     Raises:
         NothingReconstructedError: there is one; what was recorded is in its folder all the same.
     """
-    from fl_privacy.results.read import failed_attackers  # noqa: PLC0415
+    from fl_privacy.runs.folder.read import failed_attackers  # noqa: PLC0415
 
     failed = [(folder, *found) for folder in folders for found in failed_attackers(folder).items()]
     if failed:

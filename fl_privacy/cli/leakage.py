@@ -24,8 +24,8 @@ def check_leakage(
     The same images have to be attacked as then: the same seed, data and victims. The test is paired by image and
     one-sided at 5 %. In pytest the same is the fixture `leakage`, run by `pytest --fl-privacy`.
     """
-    from fl_privacy.regression import compare, measure_run, read_baseline, write_baseline  # noqa: PLC0415
-    from fl_privacy.regression.comparison import expect_enough  # noqa: PLC0415
+    from fl_privacy.auditing.regression import compare, measure_run, read_baseline, write_baseline  # noqa: PLC0415
+    from fl_privacy.auditing.regression.comparison import expect_enough  # noqa: PLC0415
 
     now, kept = measure_run(run, metric=metric), read_baseline(baseline)
     if update:

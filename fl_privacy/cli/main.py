@@ -189,7 +189,7 @@ def search_policies_command(overrides: Overrides = None, cfg: ShowConfig = False
     conf/policy_search.yaml, which `--cfg` shows.
     """
     from fl_privacy.cli.jobs import say_what_takes_time  # noqa: PLC0415
-    from fl_privacy.config import compose_file, to_yaml  # noqa: PLC0415
+    from fl_privacy.runs.config import compose_file, to_yaml  # noqa: PLC0415
 
     config = compose_file("policy_search", overrides or [])
     if cfg:
@@ -197,7 +197,7 @@ def search_policies_command(overrides: Overrides = None, cfg: ShowConfig = False
         return
     say_what_takes_time()
     from fl_privacy.cli.console import RichMonitor  # noqa: PLC0415
-    from fl_privacy.experiment.policy_search import search_policies  # noqa: PLC0415
+    from fl_privacy.runs.policy_search import search_policies  # noqa: PLC0415
 
     say(search_policies(config, RichMonitor(_console())))
 
@@ -235,7 +235,7 @@ def report(  # noqa: PLR0917
     --brief writes `brief.html`, without pictures, for people who decide.
     """
     from fl_privacy.report import share_report, write_brief, write_report  # noqa: PLC0415
-    from fl_privacy.results.read import run_folder_of  # noqa: PLC0415
+    from fl_privacy.runs.folder.read import run_folder_of  # noqa: PLC0415
 
     if csv is not None or log is not None:
         if brief or share is not None or cap or with_originals or out is not None or (csv and log):
@@ -266,7 +266,7 @@ def _end_report(runs: Sequence[Path], page: Path, open_page: bool) -> None:
     """Print what came of ``runs``, and last where the page about them is."""
     from fl_privacy.cli.jobs import end_with  # noqa: PLC0415
     from fl_privacy.report.terminal import answers_of, run_in_words  # noqa: PLC0415
-    from fl_privacy.results.read import run_folder_of  # noqa: PLC0415
+    from fl_privacy.runs.folder.read import run_folder_of  # noqa: PLC0415
 
     folders = [run_folder_of(run) for run in runs]
     said = run_in_words(folders[0]) if len(folders) == 1 else answers_of(folders)
@@ -276,7 +276,7 @@ def _end_report(runs: Sequence[Path], page: Path, open_page: bool) -> None:
 def _write_figures(runs: Sequence[Path], csv: Path | None, log: str | None) -> None:
     """Write the figures of ``runs`` into a table, or into the logger that ``log`` names."""
     if csv is not None:
-        from fl_privacy.results.frames import write_csv  # noqa: PLC0415
+        from fl_privacy.runs.folder.frames import write_csv  # noqa: PLC0415
 
         say(write_csv(runs, csv))
     if log is not None:

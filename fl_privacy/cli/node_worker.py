@@ -42,7 +42,7 @@ def gated_app(reference: str, policy: str) -> Any:
     Raises:
         UserError: the policy, its ledger or the app can't be had.
     """
-    from fl_privacy.flower.cell import Cell  # noqa: PLC0415
+    from fl_privacy.flower.app_process import Cell  # noqa: PLC0415
     from fl_privacy.flower.gate import Gate  # noqa: PLC0415
     from fl_privacy.flower.inside.identity import identify_process  # noqa: PLC0415
 

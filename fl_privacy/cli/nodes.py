@@ -52,7 +52,7 @@ def deploy(  # noqa: PLR0917
     A folder that is there already keeps its keys and certificates; --nodes may add nodes. Private keys and the folders
     around them are readable by their owner only; OUT/README.md says who gets which.
     """
-    from fl_privacy.deploy import check_deployment, write_deployment  # noqa: PLC0415
+    from fl_privacy.site.deploy import check_deployment, write_deployment  # noqa: PLC0415
 
     if check:
         raise typer.Exit(check_deployment(out, say=print))
@@ -72,10 +72,7 @@ def node_cost(
 
     A memory cgroup holds the process where this user may make one, else its parent looks and ends it.
     """
-    from fl_privacy.deploy.device import (  # noqa: PLC0415
-        MIB,
-        measure_nodes,
-    )
+    from fl_privacy.site.deploy.device import MIB, measure_nodes
 
     for line in measure_nodes(runs, memory=memory * MIB, core=core, repeats=repeats, trust=trust or ()):
         say(line)

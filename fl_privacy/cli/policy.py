@@ -12,11 +12,11 @@ import typer
 
 from fl_privacy import checks
 from fl_privacy.errors import UserError, say
-from fl_privacy.foreign_files import expanded
-from fl_privacy.gate import READY
+from fl_privacy.files.foreign import expanded
+from fl_privacy.site.gate import READY
 
 if TYPE_CHECKING:
-    from fl_privacy.gate.policy import SitePolicy
+    from fl_privacy.site.gate.policy import SitePolicy
 
 app = typer.Typer(help="A site's own policy of what may leave: say it, try it on an app, show what has left.")
 
@@ -29,8 +29,8 @@ COURSE = (1, 10, 50, 100)
 @app.command()
 def check(site: Site) -> None:
     """Say each rule in one plain sentence, and what the policy leaves open."""
-    from fl_privacy.gate.policy import read_policy  # noqa: PLC0415  (NumPy: other commands go without)
-    from fl_privacy.gate.sentences import rules_in_words, warnings_of  # noqa: PLC0415
+    from fl_privacy.site.gate.policy import read_policy  # noqa: PLC0415  (NumPy: other commands go without)
+    from fl_privacy.site.gate.sentences import rules_in_words, warnings_of  # noqa: PLC0415
 
     policy = read_policy(site)
     for sentence in rules_in_words(policy):
@@ -44,7 +44,7 @@ def check(site: Site) -> None:
 def show(name: Annotated[str, typer.Argument(metavar="NAME", help=f"One of {', '.join(READY)}.")]) -> None:
     """Print a ready policy to start from: `fl-privacy policy show dp > site.yaml`."""
     checks.one_of("NAME", name, READY)
-    say((files("fl_privacy.gate") / "policies" / f"{name}.yaml").read_text(encoding="utf-8").rstrip())
+    say((files("fl_privacy.site.gate") / "policies" / f"{name}.yaml").read_text(encoding="utf-8").rstrip())
 
 
 @app.command("try")
@@ -72,11 +72,11 @@ def try_app(  # noqa: PLR0917
     """
     checks.whole("--nodes", nodes, at_least=1, at_most=1000, example=4)
     checks.whole("--rounds", rounds, at_least=1, at_most=10_000, example=3)
-    from fl_privacy.gate.policy import read_policy  # noqa: PLC0415
+    from fl_privacy.site.gate.policy import read_policy  # noqa: PLC0415
 
     policy = read_policy(site)
-    from fl_privacy.flower.untouched.app import read_app  # noqa: PLC0415
-    from fl_privacy.flower.untouched.trial import TrialSettings, try_policy  # noqa: PLC0415
+    from fl_privacy.auditing.app.bundle import read_app  # noqa: PLC0415
+    from fl_privacy.auditing.app.trial import TrialSettings, try_policy  # noqa: PLC0415
 
     settings = TrialSettings(
         nodes=nodes,
@@ -94,7 +94,7 @@ def try_app(  # noqa: PLR0917
 def _course(policy: SitePolicy) -> list[str]:
     if policy.noising is None:
         return ["Epsilon: infinite from the first reply on, since no noise is on the weights."]
-    from fl_privacy.gate.sentences import course_of, replies_within  # noqa: PLC0415
+    from fl_privacy.site.gate.sentences import course_of, replies_within  # noqa: PLC0415
 
     told = ", ".join(f"{course_of(policy, replies):.2f} after {replies}" for replies in COURSE)
     last = replies_within(policy)
@@ -113,9 +113,9 @@ def show_ledger(
     A ledger that is missing, torn, changed or older than its anchor knows is one line and a non-zero status.
     """
     checks.whole("--last", last, at_least=0, example=20)
-    from fl_privacy.gate.entries import YEARS  # noqa: PLC0415
-    from fl_privacy.gate.ledger import Ledger  # noqa: PLC0415
-    from fl_privacy.gate.policy import read_policy  # noqa: PLC0415
+    from fl_privacy.site.gate.entries import YEARS  # noqa: PLC0415
+    from fl_privacy.site.gate.ledger import Ledger  # noqa: PLC0415
+    from fl_privacy.site.gate.policy import read_policy  # noqa: PLC0415
 
     policy = read_policy(site)
     if policy.budget is None:

@@ -11,11 +11,11 @@ from typing import Any
 from fl_privacy.checks import number, whole
 from fl_privacy.errors import UserError, visible
 from fl_privacy.files import make_missing_private, make_private_folder
-from fl_privacy.foreign_files import expanded
-from fl_privacy.gate.apart import Apart
-from fl_privacy.gate.framing import Said
-from fl_privacy.gate.isolation import Wishes
-from fl_privacy.gate.rules import RefusedError
+from fl_privacy.files.foreign import expanded
+from fl_privacy.site.gate.apart import Apart
+from fl_privacy.site.gate.framing import Said
+from fl_privacy.site.gate.isolation import Wishes
+from fl_privacy.site.gate.rules import RefusedError
 
 MODULE = "fl_privacy.cli.sandboxed_app"
 """What runs in the sandbox."""
@@ -69,7 +69,7 @@ def bounds_of(text: str) -> Bounds:
         if name not in Bounds.__dataclass_fields__ or not value.isascii() or not value.isdigit():
             raise UserError(f"--limits is expected as 'memory_mib=8192 processes=128 seconds=14400', but got {pair!r}.")
         told[name] = int(value[:20])
-    from fl_privacy.gate.policy import LEAST_MEMORY  # noqa: PLC0415  (with NumPy, which other commands need not load)
+    from fl_privacy.site.gate.policy import LEAST_MEMORY  # noqa: PLC0415  (with NumPy, which other commands need not load)
 
     found = Bounds(**told)
     whole("--limits memory_mib", found.memory_mib, at_least=LEAST_MEMORY, at_most=1 << 24, example=8192)

@@ -6,8 +6,8 @@ It gives up network, files and all else before it imports anything that is not t
 import json
 from dataclasses import asdict
 
-from fl_privacy.gate.framing import own_pipes, read_parts, write_parts
-from fl_privacy.gate.isolation import Wishes, keep_apart
+from fl_privacy.site.gate.framing import own_pipes, read_parts, write_parts
+from fl_privacy.site.gate.isolation import Wishes, keep_apart
 
 
 def serve_audit(inlet: int, outlet: int) -> None:
@@ -23,7 +23,7 @@ def serve_audit(inlet: int, outlet: int) -> None:
     held = keep_apart(wishes)
     write_parts(outlet, [json.dumps(asdict(held)).encode()])
     if held.is_all:
-        from fl_privacy.flower.untouched.sandboxed import audit_within  # noqa: PLC0415  (not before)
+        from fl_privacy.auditing.app.sandboxed import audit_within  # noqa: PLC0415  (not before)
 
         audit_within(
             asked["app"],

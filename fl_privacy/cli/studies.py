@@ -19,15 +19,15 @@ from fl_privacy.checks import number, one_of, whole
 from fl_privacy.cli.completion import complete_override
 from fl_privacy.cli.jobs import end_with, expect_reconstructions, say_what_takes_time
 from fl_privacy.cli.terminal import Terminal
-from fl_privacy.cores import processes_that_fit
 from fl_privacy.errors import UserError, say
+from fl_privacy.federation.cores import processes_that_fit
 from fl_privacy.files import CONFIG_DIR
 
 if TYPE_CHECKING:
-    from fl_privacy.config.study import Track
-    from fl_privacy.experiment.study import Job, StudyPlan
-    from fl_privacy.results.measured import MeasuredTable
-    from fl_privacy.results.study import Threat
+    from fl_privacy.runs.config.study import Track
+    from fl_privacy.runs.folder.measured import MeasuredTable
+    from fl_privacy.runs.folder.study import Threat
+    from fl_privacy.runs.study import Job, StudyPlan
 
 
 def benchmark(  # noqa: PLR0917
@@ -80,17 +80,17 @@ def run_benchmark(
     strengths = [override for override in overrides if override.startswith("defense.")]
     if strengths and entry is None:
         raise UserError(f"{strengths[0]} is expected with --entry, whose strength it sets; the track fixes all others.")
-    from fl_privacy.config.study import load_track  # noqa: PLC0415
+    from fl_privacy.runs.config.study import load_track  # noqa: PLC0415
 
     track = load_track(name, [override for override in overrides if override not in strengths])
     say_what_takes_time()
     if entry is not None:
-        from fl_privacy.experiment.study import find_entry  # noqa: PLC0415
+        from fl_privacy.runs.study import find_entry  # noqa: PLC0415
 
         track = track.entered(*find_entry(entry, strengths))
-    from fl_privacy.experiment.study import plan_study, read_problems, write_problems  # noqa: PLC0415
-    from fl_privacy.experiment.study_results import measured_by, write_benchmark  # noqa: PLC0415
     from fl_privacy.report.benchmark_page import benchmark_in_words  # noqa: PLC0415
+    from fl_privacy.runs.study import plan_study, read_problems, write_problems  # noqa: PLC0415
+    from fl_privacy.runs.study_results import measured_by, write_benchmark  # noqa: PLC0415
 
     with console.status("Planning") if console.is_terminal else nullcontext():
         planned = plan_study(track)
@@ -140,14 +140,14 @@ def run_trade_off(
         NothingReconstructedError: an attack failed on all of its victims.
     """
     processes = _processes(processes)
-    from fl_privacy.config.study import load_grid  # noqa: PLC0415
+    from fl_privacy.runs.config.study import load_grid  # noqa: PLC0415
 
     loaded = load_grid(grid, overrides)
     say_what_takes_time()
-    from fl_privacy.experiment.study import plan_study  # noqa: PLC0415
-    from fl_privacy.experiment.study_results import write_sweep_table  # noqa: PLC0415
     from fl_privacy.report import trade_off_in_words, write_trade_off  # noqa: PLC0415
-    from fl_privacy.results.ongoing import write_planned  # noqa: PLC0415
+    from fl_privacy.runs.folder.ongoing import write_planned  # noqa: PLC0415
+    from fl_privacy.runs.study import plan_study  # noqa: PLC0415
+    from fl_privacy.runs.study_results import write_sweep_table  # noqa: PLC0415
 
     sweep = plan_study(loaded)
     if not only_report:
@@ -272,7 +272,7 @@ def advise(
         settings = [*settings, f"{BATCH_SIZE}={size}"] if grid else settings
     tables = _in_file(table, settings) if table else [_of_grid(grid, settings)] if grid else _shipped(settings)
     if save is not None:
-        from fl_privacy.results.measured import write_tables  # noqa: PLC0415
+        from fl_privacy.runs.folder.measured import write_tables  # noqa: PLC0415
 
         write_tables(save, tables)
     say("\n\n".join(_answers(tables, threat=threat, **told)))
@@ -313,7 +313,7 @@ def _number(key: str, value: str) -> float:
 
 
 def _in_file(path: Path, settings: Sequence[str]) -> list[MeasuredTable]:
-    from fl_privacy.results.measured import MEASURED, read_tables  # noqa: PLC0415
+    from fl_privacy.runs.folder.measured import MEASURED, read_tables  # noqa: PLC0415
 
     file = path / MEASURED if path.is_dir() else path
     if not file.is_file():
@@ -331,9 +331,9 @@ def _in_file(path: Path, settings: Sequence[str]) -> list[MeasuredTable]:
 
 
 def _shipped(settings: Sequence[str]) -> list[MeasuredTable]:
-    from fl_privacy.config import compose_run  # noqa: PLC0415
     from fl_privacy.report.advice import SHIPPED  # noqa: PLC0415
-    from fl_privacy.results.measured import read_tables  # noqa: PLC0415
+    from fl_privacy.runs.config import compose_run  # noqa: PLC0415
+    from fl_privacy.runs.folder.measured import read_tables  # noqa: PLC0415
 
     tables = [table for path in sorted(SHIPPED.glob("*.json")) for table in read_tables(path)]
     if found := [table for table in tables if table.matches(settings)]:
@@ -364,10 +364,10 @@ def _there(tables: Sequence[MeasuredTable]) -> str:
 
 
 def _of_grid(name: str, settings: Sequence[str]) -> MeasuredTable:
-    from fl_privacy.config.study import load_grid  # noqa: PLC0415
+    from fl_privacy.runs.config.study import load_grid  # noqa: PLC0415
 
     grid = load_grid(name, settings)
-    from fl_privacy.experiment.study import plan_study  # noqa: PLC0415
-    from fl_privacy.experiment.study_results import sweep_table  # noqa: PLC0415
+    from fl_privacy.runs.study import plan_study  # noqa: PLC0415
+    from fl_privacy.runs.study_results import sweep_table  # noqa: PLC0415
 
     return sweep_table(plan_study(grid), name, settings)

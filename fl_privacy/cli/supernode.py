@@ -109,10 +109,10 @@ def _expect_policy(policy: str, arguments: Sequence[str], app: str) -> None:
         UserError: the policy can't be read, the app would read its ledger, the policy itself or the node's key, or
             is this package's own.
     """
-    from fl_privacy.gate import READY  # noqa: PLC0415
-    from fl_privacy.gate.isolation import Wishes, readable  # noqa: PLC0415
-    from fl_privacy.gate.policy import holder_of, read_policy  # noqa: PLC0415
-    from fl_privacy.gate.sentences import warnings_of  # noqa: PLC0415
+    from fl_privacy.site.gate import READY  # noqa: PLC0415
+    from fl_privacy.site.gate.isolation import Wishes, readable  # noqa: PLC0415
+    from fl_privacy.site.gate.policy import holder_of, read_policy  # noqa: PLC0415
+    from fl_privacy.site.gate.sentences import warnings_of  # noqa: PLC0415
 
     found = read_policy(policy)
     own = [] if policy in READY else [Path(policy)]

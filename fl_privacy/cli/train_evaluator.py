@@ -21,17 +21,13 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from fl_privacy.checks import one_of, whole
-from fl_privacy.config import compose_file
-from fl_privacy.config.building import check_arguments
-from fl_privacy.config.reading import expect_type
 from fl_privacy.data import LabelledExamples, TextExamples, expect_images, texts_of
 from fl_privacy.errors import UserError
-from fl_privacy.experiment.build import build_dataset, build_network
 from fl_privacy.files import user_cache_folder
-from fl_privacy.foreign_files import expanded, expect_writable
-from fl_privacy.gradients.memory import resolve_device
+from fl_privacy.files.foreign import expanded, expect_writable
 from fl_privacy.models import TextModel
-from fl_privacy.pretrained.evaluator import (
+from fl_privacy.models.gradients.memory import resolve_device
+from fl_privacy.models.pretrained.evaluator import (
     EvaluationNetwork,
     EvaluatorPlan,
     Progress,
@@ -39,9 +35,13 @@ from fl_privacy.pretrained.evaluator import (
     student_plan,
     train_evaluator,
 )
-from fl_privacy.pretrained.evaluator_files import Evaluator, load_evaluator, read_about, save_evaluator
-from fl_privacy.pretrained.find_words import name_of_words
-from fl_privacy.pretrained.word_evaluator import TEXTS, WordEvaluator, random_word_curve, train_word_evaluator
+from fl_privacy.models.pretrained.evaluator_files import Evaluator, load_evaluator, read_about, save_evaluator
+from fl_privacy.models.pretrained.find_words import name_of_words
+from fl_privacy.models.pretrained.word_evaluator import TEXTS, WordEvaluator, random_word_curve, train_word_evaluator
+from fl_privacy.runs.build import build_dataset, build_network
+from fl_privacy.runs.config import compose_file
+from fl_privacy.runs.config.building import check_arguments
+from fl_privacy.runs.config.parse import expect_type
 
 SHOWN = 1000
 """Images, or texts, of the split not trained on that the table of predictions is made from."""

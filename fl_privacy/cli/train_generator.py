@@ -15,18 +15,23 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from fl_privacy.checks import one_of, whole
 from fl_privacy.cli.console import SECONDS_BETWEEN_LINES
-from fl_privacy.config import compose_file
-from fl_privacy.config.building import check_arguments
-from fl_privacy.config.reading import expect_type
 from fl_privacy.data import Dataset, Examples, expect_images
 from fl_privacy.errors import UserError
-from fl_privacy.experiment.build import build_dataset
 from fl_privacy.files import user_cache_folder
-from fl_privacy.foreign_files import expanded, expect_writable
-from fl_privacy.gradients.memory import resolve_device
-from fl_privacy.pretrained.generator import Provenance, image_fingerprints
-from fl_privacy.pretrained.generator_files import load_training, read_generator_header, save_generator, save_training
-from fl_privacy.pretrained.generator_training import GeneratorPlan, GeneratorTraining, Told
+from fl_privacy.files.foreign import expanded, expect_writable
+from fl_privacy.models.gradients.memory import resolve_device
+from fl_privacy.models.pretrained.generator import Provenance, image_fingerprints
+from fl_privacy.models.pretrained.generator_files import (
+    load_training,
+    read_generator_header,
+    save_generator,
+    save_training,
+)
+from fl_privacy.models.pretrained.generator_training import GeneratorPlan, GeneratorTraining, Told
+from fl_privacy.runs.build import build_dataset
+from fl_privacy.runs.config import compose_file
+from fl_privacy.runs.config.building import check_arguments
+from fl_privacy.runs.config.parse import expect_type
 
 SECONDS_BETWEEN_STATES = 60.0
 """After which the state of the training is written down again."""

@@ -15,10 +15,10 @@ from rich.text import Text
 
 from fl_privacy.attacks import no_progress
 from fl_privacy.cli.console import SECONDS_BETWEEN_LINES, Lines
-from fl_privacy.experiment.run_folder import Monitor
 from fl_privacy.federation import Evaluation, RoundReport
 from fl_privacy.progress import Remaining, Stage, describe, listening, share_done, time_left
-from fl_privacy.results.ongoing import PROGRESS, Ongoing, Teller, read_ongoing
+from fl_privacy.runs.destination import Monitor
+from fl_privacy.runs.folder.ongoing import PROGRESS, Ongoing, Teller, read_ongoing
 
 LOOK_EVERY = 1.0
 """Seconds."""

@@ -12,7 +12,7 @@ from fl_privacy.checks import number, one_of, whole
 from fl_privacy.cli.jobs import open_in_browser
 from fl_privacy.cli.sandbox import Allowed, Sandbox, bounds_of
 from fl_privacy.errors import UserError, say, visible
-from fl_privacy.foreign_files import expanded
+from fl_privacy.files.foreign import expanded
 
 ALL_RIGHTS = (
     "The app runs with all rights of your user: files, network, terminal. --sandbox keeps it apart; `fl-privacy review`"
@@ -100,8 +100,8 @@ def _told(audit: Callable[[Callable[[str], None]], tuple[str, Path]]) -> tuple[s
 
 def _audited(app: Path, asked: Mapping[str, Any], out: Path, tell: Callable[[str], None]) -> tuple[str, Path]:
     """Audit ``app`` in this process; return the line for a terminal and the page."""
-    from fl_privacy.flower.untouched.app import read_app  # noqa: PLC0415
-    from fl_privacy.flower.untouched.audit import Asked, audit_app  # noqa: PLC0415
+    from fl_privacy.auditing.app.audit import Asked, audit_app  # noqa: PLC0415
+    from fl_privacy.auditing.app.bundle import read_app  # noqa: PLC0415
 
     logging.getLogger("flwr").propagate = False  # it writes its own lines
     mirror = None if asked["mirror"] is None else Path(asked["mirror"])
@@ -114,7 +114,7 @@ def review(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
 ) -> None:
     """Read a Flower app without running anything of it: mods, strategies, pins, pickles, network, privacy settings."""
-    from fl_privacy.flower.untouched.review import review_app  # noqa: PLC0415
+    from fl_privacy.auditing.app.review import review_app  # noqa: PLC0415
 
     found = review_app(app)
     say(json.dumps(found.as_plain(), indent=1) if as_json else found.in_words())

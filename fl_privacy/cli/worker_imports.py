@@ -6,10 +6,6 @@ A signal to the whole process group must not end it before the command has heard
 import gc
 import signal
 
-import fl_privacy.cli.jobs
-import fl_privacy.experiment.attack
-import fl_privacy.experiment.run
-import fl_privacy.report  # noqa: F401
 from fl_privacy.cli.faults import ENDING
 
 for number in ENDING:

@@ -14,9 +14,9 @@ from multiprocessing.process import BaseProcess
 from types import FrameType
 
 from fl_privacy.cli.faults import ENDING, STOPPING, Interrupted, in_a_line, interruptible, recognized
-from fl_privacy.cores import shared_among
 from fl_privacy.errors import UserError
-from fl_privacy.experiment.study import Job
+from fl_privacy.federation.cores import shared_among
+from fl_privacy.runs.study import Job
 
 GRACE_SECONDS = 20.0
 

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from fl_privacy.errors import UserError
-from fl_privacy.plan import Normalization
 from fl_privacy.rng import derive_seed
+from fl_privacy.types.plan import Normalization
 
 IMAGE_KEYS = ("img", "image", "images", "pixel_values", "inputs", "x")
 LABEL_KEYS = ("label", "labels", "fine_label", "target", "character", "y")

@@ -36,7 +36,7 @@ from fl_privacy.data.sources import (
 )
 from fl_privacy.errors import UserError
 from fl_privacy.files import make_missing_private, user_cache_folder
-from fl_privacy.foreign_files import expanded
+from fl_privacy.files.foreign import expanded
 
 _FORMAT = 1
 _FIELDS = ("images", "labels", "groups")

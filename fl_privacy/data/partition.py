@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from fl_privacy.checks import number, whole
+from fl_privacy.checks.packages import loaded_when_used
 from fl_privacy.data.examples import LabelledExamples
 from fl_privacy.data.sources import require
 from fl_privacy.errors import UserError
-from fl_privacy.packages import loaded_when_used
 from fl_privacy.rng import derive_generator, derive_seed
 
 

@@ -18,8 +18,8 @@ from fl_privacy.data.datasets import TEST_SPLITS, Dataset, every_fifth
 from fl_privacy.data.examples import TableExamples
 from fl_privacy.data.sources import HubData, ParquetFolder, environment_folder, read_parquet, require
 from fl_privacy.errors import UserError
-from fl_privacy.foreign_files import expanded
-from fl_privacy.schema import MOST_CATEGORIES, Column, Schema
+from fl_privacy.files.foreign import expanded
+from fl_privacy.types.schema import MOST_CATEGORIES, Column, Schema
 
 Missing = Literal["keep", "drop"]
 """``keep``: a missing category is one of its own, a missing number the median; ``drop``: rows with any are left out."""

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import torch
 
 from fl_privacy import checks
+from fl_privacy.data.transformations import Table, check_shape, read_policies, transform
 from fl_privacy.defenses.defense import ClientState, Defense
 from fl_privacy.effects import Part, Transformed
-from fl_privacy.transformations import Table, check_shape, read_policies, transform
 from fl_privacy.types import Batch
 
 

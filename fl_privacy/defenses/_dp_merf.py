@@ -15,7 +15,7 @@ from fl_privacy.defenses.condensation import exchanging, fresh_network, of_every
 from fl_privacy.defenses.defense import Defense, LocalData
 from fl_privacy.defenses.privacy import noise_multiplier_for
 from fl_privacy.effects import Part, PrivateRelease
-from fl_privacy.metrics.matching import hard_labels
+from fl_privacy.measure.matching import hard_labels
 from fl_privacy.progress import counted
 from fl_privacy.types import Batch
 

@@ -26,7 +26,7 @@ from fl_privacy.effects import (
     layer_of,
 )
 from fl_privacy.errors import UserError
-from fl_privacy.gradients import clipped_sum
+from fl_privacy.models.gradients import clipped_sum
 from fl_privacy.rng import SecretGenerator
 from fl_privacy.types import Tensors
 

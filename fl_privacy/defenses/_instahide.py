@@ -12,7 +12,7 @@ from fl_privacy import checks
 from fl_privacy.defenses.defense import ClientState, Defense, LocalData
 from fl_privacy.effects import Mixed, Part
 from fl_privacy.errors import UserError
-from fl_privacy.foreign_files import expanded
+from fl_privacy.files.foreign import expanded
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, Tensors
 

@@ -11,7 +11,7 @@ from fl_privacy import checks
 from fl_privacy.defenses.defense import Defense, LocalStep
 from fl_privacy.effects import AdversarialPerturbation, Part
 from fl_privacy.errors import UserError
-from fl_privacy.gradients import GradientClassifier, GradientSketch, sketched_examples
+from fl_privacy.models.gradients import GradientClassifier, GradientSketch, sketched_examples
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors
 

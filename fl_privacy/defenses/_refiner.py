@@ -31,14 +31,14 @@ from fl_privacy.defenses.robust_data import (
 )
 from fl_privacy.effects import Part, RobustGradient
 from fl_privacy.errors import UserError
-from fl_privacy.gradients import loss_gradients
-from fl_privacy.modality import modality_of
 from fl_privacy.models import TextModel
-from fl_privacy.pretrained.evaluator_files import CachedEvaluator
-from fl_privacy.pretrained.find_words import find_word_evaluator, name_of_words
-from fl_privacy.pretrained.word_evaluator import WordEvaluator
+from fl_privacy.models.gradients import loss_gradients
+from fl_privacy.models.pretrained.evaluator_files import CachedEvaluator
+from fl_privacy.models.pretrained.find_words import find_word_evaluator, name_of_words
+from fl_privacy.models.pretrained.word_evaluator import WordEvaluator
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, ModelState, Tensors
+from fl_privacy.types.modality import modality_of
 
 
 def fingerprints(images: Tensor) -> Tensor:

@@ -17,9 +17,9 @@ from fl_privacy.defenses._pruning import keep_largest
 from fl_privacy.defenses.defense import Defense, LocalStep
 from fl_privacy.effects import MutedFeatures, Part, SlicedNoise
 from fl_privacy.errors import UserError
-from fl_privacy.gradients import batch_loss, plain_attention
-from fl_privacy.gradients.hooks import Call, entering, leaving
-from fl_privacy.gradients.memory import written_by
+from fl_privacy.models.gradients import batch_loss, plain_attention
+from fl_privacy.models.gradients.hooks import Call, entering, leaving
+from fl_privacy.models.gradients.memory import written_by
 from fl_privacy.progress import counted
 from fl_privacy.types import Batch, ModelState, Tensors
 

@@ -15,7 +15,7 @@ from fl_privacy.defenses._soteria import linear_layers, maker_of
 from fl_privacy.defenses.defense import ClientState, Defense
 from fl_privacy.effects import Part, PrivateLoss
 from fl_privacy.errors import UserError
-from fl_privacy.gradients.hooks import entering, leaving
+from fl_privacy.models.gradients.hooks import entering, leaving
 from fl_privacy.types import Batch, Tensors
 
 HEAD = "spn"

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fl_privacy.defenses.defense import Defense, ExamplesHook, LocalData, OutcomeHook
 from fl_privacy.effects import Part
-from fl_privacy.metrics.matching import hard_labels
+from fl_privacy.measure.matching import hard_labels
 from fl_privacy.models import build_model
 from fl_privacy.models.layers import require_pixels
 from fl_privacy.types import Batch

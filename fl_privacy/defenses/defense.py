@@ -9,12 +9,12 @@ from torch import Tensor, nn
 
 from fl_privacy.effects import Description, Part
 from fl_privacy.errors import UserError
-from fl_privacy.gradients import LossChange
-from fl_privacy.modality import modality_of
 from fl_privacy.models import TextModel
+from fl_privacy.models.gradients import LossChange
 from fl_privacy.rng import derive_generator
-from fl_privacy.shared_gradients import as_tensor, named_tensors
 from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors
+from fl_privacy.types.modality import modality_of
+from fl_privacy.types.user_gradients import as_tensor, named_tensors
 
 
 @dataclass(eq=False)

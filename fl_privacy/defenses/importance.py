@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 
 from fl_privacy.defenses.defense import LocalStep
-from fl_privacy.gradients import batch_loss, loss_gradients, plain_attention
-from fl_privacy.gradients.hooks import leaving
+from fl_privacy.models.gradients import batch_loss, loss_gradients, plain_attention
+from fl_privacy.models.gradients.hooks import leaving
 from fl_privacy.types import ModelState, Tensors
 
 POINTS = 20

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from fl_privacy import checks
+from fl_privacy.checks.packages import lacks
 from fl_privacy.defenses.defense import Defense
 from fl_privacy.effects import (
     ClippedExamples,
@@ -27,7 +28,6 @@ from fl_privacy.effects import (
     PrivateRelease,
 )
 from fl_privacy.errors import UserError
-from fl_privacy.packages import lacks
 
 Accountant = Literal["rdp", "prv"]
 

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fl_privacy.defenses.defense import LocalStep
-from fl_privacy.gradients import example_gradients, gradient_by_inputs, plain_attention
-from fl_privacy.gradients.hooks import entering, owners
 from fl_privacy.models import TextModel
-from fl_privacy.pretrained.evaluator import uniform_noise
-from fl_privacy.pretrained.evaluator_files import CachedEvaluator
-from fl_privacy.pretrained.word_evaluator import WordBox, WordEvaluator
+from fl_privacy.models.gradients import example_gradients, gradient_by_inputs, plain_attention
+from fl_privacy.models.gradients.hooks import entering, owners
+from fl_privacy.models.pretrained.evaluator import uniform_noise
+from fl_privacy.models.pretrained.evaluator_files import CachedEvaluator
+from fl_privacy.models.pretrained.word_evaluator import WordBox, WordEvaluator
 from fl_privacy.progress import counted
 from fl_privacy.types import Batch, ModelState, Tensors
 

@@ -9,7 +9,7 @@ import scipy  # its parts are imported when used: statistics alone take as long 
 from numpy.typing import ArrayLike, NDArray
 
 from fl_privacy import checks
-from fl_privacy.metrics.intervals import binomial_lower, binomial_upper
+from fl_privacy.measure.intervals import binomial_lower, binomial_upper
 
 Floats = NDArray[np.float64]
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from fl_privacy import checks
+from fl_privacy.checks.packages import lacks
 from fl_privacy.dp_check.bounds import gaussian_epsilon
 from fl_privacy.errors import UserError
-from fl_privacy.packages import lacks
 
 Unit = Literal["example", "client"]
 Neighbors = Literal["add_remove", "replace"]

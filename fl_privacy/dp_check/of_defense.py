@@ -7,7 +7,7 @@ from torch import nn
 
 from fl_privacy.defenses import ClientState, Defense, LocalStep
 from fl_privacy.defenses.privacy import guarantee
-from fl_privacy.dp_check.asked import Asked, recomputed_by, tested
+from fl_privacy.dp_check.check import Asked, recomputed_by, tested
 from fl_privacy.dp_check.claims import Facts, Stated, Unit
 from fl_privacy.dp_check.draws import Mechanism, Neighbors
 from fl_privacy.dp_check.verdict import ClaimVerdict

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fl_privacy.dp_check.draws import ROUNDING, Mechanism, Neighbors, drawn_rows
-from fl_privacy.metrics.intervals import binomial_lower
+from fl_privacy.measure.intervals import binomial_lower
 from fl_privacy.rng import derive_generator
 
 MOST_ELEMENTS = 1 << 22

@@ -1,8 +1,8 @@
 """A federated round without any framework: clients, server, which uploads are audited, and the plain loop."""
 
-from fl_privacy.federation.audit import Audit, Probe, audited_rounds, spread_probes
 from fl_privacy.federation.client import Client, ClientSource, Personalized
 from fl_privacy.federation.evaluation import Evaluation, evaluate_model, mean_evaluation
+from fl_privacy.federation.interception_plan import Audit, Probe, audited_rounds, spread_probes
 from fl_privacy.federation.replay import Replay, examples_behind
 from fl_privacy.federation.replies import Failure, attempt, sort_out
 from fl_privacy.federation.rounds import Round, RoundReport, finish_round, plain_rounds, run_all, with_personalized

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fl_privacy.checks import whole
+from fl_privacy.checks.packages import lacks
 from fl_privacy.defenses import ClientState
 from fl_privacy.errors import UserError
 from fl_privacy.federation.client import Client
@@ -22,7 +23,6 @@ from fl_privacy.federation.replies import Failure, attempt, fault, unrounded
 from fl_privacy.federation.rounds import Round, RoundReport, one_by_one, personalize, unobserved, with_personalized
 from fl_privacy.federation.server import Server
 from fl_privacy.federation.training import LocalResult
-from fl_privacy.packages import lacks
 from fl_privacy.progress import counted
 from fl_privacy.types import Tensors, Upload
 

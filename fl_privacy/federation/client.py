@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from fl_privacy.data.examples import LabelledExamples
 from fl_privacy.defenses import ClientState, Defense, LocalData
+from fl_privacy.defenses.guard import ModelGuard
 from fl_privacy.defenses.privacy import promises_privacy
 from fl_privacy.errors import UserError
 from fl_privacy.federation.evaluation import Evaluation, evaluate_model
@@ -29,11 +30,10 @@ from fl_privacy.federation.training import (
     private_values,
     train_private,
 )
-from fl_privacy.guard import ModelGuard
-from fl_privacy.modality import modality_of_inputs
 from fl_privacy.models import has_batch_norm
 from fl_privacy.rng import Secret, cpu_threads, derive_generator, seeded_globally
 from fl_privacy.types import Batch, LocalPlan, ModelState
+from fl_privacy.types.modality import modality_of_inputs
 
 
 @dataclass(frozen=True)

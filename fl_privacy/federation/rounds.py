@@ -11,13 +11,13 @@ from functools import partial
 from typing import Protocol, TypeVar
 
 from fl_privacy.defenses import ClientState
-from fl_privacy.federation.audit import Audit
 from fl_privacy.federation.client import Client, Personalized
 from fl_privacy.federation.evaluation import Evaluation, mean_evaluation
+from fl_privacy.federation.interception_plan import Audit
 from fl_privacy.federation.replies import Failure, attempt
 from fl_privacy.federation.server import Server, upload_bytes
 from fl_privacy.federation.training import LocalResult
-from fl_privacy.gradients.memory import freed_memory_kept
+from fl_privacy.models.gradients.memory import freed_memory_kept
 from fl_privacy.progress import counted
 from fl_privacy.types import ModelState, Observation, Upload, VictimId
 
@@ -119,7 +119,7 @@ def run_all(rounds: Generator[Round, None, Kept]) -> tuple[list[RoundReport], Ke
 
 
 class ObservesUploads(Protocol):
-    """Makes an observation of what an audit intercepts; see :class:`fl_privacy.interception.Interceptor`."""
+    """Makes an observation of what an audit intercepts; see :class:`fl_privacy.federation.interception.Interceptor`."""
 
     def observe(
         self, victim: VictimId, *, sent: ModelState, upload: Upload, states: Callable[[int], ClientState]

@@ -10,9 +10,9 @@ import torch
 
 from fl_privacy.checks import number, one_of
 from fl_privacy.defenses.encoding import encoded_bytes
+from fl_privacy.defenses.guard import RefusedModelError
 from fl_privacy.errors import UserError
 from fl_privacy.federation.replies import FACTOR, Failure, norm, sort_out
-from fl_privacy.guard import RefusedModelError
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import LocalPlan, ModelState, Tensors, Upload
 

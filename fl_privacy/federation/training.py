@@ -19,7 +19,7 @@ from torch.optim.sgd import sgd
 from fl_privacy.defenses import ClientState, Defense, LocalStep
 from fl_privacy.defenses.privacy import promises_privacy
 from fl_privacy.errors import UserError
-from fl_privacy.gradients import GradientResult, loss_gradients
+from fl_privacy.models.gradients import GradientResult, loss_gradients
 from fl_privacy.progress import counted
 from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors, Upload
 

@@ -1,14 +1,8 @@
 """The edge to Flower: clients, strategies, apps and backends; translates records, adds no mathematics."""
 
-from fl_privacy.flower._audit import AuditedStrategy, audit
-from fl_privacy.flower._defend import DefendedClient, defend
-from fl_privacy.flower._defense_mod import defense_mod
-from fl_privacy.flower._guard_mod import guard_mod
+from fl_privacy.auditing.strategy import AuditedStrategy, audit
 from fl_privacy.flower._node_memory import NodeMemory, node_memory, node_secret
-from fl_privacy.flower._train_step import DefendedTraining, private_loader, train_step
-from fl_privacy.flower.answers import answer_once_mod
 from fl_privacy.flower.backends import rounds_in_process, rounds_on_grid, rounds_on_ray
-from fl_privacy.flower.canary_mod import canary_mod
 from fl_privacy.flower.client_app import numpy_client_app, simulated_client_app
 from fl_privacy.flower.clients import (
     ATSClient,
@@ -24,7 +18,13 @@ from fl_privacy.flower.curious import HonestButCurious
 from fl_privacy.flower.gate import Gate
 from fl_privacy.flower.grids import LocalGrid
 from fl_privacy.flower.malicious import Malicious
-from fl_privacy.flower.probe import probe_mod
+from fl_privacy.flower.mods.canary_mod import canary_mod
+from fl_privacy.flower.mods.defend import DefendedClient, defend
+from fl_privacy.flower.mods.defense_mod import defense_mod
+from fl_privacy.flower.mods.guard_mod import guard_mod
+from fl_privacy.flower.mods.probe import probe_mod
+from fl_privacy.flower.mods.train_step import DefendedTraining, private_loader, train_step
+from fl_privacy.flower.reply_cache import answer_once_mod
 from fl_privacy.flower.secagg import local_dp_mod
 from fl_privacy.flower.strategy import Federated
 from fl_privacy.flower.wrappers import Sane

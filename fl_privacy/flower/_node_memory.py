@@ -23,8 +23,8 @@ from safetensors import SafetensorError
 from fl_privacy.defenses import ClientState
 from fl_privacy.errors import UserError
 from fl_privacy.files import make_missing_private, write_private
+from fl_privacy.files.foreign import expanded
 from fl_privacy.flower.records import PARTITION, load_state, save_state
-from fl_privacy.foreign_files import expanded
 from fl_privacy.rng import SECRET_BYTES, Secret
 
 KEY_BYTES = 32

@@ -11,7 +11,7 @@ from fl_privacy.errors import UserError
 from fl_privacy.federation.replies import Failure, attempt
 from fl_privacy.flower.records import CLIENT, PARTITION
 from fl_privacy.flower.strategy import PROBE
-from fl_privacy.plan import Normalization
+from fl_privacy.types.plan import Normalization
 
 ANSWERS = "fl-privacy.answers"
 """Record of a reply whose client answers probes."""

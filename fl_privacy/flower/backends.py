@@ -11,14 +11,14 @@ from flwr.serverapp import Grid
 
 from fl_privacy.defenses import ClientState
 from fl_privacy.federation import Audit, ClientSource, Round, RoundReport, Server
+from fl_privacy.federation.interception import Interceptor
+from fl_privacy.federation.interception.interceptor import States, no_states
 from fl_privacy.federation.rounds import Steps, one_by_one
 from fl_privacy.flower.client_app import simulated_client_app
 from fl_privacy.flower.curious import HonestButCurious
 from fl_privacy.flower.grids import FIRST_NODE, LocalGrid
 from fl_privacy.flower.records import PARTITION, load_state
 from fl_privacy.flower.strategy import Federated
-from fl_privacy.interception import Interceptor
-from fl_privacy.interception.interceptor import States, no_states
 from fl_privacy.types import Observation
 
 

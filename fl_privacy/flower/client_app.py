@@ -13,11 +13,10 @@ from flwr.clientapp.typing import ClientAppCallable, Mod
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Client
 from fl_privacy.federation.replies import Failure, attempt
-from fl_privacy.flower._defend import DefendedClient
 from fl_privacy.flower._node_memory import ContextMemory
-from fl_privacy.flower.answers import Answers, digest_of
 from fl_privacy.flower.audit_protocol import merged_config
 from fl_privacy.flower.clients import NAMES, Arrays, Config, MaskableClient, NumPyClient, PrivacyClient, Reply
+from fl_privacy.flower.mods.defend import DefendedClient
 from fl_privacy.flower.records import (
     BATCH_SIZE,
     BUFFERS,
@@ -39,6 +38,7 @@ from fl_privacy.flower.records import (
     plain_array,
     shortest,
 )
+from fl_privacy.flower.reply_cache import Answers, digest_of
 
 Fit = Callable[[Arrays, Config], Reply]
 

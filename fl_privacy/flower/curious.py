@@ -11,14 +11,14 @@ from flwr.serverapp import Grid
 
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Audit, Failure, Probe
+from fl_privacy.federation.interception import Interceptor
+from fl_privacy.federation.interception.interceptor import States, no_states
 from fl_privacy.federation.replies import MOST_EXAMPLES, attempt
 from fl_privacy.flower.audit_protocol import asked_probe
 from fl_privacy.flower.grids import pair
 from fl_privacy.flower.records import BATCH_SIZE, CLIENT, NUM_EXAMPLES, PARTITION, VICTIM, read_state, read_upload
 from fl_privacy.flower.strategy import PROBE
 from fl_privacy.flower.wrappers import StrategyAround
-from fl_privacy.interception import Interceptor
-from fl_privacy.interception.interceptor import States, no_states
 from fl_privacy.types import ModelState, VictimId
 
 logger = logging.getLogger(__name__)

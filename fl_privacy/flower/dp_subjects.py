@@ -16,7 +16,7 @@ from flwr.serverapp.strategy import (
 )
 
 from fl_privacy.defenses import Defense
-from fl_privacy.dp_check.asked import Asked, tested
+from fl_privacy.dp_check.check import Asked, tested
 from fl_privacy.dp_check.draws import Mechanism
 from fl_privacy.dp_check.of_defense import on_defense
 from fl_privacy.dp_check.verdict import ClaimVerdict

@@ -14,11 +14,11 @@ from flwr.clientapp.typing import ClientAppCallable
 
 from fl_privacy.federation.replies import Failure, attempt, printable
 from fl_privacy.flower.inside.serialized import message_with
-from fl_privacy.gate.entries import ASKED, ExhaustedError
-from fl_privacy.gate.filtering import RawArray, Records, admit, array_values, noise_alone, release
-from fl_privacy.gate.ledger import Ledger, LedgerError
-from fl_privacy.gate.policy import SitePolicy, plain_kind, read_policy
-from fl_privacy.gate.rules import REASONS, RefusedError
+from fl_privacy.site.gate.entries import ASKED, ExhaustedError
+from fl_privacy.site.gate.filtering import RawArray, Records, admit, array_values, noise_alone, release
+from fl_privacy.site.gate.ledger import Ledger, LedgerError
+from fl_privacy.site.gate.policy import SitePolicy, plain_kind, read_policy
+from fl_privacy.site.gate.rules import REASONS, RefusedError
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class Gate:
     An app in this process can reach all that this process can. ``fl-privacy supernode --policy`` therefore runs it in
     another one: ``Gate(policy).around(Cell("package.module:app", policy.app))``.
 
-    ``refused`` has the last refusals, as reason (see ``fl_privacy.gate.rules.REASONS``) and detail; ``left_out`` what
+    ``refused`` has the last refusals, as reason (see ``fl_privacy.site.gate.rules.REASONS``) and detail; ``left_out`` what
     replies had beside what left, where the policy drops it, and how often.
 
     Args:
@@ -185,7 +185,7 @@ class Gate:
             return {}
         import torch  # noqa: PLC0415  (a gate that does not look at models goes without)
 
-        from fl_privacy.guard import ModelGuard  # noqa: PLC0415
+        from fl_privacy.defenses.guard import ModelGuard  # noqa: PLC0415
         from fl_privacy.types import ModelState  # noqa: PLC0415
 
         values = {f"{r}/{k}": array_values(k, a) for r, record in received.arrays.items() for k, a in record.items()}

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from fl_privacy.config import compose_file
 from fl_privacy.defenses import ClientState
 from fl_privacy.errors import UserError
-from fl_privacy.experiment.build import build_defense
 from fl_privacy.flower.upload_defense import GuardedUpload
-from fl_privacy.gate.filtering import Records, array_values, raw_array
 from fl_privacy.rng import Secret, SecretGenerator
+from fl_privacy.runs.build import build_defense
+from fl_privacy.runs.config import compose_file
+from fl_privacy.site.gate.filtering import Records, array_values, raw_array
 from fl_privacy.types import Tensors
 
 logger = logging.getLogger(__name__)

@@ -7,9 +7,9 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from flwr.serverapp import Grid
 from torch import nn
 
+from fl_privacy.attacks.malicious import ServerAttack
 from fl_privacy.flower.records import all_arrays, named, read_state, to_array
 from fl_privacy.flower.wrappers import StrategyAround
-from fl_privacy.malicious import ServerAttack
 
 
 @dataclass(eq=False)

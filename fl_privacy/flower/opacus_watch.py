@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from fl_privacy.dp_check.asked import Asked, tested
 from fl_privacy.dp_check.bounds import gaussian_epsilon
+from fl_privacy.dp_check.check import Asked, tested
 from fl_privacy.dp_check.claims import Claim, Facts, Stated, recompute
 from fl_privacy.dp_check.draws import Mechanism, Neighbors
 from fl_privacy.dp_check.verdict import ClaimVerdict

@@ -17,9 +17,9 @@ from flwr.clientapp import ClientApp
 from fl_privacy.checks import number, whole
 from fl_privacy.errors import UserError
 from fl_privacy.federation import ClientSource, Failure
+from fl_privacy.federation.parallel import expect_ray, joins_cluster, one_line, ray_cluster
 from fl_privacy.flower.client_app import simulated_client_app
 from fl_privacy.flower.grids import LocalGrid, error_reply
-from fl_privacy.parallel import expect_ray, joins_cluster, one_line, ray_cluster
 from fl_privacy.progress import counted
 
 _STARTING = 600.0

@@ -31,7 +31,6 @@ from fl_privacy.federation import Client, Failure, Round, RoundReport, Server
 from fl_privacy.federation.replies import MOST_EXAMPLES, attempt, unrounded
 from fl_privacy.federation.rounds import one_by_one, unobserved
 from fl_privacy.federation.server import weighted_mean
-from fl_privacy.flower._guard_mod import secagg_guard_mod
 from fl_privacy.flower.backends import quiet_flower
 from fl_privacy.flower.clients import ATTEMPT, COUNTS, MOST_COUNTED, NAMES, MaskableClient
 from fl_privacy.flower.grids import FIRST_NODE, LocalGrid, PromptGrid, Traffic, pair
@@ -55,6 +54,7 @@ from fl_privacy.flower.inside.legacy import (
     secaggplus_mod,
 )
 from fl_privacy.flower.masked_replies import MaskedReplies
+from fl_privacy.flower.mods.guard_mod import secagg_guard_mod
 from fl_privacy.flower.nodes import Nodes
 from fl_privacy.flower.records import (
     CLIENT,

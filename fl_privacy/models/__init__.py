@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from fl_privacy.packages import on_demand
+from fl_privacy.checks.packages import on_demand
 
 if TYPE_CHECKING:
     from fl_privacy.models.alexnet_vgg import VGG16 as VGG16, AlexNet as AlexNet

@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 from fl_privacy.errors import UserError, blamed_on
-from fl_privacy.modality import IMAGES, MODALITIES, ROWS, Modality
 from fl_privacy.models.huggingface import with_adapters
 from fl_privacy.models.layers import initialize
 from fl_privacy.models.text_model import TextModel
-from fl_privacy.plan import Normalization
-from fl_privacy.schema import Schema, schema_of
+from fl_privacy.types.modality import IMAGES, MODALITIES, ROWS, Modality
+from fl_privacy.types.plan import Normalization
+from fl_privacy.types.schema import Schema, schema_of
 
 
 def build_model(

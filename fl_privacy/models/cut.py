@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_privacy.errors import UserError
-from fl_privacy.gradients.hooks import entering, owners, replaced_input
+from fl_privacy.models.gradients.hooks import entering, owners, replaced_input
 
 NORMS = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm)
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fl_privacy.checks import number, whole
 from fl_privacy.errors import UserError
-from fl_privacy.foreign_files import expanded
+from fl_privacy.files.foreign import expanded
 from fl_privacy.models.text_model import TextModel, last_state
 
 _ENTERED = re.compile(

@@ -8,11 +8,11 @@ from torch import Tensor, nn
 
 from fl_privacy.errors import UserError
 from fl_privacy.models.layers import activation as new_activation, initialize, require_positive
-from fl_privacy.schema import Schema
+from fl_privacy.types.schema import Schema
 
 
 class TableModel(nn.Module):
-    """A network on rows (B, F) as a :class:`fl_privacy.schema.Schema` encodes them.
+    """A network on rows (B, F) as a :class:`fl_privacy.types.schema.Schema` encodes them.
 
     Args:
         schema: of the rows.

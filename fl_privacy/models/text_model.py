@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_privacy.errors import UserError
-from fl_privacy.modality import TEXTS, Modality
+from fl_privacy.types.modality import TEXTS, Modality
 
 
 class TextModel(nn.Module, ABC):

@@ -14,8 +14,9 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fl_privacy.checks import one_of
+from fl_privacy.checks.packages import minilm_folder
 from fl_privacy.errors import UserError
-from fl_privacy.foreign_files import expanded, read_text
+from fl_privacy.files.foreign import expanded, read_text
 from fl_privacy.models.layers import require_positive
 from fl_privacy.models.text_model import (
     Block,
@@ -26,7 +27,6 @@ from fl_privacy.models.text_model import (
     last_state,
     mean_state,
 )
-from fl_privacy.packages import minilm_folder
 
 Pooling = Literal["first", "mean"]
 """What is classified: what became of the first token, or the mean of all."""

@@ -7,14 +7,14 @@ from importlib import metadata
 from pathlib import Path
 
 from fl_privacy.errors import UserError
-from fl_privacy.metrics.roc import promises_little
-from fl_privacy.modality import modality_judged_by
+from fl_privacy.measure.roc import promises_little
 from fl_privacy.report.numbers import percent, seconds, size
 from fl_privacy.report.recommendation import doubts, goal_in_words, leakage_in_words, nothing_told, read_of, withheld
-from fl_privacy.results.candidates import ROUNDING, comparable, unread_undefended
-from fl_privacy.results.measured import STRONGEST, MeasuredDefense, MeasuredTable
-from fl_privacy.results.readings import Extent
-from fl_privacy.results.study import Threat
+from fl_privacy.runs.folder.defense_choice import ROUNDING, comparable, unread_undefended
+from fl_privacy.runs.folder.leakage import Extent
+from fl_privacy.runs.folder.measured import STRONGEST, MeasuredDefense, MeasuredTable
+from fl_privacy.runs.folder.study import Threat
+from fl_privacy.types.modality import modality_judged_by
 
 SHIPPED = Path(__file__).resolve().parent / "measured"
 """Files that come with the package, as ``fl-privacy advise --save FILE`` writes them."""

@@ -16,11 +16,11 @@ import numpy as np
 
 from fl_privacy.checks import fits, in_words
 from fl_privacy.files import write_private
-from fl_privacy.metrics.roc import Estimate
+from fl_privacy.measure.aggregate_leakage import TITLES, Survivor
+from fl_privacy.measure.counts import Counts, Words
+from fl_privacy.measure.roc import Estimate
 from fl_privacy.report.untouched import KINDS, AppPage, Step, render_app
-from fl_privacy.results.counts import Counts, Words
-from fl_privacy.results.made import beginning, each, made
-from fl_privacy.results.survivors import TITLES, Survivor
+from fl_privacy.runs.folder.from_json import beginning, each, made
 
 PAGE, RECORD = "report.html", "audit.json"
 """Files in the folder of an audit."""

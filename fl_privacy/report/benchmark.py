@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from fl_privacy.config.study import Track
-from fl_privacy.metrics.registry import IMAGE_METRIC
-from fl_privacy.results.candidates import ROUNDING, extent_or_worst
-from fl_privacy.results.readings import Extent, main_of
-from fl_privacy.results.study import StudyRow, Threat, threats_of
+from fl_privacy.measure.registry import IMAGE_METRIC
+from fl_privacy.runs.config.study import Track
+from fl_privacy.runs.folder.defense_choice import ROUNDING, extent_or_worst
+from fl_privacy.runs.folder.leakage import Extent, main_of
+from fl_privacy.runs.folder.study import StudyRow, Threat, threats_of
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

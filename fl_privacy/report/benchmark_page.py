@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
-from fl_privacy.metrics import METRICS, Statistic
-from fl_privacy.metrics.registry import IMAGE_METRIC, TABLE_METRIC, TEXT_METRIC
+from fl_privacy.measure import METRICS, Statistic
+from fl_privacy.measure.registry import IMAGE_METRIC, TABLE_METRIC, TEXT_METRIC
 from fl_privacy.report.benchmark import Board, Measured
 from fl_privacy.report.charts import SERIES, draw_svg
 from fl_privacy.report.numbers import below, metric, seconds, title, title_within
 from fl_privacy.report.page import render
 from fl_privacy.report.recommendation import read_of
-from fl_privacy.results import Candidate, Reading
-from fl_privacy.results.readings import COMPARED, leaks_most
-from fl_privacy.results.study import THREATS, StudyRow, Threat
-from fl_privacy.results.verdict import Tone, tone_of
+from fl_privacy.runs.folder import Candidate, Reading
+from fl_privacy.runs.folder.leakage import COMPARED, leaks_most
+from fl_privacy.runs.folder.study import THREATS, StudyRow, Threat
+from fl_privacy.runs.folder.verdict import Tone, tone_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

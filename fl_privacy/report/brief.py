@@ -7,10 +7,9 @@ from pathlib import Path
 
 from fl_privacy.errors import UserError
 from fl_privacy.files import write_whole
-from fl_privacy.foreign_files import expect_file_name
-from fl_privacy.metrics.intervals import LEAST_SPLIT
-from fl_privacy.metrics.roc import balanced_accuracy_bound
-from fl_privacy.modality import ROWS, TEXTS
+from fl_privacy.files.foreign import expect_file_name
+from fl_privacy.measure.intervals import LEAST_SPLIT
+from fl_privacy.measure.roc import balanced_accuracy_bound
 from fl_privacy.report.claims import claim_views
 from fl_privacy.report.headline import headline_of, read_in_words
 from fl_privacy.report.inferred import HEADINGS, MEASURES, sentence
@@ -19,13 +18,14 @@ from fl_privacy.report.page import render
 from fl_privacy.report.run_page import what_was_done
 from fl_privacy.report.settings import batch_norm_in_words
 from fl_privacy.report.words import glossary_of
-from fl_privacy.results import Reading, Run, Verdict, read_run, verdict_of
-from fl_privacy.results.candidates import HEADLINE, TOLD, strongest
-from fl_privacy.results.pictures import SENTENCE_FILES
-from fl_privacy.results.readings import worst_by
-from fl_privacy.results.row_files import ROW_FILES
-from fl_privacy.results.summary import Spent
-from fl_privacy.results.verdict import Ground
+from fl_privacy.runs.folder import Reading, Run, Verdict, read_run, verdict_of
+from fl_privacy.runs.folder.defense_choice import HEADLINE, TOLD, strongest
+from fl_privacy.runs.folder.leakage import worst_by
+from fl_privacy.runs.folder.pictures import SENTENCE_FILES
+from fl_privacy.runs.folder.row_files import ROW_FILES
+from fl_privacy.runs.folder.summary import Spent
+from fl_privacy.runs.folder.verdict import Ground
+from fl_privacy.types.modality import ROWS, TEXTS
 
 NOT_TESTED = ("Not tested:", "Captured but not attacked:")
 """How sentences of a threat model begin that say so."""

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from fl_privacy.errors import UserError
 from fl_privacy.files import write_whole
-from fl_privacy.foreign_files import expect_file_name
+from fl_privacy.files.foreign import expect_file_name
 from fl_privacy.report.numbers import MISSING, percent, ratio
 from fl_privacy.report.page import render
-from fl_privacy.results.claims import ClaimRecord
+from fl_privacy.runs.folder.claims import ClaimRecord
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from string import ascii_uppercase
 
 from markupsafe import Markup
 
-from fl_privacy.metrics import METRICS, Statistic, aggregate, pmm
+from fl_privacy.measure import METRICS, Statistic, aggregate, pmm
 from fl_privacy.report.charts import ChartPoint, Curve, line_chart, scatter_chart
 from fl_privacy.report.cost import figures_of
 from fl_privacy.report.headline import read_in_words
@@ -23,11 +23,11 @@ from fl_privacy.report.ppc import PpcView
 from fl_privacy.report.recommendation import answer
 from fl_privacy.report.run_page import said_together, uploads_of
 from fl_privacy.report.settings import batch_norm_in_words, differences, names
-from fl_privacy.results import Attacker, Candidate, Reading, Recognized, Run, Summary, Verdict, verdict_of
-from fl_privacy.results.candidates import asked_of, candidate_of, strongest
-from fl_privacy.results.identity import attacked_hash
-from fl_privacy.results.readings import COMPARED, Extent, extent_of, main_of, most_exposed, readings_of, worst_by
-from fl_privacy.results.verdict import BOUNDED, LEAK
+from fl_privacy.runs.folder import Attacker, Candidate, Reading, Recognized, Run, Summary, Verdict, verdict_of
+from fl_privacy.runs.folder.defense_choice import asked_of, candidate_of, strongest
+from fl_privacy.runs.folder.identity import attacked_hash
+from fl_privacy.runs.folder.leakage import COMPARED, Extent, extent_of, main_of, most_exposed, readings_of, worst_by
+from fl_privacy.runs.folder.verdict import BOUNDED, LEAK
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from fl_privacy.metrics import FEW, Statistic
+from fl_privacy.measure import FEW, Statistic
 from fl_privacy.report.numbers import MISSING, percent, ratio, seconds, size
 
 

@@ -17,11 +17,11 @@ import numpy as np
 from PIL import Image
 
 from fl_privacy.files import make_private_folder, write_private
-from fl_privacy.metrics.registry import IMAGE_METRIC
+from fl_privacy.measure.registry import IMAGE_METRIC
 from fl_privacy.report.numbers import metric, title
-from fl_privacy.results import Attacker, Pair, Run
-from fl_privacy.results.pictures import Pixels
-from fl_privacy.victim_ids import Certainty
+from fl_privacy.runs.folder import Attacker, Pair, Run
+from fl_privacy.runs.folder.pictures import Pixels
+from fl_privacy.types.victim_ids import Certainty
 
 PAIRS_IN_A_ROW = 4
 _LETTERS_IN_AN_INCH = 17.5

@@ -4,14 +4,14 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from fl_privacy.metrics import FEW, Statistic
-from fl_privacy.metrics.registry import IMAGE_METRIC
+from fl_privacy.measure import FEW, Statistic
+from fl_privacy.measure.inferred import Finding
+from fl_privacy.measure.registry import IMAGE_METRIC
 from fl_privacy.report.numbers import metric, percent, ratio, title
-from fl_privacy.results import Counts, Recognized, Verdict
-from fl_privacy.results.candidates import TOLD
-from fl_privacy.results.findings import Finding
-from fl_privacy.results.readings import AttackedUploads, AttackFacts
-from fl_privacy.results.verdict import Ground, Tone
+from fl_privacy.runs.folder import Counts, Recognized, Verdict
+from fl_privacy.runs.folder.defense_choice import TOLD
+from fl_privacy.runs.folder.leakage import AttackedUploads, AttackFacts
+from fl_privacy.runs.folder.verdict import Ground, Tone
 
 UNDEFENDED_UNREAD = (
     "Clients did not defend themselves: that nothing was read tells of this attack, not of a protection. A stronger"

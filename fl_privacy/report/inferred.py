@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from markupsafe import Markup
 
-from fl_privacy.metrics.roc import tpr_bound
+from fl_privacy.measure.roc import tpr_bound
 from fl_privacy.report.charts import INK, MUTED, SERIES, draw_svg
 from fl_privacy.report.numbers import MISSING, percent, ratio
-from fl_privacy.results import Finding, Measure
-from fl_privacy.results.candidates import HEADLINE, LOW_LEAKS, is_above_chance, number_of_measures, strongest
-from fl_privacy.results.verdict import CHANCE_TONES, Tone
+from fl_privacy.runs.folder import Finding, Measure
+from fl_privacy.runs.folder.defense_choice import HEADLINE, LOW_LEAKS, is_above_chance, number_of_measures, strongest
+from fl_privacy.runs.folder.verdict import CHANCE_TONES, Tone
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,7 +11,6 @@ from pathlib import Path
 from threading import Lock
 from urllib.parse import quote
 
-from fl_privacy.config.reading import select
 from fl_privacy.errors import UserError
 from fl_privacy.report.comparison import render_comparison
 from fl_privacy.report.gallery import ImageView, data_uri, view_extremes
@@ -20,8 +19,9 @@ from fl_privacy.report.numbers import percent, seconds
 from fl_privacy.report.page import render
 from fl_privacy.report.texts import Piece, uncolored
 from fl_privacy.report.write import page_of_run
-from fl_privacy.results import Run, read_run, verdict_of
-from fl_privacy.results.ongoing import (
+from fl_privacy.runs.config.parse import select
+from fl_privacy.runs.folder import Run, read_run, verdict_of
+from fl_privacy.runs.folder.ongoing import (
     IDENTITY,
     METRICS,
     PROGRESS,
@@ -32,7 +32,7 @@ from fl_privacy.results.ongoing import (
     read_planned,
     read_texts,
 )
-from fl_privacy.results.verdict import OPEN
+from fl_privacy.runs.folder.verdict import OPEN
 
 LAST_ROUNDS = 5
 """By which the time left of a training is told."""

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from fl_privacy.errors import UserError
-from fl_privacy.metrics.registry import IMAGE_METRIC, LARGEST_PSNR
+from fl_privacy.measure.registry import IMAGE_METRIC, LARGEST_PSNR
 from fl_privacy.report.headline import headline_of
-from fl_privacy.results import Run, read_run, verdict_of
+from fl_privacy.runs.folder import Run, read_run, verdict_of
 
 PREFIX = "fl_privacy"
 """All names begin with it, so that they stand beside the training's own and never for them."""

@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 
-from fl_privacy.config.keys import keys_of
-from fl_privacy.config.settings import Role
 from fl_privacy.report.ppc import Sample, sample_of, with_worst
 from fl_privacy.report.settings import GROUPS, UNSAID, chosen, flat_settings, telling_settings
-from fl_privacy.results import Attacker, Run
-from fl_privacy.results.readings import readings_of
-from fl_privacy.results.study import Versus
+from fl_privacy.runs.config.keys import keys_of
+from fl_privacy.runs.config.settings import Role
+from fl_privacy.runs.folder import Attacker, Run
+from fl_privacy.runs.folder.leakage import readings_of
+from fl_privacy.runs.folder.study import Versus
 
 NO_CIRCUMSTANCES = ("seed", "threat_model.knows_defense", *keys_of(Role.DEFENSE))
 """Dotted keys of what does not tell attacks apart: both attackers have their own samples."""

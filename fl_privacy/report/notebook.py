@@ -8,7 +8,7 @@ from PIL import Image
 from torch import Tensor
 
 from fl_privacy.errors import UserError
-from fl_privacy.metrics.matching import assign
+from fl_privacy.measure.matching import assign
 from fl_privacy.types import Batch, Reconstruction
 
 SHOWN_HEIGHT = 128

@@ -3,9 +3,9 @@
 import math
 from collections.abc import Callable
 
-from fl_privacy.metrics import METRICS, Statistic, decimals
-from fl_privacy.metrics.intervals import LEAST_SPLIT
-from fl_privacy.metrics.registry import IMAGE_METRIC, LARGEST_PSNR
+from fl_privacy.measure import METRICS, Statistic, decimals
+from fl_privacy.measure.intervals import LEAST_SPLIT
+from fl_privacy.measure.registry import IMAGE_METRIC, LARGEST_PSNR
 
 MISSING = "\N{EN DASH}"
 

@@ -15,7 +15,7 @@ from markupsafe import Markup
 from fl_privacy.errors import neutral
 from fl_privacy.report import headline, numbers
 from fl_privacy.report.words import with_words
-from fl_privacy.results import readings
+from fl_privacy.runs.folder import leakage as readings
 
 CONTENT_SECURITY_POLICY = (
     "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"

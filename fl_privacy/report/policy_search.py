@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
-from fl_privacy.policy_search import Scored
+from fl_privacy.data.transformations import Policy
+from fl_privacy.defenses.policy_search import Scored
 from fl_privacy.report.charts import INK, MUTED, SERIES, draw_svg
 from fl_privacy.report.page import render
-from fl_privacy.transformations import Policy
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

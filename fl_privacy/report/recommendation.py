@@ -3,11 +3,10 @@
 import math
 from collections.abc import Sequence
 
-from fl_privacy.inference.kinds import About
-from fl_privacy.metrics.registry import IMAGE_METRIC
-from fl_privacy.modality import modality_judged_by
+from fl_privacy.attacks.inference.kinds import About
+from fl_privacy.measure.registry import IMAGE_METRIC
 from fl_privacy.report.numbers import below, metric, percent, points, title_within
-from fl_privacy.results.candidates import (
+from fl_privacy.runs.folder.defense_choice import (
     ATTRIBUTE_AT_MOST,
     MEMBERSHIP_AT_MOST,
     Candidate,
@@ -15,6 +14,7 @@ from fl_privacy.results.candidates import (
     comparable,
     unread_undefended,
 )
+from fl_privacy.types.modality import modality_judged_by
 
 
 def goal_in_words(candidates: Sequence[Candidate], psnr_below: float | None) -> str:

@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fl_privacy.metrics.registry import TABLE_METRIC
+from fl_privacy.measure.registry import TABLE_METRIC
 from fl_privacy.report.gallery import SHOWN, certainty_of, from_many, place_of, rank_by, whose_label
 from fl_privacy.report.numbers import metric, title
-from fl_privacy.results import Run
-from fl_privacy.results.row_files import RowGuess, RowPair
+from fl_privacy.runs.folder import Run
+from fl_privacy.runs.folder.row_files import RowGuess, RowPair
 
 CAPTION = ("cells_right", "categories_right", "numbers_right")
 

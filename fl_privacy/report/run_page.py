@@ -9,11 +9,9 @@ from typing import Any
 
 from markupsafe import Markup
 
-from fl_privacy import malicious
-from fl_privacy.config.reading import select
-from fl_privacy.metrics import METRICS
-from fl_privacy.metrics.registry import TEXT_METRIC
-from fl_privacy.modality import ROWS, TEXTS, Modality
+from fl_privacy.attacks import malicious
+from fl_privacy.measure import METRICS
+from fl_privacy.measure.registry import TEXT_METRIC
 from fl_privacy.report.charts import Curve, line_chart, partition_chart, top_of
 from fl_privacy.report.claims import claim_views
 from fl_privacy.report.cost import figures_of
@@ -25,11 +23,20 @@ from fl_privacy.report.page import render
 from fl_privacy.report.rows import all_rows, best_rows, best_rows_in_words
 from fl_privacy.report.settings import batch_norm_in_words, chosen, overview
 from fl_privacy.report.texts import all_sentences, extreme_sentences
-from fl_privacy.results import Attacker, Film, Pair, Reading, Run, Sentence, TextFilm, Verdict, verdict_of
-from fl_privacy.results.readings import AttackedUploads, facts_of, in_round, modality_attacked, readings_of, worst_by
-from fl_privacy.results.row_files import RowPair
-from fl_privacy.results.verdict import tone_of
-from fl_privacy.victim_ids import Certainty
+from fl_privacy.runs.config.parse import select
+from fl_privacy.runs.folder import Attacker, Film, Pair, Reading, Run, Sentence, TextFilm, Verdict, verdict_of
+from fl_privacy.runs.folder.leakage import (
+    AttackedUploads,
+    facts_of,
+    in_round,
+    modality_attacked,
+    readings_of,
+    worst_by,
+)
+from fl_privacy.runs.folder.row_files import RowPair
+from fl_privacy.runs.folder.verdict import tone_of
+from fl_privacy.types.modality import ROWS, TEXTS, Modality
+from fl_privacy.types.victim_ids import Certainty
 
 
 def is_audit(run: Run) -> bool:
@@ -114,7 +121,11 @@ def _reads_itself(run: Run) -> bool:
     """Say whether the malicious server needs no attack to get images from an upload."""
     section = run.identity.config.get("server")
     target = str(section.get("_target_", "")) if isinstance(section, Mapping) else ""
-    attack = getattr(malicious, target.rpartition(".")[2], None) if target.startswith("fl_privacy.malicious.") else None
+    attack = (
+        getattr(malicious, target.rpartition(".")[2], None)
+        if target.startswith("fl_privacy.attacks.malicious.")
+        else None
+    )
     return attack is not None and bool(attack.reads_images)
 
 

@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from fl_privacy.config._options import called
-from fl_privacy.config.keys import groups, is_within
-from fl_privacy.results import Run, Summary
-from fl_privacy.results.identity import RUNTIME
+from fl_privacy.runs.config._options import called
+from fl_privacy.runs.config.keys import groups, is_within
+from fl_privacy.runs.folder import Run, Summary
+from fl_privacy.runs.folder.identity import RUNTIME
 
 GROUPS = groups(shown=True)
 

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fl_privacy.errors import visible
-from fl_privacy.modality import ROWS, TEXTS
 from fl_privacy.report.headline import headline_of
-from fl_privacy.results import Run, read_run, verdict_of
-from fl_privacy.results.verdict import Ground, Verdict
+from fl_privacy.runs.folder import Run, read_run, verdict_of
+from fl_privacy.runs.folder.verdict import Ground, Verdict
+from fl_privacy.types.modality import ROWS, TEXTS
 
 PAGE = "report.html"
 """Of a run, in its folder."""

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
-from fl_privacy.metrics import METRICS
-from fl_privacy.metrics.registry import IMAGE_METRIC
+from fl_privacy.measure import METRICS
+from fl_privacy.measure.registry import IMAGE_METRIC
 from fl_privacy.report.charts import EXACT, INK, SERIES, draw_bound, draw_svg, reach, top_of, widen
 from fl_privacy.report.cost import figures_of
 from fl_privacy.report.inferred import AXES
@@ -21,10 +21,10 @@ from fl_privacy.report.ppc import ppc_view_of, samples_of_rows
 from fl_privacy.report.recommendation import answer, goal_in_words, kind_in_words, read_of
 from fl_privacy.report.run_page import said_together, uploads_of
 from fl_privacy.report.settings import batch_norm_in_words
-from fl_privacy.results import Attacker, Candidate, Leakage
-from fl_privacy.results.candidates import asked_of, best_unread, strongest, unread_undefended
-from fl_privacy.results.readings import COMPARED, main_of, worst_by
-from fl_privacy.results.study import StudyRow, Versus
+from fl_privacy.runs.folder import Attacker, Candidate, Leakage
+from fl_privacy.runs.folder.defense_choice import asked_of, best_unread, strongest, unread_undefended
+from fl_privacy.runs.folder.leakage import COMPARED, main_of, worst_by
+from fl_privacy.runs.folder.study import StudyRow, Versus
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
+from fl_privacy.measure.aggregate_leakage import MEASURES, Survivor
+from fl_privacy.measure.counts import Counts
 from fl_privacy.report.gallery import data_uri
 from fl_privacy.report.numbers import seconds, size
 from fl_privacy.report.page import render
-from fl_privacy.results.counts import Counts
-from fl_privacy.results.survivors import MEASURES, Survivor
-from fl_privacy.results.verdict import LEAK, OPEN, Tone
+from fl_privacy.runs.folder.verdict import LEAK, OPEN, Tone
 
 MOST_LINES = 60
 """Lines of the inventory that are open at first."""

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from fl_privacy.errors import UserError
 from fl_privacy.files import make_private_folder, write_private, write_whole
-from fl_privacy.foreign_files import expect_file_name
-from fl_privacy.metrics.registry import IMAGE_METRIC
+from fl_privacy.files.foreign import expect_file_name
+from fl_privacy.measure.registry import IMAGE_METRIC
 from fl_privacy.report import ppc
 from fl_privacy.report.comparison import render_comparison
 from fl_privacy.report.gallery import caption, grid_picture, rank_by
@@ -19,10 +19,10 @@ from fl_privacy.report.mechanisms import samples_of_runs
 from fl_privacy.report.ppc import Sample, ppc_view_of, samples_of_rows
 from fl_privacy.report.run_page import Shown, render_run
 from fl_privacy.report.trade_off_page import render_trade_off, row_as_plain, trade_off_sentences
-from fl_privacy.results import Run, read_run
-from fl_privacy.results.records import dump_json
-from fl_privacy.results.share import copy_run
-from fl_privacy.results.study import StudyEntry, read_study
+from fl_privacy.runs.folder import Run, read_run
+from fl_privacy.runs.folder.records import dump_json
+from fl_privacy.runs.folder.share import copy_run
+from fl_privacy.runs.folder.study import StudyEntry, read_study
 
 PICTURED = 16
 """Pairs in ``pictures/reconstructions.png``: from the best to the worst, evenly spread."""

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 from fl_privacy.defenses import ClientState, Defense, LocalStep
 from fl_privacy.federation.training import join_private
-from fl_privacy.gradients import loss_gradients
+from fl_privacy.models.gradients import loss_gradients
 from fl_privacy.types import Batch, LocalPlan, ModelState, Observation, Tensors, VictimId
 from tests.attacks.victims import CLASSES, observe, smooth_net
 

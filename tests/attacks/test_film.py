@@ -7,8 +7,8 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from fl_privacy.attacks import ggl, gifd, reconstruct
-from fl_privacy.film import FRAMES, LARGEST, Frame, frame, joined, shortened, viewed_by
 from fl_privacy.types import Observation
+from fl_privacy.types.film import FRAMES, LARGEST, Frame, frame, joined, shortened, viewed_by
 from tests.attacks.gradient_inversion.test_generated import made, net, victims
 from tests.generator.makers import generator_file
 

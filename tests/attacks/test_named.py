@@ -7,9 +7,9 @@ import pytest
 
 from fl_privacy.attacks import reconstruct
 from fl_privacy.attacks.named import attack_named, attack_names
-from fl_privacy.config import compose_run, options
 from fl_privacy.errors import UserError
-from fl_privacy.experiment.build import build_attack
+from fl_privacy.runs.build import build_attack
+from fl_privacy.runs.config import compose_run, options
 from tests.attacks.victims import observations, smooth_net
 
 

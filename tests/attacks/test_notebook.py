@@ -6,7 +6,7 @@ from PIL import Image
 
 from fl_privacy import Observation, reconstruct, show
 from fl_privacy.errors import UserError
-from fl_privacy.metrics.images import psnr
+from fl_privacy.measure.images import psnr
 from fl_privacy.types import Batch, LocalPlan, Reconstruction, VictimId
 from tests.attacks.victims import examples, smooth_net
 

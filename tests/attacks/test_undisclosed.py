@@ -7,12 +7,12 @@ from torch import nn
 
 from fl_privacy import Observation, reconstruct
 from fl_privacy.attacks.gradient_inversion.clients_loss import ONE_OUTPUT, SOFT_LABELS, WHOLE_LABELS
-from fl_privacy.attacks.gradient_inversion.undisclosed import disclosed
+from fl_privacy.attacks.gradient_inversion.infer_client import disclosed
 from fl_privacy.defenses import ClientState, pruning
 from fl_privacy.errors import UserError
-from fl_privacy.losses import CROSS_ENTROPY
-from fl_privacy.shared_gradients import computed_in
+from fl_privacy.models.losses import CROSS_ENTROPY
 from fl_privacy.types import Certainty
+from fl_privacy.types.user_gradients import computed_in
 
 SHAPE = (1, 4, 4)
 BITS = torch.tensor([[0.0, 1.0, 1.0, 0.0, 1.0]])

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from fl_privacy.gradients import loss_gradients
+from fl_privacy.models.gradients import loss_gradients
 from fl_privacy.types import Batch, Knowledge, LocalPlan, ModelState, Observation, Upload, VictimId
 
 FIRST = VictimId(0, 0, 0)

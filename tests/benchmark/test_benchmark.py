@@ -17,13 +17,13 @@ import pytest
 
 from fl_privacy.cli import workers
 from fl_privacy.cli.main import run_command_line
-from fl_privacy.config.study import AttackCell
-from fl_privacy.experiment.study import Job
-from fl_privacy.metrics import aggregate
+from fl_privacy.measure import aggregate
 from fl_privacy.report.benchmark_page import SCHEMA
-from fl_privacy.results import Attacker, Leakage, is_finished
-from fl_privacy.results.readings import Reading
-from fl_privacy.results.study import StudyEntry, StudyRow, Threat
+from fl_privacy.runs.config.study import AttackCell
+from fl_privacy.runs.folder import Attacker, Leakage, is_finished
+from fl_privacy.runs.folder.leakage import Reading
+from fl_privacy.runs.folder.study import StudyEntry, StudyRow, Threat
+from fl_privacy.runs.study import Job
 from tests.benchmark.tracks import OWN, write_defense, write_track
 from tests.experiment.runs import run, stamps, wait_until
 from tests.report.browser import Browser, find_chromium

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fl_privacy.errors import UserError
-from fl_privacy.experiment.study import find_entry
+from fl_privacy.runs.study import find_entry
 from tests.benchmark.tracks import OWN, write_defense
 
 

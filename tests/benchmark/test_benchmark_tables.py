@@ -11,11 +11,11 @@ import pytest
 
 from fl_privacy.cli import workers
 from fl_privacy.cli.main import run_command_line
-from fl_privacy.config.study import AttackCell
-from fl_privacy.experiment import study_results
-from fl_privacy.experiment.study import Job
 from fl_privacy.report.benchmark_page import SCHEMA
-from fl_privacy.results import Attacker
+from fl_privacy.runs import study_results
+from fl_privacy.runs.config.study import AttackCell
+from fl_privacy.runs.folder import Attacker
+from fl_privacy.runs.study import Job
 from tests.benchmark.tracks import write_track
 from tests.experiment.runs import run
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fl_privacy.config import compose_run, options, study
-from fl_privacy.config.study import UNDEFENDED, load_track, track_names
 from fl_privacy.errors import UserError
-from fl_privacy.experiment.study import plan_study
+from fl_privacy.runs.config import compose_run, options, study
+from fl_privacy.runs.config.study import UNDEFENDED, load_track, track_names
+from fl_privacy.runs.study import plan_study
 from tests.benchmark.tracks import TINY, write_track
 
 ROOT = Path(__file__).parents[2]

@@ -8,9 +8,9 @@ import pytest
 from rich.console import Console
 
 from fl_privacy.cli import console
-from fl_privacy.experiment.run_folder import LineMonitor
 from fl_privacy.federation.rounds import RoundReport
 from fl_privacy.progress import Remaining, counted, time_left
+from fl_privacy.runs.destination import LineMonitor
 
 
 @pytest.mark.parametrize(("pause", "expected"), [(0, [f"{10 * tenth} %" for tenth in range(11)]), (3600, [])])

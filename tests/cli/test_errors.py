@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from fl_privacy.cli.main import run_command_line
-from fl_privacy.config import compose_run
+from fl_privacy.runs.config import compose_run
 
 WRONG = {
     "unknown attack": (["run", "attack=idgl"], "did you mean idlg?"),

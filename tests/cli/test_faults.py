@@ -8,10 +8,10 @@ import pytest
 
 from fl_privacy.cli.faults import in_a_line
 from fl_privacy.cli.main import run_command_line
-from fl_privacy.config.building import locate_target
 from fl_privacy.report import write_report
-from fl_privacy.results import read_run
-from fl_privacy.results.records import RecordWriter
+from fl_privacy.runs.config.building import locate_target
+from fl_privacy.runs.folder import read_run
+from fl_privacy.runs.folder.records import RecordWriter
 
 TINY = ("federation.clients=2", "federation.rounds=3", "victims=1", "attack=idlg")
 TINY += ("attack.iterations=2", "intercept.when=during")
@@ -78,7 +78,7 @@ def test_too_little_memory(
     def refuse(*arguments: object) -> None:
         raise error
 
-    monkeypatch.setattr("fl_privacy.experiment.run.build_setup", refuse)
+    monkeypatch.setattr("fl_privacy.runs.run.build_setup", refuse)
     assert run_command_line(["run", *TINY, f"out={tmp_path}"]) == 2
     assert "memory" in _error(capfd)
 
@@ -88,7 +88,7 @@ def test_too_little_memory_to_load_what_is_named(error: Exception, monkeypatch: 
     def refuse(path: str) -> None:
         raise ImportError(f"Error loading {path}") from error
 
-    monkeypatch.setattr("fl_privacy.config.building.hydra.utils.get_object", refuse)
+    monkeypatch.setattr("fl_privacy.runs.config.building.hydra.utils.get_object", refuse)
     with pytest.raises(MemoryError):
         locate_target({"_target_": "fl_privacy.attacks.idlg"}, "attack")
 
@@ -97,7 +97,7 @@ def test_other_runtime_errors_are_defects_and_stay_visible(tmp_path: Path, monke
     def refuse(*arguments: object) -> None:
         raise RuntimeError("shapes differ")
 
-    monkeypatch.setattr("fl_privacy.experiment.run.build_setup", refuse)
+    monkeypatch.setattr("fl_privacy.runs.run.build_setup", refuse)
     with pytest.raises(RuntimeError, match="shapes differ"):
         run_command_line(["run", *TINY, f"out={tmp_path}"])
 

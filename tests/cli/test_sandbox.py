@@ -11,18 +11,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fl_privacy.auditing.app.remedies import remedies, with_remedies
+from fl_privacy.auditing.scenario_scores import Picture, Row
+from fl_privacy.auditing.scenario_words import Words
 from fl_privacy.cli import sandbox
 from fl_privacy.cli.sandbox import Allowed, Bounds, Sandbox, bounds_of, caches, openings
 from fl_privacy.errors import UserError
-from fl_privacy.experiment.ladder_scores import Picture, Row
-from fl_privacy.experiment.ladder_words import Words
-from fl_privacy.flower.untouched.remedies import remedies, with_remedies
-from fl_privacy.gate.apart import Apart
-from fl_privacy.gate.isolation import Held
+from fl_privacy.measure.aggregate_leakage import Estimate, Survivor
+from fl_privacy.measure.counts import Counts
 from fl_privacy.report.app_record import Ran, page_of_json, page_to_json, terminal_line, write_audit
 from fl_privacy.report.untouched import AppPage, Step, render_app
-from fl_privacy.results.counts import Counts
-from fl_privacy.results.survivors import Estimate, Survivor
+from fl_privacy.site.gate.apart import Apart
+from fl_privacy.site.gate.isolation import Held
 from tests.gate import probes
 from tests.gate.test_apart import MODULE, ROOT
 

@@ -7,11 +7,11 @@ import sys
 import pytest
 
 from fl_privacy.cli.main import run_command_line
-from fl_privacy.config import compose_file, compose_run
-from fl_privacy.config.reading import read_section
-from fl_privacy.experiment import policy_search as search
-from fl_privacy.experiment.build import data_and_clients
-from fl_privacy.experiment.policy_search import SearchSettings, _folder_of
+from fl_privacy.runs import policy_search as search
+from fl_privacy.runs.build import data_and_clients
+from fl_privacy.runs.config import compose_file, compose_run
+from fl_privacy.runs.config.parse import read_section
+from fl_privacy.runs.policy_search import SearchSettings, _folder_of
 
 pytest.importorskip("mlxtend")
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from fl_privacy.cli.jobs import _loading
-from fl_privacy.config import compose_run
-from fl_privacy.config.building import signature_of
 from fl_privacy.errors import UserError
+from fl_privacy.runs.config import compose_run
+from fl_privacy.runs.config.building import signature_of
 
 SLOW = {"torch", "torch._dynamo", "torchvision", "flwr", "ray", "opacus", "matplotlib", "scipy", "datasets", "pandas"}
 
@@ -90,7 +90,7 @@ def test_wrong_settings_are_told_before_anything_slow_is_imported(
 
 @pytest.mark.long
 def test_an_attack_compiles_nothing_and_draws_nothing_before_it_starts(used: Path) -> None:
-    program = "import fl_privacy.experiment.attack, sys; print(*sys.modules)"
+    program = "import fl_privacy.runs.attack, sys; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     slow = {"torch._dynamo", "torchvision", "flwr", "ray", "opacus", "matplotlib", "scipy", "datasets", "pandas"}
     assert not slow & set(done.stdout.split())
@@ -101,7 +101,7 @@ import sys
 import torch
 from fl_privacy.data import Examples, Iid
 from fl_privacy.defenses import ClientState
-from fl_privacy.metrics import lpips
+from fl_privacy.measure import lpips
 from tests.federation import harness
 
 harness.clients()[0].update(harness.server().state, ClientState(), round=1)
@@ -133,9 +133,9 @@ def test_the_collector_waits_for_imports_alone(monkeypatch: pytest.MonkeyPatch, 
     frozen = list[bool]()
     monkeypatch.setattr(gc, "freeze", lambda: frozen.append(gc.isenabled()))
     if loaded:
-        monkeypatch.setitem(sys.modules, "fl_privacy.experiment.run", sys)
+        monkeypatch.setitem(sys.modules, "fl_privacy.runs.run", sys)
     else:
-        monkeypatch.delitem(sys.modules, "fl_privacy.experiment.run", raising=False)
+        monkeypatch.delitem(sys.modules, "fl_privacy.runs.run", raising=False)
     with pytest.raises(ImportError), _loading():
         assert gc.isenabled() is loaded
         raise ImportError

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fl_privacy.cli.main import run_command_line
-from fl_privacy.pretrained.evaluator_files import load_evaluator
+from fl_privacy.models.pretrained.evaluator_files import load_evaluator
 
 pytest.importorskip("mlxtend")
 

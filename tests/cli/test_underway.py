@@ -10,8 +10,8 @@ from rich.console import Console
 from fl_privacy.cli import underway
 from fl_privacy.cli.underway import Underway, WrittenMonitor
 from fl_privacy.progress import counted
-from fl_privacy.results import ongoing
-from fl_privacy.results.ongoing import PROGRESS, read_ongoing
+from fl_privacy.runs.folder import ongoing
+from fl_privacy.runs.folder.ongoing import PROGRESS, read_ongoing
 from tests.results.runs import round_report
 
 

@@ -18,10 +18,18 @@ import torch
 
 from fl_privacy.cli.watching import LOOPBACK, WatchServer
 from fl_privacy.errors import UserError
-from fl_privacy.film import Frame, TextFrame
 from fl_privacy.report.live import WatchedFolder
-from fl_privacy.results import Run, RunFolder
-from fl_privacy.results.ongoing import PICTURES, PROGRESS, TEXTS, Teller, read_ongoing, read_planned, write_planned
+from fl_privacy.runs.folder import Run, RunFolder
+from fl_privacy.runs.folder.ongoing import (
+    PICTURES,
+    PROGRESS,
+    TEXTS,
+    Teller,
+    read_ongoing,
+    read_planned,
+    write_planned,
+)
+from fl_privacy.types.film import Frame, TextFrame
 from tests.results.runs import config, record, round_report, score
 
 

@@ -1,8 +1,8 @@
 import pytest
 from omegaconf import OmegaConf
 
-from fl_privacy.config import CONFIG_DIR, RunSettings, compose_run, expand_sweep, options, to_yaml
 from fl_privacy.errors import UserError
+from fl_privacy.runs.config import CONFIG_DIR, RunSettings, compose_run, expand_sweep, options, to_yaml
 
 
 def test_defaults_are_resolved_and_choices_recorded():

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from fl_privacy.config import compose as composition, compose_run, options
 from fl_privacy.errors import UserError
+from fl_privacy.runs.config import compose as composition, compose_run, options
 
 
 @pytest.mark.parametrize("few", [0, 10**9])

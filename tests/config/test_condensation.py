@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from fl_privacy import defenses
-from fl_privacy.config import compose_run
-from fl_privacy.experiment.build import build_defense
+from fl_privacy.runs.build import build_defense
+from fl_privacy.runs.config import compose_run
 
 PUBLISHED: dict[str, dict[str, Any]] = {
     "dc": {"images_per_class": 50, "networks": 1000, "outer_steps": 50, "inner_steps": 10, "real_batch": 256},

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from fl_privacy.config import compose_run, options, to_yaml
-from fl_privacy.config._options import config_folders
-from fl_privacy.config.building import locate_target
-from fl_privacy.config.foreign import expect_plain, read_settings, recorded_parts
-from fl_privacy.config.reading import select
 from fl_privacy.errors import UserError
+from fl_privacy.runs.config import compose_run, options, to_yaml
+from fl_privacy.runs.config._options import config_folders
+from fl_privacy.runs.config.building import locate_target
+from fl_privacy.runs.config.parse import select
+from fl_privacy.runs.config.untrusted import expect_plain, read_settings, recorded_parts
 
 KEYS = ("data", "partition", "model", "federation", "defense", "seed")
 STRANGERS = "tests.experiment.strangers"

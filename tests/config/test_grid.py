@@ -2,9 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from fl_privacy.config import compose_run
-from fl_privacy.config.study import UNDEFENDED, grid_names, load_grid
 from fl_privacy.errors import UserError
+from fl_privacy.runs.config import compose_run
+from fl_privacy.runs.config.study import UNDEFENDED, grid_names, load_grid
 
 SECTIONS = """
 settings: [data=mnist_mini, federation.rounds=3]

@@ -3,12 +3,12 @@
 import pytest
 
 from fl_privacy.attacks import GradientInversion
-from fl_privacy.config import compose_run
 from fl_privacy.defenses import ClientState
 from fl_privacy.defenses.defense import LocalStep
-from fl_privacy.experiment.build import build_attack, build_dataset, build_defense, build_network
-from fl_privacy.gradients import loss_gradients
+from fl_privacy.models.gradients import loss_gradients
 from fl_privacy.rng import derive_generator
+from fl_privacy.runs.build import build_attack, build_dataset, build_defense, build_network
+from fl_privacy.runs.config import compose_run
 from fl_privacy.types import Batch, LocalPlan, ModelState
 
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from fl_privacy.config.foreign import expect_below_here
-from fl_privacy.config.study import grid_names, load_grid
 from fl_privacy.errors import UserError
+from fl_privacy.runs.config.study import grid_names, load_grid
+from fl_privacy.runs.config.untrusted import expect_below_here
 
 OUTSIDE = (
     "out=/any/path",

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from fl_privacy.config import CONFIG_DIR, Role, compose_file, compose_run
-from fl_privacy.config.keys import captured_groups, captured_keys, declared_settings, groups, is_within, keys_of
-from fl_privacy.config.reading import put, select
-from fl_privacy.config.table import with_table
 from fl_privacy.errors import UserError
-from fl_privacy.results.identity import LATER, attacked_hash, run_hash, training_hash
+from fl_privacy.runs.config import CONFIG_DIR, Role, compose_file, compose_run
+from fl_privacy.runs.config.keys import captured_groups, captured_keys, declared_settings, groups, is_within, keys_of
+from fl_privacy.runs.config.parse import put, select
+from fl_privacy.runs.config.table import with_table
+from fl_privacy.runs.folder.identity import LATER, attacked_hash, run_hash, training_hash
 
 DECLARED = [key for key, _ in declared_settings()]
 OPEN = [key for key, declared in declared_settings() if "group" in declared.metadata]

@@ -11,9 +11,9 @@ from torch import nn
 
 from fl_privacy.defenses import ClientState, Defense, LocalStep
 from fl_privacy.federation.training import join_private
-from fl_privacy.gradients import loss_gradients
-from fl_privacy.pretrained.evaluator import EvaluatorPlan, train_evaluator
-from fl_privacy.pretrained.evaluator_files import save_evaluator
+from fl_privacy.models.gradients import loss_gradients
+from fl_privacy.models.pretrained.evaluator import EvaluatorPlan, train_evaluator
+from fl_privacy.models.pretrained.evaluator_files import save_evaluator
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors
 

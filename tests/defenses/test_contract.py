@@ -7,7 +7,6 @@ import torch
 from hydra.utils import get_object, instantiate
 from omegaconf import OmegaConf
 
-from fl_privacy.config.compose import compose_file
 from fl_privacy.defenses import (
     Defense,
     ats,
@@ -37,6 +36,7 @@ from fl_privacy.defenses import (
 from fl_privacy.errors import UserError
 from fl_privacy.models import ViT
 from fl_privacy.rng import derive_generator
+from fl_privacy.runs.config.compose import compose_file
 from fl_privacy.types import Batch
 
 from .clients import CLASSES, local_data, own_batch

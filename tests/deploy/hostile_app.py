@@ -16,7 +16,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg, Result
 
 from fl_privacy import audit
-from fl_privacy.flower._audit import AuditedStrategy
+from fl_privacy.auditing.strategy import AuditedStrategy
 from fl_privacy.flower.audit_protocol import asked_probe
 from tests.flower import hostile
 from tests.flower.hostile import (

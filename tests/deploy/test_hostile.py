@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fl_privacy.deploy.loopback import LoopbackFederation, loopback_federation
 from fl_privacy.flower import LocalGrid
+from fl_privacy.site.deploy.loopback import LoopbackFederation, loopback_federation
 from tests.deploy.hostile_app import (
     AUDITED,
     IMAGES,

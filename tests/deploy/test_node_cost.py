@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from fl_privacy.cli.main import run_command_line
-from fl_privacy.config import compose_run, to_yaml
-from fl_privacy.config.foreign import registered_run
-from fl_privacy.deploy.device import MIB, joules_so_far, run_limited
 from fl_privacy.errors import UserError
-from fl_privacy.results import read_run
+from fl_privacy.runs.config import compose_run, to_yaml
+from fl_privacy.runs.config.untrusted import registered_run
+from fl_privacy.runs.folder import read_run
+from fl_privacy.site.deploy.device import MIB, joules_so_far, run_limited
 from tests.results.runs import record
 
 ALLOCATE = (
@@ -28,7 +28,7 @@ def limited(mib: int, memory: int, core: int = 0):
 @pytest.fixture
 def watched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Where nobody may make a cgroup."""
-    monkeypatch.setattr("fl_privacy.deploy.device._CGROUP", tmp_path)
+    monkeypatch.setattr("fl_privacy.site.deploy.device._CGROUP", tmp_path)
 
 
 @pytest.mark.parametrize("by", ["cgroup", "parent"])
@@ -58,7 +58,7 @@ def test_it_has_one_core() -> None:
 
 
 def test_energy_is_that_of_the_packages_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fl_privacy.deploy.device._POWER", tmp_path)
+    monkeypatch.setattr("fl_privacy.site.deploy.device._POWER", tmp_path)
     assert joules_so_far() is None
     for number, (name, microjoules) in enumerate(
         [("package-0", 2_000_000), ("package-1", 500_000), ("psys", 9_000_000)]

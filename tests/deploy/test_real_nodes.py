@@ -19,12 +19,12 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from fl_privacy.config import compose_run
-from fl_privacy.deploy.certificates import make_authority, make_node_key
-from fl_privacy.deploy.loopback import JOINED, START_SECONDS, LoopbackFederation, Secured, loopback_federation
-from fl_privacy.deploy.writing import Deployment, write_deployment
-from fl_privacy.experiment.setup import build_setup
 from fl_privacy.flower._node_memory import NodeMemory
+from fl_privacy.runs.config import compose_run
+from fl_privacy.runs.setup import build_setup
+from fl_privacy.site.deploy.certificates import make_authority, make_node_key
+from fl_privacy.site.deploy.loopback import JOINED, START_SECONDS, LoopbackFederation, Secured, loopback_federation
+from fl_privacy.site.deploy.writing import Deployment, write_deployment
 from tests.deploy.proxy import RecordingProxy, requests, resend
 
 pytestmark = pytest.mark.deploy

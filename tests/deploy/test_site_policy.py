@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from fl_privacy.deploy.loopback import LoopbackFederation, Secured, loopback_federation
-from fl_privacy.deploy.writing import Deployment, write_deployment
-from fl_privacy.gate.ledger import Ledger
-from fl_privacy.gate.policy import read_policy
+from fl_privacy.site.deploy.loopback import LoopbackFederation, Secured, loopback_federation
+from fl_privacy.site.deploy.writing import Deployment, write_deployment
+from fl_privacy.site.gate.ledger import Ledger
+from fl_privacy.site.gate.policy import read_policy
 from tests.deploy.policy_app import EXAMPLES, LOSS
 
 pytestmark = pytest.mark.deploy

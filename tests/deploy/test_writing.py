@@ -14,13 +14,18 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from cryptography.hazmat.primitives.serialization.ssh import load_ssh_public_key
 from flwr.app import Context, RecordDict, UserConfig
 
-from fl_privacy.deploy import write_deployment
-from fl_privacy.deploy.certificates import expect_valid, make_authority, make_server_certificate, read_certificate
-from fl_privacy.deploy.loopback import _expect_sealed
-from fl_privacy.deploy.writing import Deployment
 from fl_privacy.errors import UserError
 from fl_privacy.flower import node_memory
-from fl_privacy.flower.answers import Answers
+from fl_privacy.flower.reply_cache import Answers
+from fl_privacy.site.deploy import write_deployment
+from fl_privacy.site.deploy.certificates import (
+    expect_valid,
+    make_authority,
+    make_server_certificate,
+    read_certificate,
+)
+from fl_privacy.site.deploy.loopback import _expect_sealed
+from fl_privacy.site.deploy.writing import Deployment
 
 
 @pytest.fixture(scope="module")

@@ -14,9 +14,9 @@ import pytest
 from PIL import Image
 
 from fl_privacy.cli.main import run_command_line
-from fl_privacy.config import compose_run, expand_sweep
-from fl_privacy.pretrained.evaluator import EvaluationNetwork
-from fl_privacy.pretrained.evaluator_files import save_evaluator
+from fl_privacy.models.pretrained.evaluator import EvaluationNetwork
+from fl_privacy.models.pretrained.evaluator_files import save_evaluator
+from fl_privacy.runs.config import compose_run, expand_sweep
 from tests.docs.published_commands import ROOT, expanded_calls
 
 hf = pytest.importorskip("datasets")

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from fl_privacy.config import compose_file, compose_run, expand_sweep
-from fl_privacy.config.study import load_grid
+from fl_privacy.runs.config import compose_file, compose_run, expand_sweep
+from fl_privacy.runs.config.study import load_grid
 from tests.docs.published_commands import PAPERS, ROOT, expanded_calls
 
 

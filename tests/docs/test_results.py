@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from fl_privacy.config import compose_run
+from fl_privacy.runs.config import compose_run
 
 ROOT = Path(__file__).resolve().parents[2]
 ROWS = ROOT / "experiments" / "rows"

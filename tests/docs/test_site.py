@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from fl_privacy.cli.main import run_command_line
-from fl_privacy.config import options
+from fl_privacy.runs.config import options
 
 ROOT = Path(__file__).resolve().parents[2]
 METHODS = yaml.safe_load((ROOT / "docs" / "methods.yaml").read_text())

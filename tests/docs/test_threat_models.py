@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fl_privacy.config import compose_run, options
+from fl_privacy.runs.config import compose_run, options
 from tests.experiment.runs import run
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "threat_models.md"

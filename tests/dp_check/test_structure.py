@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from fl_privacy.dp_check import Claim, asked as asking, check_mechanism
-from fl_privacy.dp_check.asked import Asked
+from fl_privacy.dp_check import Claim, check as asking, check_mechanism
 from fl_privacy.dp_check.bounds import aligned_epsilon, gaussian_mu
+from fl_privacy.dp_check.check import Asked
 from fl_privacy.dp_check.draws import ByRound, ManyAtOnce, Mechanism
 from fl_privacy.dp_check.mechanism import MechanismCheck
 from fl_privacy.dp_check.verdict import Status

@@ -7,15 +7,15 @@ import pytest
 import torch
 
 from fl_privacy.defenses import dp_noise, dp_sgd, pruning
-from fl_privacy.dp_check import Claim, Facts, asked as asking, recompute
-from fl_privacy.dp_check.asked import Asked
+from fl_privacy.dp_check import Claim, Facts, check as asking, recompute
 from fl_privacy.dp_check.bounds import gaussian_epsilon, gaussian_mu
 from fl_privacy.dp_check.canaries import canary_test, estimated_epsilon
+from fl_privacy.dp_check.check import Asked
 from fl_privacy.dp_check.of_defense import on_defense
 from fl_privacy.dp_check.verdict import ClaimVerdict, Status
 from fl_privacy.errors import UserError
 from fl_privacy.report.claims import render_claims
-from fl_privacy.results.claims import read_claims, records_of, write_claims
+from fl_privacy.runs.folder.claims import read_claims, records_of, write_claims
 
 DELTA = 1e-5
 

@@ -5,8 +5,8 @@ from safetensors import SafetensorError
 from torch.utils.flop_counter import FlopCounterMode
 
 from fl_privacy.errors import UserError
-from fl_privacy.pretrained import evaluator_files as find
-from fl_privacy.pretrained.evaluator import (
+from fl_privacy.models.pretrained import evaluator_files as find
+from fl_privacy.models.pretrained.evaluator import (
     EvaluationNetwork,
     EvaluatorPlan,
     blend_with_noise,
@@ -14,7 +14,7 @@ from fl_privacy.pretrained.evaluator import (
     student_plan,
     train_evaluator,
 )
-from fl_privacy.pretrained.evaluator_files import find_evaluator, load_evaluator, read_about, save_evaluator
+from fl_privacy.models.pretrained.evaluator_files import find_evaluator, load_evaluator, read_about, save_evaluator
 from fl_privacy.rng import derive_generator
 
 SHAPE = (3, 16, 16)
@@ -141,10 +141,10 @@ def test_grey_images_get_a_small_network_once(tmp_path, monkeypatch):
     pytest.importorskip("mlxtend")
     monkeypatch.setenv("FL_PRIVACY_CACHE", str(tmp_path))
     monkeypatch.setattr(
-        "fl_privacy.pretrained.evaluator_files.SMALL", EvaluatorPlan(widths=(2, 2, 2), epochs=1, levels=2)
+        "fl_privacy.models.pretrained.evaluator_files.SMALL", EvaluatorPlan(widths=(2, 2, 2), epochs=1, levels=2)
     )
     first = find_evaluator(None, (1, 12, 10))
-    monkeypatch.setattr("fl_privacy.pretrained.evaluator_files.train_evaluator", None)
+    monkeypatch.setattr("fl_privacy.models.pretrained.evaluator_files.train_evaluator", None)
     again = find_evaluator(None, (1, 12, 10))
     assert all(torch.equal(one, other) for one, other in zip(first.parameters(), again.parameters(), strict=True))
     assert first.input_shape == (1, 12, 10)
@@ -164,7 +164,7 @@ def test_a_small_network_that_can_not_be_kept_judges_all_the_same(reason, tmp_pa
     find._small.cache_clear()
     if reason == "full disk":
         monkeypatch.setenv("FL_PRIVACY_CACHE", str(tmp_path))
-        monkeypatch.setattr("fl_privacy.pretrained.evaluator_files.save_file", _no_space)
+        monkeypatch.setattr("fl_privacy.models.pretrained.evaluator_files.save_file", _no_space)
     else:
         (tmp_path / "file").touch()
         monkeypatch.setenv("FL_PRIVACY_CACHE", str(tmp_path / "file"))

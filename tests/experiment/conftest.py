@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from fl_privacy.metrics.lpips import _network
+from fl_privacy.measure.lpips import _network
 from tests.experiment.runs import TINY, Run, run
 
 ALEXNET = {0: (64, 3, 11), 3: (192, 64, 5), 6: (384, 192, 3), 8: (256, 384, 3), 10: (256, 256, 3)}

@@ -7,7 +7,7 @@ import pytest
 
 from fl_privacy.defenses import Defense, ats, compose, dp_noise, instahide, pruning
 from fl_privacy.effects import Part
-from fl_privacy.experiment.attacker_knowledge import data_names
+from fl_privacy.runs.attacker_knowledge import data_names
 from fl_privacy.types import LocalPlan, VictimId
 from tests.experiment.runs import TINY, run
 from tests.federation import harness

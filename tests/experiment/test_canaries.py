@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fl_privacy.cli.main import run_command_line
-from fl_privacy.results import read_run
+from fl_privacy.runs.folder import read_run
 from tests.experiment.runs import run
 
 SMALL = (

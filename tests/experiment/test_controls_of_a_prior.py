@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from fl_privacy.data import load_data
-from fl_privacy.experiment.attack_stage import Judge
-from fl_privacy.metrics.controls import Others, other_updates
-from fl_privacy.metrics.outcome import Outcome, outcome_of
-from fl_privacy.metrics.public_images import PublicImages
+from fl_privacy.measure.distractors import Others, other_updates
+from fl_privacy.measure.outcome import Outcome, outcome_of
+from fl_privacy.measure.public_images import PublicImages
+from fl_privacy.runs.attack_stage import Judge
 from fl_privacy.types import Batch, Reconstruction, VictimId
 
 

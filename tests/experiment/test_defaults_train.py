@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from hydra.utils import instantiate
 
-from fl_privacy.config import compose_run
 from fl_privacy.data import load_data
+from fl_privacy.runs.config import compose_run
 from tests.experiment.runs import run
 
 DEFAULTS = [

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from fl_privacy.config import RunSettings
 from fl_privacy.report import write_report
-from fl_privacy.results import read_run
+from fl_privacy.runs.config import RunSettings
+from fl_privacy.runs.folder import read_run
 from tests.experiment.runs import TINY, UNATTACKED, run
 
 STRANGERS = "tests.experiment.strangers"
@@ -88,6 +88,6 @@ def test_a_job_that_can_not_be_planned_keeps_no_other_from_its_turn(
     def unplanned(config: RunSettings) -> RunSettings:
         raise OSError("no data for the first of them")
 
-    monkeypatch.setattr("fl_privacy.experiment.study.calibrated", unplanned)
+    monkeypatch.setattr("fl_privacy.runs.study.calibrated", unplanned)
     swept = run("run", "-m", "seed=0", *UNATTACKED, out=tmp_path)
     assert swept.status == 0 and len(list(tmp_path.glob("*/summary.json"))) == 1

@@ -9,8 +9,8 @@ from sklearn.datasets import load_breast_cancer, load_iris
 from sklearn.linear_model import LogisticRegression
 from sklearn.naive_bayes import GaussianNB
 
-from fl_privacy.experiment.fitted_uploads import FittedUploads, _chance_there
-from fl_privacy.tapping.fitted import Fitted, FittedBy
+from fl_privacy.auditing.fitted_uploads import FittedUploads, _chance_there
+from fl_privacy.auditing.instrument.fitted import Fitted, FittedBy
 
 MODELS = Path(__file__).parents[1] / "trees" / "models"
 
@@ -166,6 +166,6 @@ def test_values_that_are_none_are_a_reason_on_their_own_rung() -> None:
 
 def test_an_attack_that_fails_ends_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     kept, _ = trees()
-    monkeypatch.setattr("fl_privacy.experiment.fitted_uploads._trees_rung", lambda *given: 1 / 0)
+    monkeypatch.setattr("fl_privacy.auditing.fitted_uploads._trees_rung", lambda *given: 1 / 0)
     (rung,) = kept.climb(clients=1, seed=0, seconds=60.0)
     assert rung.reason == "the attack failed (ZeroDivisionError: division by zero)"

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 import torch
 
-from fl_privacy.config import compose_run
-from fl_privacy.experiment.build import clients_of
-from fl_privacy.experiment.run import _Run
-from fl_privacy.experiment.run_folder import plain_loop
-from fl_privacy.experiment.setup import build_setup
 from fl_privacy.federation import Audit, RoundReport
+from fl_privacy.federation.interception import Interceptor
 from fl_privacy.flower import rounds_in_process
-from fl_privacy.interception import Interceptor
-from fl_privacy.results.ongoing import move_aside
+from fl_privacy.runs.build import clients_of
+from fl_privacy.runs.config import compose_run
+from fl_privacy.runs.destination import plain_loop
+from fl_privacy.runs.folder.ongoing import move_aside
+from fl_privacy.runs.run import _Run
+from fl_privacy.runs.setup import build_setup
 from fl_privacy.types import Observation, Upload
 from tests.experiment.runs import TINY, run
 
@@ -85,7 +85,7 @@ def test_updates_that_wait_for_their_attack_are_on_disk_and_read_as_they_were(
         files.append(len(list((self.folder.path / ".waiting").rglob("*.json"))))
 
     monkeypatch.setattr(_Run, "_round_done", counting)
-    monkeypatch.setattr("fl_privacy.experiment.run.MOST_HELD", 0)
+    monkeypatch.setattr("fl_privacy.runs.run.MOST_HELD", 0)
     waited = run("run", *settings, out=tmp_path / "waited")
     assert files == [3, 6, 9, 12, 15]
     assert len(set(counts[1:])) == 1
@@ -105,7 +105,7 @@ def test_updates_that_waited_do_not_outlive_a_run_that_is_broken_off(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(_Run, "_round_done", breaking_off)
-    monkeypatch.setattr("fl_privacy.experiment.run.MOST_HELD", 0)
+    monkeypatch.setattr("fl_privacy.runs.run.MOST_HELD", 0)
     run("run", *TINY, "intercept.uploads=update", "intercept.rounds=all", out=tmp_path)
     assert there and not list(tmp_path.rglob(".waiting"))
     (killed := tmp_path / "killed" / ".waiting").mkdir(parents=True)

@@ -3,16 +3,16 @@
 import pytest
 import torch
 
-from fl_privacy.config import compose_run
 from fl_privacy.data import Examples
 from fl_privacy.defenses import dc_dsa_dm as distribution_matching
 from fl_privacy.errors import UserError
-from fl_privacy.experiment import ground_truth
-from fl_privacy.experiment.attack_stage import update_distortion
-from fl_privacy.experiment.attacker_knowledge import data_names
-from fl_privacy.experiment.ground_truth import GroundTruth, sees_other_images
-from fl_privacy.experiment.setup import build_setup
 from fl_privacy.federation import Audit, Probe, training as plain_pass
+from fl_privacy.runs import ground_truth
+from fl_privacy.runs.attack_stage import update_distortion
+from fl_privacy.runs.attacker_knowledge import data_names
+from fl_privacy.runs.config import compose_run
+from fl_privacy.runs.ground_truth import GroundTruth, sees_other_images
+from fl_privacy.runs.setup import build_setup
 from tests.experiment.runs import TINY, run
 from tests.experiment.test_update_distortion import observations
 

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from fl_privacy.config import compose_run
 from fl_privacy.errors import UserError
-from fl_privacy.results import read_run
+from fl_privacy.runs.config import compose_run
+from fl_privacy.runs.folder import read_run
 from tests.experiment.runs import Run, run
 
 ASKED = (

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 
 from fl_privacy.data import Examples
 from fl_privacy.errors import UserError
-from fl_privacy.experiment.attacker_knowledge import public_examples
+from fl_privacy.runs.attacker_knowledge import public_examples
 from tests.experiment.runs import TINY, Run, run
 
 ATTACK = ("attack.iterations=3",)

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from fl_privacy.experiment.ladder import LEAST_EVALUATIONS, Ladder
-from fl_privacy.experiment.ladder_problem import seconds_of_evaluation
+from fl_privacy.auditing.scenario_problem import seconds_of_evaluation
+from fl_privacy.auditing.scenarios import LEAST_EVALUATIONS, Ladder
 
 
 def observed(width: int) -> Any:

@@ -7,10 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fl_privacy.experiment.ladder_adapters import entered_apart
-from fl_privacy.experiment.ladder_problem import NotAttackedError, Problem, gradient_plan, read_problem
-from fl_privacy.tapping import Watched
-from fl_privacy.tapping.watch import Watch
+from fl_privacy.auditing.instrument.watch import Watch, Watched
+from fl_privacy.auditing.scenario_adapters import entered_apart
+from fl_privacy.auditing.scenario_problem import NotAttackedError, Problem, gradient_plan, read_problem
 
 Train = Callable[[nn.Module, torch.optim.Optimizer, Tensor, Tensor], None]
 

@@ -2,11 +2,11 @@ import re
 
 import pytest
 
-from fl_privacy.config import compose_run
 from fl_privacy.defenses.privacy import epsilon
 from fl_privacy.errors import UserError
-from fl_privacy.experiment.privacy import calibrated, privacy_of
-from fl_privacy.experiment.setup import build_setup
+from fl_privacy.runs.config import compose_run
+from fl_privacy.runs.privacy import calibrated, privacy_of
+from fl_privacy.runs.setup import build_setup
 
 
 def configured(*overrides):

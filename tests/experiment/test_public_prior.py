@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from fl_privacy.config.settings import BpkiSettings
 from fl_privacy.data import Dataset, Examples, TextExamples
 from fl_privacy.errors import UserError
-from fl_privacy.experiment.build import build_metrics
+from fl_privacy.runs.build import build_metrics
+from fl_privacy.runs.config.settings import BpkiSettings
 
 
 def dark(number: int) -> Examples:

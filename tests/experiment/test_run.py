@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from fl_privacy.report import write_report
-from fl_privacy.results import read_run
+from fl_privacy.runs.folder import read_run
 from tests.experiment.runs import TINY, UNATTACKED, Run, run, stamps
 
 LEFT_BEHIND = {

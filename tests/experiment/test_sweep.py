@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fl_privacy.results.ongoing import read_planned
+from fl_privacy.runs.folder.ongoing import read_planned
 from tests.experiment.runs import TINY, UNATTACKED, Run, run, stamps
 
 SWEEP = ("run", "-m", *UNATTACKED, "defense=none,pruning", "seed=0,1")
@@ -75,10 +75,10 @@ def test_what_has_finished_is_found_before_anything_is_built(
     def refuse(*arguments: object, **options: object) -> None:
         raise AssertionError("it was built again")
 
-    for module in ("fl_privacy.experiment.run", "fl_privacy.experiment.attack"):
+    for module in ("fl_privacy.runs.run", "fl_privacy.runs.attack"):
         monkeypatch.setattr(f"{module}.build_setup", refuse)
     for name in ("build_dataset", "agreed_network", "build_defense", "prepare_defense", "Client"):
-        monkeypatch.setattr(f"fl_privacy.experiment.setup.{name}", refuse)
+        monkeypatch.setattr(f"fl_privacy.runs.setup.{name}", refuse)
     again = run(*settings, out=tmp_path)
     assert again.status == 0
     assert again.path == first.path

@@ -7,7 +7,7 @@ from safetensors import safe_open
 
 from fl_privacy.cli.main import run_command_line
 from fl_privacy.report.texts import colored
-from fl_privacy.results import read_run
+from fl_privacy.runs.folder import read_run
 
 pytest.importorskip("tokenizers")
 

@@ -9,9 +9,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
-from fl_privacy.experiment.ladder_adapters import template_of, texts_seen
-from fl_privacy.tapping import Watched
-from fl_privacy.tapping.watch import Watch
+from fl_privacy.auditing.instrument.watch import Watch, Watched
+from fl_privacy.auditing.scenario_adapters import template_of, texts_seen
 
 SIZE, PADDING = 300, 2
 

@@ -13,8 +13,8 @@ import pytest
 
 from fl_privacy.cli import workers
 from fl_privacy.cli.main import run_command_line
-from fl_privacy.config.study import load_grid
-from fl_privacy.experiment import study_results
+from fl_privacy.runs import study_results
+from fl_privacy.runs.config.study import load_grid
 from tests.experiment.runs import run, stamps, wait_until
 
 GRID = """

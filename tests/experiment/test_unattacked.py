@@ -6,12 +6,12 @@ import torch.nn.functional as F
 from torch.utils.data import DataLoader
 
 from fl_privacy.data import Examples
-from fl_privacy.experiment.app_truth import KnownImages
-from fl_privacy.experiment.candidates import shipped_others, unattacked_others
-from fl_privacy.experiment.unattacked import NO_CLASS, others_of_app
-from fl_privacy.metrics import evaluate_all
-from fl_privacy.metrics.outcome import READ, outcome_of
-from fl_privacy.metrics.public_images import PublicImages
+from fl_privacy.measure import evaluate_all
+from fl_privacy.measure.outcome import READ, outcome_of
+from fl_privacy.measure.public_images import PublicImages
+from fl_privacy.runs.app_truth import KnownImages
+from fl_privacy.runs.distractors import shipped_others, unattacked_others
+from fl_privacy.runs.distractors_of_app import NO_CLASS, others_of_app
 from fl_privacy.types import Batch, Reconstruction, VictimId
 
 SHAPE, CLASSES = (1, 16, 16), 4

@@ -2,13 +2,13 @@ from functools import partial
 
 import pytest
 
-from fl_privacy.config import compose_run
 from fl_privacy.defenses import ClientState
-from fl_privacy.experiment.attack_stage import update_distortion
-from fl_privacy.experiment.ground_truth import GroundTruth
-from fl_privacy.experiment.setup import build_setup
 from fl_privacy.federation import Audit, Probe
-from fl_privacy.interception import Interceptor
+from fl_privacy.federation.interception import Interceptor
+from fl_privacy.runs.attack_stage import update_distortion
+from fl_privacy.runs.config import compose_run
+from fl_privacy.runs.ground_truth import GroundTruth
+from fl_privacy.runs.setup import build_setup
 from fl_privacy.types import VictimId
 
 

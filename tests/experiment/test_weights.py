@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fl_privacy.errors import UserError
-from fl_privacy.experiment.weights import load_weights, write_weights
+from fl_privacy.runs.weights import load_weights, write_weights
 from fl_privacy.types import ModelState
 
 LIKE = ModelState({"a": torch.zeros(3)}, {"b": torch.zeros((), dtype=torch.int64)})

@@ -22,7 +22,7 @@ from fl_privacy.federation import (
     plain_rounds,
     spread_probes,
 )
-from fl_privacy.interception import Interceptor
+from fl_privacy.federation.interception import Interceptor
 from fl_privacy.types import Batch, LocalPlan, ModelState, Observation, Tensors, VictimId
 
 Kept = TypeVar("Kept")

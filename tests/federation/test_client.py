@@ -9,7 +9,7 @@ from fl_privacy.defenses import ClientState
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Audit, Probe, audited_rounds, spread_probes
 from fl_privacy.federation.client import local_batches
-from fl_privacy.gradients import loss_gradients
+from fl_privacy.models.gradients import loss_gradients
 from fl_privacy.types import LocalPlan, ModelState, VictimId
 from tests.federation import harness
 

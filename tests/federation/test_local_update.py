@@ -10,7 +10,7 @@ from torch import nn
 from fl_privacy.defenses import ClientState, Defense, LocalStep
 from fl_privacy.errors import UserError
 from fl_privacy.federation import LocalResult, local_update
-from fl_privacy.gradients import set_mode
+from fl_privacy.models.gradients import set_mode
 from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors
 from tests.federation import harness
 

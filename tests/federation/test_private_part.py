@@ -18,10 +18,10 @@ from fl_privacy.defenses import ClientState, Defense, compose, dp_noise, fdl_pp,
 from fl_privacy.effects import Part
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Audit, Client, Server, plain_rounds, private_names, public_state
+from fl_privacy.federation.interception.interceptor import SimulatedSideInformation
 from fl_privacy.flower import LocalGrid, rounds_in_process, rounds_on_grid, simulated_client_app
-from fl_privacy.gradients import frozen_copy
-from fl_privacy.interception.interceptor import SimulatedSideInformation
 from fl_privacy.models import Front, cut_layer
+from fl_privacy.models.gradients import frozen_copy
 from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors, VictimId
 from tests.federation import harness
 

@@ -7,8 +7,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.naive_bayes import GaussianNB
 
 from experiments.measures import row_between_optima
-from fl_privacy.errors import UserError
-from fl_privacy.fitted import (
+from fl_privacy.attacks.fitted import (
     LogisticOptimum,
     Moments,
     row_beside_known,
@@ -16,6 +15,7 @@ from fl_privacy.fitted import (
     rows_between,
     weighted_sums,
 )
+from fl_privacy.errors import UserError
 
 
 def iris(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

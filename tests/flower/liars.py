@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from fl_privacy import audit, probe_mod
+from fl_privacy.auditing.strategy import AuditedStrategy
 from fl_privacy.flower import LocalGrid
-from fl_privacy.flower._audit import AuditedStrategy
 from fl_privacy.flower.audit_protocol import asked_probe
 
 HONEST, SIDE, CLASSES = 2, 6, 3

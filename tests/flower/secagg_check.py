@@ -15,7 +15,6 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import Mod
 
-from fl_privacy.flower._guard_mod import secagg_guard_mod
 from fl_privacy.flower.backends import quiet_flower
 from fl_privacy.flower.grids import FIRST_NODE, LocalGrid
 from fl_privacy.flower.inside.legacy import (
@@ -48,6 +47,7 @@ from fl_privacy.flower.inside.masks import (
     parameters_subtraction,
     pseudo_rand_gen,
 )
+from fl_privacy.flower.mods.guard_mod import secagg_guard_mod
 from fl_privacy.flower.records import PARTITION
 
 

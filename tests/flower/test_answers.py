@@ -18,12 +18,19 @@ from fl_privacy import defend, defense_mod, probe_mod
 from fl_privacy.defenses import dp_noise, pruning, split_fed
 from fl_privacy.errors import UserError
 from fl_privacy.federation.replies import WITHHELD
-from fl_privacy.flower import DPClient, answer_once_mod, answers, node_memory, numpy_client_app, train_step
+from fl_privacy.flower import (
+    DPClient,
+    answer_once_mod,
+    node_memory,
+    numpy_client_app,
+    reply_cache as answers,
+    train_step,
+)
 from fl_privacy.flower._node_memory import MOST_AHEAD
-from fl_privacy.flower.answers import Answers
 from fl_privacy.flower.grids import LocalGrid
 from fl_privacy.flower.inside.legacy import NumPyClient
 from fl_privacy.flower.records import plain_array
+from fl_privacy.flower.reply_cache import Answers
 from tests.flower.oracles import seen
 from tests.flower.test_asked_again import deployed
 from tests.flower.test_switched_off import asked, refusal, trains, values

@@ -16,15 +16,15 @@ from flwr.supercore.object_ref import validate
 from PIL import Image
 
 from fl_privacy.cli.flower_app import client_app, make_client, server_app
-from fl_privacy.config import compose_run
-from fl_privacy.deploy import write_deployment
 from fl_privacy.errors import UserError
-from fl_privacy.experiment.run import run_experiment
-from fl_privacy.experiment.run_folder import Monitor, plain_loop
 from fl_privacy.federation import public_state
 from fl_privacy.flower import LocalGrid
 from fl_privacy.flower.grids import FIRST_NODE
 from fl_privacy.flower.records import CONFIG, state_records
+from fl_privacy.runs.config import compose_run
+from fl_privacy.runs.destination import Monitor, plain_loop
+from fl_privacy.runs.run import run_experiment
+from fl_privacy.site.deploy import write_deployment
 
 pytestmark = pytest.mark.usefixtures("undrawn_charts")
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from fl_privacy.dp_check.asked import Asked
+from fl_privacy.auditing.app_claims import begun_app, claims_of_app
 from fl_privacy.dp_check.bounds import gaussian_epsilon
+from fl_privacy.dp_check.check import Asked
 from fl_privacy.dp_check.verdict import ClaimVerdict, Status
 from fl_privacy.errors import UserError
-from fl_privacy.flower.app_claims import begun_app, claims_of_app
 from fl_privacy.flower.opacus_watch import watched_opacus
 
 SERVER = """

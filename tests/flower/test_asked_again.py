@@ -9,7 +9,6 @@ import pytest
 from flwr.app import Context, MetricRecord, RecordDict, UserConfig
 
 from fl_privacy.cli import flower_app
-from fl_privacy.config.foreign import expect_no_place
 from fl_privacy.defenses import dp_noise, dp_sgd, pruning
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Client
@@ -18,6 +17,7 @@ from fl_privacy.flower._node_memory import SIMULATION_VARIABLE
 from fl_privacy.flower.clients import DPClient
 from fl_privacy.flower.records import read_result, state_records
 from fl_privacy.rng import Secret, derive_generator
+from fl_privacy.runs.config.untrusted import expect_no_place
 from fl_privacy.types import ModelState
 from tests.federation import harness
 

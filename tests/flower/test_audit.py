@@ -25,9 +25,9 @@ from fl_privacy.attacks import inverting_gradients
 from fl_privacy.cli.main import run_command_line
 from fl_privacy.defenses import dp_noise, pruning
 from fl_privacy.errors import UserError
-from fl_privacy.experiment.app import Note, read_note, write_note
 from fl_privacy.flower import LocalGrid
-from fl_privacy.results import Attacker, Run, read_run
+from fl_privacy.runs.app import Note, read_note, write_note
+from fl_privacy.runs.folder import Attacker, Run, read_run
 from tests.flower import foreign_app as app
 from tests.flower.foreign_app import Net, pictures
 
@@ -108,7 +108,7 @@ def test_clients_without_a_mod_are_read_too(tmp_path: Path) -> None:
 
 
 def test_updates_of_many_steps_are_rehearsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fl_privacy.experiment import foreign_app as foreign  # noqa: PLC0415
+    from fl_privacy.runs import foreign_app as foreign  # noqa: PLC0415
 
     monkeypatch.setattr(foreign, "MOST_STEPS", 1)
     strategy = audit(app.fedavg(), model=Net, data=pictures, out=tmp_path, attack=QUICK, rounds=1, victims=2)

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from fl_privacy import audit, probe_mod
-from fl_privacy.experiment.build import attack_called
 from fl_privacy.flower import LocalGrid
-from fl_privacy.results import Attacker, read_run
+from fl_privacy.runs.build import attack_called
+from fl_privacy.runs.folder import Attacker, read_run
 from fl_privacy.types import Observation, Reconstruction
 from tests.flower import liars
 from tests.flower.liars import Small, as_bytes, own_pictures, pictures, train

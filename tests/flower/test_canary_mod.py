@@ -12,10 +12,10 @@ from flwr.clientapp.typing import ClientAppCallable
 from flwr.supercore.task_identity import TaskIdentity
 
 from fl_privacy.errors import UserError
-from fl_privacy.flower import canary_mod
-from fl_privacy.flower.canary_mod import CANARIES, SCORES, canaries_of
 from fl_privacy.flower.inside.identity import identify_process
-from fl_privacy.results.claims import read_claims
+from fl_privacy.flower.mods import canary_mod
+from fl_privacy.flower.mods.canary_mod import CANARIES, SCORES, canaries_of
+from fl_privacy.runs.folder.claims import read_claims
 
 MODEL = {"weight": torch.linspace(-1, 1, 40).view(5, 8), "bias": torch.zeros(5)}
 

@@ -29,7 +29,7 @@ from fl_privacy.errors import UserError
 from fl_privacy.flower import answer_once_mod, private_loader, train_step
 from fl_privacy.flower.inside.identity import identify_process
 from fl_privacy.flower.records import load_state
-from fl_privacy.plan import Normalization
+from fl_privacy.types.plan import Normalization
 from tests.flower import foreign_app as app
 from tests.flower.foreign_app import Net
 

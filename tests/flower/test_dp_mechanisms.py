@@ -13,8 +13,8 @@ from flwr.serverapp.strategy import (
 )
 
 from fl_privacy.dp_check import check_mechanism, recompute
-from fl_privacy.dp_check.asked import Asked
 from fl_privacy.dp_check.bounds import gaussian_epsilon
+from fl_privacy.dp_check.check import Asked
 from fl_privacy.dp_check.claims import composed_epsilons
 from fl_privacy.dp_check.verdict import Status
 from fl_privacy.flower.dp_mechanisms import mechanism_of_mod, mechanism_of_strategy, stated_by

@@ -9,12 +9,12 @@ import torch
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict, UserConfig
 from flwr.clientapp import ClientApp
 
+from fl_privacy.attacks.malicious import Fishing, Inconsistent
 from fl_privacy.federation.replies import WITHHELD
-from fl_privacy.flower._guard_mod import guard_mod, secagg_refusal
 from fl_privacy.flower.grids import FIRST_NODE, LocalGrid
 from fl_privacy.flower.inside.identity import identify_process
+from fl_privacy.flower.mods.guard_mod import guard_mod, secagg_refusal
 from fl_privacy.flower.records import to_record
-from fl_privacy.malicious import Fishing, Inconsistent
 from fl_privacy.types import ModelState
 from tests.flower.secagg_check import try_double_listing
 

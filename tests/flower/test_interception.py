@@ -12,9 +12,9 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAdam, FedAvg, Strategy
 
 from fl_privacy.federation import Audit
+from fl_privacy.federation.interception import Interceptor
 from fl_privacy.flower import Federated, HonestButCurious, LocalGrid, simulated_client_app
 from fl_privacy.flower.grids import FIRST_NODE
-from fl_privacy.interception import Interceptor
 from fl_privacy.types import LocalPlan, ModelState, Observation, VictimId
 from tests.federation import harness
 

@@ -5,9 +5,9 @@ import torch
 from flwr.app import ArrayRecord
 from flwr.serverapp.strategy import FedAvg
 
+from fl_privacy.attacks.malicious import Imprint, Loki, ServerAttack, TrapWeights
+from fl_privacy.federation.interception import Interceptor
 from fl_privacy.flower import HonestButCurious, LocalGrid, Malicious, simulated_client_app
-from fl_privacy.interception import Interceptor
-from fl_privacy.malicious import Imprint, Loki, ServerAttack, TrapWeights
 from fl_privacy.types import Certainty, LocalPlan, ModelState, Observation
 
 from ..federation.harness import updates

@@ -18,7 +18,7 @@ from fl_privacy.flower import LocalGrid
 from fl_privacy.flower._node_memory import NodeMemory, kept_secret, node_memory
 from fl_privacy.flower.grids import FIRST_NODE
 from fl_privacy.flower.records import CONFIG, ROUND, state_records
-from fl_privacy.gate.ledger import Ledger
+from fl_privacy.site.gate.ledger import Ledger
 
 OVERRIDES = (
     "model=lenet federation=fedavg federation.clients=50 federation.rounds=9 federation.plan.batch_size=40"

@@ -20,11 +20,9 @@ from flwr.client import NumPyClient
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
 from fl_privacy.cli.flower_app import client_app, make_client
-from fl_privacy.config import compose_run
 from fl_privacy.defenses import ClientState, Defense, dp_noise, instahide, spn
 from fl_privacy.defenses._dp_noise import Distribution, sample_noise
 from fl_privacy.errors import UserError
-from fl_privacy.experiment.build import clients_of
 from fl_privacy.federation import Client, public_state
 from fl_privacy.flower import (
     ATSClient,
@@ -42,6 +40,8 @@ from fl_privacy.flower._node_memory import FILE, kept_secret
 from fl_privacy.flower.grids import FIRST_NODE
 from fl_privacy.flower.records import CONFIG, ROUND, read_result, state_records
 from fl_privacy.rng import Secret, SecretGenerator, derive_generator, derive_seed
+from fl_privacy.runs.build import clients_of
+from fl_privacy.runs.config import compose_run
 from fl_privacy.types import LocalPlan, ModelState, Tensors, VictimId
 from tests.federation import harness
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 from flwr.app import Context, RecordDict
 
+from fl_privacy.auditing.app.audit import Asked, audit_app
+from fl_privacy.auditing.app.bundle import MOST_NODES, read_app
+from fl_privacy.auditing.app.review import MOST_BYTES, review_app
 from fl_privacy.errors import UserError
 from fl_privacy.flower.grids import LocalGrid
-from fl_privacy.flower.untouched.app import MOST_NODES, read_app
-from fl_privacy.flower.untouched.audit import Asked, audit_app
-from fl_privacy.flower.untouched.review import MOST_BYTES, review_app
 from tests.flower.untouched_apps import (
     AUTOENCODER,
     HALF,

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fl_privacy.tapping.matching import matched
+from fl_privacy.auditing.instrument.matching import matched
 from tests.flower.untouched_apps import OWN_SERVER, PLAIN, audited, rung
 
 

@@ -12,11 +12,11 @@ from flwr.clientapp import ClientApp
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.tree import DecisionTreeClassifier
 
-from fl_privacy.flower.untouched.tapped_grid import TappedGrid
-from fl_privacy.tapping import copies
-from fl_privacy.tapping.findings import Loaded, findings_of
-from fl_privacy.tapping.fitted import FittedBy, leaks_of_nodes
-from fl_privacy.tapping.inventory import UP, Sent
+from fl_privacy.auditing.app.tapped_grid import TappedGrid
+from fl_privacy.auditing.clear_text import copies
+from fl_privacy.auditing.clear_text.findings import Loaded, findings_of
+from fl_privacy.auditing.clear_text.inventory import UP, Sent
+from fl_privacy.auditing.instrument.fitted import FittedBy, leaks_of_nodes
 
 RNG = np.random.default_rng(0)
 ROWS = RNG.normal(size=(60, 12)).astype(np.float32)

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 from flwr.app import Context, RecordDict
 
+from fl_privacy.auditing.app.audit import Asked, audit_app
+from fl_privacy.auditing.app.bundle import read_app
+from fl_privacy.auditing.clear_text.findings import Loaded, findings_of
+from fl_privacy.auditing.clear_text.inventory import Sent
+from fl_privacy.auditing.scenario_problem import reason_of
 from fl_privacy.errors import UserError
-from fl_privacy.experiment.ladder_problem import reason_of
 from fl_privacy.federation.replies import Failure
 from fl_privacy.flower.grids import LocalGrid
-from fl_privacy.flower.untouched.app import read_app
-from fl_privacy.flower.untouched.audit import Asked, audit_app
-from fl_privacy.results.survivors import ClassTrace, class_trace, classes_told, members_told, words_told
-from fl_privacy.tapping import Sent, findings_of
-from fl_privacy.tapping.findings import Loaded
+from fl_privacy.measure.aggregate_leakage import ClassTrace, class_trace, classes_told, members_told, words_told
 from tests.flower.untouched_apps import HEAD, LANGUAGE, LEGACY_SERVER, LISTED, PLAIN, SERVER, audited, rung, write
 
 UNEVEN = PLAIN.replace(

@@ -10,17 +10,17 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from fl_privacy.auditing.app.audit import Asked, audit_app
+from fl_privacy.auditing.app.bundle import read_app
+from fl_privacy.auditing.app.loaded import LoadedBy
+from fl_privacy.auditing.app.review import review_app
+from fl_privacy.auditing.instrument.watch import Watched
+from fl_privacy.auditing.scenario_words import Words
 from fl_privacy.errors import UserError
-from fl_privacy.experiment.ladder_words import Words
-from fl_privacy.flower.untouched.app import read_app
-from fl_privacy.flower.untouched.audit import Asked, audit_app
-from fl_privacy.flower.untouched.loaded import LoadedBy
-from fl_privacy.flower.untouched.review import review_app
+from fl_privacy.measure.aggregate_leakage import Estimate, Survivor
+from fl_privacy.measure.counts import Counts
 from fl_privacy.report.app_record import folder_name
 from fl_privacy.report.untouched import AppPage, Step, render_app
-from fl_privacy.results.counts import Counts
-from fl_privacy.results.survivors import Estimate, Survivor
-from fl_privacy.tapping import Watched
 from tests.flower.untouched_apps import LANGUAGE, LISTED, OWN_SERVER, PLAIN, SERVER, audited, rung, write
 
 SENT = "ArrayRecord(net.state_dict()), **"

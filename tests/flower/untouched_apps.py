@@ -5,8 +5,8 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from fl_privacy.flower.untouched.app import read_app
-from fl_privacy.flower.untouched.audit import Asked, audit_app
+from fl_privacy.auditing.app.audit import Asked, audit_app
+from fl_privacy.auditing.app.bundle import read_app
 
 PROJECT = """
 [project]

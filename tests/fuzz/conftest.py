@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from fl_privacy.config import compose_run
-from fl_privacy.experiment.run import run_experiment
-from fl_privacy.experiment.run_folder import Monitor, plain_loop
+from fl_privacy.runs.config import compose_run
+from fl_privacy.runs.destination import Monitor, plain_loop
+from fl_privacy.runs.run import run_experiment
 
 SETTINGS = (
     "model=mlp",

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from fl_privacy.config.compose import parse_overrides
-from fl_privacy.config.foreign import expect_plain, read_settings
+from fl_privacy.data.transformations.policies import read_policies
 from fl_privacy.errors import UserError
-from fl_privacy.results.records import parse_json, wrong_identity, wrong_partition, wrong_record
-from fl_privacy.transformations.policies import read_policies
+from fl_privacy.runs.config.compose import parse_overrides
+from fl_privacy.runs.config.untrusted import expect_plain, read_settings
+from fl_privacy.runs.folder.records import parse_json, wrong_identity, wrong_partition, wrong_record
 
 hypothesis = pytest.importorskip("hypothesis")
 given, strategies = hypothesis.given, hypothesis.strategies

@@ -15,16 +15,16 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from fl_privacy.config.study import load_grid
 from fl_privacy.data import images, load_data
 from fl_privacy.data.images import decode_images
+from fl_privacy.data.transformations.policies import read_policies
 from fl_privacy.errors import UserError
-from fl_privacy.experiment.weights import load_weights
 from fl_privacy.models import LeNet
-from fl_privacy.pretrained.evaluator import EvaluationNetwork
-from fl_privacy.pretrained.evaluator_files import load_evaluator, save_evaluator
-from fl_privacy.pretrained.generator_files import load_generator
-from fl_privacy.transformations.policies import read_policies
+from fl_privacy.models.pretrained.evaluator import EvaluationNetwork
+from fl_privacy.models.pretrained.evaluator_files import load_evaluator, save_evaluator
+from fl_privacy.models.pretrained.generator_files import load_generator
+from fl_privacy.runs.config.study import load_grid
+from fl_privacy.runs.weights import load_weights
 from fl_privacy.types import ModelState
 from tests.fuzz.judge import Case, cases, refused
 from tests.fuzz.test_folders import DEEP, NOT_JSON, header

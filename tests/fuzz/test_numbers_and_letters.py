@@ -16,14 +16,14 @@ from fl_privacy import checks
 from fl_privacy.cli import main
 from fl_privacy.errors import UserError, visible
 from fl_privacy.files import write_whole
-from fl_privacy.foreign_files import expanded
-from fl_privacy.gate.policy import parse_policy
+from fl_privacy.files.foreign import expanded
 from fl_privacy.report import write_report
-from fl_privacy.results import read_run
-from fl_privacy.results.frames import write_csv
-from fl_privacy.results.ongoing import read_guesses, read_ongoing
-from fl_privacy.results.pictures import read_films
-from fl_privacy.results.row_files import read_rows
+from fl_privacy.runs.folder import read_run
+from fl_privacy.runs.folder.frames import write_csv
+from fl_privacy.runs.folder.ongoing import read_guesses, read_ongoing
+from fl_privacy.runs.folder.pictures import read_films
+from fl_privacy.runs.folder.row_files import read_rows
+from fl_privacy.site.gate.policy import parse_policy
 from tests.fuzz.judge import refused
 
 HUGE = 10**400
@@ -140,7 +140,7 @@ def test_a_guess_that_is_no_image_is_not_loaded(tmp_path: Path, monkeypatch: pyt
     }
     save_file(images, tmp_path / "progress.safetensors")
     assert len(read_guesses(tmp_path)) == 1
-    monkeypatch.setattr("fl_privacy.results.ongoing._MOST_BYTES", 40)
+    monkeypatch.setattr("fl_privacy.runs.folder.ongoing._MOST_BYTES", 40)
     assert read_guesses(tmp_path) == [], "its size is known before it is loaded"
 
 

@@ -24,8 +24,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from fl_privacy.gate.framing import Said, own_pipes, read_parts, write_parts
-from fl_privacy.gate.isolation import Held, Wishes, keep_apart
+from fl_privacy.site.gate.framing import Said, own_pipes, read_parts, write_parts
+from fl_privacy.site.gate.isolation import Held, Wishes, keep_apart
 
 Places = Mapping[str, Any]
 """Of the world outside: files, sockets, folders, the process that started this one."""

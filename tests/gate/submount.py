@@ -8,8 +8,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from fl_privacy.gate import kernel
-from fl_privacy.gate.isolation import Wishes, keep_apart
+from fl_privacy.site.gate import linux_calls as kernel
+from fl_privacy.site.gate.isolation import Wishes, keep_apart
 
 
 def changed(folder: Path, *, sealed: bool) -> list[str] | None:

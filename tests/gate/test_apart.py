@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from fl_privacy.gate.apart import GIVEN, Apart, remove
-from fl_privacy.gate.isolation import Wishes
-from fl_privacy.gate.rules import RefusedError
+from fl_privacy.site.gate.apart import GIVEN, Apart, remove
+from fl_privacy.site.gate.isolation import Wishes
+from fl_privacy.site.gate.rules import RefusedError
 from tests.gate import probes
 
 ROOT = str(Path(__file__).resolve().parents[2])

@@ -8,11 +8,11 @@ from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 
 from fl_privacy.cli.main import run_command_line
 from fl_privacy.cli.node_worker import gated_app
-from fl_privacy.deploy import write_deployment
 from fl_privacy.flower.inside.identity import identity_put_back
-from fl_privacy.gate.ledger import Ledger
-from fl_privacy.gate.policy import READY, read_policy
-from fl_privacy.gate.sentences import replies_within
+from fl_privacy.site.deploy import write_deployment
+from fl_privacy.site.gate.ledger import Ledger
+from fl_privacy.site.gate.policy import READY, read_policy
+from fl_privacy.site.gate.sentences import replies_within
 from tests.gate.test_policy import SPEC
 
 EXAMPLE = SPEC.replace("/var/lib/fl-privacy/ledger", "ledger/ledger")

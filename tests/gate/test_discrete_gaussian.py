@@ -11,8 +11,8 @@ import pytest
 import torch
 from scipy import stats
 
-from fl_privacy.gate import discrete_gaussian as dg
-from fl_privacy.gate.protecting import Noising, noised
+from fl_privacy.site.gate import discrete_gaussian as dg
+from fl_privacy.site.gate.protecting import Noising, noised
 
 
 @pytest.mark.parametrize(("numerator", "denominator"), [(0, 1), (1, 1), (1, 2), (529, 2), (7, 1 << 41), (40, 3)])

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings, strategies as some
 
 from fl_privacy.errors import UserError
-from fl_privacy.gate import protecting
-from fl_privacy.gate.filtering import NUMPY, RawArray, Records, admit, array_values, raw_array, release
-from fl_privacy.gate.policy import SitePolicy, parse_policy
-from fl_privacy.gate.protecting import Noising, clipped, noised
-from fl_privacy.gate.rules import REASONS, RefusedError
+from fl_privacy.site.gate import protecting
+from fl_privacy.site.gate.filtering import NUMPY, RawArray, Records, admit, array_values, raw_array, release
+from fl_privacy.site.gate.policy import SitePolicy, parse_policy
+from fl_privacy.site.gate.protecting import Noising, clipped, noised
+from fl_privacy.site.gate.rules import REASONS, RefusedError
 
 PLAIN = """
 version: 1

@@ -19,12 +19,12 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricR
 from flwr.clientapp import ClientApp
 
 from fl_privacy.flower import gate as gate_module
-from fl_privacy.flower.cell import Cell
+from fl_privacy.flower.app_process import Cell
 from fl_privacy.flower.gate import Gate
 from fl_privacy.flower.inside.identity import identify_process, identity_put_back
 from fl_privacy.flower.inside.serialized import bytes_of, message_bytes, message_of
-from fl_privacy.gate.policy import LEAST_MEMORY, AppLimits, SitePolicy, parse_policy
-from fl_privacy.gate.rules import REASONS, RefusedError
+from fl_privacy.site.gate.policy import LEAST_MEMORY, AppLimits, SitePolicy, parse_policy
+from fl_privacy.site.gate.rules import REASONS, RefusedError
 from tests.gate import apps
 from tests.gate.apps import OPEN, SECRETS
 
@@ -322,7 +322,7 @@ def test_a_ledger_that_can_not_be_written_lets_nothing_out(tmp_path: Path, monke
         raise OSError(28, "No space left on device")
 
     gate = Gate(policy(tmp_path, BUDGET))
-    monkeypatch.setattr("fl_privacy.gate.ledger.os.fsync", full)
+    monkeypatch.setattr("fl_privacy.site.gate.ledger.os.fsync", full)
     reply = gate(question(), context(tmp_path), lambda m, c: Message(m.content, reply_to=m))
     assert "can't be written down" in reply.error.reason
 

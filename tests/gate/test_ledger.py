@@ -14,17 +14,17 @@ from pathlib import Path
 
 import pytest
 
-from fl_privacy.gate.accounting import epsilon_of, most_rho
-from fl_privacy.gate.entries import DAY, YEARS, Entry, ExhaustedError, Limits, Moment
-from fl_privacy.gate.ledger import Ledger, LedgerError
+from fl_privacy.site.gate.accounting import epsilon_of, most_rho
+from fl_privacy.site.gate.entries import DAY, YEARS, Entry, ExhaustedError, Limits, Moment
+from fl_privacy.site.gate.ledger import Ledger, LedgerError
 
 KILLS, FULL = 20, 5
 
 ANSWERING = """
 import os, resource, sys
 from pathlib import Path
-from fl_privacy.gate.entries import Limits
-from fl_privacy.gate.ledger import Ledger
+from fl_privacy.site.gate.entries import Limits
+from fl_privacy.site.gate.ledger import Ledger
 folder, limit = Path(sys.argv[1]), int(sys.argv[2])
 ledger, limits = Ledger(folder / "ledger", folder / "away" / "anchor"), Limits(epsilon=1e6)
 replies = os.open(sys.argv[3], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -107,7 +107,7 @@ def test_a_failing_disk_of_the_anchor_neither_locks_the_ledger_nor_loses_an_entr
             raise OSError(5, "Input/output error")
 
     append(one, 0.1)
-    monkeypatch.setattr("fl_privacy.gate.ledger._sync_folder", failing)
+    monkeypatch.setattr("fl_privacy.site.gate.ledger._sync_folder", failing)
     with pytest.raises(LedgerError, match="can't be written"):
         append(one, 0.1)
     monkeypatch.undo()
@@ -128,7 +128,7 @@ def test_an_anchor_that_can_not_be_made_leaves_the_ledger_as_it_was(
     one = ledger(tmp_path)
     append(one, 0.1)
     before = one.path.read_bytes()
-    monkeypatch.setattr("fl_privacy.gate.ledger.write_private", full)
+    monkeypatch.setattr("fl_privacy.site.gate.ledger.write_private", full)
     for _ in range(3):
         with pytest.raises(LedgerError, match="can't be written"):
             append(one, 0.1)

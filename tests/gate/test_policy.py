@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from fl_privacy.errors import UserError
-from fl_privacy.gate.policy import READY, parse_policy, read_policy
-from fl_privacy.gate.rules import Rule
-from fl_privacy.gate.sentences import course_of, replies_within, rules_in_words, warnings_of
+from fl_privacy.site.gate.policy import READY, parse_policy, read_policy
+from fl_privacy.site.gate.rules import Rule
+from fl_privacy.site.gate.sentences import course_of, replies_within, rules_in_words, warnings_of
 
 SPEC = """
 version: 1

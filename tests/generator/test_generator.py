@@ -10,14 +10,14 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from fl_privacy.errors import UserError
-from fl_privacy.pretrained.generator import (
+from fl_privacy.models.pretrained.generator import (
     GeneratorShape,
     ImageDiscriminator,
     ImageGenerator,
     Provenance,
     image_fingerprints,
 )
-from fl_privacy.pretrained.generator_files import (
+from fl_privacy.models.pretrained.generator_files import (
     FACES,
     find_generator,
     load_generator,
@@ -26,7 +26,7 @@ from fl_privacy.pretrained.generator_files import (
     save_generator,
     save_training,
 )
-from fl_privacy.pretrained.generator_training import GeneratorPlan, GeneratorTraining
+from fl_privacy.models.pretrained.generator_training import GeneratorPlan, GeneratorTraining
 from tests.generator.makers import generator_file, network
 
 PLAN = GeneratorPlan(latent=4, width=4, steps=6, batch_size=8, shift=1, flip=True, average=0.5)

@@ -9,13 +9,13 @@ import torch
 
 from fl_privacy.attacks import idlg, inverting_gradients
 from fl_privacy.attacks.gradient_inversion import preparation
-from fl_privacy.attacks.gradient_inversion.captured import CapturedEvaluation
+from fl_privacy.attacks.gradient_inversion.cuda_graph import CapturedEvaluation
 from fl_privacy.attacks.gradient_inversion.problem import Problem
 from fl_privacy.attacks.gradient_inversion.settings import Compile
-from fl_privacy.config import compose_run
-from fl_privacy.experiment.setup import build_setup
 from fl_privacy.federation import Audit, plain_rounds, run_all
-from fl_privacy.parallel import ShardedAttack
+from fl_privacy.federation.parallel import ShardedAttack
+from fl_privacy.runs.config import compose_run
+from fl_privacy.runs.setup import build_setup
 from fl_privacy.types import Tensors
 from tests.attacks.victims import observations, smooth_net
 from tests.experiment.runs import TINY, run

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from fl_privacy.gradients import fastest as by_inputs, gradient_by_inputs, loss_gradients
 from fl_privacy.models import LeNet, ResNet20
+from fl_privacy.models.gradients import choose_method as by_inputs, gradient_by_inputs, loss_gradients
 from fl_privacy.types import Batch, LocalPlan, ModelState
 
 SHAPE = {"in_channels": 3, "image_size": 8, "num_classes": 5}

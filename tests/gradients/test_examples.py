@@ -6,20 +6,20 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fl_privacy.gradients import (
+from fl_privacy.models import ConvNet, LeNet, ResNet20
+from fl_privacy.models.gradients import (
     Layered,
     Vectorized,
     VictimModel,
     clipped_sum,
     example_gradients,
-    examples,
     frozen_copy,
     loss_gradients,
+    per_example as examples,
     register_layer_rule,
     victim_gradients,
 )
-from fl_privacy.gradients.layer_rules import parameter_gradients
-from fl_privacy.models import ConvNet, LeNet, ResNet20
+from fl_privacy.models.gradients.layer_rules import parameter_gradients
 from fl_privacy.types import Batch, LocalPlan, ModelState
 
 PLAN = LocalPlan(batch_norm="eval", loss_scale=1.7)

@@ -3,9 +3,9 @@
 import torch
 from torch import nn
 
-from fl_privacy.gradients import Layered, VictimModel, frozen_copy, victim_gradients
-from fl_privacy.gradients.convolution import FoldedConvolution
 from fl_privacy.models import ConvNet, ResNet20
+from fl_privacy.models.gradients import Layered, VictimModel, frozen_copy, victim_gradients
+from fl_privacy.models.gradients.convolution import FoldedConvolution
 from fl_privacy.types import LocalPlan, ModelState
 
 PLAN = LocalPlan(batch_norm="eval")

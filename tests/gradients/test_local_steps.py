@@ -3,8 +3,8 @@ import torch
 
 from fl_privacy.attacks import idlg, inverting_gradients
 from fl_privacy.attacks.gradient_inversion.targets import accumulated_gradient, as_gradient, needs_unrolling
-from fl_privacy.gradients import Unrolled, VictimModel, frozen_copy, loss_gradients
-from fl_privacy.gradients.fastest import step_slices
+from fl_privacy.models.gradients import Unrolled, VictimModel, frozen_copy, loss_gradients
+from fl_privacy.models.gradients.choose_method import step_slices
 from fl_privacy.types import Batch, Knowledge, LocalPlan, ModelState, Observation, Upload, VictimId
 from tests.attacks.victims import CLASSES, SHAPE, error, examples, smooth_net
 

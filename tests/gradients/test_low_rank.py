@@ -7,8 +7,8 @@ from torch import nn
 from fl_privacy.attacks import GradientInversion, inverting_gradients
 from fl_privacy.attacks.gradient_inversion.layer_statistics import Explicit, Products, Target
 from fl_privacy.attacks.gradient_inversion.objectives import Cosine
-from fl_privacy.gradients.layered import factorize
 from fl_privacy.models import ResNet10
+from fl_privacy.models.gradients.layered import factorize
 from fl_privacy.types import Observation
 from tests.attacks.victims import CLASSES, observations
 

@@ -9,8 +9,14 @@ from torch.func import functional_call
 
 from fl_privacy.defenses import ClientState, none
 from fl_privacy.federation import local_update
-from fl_privacy.gradients import ManyModels, local_orders, many_models, many_models as many_convolutions, models_at_once
 from fl_privacy.models import ViT
+from fl_privacy.models.gradients import (
+    ManyModels,
+    local_orders,
+    many_models,
+    many_models as many_convolutions,
+    models_at_once,
+)
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, LocalPlan, ModelState
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from fl_privacy.gradients import memory
+from fl_privacy.models.gradients import memory
 
 KEEPS, LETS_GO = [(-1, 2**31 - 1), (-4, 0)], [(-1, 64 * 2**20), (-3, 32 * 2**20), (-4, 65536), "trim"]
 

@@ -5,9 +5,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fl_privacy.gradients import LayerCall, convolution
-from fl_privacy.gradients.convolution import better_by_phases, better_by_products, transposed
-from fl_privacy.gradients.layer_rules import parameter_gradients
+from fl_privacy.models.gradients import LayerCall, convolution
+from fl_privacy.models.gradients.convolution import better_by_phases, better_by_products, transposed
+from fl_privacy.models.gradients.layer_rules import parameter_gradients
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fl_privacy.gradients import Layered, OneByOne, Vectorized, VictimModel, frozen_copy, victim_gradients
 from fl_privacy.models import ConvNet, LeNet, ResNet20
+from fl_privacy.models.gradients import Layered, OneByOne, Vectorized, VictimModel, frozen_copy, victim_gradients
 from fl_privacy.types import LocalPlan, ModelState
 
 SHAPE = {"in_channels": 3, "image_size": 12, "num_classes": 4}
@@ -157,7 +157,7 @@ def test_a_parameter_of_the_model_itself_does_not() -> None:
 
 
 def test_what_vmap_cannot_follow_is_looped_and_only_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level("INFO", "fl_privacy.gradients"), warnings.catch_warnings(action="error"):
+    with caplog.at_level("INFO", "fl_privacy.models.gradients"), warnings.catch_warnings(action="error"):
         assert isinstance(victim_gradients(_victim_model(Branching(), LocalPlan()), *_trial(1)), OneByOne)
     (record,) = caplog.records
     assert record.levelname == "INFO" and "Branching can't be batched" in record.getMessage()

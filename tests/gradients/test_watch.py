@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 import fl_privacy
-from fl_privacy.gradients import clipped_sum, loss_gradients
-from fl_privacy.gradients.hooks import entering, leaving, owners, replaced_input
+from fl_privacy.models.gradients import clipped_sum, loss_gradients
+from fl_privacy.models.gradients.hooks import entering, leaving, owners, replaced_input
 from fl_privacy.types import Batch, LocalPlan, ModelState
 
 

@@ -5,10 +5,10 @@ from functools import cache
 import torch
 from torch import nn
 
+from fl_privacy.attacks.inference import ReadRound
 from fl_privacy.defenses import ClientState, none
 from fl_privacy.federation import local_update
 from fl_privacy.federation.client import local_batches
-from fl_privacy.inference import ReadRound
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, LocalPlan, ModelState, Observation, VictimId
 

@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import nn
 
+from fl_privacy.attacks.inference import Membership, ReadRound
+from fl_privacy.attacks.inference.membership import METHODS, share_below_others
+from fl_privacy.attacks.inference.read_round import example_margins, mean_gradient, mean_over_steps, model_after
+from fl_privacy.attacks.inference.shadow_models import likelihood_ratio
 from fl_privacy.errors import UserError
-from fl_privacy.gradients import loss_gradients
-from fl_privacy.inference import Membership, ReadRound
-from fl_privacy.inference.membership import METHODS, share_below_others
-from fl_privacy.inference.read_round import example_margins, mean_gradient, mean_over_steps, model_after
-from fl_privacy.inference.shadow_models import likelihood_ratio
-from fl_privacy.metrics.roc import Separation, auc
+from fl_privacy.measure.roc import Separation, auc
+from fl_privacy.models.gradients import loss_gradients
 from fl_privacy.types import Batch, LocalPlan, ModelState
 from tests.inference.rounds import CLASSES, CLIENTS, OWN, asked, network, rounds
 

@@ -6,12 +6,19 @@ from dataclasses import replace
 import pytest
 import torch
 
+from fl_privacy.attacks.inference import (
+    AttributeInference,
+    Inference,
+    PropertyInference,
+    ReadRound,
+    Rehearsal,
+    SourceInference,
+)
+from fl_privacy.attacks.inference.attribute import AdaptiveAttributeInference
 from fl_privacy.data.attributes import coarse
 from fl_privacy.data.examples import Examples
 from fl_privacy.errors import UserError
-from fl_privacy.gradients import GradientClassifier, GradientSketch, loss_gradients
-from fl_privacy.inference import AttributeInference, Inference, PropertyInference, ReadRound, Rehearsal, SourceInference
-from fl_privacy.inference.attribute import AdaptiveAttributeInference
+from fl_privacy.models.gradients import GradientClassifier, GradientSketch, loss_gradients
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, LocalPlan, ModelState, Observation, Upload, VictimId
 from tests.inference.rounds import CLASSES, CLIENTS, OWN, SHAPE, asked, network, public, rounds

@@ -6,14 +6,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from fl_privacy.attacks.inference import Membership, ReadRound
+from fl_privacy.attacks.inference.membership import METHODS
+from fl_privacy.attacks.inference.read_round import losses_of, lowest_of, margins_of
 from fl_privacy.defenses import ClientState, none
 from fl_privacy.errors import UserError
 from fl_privacy.federation import local_update
 from fl_privacy.federation.client import local_batches
-from fl_privacy.inference import Membership, ReadRound
-from fl_privacy.inference.membership import METHODS
-from fl_privacy.inference.read_round import losses_of, lowest_of, margins_of
-from fl_privacy.metrics.roc import Separation, auc
+from fl_privacy.measure.roc import Separation, auc
 from fl_privacy.models import gpt_tiny
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, LocalPlan, ModelState, Observation, VictimId

@@ -5,10 +5,18 @@ from dataclasses import replace
 import pytest
 import torch
 
+from fl_privacy.attacks.malicious import (
+    Fishing,
+    Imprint,
+    Inconsistent,
+    Loki,
+    MembershipTrap,
+    ServerAttack,
+    TrapWeights,
+)
 from fl_privacy.defenses import ClientState
+from fl_privacy.defenses.guard import ModelGuard, RefusedModelError
 from fl_privacy.federation import Client, Failure, Server, ServerPlan, attempt
-from fl_privacy.guard import ModelGuard, RefusedModelError
-from fl_privacy.malicious import Fishing, Imprint, Inconsistent, Loki, MembershipTrap, ServerAttack, TrapWeights
 from fl_privacy.types import LocalPlan, ModelState
 
 from ..malicious import rounds

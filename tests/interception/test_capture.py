@@ -15,7 +15,7 @@ from torch import nn
 from fl_privacy.effects import Clipped, Gaussian, Part, Quantized, Transformed, to_plain
 from fl_privacy.errors import UserError
 from fl_privacy.federation import plain_rounds
-from fl_privacy.interception import CaptureWriter, load_observations, save_observation
+from fl_privacy.federation.interception import CaptureWriter, load_observations, save_observation
 from fl_privacy.types import Knowledge, ModelState, Observation, VictimId
 from tests.federation import harness
 

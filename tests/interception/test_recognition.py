@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from fl_privacy.attacks.gradient_inversion.grouping import group_victims, victims_of
-from fl_privacy.interception import at_typical_rates, describe_model, recognize_training
-from fl_privacy.interception.recognition import estimated_lr
+from fl_privacy.federation.interception import at_typical_rates, describe_model, recognize_training
+from fl_privacy.federation.interception.infer_plan import estimated_lr
 from fl_privacy.types import LocalPlan, ModelState, Observation, Upload, VictimId
 
 

@@ -6,10 +6,10 @@ from functools import cache
 import torch
 from torch import nn
 
+from fl_privacy.attacks.malicious import ServerAttack
 from fl_privacy.data import Dataset, Examples, load_data
 from fl_privacy.defenses import ClientState, Defense
 from fl_privacy.federation import Client
-from fl_privacy.malicious import ServerAttack
 from fl_privacy.models import MLP, LeNet, ResNet10, build_model
 from fl_privacy.types import LocalPlan, ModelState, Observation, VictimId
 

@@ -7,17 +7,25 @@ import pytest
 import torch
 
 from fl_privacy.attacks import AnalyticInversion
+from fl_privacy.attacks.malicious import (
+    Fishing,
+    Imprint,
+    Inconsistent,
+    Loki,
+    MembershipTrap,
+    ServerAttack,
+    TrapWeights,
+)
+from fl_privacy.attacks.malicious.from_layer import images_of_brightness, is_one_image
+from fl_privacy.attacks.malicious.own_gradient import leaves_such_a_bias
 from fl_privacy.defenses import ClientState, Defense, dp_noise, dp_sgd, local_dp, quantization, selective_sharing
 from fl_privacy.errors import UserError
-from fl_privacy.experiment.server_reading import hand_over
 from fl_privacy.federation import Audit, Server, ServerPlan
+from fl_privacy.federation.interception import Interceptor
 from fl_privacy.federation.server import weighted_mean
-from fl_privacy.gradients import loss_gradients
-from fl_privacy.interception import Interceptor
-from fl_privacy.malicious import Fishing, Imprint, Inconsistent, Loki, MembershipTrap, ServerAttack, TrapWeights
-from fl_privacy.malicious.own_gradient import leaves_such_a_bias
-from fl_privacy.malicious.reading import images_of_brightness, is_one_image
-from fl_privacy.metrics import evaluate
+from fl_privacy.measure import evaluate
+from fl_privacy.models.gradients import loss_gradients
+from fl_privacy.runs.server_attack import hand_over
 from fl_privacy.types import Batch, Certainty, LocalPlan, ModelState, Observation, Reconstruction, Upload
 
 from . import rounds

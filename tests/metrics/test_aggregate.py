@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fl_privacy.metrics import METRICS, aggregate, pmm, share_at_most
-from fl_privacy.metrics.intervals import is_split, share_interval
+from fl_privacy.measure import METRICS, aggregate, pmm, share_at_most
+from fl_privacy.measure.intervals import is_split, share_interval
 from fl_privacy.report.numbers import MISSING, interval
 
 

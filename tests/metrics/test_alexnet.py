@@ -11,9 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fl_privacy.foreign_files import ArrayUnpickler
-from fl_privacy.metrics import lpips as alexnet
-from fl_privacy.metrics.lpips import LAYERS, convolutions
+from fl_privacy.files.foreign import ArrayUnpickler
+from fl_privacy.measure import lpips as alexnet
+from fl_privacy.measure.lpips import LAYERS, convolutions
 
 TORCHVISIONS = Path(os.environ.get("FL_PRIVACY_DATA", "")) / "weights" / "alexnet_features.safetensors"
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from fl_privacy.metrics import METRICS
-from fl_privacy.metrics.registry import Metric
+from fl_privacy.measure import METRICS
+from fl_privacy.measure.registry import Metric
 
 OF_IMAGES = {name: metric for name, metric in METRICS.items() if metric.of == "images" and metric.function}
 

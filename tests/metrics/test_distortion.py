@@ -9,7 +9,7 @@ from torch.nn.functional import cosine_similarity
 from experiments.measures import input_conditions
 from fl_privacy.defenses import selective_sharing
 from fl_privacy.errors import UserError
-from fl_privacy.metrics.distortion import distortion_of
+from fl_privacy.measure.distortion import distortion_of
 
 from ..defenses.harness import flat, large_update, local_step, run
 

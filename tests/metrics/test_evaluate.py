@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from fl_privacy.errors import UserError
-from fl_privacy.metrics import METRICS, evaluate, evaluate_all, noise_ratio, unjudged
-from fl_privacy.metrics.matching import assign, match, pair_labels
-from fl_privacy.pretrained.evaluator import EvaluationNetwork
-from fl_privacy.pretrained.evaluator_files import save_evaluator
+from fl_privacy.measure import METRICS, evaluate, evaluate_all, noise_ratio, unjudged
+from fl_privacy.measure.matching import assign, match, pair_labels
+from fl_privacy.models.pretrained.evaluator import EvaluationNetwork
+from fl_privacy.models.pretrained.evaluator_files import save_evaluator
 from fl_privacy.types import Batch, Certainty, Reconstruction, VictimId
 
 

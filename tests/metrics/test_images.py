@@ -10,9 +10,9 @@ from skimage.metrics import peak_signal_noise_ratio, structural_similarity
 from torchvision.models import AlexNet_Weights, alexnet
 
 from fl_privacy.errors import UserError
-from fl_privacy.metrics import bayesian_privacy_loss
-from fl_privacy.metrics.images import bpki, mse, pixel_histogram, psnr, rmse, ssim
-from fl_privacy.metrics.lpips import _network, lpips
+from fl_privacy.measure import bayesian_privacy_loss
+from fl_privacy.measure.images import bpki, mse, pixel_histogram, psnr, rmse, ssim
+from fl_privacy.measure.lpips import _network, lpips
 
 SHAPES = [(1, 28, 28), (3, 32, 32), (3, 17, 23)]
 
@@ -112,7 +112,7 @@ def test_lpips_without_weights_is_missing_with_one_line(tmp_path, monkeypatch, c
         raise OSError("no route to host")
 
     monkeypatch.setenv("FL_PRIVACY_DATA", str(tmp_path))
-    monkeypatch.setattr("fl_privacy.metrics.lpips.PACKAGE", "nowhere_to_be_found")
+    monkeypatch.setattr("fl_privacy.measure.lpips.PACKAGE", "nowhere_to_be_found")
     monkeypatch.setattr(AlexNet_Weights, "get_state_dict", offline)
     _network.cache_clear()
     assert lpips(*pair((3, 32, 32))).isnan().all()

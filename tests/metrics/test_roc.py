@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fl_privacy.metrics.roc import (
+from fl_privacy.measure.roc import (
     Separation,
     auc,
     auc_bound,

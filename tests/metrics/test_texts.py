@@ -2,8 +2,8 @@
 
 import torch
 
-from fl_privacy.metrics import evaluate_all
-from fl_privacy.metrics.texts import exact_match, rouge_2, rouge_l, token_f1, token_precision, token_recall
+from fl_privacy.measure import evaluate_all
+from fl_privacy.measure.texts import exact_match, rouge_2, rouge_l, token_f1, token_precision, token_recall
 from fl_privacy.types import Batch, Reconstruction, VictimId
 
 

@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from torch.func import functional_call
 
 from fl_privacy.errors import UserError
-from fl_privacy.gradients import loss_gradients
 from fl_privacy.models import (
     MLP,
     VGG16,
@@ -25,6 +24,7 @@ from fl_privacy.models import (
     ResNet34,
     ResNet50,
 )
+from fl_privacy.models.gradients import loss_gradients
 from fl_privacy.types import Batch, ModelState
 
 SMALL = {model: {"width": 4} for model in (AlexNet, VGG16, ConvNet)} | {

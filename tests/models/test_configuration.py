@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fl_privacy.config import compose_run
 from fl_privacy.models import build_fitting, build_model, check_model, check_table_model, check_text_model
+from fl_privacy.runs.config import compose_run
 from tests.tables.tables import dataset
 
 yaml = pytest.importorskip("yaml")

@@ -7,8 +7,8 @@ import torch
 
 from fl_privacy.attacks import inverting_gradients
 from fl_privacy.errors import UserError
-from fl_privacy.gradients import loss_gradients
 from fl_privacy.models import MobileNetV2, ViT
+from fl_privacy.models.gradients import loss_gradients
 from fl_privacy.types import Batch, LocalPlan, ModelState, Observation, Upload, VictimId
 
 TINY_VIT = {"patch_size": 4, "depth": 1, "token_width": 12, "mlp_width": 16}

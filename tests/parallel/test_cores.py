@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from fl_privacy import cores
-from fl_privacy.cores import quotas, shared_among, usable_cores
+from fl_privacy.federation import cores
+from fl_privacy.federation.cores import quotas, shared_among, usable_cores
 
 
 def limited(folder: Path, **files: str) -> None:
@@ -45,7 +45,7 @@ def test_the_least_of_all_limits_counts(  # noqa: PLR0917
 
 
 def test_no_more_processes_than_memory_is_free_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fl_privacy.cores.usable_cores", lambda: 8)
+    monkeypatch.setattr("fl_privacy.federation.cores.usable_cores", lambda: 8)
     told = tmp_path / "meminfo"
     told.write_text("MemTotal: 16000000 kB\nMemAvailable:    5000 kB\n")
     assert [cores.processes_that_fit(size, told) for size in (1000, 10**6, 2 * 10**6, 10**9)] == [8, 5, 2, 1]
@@ -53,5 +53,5 @@ def test_no_more_processes_than_memory_is_free_for(tmp_path: Path, monkeypatch: 
 
 
 def test_processes_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fl_privacy.cores.usable_cores", lambda: 8)
+    monkeypatch.setattr("fl_privacy.federation.cores.usable_cores", lambda: 8)
     assert [shared_among(n)[cores.LEFT] for n in (1, 2, 3, 16)] == ["8", "4", "2", "1"]

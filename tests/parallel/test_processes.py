@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from fl_privacy import processes
 from fl_privacy.attacks import Progress, idlg, no_progress
 from fl_privacy.errors import UserError
-from fl_privacy.parallel import attack_by_all_cores, victims_of_a_part
-from fl_privacy.processes import Done, in_processes
+from fl_privacy.federation import processes
+from fl_privacy.federation.parallel import attack_by_all_cores, victims_of_a_part
+from fl_privacy.federation.processes import Done, in_processes
 from fl_privacy.types import Observation, Reconstruction
 from tests.attacks.victims import observations, smooth_net
 
@@ -151,7 +151,7 @@ def test_what_can_not_be_sent_is_done_here() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("attack", [idlg(iterations=20, restarts=1)])
 def test_an_attack_gives_the_same_bits_by_one_two_and_four_processes(attack, monkeypatch) -> None:
-    monkeypatch.setattr("fl_privacy.parallel.victims_of_a_part", lambda observations: 2)
+    monkeypatch.setattr("fl_privacy.federation.parallel.victims_of_a_part", lambda observations: 2)
     seen, shares = observations(smooth_net(), 9), []
     found = [
         attack_by_all_cores(attack, seen, seed=3, processes=n, progress=lambda done, total: shares.append(done / total))
@@ -170,7 +170,7 @@ def draws(observations: Sequence[Observation], *, seed: int, progress: Progress 
 
 @pytest.mark.long
 def test_what_an_attack_draws_from_the_global_stream_does_not_depend_on_the_processes(monkeypatch) -> None:
-    monkeypatch.setattr("fl_privacy.parallel.victims_of_a_part", lambda observations: 1)
+    monkeypatch.setattr("fl_privacy.federation.parallel.victims_of_a_part", lambda observations: 1)
     seen = observations(smooth_net(), 4)
     one, two = ([r.loss for r in attack_by_all_cores(draws, seen, seed=0, processes=n)] for n in (1, 2))
     assert one == two and len(set(one)) == 4

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from fl_privacy.attacks import GradientInversion, Progress, idlg, no_progress
-from fl_privacy.config import compose_run
 from fl_privacy.errors import UserError
-from fl_privacy.experiment.build import build_attack
-from fl_privacy.parallel import ShardedAttack, expect_answer, ray_cluster
+from fl_privacy.federation.parallel import ShardedAttack, expect_answer, ray_cluster
+from fl_privacy.runs.build import build_attack
+from fl_privacy.runs.config import compose_run
 from fl_privacy.types import Observation, Reconstruction
 from tests.attacks.victims import observations, smooth_net
 from tests.experiment.runs import TINY, run
@@ -86,13 +86,13 @@ def test_an_attack_with_shards_leaves_the_same_results(tmp_path: Path) -> None:
 
 def test_one_part_needs_no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     attack = idlg(iterations=1, dtype="float64")
-    monkeypatch.setattr("fl_privacy.parallel.ray_cluster", None)
+    monkeypatch.setattr("fl_privacy.federation.parallel.ray_cluster", None)
     assert len(halved(attack)(observations(smooth_net(), 1), seed=0)) == 1
     assert halved(attack)([], seed=0) == []
 
 
 def test_without_ray_shards_are_refused_before_anything_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fl_privacy.packages.find_spec", lambda name: None)
+    monkeypatch.setattr("fl_privacy.checks.packages.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"attack\.shards=2 .*\[ray\]"):
         build_attack(compose_run(["attack=idlg", "attack.shards=2"]).attack)
 
@@ -111,7 +111,7 @@ def test_every_attack_can_be_sharded() -> None:
 
 
 def test_something_else_at_the_address_is_told_within_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fl_privacy.parallel.PATIENCE", 1.0)
+    monkeypatch.setattr("fl_privacy.federation.parallel.PATIENCE", 1.0)
     with socket.create_server(("127.0.0.1", 0)) as server:
         monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{server.getsockname()[1]}")
         started = time.monotonic()
@@ -131,7 +131,7 @@ def test_a_cluster_that_does_not_start_in_time_is_a_line(address: str, monkeypat
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", late)
     monkeypatch.setattr(ray, "shutdown", lambda: None)
-    monkeypatch.setattr("fl_privacy.parallel.expect_answer", lambda: None)
+    monkeypatch.setattr("fl_privacy.federation.parallel.expect_answer", lambda: None)
     with pytest.raises(UserError, match=r"timed out during startup\b.*; ") as error, ray_cluster():
         pytest.fail("it has not started")
     assert "\n" not in str(error.value) and ("RAY_ADDRESS" in str(error.value)) == bool(address)

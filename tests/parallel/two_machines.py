@@ -16,9 +16,9 @@ import torch
 
 from fl_privacy.attacks import idlg
 from fl_privacy.federation import Round
+from fl_privacy.federation.parallel import SWITCHED_OFF, ShardedAttack
 from fl_privacy.flower import rounds_on_ray
 from fl_privacy.flower.ray_nodes import RayGrid
-from fl_privacy.parallel import SWITCHED_OFF, ShardedAttack
 from tests.attacks.victims import observations, smooth_net
 from tests.flower.test_backends import assert_same_run
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
+from fl_privacy.defenses.policy_search import PrivacyAware, least_epsilon
 from fl_privacy.errors import UserError
-from fl_privacy.policy_search import PrivacyAware, least_epsilon
 
 READ = [6.0, 8.0, 9.0, 9.5, 31.0]
 WANTED: dict[str, Any] = {"epsilon": 10.0, "delta": 0.2, "gamma": 0.05}

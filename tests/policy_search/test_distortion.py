@@ -3,10 +3,10 @@ import sys
 import pytest
 import torch
 
+from fl_privacy.data.transformations import read_policies
+from fl_privacy.defenses.policy_search import altered_shares, fsim_scores, transformed_by
 from fl_privacy.errors import UserError
-from fl_privacy.policy_search import altered_shares, fsim_scores, transformed_by
 from fl_privacy.rng import derive_generator
-from fl_privacy.transformations import read_policies
 
 POLICIES = read_policies(["39", "14", "3"])  # color by a factor of 1, sharpness, a shift by nearly half the side
 

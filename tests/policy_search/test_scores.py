@@ -8,9 +8,8 @@ from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fl_privacy.errors import UserError
-from fl_privacy.models import LeNet, ResNet20
-from fl_privacy.policy_search import (
+from fl_privacy.data.transformations import read_policies
+from fl_privacy.defenses.policy_search import (
     GradientSimilarity,
     PrivacyPlan,
     accuracy_scores,
@@ -20,8 +19,9 @@ from fl_privacy.policy_search import (
     privacy_scores,
     transformed_by,
 )
+from fl_privacy.errors import UserError
+from fl_privacy.models import LeNet, ResNet20
 from fl_privacy.rng import derive_generator, derive_seed
-from fl_privacy.transformations import read_policies
 from fl_privacy.types import Batch, ModelState
 
 POLICIES = read_policies(["3-43-15", "9", "21-13"])

@@ -1,8 +1,8 @@
 import pytest
 
+from fl_privacy.data.transformations import Policy
+from fl_privacy.defenses.policy_search import Scored, Selection
 from fl_privacy.errors import UserError
-from fl_privacy.policy_search import Scored, Selection
-from fl_privacy.transformations import Policy
 
 
 def scored(name, privacy, accuracy, fsim=None, altered=1.0):

@@ -1,9 +1,9 @@
 import pytest
 import torch
 
+from fl_privacy.defenses.policy_search import TrainingPlan, train_model
 from fl_privacy.errors import UserError
 from fl_privacy.models import LeNet
-from fl_privacy.policy_search import TrainingPlan, train_model
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, ModelState
 

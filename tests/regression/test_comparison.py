@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from scipy.stats import permutation_test
 
+from fl_privacy.auditing.regression import Measurement, compare, read_baseline, write_baseline
+from fl_privacy.auditing.regression.comparison import FEWEST, sign_flip_p
+from fl_privacy.auditing.regression.measurement import measured
 from fl_privacy.errors import UserError
-from fl_privacy.regression import Measurement, compare, read_baseline, write_baseline
-from fl_privacy.regression.comparison import FEWEST, sign_flip_p
-from fl_privacy.regression.measurement import measured
 
 COUNT = 12
 

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from fl_privacy.auditing.regression.epsilon import verdict_on
+from fl_privacy.auditing.regression.plugin import LeakageCheck
 from fl_privacy.defenses import dp_noise
 from fl_privacy.errors import UserError
-from fl_privacy.regression.epsilon import verdict_on
-from fl_privacy.regression.plugin import LeakageCheck
 from fl_privacy.types import Tensors
 
 SMALL = {"weight": torch.zeros(20)}

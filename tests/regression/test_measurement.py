@@ -13,10 +13,10 @@ from torch import nn
 from torchvision.transforms.functional import normalize
 
 from fl_privacy.attacks.gradient_inversion.grouping import group_victims, victims_of
+from fl_privacy.auditing.regression import measure_training
 from fl_privacy.cli.main import run_command_line
 from fl_privacy.defenses import dp_noise, pruning, spn
 from fl_privacy.errors import UserError
-from fl_privacy.regression import measure_training
 from fl_privacy.types import Batch, Observation, Reconstruction
 from tests.experiment.runs import run
 
@@ -25,7 +25,7 @@ EXAMPLE = ROOT / "examples" / "privacy_test"
 
 BUILDS = """
 import os, sys, pytest
-options = ["-q", "-p", "no:cacheprovider", "-p", "fl_privacy.regression.plugin"]
+options = ["-q", "-p", "no:cacheprovider", "-p", "fl_privacy.auditing.regression.plugin"]
 statuses = []
 for size, more in (("8", []), ("8", ["--fl-privacy"]), ("1", ["--fl-privacy"])):
     os.environ["BATCH_SIZE"] = size

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import torch
 
-from fl_privacy.metrics import ImageScore, VictimScore
-from fl_privacy.results import RunFolder
-from fl_privacy.results.readings import REHEARSED
+from fl_privacy.measure import ImageScore, VictimScore
+from fl_privacy.runs.folder import RunFolder
+from fl_privacy.runs.folder.leakage import REHEARSED
 from fl_privacy.types import Certainty, VictimId
 from tests.report.test_inferred import finding
 from tests.results.runs import config, defended, record, score

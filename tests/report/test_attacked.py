@@ -6,7 +6,7 @@ import pytest
 
 from fl_privacy.report import write_report, write_trade_off
 from fl_privacy.report.run_page import assumptions, said_together
-from fl_privacy.results import RunFolder, read_run
+from fl_privacy.runs.folder import RunFolder, read_run
 from tests.results.runs import config, defended, record, round_report, score, study_entry
 
 FEDSGD = {"shares": "gradient", "batch_size": 128, "batch_norm": "train"}

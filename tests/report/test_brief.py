@@ -7,7 +7,7 @@ import re
 import pytest
 
 from fl_privacy.report import write_brief, write_report
-from fl_privacy.results import RunFolder
+from fl_privacy.runs.folder import RunFolder
 from fl_privacy.types import Certainty
 from tests.report import kinds
 from tests.results.runs import config, defended, record, round_report, score

@@ -5,13 +5,13 @@ import re
 import pytest
 import torch
 
-from fl_privacy.metrics import METRICS, Statistic
-from fl_privacy.metrics.controls import Others, compare_images, correlation
-from fl_privacy.metrics.matching import match
-from fl_privacy.metrics.public_images import PublicImages
+from fl_privacy.measure import METRICS, Statistic
+from fl_privacy.measure.distractors import Others, compare_images, correlation
+from fl_privacy.measure.matching import match
+from fl_privacy.measure.public_images import PublicImages
 from fl_privacy.report import write_report
 from fl_privacy.report.headline import _ways
-from fl_privacy.results import Counts, RunFolder
+from fl_privacy.runs.folder import Counts, RunFolder
 from fl_privacy.types import Batch, Reconstruction, VictimId
 from tests.results.runs import config, record, score
 

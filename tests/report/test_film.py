@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fl_privacy.film import FRAMES, Frame, TextFrame
 from fl_privacy.report import share_report, write_report
-from fl_privacy.results import Attacker, RunFolder
+from fl_privacy.runs.folder import Attacker, RunFolder
 from fl_privacy.types import Batch, Reconstruction
+from fl_privacy.types.film import FRAMES, Frame, TextFrame
 from tests.report.kinds import WORDS, text_score
 from tests.report.test_report import Page
 from tests.results.runs import config, score

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from fl_privacy.cli.watching import WatchServer
-from fl_privacy.film import Frame
-from fl_privacy.policy_search import Scored
+from fl_privacy.data.transformations import Policy
+from fl_privacy.defenses.policy_search import Scored
 from fl_privacy.report import write_brief, write_report, write_trade_off
 from fl_privacy.report.live import WatchedFolder
 from fl_privacy.report.policy_search import Findings, render_search
-from fl_privacy.results.ongoing import Teller
-from fl_privacy.transformations import Policy
+from fl_privacy.runs.folder.ongoing import Teller
+from fl_privacy.types.film import Frame
 from tests.report import kinds
 from tests.report.browser import Browser, find_chromium
 from tests.report.test_film import filmed_run, filmed_texts

@@ -2,15 +2,15 @@
 
 from dataclasses import replace
 
+from fl_privacy.measure.inferred import finding_of
 from fl_privacy.report.headline import headline_of
 from fl_privacy.report.inferred import sentence, views_of
 from fl_privacy.report.recommendation import answer
-from fl_privacy.results import Candidate, Finding, Measure
-from fl_privacy.results.candidates import asked_of, best_unread, strongest, told_apart
-from fl_privacy.results.findings import finding_of
-from fl_privacy.results.readings import AttackFacts
-from fl_privacy.results.summary import Summary
-from fl_privacy.results.verdict import judged
+from fl_privacy.runs.folder import Candidate, Finding, Measure
+from fl_privacy.runs.folder.defense_choice import asked_of, best_unread, strongest, told_apart
+from fl_privacy.runs.folder.leakage import AttackFacts
+from fl_privacy.runs.folder.summary import Summary
+from fl_privacy.runs.folder.verdict import judged
 
 
 def finding(

@@ -12,7 +12,7 @@ import pytest
 from fl_privacy import log_run
 from fl_privacy.errors import UserError
 from fl_privacy.report.loggers import scalars_of
-from fl_privacy.results import read_run
+from fl_privacy.runs.folder import read_run
 from tests.report import kinds
 from tests.results.runs import record
 

@@ -1,6 +1,6 @@
 """How numbers are shown."""
 
-from fl_privacy.metrics import Statistic
+from fl_privacy.measure import Statistic
 from fl_privacy.report.numbers import interval, title_within
 
 

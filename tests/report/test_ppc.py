@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from fl_privacy.config.study import AttackCell
 from fl_privacy.errors import UserError
-from fl_privacy.metrics import Statistic
+from fl_privacy.measure import Statistic
 from fl_privacy.report import write_report
 from fl_privacy.report.mechanisms import samples_of_runs
 from fl_privacy.report.ppc import caps, ppc_view_of, samples_of_rows
-from fl_privacy.results import Leakage, Traced, read_run
-from fl_privacy.results.readings import Reading
-from fl_privacy.results.study import StudyRow, Versus
-from fl_privacy.results.summary import summarize
+from fl_privacy.runs.config.study import AttackCell
+from fl_privacy.runs.folder import Leakage, Traced, read_run
+from fl_privacy.runs.folder.leakage import Reading
+from fl_privacy.runs.folder.study import StudyRow, Versus
+from fl_privacy.runs.folder.summary import summarize
 from tests.experiment.runs import run
 from tests.results.runs import defended, record, study_entry
 

@@ -10,17 +10,17 @@ import pytest
 
 import fl_privacy.report
 from fl_privacy.federation import Evaluation
+from fl_privacy.measure.counts import Counts
 from fl_privacy.report import write_report, write_trade_off
 from fl_privacy.report.brief import write_brief
 from fl_privacy.report.headline import headline_of
-from fl_privacy.results import Attacker, Recognized, RunFolder, read_run, verdict_of
-from fl_privacy.results.candidates import candidate_of
-from fl_privacy.results.counts import Counts
-from fl_privacy.results.measured import measured_rows
-from fl_privacy.results.readings import facts_of, few, leaks_most, readings_of, worst_by
-from fl_privacy.results.study import read_study
-from fl_privacy.results.summary import AttackedRound, Leakage
-from fl_privacy.results.verdict import judged
+from fl_privacy.runs.folder import Attacker, Recognized, RunFolder, read_run, verdict_of
+from fl_privacy.runs.folder.defense_choice import candidate_of
+from fl_privacy.runs.folder.leakage import facts_of, few, leaks_most, readings_of, worst_by
+from fl_privacy.runs.folder.measured import measured_rows
+from fl_privacy.runs.folder.study import read_study
+from fl_privacy.runs.folder.summary import AttackedRound, Leakage
+from fl_privacy.runs.folder.verdict import judged
 from tests.report.kinds import every_kind
 from tests.results.runs import config, defended, record, round_report, score, study_entry
 

@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import pytest
 
-from fl_privacy.inference.kinds import About
+from fl_privacy.attacks.inference.kinds import About
 from fl_privacy.report import write_report, write_trade_off
 from fl_privacy.report.cost import FIGURES, figures_of
 from fl_privacy.report.numbers import below
 from fl_privacy.report.recommendation import answer
-from fl_privacy.results import Candidate
-from fl_privacy.results.candidates import best_unread
-from fl_privacy.results.summary import summarize
+from fl_privacy.runs.folder import Candidate
+from fl_privacy.runs.folder.defense_choice import best_unread
+from fl_privacy.runs.folder.summary import summarize
 from tests.report.kinds import texts
 from tests.results import runs
 from tests.results.runs import study_entry

@@ -10,12 +10,12 @@ from PIL import Image
 
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Evaluation
-from fl_privacy.metrics import Statistic
+from fl_privacy.measure import Statistic
 from fl_privacy.report import grid_picture, run_page as single, write_report
 from fl_privacy.report.brief import write_brief
 from fl_privacy.report.charts import line_chart
-from fl_privacy.results import Leakage, RunFolder
-from fl_privacy.results.readings import Reading
+from fl_privacy.runs.folder import Leakage, RunFolder
+from fl_privacy.runs.folder.leakage import Reading
 from tests.results import runs
 from tests.results.runs import config, defended, pictures, record, round_report, score
 

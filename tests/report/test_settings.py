@@ -1,5 +1,5 @@
 from fl_privacy.report.settings import DIFFERENCES_SHOWN, differences, names, overview
-from fl_privacy.results import RunFolder, read_run
+from fl_privacy.runs.folder import RunFolder, read_run
 from tests.results.runs import config, defended
 
 

@@ -12,7 +12,7 @@ import yaml
 from fl_privacy.cli.main import run_command_line
 from fl_privacy.errors import UserError
 from fl_privacy.report import share_report, write_report
-from fl_privacy.results import read_run
+from fl_privacy.runs.folder import read_run
 from tests.results.runs import defended, record
 
 needs_modes = pytest.mark.skipif(sys.platform == "win32", reason="needs file modes")

@@ -2,10 +2,10 @@
 
 import pytest
 
-from fl_privacy.modality import IMAGES, ROWS, TEXTS, Modality
 from fl_privacy.report.terminal import to_do
-from fl_privacy.results.readings import AttackFacts
-from fl_privacy.results.verdict import LEAK, Ground, Verdict
+from fl_privacy.runs.folder.leakage import AttackFacts
+from fl_privacy.runs.folder.verdict import LEAK, Ground, Verdict
+from fl_privacy.types.modality import IMAGES, ROWS, TEXTS, Modality
 
 
 @pytest.mark.parametrize(("modality", "grid"), [(IMAGES, "quick"), (TEXTS, "text"), (ROWS, "tables")])

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fl_privacy.auditing.app import audit
+from fl_privacy.auditing.app.bundle import read_app
 from fl_privacy.errors import UserError
-from fl_privacy.flower.untouched import audit
-from fl_privacy.flower.untouched.app import read_app
+from fl_privacy.measure.aggregate_leakage import Survivor
+from fl_privacy.measure.counts import Counts
 from fl_privacy.report.untouched import AppPage, Step, render_app
-from fl_privacy.results.counts import Counts
-from fl_privacy.results.survivors import Survivor
 from tests.flower.untouched_apps import PLAIN, audited, write
 
 LATE = "no time was left of 30 seconds; --seconds gives more"

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import torch
 
-from fl_privacy.config.study import AttackCell
 from fl_privacy.effects import Part
 from fl_privacy.federation import Evaluation, RoundReport
-from fl_privacy.metrics import ImageScore, VictimScore
-from fl_privacy.results import Attacker, RunFolder
-from fl_privacy.results.study import StudyEntry
+from fl_privacy.measure import ImageScore, VictimScore
+from fl_privacy.runs.config.study import AttackCell
+from fl_privacy.runs.folder import Attacker, RunFolder
+from fl_privacy.runs.folder.study import StudyEntry
 from fl_privacy.types import VictimId
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")

@@ -8,10 +8,10 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 
-from fl_privacy.film import Frame, TextFrame
-from fl_privacy.results import Attacker
-from fl_privacy.results.pictures import TextFilm, film_of, read_films, write_films
+from fl_privacy.runs.folder import Attacker
+from fl_privacy.runs.folder.pictures import TextFilm, film_of, read_films, write_films
 from fl_privacy.types import Batch, Reconstruction
+from fl_privacy.types.film import Frame, TextFrame
 from tests.report.kinds import text_score
 from tests.results.runs import score
 

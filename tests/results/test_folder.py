@@ -12,9 +12,9 @@ import pytest
 
 from fl_privacy.errors import UserError
 from fl_privacy.files import make_private_folder, write_private, write_whole
-from fl_privacy.metrics import Statistic
-from fl_privacy.results import Attacker, RunFolder, find_baseline, read_run
-from fl_privacy.results.identity import repeat_hash, run_hash, training_hash
+from fl_privacy.measure import Statistic
+from fl_privacy.runs.folder import Attacker, RunFolder, find_baseline, read_run
+from fl_privacy.runs.folder.identity import repeat_hash, run_hash, training_hash
 
 from .runs import config, defended, record, round_report, score
 
@@ -100,7 +100,7 @@ RECORD_AND_WAIT = """
 import sys, time
 from pathlib import Path
 from tests.results.runs import config
-from fl_privacy.results import RunFolder
+from fl_privacy.runs.folder import RunFolder
 folder = RunFolder.open_or_create(Path(sys.argv[1]), label="a", config=config(seed=9), config_text="")
 folder.add_attack(round=1, victims=1, seconds=1.0)
 print("ready", flush=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fl_privacy.errors import UserError
-from fl_privacy.foreign_files import LARGEST_FILE, expect_file_name, expect_regular_files, expect_writable
+from fl_privacy.files.foreign import LARGEST_FILE, expect_file_name, expect_regular_files, expect_writable
 
 
 def link(path: Path) -> None:

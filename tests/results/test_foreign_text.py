@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fl_privacy.errors import UserError
-from fl_privacy.foreign_files import read_text
+from fl_privacy.files.foreign import read_text
 
 
 def test_only_ordinary_text_of_bounded_size_is_read(tmp_path: Path) -> None:

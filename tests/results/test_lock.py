@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from fl_privacy.errors import UserError
-from fl_privacy.results import RunFolder, read_run
-from fl_privacy.results.ongoing import LOCKS, hold, is_finished, release
-from fl_privacy.results.summary import Summary, summarize
+from fl_privacy.runs.folder import RunFolder, read_run
+from fl_privacy.runs.folder.ongoing import LOCKS, hold, is_finished, release
+from fl_privacy.runs.folder.summary import Summary, summarize
 
 from .runs import config
 
@@ -26,7 +26,7 @@ def test_of_five_hundred_simultaneous_starts_one_of_each_run_goes_on(tmp_path: P
         for number in range(ROUNDS):
             RunFolder.open_or_create(tmp_path, label="a", config=config(seed=number), config_text="").close()
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["fl_privacy.results", "tests.results.runs"])
+    context.set_forkserver_preload(["fl_privacy.runs.folder", "tests.results.runs"])
     together, answers = context.Barrier(PROCESSES), context.SimpleQueue()
     processes = [context.Process(target=_start_all, args=(tmp_path, together, answers)) for _ in range(PROCESSES)]
     for process in processes:
@@ -87,7 +87,7 @@ def test_a_run_is_held_until_its_summary_is_there(tmp_path: Path, monkeypatch: p
         return summarize(records, **settings)
 
     folder = RunFolder.open_or_create(tmp_path, label="a", config=config(), config_text="")
-    monkeypatch.setattr("fl_privacy.results.folder.summarize", watched)
+    monkeypatch.setattr("fl_privacy.runs.folder.writer.summarize", watched)
     folder.finish()
     assert seen
     release(hold(folder.path))

@@ -7,17 +7,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from fl_privacy.experiment.ladder import Rung
-from fl_privacy.experiment.ladder_scores import _count_rows, score
-from fl_privacy.experiment.ladder_words import scored_words
-from fl_privacy.metrics import evaluate_all
-from fl_privacy.metrics.controls import Others
-from fl_privacy.metrics.public_images import PublicImages
-from fl_privacy.results.counts import Counts, counts_of
-from fl_privacy.results.readings import AttackFacts
-from fl_privacy.results.rule import LEVEL, above_chance
-from fl_privacy.results.summary import summarize
-from fl_privacy.results.verdict import judged
+from fl_privacy.auditing.scenario_scores import _count_rows, score
+from fl_privacy.auditing.scenario_words import scored_words
+from fl_privacy.auditing.scenarios import Rung
+from fl_privacy.measure import evaluate_all
+from fl_privacy.measure.counts import Counts, counts_of
+from fl_privacy.measure.distractors import Others
+from fl_privacy.measure.public_images import PublicImages
+from fl_privacy.measure.rule import LEVEL, above_chance
+from fl_privacy.runs.folder.leakage import AttackFacts
+from fl_privacy.runs.folder.summary import summarize
+from fl_privacy.runs.folder.verdict import judged
 from fl_privacy.types import Batch, Reconstruction, VictimId
 from tests.tables.tables import dataset
 

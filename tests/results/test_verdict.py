@@ -4,14 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from fl_privacy.metrics.outcome import CHANCE
-from fl_privacy.metrics.roc import identification_bound
-from fl_privacy.modality import IMAGES, TEXTS
+from fl_privacy.measure.counts import Words, counts_of
+from fl_privacy.measure.outcome import CHANCE
+from fl_privacy.measure.roc import identification_bound
 from fl_privacy.report.headline import headline_of
-from fl_privacy.results import Attacker, Counts, Finding, Leakage, Measure
-from fl_privacy.results.counts import Words, counts_of
-from fl_privacy.results.identity import Identity
-from fl_privacy.results.readings import (
+from fl_privacy.runs.folder import Attacker, Counts, Finding, Leakage, Measure
+from fl_privacy.runs.folder.identity import Identity
+from fl_privacy.runs.folder.leakage import (
     REHEARSED,
     WORST,
     AttackedUploads,
@@ -21,8 +20,9 @@ from fl_privacy.results.readings import (
     extent_of,
     leaks_most,
 )
-from fl_privacy.results.summary import AttackedRound, Spent, summarize
-from fl_privacy.results.verdict import BOUNDED_AT_MOST, Ground, judged
+from fl_privacy.runs.folder.summary import AttackedRound, Spent, summarize
+from fl_privacy.runs.folder.verdict import BOUNDED_AT_MOST, Ground, judged
+from fl_privacy.types.modality import IMAGES, TEXTS
 
 NOTHING = {
     "kind": "image", "round": 1, "client": 0, "image": 0, "failure": None, "certainty": "approximate",

@@ -5,10 +5,10 @@ from itertools import permutations
 
 import torch
 
-from fl_privacy.metrics import evaluate_all
-from fl_privacy.metrics.controls import Others
-from fl_privacy.metrics.outcome import Outcome, outcome_of
-from fl_privacy.metrics.tables import assign, control_cells, right_cells, usual_row
+from fl_privacy.measure import evaluate_all
+from fl_privacy.measure.distractors import Others
+from fl_privacy.measure.outcome import Outcome, outcome_of
+from fl_privacy.measure.tables import assign, control_cells, right_cells, usual_row
 from fl_privacy.types import Batch, Certainty, Reconstruction, VictimId
 from tests.tables.tables import dataset
 from tests.tables.test_schema import SCHEMA

@@ -15,7 +15,7 @@ from fl_privacy.models import (
     build_fitting,
     check_table_model,
 )
-from fl_privacy.schema import schema_of
+from fl_privacy.types.schema import schema_of
 from tests.tables.tables import dataset
 
 MODELS = [TableMLP, TableLogistic, FlTabular, TableResNet]

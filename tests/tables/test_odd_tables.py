@@ -8,7 +8,7 @@ from torch import nn
 
 from fl_privacy.attacks import AutoAttack, ExactInversion, tableak
 from fl_privacy.data import TableExamples, table_of
-from fl_privacy.metrics.tables import assign, right_cells
+from fl_privacy.measure.tables import assign, right_cells
 from fl_privacy.models import TableLogistic, TableMLP, build_fitting
 from fl_privacy.types import Certainty, LocalPlan, ModelState, Observation, Upload, VictimId
 from tests.tables.tables import dataset, observe as observe_small

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fl_privacy.errors import UserError
-from fl_privacy.schema import TOLERANCE, Column, Schema
+from fl_privacy.types.schema import TOLERANCE, Column, Schema
 from tests.tables.tables import dataset
 
 SCHEMA = Schema(

@@ -8,8 +8,8 @@ import torch
 from PIL import Image, ImageEnhance, ImageOps
 from torchvision.transforms import AutoAugment, AutoAugmentPolicy
 
+from fl_privacy.data.transformations import OPERATIONS, TABLES, Operation
 from fl_privacy.rng import derive_generator
-from fl_privacy.transformations import OPERATIONS, TABLES, Operation
 
 
 def enhanced(enhancer, image, change):

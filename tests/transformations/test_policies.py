@@ -4,9 +4,7 @@ from collections import Counter
 import pytest
 import torch
 
-from fl_privacy.errors import UserError
-from fl_privacy.rng import derive_generator
-from fl_privacy.transformations import (
+from fl_privacy.data.transformations import (
     OPERATIONS,
     Policy,
     apply_policy,
@@ -15,6 +13,8 @@ from fl_privacy.transformations import (
     read_policies,
     transform,
 )
+from fl_privacy.errors import UserError
+from fl_privacy.rng import derive_generator
 
 
 def images(number=4, channels=3):

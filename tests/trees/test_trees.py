@@ -10,9 +10,7 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_breast_cancer
 
-from fl_privacy.errors import UserError
-from fl_privacy.metrics.pinned_rows import pinned_rows
-from fl_privacy.trees import (
+from fl_privacy.attacks.trees import (
     Exchange,
     Knowledge,
     OwnTree,
@@ -24,11 +22,13 @@ from fl_privacy.trees import (
     reconstruct_rows,
     thresholds,
 )
-from fl_privacy.trees.boxes import BoxProblem
-from fl_privacy.trees.counts import Training, leaf_bounds
-from fl_privacy.trees.grid import leaf_masks, leaf_of, make_grid, states_of
-from fl_privacy.trees.model import DEEPEST, LARGEST_MODEL
-from fl_privacy.trees.ubjson import MOST_VALUES, read_ubjson
+from fl_privacy.attacks.trees.boxes import BoxProblem
+from fl_privacy.attacks.trees.counts import Training, leaf_bounds
+from fl_privacy.attacks.trees.grid import leaf_masks, leaf_of, make_grid, states_of
+from fl_privacy.attacks.trees.model import DEEPEST, LARGEST_MODEL
+from fl_privacy.attacks.trees.ubjson import MOST_VALUES, read_ubjson
+from fl_privacy.errors import UserError
+from fl_privacy.measure.pinned_rows import pinned_rows
 
 MODELS = Path(__file__).parent / "models"
 FEATURES = [0, 1, 4, 5, 6]
@@ -256,7 +256,7 @@ def test_a_tree_is_as_deep_as_trees_are() -> None:
 
 
 def test_bounds_of_leaves_are_counted_before_they_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fl_privacy.trees.counts.MOST_BOUNDS", 5)
+    monkeypatch.setattr("fl_privacy.attacks.trees.counts.MOST_BOUNDS", 5)
     with pytest.raises(UserError, match="at most 5 thresholds"):
         leaf_bounds(read_model((MODELS / "two_trees.json").read_bytes()).trees[0])
 
@@ -289,7 +289,7 @@ def test_a_model_that_is_too_large_is_not_parsed() -> None:
 
 
 def test_memory_is_bounded_before_it_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fl_privacy.trees.reconstruct.MOST_WORDS", 10)
+    monkeypatch.setattr("fl_privacy.attacks.trees.reconstruct.MOST_WORDS", 10)
     with pytest.raises(UserError, match="fewer rounds"):
         reconstruct_rows(exchanges("bagging"), chains=1, sweeps=1)
 

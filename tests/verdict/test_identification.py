@@ -7,13 +7,13 @@ import torch
 
 from fl_privacy.data import load_data
 from fl_privacy.errors import UserError
-from fl_privacy.metrics import evaluate_all
-from fl_privacy.metrics.comparison import LUCK
-from fl_privacy.metrics.controls import Others, other_updates
-from fl_privacy.metrics.identification import aligned, control, identify
-from fl_privacy.metrics.outcome import LEAD, Outcome, outcome_of
-from fl_privacy.metrics.public_images import PublicImages
-from fl_privacy.metrics.texts import most_frequent
+from fl_privacy.measure import evaluate_all
+from fl_privacy.measure.comparison import LUCK
+from fl_privacy.measure.distractors import Others, other_updates
+from fl_privacy.measure.identification import aligned, control, identify
+from fl_privacy.measure.outcome import LEAD, Outcome, outcome_of
+from fl_privacy.measure.public_images import PublicImages
+from fl_privacy.measure.texts import most_frequent
 from fl_privacy.types import Batch, Reconstruction, VictimId
 
 

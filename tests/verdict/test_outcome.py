@@ -2,7 +2,7 @@
 
 import pytest
 
-from fl_privacy.metrics.outcome import (
+from fl_privacy.measure.outcome import (
     FAR_PSNR,
     FOREIGN,
     LEAD,

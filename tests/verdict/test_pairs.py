@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fl_privacy.metrics.controls import Others
-from fl_privacy.metrics.outcome import READ as LEAKS, outcome_of
+from fl_privacy.measure.distractors import Others
+from fl_privacy.measure.outcome import READ as LEAKS, outcome_of
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fl_privacy.metrics.outcome import Outcome, outcome_of
+from fl_privacy.measure.outcome import Outcome, outcome_of
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,12 @@ import torch
 from torch.nn import functional
 
 from fl_privacy.data import load_data
-from fl_privacy.metrics import evaluate_all
-from fl_privacy.metrics.controls import Others
-from fl_privacy.metrics.identification import aligned, control, identify
-from fl_privacy.metrics.outcome import LEAD, Outcome, outcome_of
-from fl_privacy.metrics.public_images import PublicImages
-from fl_privacy.metrics.turning import Gallery, Turning
+from fl_privacy.measure import evaluate_all
+from fl_privacy.measure.distractors import Others
+from fl_privacy.measure.identification import aligned, control, identify
+from fl_privacy.measure.outcome import LEAD, Outcome, outcome_of
+from fl_privacy.measure.public_images import PublicImages
+from fl_privacy.measure.turning import Gallery, Turning
 from fl_privacy.types import Batch, Reconstruction, VictimId
 
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from fl_privacy.attacks.adaptive.estimates import estimate_step
+from fl_privacy.data.transformations import Policy, Table, apply_policy
 from fl_privacy.effects import NoisedLayers, Quantized, Sparse
-from fl_privacy.transformations import Policy, Table, apply_policy
 from fl_privacy.types import Tensors
 
 Bounds = Mapping[str, tuple[Tensor, Tensor]]

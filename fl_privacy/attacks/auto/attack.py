@@ -30,8 +30,8 @@ from fl_privacy.attacks.auto.likeliest import (
     read_blindly,
     too_many_steps,
 )
-from fl_privacy.attacks.auto.members import entries
 from fl_privacy.attacks.auto.race import Race
+from fl_privacy.attacks.auto.sub_attacks import entries
 from fl_privacy.attacks.auto.tables import TableMembers
 from fl_privacy.attacks.auto.texts import TextMembers
 from fl_privacy.attacks.exact import CocktailParty, ExactInversion
@@ -47,10 +47,10 @@ from fl_privacy.attacks.gradient_inversion.sme import SurrogateModel
 from fl_privacy.attacks.likelihood import MaximumAPosteriori
 from fl_privacy.checks import one_of, whole
 from fl_privacy.effects import Transformed
-from fl_privacy.modality import ROWS, TEXTS, Modality, modality_of
 from fl_privacy.progress import counted
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, Certainty, Observation, Reconstruction
+from fl_privacy.types.modality import ROWS, TEXTS, Modality, modality_of
 
 logger = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from fl_privacy.attacks.auto.judgment import Judgment
-from fl_privacy.film import Snapshot, joined
 from fl_privacy.types import Batch
+from fl_privacy.types.film import Snapshot, joined
 
 _EASED = 10.0
 """By which factor total variation is eased from one rung to the next, at most."""

@@ -11,7 +11,7 @@ from fl_privacy.attacks.gradient_inversion.layer_statistics import LayerStatisti
 from fl_privacy.attacks.gradient_inversion.objectives import Cosine
 from fl_privacy.attacks.gradient_inversion.priors import Guess
 from fl_privacy.attacks.gradient_inversion.problem import Problem
-from fl_privacy.gradients import differentiable_twice
+from fl_privacy.models.gradients import differentiable_twice
 
 ROUGHNESS = 3.0
 """An image has to fit the update exp(3) times better for each unit of total variation that it has more: noise has about

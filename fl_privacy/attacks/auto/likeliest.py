@@ -10,7 +10,7 @@ from fl_privacy.attacks.gradient_inversion.sme import SurrogateModel
 from fl_privacy.attacks.likelihood.attack import Answer, MaximumAPosteriori
 from fl_privacy.attacks.likelihood.blind import BlindDeconvolution
 from fl_privacy.effects import OtherImages, PrivateLayers, PrivateLoss
-from fl_privacy.gradients import number_of_steps
+from fl_privacy.models.gradients import number_of_steps
 from fl_privacy.types import Certainty, Observation, Reconstruction
 
 Answers = Mapping[int, Answer]

@@ -16,7 +16,7 @@ from fl_privacy.attacks.attack import Report
 from fl_privacy.attacks.auto.attempts import Attempt, Winner, ranked
 from fl_privacy.attacks.auto.budget import Rung, seconds_of
 from fl_privacy.attacks.auto.judgment import EXACT, judge, margin
-from fl_privacy.attacks.auto.members import Entry, normalizes_by_batch
+from fl_privacy.attacks.auto.sub_attacks import Entry, normalizes_by_batch
 from fl_privacy.attacks.exact.hidden_layer import HiddenFeatures
 from fl_privacy.attacks.gradient_inversion.execution import fitting_threads, multiplications_of_a_layer
 from fl_privacy.attacks.gradient_inversion.grouping import Group
@@ -32,12 +32,12 @@ from fl_privacy.attacks.gradient_inversion.preparation import Prepared, Prepared
 from fl_privacy.attacks.gradient_inversion.problem import Problem
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient
 from fl_privacy.attacks.optimizers import EvolutionStrategy
-from fl_privacy.film import shortened
-from fl_privacy.losses import is_plain
 from fl_privacy.models import Front
+from fl_privacy.models.losses import is_plain
 from fl_privacy.progress import counted
 from fl_privacy.rng import cpu_threads, derive_generator
 from fl_privacy.types import Batch, Observation, Tensors
+from fl_privacy.types.film import shortened
 
 
 @torch.no_grad()

@@ -12,8 +12,8 @@ from fl_privacy.attacks.exact import ExactInversion
 from fl_privacy.attacks.exact.certificate import ROUNDING, Reproduction, model_as_sent
 from fl_privacy.attacks.gradient_inversion import GradientInversion
 from fl_privacy.attacks.gradient_inversion.targets import needs_unrolling
-from fl_privacy.schema import schema_of
 from fl_privacy.types import Batch, Certainty, Observation, Reconstruction
+from fl_privacy.types.schema import schema_of
 
 logger = logging.getLogger(__name__)
 

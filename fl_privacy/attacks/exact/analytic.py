@@ -22,10 +22,10 @@ from fl_privacy.attacks.gradient_inversion.grouping import (
 from fl_privacy.attacks.gradient_inversion.labels import guessed_outputs
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient
 from fl_privacy.checks import number
-from fl_privacy.gradients import frozen_copy
-from fl_privacy.losses import CROSS_ENTROPY, is_plain
-from fl_privacy.schema import schema_of
+from fl_privacy.models.gradients import frozen_copy
+from fl_privacy.models.losses import CROSS_ENTROPY, is_plain
 from fl_privacy.types import Batch, Observation, Reconstruction
+from fl_privacy.types.schema import schema_of
 
 Numbered = tuple[int, Observation]
 """A victim: its place among the results, and its observation."""

@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fl_privacy.attacks.exact.first_layer import Probed, probe_first_layer
-from fl_privacy.gradients import differentiable_twice, frozen_copy
-from fl_privacy.gradients.hooks import leaving
+from fl_privacy.models.gradients import differentiable_twice, frozen_copy
+from fl_privacy.models.gradients.hooks import leaving
 from fl_privacy.types import LocalPlan, ModelState, Tensors
 
 _RANK = 1e-7

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_privacy.attacks.exact.first_layer import FirstLayer, NotFullyConnectedError, find_first_layer, probe_first_layer
-from fl_privacy.gradients.fastest import number_of_steps
+from fl_privacy.models.gradients.choose_method import number_of_steps
 from fl_privacy.types import ModelState, Observation
 
 

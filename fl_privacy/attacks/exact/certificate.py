@@ -9,15 +9,15 @@ from torch import Tensor, nn
 
 from fl_privacy.attacks.gradient_inversion import labels as labeling
 from fl_privacy.attacks.gradient_inversion.grouping import without_labels
+from fl_privacy.attacks.gradient_inversion.infer_client import DRAWS
 from fl_privacy.attacks.gradient_inversion.solved_labels import Head, labels_behind
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient
-from fl_privacy.attacks.gradient_inversion.undisclosed import DRAWS
-from fl_privacy.gradients import frozen_copy, loss_gradients
-from fl_privacy.gradients.hooks import entering
-from fl_privacy.losses import CROSS_ENTROPY, Loss, is_plain
 from fl_privacy.models.cut import Rest
-from fl_privacy.schema import Schema, schema_of
+from fl_privacy.models.gradients import frozen_copy, loss_gradients
+from fl_privacy.models.gradients.hooks import entering
+from fl_privacy.models.losses import CROSS_ENTROPY, Loss, is_plain
 from fl_privacy.types import Batch, Certainty, ModelState, Observation, Reconstruction, Tensors
+from fl_privacy.types.schema import Schema, schema_of
 
 ROUNDING = 1e-3
 """Updates whose distance is below this share of their length are the same but for rounding in single precision."""

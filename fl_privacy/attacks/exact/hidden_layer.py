@@ -10,7 +10,7 @@ from fl_privacy.attacks.exact.certificate import Reproduction
 from fl_privacy.attacks.exact.spear import AGREEMENT, column_space, sparse_factors
 from fl_privacy.attacks.gradient_inversion.labels import output_layer
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient
-from fl_privacy.gradients.hooks import entering, owners
+from fl_privacy.models.gradients.hooks import entering, owners
 from fl_privacy.types import Observation
 
 _ROUNDS, _STARTS = 20, 64

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from fl_privacy.attacks.exact.certificate import model_as_sent
 from fl_privacy.attacks.exact.convolution import Convolution, solve_inputs
 from fl_privacy.attacks.exact.first_layer import probe_first_layer
-from fl_privacy.gradients.hooks import Call, leaving, owners
+from fl_privacy.models.gradients.hooks import Call, leaving, owners
 from fl_privacy.types import Observation, Tensors
 
 _SILENT = 1e-5

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from fl_privacy.attacks.exact.certificate import Reproduction
-from fl_privacy.losses import is_plain
-from fl_privacy.shared_gradients import COUNTED_BY_RANK
+from fl_privacy.models.losses import is_plain
+from fl_privacy.types.user_gradients import COUNTED_BY_RANK
 
 _WHOLE = 0.05
 """By which a number of occurrences may be off a whole number."""

@@ -17,8 +17,8 @@ from torch import Tensor, fx, nn
 from fl_privacy.attacks.exact.blind_convolution import can_be_blind, inputs_up_to_a_factor
 from fl_privacy.attacks.exact.certificate import model_as_sent
 from fl_privacy.attacks.exact.convolution import Convolution
+from fl_privacy.attacks.exact.fx_graph import Traced, traced
 from fl_privacy.attacks.exact.gated_inputs import Equations, Shown, Slopes, gated_inputs
-from fl_privacy.attacks.exact.traced import Traced, traced
 from fl_privacy.types import Observation, Tensors
 
 _NOISE = 2.0

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from fl_privacy.attacks.attack import timely
-from fl_privacy.gradients.hooks import leaving
-from fl_privacy.losses import CROSS_ENTROPY, Loss
+from fl_privacy.models.gradients.hooks import leaving
+from fl_privacy.models.losses import CROSS_ENTROPY, Loss
 
 _INDEPENDENCE = 0.03
 """Share that images taken apart by their independence have of each other, about: that of 30 dB."""

@@ -34,12 +34,12 @@ from fl_privacy.attacks.gradient_inversion.targets import as_gradient
 from fl_privacy.attacks.optimizers import LBFGS, Optimizer
 from fl_privacy.effects import PrivateLayers
 from fl_privacy.errors import UserError
-from fl_privacy.film import Snapshot, shortened
-from fl_privacy.gradients import frozen_copy
-from fl_privacy.losses import CROSS_ENTROPY, is_plain
 from fl_privacy.models import Front, cut_layer
+from fl_privacy.models.gradients import frozen_copy
+from fl_privacy.models.losses import CROSS_ENTROPY, is_plain
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, ModelState, Observation, Reconstruction
+from fl_privacy.types.film import Snapshot, shortened
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

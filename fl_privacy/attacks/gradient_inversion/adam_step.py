@@ -5,9 +5,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fl_privacy.gradients.fastest import number_of_steps
-from fl_privacy.modality import modality_of
+from fl_privacy.models.gradients.choose_method import number_of_steps
 from fl_privacy.types import Observation, Tensors
+from fl_privacy.types.modality import modality_of
 
 EPSILON = 1e-8
 """PyTorch's, beside the root of the second moment; another one scales the whole gradient that is found."""

@@ -20,10 +20,10 @@ from fl_privacy.attacks.gradient_inversion.preparation import Prepared, Prepared
 from fl_privacy.attacks.gradient_inversion.problem import Problem
 from fl_privacy.attacks.gradient_inversion.settings import Settings
 from fl_privacy.attacks.optimizers import EvolutionStrategy
-from fl_privacy.film import Snapshot, joined, shortened
-from fl_privacy.pretrained.generator import Provenance
+from fl_privacy.models.pretrained.generator import Provenance
 from fl_privacy.rng import cpu_threads
 from fl_privacy.types import Batch, Observation, Reconstruction
+from fl_privacy.types.film import Snapshot, joined, shortened
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from fl_privacy.modality import modality_of
 from fl_privacy.types import Observation
+from fl_privacy.types.modality import modality_of
 
 
 class NotAttackableError(Exception):

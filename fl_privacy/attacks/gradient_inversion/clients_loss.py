@@ -8,9 +8,9 @@ from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError
 from fl_privacy.attacks.gradient_inversion.labels import output_layer
 from fl_privacy.attacks.gradient_inversion.solved_labels import Head, SingleExample, labels_behind
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient, is_sum_of_gradients
-from fl_privacy.losses import BINARY_CROSS_ENTROPY, CROSS_ENTROPY, SQUARED_ERROR, Loss
-from fl_privacy.shared_gradients import computed_in
+from fl_privacy.models.losses import BINARY_CROSS_ENTROPY, CROSS_ENTROPY, SQUARED_ERROR, Loss
 from fl_privacy.types import Observation, Tensors
+from fl_privacy.types.user_gradients import computed_in
 
 _FITS = 1e-3
 """Share of the output layer's gradient that a loss which gives it may leave, in single precision."""

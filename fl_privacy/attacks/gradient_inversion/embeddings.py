@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fl_privacy.attacks.gradient_inversion.starts import Blank, NextSource, Shape, Start
 from fl_privacy.models import TextModel
-from fl_privacy.pretrained.generator import Provenance
+from fl_privacy.models.pretrained.generator import Provenance
 from fl_privacy.types import Observation
 
 TokenReading = Literal["nearest", "pseudo_inverse"]

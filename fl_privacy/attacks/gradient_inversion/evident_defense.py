@@ -12,9 +12,9 @@ from fl_privacy.attacks.gradient_inversion.attackable import why_not_attackable
 from fl_privacy.attacks.gradient_inversion.labels import output_layer
 from fl_privacy.attacks.gradient_inversion.noise import noise_over_gradient, ratio_of_gradient
 from fl_privacy.effects import Clipped, Description, MutedFeatures, Noise, Part, Quantized, Sparse
-from fl_privacy.gradients import loss_gradients, set_mode
-from fl_privacy.losses import CROSS_ENTROPY
-from fl_privacy.plain_models import detached_copy
+from fl_privacy.models.gradients import loss_gradients, set_mode
+from fl_privacy.models.losses import CROSS_ENTROPY
+from fl_privacy.models.unwrap_model import detached_copy
 from fl_privacy.types import Batch, Observation, Tensors
 
 _ENOUGH = 64

@@ -19,10 +19,10 @@ from torch import Tensor, fx, nn
 from fl_privacy.attacks.gradient_inversion.problem import Problem
 from fl_privacy.attacks.optimizers import EvolutionStrategy, Optimizer
 from fl_privacy.errors import UserError
-from fl_privacy.gradients import differentiable_twice
-from fl_privacy.gradients.convolution import for_a_compiler
-from fl_privacy.gradients.hooks import leaving, owners
-from fl_privacy.gradients.memory import freed_memory_kept, spare_bytes, written_by
+from fl_privacy.models.gradients import differentiable_twice
+from fl_privacy.models.gradients.convolution import for_a_compiler
+from fl_privacy.models.gradients.hooks import leaving, owners
+from fl_privacy.models.gradients.memory import freed_memory_kept, spare_bytes, written_by
 from fl_privacy.rng import cpu_threads
 
 _FEW_VICTIMS = 4

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from fl_privacy.attacks.gradient_inversion.starts import Blank, NextSource, Shape
 from fl_privacy.errors import UserError
-from fl_privacy.pretrained.generator import ImageGenerator, Provenance
-from fl_privacy.pretrained.generator_files import TrainedGenerator, find_generator
+from fl_privacy.models.pretrained.generator import ImageGenerator, Provenance
+from fl_privacy.models.pretrained.generator_files import TrainedGenerator, find_generator
 
 Penalty = Literal["kl", "norm"]
 """``kl``: divergence of a normal with mean and variance of the latent's own entries from N(0, 1); ``norm``: mean square
@@ -26,7 +26,7 @@ class NamedGenerator:
     """A generator given by its file, opened when first needed and then kept, whatever becomes of the file.
 
     Attributes:
-        path: see :func:`fl_privacy.pretrained.generator_files.find_generator`.
+        path: see :func:`fl_privacy.models.pretrained.generator_files.find_generator`.
     """
 
     path: str | None

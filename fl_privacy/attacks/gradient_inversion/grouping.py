@@ -8,10 +8,10 @@ import torch
 
 from fl_privacy.attacks.attack import Progress, Report, even_share
 from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError, why_not_attackable
-from fl_privacy.attacks.gradient_inversion.undisclosed import disclosed, restored
+from fl_privacy.attacks.gradient_inversion.infer_client import disclosed, restored
 from fl_privacy.attacks.gradient_inversion.unmixing import as_mixture, unmixed
-from fl_privacy.checkpointing import without_checkpointing
 from fl_privacy.errors import in_one_line, is_out_of_memory
+from fl_privacy.models.checkpointing import without_checkpointing
 from fl_privacy.progress import counted
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import ModelState, Observation, Reconstruction

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError
-from fl_privacy.attacks.gradient_inversion.modality import search_of
+from fl_privacy.attacks.gradient_inversion.other_modalities import search_of
 from fl_privacy.attacks.gradient_inversion.settings import LabelPolicy
 from fl_privacy.attacks.gradient_inversion.solved_labels import SingleExample, counted_labels, labels_behind
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient
-from fl_privacy.gradients.hooks import entering
-from fl_privacy.losses import CROSS_ENTROPY, is_plain
+from fl_privacy.models.gradients.hooks import entering
+from fl_privacy.models.losses import CROSS_ENTROPY, is_plain
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Observation, Tensors
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from fl_privacy.attacks.gradient_inversion.closed_forms import squared_distance
-from fl_privacy.gradients.layered import Factors
+from fl_privacy.models.gradients.layered import Factors
 from fl_privacy.types import Tensors
 
 

@@ -17,9 +17,9 @@ from fl_privacy.attacks.gradient_inversion.embeddings import WordEmbeddings
 from fl_privacy.attacks.gradient_inversion.problem import Problem
 from fl_privacy.attacks.gradient_inversion.starts import Projection
 from fl_privacy.attacks.optimizers import EvolutionStrategy, Optimizer
-from fl_privacy.film import Snapshot, TextFrame, frame, shots, show_frames
-from fl_privacy.gradients import differentiable_twice
+from fl_privacy.models.gradients import differentiable_twice
 from fl_privacy.types import Observation
+from fl_privacy.types.film import Snapshot, TextFrame, frame, shots, show_frames
 
 _HISTORY = 100
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fl_privacy.attacks.gradient_inversion.starts import Blank, NextSource, Shape
-from fl_privacy.pretrained.generator import Provenance
+from fl_privacy.models.pretrained.generator import Provenance
 
 _SMALLEST = 4
 """Pixels of a side of the network's input, or a little more."""

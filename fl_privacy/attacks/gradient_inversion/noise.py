@@ -14,7 +14,7 @@ from fl_privacy.attacks.gradient_inversion.layer_statistics import Target
 from fl_privacy.attacks.gradient_inversion.objectives import Cosine
 from fl_privacy.attacks.gradient_inversion.problem import Problem, Round
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient
-from fl_privacy.gradients import differentiable_twice
+from fl_privacy.models.gradients import differentiable_twice
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Observation, Tensors
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fl_privacy.attacks.adaptive import AssumedTransform, Constraints, all_known, choose_transforms
 from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError
-from fl_privacy.attacks.gradient_inversion.captured import CapturedEvaluation, capturing_pays
+from fl_privacy.attacks.gradient_inversion.cuda_graph import CapturedEvaluation, capturing_pays
 from fl_privacy.attacks.gradient_inversion.execution import (
     CompiledEvaluation,
     RecordedEvaluation,
@@ -23,17 +23,17 @@ from fl_privacy.attacks.gradient_inversion.execution import (
 )
 from fl_privacy.attacks.gradient_inversion.grouping import Group
 from fl_privacy.attacks.gradient_inversion.labels import choose_labels
-from fl_privacy.attacks.gradient_inversion.modality import Search, as_wide, search_of
+from fl_privacy.attacks.gradient_inversion.matching_targets import PreparedRound, prepare_round
 from fl_privacy.attacks.gradient_inversion.noise import smoothing_of
+from fl_privacy.attacks.gradient_inversion.other_modalities import Search, as_wide, search_of
 from fl_privacy.attacks.gradient_inversion.priors import GroupConsistency
 from fl_privacy.attacks.gradient_inversion.problem import Problem
-from fl_privacy.attacks.gradient_inversion.rounds import PreparedRound, prepare_round
 from fl_privacy.attacks.gradient_inversion.settings import Settings
 from fl_privacy.attacks.gradient_inversion.starts import Blank
 from fl_privacy.attacks.gradient_inversion.word_order import Rearranged, rearranged
 from fl_privacy.attacks.optimizers import LBFGS
-from fl_privacy.gradients import OneByOne, frozen_copy
-from fl_privacy.losses import is_plain
+from fl_privacy.models.gradients import OneByOne, frozen_copy
+from fl_privacy.models.losses import is_plain
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Observation
 

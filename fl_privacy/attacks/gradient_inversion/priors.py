@@ -7,7 +7,7 @@ from typing import Protocol
 from torch import Tensor, nn
 
 from fl_privacy.attacks.gradient_inversion.closed_forms import absolute_differences
-from fl_privacy.gradients.hooks import Call, entering
+from fl_privacy.models.gradients.hooks import Call, entering
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,9 +21,9 @@ from fl_privacy.attacks.gradient_inversion.objectives import SumOfDistances
 from fl_privacy.attacks.gradient_inversion.priors import Guess, TotalVariation, batch_statistics
 from fl_privacy.attacks.gradient_inversion.settings import Settings
 from fl_privacy.attacks.gradient_inversion.starts import Projection, project
-from fl_privacy.gradients import Layered, VictimGradients, differentiable_twice
-from fl_privacy.gradients.layered import Factors
-from fl_privacy.losses import CROSS_ENTROPY, Loss
+from fl_privacy.models.gradients import Layered, VictimGradients, differentiable_twice
+from fl_privacy.models.gradients.layered import Factors
+from fl_privacy.models.losses import CROSS_ENTROPY, Loss
 from fl_privacy.types import Tensors
 
 _plain_roughness, _relative_roughness = TotalVariation(weight=1.0), TotalVariation(weight=1.0, relative=True)

@@ -17,10 +17,10 @@ from fl_privacy.attacks.gradient_inversion.preparation import Prepared, Prepared
 from fl_privacy.attacks.gradient_inversion.settings import DType, Settings
 from fl_privacy.checks import number, one_of, whole
 from fl_privacy.errors import is_out_of_memory
-from fl_privacy.gradients import VictimLoss, differentiable_twice
-from fl_privacy.modality import modality_of
+from fl_privacy.models.gradients import VictimLoss, differentiable_twice
 from fl_privacy.rng import cpu_threads, derive_generator
 from fl_privacy.types import Batch, Observation, Reconstruction, Tensors
+from fl_privacy.types.modality import modality_of
 
 _STD = 0.25
 """Of pixels, in units of which the images are moved."""

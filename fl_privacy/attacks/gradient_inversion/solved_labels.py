@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fl_privacy.gradients.hooks import leaving
-from fl_privacy.losses import Loss
 from fl_privacy.models import Rest
+from fl_privacy.models.gradients.hooks import leaving
+from fl_privacy.models.losses import Loss
 from fl_privacy.types import Tensors
 
 OutputNames = tuple[str, str | None]

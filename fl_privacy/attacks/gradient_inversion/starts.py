@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fl_privacy.errors import UserError
-from fl_privacy.pretrained.generator import Provenance
+from fl_privacy.models.pretrained.generator import Provenance
 from fl_privacy.types import Observation
 
 Projection = Literal["none", "clamp", "minmax"]

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient
-from fl_privacy.gradients import frozen_copy
-from fl_privacy.gradients.hooks import leaving
-from fl_privacy.losses import CROSS_ENTROPY
-from fl_privacy.schema import Schema
+from fl_privacy.models.gradients import frozen_copy
+from fl_privacy.models.gradients.hooks import leaving
+from fl_privacy.models.losses import CROSS_ENTROPY
 from fl_privacy.types import Observation
+from fl_privacy.types.schema import Schema
 
 _ROUNDING = 2e-6
 """Share of the bias' gradient below which what is left of a category's column is rounding."""

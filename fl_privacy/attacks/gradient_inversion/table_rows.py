@@ -10,8 +10,8 @@ from torch.nn.functional import one_hot
 from fl_privacy.attacks.gradient_inversion.starts import Blank, NextSource, Shape
 from fl_privacy.attacks.gradient_inversion.table_evidence import Evidence, evidence_of
 from fl_privacy.errors import UserError
-from fl_privacy.pretrained.generator import Provenance
-from fl_privacy.schema import Schema
+from fl_privacy.models.pretrained.generator import Provenance
+from fl_privacy.types.schema import Schema
 
 _RARE = 1e-4
 """Share that a first guess gives a category at least."""

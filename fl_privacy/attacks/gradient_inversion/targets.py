@@ -5,7 +5,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fl_privacy.gradients.fastest import number_of_steps, sgd_factor
+from fl_privacy.models.gradients.choose_method import number_of_steps, sgd_factor
 from fl_privacy.types import LocalPlan, Observation, Tensors
 
 LocalSteps = Literal["unroll", "first_order"]

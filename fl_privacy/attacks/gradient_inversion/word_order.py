@@ -16,8 +16,8 @@ from fl_privacy.attacks.gradient_inversion.embeddings import WordEmbeddings
 from fl_privacy.attacks.gradient_inversion.problem import Problem
 from fl_privacy.attacks.gradient_inversion.settings import Rearranging
 from fl_privacy.errors import UserError
-from fl_privacy.gradients import differentiable_twice
 from fl_privacy.models import TextModel
+from fl_privacy.models.gradients import differentiable_twice
 from fl_privacy.types import Observation
 
 _ORDER = 3

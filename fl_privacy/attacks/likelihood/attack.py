@@ -13,19 +13,19 @@ from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError
 from fl_privacy.attacks.gradient_inversion.evident_defense import seen_through
 from fl_privacy.attacks.gradient_inversion.grouping import Group, attack_in_groups, failed
 from fl_privacy.attacks.gradient_inversion.labels import output_layer
+from fl_privacy.attacks.gradient_inversion.matching_targets import PreparedRound
 from fl_privacy.attacks.gradient_inversion.objectives import L2
 from fl_privacy.attacks.gradient_inversion.preparation import Prepared, PreparedVictim, prepare
-from fl_privacy.attacks.gradient_inversion.rounds import PreparedRound
 from fl_privacy.attacks.gradient_inversion.settings import Settings
 from fl_privacy.attacks.gradient_inversion.targets import matched_per_uploaded
 from fl_privacy.attacks.likelihood.channel import Channel, Clientele, channel
 from fl_privacy.attacks.pixel_prior import FEWEST, PixelPrior, learn_prior, prior_of_photographs
 from fl_privacy.checks import number, one_of, whole
 from fl_privacy.effects import Clipped, ClippedExamples, Effect, Noise, Summed
-from fl_privacy.gradients import differentiable_twice, number_of_steps
-from fl_privacy.modality import modality_of
+from fl_privacy.models.gradients import differentiable_twice, number_of_steps
 from fl_privacy.rng import cpu_threads, derive_generator
 from fl_privacy.types import Batch, Observation, Reconstruction, Tensors
+from fl_privacy.types.modality import modality_of
 
 _OUTSIDE = 20.0
 """Weight of the squared distance of pixels from [0, 1]."""

@@ -25,9 +25,9 @@ from fl_privacy.attacks.optimizers import LBFGS
 from fl_privacy.attacks.pixel_prior import learn_prior
 from fl_privacy.checks import whole
 from fl_privacy.errors import UserError
-from fl_privacy.gradients import frozen_copy
 from fl_privacy.models import Front, cut_layer
 from fl_privacy.models.cut import behind_activation, called_layers
+from fl_privacy.models.gradients import frozen_copy
 from fl_privacy.types import Batch, Observation, Reconstruction
 
 _FEWEST = 50

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fl_privacy.checks import number, whole
-from fl_privacy.packages import expect_package
+from fl_privacy.checks.packages import expect_package
 
 
 @dataclass(frozen=True, kw_only=True)

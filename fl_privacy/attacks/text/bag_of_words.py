@@ -13,11 +13,11 @@ from fl_privacy.attacks.attack import Progress, Report, no_progress
 from fl_privacy.attacks.exact.certificate import model_as_sent
 from fl_privacy.attacks.gradient_inversion.grouping import Group, attack_in_groups, failed, one_each
 from fl_privacy.attacks.gradient_inversion.targets import matched_per_uploaded
-from fl_privacy.attacks.text.candidates import Lengths
 from fl_privacy.attacks.text.expected_words import Expected, placed, repeated, simulated
 from fl_privacy.attacks.text.explanation import next_tokens
 from fl_privacy.attacks.text.first_block import tokens_of_first_block
 from fl_privacy.attacks.text.spans import readable_model
+from fl_privacy.attacks.text.token_candidates import Lengths
 from fl_privacy.attacks.text.word_evidence import (
     Found,
     WordRows,
@@ -29,8 +29,8 @@ from fl_privacy.attacks.text.word_evidence import (
     words_of_head,
 )
 from fl_privacy.effects import Noise, NoisedLayers
-from fl_privacy.gradients import frozen_copy
 from fl_privacy.models import TextModel
+from fl_privacy.models.gradients import frozen_copy
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, Observation, Reconstruction
 

@@ -14,14 +14,14 @@ from fl_privacy.attacks.exact.certificate import ROUNDING, model_as_sent
 from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError
 from fl_privacy.attacks.gradient_inversion.grouping import Reading, failed, read_each, without_labels
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient
-from fl_privacy.attacks.text.candidates import CLEAR, Candidates, Lengths, find_candidates, rows_of_words
 from fl_privacy.attacks.text.encoder_assembly import Assembly, assemble
 from fl_privacy.attacks.text.explanation import Explanation
 from fl_privacy.attacks.text.peeling import Peeling
 from fl_privacy.attacks.text.spans import Span, entering_block, readable_model, span_of
+from fl_privacy.attacks.text.token_candidates import CLEAR, Candidates, Lengths, find_candidates, rows_of_words
 from fl_privacy.checks import number, whole
-from fl_privacy.gradients import frozen_copy
 from fl_privacy.models import TextModel
+from fl_privacy.models.gradients import frozen_copy
 from fl_privacy.types import Batch, Certainty, Observation, Reconstruction, Tensors
 
 _AT_ONCE = 256

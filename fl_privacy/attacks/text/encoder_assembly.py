@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from fl_privacy.attacks.attack import timely
-from fl_privacy.attacks.text.candidates import CLEAR, Candidates, Lengths
 from fl_privacy.attacks.text.spans import Span, entering_block
+from fl_privacy.attacks.text.token_candidates import CLEAR, Candidates, Lengths
 from fl_privacy.models import TextModel
 
 Enough = Callable[[Sequence[Tensor]], bool]

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from fl_privacy.attacks.exact.certificate import least_squares
-from fl_privacy.attacks.text.candidates import Lengths
 from fl_privacy.attacks.text.spans import entering_block
-from fl_privacy.gradients.hooks import entering
+from fl_privacy.attacks.text.token_candidates import Lengths
 from fl_privacy.models import TextModel
+from fl_privacy.models.gradients.hooks import entering
 from fl_privacy.types import Tensors
 
 _STEPS = 400

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient
-from fl_privacy.gradients.fastest import decayed, number_of_steps
-from fl_privacy.gradients.hooks import entering, leaving, replaced_input
 from fl_privacy.models import TextModel
+from fl_privacy.models.gradients.choose_method import decayed, number_of_steps
+from fl_privacy.models.gradients.hooks import entering, leaving, replaced_input
 from fl_privacy.types import Observation, Tensors
 
 _SAME = 1e-5

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from fl_privacy.attacks.exact.certificate import ROUNDING, Reproduction, least_squares
-from fl_privacy.attacks.text.candidates import CLEAR
-from fl_privacy.gradients import loss_gradients
-from fl_privacy.gradients.hooks import entering
+from fl_privacy.attacks.text.token_candidates import CLEAR
 from fl_privacy.models import TextModel
+from fl_privacy.models.gradients import loss_gradients
+from fl_privacy.models.gradients.hooks import entering
 from fl_privacy.types import Batch, ModelState, Observation, Tensors
 
 _ROUNDED = 1e-6

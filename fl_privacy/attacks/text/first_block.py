@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fl_privacy.attacks.text.candidates import Lengths
 from fl_privacy.attacks.text.entrances import entrances_of, views_of
+from fl_privacy.attacks.text.token_candidates import Lengths
 from fl_privacy.attacks.text.token_evidence import Candidates, Pairs, found_pairs
 from fl_privacy.models import TextModel
 from fl_privacy.rng import derive_generator

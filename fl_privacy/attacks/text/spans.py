@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError
-from fl_privacy.gradients.hooks import entering, replaced_input
 from fl_privacy.models import TextModel, adapter_of, down_projection
+from fl_privacy.models.gradients.hooks import entering, replaced_input
 from fl_privacy.types import Tensors
 
 _ABOVE_NOISE = 8.0

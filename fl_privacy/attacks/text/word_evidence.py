@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from fl_privacy.attacks.text.expected_words import Expected, WordModel
 from fl_privacy.attacks.text.explanation import head_of
-from fl_privacy.gradients.fastest import decayed, step_slices
 from fl_privacy.models import TextModel
+from fl_privacy.models.gradients.choose_method import decayed, step_slices
 from fl_privacy.types import Observation, Tensors
 
 Where = Literal["embeddings", "head", "tied"]

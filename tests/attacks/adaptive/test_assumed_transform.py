@@ -13,10 +13,10 @@ from fl_privacy.attacks.gradient_inversion.grouping import group_victims, victim
 from fl_privacy.attacks.gradient_inversion.preparation import prepare
 from fl_privacy.attacks.gradient_inversion.priors import GroupConsistency
 from fl_privacy.attacks.optimizers import LBFGS
+from fl_privacy.data.transformations import Policy, apply_policy
 from fl_privacy.defenses import ClientState, ats, compose, dp_noise
 from fl_privacy.effects import Part, Transformed
 from fl_privacy.rng import derive_generator
-from fl_privacy.transformations import Policy, apply_policy
 from fl_privacy.types import Batch, VictimId
 from tests.attacks.victims import observe
 

@@ -11,7 +11,7 @@ from fl_privacy.attacks.optimizers import LBFGS
 from fl_privacy.defenses import ClientState, compose, pruning, spn
 from fl_privacy.defenses._spn import PolarizationHead, polarization_loss
 from fl_privacy.effects import PrivateLoss
-from fl_privacy.gradients import Layered, VictimModel
+from fl_privacy.models.gradients import Layered, VictimModel
 from fl_privacy.types import LocalPlan, VictimId
 from tests.attacks.defended import informed, protected, smooth_images, victims
 from tests.attacks.victims import error, observe, smooth_net

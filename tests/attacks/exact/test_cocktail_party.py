@@ -12,7 +12,7 @@ from fl_privacy.attacks import AutoAttack, CocktailParty
 from fl_privacy.attacks.exact.cocktail_party import independent_directions, unlikeliness, unmixed_by_silence
 from fl_privacy.attacks.exact.unmixing import Behind, metric_of_changes, misfit, mixture_of, unmixed_by_network
 from fl_privacy.errors import UserError
-from fl_privacy.metrics import evaluate_all
+from fl_privacy.measure import evaluate_all
 from fl_privacy.models import MLP, LeNet
 from fl_privacy.types import Batch, Certainty, Observation, VictimId
 from tests.attacks.victims import CLASSES, observe

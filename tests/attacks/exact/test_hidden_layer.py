@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from fl_privacy.attacks.adaptive import KnownFeatures
-from fl_privacy.attacks.auto.members import entries
 from fl_privacy.attacks.auto.race import Race
+from fl_privacy.attacks.auto.sub_attacks import entries
 from fl_privacy.attacks.exact.certificate import Reproduction, model_as_sent
 from fl_privacy.attacks.exact.hidden_layer import HiddenFeatures, first_hidden_layer, hidden_features
 from fl_privacy.attacks.gradient_inversion.grouping import Group

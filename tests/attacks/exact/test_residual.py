@@ -16,7 +16,7 @@ from fl_privacy.attacks.exact.convolution import Convolution
 from fl_privacy.attacks.exact.gated_inputs import Equations, Slopes, gated_inputs
 from fl_privacy.attacks.exact.residual import find_residual, known_between
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient, stack
-from fl_privacy.metrics.images import psnr
+from fl_privacy.measure.images import psnr
 from fl_privacy.models import ResNet20
 from fl_privacy.types import Batch, LocalPlan
 from tests.attacks.victims import observe

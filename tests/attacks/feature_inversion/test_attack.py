@@ -15,8 +15,8 @@ from fl_privacy.attacks.gradient_inversion.starts import Uniform
 from fl_privacy.attacks.optimizers import LBFGS
 from fl_privacy.effects import Part, PrivateLayers
 from fl_privacy.errors import UserError
-from fl_privacy.gradients import loss_gradients
 from fl_privacy.models import Front
+from fl_privacy.models.gradients import loss_gradients
 from fl_privacy.types import Batch, ModelState, Observation, Reconstruction, VictimId
 from tests.attacks.victims import SHAPE, examples, observe, smooth_net
 

@@ -9,8 +9,8 @@ from torch import nn
 
 from fl_privacy.attacks import AutoAttack
 from fl_privacy.attacks.gradient_inversion.adam_step import without_adam
-from fl_privacy.attacks.gradient_inversion.undisclosed import disclosed
-from fl_privacy.metrics.images import psnr
+from fl_privacy.attacks.gradient_inversion.infer_client import disclosed
+from fl_privacy.measure.images import psnr
 from fl_privacy.types import LocalPlan, Observation, Upload
 
 LR = 0.01

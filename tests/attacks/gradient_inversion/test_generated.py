@@ -17,8 +17,8 @@ from fl_privacy.attacks.gradient_inversion.network_prior import Untrained
 from fl_privacy.attacks.gradient_inversion.starts import Blank, Space
 from fl_privacy.effects import Clipped, Sparse
 from fl_privacy.errors import UserError
-from fl_privacy.pretrained.generator import ImageGenerator
-from fl_privacy.pretrained.generator_files import load_generator
+from fl_privacy.models.pretrained.generator import ImageGenerator
+from fl_privacy.models.pretrained.generator_files import load_generator
 from fl_privacy.types import Batch, Observation, VictimId
 from tests.attacks.victims import CLASSES, error, observe
 from tests.generator.makers import generator_file
@@ -103,7 +103,7 @@ def test_evolution_finds_them_without_gradients() -> None:
 
 
 def test_a_missing_package_is_one_line_that_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fl_privacy.packages.find_spec", lambda name: None)
+    monkeypatch.setattr("fl_privacy.checks.packages.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"pip install 'fl-privacy\[cma\]'"):
         ggl(generator=generator_file(), optimizer="cma")
 

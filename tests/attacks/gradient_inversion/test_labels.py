@@ -11,7 +11,7 @@ from fl_privacy.attacks.gradient_inversion.labels import (
     output_layer,
     usual_outputs,
 )
-from fl_privacy.gradients import loss_gradients
+from fl_privacy.models.gradients import loss_gradients
 from fl_privacy.types import Batch, ModelState, Observation
 
 CLASSES = 6

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from fl_privacy.attacks import AutoAttack, ExactInversion, GradientInversion, inverting_gradients
-from fl_privacy.attacks.auto.members import entries
+from fl_privacy.attacks.auto.sub_attacks import entries
 from fl_privacy.attacks.gradient_inversion.evident_defense import evident_defense, seen_through, usual_of
 from fl_privacy.attacks.gradient_inversion.grouping import Group
 from fl_privacy.attacks.gradient_inversion.noise import noise_over_gradient

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from fl_privacy import Observation
 from fl_privacy.attacks import AutoAttack, dlg
-from fl_privacy.gradients import GradientSketch, clipped_sum, gradient_products, sketched_examples
+from fl_privacy.models.gradients import GradientSketch, clipped_sum, gradient_products, sketched_examples
 from fl_privacy.types import Batch, LocalPlan, ModelState
 
 

@@ -7,10 +7,10 @@ import torch
 
 from fl_privacy.attacks import AutoAttack, BlindDeconvolution, MaximumAPosteriori
 from fl_privacy.attacks.pixel_prior import learn_prior, prior_of_photographs
-from fl_privacy.config.compose import compose_run
 from fl_privacy.data import load_data
-from fl_privacy.experiment.setup import build_untrained
-from fl_privacy.metrics.images import psnr
+from fl_privacy.measure.images import psnr
+from fl_privacy.runs.config.compose import compose_run
+from fl_privacy.runs.setup import build_untrained
 
 SHORT = MaximumAPosteriori(iterations=60, attempts=1)
 

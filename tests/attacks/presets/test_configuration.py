@@ -18,9 +18,9 @@ from fl_privacy.attacks.gradient_inversion.priors import (
 )
 from fl_privacy.attacks.gradient_inversion.starts import Uniform
 from fl_privacy.attacks.optimizers import LBFGS, Adam, GradientDescent, StepDecay
-from fl_privacy.config import compose_run
 from fl_privacy.errors import UserError
-from fl_privacy.experiment.build import build_attack
+from fl_privacy.runs.build import build_attack
+from fl_privacy.runs.config import compose_run
 
 FILES = sorted((Path(__file__).parents[3] / "conf/attack").glob("*.yaml"))
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fl_privacy.attacks.text.candidates import Candidates, Lengths
 from fl_privacy.attacks.text.encoder_assembly import Assembly, assemble
+from fl_privacy.attacks.text.token_candidates import Candidates, Lengths
 
 TRUTH = torch.tensor([1, 1, 1, 0])
 

@@ -8,8 +8,8 @@ import torch
 
 from fl_privacy.attacks import Dager
 from fl_privacy.attacks.text.spans import entering_block
-from fl_privacy.gradients import loss_gradients
 from fl_privacy.models import ADAPTED, Adapted, TextModel, bert_tiny, gpt_tiny, with_adapters
+from fl_privacy.models.gradients import loss_gradients
 from fl_privacy.models.transformers import Bert, Gpt
 from fl_privacy.types import Batch, Certainty, Knowledge, LocalPlan, ModelState, Observation, Upload, VictimId
 

@@ -7,10 +7,10 @@ import torch
 
 from fl_privacy.attacks import AutoAttack, ReconstructionAttack, dlg, idlg, inverting_gradients, sapag, tag
 from fl_privacy.attacks.gradient_inversion.embeddings import known_lengths
-from fl_privacy.film import FRAMES, TextFrame
 from fl_privacy.models import TextModel
 from fl_privacy.models.transformers import Bert
 from fl_privacy.types import Certainty, Knowledge, Observation, VictimId
+from fl_privacy.types.film import FRAMES, TextFrame
 from tests.attacks.text.test_dager import LONGEST, VOCABULARY, language_model, observed, texts
 
 OURS = {"iterations": 80, "compile": "off"}

@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fl_privacy.attacks.text import BagOfWords
-from fl_privacy.gradients import loss_gradients
-from fl_privacy.metrics import evaluate_all
+from fl_privacy.measure import evaluate_all
 from fl_privacy.models import ADAPTED, Adapted, TextModel, with_adapters
+from fl_privacy.models.gradients import loss_gradients
 from fl_privacy.models.transformers import Gpt
 from fl_privacy.types import Batch, Knowledge, LocalPlan, ModelState, Observation, Tensors, Upload, VictimId
 

@@ -11,9 +11,9 @@ from torch import Tensor
 from fl_privacy.attacks import Dager
 from fl_privacy.attacks.exact.certificate import Reproduction, least_squares, model_as_sent
 from fl_privacy.attacks.gradient_inversion.embeddings import known_lengths
-from fl_privacy.attacks.text.candidates import Candidates, Lengths, find_candidates
 from fl_privacy.attacks.text.encoder_batches import parts_of
 from fl_privacy.attacks.text.explanation import Explanation
+from fl_privacy.attacks.text.token_candidates import Candidates, Lengths, find_candidates
 from fl_privacy.models import TextModel
 from fl_privacy.models.text_model import Positions
 from fl_privacy.models.transformers import Bert
@@ -59,7 +59,7 @@ def test_the_longest_text_shows_in_the_gradient_of_positions() -> None:
 def test_a_stray_candidate_behind_the_longest_text_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     near, far = 1e-6, 0.8
     table = torch.tensor([[near, near, far, near], [near, far, far, far]])
-    monkeypatch.setattr("fl_privacy.attacks.text.candidates._distances", lambda *_: table)
+    monkeypatch.setattr("fl_privacy.attacks.text.token_candidates._distances", lambda *_: table)
 
     def found(told: tuple[int, ...] | None) -> Candidates:
         lengths = Lengths(number=2, longest=4, told=told)

@@ -14,7 +14,7 @@ from fl_privacy.defenses.importance import (
     neuron_shapley,
     shapley_of_elements,
 )
-from fl_privacy.gradients import batch_loss
+from fl_privacy.models.gradients import batch_loss
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, ModelState
 

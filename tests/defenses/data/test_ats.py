@@ -9,7 +9,7 @@ from fl_privacy.defenses import ClientState, ats, compose, dp_sgd, instahide
 from fl_privacy.defenses.privacy import guarantee
 from fl_privacy.errors import UserError
 from fl_privacy.federation import local_update
-from fl_privacy.gradients import loss_gradients
+from fl_privacy.models.gradients import loss_gradients
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, LocalPlan, ModelState
 

@@ -8,9 +8,9 @@ from fl_privacy.defenses._refiner import fingerprints
 from fl_privacy.defenses.defense import Defense
 from fl_privacy.errors import UserError
 from fl_privacy.federation.training import local_update
-from fl_privacy.gradients import loss_gradients
+from fl_privacy.models.gradients import loss_gradients
+from fl_privacy.models.pretrained.word_evaluator import WordBox
 from fl_privacy.models.transformers import Bert
-from fl_privacy.pretrained.word_evaluator import WordBox
 from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors
 
 VOCABULARY, LONGEST = 60, 8

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-from fl_privacy import network_files
 from fl_privacy.data import Examples
 from fl_privacy.defenses import ClientState, Defense, refiner
 from fl_privacy.defenses._refiner import ImageMemory, fingerprints
@@ -21,9 +20,10 @@ from fl_privacy.defenses.robust_data import (
 )
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Client
-from fl_privacy.gradients import loss_gradients
-from fl_privacy.pretrained.evaluator import EvaluatorPlan, train_evaluator
-from fl_privacy.pretrained.evaluator_files import load_evaluator, save_evaluator
+from fl_privacy.files import networks as network_files
+from fl_privacy.models.gradients import loss_gradients
+from fl_privacy.models.pretrained.evaluator import EvaluatorPlan, train_evaluator
+from fl_privacy.models.pretrained.evaluator_files import load_evaluator, save_evaluator
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, LocalPlan, ModelState
 

@@ -12,7 +12,7 @@ from fl_privacy.defenses import dp_sgd
 from fl_privacy.errors import UserError
 from fl_privacy.federation import training as plain_pass
 from fl_privacy.federation.training import local_update
-from fl_privacy.gradients import clipped_sum, examples
+from fl_privacy.models.gradients import clipped_sum, per_example as examples
 from fl_privacy.types import Batch, LocalPlan, ModelState
 
 from ..harness import clean_gradient, flat, local_step, run, small_model

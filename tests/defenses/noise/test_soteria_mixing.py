@@ -7,7 +7,7 @@ from scipy import stats
 from fl_privacy.defenses import soteria_mixing
 from fl_privacy.defenses._soteria import gradient_sensitivity, slice_members
 from fl_privacy.errors import UserError
-from fl_privacy.gradients import loss_gradients
+from fl_privacy.models.gradients import loss_gradients
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch
 

@@ -14,8 +14,8 @@ from fl_privacy.defenses import ClientState, Defense, fdl_pp, split_fed
 from fl_privacy.defenses._fdl_pp import PassportConv2d, passport_layers
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Client, private_names
-from fl_privacy.gradients import loss_gradients
 from fl_privacy.models import LeNet5, ResNet18
+from fl_privacy.models.gradients import loss_gradients
 from fl_privacy.types import Batch, LocalPlan, ModelState
 
 

@@ -11,8 +11,8 @@ from fl_privacy.defenses._soteria import gradient_sensitivity
 from fl_privacy.defenses._spn import PolarizationHead, polarization_loss
 from fl_privacy.errors import UserError
 from fl_privacy.federation import plain_rounds
-from fl_privacy.gradients import loss_gradients
 from fl_privacy.models import AlexNet, DLNet, ResNet10
+from fl_privacy.models.gradients import loss_gradients
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, ModelState
 from tests.federation import harness as federation

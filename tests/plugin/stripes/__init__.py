@@ -9,7 +9,7 @@ from fl_privacy.attacks import Progress, ReconstructionAttack, no_progress
 from fl_privacy.data import Dataset, Examples
 from fl_privacy.defenses import Defense
 from fl_privacy.effects import Part
-from fl_privacy.metrics import Metric
+from fl_privacy.measure import Metric
 from fl_privacy.types import Batch, Observation, Reconstruction
 
 

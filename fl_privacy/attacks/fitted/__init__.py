@@ -1,0 +1,13 @@
+"""What parameters of models that are fitted to the end, not stepped, give away: optima, means and variances."""
+
+from fl_privacy.attacks.fitted._gaussian_nb import (
+    Moments as Moments,
+    RowsBetween as RowsBetween,
+    rows_alone as rows_alone,
+    rows_between as rows_between,
+)
+from fl_privacy.attacks.fitted._logistic_regression import (
+    LogisticOptimum as LogisticOptimum,
+    row_beside_known as row_beside_known,
+    weighted_sums as weighted_sums,
+)

@@ -1,0 +1,209 @@
+"""What an attack does otherwise where the clients' examples are texts or rows of a table: a row for each kind."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError
+from fl_privacy.attacks.gradient_inversion.embeddings import WordEmbeddings, longest_text
+from fl_privacy.attacks.gradient_inversion.settings import Settings
+from fl_privacy.attacks.gradient_inversion.starts import Space, scaled_to_range
+from fl_privacy.attacks.gradient_inversion.table_rows import TableRows, pool
+from fl_privacy.models import TextModel
+from fl_privacy.types import Observation
+from fl_privacy.types.modality import IMAGES, ROWS, TEXTS, Modality, modality_of
+from fl_privacy.types.schema import schema_of
+
+_PROXIES = 64
+"""Inputs of each kind that stand for a client's."""
+
+_CONTRAST = 0.25
+"""Standard deviation of their pixels."""
+
+
+class Attempt(Protocol):
+    """What one attempt at a victim's examples found."""
+
+    @property
+    def loss(self) -> float: ...
+
+    @property
+    def accepted(self) -> bool: ...
+
+    @property
+    def images(self) -> Tensor: ...
+
+    @property
+    def labels(self) -> Tensor: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """How examples of a kind are sought.
+
+    Attributes:
+        adapted: (settings, observation) -> the settings by which such examples are sought.
+        variables_of_one: (observation, all of its group) -> shape of what is optimized for one example.
+        input_of_one: (observation) -> shape of what enters the model of one example.
+        trial: makes random numbers (..., *input) inputs that the model takes.
+        matched: (names, model) -> those of the uploaded tensors that are compared.
+        proxies: (model, shape, rng) -> inputs that stand for a client's, of which nothing is known.
+        corrects: whether the model's mean answer to them is drawn to equal shares, as far as it is of chance.
+        read: (settings, what was found) -> examples as they are reported.
+        answer: (settings, attempts, the one chosen) -> examples, and how sure each of their cells is, if anybody says.
+        elementwise_parts: whether weights of linear layers are compared a few victims at a time.
+        completed: whether what nobody says of a client is found out before it is attacked.
+        filmed: whether its guesses are snapshots that a person can look at.
+        varies: why victims of a group differ in shape, so that nothing can be compiled; empty where they do not.
+    """
+
+    adapted: Callable[[Settings, Observation], Settings] = lambda settings, observation: settings
+    variables_of_one: Callable[[Observation, Sequence[Observation]], tuple[int, ...]] = lambda o, _: o.input_shape
+    input_of_one: Callable[[Observation], tuple[int, ...]] = lambda observation: observation.input_shape
+    trial: Callable[[Tensor], Tensor] = lambda drawn: drawn
+    matched: Callable[[Sequence[str], nn.Module], list[str]] = lambda names, _: list(names)
+    proxies: Callable[[nn.Module, tuple[int, ...], torch.Generator], Tensor]
+    corrects: bool = True
+    read: Callable[[Settings, Tensor], Tensor]
+    answer: Callable[[Settings, Sequence[Attempt], Attempt], tuple[Tensor, Tensor | None]] = lambda s, a, c: (
+        c.images,
+        None,
+    )
+    elementwise_parts: bool = False
+    completed: bool = True
+    filmed: bool = True
+    varies: str = ""
+
+
+def search_of(model: object) -> Search:
+    """Return how the examples that ``model`` takes are sought."""
+    return SEARCHES[modality_of(model)]
+
+
+def as_wide(labels: Tensor | None, longest: int) -> Tensor | None:
+    """Pad labels that are next tokens (B, L) to ``longest`` tokens; leave others as they are."""
+    if labels is None or labels.dim() != 2 or labels.is_floating_point():
+        return labels
+    return F.pad(labels, (0, longest - labels.shape[1]), value=-100)
+
+
+def _proxy_images(model: nn.Module, shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
+    """Draw images of noise, half of them with the spectrum of photographs."""
+    if len(shape) != 3:
+        raise NotAttackableError(
+            f"Images (C, H, W) are expected, but the model takes inputs of shape {shape}; tell the columns of rows by"
+            " a schema, or reshape other inputs to images of one channel in front of the model."
+        )
+    return torch.cat([torch.rand((_PROXIES, *shape), generator=rng), _natural_noise(shape, rng)])
+
+
+def _natural_noise(shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
+    """Draw images (N, C, H, W) whose amplitudes fall with the frequency as those of photographs do, mostly gray."""
+    height, width = shape[-2:]
+    rows, columns = torch.fft.fftfreq(height)[:, None], torch.fft.rfftfreq(width)[None]
+    amplitude = (rows.square() + columns.square()).clamp_min(1 / max(height, width) ** 2).rsqrt()
+    gray = torch.randn((_PROXIES, 1, height, width), generator=rng)
+    colored = gray + 0.3 * torch.randn((_PROXIES, *shape), generator=rng)
+    waves: Tensor = torch.fft.irfft2(torch.fft.rfft2(colored) * amplitude, s=(height, width))
+    spread = waves.flatten(1).std(1)[:, None, None, None]
+    return torch.clamp(0.5 + _CONTRAST * waves / spread, 0, 1)
+
+
+def _read_images(settings: Settings, found: Tensor) -> Tensor:
+    """Return images in [0, 1] unless wanted as they come."""
+    return (found if settings.as_they_come else scaled_to_range(found, settings.into_range)).float()
+
+
+def _seeking_words(settings: Settings, observation: Observation) -> Settings:
+    """Optimize the embeddings of words, without what is known of images."""
+    values = observation.assumed().parameters[_text_model(observation.model).word_weight]
+    dtype = torch.float64 if settings.dtype == "float64" else torch.float32
+    table = values.to(settings.device or values.device, dtype)
+    source = WordEmbeddings(table=table, first=settings.start, reading=settings.reading, norm=settings.embedding_norm)
+    return replace(settings, source=source, priors=(), projection="none", space=Space())
+
+
+def _text_model(model: nn.Module) -> TextModel:
+    assert isinstance(model, TextModel)
+    return model
+
+
+def _without_words(names: Sequence[str], model: nn.Module) -> list[str]:
+    """Leave out the embeddings of tokens: what is optimized is no sum of their rows."""
+    words = _text_model(model).word_weight
+    return [name for name in names if name != words]
+
+
+def _there(drawn: Tensor) -> Tensor:
+    """Say in the last column that there is a token everywhere."""
+    drawn[..., -1] = 1
+    return drawn
+
+
+def _proxy_texts(model: nn.Module, shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
+    words = _text_model(model).words
+    return torch.randint(words.num_embeddings, (_PROXIES, *shape), generator=rng)
+
+
+def _read_texts(settings: Settings, found: Tensor) -> Tensor:
+    assert isinstance(settings.source, WordEmbeddings)
+    return settings.source.read(found)
+
+
+def _seeking_rows(settings: Settings, observation: Observation) -> Settings:
+    """Optimize the shares of categories, and numbers, without what is known of images."""
+    schema = schema_of(observation.model)
+    assert schema is not None
+    rows = TableRows(schema=schema, bounded=settings.bounded, counted=settings.counted)
+    return replace(settings, source=rows, priors=(), projection="none", space=Space())
+
+
+def _proxy_rows(model: nn.Module, shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
+    schema = schema_of(model)
+    assert schema is not None
+    return schema.drawn(2 * _PROXIES, rng)
+
+
+def _answer_of_rows(settings: Settings, attempts: Sequence[Attempt], chosen: Attempt) -> tuple[Tensor, Tensor | None]:
+    """Return rows (B, F) and how sure each cell (B, C) is, of the attempt that was accepted, or of all together."""
+    assert isinstance(settings.source, TableRows)
+    schema, finite = settings.source.schema, [a for a in attempts if math.isfinite(a.loss)]
+    pooled = pool(
+        schema,
+        torch.stack([attempt.images for attempt in finite]),
+        torch.tensor([attempt.loss for attempt in finite]),
+        torch.stack([attempt.labels for attempt in finite]),
+    )
+    if settings.pooled and not chosen.accepted:
+        return pooled.rows, pooled.certainty
+    return schema.nearest(chosen.images), pooled.certainty_of(chosen.images, schema)
+
+
+SEARCHES: Mapping[Modality, Search] = {
+    IMAGES: Search(proxies=_proxy_images, read=_read_images),
+    TEXTS: Search(
+        adapted=_seeking_words,
+        variables_of_one=lambda first, others: (longest_text(others), _text_model(first.model).words.embedding_dim),
+        input_of_one=lambda first: (*first.input_shape, _text_model(first.model).words.embedding_dim + 1),
+        trial=_there,
+        matched=_without_words,
+        proxies=_proxy_texts,
+        corrects=False,
+        read=_read_texts,
+        elementwise_parts=True,
+        completed=False,
+        varies="texts are of different lengths",
+    ),
+    ROWS: Search(
+        adapted=_seeking_rows,
+        proxies=_proxy_rows,
+        read=lambda settings, found: found.float(),
+        answer=_answer_of_rows,
+        filmed=False,
+    ),
+}

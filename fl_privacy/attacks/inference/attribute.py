@@ -1,0 +1,151 @@
+"""What is the example behind an update like, beside its class? Learned from the gradients of public examples."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from fl_privacy import checks
+from fl_privacy.attacks.inference.kinds import About
+from fl_privacy.attacks.inference.read_round import ReadRound, mean_gradient
+from fl_privacy.errors import UserError
+from fl_privacy.models.gradients import GradientClassifier, GradientSketch, sketched_examples
+from fl_privacy.rng import derive_generator
+from fl_privacy.types import ModelState, Observation
+
+HEADS = {"linear": 0, "mlp": 128}
+"""Methods -> width of the classifier's hidden layer."""
+
+ADAPTIVE = "_adaptive"
+"""Ends the name of a method that learns from defended uploads."""
+
+FEWEST = 2
+"""Public examples that something can be learned from."""
+
+TITLES = {"linear": "Linear classifier of gradients", "mlp": "Neural classifier of gradients"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttributeInference:
+    """Infers an attribute of the example behind an update of a single one (Cui et al. 2023, "RecUP-FL", Sec. 3).
+
+    The attacker computes the gradients of public examples at the values that were sent, trains classifiers that tell
+    their attribute from them, and applies these to the victims' gradients. Logarithms of probabilities are added up
+    over the rounds in which the same example is read.
+
+    Attributes:
+        methods: ``linear`` and ``mlp``.
+        public: number of examples with known attributes, of the split that is not attacked.
+    """
+
+    about: ClassVar[About] = About.ATTRIBUTE
+    adaptive: ClassVar[bool] = False
+    methods: Sequence[str] = tuple(HEADS)
+    public: int = 1000
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "methods", tuple(dict.fromkeys(self.methods)))
+        for name in self.methods:
+            checks.one_of("inference.attribute.methods", name, HEADS)
+        checks.whole("inference.attribute.public", self.public, at_least=FEWEST, example=1000)
+
+    def begin(self, candidates: int, clients: Sequence[int], classes: int) -> "AttributeWatch":
+        """Begin with ``candidates`` victims and ``classes`` possible attributes."""
+        names = [f"{name}{ADAPTIVE}" if self.adaptive else name for name in self.methods]
+        return AttributeWatch(self, {name: torch.zeros(candidates, classes) for name in names})
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaptiveAttributeInference(AttributeInference):
+    """Attribute inference by an attacker who knows the defense, but not the clients' secrets.
+
+    It learns from the uploads that a client with the same defense would make of the public examples. Not a setting of
+    the other, as ``threat_model=adaptive`` puts it beside each.
+
+    Not a setting of the other, as ``threat_model=adaptive`` puts it beside each.
+    """
+
+    adaptive: ClassVar[bool] = True
+
+
+@dataclass(eq=False)
+class AttributeWatch:
+    """(V, A) sums of logarithms of probabilities, by method."""
+
+    settings: AttributeInference
+    total: dict[str, Tensor] = field(repr=False)
+    _seen: set[int] = field(default_factory=set, init=False)
+
+    def add(self, read: ReadRound) -> None:
+        """Classify the victims read in a round.
+
+        Uploads with values that are not finite tell nothing: victims' get no answer, and those of public examples are
+        none to learn from.
+
+        Raises:
+            UserError: the attacker holds no public examples whose attribute is known, or too few of their uploads are
+                finite.
+        """
+        if not read.victims:
+            return
+        for place, (model, sent, own) in enumerate(read.victims_sent):
+            observations = [read.victims[column] for column in own]
+            rng = derive_generator(read.seed, "inference", "attribute", read.round, place)
+            uploaded = observations[0][1].update()
+            sketch = GradientSketch.of({name: sent.parameters[name] for name in uploaded}, rng)
+            asked = torch.cat([_sketched(sketch, observation, read) for _, observation in observations])
+            finite = asked.isfinite().all(1)
+            if not finite.any():
+                continue
+            asked, rows = asked[finite], torch.tensor([row for row, _ in observations])[finite.cpu()]
+            known, attributes = _finite(*self._known(read, model, sent, sketch))
+            for name, total in self.total.items():
+                hidden = HEADS[name.removesuffix(ADAPTIVE)]
+                head = GradientClassifier.fit(known, attributes, total.shape[1], rng, hidden=hidden)
+                total[rows] += head(asked).log_softmax(1).nan_to_num().cpu()
+            self._seen.update(rows.tolist())
+
+    def _known(
+        self, read: ReadRound, model: nn.Module, sent: ModelState, sketch: GradientSketch
+    ) -> tuple[Tensor, Tensor]:
+        """Return sketches (N, F) of public examples and their attributes (N,)."""
+        if self.settings.adaptive and read.rehearsal is not None:
+            own, rehearsed = read.rehearsal.attributes, read.rehearsal.uploads(sent, self.settings.public)
+            known = torch.cat([_sketched(sketch, observation, read) for observation in rehearsed])
+            return known, own[: len(known)].to(read.device)
+        if self.settings.adaptive or read.public is None or read.public_attributes is None:
+            raise UserError("Public examples with known attributes are expected, but there are none.")
+        public = read.public.first(min(self.settings.public, len(read.public)))
+        known = sketched_examples(model, sent, public, read.victims[0][1].plan, sketch)
+        return known, read.public_attributes[: len(known)].to(read.device)
+
+    def answers(self) -> dict[str, Tensor]:
+        """Return scores (V, A) of each method, higher for what is likelier; NaN for unseen victims."""
+        unseen = [row for row in range(len(next(iter(self.total.values())))) if row not in self._seen]
+        found = {name: total.clone() for name, total in self.total.items()}
+        for total in found.values():
+            total[unseen] = torch.nan
+        return found
+
+    def titles(self) -> dict[str, tuple[str, str]]:
+        """Return title and source of each method."""
+        knowing = ", knows the defense" if self.settings.adaptive else ""
+        return {n: (TITLES[n.removesuffix(ADAPTIVE)] + knowing, "Cui et al. 2023") for n in self.total}
+
+
+def _finite(known: Tensor, attributes: Tensor) -> tuple[Tensor, Tensor]:
+    """Keep those of sketches (N, F), and their attributes (N,), that can be learned from."""
+    finite = known.isfinite().all(1)
+    if (left := int(finite.sum())) < FEWEST:
+        raise UserError(
+            f"At least {FEWEST} public examples whose upload is finite are expected to learn an attribute from, but"
+            f" {left} of {len(known)} are."
+        )
+    return known[finite], attributes[finite]
+
+
+def _sketched(sketch: GradientSketch, observation: Observation, read: ReadRound) -> Tensor:
+    """Project an upload to its sketch, (1, F)."""
+    return sketch({name: t.to(read.device).unsqueeze(0) for name, t in mean_gradient(observation).items()})

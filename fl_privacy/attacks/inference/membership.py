@@ -1,0 +1,261 @@
+"""Membership inference by several methods over the same rounds.
+
+Methods ask how well an example fits a client's update, by its loss, its gradient's length and direction; what the other
+clients' updates say of the example is what a non-member looks like.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fl_privacy import checks
+from fl_privacy.attacks.inference.kinds import About
+from fl_privacy.attacks.inference.read_round import ReadRound, example_losses, lowest_tokens
+from fl_privacy.attacks.inference.shadow_models import MembershipMethod, MethodOptions, ShadowModels
+from fl_privacy.errors import UserError
+
+
+class LossThreshold(MembershipMethod):
+    """The loss at the client's model, averaged over rounds (Yeom et al. 2018, Adversary 2)."""
+
+    title = "Loss threshold"
+    source = "Yeom et al. 2018"
+
+    def evidence(self, read: ReadRound) -> Tensor:
+        return -read.losses_after
+
+
+class GradientNormDifference(MembershipMethod):
+    """Squared norm of the client's mean gradient minus that without the example's, 2 <u, g> - |g|^2.
+
+    Gradients of members are short (Nasr et al. 2019) and lie along the update (Li et al. 2022, eq. 4).
+    """
+
+    title = "Gradient norm difference"
+    source = "Nasr et al. 2019; Li et al. 2022"
+
+    def evidence(self, read: ReadRound) -> Tensor:
+        return 2 * read.products - read.squares
+
+
+class GradientCosine(MembershipMethod):
+    """Cosine of the example's gradient and the client's update, averaged over rounds.
+
+    Li et al. 2022, "Effective passive membership inference attacks in federated learning against overparameterized
+    models", Sec. 4.
+    """
+
+    title = "Gradient cosine"
+    source = "Li et al. 2022"
+
+    def evidence(self, read: ReadRound) -> Tensor:
+        return cosines(read)
+
+
+def cosines(read: ReadRound) -> Tensor:
+    """Return cosines (C, K) of the candidates' gradients and the clients' updates."""
+    norms = (read.squares * read.update_squares.to(read.squares)).sqrt()
+    return read.products / norms.clamp(min=1e-30)
+
+
+OTHERS = 2
+"""Clients beside the one asked about whose spread can be told."""
+
+
+class FedMIA(MembershipMethod):
+    """One-sided likelihood ratio of a client against the others (Zhu et al. 2024, "FedMIA", Sec. 4).
+
+    In each round the statistics of the other clients' updates are taken for a normal distribution, that of a client
+    without the example; the score is the share of it below the statistic of the client asked about, averaged over
+    rounds. This one compares cosines of gradients. In a round with fewer than three clients there is no evidence.
+    """
+
+    title = "FedMIA, cosine"
+    source = "Zhu et al. 2024"
+
+    def evidence(self, read: ReadRound) -> Tensor:
+        return share_below_others(self.statistic(read))
+
+    def statistic(self, read: ReadRound) -> Tensor:
+        """Return a statistic (C, K) that is higher for members."""
+        return cosines(read)
+
+
+class LossFedMIA(FedMIA):
+    """FedMIA that compares losses at the clients' models."""
+
+    title = "FedMIA, loss"
+
+    def statistic(self, read: ReadRound) -> Tensor:
+        return -read.losses_after
+
+
+def share_below_others(values: Tensor) -> Tensor:
+    """Return the normal probability (C, K), by mean and deviation of the other columns, of being below each value.
+
+    Columns that are not finite count as nobody's; NaN where fewer than two others are left.
+    """
+    finite = values.isfinite()
+    known, number = values.double().where(finite, 0.0), finite.sum(1, keepdim=True)
+    centered = (known - known.sum(1, keepdim=True) / number).where(finite, 0.0)
+    others = (number - 1).double()
+    mean = -centered / others  # of the others, as all together are centered
+    variance = (centered.square().sum(1, keepdim=True) - centered.square() - others * mean.square()) / (others - 1)
+    z = (centered - mean) / variance.clamp(min=1e-30).sqrt()
+    share = 0.5 * torch.erfc(-z / math.sqrt(2))
+    return share.where(finite & (others >= OTHERS), torch.nan)
+
+
+class LowestTokens(MembershipMethod):
+    """The least likely tokens at the client's model, averaged over rounds (Min-K% Prob, Shi et al. 2024)."""
+
+    title = "Least likely tokens (Min-K%)"
+    source = "Shi et al. 2024"
+    of_tokens = True
+
+    def evidence(self, read: ReadRound) -> Tensor:
+        return read.lowest_after
+
+
+class FinalLoss(MembershipMethod):
+    """The loss at the model of the last round alone, which whoever gets the model or its adapters can ask for.
+
+    The model is the mean of what that round's clients uploaded, by their examples; the answer is the same of all
+    clients that were ever read.
+    """
+
+    title = "Loss, final model"
+    source = "Yeom et al. 2018"
+
+    def __init__(self, candidates: int, clients: Sequence[int], options: MethodOptions) -> None:
+        super().__init__(candidates, clients, options)
+        self._seen: set[int] = set()
+
+    def columns(self, read: ReadRound) -> Tensor:
+        self._seen.update(super().columns(read).tolist())
+        return torch.arange(self._total.shape[1])
+
+    def scores(self) -> Tensor:
+        found = super().scores()
+        found[:, [column for column in range(found.shape[1]) if column not in self._seen]] = torch.nan
+        return found
+
+    def evidence(self, read: ReadRound) -> Tensor:
+        found = self.told(read) if read.remaining == 0 else torch.full((len(read.candidates),), torch.nan)
+        return found.unsqueeze(1).expand(-1, self._total.shape[1])
+
+    def told(self, read: ReadRound) -> Tensor:
+        """Return what the final model says of each candidate (C,), higher for members."""
+        return -example_losses(read.observations[0].model.to(read.device), read.published, read.candidates).cpu()
+
+
+class FinalReference(FinalLoss):
+    """The loss at the final model below that at the model that was sent first, as adapters go with a public base.
+
+    Mireshghallah et al. 2022, "Quantifying privacy risks of masked language models using membership inference
+    attacks", eq. 3, whose reference is the model before fine-tuning.
+    """
+
+    title = "Loss, final model beside the first"
+    source = "Mireshghallah et al. 2022"
+
+    def evidence(self, read: ReadRound) -> Tensor:
+        found = super().evidence(read)
+        if bool(self._rounds.any()):
+            return found
+        before = read.losses_before.nanmean(1, keepdim=True).expand_as(found)
+        return before + found.nan_to_num(nan=0.0)
+
+
+class FinalLowestTokens(FinalLoss):
+    """The least likely tokens at the final model (Min-K% Prob, Shi et al. 2024)."""
+
+    title = "Least likely tokens, final model"
+    source = "Shi et al. 2024"
+    of_tokens = True
+
+    def told(self, read: ReadRound) -> Tensor:
+        return lowest_tokens(read.observations[0].model.to(read.device), read.published, read.candidates).cpu()
+
+
+METHODS: dict[str, type[MembershipMethod]] = {
+    "loss": LossThreshold,
+    "cosine": GradientCosine,
+    "fedmia": FedMIA,
+    "fedmia_loss": LossFedMIA,
+    "gradient_norm": GradientNormDifference,
+    "lira": ShadowModels,
+    "min_k": LowestTokens,
+    "final_loss": FinalLoss,
+    "final_reference": FinalReference,
+    "final_min_k": FinalLowestTokens,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Membership:
+    """Was an example among what a client trains on?
+
+    Attributes:
+        methods: which of ``METHODS`` are tried; ``min_k`` and ``final_min_k`` where each next token is predicted.
+        members: number of the clients' examples that are asked about.
+        others: number of examples asked about that no client has.
+        shadows: models that `lira` trains in a round, each as a client does, on examples of the attacker's.
+        shadow_rounds: how many of the last rounds read these are.
+    """
+
+    about: ClassVar[About] = About.MEMBERSHIP
+    methods: Sequence[str] = tuple(METHODS)
+    members: int = 1000
+    others: int = 1000
+    shadows: int = 64
+    shadow_rounds: int = 1
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "methods", tuple(dict.fromkeys(self.methods)))
+        for name in self.methods:
+            checks.one_of("inference.membership.methods", name, METHODS)
+        for name in ("members", "others"):
+            checks.whole(f"inference.membership.{name}", getattr(self, name), at_least=2, example=1000)
+        checks.whole("inference.membership.shadows", self.shadows, at_least=4, at_most=100_000, example=64)
+        checks.whole("inference.membership.shadow_rounds", self.shadow_rounds, at_least=1, example=1)
+
+    def begin(self, candidates: int, clients: Sequence[int], classes: int) -> "MembershipWatch":
+        """See :class:`fl_privacy.attacks.inference.Inference`."""
+        options = MethodOptions(shadows=self.shadows, shadow_rounds=self.shadow_rounds)
+        return MembershipWatch({name: METHODS[name](candidates, clients, options) for name in self.methods})
+
+
+@dataclass(frozen=True, eq=False)
+class MembershipWatch:
+    """Membership methods that watch the same rounds."""
+
+    methods: dict[str, MembershipMethod]
+
+    def add(self, read: ReadRound) -> None:
+        """Add what a round showed to the evidence.
+
+        Raises:
+            UserError: only methods of tokens are tried, but no token is predicted.
+        """
+        for name in [name for name, method in self.methods.items() if method.of_tokens and not read.predicts_tokens]:
+            del self.methods[name]
+        if not self.methods:
+            raise UserError(
+                "inference.membership.methods are expected to suit the data, but those named are of next tokens, and"
+                " none is predicted; set data.target=next_token, or name others."
+            )
+        for method in self.methods.values():
+            method.add(read)
+
+    def answers(self) -> dict[str, Tensor]:
+        """Return scores (C, N) of each method that suits the data, higher for members."""
+        return {name: method.scores() for name, method in self.methods.items()}
+
+    def titles(self) -> dict[str, tuple[str, str]]:
+        """Return title and source of each method."""
+        return {name: (method.title, method.source) for name, method in self.methods.items()}

@@ -1,0 +1,156 @@
+"""Which share of a client's examples is of each class? Learned from shadow clients whose shares the attacker chose."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from fl_privacy import checks
+from fl_privacy.attacks.inference.kinds import About
+from fl_privacy.attacks.inference.read_round import ReadRound, mean_gradient, mean_over_steps
+from fl_privacy.errors import UserError
+from fl_privacy.models.gradients import ManyModels, local_orders, loss_gradients, models_at_once
+from fl_privacy.rng import derive_generator
+from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors
+
+RIDGE = 1e-3
+"""Penalty of the regression, in units of the features' variance."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PropertyInference:
+    """Shares of the classes among a client's examples (after Wang et al. 2019, "Eavesdrop the composition proportion").
+
+    In a round the attacker trains shadow clients on public examples, with shares of its own choice, as clients train.
+    Each update is told by its inner products with the mean gradient of each class; ridge regression from these to the
+    shares is then applied to the clients' updates, and what it says is averaged over rounds.
+
+    Attributes:
+        shadows: clients that are trained in a round.
+        shadow_rounds: how many of the last rounds read these are.
+        alpha: of the Dirichlet distribution that shares are drawn from.
+    """
+
+    about: ClassVar[About] = About.PROPERTY
+    shadows: int = 64
+    shadow_rounds: int = 5
+    alpha: float = 0.5
+
+    def __post_init__(self) -> None:
+        checks.whole("inference.property.shadows", self.shadows, at_least=8, at_most=100_000, example=64)
+        checks.whole("inference.property.shadow_rounds", self.shadow_rounds, at_least=1, example=5)
+        checks.number("inference.property.alpha", self.alpha, above=0, example=0.5)
+
+    def begin(self, candidates: int, clients: Sequence[int], classes: int) -> "PropertyWatch":
+        """See :class:`fl_privacy.attacks.inference.Inference`."""
+        return PropertyWatch(self, tuple(clients), torch.zeros(len(clients), classes), torch.zeros(len(clients)))
+
+
+@dataclass(eq=False)
+class PropertyWatch:
+    """Sums of the guesses at each client's property."""
+
+    settings: PropertyInference
+    clients: tuple[int, ...]
+    total: Tensor = field(repr=False)
+    rounds: Tensor = field(repr=False)
+
+    def add(self, read: ReadRound) -> None:
+        """Guess the shares of the clients read in a round.
+
+        Raises:
+            UserError: the attacker holds no public examples of every class.
+        """
+        if read.remaining >= self.settings.shadow_rounds:
+            return
+        classes = self.total.shape[1]
+        if read.public is None or int((read.public.labels.bincount(minlength=classes) > 0).sum()) < classes:
+            raise UserError(f"Public examples of all {classes} classes are expected, but some have none.")
+        for number, (model, sent, own) in enumerate(read.same_sent):
+            observations = [read.observations[column] for column in own]
+            rng = derive_generator(read.seed, "inference", "property", read.round, number)
+            shadows = _Shadows(model, sent, observations[0].plan, read.public, tuple(observations[0].update()))
+            sizes = torch.tensor([max(1, observation.upload.num_examples) for observation in observations])
+            shares = _dirichlet(self.settings.alpha, (self.settings.shadows, classes), rng)
+            seen = torch.stack([shadows.told(mean_gradient(observation)) for observation in observations])
+            guessed = _regressed(shadows.trained(shares, int(sizes.median()), rng), shares, seen)
+            rows = torch.tensor([self.clients.index(observation.id.client) for observation in observations])
+            finite = guessed.isfinite().all(1)
+            self.total[rows[finite]] += guessed[finite]
+            self.rounds[rows[finite]] += 1
+
+    def answers(self) -> dict[str, Tensor]:
+        """Return shares (N, K); not a number for clients that were never watched."""
+        return {"shadows": torch.where(self.rounds[:, None] > 0, self.total / self.rounds[:, None], torch.nan)}
+
+    def titles(self) -> dict[str, tuple[str, str]]:
+        """Return the title and the source of each method."""
+        return {"shadows": ("Regression on shadow clients", "after Wang et al. 2019")}
+
+
+@dataclass(frozen=True, eq=False)
+class _Shadows:
+    """Shadow clients that train on public examples as clients do; ``names`` are what these upload."""
+
+    model: nn.Module
+    sent: ModelState
+    plan: LocalPlan
+    public: Batch
+    names: tuple[str, ...]
+
+    def trained(self, shares: Tensor, size: int, rng: torch.Generator) -> Tensor:
+        """Return products (S, K) of clients of ``size`` examples trained with these shares (S, K) of the classes."""
+        labels = self.public.labels.cpu()
+        weights = shares[:, labels] / labels.bincount(minlength=shares.shape[1])[labels]
+        subsets, found = torch.multinomial(weights, size, replacement=True, generator=rng), []
+        for some in torch.split(subsets, models_at_once(self.model, min(self.plan.batch_size or size, size))):
+            order = [rows.to(self.public.labels.device) for rows in local_orders(some, self.plan, rng)]
+            after = ManyModels.copies(self.model, self.sent, len(some)).trained(self.public, order, self.plan)
+            change = {n: after.values.parameters[n] - self.sent.parameters[n] for n in self.names}
+            moved = mean_over_steps(change, self.sent.parameters, self.plan, steps=len(order))
+            found.append(self._products(moved, len(some)))
+        return torch.cat(found)
+
+    def told(self, gradient: Tensors) -> Tensor:
+        """Return the products (K,) of one client's mean gradient with the classes' gradients."""
+        known = {n: gradient[n] if n in gradient else torch.zeros_like(self.sent.parameters[n]) for n in self.names}
+        return self._products({n: g.unsqueeze(0) for n, g in known.items()}, 1)[0]
+
+    @cached_property
+    def class_gradients(self) -> list[Tensors]:
+        """Return the mean gradient of each class."""
+        found = []
+        for label in range(int(self.public.labels.max()) + 1):
+            own = self.public.labels == label
+            batch = Batch(self.public.inputs[own], self.public.labels[own])
+            found.append(loss_gradients(self.model, self.sent, batch, batch_norm="eval").gradients)
+        return found
+
+    def _products(self, gradients: Tensors, number: int) -> Tensor:
+        products = torch.zeros(number, len(self.class_gradients))
+        for name in self.names:
+            own = torch.stack([g[name].flatten() for g in self.class_gradients], 1)
+            products += (gradients[name].to(own).reshape(number, -1) @ own).cpu()
+        return products
+
+
+def _dirichlet(alpha: float, shape: tuple[int, int], rng: torch.Generator) -> Tensor:
+    """Draw rows from a symmetric Dirichlet distribution, as normalized draws of a gamma distribution."""
+    gamma = torch._standard_gamma(torch.full(shape, alpha), generator=rng).clamp(min=1e-8)
+    shares: Tensor = gamma / gamma.sum(1, keepdim=True)
+    return shares
+
+
+def _regressed(features: Tensor, shares: Tensor, seen: Tensor) -> Tensor:
+    """Predict shares (N, K) of ``seen`` (N, F) by ridge regression from ``features`` (S, F) to ``shares`` (S, K)."""
+    features, shares, seen = features.double(), shares.double(), seen.double()
+    mean, spread = features.mean(0), features.std(0).clamp(min=1e-12)
+    inputs, asked = (features - mean) / spread, (seen - mean) / spread
+    gram = inputs.T @ inputs / len(inputs) + RIDGE * torch.eye(inputs.shape[1], dtype=torch.float64)
+    weights = torch.linalg.solve(gram, inputs.T @ (shares - shares.mean(0)) / len(inputs))
+    guessed = (shares.mean(0) + asked @ weights).clamp(min=0)
+    found: Tensor = (guessed / guessed.sum(1, keepdim=True).clamp(min=1e-12)).float()
+    return found

@@ -1,0 +1,305 @@
+"""What a server reads in one round, and the statistics of examples that follow from it, each computed if asked for."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fl_privacy.models.gradients import gradient_products, number_of_steps
+from fl_privacy.models.gradients.choose_method import sgd_factor
+from fl_privacy.types import Batch, LocalPlan, ModelState, Observation, Tensors
+
+CHUNK = 1000
+"""Examples that a model sees at a time, at most."""
+
+_OUTPUTS = 1 << 24
+"""Numbers that come out for them, at most: of a language model each token has as many as the vocabulary."""
+
+LOWEST = 0.2
+"""Share of a text's tokens that Min-K% looks at (Shi et al. 2024, Sec. 4)."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Rehearsal:
+    """Public examples on which an attacker who knows the defense rehearses.
+
+    Attributes:
+        attributes: (N,) what the examples are beside their class.
+        uploads: of the first so many of them, each as a client with the same defense makes it of that example alone, at
+            the given values; one at a time.
+    """
+
+    attributes: Tensor
+    uploads: Callable[[ModelState, int], Iterator[Observation]]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ReadRound:
+    """The uploads of one round and the examples that are asked about; nothing of it outlives the round.
+
+    Attributes:
+        observations: one of each client that replied; K of them.
+        candidates: C examples.
+        public: examples that the attacker holds and no client does; ``None`` where it has none.
+        public_attributes: (N,) what these are beside their class, where the data say so.
+        rehearsal: of an attacker who knows the defense.
+        victims: uploads of single examples that were probed, each with the row of its answer.
+        remaining: how many rounds will be read after this one.
+        seed: of the attacker's own draws.
+        device: where it computes.
+    """
+
+    observations: tuple[Observation, ...]
+    candidates: Batch
+    public: Batch | None = None
+    public_attributes: Tensor | None = None
+    rehearsal: Rehearsal | None = None
+    victims: tuple[tuple[int, Observation], ...] = ()
+    remaining: int = 0
+    seed: int = 0
+    device: torch.device | str = "cpu"
+
+    @property
+    def predicts_tokens(self) -> bool:
+        """Say whether each next token of a text is predicted, rather than a class of the example."""
+        return self.candidates.labels.dim() > 1 and not self.candidates.labels.is_floating_point()
+
+    @property
+    def round(self) -> int:
+        """Return the number of the round, from 1."""
+        read = self.observations[0] if self.observations else self.victims[0][1]
+        return read.id.round
+
+    @property
+    def clients(self) -> list[int]:
+        """Return who replied, in the order of the columns below."""
+        return [observation.id.client for observation in self.observations]
+
+    @cached_property
+    def after(self) -> list[ModelState]:
+        """Return the model that each upload leads to."""
+        return [model_after(observation).to(self.device) for observation in self.observations]
+
+    @cached_property
+    def published(self) -> ModelState:
+        """Return the mean of the models that the uploads lead to, weighted by examples, which FedAvg hands on.
+
+        Uploads that are not finite have no part in it, as long as others are.
+        """
+        pairs = list(zip(self.observations, self.after, strict=True))
+        sound = [(o, state) for o, state in pairs if all(bool(p.isfinite().all()) for p in state.parameters.values())]
+        sizes = torch.tensor([float(max(1, o.upload.num_examples)) for o, _ in sound or pairs])
+        states, shares = [state for _, state in sound or pairs], (sizes / sizes.sum()).tolist()
+
+        def mean(parts: Sequence[Tensors]) -> Tensors:
+            weighted = {n: sum(w * p[n] for w, p in zip(shares, parts, strict=True)) for n in parts[0]}
+            return {n: torch.as_tensor(value).to(parts[0][n].dtype) for n, value in weighted.items()}
+
+        return ModelState(mean([state.parameters for state in states]), mean([state.buffers for state in states]))
+
+    @cached_property
+    def lowest_after(self) -> Tensor:
+        """Return the mean logarithm (C, K) of the least likely tokens' probabilities at the model of each upload."""
+        found = [
+            lowest_tokens(observation.model.to(self.device), state, self.candidates).cpu()
+            for observation, state in zip(self.observations, self.after, strict=True)
+        ]
+        return torch.stack(found, 1)
+
+    @cached_property
+    def losses_before(self) -> Tensor:
+        """Return the cross entropy (C, K) of each candidate at what each client was sent."""
+        columns = torch.empty(len(self.candidates), len(self.observations))
+        for model, sent, own in self.same_sent:
+            columns[:, own] = example_losses(model, sent, self.candidates).cpu().unsqueeze(1)
+        return columns
+
+    @cached_property
+    def losses_after(self) -> Tensor:
+        """Return the cross entropy (C, K) at the model that each upload leads to; NaN where not finite."""
+        found = [
+            example_losses(observation.model.to(self.device), state, self.candidates).cpu()
+            for observation, state in zip(self.observations, self.after, strict=True)
+        ]
+        return torch.stack(found, 1)
+
+    @cached_property
+    def margins_after(self) -> Tensor:
+        """Return the margins (C, K) of each candidate's class at the model that each upload leads to."""
+        found = [
+            example_margins(observation.model.to(self.device), state, self.candidates).cpu()
+            for observation, state in zip(self.observations, self.after, strict=True)
+        ]
+        return torch.stack(found, 1)
+
+    @cached_property
+    def products(self) -> Tensor:
+        """Return inner products (C, K) of each candidate's gradient and each client's mean gradient."""
+        return self._products[0]
+
+    @cached_property
+    def squares(self) -> Tensor:
+        """Return squared norms (C, K) of the candidates' gradients."""
+        return self._products[1]
+
+    @cached_property
+    def update_squares(self) -> Tensor:
+        """Return squared norms (K,) of the clients' mean gradients."""
+        return torch.tensor([sum(float(t.double().square().sum()) for t in d.values()) for d in self._directions])
+
+    @cached_property
+    def same_sent(self) -> list[tuple[nn.Module, ModelState, list[int]]]:
+        """Return models sent, and which of ``observations`` are of each: an honest server sends one."""
+        return self._grouped(self.observations)
+
+    @cached_property
+    def victims_sent(self) -> list[tuple[nn.Module, ModelState, list[int]]]:
+        """Return models sent, and which of ``victims`` are of each of them."""
+        return self._grouped([observation for _, observation in self.victims])
+
+    def _grouped(self, observations: Sequence[Observation]) -> list[tuple[nn.Module, ModelState, list[int]]]:
+        groups: list[tuple[nn.Module, ModelState, list[int]]] = []
+        for column, observation in enumerate(observations):
+            sent = observation.assumed()
+            known = next(
+                (own for model, state, own in groups if model is observation.model and _same(state, sent)), None
+            )
+            if known is None:
+                groups.append((observation.model, sent, [column]))
+            else:
+                known.append(column)
+        return [(model.to(self.device), sent.to(self.device), own) for model, sent, own in groups]
+
+    @cached_property
+    def _directions(self) -> list[Tensors]:
+        return [mean_gradient(observation) for observation in self.observations]
+
+    @cached_property
+    def _products(self) -> tuple[Tensor, Tensor]:
+        shape = len(self.candidates), len(self.observations)
+        products, squares = torch.empty(shape), torch.empty(shape)
+        for model, sent, own in self.same_sent:
+            directions = [self._directions[column] for column in own]
+            plan = self.observations[own[0]].plan
+            found, norms = gradient_products(model, sent, self.candidates, directions, plan=plan)
+            products[:, own], squares[:, own] = found.cpu(), norms.cpu().unsqueeze(1)
+        return products, squares
+
+
+def model_after(observation: Observation) -> ModelState:
+    """Return the values that the upload leads to: those sent and the change, or one step down a shared gradient."""
+    sent, update = observation.assumed(), observation.update()
+    step = -observation.plan.lr if observation.plan.shares == "gradient" else 1.0
+    moved = {name: p + step * update[name].to(p) if name in update else p for name, p in sent.parameters.items()}
+    return ModelState(moved, {**sent.buffers, **observation.upload.buffers})
+
+
+def mean_gradient(observation: Observation) -> Tensors:
+    """Return the gradient that was shared; of a change of the weights, the mean over the local steps."""
+    update, plan = observation.update(), observation.plan
+    if plan.shares == "gradient":
+        return update
+    steps = number_of_steps(max(1, observation.upload.num_examples), plan)
+    return mean_over_steps(update, observation.sent.parameters, plan, steps=steps)
+
+
+def mean_over_steps(change: Tensors, sent: Tensors, plan: LocalPlan, *, steps: int) -> Tensors:
+    """Return the mean gradient behind a change of the weights, by name.
+
+    SGD's momentum and weight decay are taken out, to first order; of Adam's steps it is the mean of what they are.
+
+    Args:
+        change: weights after the training minus those sent, each (..., *shape).
+        sent: values before it, *shape each.
+        plan: of the client.
+        steps: how many it took.
+    """
+    if plan.optimizer != "sgd":
+        return {name: t / (-plan.lr * steps) for name, t in change.items()}
+    factor = -plan.lr * sgd_factor(steps, plan)
+    return {name: t / factor - plan.weight_decay * sent[name].to(t) for name, t in change.items()}
+
+
+@torch.no_grad()
+def example_losses(model: nn.Module, state: ModelState, examples: Batch) -> Tensor:
+    """Compute the cross entropy of each example (N,), of a text's next tokens their mean.
+
+    Batch norm takes its running statistics.
+    """
+    return _measured(model, state, examples, losses_of)
+
+
+@torch.no_grad()
+def example_margins(model: nn.Module, state: ModelState, examples: Batch) -> Tensor:
+    """Compute the logarithm of p / (1 - p) of each example's class (N,) (Carlini et al. 2022, eq. 6)."""
+    return _measured(model, state, examples, margins_of)
+
+
+@torch.no_grad()
+def lowest_tokens(model: nn.Module, state: ModelState, texts: Batch) -> Tensor:
+    """Compute the mean logarithm of the probabilities of each text's ``LOWEST`` least likely next tokens, (N,).
+
+    Min-K% Prob of Shi et al. 2024, "Detecting pretraining data from large language models", eq. 1.
+    """
+    return _measured(model, state, texts, lowest_of)
+
+
+def losses_of(logits: Tensor, labels: Tensor) -> Tensor:
+    """Compute losses (N,) from logits (N, K) and classes (N,), or (N, K, L) and tokens (N, L), -100 for none."""
+    found = F.cross_entropy(logits, labels, reduction="none")
+    return found if labels.dim() == 1 else _mean_there(found, labels)
+
+
+def margins_of(logits: Tensor, labels: Tensor) -> Tensor:
+    """Compute margins (N,) of classes, or the means of the margins of tokens; shapes as :func:`losses_of`."""
+    if labels.dim() == 1:
+        return logit_margins(logits, labels)
+    return _mean_there(logit_margins(logits.mT, labels.clamp_min(0)), labels)
+
+
+def lowest_of(logits: Tensor, labels: Tensor) -> Tensor:
+    """Average the logarithms of the least likely tokens' probabilities, (N,), from (N, K, L) and (N, L)."""
+    told = -F.cross_entropy(logits, labels, reduction="none")
+    there = labels >= 0
+    number = (LOWEST * there.sum(1)).ceil().clamp_min(1)
+    ordered = told.masked_fill(~there, torch.inf).sort(1).values
+    lowest = torch.arange(told.shape[1], device=told.device) < number[:, None]
+    return ordered.masked_fill(~lowest | ordered.isinf(), 0.0).sum(1) / number
+
+
+def _mean_there(values: Tensor, labels: Tensor) -> Tensor:
+    """Average values (N, L) over the tokens that follow."""
+    there = labels >= 0
+    return (values * there).sum(1) / there.sum(1).clamp_min(1)
+
+
+def logit_margins(logits: Tensor, labels: Tensor) -> Tensor:
+    """Compute margins (..., N) from logits (..., N, K) and class indices (..., N)."""
+    own = logits.gather(-1, labels.unsqueeze(-1))
+    others = logits.scatter(-1, labels.unsqueeze(-1), -torch.inf)
+    return own.squeeze(-1) - others.logsumexp(-1)
+
+
+def _measured(
+    model: nn.Module, state: ModelState, examples: Batch, measure: Callable[[Tensor, Tensor], Tensor]
+) -> Tensor:
+    """Apply ``measure`` to logits and labels of all examples, as many at a time as their outputs leave room for."""
+    model.eval()
+    values, found, begin, size = {**state.parameters, **state.buffers}, [], 0, 1
+    while begin < len(examples.labels):
+        rows = slice(begin, begin + size)
+        logits = functional_call(model, values, (examples.inputs[rows],))
+        found.append(measure(logits, examples.labels[rows]))
+        begin, size = begin + size, max(1, min(CHUNK, _OUTPUTS // max(1, logits[0].numel())))
+    return torch.cat(found)
+
+
+def _same(one: ModelState, other: ModelState) -> bool:
+    if one is other:
+        return True
+    pairs = ((one.parameters, other.parameters), (one.buffers, other.buffers))
+    return all(a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a) for a, b in pairs)

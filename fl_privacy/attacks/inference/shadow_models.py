@@ -1,0 +1,189 @@
+"""Shadow models: what a client's model says of an example with it and without it, as many trained alike show.
+
+What every membership attack is: statistics of examples and clients that are added up over rounds.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from fl_privacy.attacks.inference.read_round import ReadRound, margins_of
+from fl_privacy.models.gradients import ManyModels, local_orders, models_at_once
+from fl_privacy.rng import derive_generator
+from fl_privacy.types import Batch, LocalPlan, ModelState
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodOptions:
+    """Options of the methods.
+
+    Attributes:
+        shadows: models that are trained in a round by those that train some.
+        shadow_rounds: how many of the last rounds read these are.
+    """
+
+    shadows: int = 64
+    shadow_rounds: int = 1
+
+
+class MembershipMethod(ABC):
+    """Scores whether an example is among what a client trains on, from one round after the other.
+
+    What is kept is as large after a hundred rounds as after one: sums over rounds for each example and client.
+
+    Attributes:
+        title: for pages.
+        source: who says so.
+        of_tokens: whether it needs a model that predicts each next token of a text.
+    """
+
+    title: ClassVar[str]
+    source: ClassVar[str]
+    of_tokens: ClassVar[bool] = False
+
+    def __init__(self, candidates: int, clients: Sequence[int], options: MethodOptions) -> None:
+        self.options = options
+        self._columns = {client: column for column, client in enumerate(clients)}
+        self._total = torch.zeros(candidates, len(clients), dtype=torch.float64)
+        self._rounds = torch.zeros(candidates, len(clients))
+
+    def add(self, read: ReadRound) -> None:
+        """Take in what a round showed; what is not finite says nothing."""
+        found, columns = self.evidence(read).double(), self.columns(read)
+        finite = found.isfinite()
+        self._total[:, columns] += found.where(finite, 0.0)
+        self._rounds[:, columns] += finite.to(self._rounds.dtype)
+
+    def columns(self, read: ReadRound) -> Tensor:
+        """Return of which clients, by their columns (K,), the evidence of a round is."""
+        return torch.tensor([self._columns[client] for client in read.clients])
+
+    def scores(self) -> Tensor:
+        """Return the mean over the rounds (C, N), higher for members; NaN for clients that were never watched."""
+        return torch.where(self._rounds > 0, self._total / self._rounds.clamp(min=1), torch.nan)
+
+    @abstractmethod
+    def evidence(self, read: ReadRound) -> Tensor:
+        """Return the evidence of one round (C, K), higher for members."""
+
+
+SHARE = 0.5
+"""Of the pool that a shadow model is trained on, where a client has so many examples."""
+
+PRIOR = 4.0
+"""Shadow models that the pooled difference between members and others counts as, beside those with an example."""
+
+LEAST_SPREAD = 1e-3
+"""Standard deviation of a margin."""
+
+LONGEST = 1.0
+"""Gradient of a step with which shadow models are trained again that diverge where the clients, whose defense clips, do
+not."""
+
+
+@dataclass(frozen=True, eq=False)
+class ShadowClients:
+    """What shadow models are trained like: clients of ``size`` examples that were sent these values."""
+
+    model: nn.Module
+    sent: ModelState
+    plan: LocalPlan
+    size: int
+
+
+class ShadowModels(MembershipMethod):
+    """Likelihood ratio of an example's margin, by shadow models with and without it (LiRA, Carlini et al. 2022).
+
+    The shadow models are shadow clients: each starts at what the clients were sent in that round and trains as they
+    do, on as many examples, drawn from those asked about and the attacker's own. The margin log(p / (1 - p)) of each
+    example under models with it and without it is taken for normal, with one variance for all examples (Sec. IV-C);
+    where few models have an example, its mean among them is drawn to that of the others plus the difference that all
+    examples show. The ratio is that of the margin under the client's own model.
+    """
+
+    title = "LiRA, shadow clients"
+    source = "Carlini et al. 2022"
+
+    def evidence(self, read: ReadRound) -> Tensor:
+        found = torch.full((len(read.candidates), len(read.observations)), torch.nan)
+        if read.remaining >= self.options.shadow_rounds:
+            return found
+        for number, (model, sent, own) in enumerate(read.same_sent):
+            sizes = torch.tensor([max(1, read.observations[column].upload.num_examples) for column in own])
+            rng = derive_generator(read.seed, "inference", "shadows", read.round, number)
+            clients = ShadowClients(model, sent, read.observations[own[0]].plan, int(sizes.median()))
+            margins, inside = self._shadows(read, clients, rng)
+            found[:, own] = likelihood_ratio(read.margins_after[:, own], margins, inside).float()
+        return found
+
+    def _shadows(self, read: ReadRound, like: ShadowClients, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Return margins (S, C) of the candidates under each shadow model, and which of them it was trained on."""
+        pool, model, plan = _pool(read, math.ceil(like.size / SHARE)), like.model, like.plan
+        size = min(like.size, max(1, int(SHARE * len(pool))))
+        subsets = torch.rand(self.options.shadows, len(pool), generator=rng).argsort(1)[:, :size]
+        inside = torch.zeros(self.options.shadows, len(pool), dtype=torch.bool).scatter_(1, subsets, True)
+        at_once, margins = models_at_once(model, min(plan.batch_size or size, size)), []
+
+        def trained(some: Tensor, longest: float = math.inf) -> Tensor:
+            order = [rows.to(read.device) for rows in local_orders(some, plan, rng)]
+            models = ManyModels.copies(model, like.sent, len(some)).trained(pool, order, plan, longest=longest)
+            return models.measured(read.candidates, margins_of).cpu()
+
+        for some in torch.split(subsets, at_once):
+            found = trained(some)
+            diverged = ~found.isfinite().all(1)
+            if diverged.any():
+                found[diverged] = trained(some[diverged], LONGEST)
+            margins.append(found)
+        return torch.cat(margins), inside[:, : len(read.candidates)]
+
+
+def likelihood_ratio(observed: Tensor, margins: Tensor, inside: Tensor) -> Tensor:
+    """Return the logarithm of the likelihood ratio (C, K) of having trained on an example to not having.
+
+    Args:
+        observed: (C, K) margins under the clients' models.
+        margins: (S, C) under shadow models; those that are not finite do not count.
+        inside: (S, C) which shadow model was trained on which example.
+    """
+    margins, known = margins.double(), margins.isfinite()
+    with_it, without = known & inside, known & ~inside
+    mean_out = _mean(margins, without)
+    number = with_it.sum(0)
+    shift = torch.where(number > 0, _mean(margins, with_it) - mean_out, 0.0)
+    counted = ((number > 0) & mean_out.isfinite()).double() * number
+    pooled = (shift.nan_to_num() * counted).sum() / counted.sum().clamp(min=1)
+    mean_in = mean_out + (number * shift + PRIOR * pooled) / (number + PRIOR)
+    spread_in, spread_out = _spread(margins, with_it), _spread(margins, without)
+    values = observed.double()
+    z_in, z_out = (values - mean_in[:, None]) / spread_in, (values - mean_out[:, None]) / spread_out
+    return (z_out.square() - z_in.square()) / 2 + (spread_out / spread_in).log()
+
+
+def _pool(read: ReadRound, wanted: int) -> Batch:
+    """Pool the candidates with as many of the attacker's own examples as are wanted beyond."""
+    missing = max(0, wanted - len(read.candidates))
+    if read.public is None or missing == 0:
+        return read.candidates
+    own, more = read.candidates, read.public
+    return Batch(torch.cat([own.inputs, more.inputs[:missing]]), torch.cat([own.labels, more.labels[:missing]]))
+
+
+def _mean(values: Tensor, counted: Tensor) -> Tensor:
+    """Average over the shadow models that count, (C,); not a number where none does."""
+    return values.where(counted, 0.0).sum(0) / counted.sum(0)
+
+
+def _spread(values: Tensor, counted: Tensor) -> Tensor:
+    """Return the standard deviation about each example's mean, over all examples that have two values or more."""
+    several = counted & (counted.sum(0) > 1)
+    if not several.any():
+        return values[values.isfinite()].std().clamp(min=LEAST_SPREAD)
+    deviations = (values - _mean(values, counted).nan_to_num()).where(several, 0.0)
+    freedom = several.sum() - several.any(0).sum()
+    return (deviations.square().sum() / freedom).sqrt().clamp(min=LEAST_SPREAD)

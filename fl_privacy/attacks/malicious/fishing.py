@@ -1,0 +1,160 @@
+"""Fishing (Wen et al. 2022): an output layer that lets the gradient of one class, then of one example through."""
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fl_privacy.attacks.gradient_inversion.labels import output_layer
+from fl_privacy.attacks.gradient_inversion.targets import as_gradient
+from fl_privacy.attacks.malicious.server_attack import Ask, ServerAttack, ThreatLevel, expect_whole
+from fl_privacy.checks import number, whole
+from fl_privacy.errors import UserError
+from fl_privacy.models.gradients.hooks import entering
+from fl_privacy.types import ModelState, Observation, Reconstruction, Upload
+
+_CLOSED = 1e4
+"""Logit by which the other classes are ahead, so that the class fished for has a probability of zero."""
+
+_WHOLE = 0.02
+"""A number of examples is known to be whole within this."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fishing(ServerAttack):
+    """The output layer answers to one class alone, and to one direction of the features above a threshold.
+
+    With all rows zero but that of class c, and c far behind, only examples of c send a gradient into the network
+    (class fishing). With the threshold within reach, examples above it do that are of another class, and those of c no
+    longer: the difference to class fishing is the gradient of the examples above it, of any class, and the bias
+    gradient counts them, in units of what it is with all examples above, whatever the client multiplies gradients by. A
+    server that can ask of the same batch again bisects until one is left. (Wen et al. take the
+    reply to one threshold, which examples of other classes above it are in.)
+
+    Attributes:
+        target: class c.
+        sharpness: slope of the output, in standard deviations of the feature over public images.
+        questions: number to a client about one batch, at most.
+    """
+
+    target: int = 0
+    sharpness: float = 1e4
+    questions: int = 40
+
+    level = ThreatLevel.PARAMETERS
+    told = (
+        "The server sent an output layer that lets the gradients of one class through, and where it could ask of the"
+        " same batch again, of one example (fishing)."
+    )
+    reads_images = False
+
+    def __post_init__(self) -> None:
+        whole("server.target", self.target, at_least=0, example=0)
+        number("server.sharpness", self.sharpness, above=0, example=1e4)
+        whole("server.questions", self.questions, at_least=3, example=40)
+
+    def craft(self, model: nn.Module, state: ModelState, client: int) -> ModelState:
+        """Craft class fishing, the same for every client."""
+        return self._with_threshold(model, state, math.inf)
+
+    def question(self, model: nn.Module, state: ModelState, client: int, ask: Ask) -> tuple[ModelState, Upload]:
+        """Bisect until a single example is above the threshold, and return its gradient alone."""
+        weight, bias = self._layer(model, state)
+        closed = ask(self._with_threshold(model, state, math.inf))
+        every = self._above(ask(self._with_threshold(model, state, -math.inf)), closed, bias)
+        seen = self._features(model, state)
+        spread = float(seen.max() - seen.min())
+        low, high = float(seen.min()) - spread, float(seen.max()) + spread
+        sent, reply, count = self._with_threshold(model, state, low), closed, math.inf
+        for _ in range(self.questions - 2 if every else 0):
+            middle = (low + high) / 2
+            sent = self._with_threshold(model, state, middle)
+            reply = ask(sent)
+            count = closed.num_examples * self._above(reply, closed, bias) / every
+            if abs(count - 1) < _WHOLE:
+                break
+            low, high = (middle, high) if count > 1 else (low, middle)
+        alone = {
+            name: closed.num_examples * (t.double() - closed.tensors[name].double()).to(t)
+            for name, t in reply.tensors.items()
+            if name not in (weight, bias)
+        }
+        return sent, Upload(tensors=alone, buffers=reply.buffers, num_examples=1 if abs(count - 1) < _WHOLE else 2)
+
+    def _above(self, reply: Upload, closed: Upload, bias: str) -> float:
+        """Return what the examples above a threshold add to the bias of class c."""
+        return float(reply.tensors[bias][self.target] - closed.tensors[bias][self.target])
+
+    def read(self, observation: Observation) -> Reconstruction | Observation:
+        """Return the gradient of one example, or of those of the class, as if they were all."""
+        upload, (weight, bias) = observation.upload, self._layer(observation.model, observation.sent)
+        if weight not in upload.tensors:  # a difference, see ``question``
+            if upload.num_examples != 1:
+                return Reconstruction(
+                    id=observation.id, batch=None, failure="No threshold was found that one example is above."
+                )
+            return replace(observation.told(labels=torch.tensor([self._other])))
+        if bias not in upload.tensors:
+            return Reconstruction(id=observation.id, batch=None, failure=f"The gradient of {bias} was withheld.")
+        mean = -float(as_gradient(observation)[bias][self.target]) / observation.plan.loss_scale
+        number = round(mean * upload.num_examples)
+        if not 0 < number <= upload.num_examples:
+            return Reconstruction(
+                id=observation.id, batch=None, failure=f"No example of class {self.target} is in the update."
+            )
+        share = upload.num_examples / number
+        tensors = {n: share * t for n, t in observation.update().items() if n not in (weight, bias)}
+        return replace(
+            observation.told(labels=torch.full((number,), self.target)),
+            upload=replace(upload, tensors=tensors, num_examples=number),
+        )
+
+    @property
+    def _other(self) -> int:
+        """Return a class that is not fished for; its examples above the threshold have the gradient in use."""
+        return 0 if self.target else 1
+
+    def _layer(self, model: nn.Module, state: ModelState) -> tuple[str, str]:
+        classes = next((len(p) for p in reversed(list(state.parameters.values())) if p.dim() == 1), 0)
+        found = output_layer(model, classes)
+        if found is None or found[1] is None or self.target >= classes:
+            raise UserError(
+                f"Fishing: a linear output layer with a bias and a class {self.target} is expected, but the model has"
+                " none; set server.target or use model=lenet."
+            )
+        return found[0], found[1]
+
+    def _with_threshold(self, model: nn.Module, state: ModelState, threshold: float) -> ModelState:
+        """Set class c to answer to the feature above ``threshold``; if infinite, to nothing; if minus that, to all."""
+        expect_whole(model, state, "Fishing")
+        weight, bias = self._layer(model, state)
+        direction = self._direction(state, weight)
+        slope = self.sharpness / max(float(self._features(model, state).std()), 1e-12)
+        rows = torch.zeros_like(state.parameters[weight])
+        rows[self.target] = slope * direction
+        offsets = torch.zeros_like(state.parameters[bias])
+        if math.isinf(threshold):
+            highest = slope * float(self._features(model, state).abs().max())
+            offsets[self.target] = -math.copysign(_CLOSED + 10 * highest, threshold)
+        else:
+            offsets[self.target] = math.log(max(1, len(offsets) - 1)) - slope * threshold
+        return ModelState({**state.parameters, weight: rows, bias: offsets}, state.buffers)
+
+    def _direction(self, state: ModelState, weight: str) -> Tensor:
+        """Return the direction of the features: the row that the model has for the class."""
+        row = state.parameters[weight][self.target]
+        return F.normalize(row if row.any() else torch.ones_like(row), dim=0)
+
+    @torch.no_grad()
+    def _features(self, model: nn.Module, state: ModelState) -> Tensor:
+        """Return the features' direction at public images, (N,)."""
+        weight, _ = self._layer(model, state)
+        owner = weight.rpartition(".")[0]
+        images = self.public[:500].to(state.parameters[weight])
+        model.eval()
+        with entering({owner: model.get_submodule(owner)}) as calls:
+            functional_call(model, {**state.parameters, **state.buffers}, (images,))
+        return calls[0].inputs.flatten(0, -2) @ self._direction(state, weight)

@@ -1,0 +1,270 @@
+"""Robbing the Fed (Fowl et al. 2022): a layer in front of the model that holds single images of a batch.
+
+LOKI (Zhao et al. 2024): an imprint in a slice of its own for each client, so that their sum is read as well.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from fl_privacy.attacks.gradient_inversion.evident_defense import scattered_zeros
+from fl_privacy.attacks.gradient_inversion.targets import as_gradient
+from fl_privacy.attacks.malicious.from_layer import images_of_brightness, is_one_image, on_grid, reconstruction_of
+from fl_privacy.attacks.malicious.imprint_block import (
+    MEASURE,
+    OFFSET,
+    SEPARATE,
+    ImprintBlock,
+    bin_rows,
+    brightness_edges,
+    imprinted,
+)
+from fl_privacy.attacks.malicious.own_gradient import leaves_such_a_bias
+from fl_privacy.attacks.malicious.server_attack import ServerAttack, ThreatLevel
+from fl_privacy.checks import number, one_of, whole
+from fl_privacy.errors import UserError
+from fl_privacy.types import ModelState, Observation, Reconstruction
+
+_SMALLEST = 1e-6
+"""Differences of bias gradients below this share of the largest gradient are rounding."""
+
+_SMALLEST_CHANGE = 1e-3
+"""Likewise of the length of changes."""
+
+_THINNED = 0.5
+"""Share of zeros among rows, which behind ReLU are sums of many images, from which somebody has put them there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Imprint(ServerAttack):
+    """Makes rows of a fully connected layer measure brightness, each with another threshold (Fowl et al. 2022, Eq. 4).
+
+    Images brighter than threshold i add up in row i: where one image lies between two thresholds, it is the difference
+    of the two rows' weight gradients by that of their bias gradients. Images that share a bin come out mixed. Of local
+    steps only the change of weights is seen, and the bin's brightness stands in for the bias (see :class:`Loki`).
+
+    Attributes:
+        bins: thresholds; the paper takes two or more an image.
+        activation: ``relu`` as published; with ``hardtanh`` each row holds its own bin alone, and no difference
+            rounds.
+        mean, std: of the brightness of images, in [0, 1], taken to be normal; ``None`` takes quantiles of public
+            images.
+        amplitude: how strongly the layer disturbs images, in pixels.
+        scale: factor on what enters the layer, divided out in its weights: its gradient grows by it, its output does
+            not.
+    """
+
+    bins: int = 128
+    activation: Literal["relu", "hardtanh"] = "relu"
+    mean: float | None = None
+    std: float | None = None
+    amplitude: float = 0.01
+    scale: float = 1.0
+
+    level = ThreatLevel.ARCHITECTURE
+    told = "The server put a layer in front of the model whose rows sort images by brightness, and reads them there."
+    trains = True
+
+    def __post_init__(self) -> None:
+        whole("server.bins", self.bins, at_least=2, example=128)
+        one_of("server.activation", self.activation, ("relu", "hardtanh"))
+        number("server.amplitude", self.amplitude, above=0, example=0.01)
+        number("server.scale", self.scale, above=0, example=1.0)
+        if self.std is not None:
+            number("server.std", self.std, above=0, example=0.125)
+
+    def architecture(self, model: nn.Module, input_shape: tuple[int, ...], clients: int) -> nn.Module:
+        """Put the layer in front of ``model``."""
+        return imprinted(
+            model,
+            ImprintBlock(
+                input_shape=input_shape,
+                bins=self.bins,
+                activation=self.activation,
+                slices=None,
+                amplitude=self.amplitude,
+                scale=self.scale,
+            ),
+        )
+
+    def craft(self, model: nn.Module, state: ModelState, client: int) -> ModelState:
+        """Craft the layer, the same for every client."""
+        like = state.parameters[MEASURE]
+        rows = bin_rows(self.edges(), self.activation, like.shape[1], self.scale, like)
+        return ModelState({**state.parameters, **rows}, state.buffers)
+
+    def read(self, observation: Observation) -> Reconstruction:
+        """Return an image for each bin that caught something."""
+        gradient = as_gradient(observation)
+        if missing := {MEASURE, OFFSET} - gradient.keys():
+            return Reconstruction(
+                id=observation.id, batch=None, failure=f"The gradient of {min(missing)} is expected, but was withheld."
+            )
+        weight, bias = gradient[MEASURE].double(), gradient[OFFSET].double()
+        upload = observation.upload
+        if observation.plan.shares == "gradient":
+            images, alone, occupied = self.caught(weight, bias, upload.rounding)
+            alone = self._confirmed(observation, images, alone, occupied, bias)
+        else:
+            images, alone = self.caught_in_change(weight, upload.rounding)
+        if self.activation == "relu" and scattered_zeros({MEASURE: weight}) > _THINNED:
+            alone = torch.zeros_like(alone)
+        return reconstruction_of(observation, images[: upload.num_examples], alone[: upload.num_examples])
+
+    def _confirmed(
+        self, observation: Observation, images: Tensor, alone: Tensor, occupied: Tensor, bias: Tensor
+    ) -> Tensor:
+        """Say which of those that look ``alone`` would have left such a bias; (N,) as the arguments."""
+        rounded = 2 * observation.upload.rounding + _SMALLEST * float(bias.abs().max())
+        measured = self._each_bin(bias)[occupied[alone]]
+        told = leaves_such_a_bias(
+            observation,
+            images[alone],
+            occupied[alone],
+            measured,
+            bias=OFFSET,
+            error=torch.full_like(measured, rounded),
+        )
+        return alone.masked_scatter(alone, told)
+
+    def caught(self, weight: Tensor, bias: Tensor, rounding: float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the mean image of each bin that caught something, the strongest first.
+
+        Returns pixels (N, D), (N,) whether they look like a single image's, and (N,) the bin of each.
+
+        Args:
+            weight: (bins, D) gradient of the rows, float64.
+            bias: (bins,) as ``weight``.
+            rounding: of the upload.
+        """
+        smallest = _SMALLEST * bias.abs().max()
+        weight, bias = self._each_bin(weight), self._each_bin(bias)
+        strongest = bias.abs().argsort(descending=True)
+        occupied = strongest[bias[strongest].abs() > smallest]
+        pixels = weight[occupied] / bias[occupied, None] / self.scale
+        alone = is_one_image(pixels, 2 * rounding / bias[occupied].abs() / self.scale)
+        return pixels, alone & (not on_grid(weight[occupied])), occupied
+
+    def caught_in_change(self, weight: Tensor, rounding: float = 0.0) -> tuple[Tensor, Tensor]:
+        """Return the images caught in the change of weights, where the biases' change is too small."""
+        edges = self.edges()
+        high = edges[1:] if self.activation == "hardtanh" else torch.cat([edges[1:], edges.new_ones(1)])
+        rows, rounding = self._each_bin(weight), 2 * rounding
+        return images_of_brightness(rows, edges[: len(high)], high, smallest=_SMALLEST_CHANGE, rounding=rounding)
+
+    def _each_bin(self, rows: Tensor) -> Tensor:
+        """Return what belongs to each bin alone; behind ReLU rows hold all that is brighter."""
+        return rows - torch.cat([rows[1:], torch.zeros_like(rows[:1])]) if self.activation == "relu" else rows
+
+    def edges(self) -> Tensor:
+        """Return the thresholds, ascending: with ``hardtanh`` one more, where the last bin ends."""
+        number = self.bins + (self.activation == "hardtanh")
+        return brightness_edges(number, self.mean, self.std, self.public)
+
+
+_SMALLEST_CHANGE_OF_LOKI = 1e-3
+"""Rows whose gradient is below this share of the client's strongest hold nothing but rounding."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loki(ServerAttack):
+    """Each client is sent a convolution that puts its images into its own columns of one large layer.
+
+    The layer's rows hold a bin of brightness each (hard tanh from 0 to 1), so that local steps on other images do not
+    touch them. In the sum over clients columns stay apart, and bias gradients do not: an image is read up to its scale,
+    which is known to a bin's width, and where its pixels are whole 255ths, exactly.
+
+    Attributes:
+        bins: rows; the paper takes four for each of a client's images.
+        mean, std: of the brightness of images, in [0, 1], taken to be normal (the paper's for CIFAR-10 are 0.4734 and
+            0.1253); ``None`` takes quantiles of public images.
+        amplitude: how strongly the layer disturbs images, in pixels.
+        scale: values of the convolution, divided out in the layer behind it: the layer's weights are so many times
+            smaller, their change as much larger, and less of it is lost to rounding.
+    """
+
+    bins: int = 256
+    mean: float | None = None
+    std: float | None = None
+    amplitude: float = 0.1
+    scale: float = 500.0
+
+    level = ThreatLevel.INCONSISTENT
+    told = (
+        "The server put a layer in front of the model and sends each client other values of it, which put its images in"
+        " a place of their own: it reads them in the mean of all replies."
+    )
+    reads_sum = True
+    trains = True
+
+    def __post_init__(self) -> None:
+        whole("server.bins", self.bins, at_least=2, example=256)
+        number("server.amplitude", self.amplitude, above=0, example=0.1)
+        number("server.scale", self.scale, above=0, example=500.0)
+        if self.std is not None:
+            number("server.std", self.std, above=0, example=0.125)
+
+    def architecture(self, model: nn.Module, input_shape: tuple[int, ...], clients: int) -> nn.Module:
+        """Put a layer with a slice for each of ``clients`` in front of ``model``."""
+        block = ImprintBlock(
+            input_shape=input_shape,
+            bins=self.bins,
+            activation="hardtanh",
+            slices=clients,
+            amplitude=self.amplitude,
+            scale=1.0,
+        )
+        return imprinted(model, block)
+
+    def craft(self, model: nn.Module, state: ModelState, client: int) -> ModelState:
+        """Craft the kernels that lead to the slice of ``client``."""
+        like, kernels = state.parameters[MEASURE], torch.zeros_like(state.parameters[SEPARATE])
+        outer, channels, _, _ = kernels.shape
+        if not 0 <= client < outer // channels:
+            raise UserError(f"A client in 0..{outer // channels - 1} is expected, for each a slice, but got {client}.")
+        each = torch.arange(channels)
+        kernels[client * channels + each, each, 1, 1] = self.scale
+        pixels = like.shape[1] * channels // outer
+        rows = bin_rows(self.edges(), "hardtanh", pixels, self.scale, like)
+        return ModelState({**state.parameters, **rows, SEPARATE: kernels}, state.buffers)
+
+    def read(self, observation: Observation) -> Reconstruction:
+        """Return the images of the observation's client, in its own update or in the mean of all."""
+        update = observation.update()
+        if MEASURE not in update:
+            return Reconstruction(
+                id=observation.id, batch=None, failure=f"The update of {MEASURE} is expected, but was withheld."
+            )
+        pixels = math.prod(observation.input_shape)
+        first = observation.id.client * pixels
+        whole = update[MEASURE].double()
+        if observation.plan.weight_decay and observation.plan.shares != "gradient":
+            whole = _without_decay(whole, observation.sent.parameters[MEASURE].double())
+        rows = whole[:, first : first + pixels]
+        images, alone = self.caught(rows, observation.upload.rounding)
+        return reconstruction_of(observation, images, alone, labels=False)
+
+    def caught(self, rows: Tensor, rounding: float = 0.0) -> tuple[Tensor, Tensor]:
+        """Return what each row of a client's slice (bins, D) caught, the strongest first.
+
+        Returns pixels (N, D), and (N,) whether they are a single image's; ``rounding`` is that of the upload.
+        """
+        edges = self.edges()
+        return images_of_brightness(rows, edges[:-1], edges[1:], smallest=_SMALLEST_CHANGE_OF_LOKI, rounding=rounding)
+
+    def edges(self) -> Tensor:
+        """Return where bins begin and end, (bins + 1,), ascending."""
+        return brightness_edges(self.bins + 1, self.mean, self.std, self.public)
+
+
+def _without_decay(change: Tensor, sent: Tensor) -> Tensor:
+    """Take off the change of a layer's weights what weight decay does to them all, of however many clients.
+
+    It is the same share of each weight; most weights are moved by nothing else, since most bins of most slices are
+    empty.
+    """
+    there = sent != 0
+    return change - (change[there] / sent[there]).median() * sent if there.any() else change

@@ -1,0 +1,104 @@
+"""Inconsistent models (Pasquini et al. 2022): all clients but one get a network that is dead, and sends no gradient."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fl_privacy.attacks.malicious.server_attack import ServerAttack, ThreatLevel, expect_whole
+from fl_privacy.checks import whole
+from fl_privacy.errors import UserError
+from fl_privacy.models.gradients import loss_gradients
+from fl_privacy.models.gradients.hooks import leaving, owners
+from fl_privacy.types import Batch, ModelState, Observation, Reconstruction
+
+_DEEP = 1e4
+"""How far below zero a dead ReLU's input is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inconsistent(ServerAttack):
+    """Sends one client the model, and the others one whose last ReLU never fires.
+
+    Nothing of these reaches a layer below that ReLU or the weights above it: in the sum of all updates, whoever adds it
+    up, such parameters moved by the one client's data alone (Pasquini et al. 2022, section 4). The biases above it are
+    mixed, and left out.
+
+    Attributes:
+        client: the one, from 0.
+    """
+
+    client: int = 0
+
+    level = ThreatLevel.INCONSISTENT
+    told = (
+        "The server sent one client the model and the others a dead one, so that the mean of all replies is that"
+        " client's update."
+    )
+    reads_sum = True
+    reads_images = False
+
+    def __post_init__(self) -> None:
+        whole("server.client", self.client, at_least=0, example=0)
+
+    @property
+    def only(self) -> int | None:
+        """Return the only client whose model is alive."""
+        return self.client
+
+    def craft(self, model: nn.Module, state: ModelState, client: int) -> ModelState:
+        """Return ``state`` for the one client, a dead one for others."""
+        return state if client == self.client else self.dead(model, state)
+
+    def dead(self, model: nn.Module, state: ModelState) -> ModelState:
+        """Return ``state`` where the layer in front of the last ReLU puts out nothing above zero.
+
+        Raises:
+            UserError: the model has no ReLU behind a layer with a bias.
+        """
+        expect_whole(model, state, "Inconsistent models")
+        images = self.public[:2].to(next(iter(state.parameters.values())))
+        layer = _layer_before_last_relu(model, state, images)
+        bias = f"{layer}.bias"
+        if bias not in state.parameters:
+            raise UserError(
+                f"Inconsistent models: a bias in front of the last ReLU is expected, but {layer} has none; use"
+                " model.activation=relu and a model with batch norm or biases."
+            )
+        weight = f"{layer}.weight"
+        killed = {
+            weight: torch.zeros_like(state.parameters[weight]),
+            bias: torch.full_like(state.parameters[bias], -_DEEP),
+        }
+        return ModelState({**state.parameters, **killed}, state.buffers)
+
+    def read(self, observation: Observation) -> Reconstruction | Observation:
+        """Return the update of the one client, without what others have a part in."""
+        if observation.id.client != self.client:
+            return Reconstruction(id=observation.id, batch=None, failure="This client was sent a dead model.")
+        kept = set(observation.upload.tensors) - self.mixed(observation.model, observation.sent)
+        tensors = {name: t for name, t in observation.upload.tensors.items() if name in kept}
+        return replace(observation, upload=replace(observation.upload, tensors=tensors))
+
+    def mixed(self, model: nn.Module, state: ModelState) -> set[str]:
+        """Return names of the parameters that a dead model sends a gradient for."""
+        images = self.public[:2].to(next(iter(state.parameters.values())))
+        batch = Batch(images, torch.arange(len(images)))
+        found = loss_gradients(model, self.dead(model, state), batch, batch_norm="eval").gradients
+        return {name for name, gradient in found.items() if gradient.any()}
+
+
+@torch.no_grad()
+def _layer_before_last_relu(model: nn.Module, state: ModelState, images: Tensor) -> str:
+    relus = {name: module for name, module in model.named_modules() if isinstance(module, nn.ReLU)}
+    model.eval()
+    with leaving({**owners(model), **relus}) as calls:
+        functional_call(model, {**state.parameters, **state.buffers}, (images,))
+    places = [place for place, call in enumerate(calls) if call.name in relus]
+    before = [call.name for call in calls[: places[-1]] if call.name not in relus] if places else []
+    if not before:
+        raise UserError(
+            "Inconsistent models: a ReLU behind a layer is expected, but the model has none; use model.activation=relu."
+        )
+    return before[-1]

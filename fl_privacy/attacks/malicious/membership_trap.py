@@ -1,0 +1,176 @@
+"""Membership traps (Pichler et al. 2022): neurons that fire for one image each, and tell whether it was trained on."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fl_privacy.attacks.exact.first_layer import FirstLayer, NotFullyConnectedError, find_first_layer
+from fl_privacy.attacks.malicious.from_layer import reconstruction_of
+from fl_privacy.attacks.malicious.server_attack import ServerAttack, ThreatLevel, expect_whole
+from fl_privacy.checks import number, whole
+from fl_privacy.errors import UserError
+from fl_privacy.models.gradients.choose_method import decayed, number_of_steps
+from fl_privacy.models.gradients.hooks import leaving
+from fl_privacy.rng import derive_generator
+from fl_privacy.types import ModelState, Observation, Reconstruction
+
+_ULPS = 4.0
+"""Roundings of a weight in each local step by which weight decay may leave it elsewhere than computed."""
+
+_ABOVE_NOISE = 2.0
+"""Times the largest change of a weight that nothing comes back to, from which a neuron fired."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MembershipTrap(ServerAttack):
+    """Makes a neuron of the second layer fire for an image asked about and for no other (Pichler et al. 2022).
+
+    Pairs of ReLUs of the first layer measure how far an image is from the one asked about, along a few random
+    directions: relu(a x - a x0) + relu(a x0 - a x). The neuron behind fires below a distance; its bias gradient is zero
+    unless the image was in the batch, however large that is. The first of the server's own images are asked about, as
+    many as layers have room for. What weight decay alone does to a bias is computed and taken off; weights that nothing
+    comes back to, beside those of the traps, show whether somebody has put noise on the update, and how much.
+
+    Attributes:
+        directions: along which distance is measured, for each image asked about.
+        closeness: distance below which an image is taken for the one asked about, in spreads of that distance over
+            public images.
+        first: number of the first image that is asked about.
+        seed: of the directions.
+    """
+
+    directions: int = 4
+    closeness: float = 1e-3
+    first: int = 0
+    seed: int = 0
+
+    level = ThreatLevel.PARAMETERS
+    told = (
+        "The server sent two layers that fire for images that it holds, one neuron each, and reads which of them the"
+        " client trains on (membership traps). Half of these are from the data of the clients."
+    )
+    asks_of_members = True
+
+    def __post_init__(self) -> None:
+        whole("server.directions", self.directions, at_least=1, example=4)
+        number("server.closeness", self.closeness, above=0, example=1e-3)
+        whole("server.first", self.first, at_least=0, example=0)
+        whole("server.seed", self.seed, at_least=0, example=0)
+
+    def craft(self, model: nn.Module, state: ModelState, client: int) -> ModelState:
+        """Craft traps for the images asked about, the same for every client."""
+        expect_whole(model, state, "Membership traps")
+        traps = _Layers.of(model, state, tuple(self.public.shape[1:]))
+        asked = self.asked(traps)
+        each, count = 2 * self.directions, len(asked)
+        first, second = traps.first, traps.second
+        weight = torch.zeros_like(state.parameters[first.weight], dtype=torch.float64)
+        bias = torch.zeros(len(weight), dtype=torch.float64)
+        rows = torch.randn(count, self.directions, weight.shape[1], generator=derive_generator(self.seed, "trap"))
+        rows = rows.double() / weight.shape[1] ** 0.5
+        at = torch.einsum("nkp,np->nk", rows, asked.double().flatten(1))
+        weight[: count * each] = torch.stack([rows, -rows], 2).flatten(0, 2)
+        bias[: count * each] = torch.stack([-at, at], 2).flatten()
+        others = self.public.double().flatten(1)
+        spread = torch.einsum("nkp,mp->nkm", rows, others).std(2).sum(1)
+        behind = torch.zeros_like(state.parameters[second.weight], dtype=torch.float64)
+        behind[:count, : count * each] = -torch.eye(count, dtype=torch.float64).repeat_interleave(each, 1)
+        margin = torch.full((len(behind),), -1.0, dtype=torch.float64)
+        margin[:count] = self.closeness * spread
+        seen = weight / first.scale.double()
+        like = state.parameters[first.weight]
+        crafted = {
+            first.weight: seen.to(like),
+            first.bias: (bias - seen @ first.shift.double()).to(like),
+            second.weight: behind.to(like),
+            second.bias: margin.to(like),
+        }
+        return ModelState({**state.parameters, **crafted}, state.buffers)
+
+    def read(self, observation: Observation) -> Reconstruction:
+        """Return the images asked about that the client trains on.
+
+        They are proven where nothing else has moved, by the first local step: later ones meet traps that it has bent.
+        """
+        traps = _Layers.of(observation.model, observation.sent, observation.input_shape)
+        if traps.second.bias not in observation.upload.tensors:
+            return Reconstruction(
+                id=observation.id, batch=None, failure=f"The gradient of {traps.second.bias} was withheld."
+            )
+        fired, noise = self.fired(observation, traps)
+        found = self.asked(traps)[fired]
+        upload, plan = observation.upload, observation.plan
+        alone = plan.shares == "gradient" or number_of_steps(upload.num_examples, plan) == 1
+        sure = alone and not noise and len(found) <= upload.num_examples
+        return reconstruction_of(observation, found, torch.full((len(found),), sure))
+
+    def members(self, observation: Observation) -> Tensor:
+        """Say whether each image asked about was in the batch, (N,)."""
+        return self.fired(observation, _Layers.of(observation.model, observation.sent, observation.input_shape))[0]
+
+    def asked(self, traps: "_Layers") -> Tensor:
+        """Return the images (N, C, H, W) that there is room to ask about."""
+        room = min(traps.widths[0] // (2 * self.directions), traps.widths[1])
+        return self.public[self.first : self.first + room]
+
+    def fired(self, observation: Observation, traps: "_Layers") -> tuple[Tensor, float]:
+        """Say which neurons fired (N,), and by how much weights changed at most that nothing comes back to.
+
+        Those are of the neurons of both layers that no trap is made of, which never fire.
+        """
+        count = len(self.asked(traps))
+        used = dict.fromkeys(traps.first.names, 2 * self.directions * count)
+        used |= {traps.second.weight: count, traps.second.bias: count}
+        there = observation.upload.tensors
+        idle = [_moved(observation, name)[rows:].flatten() for name, rows in used.items() if name in there]
+        noise = float(torch.cat(idle).max()) if sum(map(len, idle)) else 0.0
+        return _moved(observation, traps.second.bias)[:count] > _ABOVE_NOISE * noise, noise
+
+
+def _moved(observation: Observation, name: str) -> Tensor:
+    """Return by how much each value of a parameter was moved by data, 0 where weight decay explains it."""
+    plan, update = observation.plan, observation.update()[name].double()
+    if plan.shares == "gradient" or not plan.weight_decay:
+        return update.abs()
+    sent = observation.sent.parameters[name]
+    steps = number_of_steps(observation.upload.num_examples, plan)
+    idle = (decayed(sent, plan, steps) - sent).double()
+    rounding = _ULPS * steps * torch.finfo(sent.dtype).eps * (sent.abs() + idle.abs())
+    apart = (update - idle).abs()
+    return torch.where(apart > rounding, apart, 0.0)
+
+
+@dataclass(frozen=True, eq=False)
+class _Second:
+    weight: str
+    bias: str
+
+
+@dataclass(frozen=True, eq=False)
+class _Layers:
+    """The two layers that traps are set in."""
+
+    first: FirstLayer
+    second: _Second
+    widths: tuple[int, int]
+
+    @classmethod
+    def of(cls, model: nn.Module, state: ModelState, input_shape: tuple[int, ...]) -> "_Layers":
+        """Find the layers in ``model``; ``UserError`` unless it starts with two fully connected ones and ReLUs."""
+        try:
+            first = find_first_layer(model, state, input_shape)
+        except NotFullyConnectedError as error:
+            raise UserError(f"Membership traps: {str(error).split(';')[0]}; use model=mlp.") from error
+        linear = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear | nn.ReLU)}
+        with torch.no_grad(), leaving(linear) as calls:
+            model.eval()(torch.zeros(1, *input_shape).to(next(model.parameters())))
+        kinds = [type(call.module) for call in calls[:4]]
+        if kinds != [nn.Linear, nn.ReLU, nn.Linear, nn.ReLU]:
+            raise UserError(
+                "Membership traps: two fully connected layers with a ReLU each are expected, but there are others; use"
+                " model=mlp."
+            )
+        name = calls[2].name
+        shapes = state.parameters[first.weight], state.parameters[f"{name}.weight"]
+        return cls(first, _Second(f"{name}.weight", f"{name}.bias"), (len(shapes[0]), len(shapes[1])))

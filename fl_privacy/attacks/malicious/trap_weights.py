@@ -1,0 +1,146 @@
+"""Trap weights (Boenisch et al. 2023): rows of a first layer that fire for few images, and hold these alone."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fl_privacy.attacks.exact.first_layer import FirstLayer, NotFullyConnectedError, distinct_ratios, find_first_layer
+from fl_privacy.attacks.gradient_inversion.targets import as_gradient
+from fl_privacy.attacks.malicious.from_layer import LEVELS, is_one_image, reconstruction_of
+from fl_privacy.attacks.malicious.own_gradient import leaves_such_a_bias
+from fl_privacy.attacks.malicious.server_attack import ServerAttack, ThreatLevel, expect_whole
+from fl_privacy.checks import number, whole
+from fl_privacy.errors import UserError
+from fl_privacy.rng import derive_generator
+from fl_privacy.types import ModelState, Observation, Reconstruction
+
+_SMALLEST = 1e-6
+"""Rows whose bias gradient is below this share of the largest hold nothing but rounding."""
+
+_SAME, _ANOTHER = 1.0, 25.0
+"""Root mean square distances in levels: below the one two rows hold the same image, below the other a mixture is
+mostly an image that another row holds alone."""
+
+_TRIED_IMAGES, _TRIED_ROWS = 500, 128
+"""Public images and rows that the factor is taken from."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrapWeights(ServerAttack):
+    """Makes half of each row negative, the other half the same values positive and a little smaller, in random places.
+
+    What enters the ReLU behind is below zero for nearly all images (Boenisch et al. 2023, section 5.2). A row that
+    fired for one image of the batch is that image: its weight gradient by its bias gradient.
+
+    Attributes:
+        fires: share of images that a row fires for, about one by the size of a batch; the factor on the positive half
+            is the one that makes it so on public images.
+        seed: of the places and values.
+    """
+
+    fires: float = 0.01
+    seed: int = 0
+
+    level = ThreatLevel.PARAMETERS
+    told = "The server sent a first layer whose rows fire for few images (trap weights), and reads these in them."
+
+    def __post_init__(self) -> None:
+        number("server.fires", self.fires, above=0, below=1, example=0.01)
+        whole("server.seed", self.seed, at_least=0, example=0)
+
+    def craft(self, model: nn.Module, state: ModelState, client: int) -> ModelState:
+        """Craft the weights, the same for every client."""
+        expect_whole(model, state, "Trap weights")
+        layer = _layer(model, state, tuple(self.public.shape[1:]))
+        weight, bias = state.parameters[layer.weight], state.parameters[layer.bias]
+        rows, pixels = weight.shape
+        rng = derive_generator(self.seed, "trap-weights")
+        negative = torch.rand(weight.shape, generator=rng).argsort(1)
+        half = pixels // 2
+        values = torch.randn(rows, half, generator=rng).abs() / pixels**0.5
+        traps = torch.zeros(weight.shape)
+        traps.scatter_(1, negative[:, :half], -values)
+        traps.scatter_(1, negative[:, half : 2 * half], values)
+        traps = torch.where(traps > 0, self._factor(traps) * traps, traps).to(weight)
+        seen = traps / layer.scale.to(weight)
+        return ModelState(
+            {**state.parameters, layer.weight: seen, layer.bias: (-(seen @ layer.shift.to(weight))).to(bias)},
+            state.buffers,
+        )
+
+    def _factor(self, traps: Tensor) -> float:
+        """Return the factor on the positive half with which a row fires for a share ``fires`` of public images."""
+        images = self.public[:_TRIED_IMAGES].flatten(1)
+        if len(images) < 1 / self.fires:
+            raise UserError(
+                f"At least {1 / self.fires:.0f} public images are expected to set trap weights, but there are"
+                f" {len(images)}; raise server.fires."
+            )
+        tried = traps[:_TRIED_ROWS].to(images)
+        ratios = (images @ tried.clamp_max(0).T).neg() / (images @ tried.clamp_min(0).T).clamp_min(1e-12)
+        return float(ratios.flatten().double().quantile(self.fires))
+
+    def read(self, observation: Observation) -> Reconstruction:
+        """Return an image for each row that fired for one, then the strongest mixtures."""
+        layer = _layer(observation.model, observation.sent, observation.input_shape)
+        gradient = as_gradient(observation)
+        if missing := {layer.weight, layer.bias} - gradient.keys():
+            return Reconstruction(
+                id=observation.id, batch=None, failure=f"The gradient of {min(missing)} is expected, but was withheld."
+            )
+        weight, bias = gradient[layer.weight].double(), gradient[layer.bias].double()
+        strongest = bias.abs().argsort(descending=True)
+        fired = strongest[bias[strongest].abs() > _SMALLEST * bias.abs().max()]
+        weight, bias = weight[fired], bias[fired]
+        pixels, blur = layer.pixels(weight / bias[:, None]), _blur(observation, layer, fired)
+        alone = is_one_image(pixels, blur=blur / bias.abs())
+        told = leaves_such_a_bias(
+            observation,
+            pixels[alone],
+            fired[alone],
+            bias[alone],
+            bias=layer.bias,
+            error=4 * blur[alone] + _SMALLEST * bias.abs().max(),
+        )
+        alone = alone.masked_scatter(alone, told)
+        single = _distinct(pixels[alone])[: observation.upload.num_examples]
+        left = observation.upload.num_examples - len(single)
+        others = ~alone & (_apart(pixels, single) > _ANOTHER).all(1)
+        mixed = pixels[:0]
+        if left and others.any():
+            rows = weight[others][None], bias[others][None]
+            found = distinct_ratios(*rows, count=left, smallest=_SMALLEST, alike=1e-2)[0]
+            mixed = layer.pixels(found)[: int(others.sum())]
+        proven = torch.arange(len(single) + len(mixed)) < len(single)
+        return reconstruction_of(observation, torch.cat([single, mixed]), proven)
+
+
+def _blur(observation: Observation, layer: FirstLayer, rows: Tensor) -> Tensor:
+    """Return the standard deviation (N,) of what rounding the trained weights did to each row's gradient.
+
+    It is that of a weight, and that of the bias, by which white pixels are divided.
+    """
+    weight, bias = (observation.sent.parameters[name][rows].double() for name in (layer.weight, layer.bias))
+    if observation.plan.shares == "gradient":
+        return torch.zeros_like(bias)
+    size = (weight.square().mean(1) + bias.square()).sqrt()
+    return torch.finfo(observation.sent.parameters[layer.weight].dtype).eps * size / 12**0.5 / observation.plan.lr
+
+
+def _distinct(images: Tensor) -> Tensor:
+    """Keep the first of ``images`` (N, D) that differ by rounding alone."""
+    return images[~(_apart(images, images) < _SAME).tril(-1).any(1)]
+
+
+def _apart(images: Tensor, others: Tensor) -> Tensor:
+    """Return root mean square distances (N, M), in levels, of ``images`` (N, D) and ``others`` (M, D)."""
+    distances = torch.cdist(LEVELS * images, LEVELS * others, compute_mode="use_mm_for_euclid_dist")
+    return distances / images.shape[1] ** 0.5
+
+
+def _layer(model: nn.Module, state: ModelState, input_shape: tuple[int, ...]) -> FirstLayer:
+    try:
+        return find_first_layer(model, state, input_shape)
+    except NotFullyConnectedError as error:
+        raise UserError(f"Trap weights: {str(error).split(';')[0]}; use model=mlp.") from error

@@ -1,0 +1,27 @@
+"""What XGBoost's trees give away: exact counts, labels and values, and rows that explain all trees of a client."""
+
+from fl_privacy.attacks.trees.counts import (
+    FirstTree as FirstTree,
+    Leaf as Leaf,
+    Training as Training,
+    count_first_tree as count_first_tree,
+    infer_training as infer_training,
+    thresholds as thresholds,
+)
+from fl_privacy.attacks.trees.exchanges import (
+    Exchange as Exchange,
+    OwnTree as OwnTree,
+    own_trees as own_trees,
+    read_exchange as read_exchange,
+)
+from fl_privacy.attacks.trees.model import (
+    Tree as Tree,
+    Trees as Trees,
+    is_model as is_model,
+    read_model as read_model,
+)
+from fl_privacy.attacks.trees.reconstruct import (
+    Knowledge as Knowledge,
+    TreeReconstruction as TreeReconstruction,
+    reconstruct_rows as reconstruct_rows,
+)

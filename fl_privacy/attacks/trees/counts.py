@@ -1,0 +1,239 @@
+"""What is exact in trees: how the client trained, rows and labels by leaf of its first tree, values in thresholds.
+
+With p the prediction before a tree, y the label and w = -G / (H + lambda) the weight of a node with gradient sum G and
+hessian sum H (Chen and Guestrin, KDD 2016, eqs. 4 to 7), XGBoost's models hold H of every node, w of inner nodes and
+eta w of leaves. So the learning rate eta and lambda follow from the nodes themselves, and G of every node from them.
+Before the first tree all rows have the same p, so that H = n p (1 - p) and G = n p - n_1 give the numbers of rows and
+of positives in each leaf (Di Gennaro et al., TimberStrike, 2025, section 5).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fl_privacy.attacks.trees.exchanges import OwnTree
+from fl_privacy.attacks.trees.model import LOGISTIC, SOFTMAX, SQUARED, Tree
+from fl_privacy.errors import UserError
+
+MOST_COUNTED, MOST_BOUNDS = 1 << 40, 5_000_000
+"""Rows of a leaf, and bounds of all leaves together, that a client's word may come to."""
+
+WHOLE = 0.02
+"""How far from a whole number a count may be by rounding of float32."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """How a client trained its trees.
+
+    Attributes:
+        learning_rate, reg_lambda: eta and lambda.
+        residual: what the equations of nodes leave, as a share of their terms; small where both are right.
+    """
+
+    learning_rate: float
+    reg_lambda: float
+    residual: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Leaf:
+    """A leaf of the first tree.
+
+    Attributes:
+        rows: their number.
+        labels: of each class; for two classes, negatives and positives. Empty where labels are numbers.
+        bounds: feature -> (least, below): a row has least <= value < below; infinite where there is none.
+    """
+
+    rows: int
+    labels: tuple[int, ...]
+    bounds: dict[int, tuple[float, float]]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FirstTree:
+    """Counts of the first tree.
+
+    Attributes:
+        leaves: from left to right, as ``Tree.leaves``.
+        whole: whether all counts were whole numbers within rounding; else the rows are weighted or the sums changed.
+            Whole counts are sums of the rows' weights: of rows if each weighs one, and if the client samples rows for
+            each tree (``subsample``), of those that this tree drew. The trees are those of repeated rows as well.
+        exact: whether they are whole and add up to the number of rows that the client states, so that each row
+            weighs one and none was left out.
+    """
+
+    leaves: tuple[Leaf, ...]
+    whole: bool
+    exact: bool = False
+
+    @property
+    def rows(self) -> int:
+        """Return the number of rows that the tree was fitted to, all of the client's unless it samples."""
+        return sum(leaf.rows for leaf in self.leaves)
+
+
+def infer_training(own: Sequence[OwnTree]) -> Training:
+    """Solve the equations of inner nodes for learning rate and lambda.
+
+    Of a node with children l and r: G_l + G_r = G, and gain = w_l^2 (H_l + lambda) + w_r^2 (H_r + lambda) -
+    w^2 (H + lambda), where leaves hold eta w.
+
+    Raises:
+        UserError: no tree splits, or the covers are not in the model.
+    """
+    parts = [_node_terms(one.tree, one.parallel) for one in own if len(one.tree.inner)]
+    terms = [np.concatenate([part[k] for part in parts]) for k in range(len(parts[0]))] if parts else []
+    if not terms or not (terms[1] > 0).any() or not (terms[2] > 0).any():
+        raise UserError(
+            "Learning rate and lambda are expected to follow from covers, weights and gains of inner nodes, but the"
+            " models have none; give learning_rate and reg_lambda."
+        )
+
+    from scipy.optimize import minimize_scalar  # noqa: PLC0415  (slow to import)
+
+    def fit(reg_lambda: float) -> tuple[float, float]:
+        """Fit the learning rate; return it and what all equations leave, as a share of their terms."""
+        weight, cover, gain, inner, leaf, inner_square, leaf_square = (
+            term if term.ndim == 1 else term[:, 0] + reg_lambda * term[:, 1] for term in terms
+        )
+        flat, curved = inner - weight * (cover + reg_lambda), inner_square - weight**2 * (cover + reg_lambda) - gain
+        options = [float(-(flat @ leaf) / max(float(leaf @ leaf), 1e-300))]
+        square = float(-(curved @ leaf_square) / max(float(leaf_square @ leaf_square), 1e-300))
+        options.append(max(square, 0.0) ** 0.5)
+        tries = []
+        for inverse in options:
+            if inverse > 1e-6:
+                left = np.abs(flat + inverse * leaf).sum() + np.abs(curved + inverse**2 * leaf_square).sum()
+                scale = np.abs(flat).sum() + inverse * np.abs(leaf).sum() + gain.sum()
+                tries.append((1 / inverse, float(left / max(scale, 1e-300))))
+        return min(tries, key=lambda each: each[1], default=(1.0, np.inf))
+
+    grid = np.concatenate([[0.0], np.geomspace(1e-3, 1e3, 121)])
+    best = int(np.argmin([fit(value)[1] for value in grid]))
+    low, high = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
+    found = minimize_scalar(lambda value: fit(value)[1], bounds=(low, high), method="bounded", options={"xatol": 1e-9})
+    least = min(float(found.fun), fit(grid[best])[1])
+    near = [round(float(found.x), places) for places in (0, 1, 2, 3)] + [float(found.x), float(grid[best])]
+    chosen = next((value for value in near if fit(value)[1] <= 2 * least + 1e-6), float(grid[best]))
+    rate, residual = fit(chosen)
+    return Training(learning_rate=float(rate), reg_lambda=float(chosen), residual=residual)
+
+
+def _node_terms(tree: Tree, parallel: int) -> tuple[np.ndarray, ...]:
+    """Collect each inner node's w, H and gain, and sums of w (H, 1) and w^2 (H, 1) over its children.
+
+    Sums are over the inner children first, then over the leaves.
+    """
+    nodes = tree.inner
+    sums = [np.zeros((len(nodes), 2)) for _ in range(4)]
+    for child in (tree.left[nodes], tree.right[nodes]):
+        leaf = tree.left[child] < 0
+        cover = np.column_stack([tree.cover[child], np.ones(len(nodes))])
+        weight = np.where(leaf, 0.0, tree.weight[child])[:, None]
+        value = np.where(leaf, tree.value[child] * parallel, 0.0)[:, None]
+        for place, factor in enumerate((weight, value, weight**2, value**2)):
+            sums[place] += factor * cover
+    return tree.weight[nodes], tree.cover[nodes], tree.gain[nodes], *sums
+
+
+def gradient_sums(own: OwnTree, training: Training) -> tuple[np.ndarray, np.ndarray]:
+    """Compute (L,) G and H of the leaves of a tree, from left to right."""
+    leaves = own.tree.leaves
+    cover, value = own.tree.cover[leaves], own.tree.value[leaves] * own.parallel
+    return -value / training.learning_rate * (cover + training.reg_lambda), cover
+
+
+def leaf_bounds(tree: Tree) -> list[dict[int, tuple[float, float]]]:
+    """List for each leaf, from left to right, the features that its path splits by, with their bounds."""
+    found: list[dict[int, tuple[float, float]]] = []
+    stack: list[tuple[int, dict[int, tuple[float, float]]]] = [(0, {})]
+    held = 0
+    while stack:
+        node, bounds = stack.pop()
+        if tree.left[node] < 0:
+            found.append(bounds)
+            held += len(bounds)
+            if held > MOST_BOUNDS:
+                raise UserError(f"A tree is expected to bound its leaves by at most {MOST_BOUNDS} thresholds in all.")
+            continue
+        feature, threshold = int(tree.feature[node]), float(tree.threshold[node])
+        low, high = bounds.get(feature, (-np.inf, np.inf))
+        stack.append((int(tree.right[node]), {**bounds, feature: (max(low, threshold), high)}))
+        stack.append((int(tree.left[node]), {**bounds, feature: (low, min(high, threshold))}))
+    return found
+
+
+def count_first_tree(
+    own: Sequence[OwnTree],
+    objective: str,
+    training: Training,
+    *,
+    positive_weight: float = 1.0,
+    rows: int | None = None,
+) -> FirstTree:
+    """Count rows and labels in the leaves of the first tree that the client fitted on top of nothing.
+
+    Args:
+        own: as ``own_trees`` gives them.
+        objective: XGBoost's name of it: logistic, squared error or softmax.
+        training: learning rate and lambda.
+        positive_weight: XGBoost's ``scale_pos_weight``.
+        rows: their number, as the client states it; without it no counts are called exact.
+
+    Raises:
+        UserError: there is no such tree, the objective is another, or it states more rows or leaves than can be.
+    """
+    if not own or own[0].before:
+        raise UserError("A first tree is expected to be fitted on top of no other, but the client was given trees.")
+    tree, margin = own[0].tree, own[0].base_margin
+    gradient, hessian = gradient_sums(own[0], training)
+    if objective in LOGISTIC:
+        p = float(1 / (1 + np.exp(-margin[0])))
+        counts = _logistic_counts(gradient, hessian, p, positive_weight)
+    elif objective in SQUARED:
+        counts = hessian[:, None]
+    elif objective in SOFTMAX:
+        classes = max(one.tree.group for one in own) + 1
+        p = 1 / classes if len(margin) < classes else float(np.exp(margin[0]) / np.exp(margin).sum())
+        weighted = hessian / (2 * p * (1 - p))
+        positive = weighted * p - gradient
+        counts = np.stack([positive, weighted - positive], 1)
+    else:
+        raise UserError(f"Objectives are expected to be logistic, squared error or softmax, but got {objective}.")
+    if not (np.abs(counts) <= MOST_COUNTED).all():
+        raise UserError(f"Leaves are expected to hold at most {MOST_COUNTED} rows, but the model states others.")
+    near = np.round(counts)
+    whole = bool((np.abs(counts - near) <= WHOLE + 1e-5 * np.abs(counts)).all() and (near >= 0).all())
+    near = np.maximum(near, 0).astype(int)
+    labelled = objective in LOGISTIC or objective in SOFTMAX
+    leaves = tuple(
+        Leaf(rows=int(row.sum()), labels=tuple(map(int, row)) if labelled else (), bounds=bounds)
+        for row, bounds in zip(near, leaf_bounds(tree), strict=True)
+    )
+    return FirstTree(leaves=leaves, whole=whole, exact=whole and int(near.sum()) == rows)
+
+
+def _logistic_counts(gradient: np.ndarray, hessian: np.ndarray, p: float, weight: float) -> np.ndarray:
+    """Solve for (L, 2) negatives and positives of each leaf.
+
+    From H = (n0 + s n1) p (1 - p) and G = n0 p - s n1 (1 - p).
+    """
+    weighted = hessian / (p * (1 - p))
+    positive = (weighted * p - gradient) / weight
+    return np.stack([weighted - weight * positive, positive], 1)
+
+
+def thresholds(own: Sequence[OwnTree], features: int) -> list[np.ndarray]:
+    """Collect each feature's distinct thresholds, ascending: each is a value in one of the client's rows.
+
+    That holds for ``tree_method=hist`` (the default) as long as a feature has no more distinct values than
+    ``max_bin``, and for values of quantile sketches beyond that; ``exact`` splits halfway between two neighbors.
+    """
+    found: list[list[float]] = [[] for _ in range(features)]
+    for one in own:
+        for node in one.tree.inner:
+            found[int(one.tree.feature[node])].append(float(one.tree.threshold[node]))
+    return [np.unique(values) for values in found]

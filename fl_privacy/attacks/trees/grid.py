@@ -1,0 +1,106 @@
+"""Intervals that the thresholds of trees cut features into, and the leaf of each tree for a row of intervals.
+
+Each feature's state says which leaves of a tree it leaves possible; the leaf of a row is the one left by all its
+features together (bit vectors as in Lucchese et al., QuickScorer, SIGIR 2015). So the leaves for all values that one
+feature of a row could have are found at once.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from fl_privacy.attacks.trees.model import Tree
+
+WORD = 64
+"""Leaves whose possibility one number holds."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Grid:
+    """The intervals into which each feature is cut.
+
+    Attributes:
+        edges: of each feature, ascending; a value in interval k is at least edge k - 1 and below edge k.
+        missing: of each feature, whether a last state stands for no value.
+    """
+
+    edges: tuple[np.ndarray, ...]
+    missing: tuple[bool, ...]
+
+    @cached_property
+    def states(self) -> np.ndarray:
+        """Return the (F,) number of states of each feature."""
+        return np.array([len(edges) + 1 + lacks for edges, lacks in zip(self.edges, self.missing, strict=True)])
+
+    @cached_property
+    def first(self) -> np.ndarray:
+        """Return the (F,) place of each feature's first state among all states."""
+        return np.concatenate([[0], np.cumsum(self.states)[:-1]])
+
+    @cached_property
+    def feature_of(self) -> np.ndarray:
+        """Return the (S,) feature of each state."""
+        return np.repeat(np.arange(len(self.edges)), self.states)
+
+
+def make_grid(trees: Sequence[Tree], features: int, missing: Sequence[bool]) -> Grid:
+    """Cut features at all thresholds of the trees."""
+    found: list[list[np.ndarray]] = [[] for _ in range(features)]
+    for tree in trees:
+        nodes = tree.inner
+        for feature in np.unique(tree.feature[nodes]):
+            found[feature].append(tree.threshold[nodes][tree.feature[nodes] == feature])
+    edges = tuple(np.unique(np.concatenate(each)) if each else np.empty(0) for each in found)
+    return Grid(edges=edges, missing=tuple(bool(each) for each in missing))
+
+
+def leaf_masks(trees: Sequence[Tree], grid: Grid) -> np.ndarray:
+    """Compute (S, U, W) 64-bit words: the leaves of U trees that each of S states leaves possible."""
+    words = max(1, -(-max((len(tree.leaves) for tree in trees), default=1) // WORD))
+    masks = np.full((int(grid.states.sum()), len(trees), words), np.uint64(2**64 - 1))
+    for number, tree in enumerate(trees):
+        below = _leaves_below(tree, words)
+        masks[:, number] &= below[0]
+        for node in tree.inner:
+            feature = int(tree.feature[node])
+            first, states = int(grid.first[feature]), int(grid.states[feature])
+            goes_left = np.arange(states) <= np.searchsorted(grid.edges[feature], tree.threshold[node])
+            if grid.missing[feature]:
+                goes_left[-1] = tree.default_left[node]
+            barred = np.where(goes_left[:, None], below[tree.right[node]], below[tree.left[node]])
+            masks[first : first + states, number] &= ~barred
+    return masks
+
+
+def _leaves_below(tree: Tree, words: int) -> np.ndarray:
+    """Compute (nodes, W) bit masks of the leaves beneath each node."""
+    below = np.zeros((len(tree.left), words), dtype=np.uint64)
+    for place, leaf in enumerate(tree.leaves):
+        below[leaf, place // WORD] = np.uint64(1) << np.uint64(place % WORD)
+    for node in tree.inner[::-1]:  # children come after their parents
+        below[node] = below[tree.left[node]] | below[tree.right[node]]
+    return below
+
+
+def leaf_of(masks: np.ndarray) -> np.ndarray:
+    """Place of the one bit that is set in words (..., W)."""
+    place = (masks.astype(np.float64).view(np.int64) >> 52) - 1023  # exponent of a power of two; -1023 of zero
+    if masks.shape[-1] == 1:
+        return place[..., 0]
+    return np.asarray(np.where(masks != 0, place + WORD * np.arange(masks.shape[-1]), 0).sum(-1))
+
+
+def states_of(rows: np.ndarray, grid: Grid) -> np.ndarray:
+    """Find the (N, F) interval of each value of rows (N, F).
+
+    NaN is the missing state, or interval 0 where there is none.
+    """
+    found = np.empty(rows.shape, dtype=int)
+    for feature, edges in enumerate(grid.edges):
+        column = rows[:, feature].astype(np.float32).astype(np.float64)
+        found[:, feature] = np.searchsorted(edges, column, side="right")
+        lacks = np.isnan(column)
+        found[lacks, feature] = grid.states[feature] - 1 if grid.missing[feature] else 0
+    return found

@@ -1,0 +1,299 @@
+"""XGBoost's models as clients send them, read from JSON or UBJSON without XGBoost and within bounds."""
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from fl_privacy.attacks.trees.ubjson import read_ubjson
+from fl_privacy.errors import UserError
+
+LARGEST_MODEL = 64 << 20
+"""Bytes of a model."""
+
+MOST_TREES, MOST_NODES = 20_000, 2_000_000
+"""Of a model, all trees together."""
+
+MOST_FEATURES, MOST_CLASSES = 100_000, 10_000
+"""That a model may claim: lists of that length are made of a client's word."""
+
+DEEPEST = 256
+"""Splits on the way from the root to a leaf."""
+
+LOGISTIC = ("binary:logistic", "binary:logitraw", "reg:logistic")
+SQUARED = ("reg:squarederror", "reg:linear")
+SOFTMAX = ("multi:softprob", "multi:softmax")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Tree:
+    """One decision tree, with an entry for each node.
+
+    Attributes:
+        left, right: children; -1 in leaves.
+        feature, threshold: rows with a smaller value go left.
+        default_left: where rows without a value go.
+        value: of leaves, times the learning rate as it is added to the margin.
+        cover: sum of hessians of the rows in the node.
+        weight: -G / (H + lambda) of inner nodes, without the learning rate.
+        gain: of the split, in inner nodes.
+        group: class that the tree adds to.
+        round: of boosting, within its model.
+    """
+
+    left: np.ndarray
+    right: np.ndarray
+    feature: np.ndarray
+    threshold: np.ndarray
+    default_left: np.ndarray
+    value: np.ndarray
+    cover: np.ndarray
+    weight: np.ndarray
+    gain: np.ndarray
+    group: int = 0
+    round: int = 0
+
+    @cached_property
+    def leaves(self) -> np.ndarray:
+        """Return the nodes that are leaves, from left to right."""
+        found, stack = [], [0]
+        while stack:
+            node = stack.pop()
+            if self.left[node] < 0:
+                found.append(node)
+            else:
+                stack += [int(self.right[node]), int(self.left[node])]
+        return np.array(found)
+
+    @cached_property
+    def inner(self) -> np.ndarray:
+        """Return the nodes that split and can be reached."""
+        found, stack = [], [0]
+        while stack:
+            node = stack.pop()
+            if self.left[node] >= 0:
+                found.append(node)
+                stack += [int(self.left[node]), int(self.right[node])]
+        return np.array(found, dtype=int)
+
+    @cached_property
+    def digest(self) -> bytes:
+        """Return a hash that is equal for trees that predict the same."""
+        parts = (self.left, self.right, self.feature, self.threshold, self.default_left, self.value)
+        told = hashlib.sha256(bytes([self.group % 256]))
+        for part in parts:
+            told.update(np.ascontiguousarray(part).tobytes())
+        return told.digest()
+
+    def apply(self, rows: np.ndarray) -> np.ndarray:
+        """Find the leaf of each row (N, F), as a place in ``leaves``; missing values are NaN."""
+        node = np.zeros(len(rows), dtype=int)
+        rows = rows.astype(np.float32)
+        for _ in range(len(self.left)):
+            going = self.left[node] >= 0
+            if not going.any():
+                break
+            found = rows[np.arange(len(rows)), self.feature[node]]
+            goes_left = np.where(np.isnan(found), self.default_left[node], found < self.threshold[node])
+            node = np.where(going, np.where(goes_left, self.left[node], self.right[node]), node)
+        place = np.full(len(self.left), -1)
+        place[self.leaves] = np.arange(len(self.leaves))
+        return place[node]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Trees:
+    """An ensemble of decision trees.
+
+    Attributes:
+        trees: in the order of training.
+        base_score: what is predicted without any tree, a share for logistic models; one a class.
+        objective: as XGBoost names it.
+        features: their number.
+        classes: 1 where the model has a single output.
+        parallel: trees of one round and class.
+        names: of features; may be empty.
+        version: of XGBoost.
+    """
+
+    trees: tuple[Tree, ...]
+    base_score: tuple[float, ...]
+    objective: str
+    features: int
+    classes: int = 1
+    parallel: int = 1
+    names: tuple[str, ...] = ()
+    version: tuple[int, ...] = ()
+    positive_weight: float = 1.0
+    _given: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def base_margin(self) -> np.ndarray:
+        """Return the (K,) margins that a prediction begins with."""
+        base = np.asarray(self.base_score, dtype=float)
+        if self.objective in LOGISTIC:
+            base = np.clip(base, 1e-12, 1 - 1e-12)
+            return np.asarray(np.log(base / (1 - base)))
+        return base
+
+    def margins(self, rows: np.ndarray) -> np.ndarray:
+        """Compute (N, K) margins of rows (N, F)."""
+        found = np.tile(self.base_margin, (len(rows), 1))
+        if found.shape[1] != self.classes:
+            found = np.tile(found[:, :1], (1, self.classes))
+        for tree in self.trees:
+            found[:, tree.group] += tree.value[tree.leaves][tree.apply(rows)]
+        return found
+
+
+def is_model(data: bytes) -> bool:
+    """Say whether bytes look like a model of XGBoost, by their first key."""
+    head = data[:256]
+    return head[:1] == b"{" and (b'"learner"' in head or b"learner{" in head or b'"Config"' in head)
+
+
+def read_model(data: bytes) -> Trees:
+    """Read a model as ``Booster.save_raw`` writes it, JSON or UBJSON.
+
+    Raises:
+        UserError: it is too large, damaged, or no model of trees that is understood; the line says what is expected.
+    """
+    if len(data) > LARGEST_MODEL:
+        raise UserError(f"A model is expected to have at most {LARGEST_MODEL >> 20} MiB, but has {len(data) >> 20}.")
+    if data[:1] != b"{":
+        raise UserError("A model is expected to be XGBoost's JSON or UBJSON, but does not begin as one.")
+    told = _parsed(data)
+    try:
+        return _model(told)
+    except (KeyError, TypeError, ValueError, IndexError, OverflowError, AttributeError) as error:
+        raise UserError(f"A model is expected to be as XGBoost writes it, but {_plain(error)}.") from error
+
+
+def _parsed(data: bytes) -> Any:
+    if data[1:2] in b"iUIlL" and data[1:2]:
+        return read_ubjson(data)
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"A model is expected to be JSON, but is damaged: {_plain(error)}.") from error
+
+
+def _plain(error: Exception) -> str:
+    said = f"lacks {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__
+    return " ".join(said.split())[:200]
+
+
+def _model(told: Mapping[str, Any]) -> Trees:
+    learner = told["learner"]
+    booster = learner["gradient_booster"]
+    if booster["name"] != "gbtree":
+        raise ValueError(f"is of booster {str(booster['name'])[:40]!r}, and only gbtree is read")
+    model, about = booster["model"], learner["learner_model_param"]
+    classes, features = max(1, int(about["num_class"])), int(about["num_feature"])
+    if classes > MOST_CLASSES or not 0 <= features <= MOST_FEATURES:
+        raise ValueError(f"has more than {MOST_CLASSES} classes or {MOST_FEATURES} features")
+    if int(about.get("num_target", "1")) > 1:
+        raise ValueError("has more than one target")
+    given = model["trees"]
+    if len(given) > MOST_TREES or sum(len(tree["left_children"]) for tree in given) > MOST_NODES:
+        raise ValueError(f"has more than {MOST_TREES} trees or {MOST_NODES} nodes")
+    groups = [int(one) for one in model["tree_info"]]
+    if len(groups) != len(given) or any(not 0 <= group < classes for group in groups):
+        raise ValueError("has trees of no class")
+    parallel = int(model["gbtree_model_param"].get("num_parallel_tree", "1"))
+    if not 1 <= parallel <= MOST_TREES:
+        raise ValueError(f"has not 1 to {MOST_TREES} parallel trees")
+    per_round = max(1, classes * parallel)
+    trees = tuple(_tree(one, features, groups[k], k // per_round) for k, one in enumerate(given))
+    objective = learner["objective"]
+    positive_weight = float(objective.get("reg_loss_param", {}).get("scale_pos_weight", 1.0))
+    if not 0 < positive_weight < math.inf:
+        raise ValueError("has a weight of positives that is no number above 0")
+    base_score = _numbers(about["base_score"])
+    if len(base_score) not in (1, classes):
+        raise ValueError("has not one base score, nor one a class")
+    return Trees(
+        trees=trees,
+        base_score=base_score,
+        objective=str(objective["name"])[:60],
+        features=features,
+        classes=classes,
+        parallel=parallel,
+        names=tuple(str(name)[:80] for name in learner.get("feature_names", ())),
+        version=tuple(int(part) for part in told.get("version", ()))[:3],
+        positive_weight=positive_weight,
+    )
+
+
+def _numbers(text: Any) -> tuple[float, ...]:
+    """Parse one number, or one for each class in square brackets."""
+    parts = str(text).strip().strip("[]").split(",")
+    found = tuple(float(part) for part in parts)
+    if not all(map(math.isfinite, found)):
+        raise ValueError("has a base score that is no number")
+    return found
+
+
+def _tree(told: Mapping[str, Any], features: int, group: int, round: int) -> Tree:
+    left, right = _array(told["left_children"], int), _array(told["right_children"], int)
+    nodes = len(left)
+    if not nodes:
+        raise ValueError("has a tree without nodes")
+    floats = {
+        key: _array(told[key], np.float32).astype(np.float64)
+        for key in ("split_conditions", "sum_hessian", "base_weights", "loss_changes")
+    }
+    feature = _array(told["split_indices"], int)
+    default = _array(told["default_left"], int) > 0
+    parts = [right, feature, default, *floats.values()]
+    if any(len(part) != nodes for part in parts):
+        raise ValueError("has a tree whose arrays differ in length")
+    if any(_array(told.get("split_type", ()), int)):
+        raise ValueError("splits by categories, and only splits by thresholds are read")
+    _check_shape(left, right, feature, features)
+    if not all(np.isfinite(values).all() for values in floats.values()) or (floats["sum_hessian"] < 0).any():
+        raise ValueError("has thresholds, leaves, covers, weights or gains that are no numbers, or covers below 0")
+    conditions = floats["split_conditions"]
+    return Tree(
+        left=left,
+        right=right,
+        feature=feature,
+        threshold=conditions,
+        default_left=default,
+        value=np.where(left < 0, conditions, 0.0),
+        cover=floats["sum_hessian"],
+        weight=floats["base_weights"],
+        gain=floats["loss_changes"],
+        group=group,
+        round=round,
+    )
+
+
+def _check_shape(left: np.ndarray, right: np.ndarray, feature: np.ndarray, features: int) -> None:
+    """Check that each node has two children or none and one parent, except the root, which has none."""
+    inner = left >= 0
+    children = np.concatenate([left[inner], right[inner]])
+    nodes = len(left)
+    if (inner != (right >= 0)).any() or (children >= nodes).any() or len(np.unique(children)) < len(children):
+        raise ValueError("has a tree that is none")
+    if (children == 0).any() or ((feature < 0) | (feature >= features))[inner].any():
+        raise ValueError("has a tree that splits by a feature it lacks, or that is none")
+    level = np.zeros(1, dtype=int)
+    for _ in range(DEEPEST + 1):
+        level = level[left[level] >= 0]
+        if not len(level):
+            return
+        level = np.concatenate([left[level], right[level]])
+    raise ValueError(f"has a tree of more than {DEEPEST} levels")
+
+
+def _array(values: Sequence[Any], dtype: Any) -> np.ndarray:
+    found = np.asarray(values)
+    if found.ndim != 1 or (found.size and found.dtype.kind not in "iufb"):
+        raise ValueError("has a list that is not of numbers")
+    return found.astype(dtype)

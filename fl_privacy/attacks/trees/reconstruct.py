@@ -1,0 +1,264 @@
+"""From a client's models to its rows: what is exact, then the rows that explain all trees."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from fl_privacy.attacks.trees.boxes import BoxProblem, Chain
+from fl_privacy.attacks.trees.counts import FirstTree, Training, count_first_tree, infer_training, thresholds
+from fl_privacy.attacks.trees.exchanges import Exchange, OwnTree, own_trees
+from fl_privacy.attacks.trees.grid import WORD, Grid, make_grid, states_of
+from fl_privacy.attacks.trees.model import LOGISTIC, Trees
+from fl_privacy.errors import UserError
+from fl_privacy.rng import derive_seed
+
+MOST_WORDS = 1 << 27
+"""Words of 64 bits that masks of leaves may take, a gigabyte."""
+
+MOST_ROWS = 20_000
+"""Rows that are searched for."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Knowledge:
+    """What an attacker knows of the population; all of it may be missing.
+
+    Attributes:
+        categories: feature -> codes that it can have. The schema of a federation is public.
+        rows: (R, F) rows of other people of the same population, such as an attacking client's own; NaN for no value.
+        labels: (R,) 0 or 1.
+    """
+
+    categories: Mapping[int, Sequence[float]] = field(default_factory=dict)
+    rows: np.ndarray | None = None
+    labels: np.ndarray | None = None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TreeReconstruction:
+    """What the trees of a client give away.
+
+    Attributes:
+        rows: (N, F) guesses, in no order; NaN for no value.
+        labels: (N,) guesses at their labels, 0 or 1.
+        low, high: (N, F) each cell is guessed to be at least ``low`` and below ``high``.
+        agreement: (N, F) share of chains that put the cell into the same interval; 1 with a single chain means nothing.
+        training: learning rate and lambda, as the models give them away.
+        first: counts of the first tree; ``None`` where the client was given trees before.
+        values: of each feature, thresholds of the client's own trees: values that its rows have.
+        misfit: root mean square of what is left of the gradient sums of leaves.
+        start_misfit: the same of rows that fit the first tree alone.
+        seconds: it took.
+    """
+
+    rows: np.ndarray
+    labels: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    agreement: np.ndarray
+    training: Training
+    first: FirstTree | None
+    values: tuple[np.ndarray, ...]
+    misfit: float
+    start_misfit: float
+    seconds: float
+
+    @property
+    def certainty(self) -> np.ndarray:
+        """Return the (N,) mean agreement of each row's cells."""
+        return np.asarray(self.agreement.mean(1))
+
+
+def reconstruct_rows(
+    exchanges: Sequence[Exchange],
+    *,
+    knowledge: Knowledge | None = None,
+    training: Training | None = None,
+    rows: int = 0,
+    positives: int = 0,
+    chains: int = 4,
+    sweeps: int = 20,
+    seed: int = 0,
+) -> TreeReconstruction:
+    """Reconstruct the rows of one client from what it was sent and what it answered, round by round.
+
+    Args:
+        exchanges: rounds of the client in order; XGBoost with one output and logistic loss.
+        knowledge: of the population.
+        training: learning rate and lambda; ``None`` takes them from the models.
+        rows, positives: numbers of rows, as clients state them, and of positives; asked for only where the client was
+            given trees before its first, whose counts tell them otherwise.
+        chains: searches, each with a random stream of its own.
+        sweeps: over all cells, of each chain.
+        seed: of the streams.
+
+    Raises:
+        UserError: the models are of another kind, or too large; or the number of rows is needed and not given.
+    """
+    began = time.perf_counter()
+    knowledge = knowledge or Knowledge()
+    reply = _checked(exchanges)
+    own = own_trees(exchanges)
+    training = training or infer_training(own)
+    first = None
+    if own and not own[0].before:
+        first = count_first_tree(own, reply.objective, training, positive_weight=reply.positive_weight, rows=rows)
+    number = first.rows if first is not None else rows
+    if not 0 < number <= MOST_ROWS:
+        raise UserError(f"Between 1 and {MOST_ROWS} rows are searched for, but got {number}; give rows.")
+    grid = _grid(own, reply.features)
+    problem = BoxProblem(
+        own,
+        training,
+        grid,
+        first,
+        rows=number,
+        positives=min(positives, number),
+        known=_known(knowledge, grid),
+        possible=_possible(knowledge, grid),
+    )
+    streams = [np.random.default_rng(derive_seed(seed, "trees", chain)) for chain in range(max(chains, 1))]
+    found = sorted((problem.climb(stream, sweeps) for stream in streams), key=lambda chain: chain.misfit)
+    told = _told(found, grid, knowledge)
+    values = tuple(thresholds(own, reply.features))
+    seconds = time.perf_counter() - began
+    return TreeReconstruction(training=training, first=first, values=values, seconds=seconds, **told)
+
+
+def _checked(exchanges: Sequence[Exchange]) -> Trees:
+    """Return the first reply, whose kind all rounds share."""
+    if not exchanges:
+        raise UserError("At least one round of the client is expected, but got none.")
+    reply = exchanges[0].reply
+    if reply.objective not in LOGISTIC or reply.classes > 1:
+        raise UserError(
+            f"Rows are searched for behind logistic loss with one output, but the model is {reply.objective} with"
+            f" {reply.classes}; its counts and thresholds are read all the same (count_first_tree, thresholds)."
+        )
+    return reply
+
+
+def _grid(own: Sequence[OwnTree], features: int) -> Grid:
+    """Cut features at all thresholds; rows may lack values where a tree sends such rows left.
+
+    Raises:
+        UserError: thresholds times trees are too many.
+    """
+    trees = [tree for one in own for tree in (*one.before, one.tree)]
+    lacks = np.zeros(features, dtype=bool)
+    for tree in trees:
+        lacks[tree.feature[tree.inner][tree.default_left[tree.inner]]] = True
+    grid = make_grid(trees, features, lacks.tolist())
+    distinct = {tree.digest: len(tree.leaves) for tree in trees}
+    words = int(grid.states.sum()) * len(distinct) * -(-max(distinct.values(), default=1) // WORD)
+    if words > MOST_WORDS:
+        raise UserError(
+            f"Thresholds times trees (times 64 leaves) are expected to be at most {MOST_WORDS}, but are {words}; take"
+            " fewer rounds."
+        )
+    return grid
+
+
+def _told(found: Sequence[Chain], grid: Grid, knowledge: Knowledge) -> dict[str, Any]:
+    """Say what the best of the chains holds of rows, and how far the others agree."""
+    best = found[0]
+    low, high, middle = _bounds(grid, knowledge)
+    place = grid.first + best.states
+    return {
+        "rows": _values(best, middle[place], knowledge, grid),
+        "labels": best.labels,
+        "low": low[place],
+        "high": high[place],
+        "agreement": _agreement(found),
+        "misfit": best.misfit,
+        "start_misfit": best.start_misfit,
+    }
+
+
+def _known(knowledge: Knowledge, grid: Grid) -> tuple[np.ndarray, np.ndarray] | None:
+    if knowledge.rows is None:
+        return None
+    if knowledge.labels is None or len(knowledge.labels) != len(knowledge.rows):
+        raise UserError("Known rows are expected with a label each; give knowledge.labels.")
+    if knowledge.rows.ndim != 2 or knowledge.rows.shape[1] != len(grid.edges):
+        raise UserError(f"Known rows are expected to have {len(grid.edges)} features, but got {knowledge.rows.shape}.")
+    return states_of(knowledge.rows, grid), knowledge.labels.astype(int)
+
+
+def _possible(knowledge: Knowledge, grid: Grid) -> np.ndarray:
+    """Return the (S,) states that the known categories leave possible."""
+    found = np.ones(int(grid.states.sum()), dtype=bool)
+    for feature, codes in knowledge.categories.items():
+        here = np.zeros(int(grid.states[feature]), dtype=bool)
+        here[np.searchsorted(grid.edges[feature], np.asarray(codes, dtype=np.float64), side="right")] = True
+        here[-1] |= grid.missing[feature]
+        found[grid.first[feature] : grid.first[feature] + len(here)] = here
+    return found
+
+
+def _bounds(grid: Grid, knowledge: Knowledge) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return (S,) lower and upper ends of all states, and the value that stands for each."""
+    lows, highs, middles = [], [], []
+    for feature, edges in enumerate(grid.edges):
+        low, high = np.concatenate([[-np.inf], edges]), np.concatenate([edges, [np.inf]])
+        middle = _middles(edges)
+        known = None if knowledge.rows is None else np.unique(knowledge.rows[:, feature])
+        for options in (knowledge.categories.get(feature), known):
+            if options is not None:
+                middle = _nearest(np.asarray(options, dtype=float), middle, low, high)
+        if grid.missing[feature]:
+            low, high, middle = (np.append(each, np.nan) for each in (low, high, middle))
+        lows.append(low)
+        highs.append(high)
+        middles.append(middle)
+    return np.concatenate(lows), np.concatenate(highs), np.concatenate(middles)
+
+
+def _values(chain: Chain, middle: np.ndarray, knowledge: Knowledge, grid: Grid) -> np.ndarray:
+    """Fill (N, F) cells with the known row's value where it is still in their interval, else the interval's."""
+    if knowledge.rows is None:
+        return middle
+    home = knowledge.rows[chain.home]
+    same = (chain.home >= 0)[:, None] & (states_of(home, grid) == chain.states)
+    return np.where(same, home, middle)
+
+
+def _middles(edges: np.ndarray) -> np.ndarray:
+    """Compute the intervals' middles, whole where all thresholds are.
+
+    The outer ones reach half a neighbor's width out.
+    """
+    if not len(edges):
+        return np.zeros(1)
+    widths = np.diff(edges) if len(edges) > 1 else np.ones(1)
+    middle = np.concatenate([[edges[0] - widths[0] / 2], (edges[:-1] + edges[1:]) / 2, [edges[-1] + widths[-1] / 2]])
+    if (edges == np.round(edges)).all():
+        middle = np.concatenate([[np.ceil(edges[0] - widths[0] / 2 - 0.5)], np.floor(middle[1:])])
+        middle[0] = min(middle[0], edges[0] - 1)
+    return middle + 0.0  # no negative zero
+
+
+def _nearest(options: np.ndarray, middle: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """Find in each interval the option nearest to its middle; the middle itself where there is none."""
+    options = np.unique(options[~np.isnan(options)])
+    if not len(options):
+        return middle
+    inside = (options >= low[:, None]) & (options < high[:, None])
+    apart = np.where(inside, np.abs(options - middle[:, None]), np.inf)
+    return np.where(inside.any(1), options[apart.argmin(1)], middle)
+
+
+def _agreement(chains: Sequence[Chain]) -> np.ndarray:
+    """Compute the (N, F) share of chains whose matched row has the cell in the first chain's interval."""
+    from scipy.optimize import linear_sum_assignment  # noqa: PLC0415  (slow to import)
+
+    best = chains[0]
+    found = np.ones(best.states.shape)
+    for other in chains[1:]:
+        alike = (best.states[:, None] == other.states[None]).sum(-1) + 0.5 * (best.labels[:, None] == other.labels)
+        _, order = linear_sum_assignment(alike, maximize=True)
+        found += best.states == other.states[order]
+    return found / len(chains)

@@ -1,0 +1,251 @@
+"""A Flower app in a folder or a bundle: what its pyproject.toml says, and its two halves as Flower loads them."""
+
+import shutil
+import tempfile
+import tomllib
+import weakref
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+
+from fl_privacy.errors import UserError, blamed_on
+from fl_privacy.files.foreign import expanded
+from fl_privacy.flower.inside.loading import loaded, parse_config_args
+
+LARGEST_BUNDLE = 1 << 30
+"""Bytes that a bundle may unpack to."""
+
+MOST_ENTRIES = 20_000
+"""Files of a bundle."""
+
+LARGEST_PROJECT = 1 << 20
+"""Bytes of a ``pyproject.toml``."""
+
+MOST_NODES = 1000
+"""That are taken from a file; ``--nodes`` may ask for more."""
+
+ROUNDS_KEYS = ("num-server-rounds", "num-rounds", "num_server_rounds", "num_rounds", "rounds", "server-rounds")
+"""Keys of the run config under which apps keep their number of rounds, the likeliest first."""
+
+Config = dict[str, bool | int | float | str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class App:
+    """What ``pyproject.toml`` says.
+
+    Attributes:
+        folder: that holds it.
+        name: of the project.
+        server, client: references to the two halves, such as ``package.server_app:app``.
+        config: the run config, flat.
+        dependencies: as they are written.
+        nodes: of the first simulation that it names; ``None`` where it names none.
+    """
+
+    folder: Path
+    name: str
+    server: str
+    client: str
+    config: Mapping[str, bool | int | float | str]
+    dependencies: tuple[str, ...] = ()
+    nodes: int | None = None
+
+    def load(self) -> tuple[ServerApp, ClientApp]:
+        """Import both halves, which runs the app's code.
+
+        Raises:
+            UserError: the code can't be imported, or is no app.
+        """
+        try:
+            with blamed_on(f"The app {self.name}"):
+                server, client = loaded(self.server, self.folder), loaded(self.client, self.folder)
+        except UserError as error:
+            if isinstance(error.__cause__, ModuleNotFoundError):
+                raise UserError(self._missing(error.__cause__)) from error.__cause__
+            raise
+        except FileNotFoundError as error:
+            raise UserError(
+                f"The app {self.name} opens {error.filename or 'a file'} when it is imported, but there is none. It"
+                f" works in {Path.cwd()}: put the file there, or give the app a whole path."
+            ) from error
+        if not isinstance(server, ServerApp) or not isinstance(client, ClientApp):
+            raise UserError(
+                f"{self.server} and {self.client} are expected to be a ServerApp and a ClientApp of Flower, but are"
+                f" {type(server).__name__} and {type(client).__name__}."
+            )
+        return server, client
+
+    def _missing(self, error: ModuleNotFoundError) -> str:
+        """Say in a sentence which package the app needs, or names and does not have."""
+        module = error.name or "a module"
+        for reference in (self.server, self.client):
+            if reference.partition(":")[0].partition(".")[0] == module.partition(".")[0]:
+                return (
+                    f"The app {self.name} is expected to have the module {module}, which its pyproject.toml names in"
+                    f" {reference}, but {self.folder} has none: correct the name there."
+                )
+        return (
+            f"The app {self.name} imports {module}, which is not installed here: install what the app needs, or set"
+            " PYTHONPATH to the folder that holds it."
+        )
+
+    def with_config(self, overrides: Sequence[str], rounds: int | None) -> Config:
+        """Return the run config with ``overrides`` (key=value, each with its own type) and the number of rounds.
+
+        Raises:
+            UserError: the app has no such key, or the value is of another type.
+        """
+        config: Config = dict(self.config)
+        for text in overrides:
+            for key, value in _pairs("--run-config", text).items():
+                if key not in config:
+                    known = ", ".join(sorted(config)) or "none at all"
+                    raise UserError(f"--run-config is expected to set one of {known}, but got {key}.")
+                config[key] = _like(config[key], value, key)
+        if rounds is not None:
+            counted = next((key for key in ROUNDS_KEYS if key in config), None)
+            if counted is not None:
+                config[counted] = rounds
+        return config
+
+
+def read_app(path: str | Path) -> App:
+    """Load the description of the app in folder or bundle (.fab) ``path``; nothing of it is imported.
+
+    A bundle is unpacked into a folder of its own, which is removed with the last reference to what is returned.
+
+    Raises:
+        UserError: it is no Flower app.
+    """
+    place = expanded(path).absolute()
+    if not place.is_file() or place.suffix != ".fab":
+        return _read(place, path)
+    folder = _unpacked(place)
+    try:
+        app = _read(folder, path)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    weakref.finalize(app, shutil.rmtree, folder, ignore_errors=True)
+    return app
+
+
+def _read(folder: Path, path: str | Path) -> App:
+    project = folder / "pyproject.toml"
+    if not project.is_file():
+        raise UserError(f"APP is expected to be a folder with Flower's pyproject.toml or a .fab file, but got {path}.")
+    try:
+        if not project.stat().st_size <= LARGEST_PROJECT:
+            raise UserError(f"{project} is expected to have at most {LARGEST_PROJECT >> 10} KiB, but is larger.")
+        told = tomllib.loads(project.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError, OSError) as error:  # TOMLDecodeError, no UTF-8, or a number of 5,000 digits
+        said = " ".join(str(error).split())[:200]
+        raise UserError(f"{project} is expected to be TOML, but is not: {said}.") from error
+    flower = _table(_table(told, "tool"), "flwr")
+    components, about = _table(_table(flower, "app"), "components"), _table(told, "project")
+    if not {"serverapp", "clientapp"} <= set(components):
+        raise UserError(
+            f"{project} is expected to name serverapp and clientapp in [tool.flwr.app.components], but does not: it is"
+            " no app that Flower 1.8 or later runs."
+        )
+    return App(
+        folder=folder,
+        name=str(about.get("name", folder.name)),
+        server=str(components["serverapp"]),
+        client=str(components["clientapp"]),
+        config=_config_of(_table(_table(flower, "app"), "config"), project),
+        dependencies=tuple(map(str, listed)) if isinstance(listed := about.get("dependencies"), list) else (),
+        nodes=_nodes(_table(flower, "federations")),
+    )
+
+
+def _table(told: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """Return the table under ``key``; empty where there is none."""
+    found = told.get(key)
+    return found if isinstance(found, Mapping) else {}
+
+
+def _unpacked(bundle: Path) -> Path:
+    """Unpack an app's bundle into a folder of its own."""
+    into = Path(tempfile.mkdtemp(prefix="fl-privacy-app-"))
+    try:
+        with zipfile.ZipFile(bundle) as archive:
+            entries = archive.infolist()
+            if sum(entry.file_size for entry in entries) > LARGEST_BUNDLE:
+                raise UserError(f"{bundle} is expected to unpack to at most {LARGEST_BUNDLE >> 20} MiB, but is larger.")
+            if len(entries) > MOST_ENTRIES:
+                raise UserError(f"{bundle} is expected to hold at most {MOST_ENTRIES} files, but has more.")
+            for entry in entries:
+                if not (into / entry.filename).resolve().is_relative_to(into.resolve()):
+                    raise UserError(f"{bundle} is expected to stay in its folder, but has {entry.filename}.")
+            archive.extractall(into)
+    except UserError:
+        shutil.rmtree(into, ignore_errors=True)
+        raise
+    except Exception as error:  # damaged, or behind a password: each way to compress has errors of its own
+        shutil.rmtree(into, ignore_errors=True)
+        raise UserError(f"{bundle} is expected to be a bundle as `flwr build` writes, but is none.") from error
+    return into
+
+
+def _config_of(nested: Mapping[str, Any], project: Path) -> Config:
+    """Join the tables of a run config, which dotted keys may nest deeper than Python follows."""
+    try:
+        return _flat(nested)
+    except RecursionError as error:
+        raise UserError(f"{project} is expected to nest its run config a few tables deep, but goes deeper.") from error
+
+
+def _flat(nested: Mapping[str, Any], before: str = "") -> Config:
+    """Join nested keys by dots, as Flower joins them."""
+    found: Config = {}
+    for key, value in nested.items():
+        name = f"{before}.{key}" if before else key
+        found.update(_flat(value, name) if isinstance(value, Mapping) else {name: value})
+    return found
+
+
+def _nodes(federations: Mapping[str, Any]) -> int | None:
+    for each in federations.values():
+        number = _table(each, "options").get("num-supernodes") if isinstance(each, Mapping) else None
+        if isinstance(number, int) and not isinstance(number, bool) and number > 0:
+            return min(number, MOST_NODES)
+    return None
+
+
+def read_pairs(option: str, texts: Sequence[str]) -> Config:
+    """Combine the pairs in all of ``texts``, key=value each.
+
+    Raises:
+        UserError: one of them is no such text.
+    """
+    return {key: value for text in texts for key, value in _pairs(option, text).items()}
+
+
+def _pairs(option: str, text: str) -> dict[str, Any]:
+    """Parse ``key=value key=value`` as ``flwr run --run-config`` does."""
+    try:
+        found = dict(parse_config_args([text]))
+        if not found:
+            raise ValueError("no pair")
+        return found
+    except (click.ClickException, ValueError) as error:
+        raise UserError(f"{option} is expected as 'key=value key=\"text\"', but got {text!r}.") from error
+
+
+def _like(old: object, new: Any, key: str) -> Any:
+    """Check that ``new`` has the type of the app's value; a whole number may become a real one."""
+    if isinstance(old, float) and isinstance(new, int) and not isinstance(new, bool):
+        return float(new)
+    if type(old) is not type(new):
+        raise UserError(
+            f"--run-config {key} is expected to be like {old!r} of the app, but got {new!r}; text goes in quotes."
+        )
+    return new

@@ -1,0 +1,154 @@
+"""What clients load, as far as libraries that many use let on: rows, columns and labels to compare replies with."""
+
+import importlib
+import importlib.util
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fl_privacy.auditing.clear_text.findings import Loaded
+from fl_privacy.auditing.instrument.fitted import Fitted
+from fl_privacy.auditing.instrument.program import tensors_in
+from fl_privacy.auditing.instrument.watch import Watched, _replaced
+from fl_privacy.checks.packages import loaded_when_used
+from fl_privacy.federation.replies import Failure, attempt
+
+MOST_ROWS = 20_000
+
+MOST_CLASSES = 1000
+"""Different labels beyond which they are taken for numbers."""
+
+READERS = (
+    "read_csv",
+    "read_parquet",
+    "read_sql",
+    "read_sql_table",
+    "read_sql_query",
+    "read_excel",
+    "read_table",
+    "read_json",
+    "read_feather",
+)
+"""Of pandas."""
+
+
+class LoadedBy:
+    """Notes which partitions of ``flwr_datasets`` a client takes while it answers, and which tables of pandas.
+
+    Args:
+        tables: columns of all tables that clients read so far, which they may keep from one message to the next.
+        since: a file written after this time, in seconds since 1970, may be a log of the app's own.
+        answered: messages so far; a log has a line for each at most, what is longer are data that the app wrote anew.
+    """
+
+    def __init__(self, tables: dict[str, np.ndarray] | None = None, since: float = math.inf, answered: int = 0) -> None:
+        self._since, self._answered = since, answered
+        self._partitions: list[Any] = []
+        self._tables: dict[str, np.ndarray] = {} if tables is None else tables
+
+    @contextmanager
+    def looking(self) -> Iterator[None]:
+        """Look on until the block ends."""
+        with ExitStack() as stack:
+            if importlib.util.find_spec("flwr_datasets") is not None:
+                loaded_when_used("seaborn")  # by its plots
+                owner = importlib.import_module("flwr_datasets").FederatedDataset
+                stack.enter_context(_replaced(owner, "load_partition", self._around))
+            if importlib.util.find_spec("pandas") is not None:
+                pandas = importlib.import_module("pandas")
+                for name in READERS:
+                    if hasattr(pandas, name):
+                        stack.enter_context(_replaced(pandas, name, self._around_reading))
+            yield
+
+    def _around_reading(self, read: Any) -> Any:
+        def table(*args: Any, **kwargs: Any) -> Any:
+            found = read(*args, **kwargs)
+            short = attempt(lambda: len(found) <= self._answered)  # what is read in pieces has no length
+            if args and short is True and _written_after(args[0], self._since):
+                return found
+            noted = attempt(lambda: _numbers(found))
+            self._tables.update({} if isinstance(noted, Failure) else noted)
+            return found
+
+        return table
+
+    def _around(self, load: Any) -> Any:
+        def loaded(*args: Any, **kwargs: Any) -> Any:
+            found = load(*args, **kwargs)
+            self._partitions.append(found)
+            return found
+
+        return loaded
+
+    def of(self, seen: Watched, fits: Sequence[Fitted] = ()) -> Loaded:
+        """Collect the data that the client behind ``seen``, and what it fitted, loaded."""
+        columns: dict[str, np.ndarray] = dict(self._tables)
+        for partition in self._partitions[-1:]:
+            found = attempt(lambda: _columns(partition))  # noqa: B023
+            columns.update({} if isinstance(found, Failure) else found)
+        rows, labels = _rows(seen)
+        for partition in self._partitions[-1:] if labels is None else ():
+            told = attempt(lambda: _classes(partition))  # noqa: B023
+            labels = None if isinstance(told, Failure) else told
+        # count the examples that entered modules, where no loader gave them
+        examples = seen.loaded or sum(len(next(iter(each), torch.empty(0))) for each in seen.inputs)
+        for fit in fits[-1:] if labels is None else ():
+            rows, labels, examples = [*rows, fit.rows[:MOST_ROWS]], _classes_of(fit), examples or len(fit.rows)
+        return Loaded(rows=rows, columns=columns, labels=labels, examples=examples)
+
+
+def _classes_of(fit: Fitted) -> np.ndarray | None:
+    """Return the classes of what was fitted as numbers, in their order; ``None`` where labels are no classes."""
+    found, numbers = np.unique(fit.labels, return_inverse=True)
+    plain = found.dtype.kind != "f" or bool((found == found.round()).all())
+    return numbers if plain and len(found) <= MOST_CLASSES else None
+
+
+def _written_after(file: Any, moment: float) -> bool:
+    made = attempt(lambda: Path(file).stat().st_mtime)
+    return not isinstance(made, Failure) and made > moment
+
+
+def _numbers(table: Any) -> dict[str, np.ndarray]:
+    chosen = [name for name in table.columns if table[name].dtype.kind in "iuf"]
+    return {str(name): table[name].to_numpy()[:MOST_ROWS] for name in chosen}
+
+
+def _columns(partition: Any) -> dict[str, np.ndarray]:
+    """Select the columns of numbers, of at most ``MOST_ROWS`` rows."""
+    kept = [
+        name
+        for name, kind in partition.features.items()
+        if any(part in str(getattr(kind, "dtype", "")) for part in ("int", "float"))
+        and str(getattr(kind, "dtype", "")).replace("float", "").replace("int", "").replace("u", "").isdigit()
+    ]
+    if not kept:
+        return {}
+    plain = partition.with_format("numpy", columns=kept)[:MOST_ROWS]
+    return {name: np.asarray(plain[name]) for name in kept}
+
+
+def _rows(seen: Watched) -> tuple[list[np.ndarray], np.ndarray | None]:
+    """Collect inputs (N, F) of the batches that were seen, and their labels."""
+    batches = seen.batches or seen.inputs
+    groups: dict[tuple[int, ...], list[torch.Tensor]] = {}
+    for batch in batches:
+        for tensor in tensors_in(batch):
+            if tensor.is_floating_point() and tensor.dim() >= 2:
+                groups.setdefault(tuple(tensor.shape[1:]), []).append(tensor.flatten(1))
+    rows = [torch.cat(parts).float().cpu().numpy() for parts in groups.values()]
+    found = torch.cat(seen.labels).cpu().numpy() if seen.labels else None
+    return rows, found if found is not None and len(found) == seen.loaded else None
+
+
+def _classes(partition: Any) -> np.ndarray | None:
+    names = [name for name, kind in partition.features.items() if hasattr(kind, "num_classes")]
+    if not names and (likely := [name for name in ("label", "target", "species") if name in partition.features]):
+        names = likely
+    return np.asarray(partition.with_format("numpy", columns=names)[:][names[0]]) if len(names) == 1 else None

@@ -1,0 +1,315 @@
+"""What an app says of itself, read without running anything of it."""
+
+import ast
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from fl_privacy.auditing.app.bundle import ROUNDS_KEYS, App, read_app
+from fl_privacy.errors import visible
+from fl_privacy.site.gate.accounting import epsilon_of
+
+MOST_ROUNDS = 1_000_000
+
+MOST_FILES, MOST_BYTES = 2000, 1 << 20
+"""Files of an app that are read, and bytes of one."""
+
+DEFENSES = {
+    "fixedclipping_mod": "clips each client's update; without noise of the server that bounds nothing",
+    "adaptiveclipping_mod": "clips each client's update by a bound that adapts; without noise that bounds nothing",
+    "LocalDpMod": "clips and adds noise on the client",
+    "secaggplus_mod": "masks updates, so that the server sees sums alone",
+    "secagg_mod": "masks updates, so that the server sees sums alone",
+    "DifferentialPrivacyServerSideFixedClipping": "the server adds noise to the sum; it sees each update before",
+    "DifferentialPrivacyServerSideAdaptiveClipping": "the server adds noise to the sum; it sees each update before",
+    "DifferentialPrivacyClientSideFixedClipping": "clients clip, the server adds noise; it sees each update before",
+    "DifferentialPrivacyClientSideAdaptiveClipping": "clients clip, the server adds noise; it sees each update before",
+    "SecAggPlusWorkflow": "masks updates, so that the server sees sums alone",
+    "SecAggWorkflow": "masks updates, so that the server sees sums alone",
+    "PrivacyEngine": "DP-SGD of Opacus, within the training of a client",
+}
+"""Names of Flower's and Opacus's protections -> what they do."""
+
+PICKLES = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
+NETWORK = {
+    "requests",
+    "httpx",
+    "urllib",
+    "aiohttp",
+    "socket",
+    "ftplib",
+    "smtplib",
+    "boto3",
+    "wandb",
+    "mlflow",
+    "paramiko",
+}
+DANGEROUS = {"eval", "exec", "system", "popen", "Popen", "run", "call", "check_call", "check_output"}
+"""Functions of Python's, ``os``'s and ``subprocess``'s that run what they are given."""
+
+ANSWERS = {"train", "evaluate", "query"}
+
+DELTA = 1e-5
+"""At which epsilon is said where an app names no delta."""
+
+_STRATEGY = re.compile(r"(Fed|Krum|MultiKrum|Bulyan|QFed|FaultTolerant|DifferentialPrivacy)\w*|Strategy")
+_PRIVACY = re.compile(
+    r"epsilon|(^|\.)(target[-_])?delta$|(?<!attacker-)(?<!attacker_)noise|clip|max[-_]?grad[-_]?norm"
+    r"|num[-_]?shares|reconstruction[-_]?threshold|privacy[-_]?budget",
+    re.IGNORECASE,
+)
+_MULTIPLIER = re.compile(r"noise[-_]?multiplier", re.IGNORECASE)
+_CENTRAL = "DifferentialPrivacy"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Note:
+    """One thing in the code, and where: file and line."""
+
+    what: str
+    where: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Review:
+    """What was read from the uploads of an unedited app.
+
+    Attributes:
+        app: its name.
+        server, client: references to its halves.
+        answers: messages that clients answer, as the Message API names them.
+        strategies: classes of strategies that are made or derived from.
+        claims: what settings of differential privacy come to.
+        protections: Flower's own and Opacus's that are used.
+        mods: what is given as ``mods=``.
+        settings: of the run config that have to do with privacy.
+        pins: dependencies, and whether each is pinned to a version.
+        pickles: where objects are packed or unpacked.
+        network: modules that talk to others, beside Flower.
+        runs: where code or commands are run from text.
+        unread: files that could not be parsed.
+    """
+
+    app: str
+    server: str
+    client: str
+    answers: list[Note] = field(default_factory=list)
+    strategies: list[Note] = field(default_factory=list)
+    claims: list[Note] = field(default_factory=list)
+    protections: list[Note] = field(default_factory=list)
+    mods: list[Note] = field(default_factory=list)
+    settings: dict[str, Any] = field(default_factory=dict)
+    pins: dict[str, bool] = field(default_factory=dict)
+    pickles: list[Note] = field(default_factory=list)
+    network: list[Note] = field(default_factory=list)
+    runs: list[Note] = field(default_factory=list)
+    unread: list[str] = field(default_factory=list)
+
+    def as_plain(self) -> dict[str, Any]:
+        """Return the review as plain data for JSON."""
+        return asdict(self)
+
+    def in_words(self) -> str:
+        """Describe the review in words."""
+        lines = [f"{self.app}: {self.server}, {self.client}; read, not run."]
+        lines += _section("Clients answer", self.answers)
+        lines += _section("Strategies", self.strategies) or ["Strategies: none of Flower's is named."]
+        lines += _section("Protections", self.protections) or [
+            "Protections: none of Flower's mods and strategies, and no Opacus; the app's own code may protect."
+        ]
+        lines += _section("What the settings of differential privacy come to", self.claims)
+        lines += _section("Mods", self.mods)
+        if self.settings:
+            lines.append(
+                "Settings that have to do with privacy: " + ", ".join(f"{k}={v}" for k, v in self.settings.items())
+            )
+        loose = [name for name, pinned in self.pins.items() if not pinned]
+        if loose:
+            lines.append(f"Not pinned to a version: {', '.join(loose)}.")
+        lines += _section("Pickles, which run what they hold when they are unpacked", self.pickles)
+        lines += _section("Talks to others beside Flower", self.network)
+        lines += _section("Runs code or commands", self.runs)
+        lines += [f"Not read: {name}" for name in self.unread]
+        lines.append("`fl-privacy audit APP` runs the app and shows what its uploads give away.")
+        return "\n".join(map(visible, lines))
+
+
+def review_app(path: str | Path) -> Review:
+    """Read the app in the folder, or the bundle, ``path``; nothing of it is imported or run.
+
+    Raises:
+        UserError: it is no Flower app.
+    """
+    app = read_app(path)
+    found = Review(
+        app=app.name,
+        server=app.server,
+        client=app.client,
+        settings={key: value for key, value in app.config.items() if _PRIVACY.search(key)},
+        pins={text: "==" in text or " @ " in text for text in app.dependencies},
+    )
+    files = list(islice(_sources(app), MOST_FILES + 1))
+    if len(files) > MOST_FILES:
+        found.unread.append(f"files after the first {MOST_FILES}")
+    for file in files[:MOST_FILES]:
+        name = file.relative_to(app.folder).as_posix()
+        try:
+            if file.stat().st_size > MOST_BYTES:
+                found.unread.append(f"{name} (larger than {MOST_BYTES >> 10} KiB)")
+                continue
+            tree = ast.parse(file.read_text(encoding="utf-8"))
+            for node in ast.walk(tree):
+                _look(node, name, found)
+        except (SyntaxError, UnicodeDecodeError, ValueError, RecursionError, MemoryError, OSError):
+            found.unread.append(name)
+    found.claims.extend(_central_claims(app, found))
+    return found
+
+
+def _sources(app: App) -> Iterator[Path]:
+    """List the Python files of the app, without hidden folders and links."""
+    for file in sorted(app.folder.rglob("*.py")):
+        hidden = any(part.startswith(".") for part in file.relative_to(app.folder).parts)
+        if file.is_file() and not file.is_symlink() and not hidden:
+            yield file
+
+
+def _look(node: ast.AST, file: str, found: Review) -> None:
+    where = f"{file}:{getattr(node, 'lineno', 0)}"
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+        found.network.extend(Note(what=module, where=where) for module in modules if _top(module) in NETWORK)
+        found.pickles.extend(Note(what=module, where=where) for module in modules if _top(module) in PICKLES)
+    elif isinstance(node, ast.ClassDef):
+        for base in filter(_STRATEGY.fullmatch, (_name(each).rpartition(".")[2] for each in node.bases)):
+            found.strategies.append(Note(what=f"{node.name}, which is derived from {base}", where=where))
+    elif isinstance(node, ast.FunctionDef):
+        _look_at_answers(node, file, found)
+    elif isinstance(node, ast.Call):
+        _look_at_call(node, where, found)
+        for keyword in node.keywords:
+            if keyword.arg == "mods" and isinstance(keyword.value, ast.List | ast.Tuple):
+                for each in keyword.value.elts:
+                    name = _name(each.func if isinstance(each, ast.Call) else each)
+                    kind = DEFENSES.get(name.rpartition(".")[2])
+                    if kind is None:
+                        found.mods.append(Note(what=name or "a mod that is made on the spot", where=where))
+                    else:
+                        found.protections.append(Note(what=f"{name}: {kind}", where=where))
+
+
+def _look_at_call(node: ast.Call, where: str, found: Review) -> None:
+    name = _name(node.func)
+    last = name.rpartition(".")[2]
+    if last in DEFENSES:
+        found.protections.append(Note(what=f"{last}: {DEFENSES[last]}", where=where))
+        if last == "LocalDpMod" and (claim := _local_claim(node)):
+            found.claims.append(Note(what=claim, where=where))
+    elif _STRATEGY.fullmatch(last) and last not in ("FederatedDataset", "Strategy"):
+        found.strategies.append(Note(what=last, where=where))
+    if last in DANGEROUS and (_top(name) in {"os", "subprocess"} or _runs_text(node.func)):
+        found.runs.append(Note(what=name, where=where))
+    if any(k.arg == "trust_remote_code" and _constant(k.value) is True for k in node.keywords):
+        found.runs.append(Note(what=f"code that {name or 'a call'} fetches (trust_remote_code)", where=where))
+    if last == "read_pickle":
+        found.pickles.append(Note(what=name, where=where))
+    if name in ("torch.load", "np.load", "numpy.load"):
+        given = next((k.value for k in node.keywords if k.arg in ("weights_only", "allow_pickle")), None)
+        if isinstance(given, ast.Constant) and given.value is (name != "torch.load"):
+            found.pickles.append(Note(what=f"{name} of any object", where=where))
+
+
+def _runs_text(called: ast.expr) -> bool:
+    """Say whether it is Python's own ``eval`` or ``exec``, and not a network's ``net.to(device).eval()``."""
+    own = isinstance(called, ast.Name) and called.id in {"eval", "exec"}
+    return own or _name(called) in {"builtins.eval", "builtins.exec"}
+
+
+def _look_at_answers(node: ast.FunctionDef, file: str, found: Review) -> None:
+    """Take down which messages a function of the client app answers."""
+    app = found.client.partition(":")[2]
+    for each in node.decorator_list:
+        called = each.func if isinstance(each, ast.Call) else None
+        if isinstance(called, ast.Attribute) and called.attr in ANSWERS and _name(called.value) == app:
+            given = _constant(each.args[0]) if isinstance(each, ast.Call) and each.args else None
+            what = f"{called.attr}.{given}" if isinstance(given, str) else called.attr
+            found.answers.append(Note(what=what, where=f"{file}:{node.lineno}"))
+
+
+def _local_claim(node: ast.Call) -> str:
+    """Say in a sentence what a ``LocalDpMod`` claims, where its settings are written as numbers; empty else."""
+    told = dict(zip(("clipping_norm", "sensitivity", "epsilon", "delta"), map(_constant, node.args), strict=False))
+    told |= {k.arg: _constant(k.value) for k in node.keywords if k.arg}
+    clip, sensitivity, epsilon = (_finite(told.get(name)) for name in ("clipping_norm", "sensitivity", "epsilon"))
+    if clip is None or sensitivity is None or epsilon is None or sensitivity < 0:
+        return ""
+    said = f"LocalDpMod claims epsilon {epsilon:g} for each round alone"
+    if sensitivity < clip:
+        said += (
+            f"; its noise is that of a sensitivity of {sensitivity:g}, but updates are clipped to {clip:g}: it is"
+            f" {clip / sensitivity:.3g} times too small for the claim"
+            if sensitivity
+            else "; it adds no noise, since its sensitivity is 0"
+        )
+    return said
+
+
+def _central_claims(app: App, found: Review) -> Iterator[Note]:
+    """Yield what the noise multiplier of the run config comes to under Flower's strategies of differential privacy."""
+    if not any(note.what.startswith(_CENTRAL) for note in found.protections):
+        return
+    rounds = next((app.config[key] for key in ROUNDS_KEYS if key in app.config), 1)
+    rounds = rounds if isinstance(rounds, int) and not isinstance(rounds, bool) and 0 < rounds <= MOST_ROUNDS else 1
+    for key, value in app.config.items():
+        if _MULTIPLIER.search(key) and (multiplier := _finite(value)) is not None:
+            share = 1 / multiplier if multiplier > 0 else math.inf
+            epsilon = epsilon_of(rounds * share * share / 2, DELTA)
+            yield Note(
+                what=f"a client that takes part in {rounds} round{'s' * (rounds != 1)} spends epsilon {epsilon:.3g} at"
+                f" delta {DELTA:g}, toward who sees the aggregated model alone",
+                where=f"{key}={value}",
+            )
+
+
+def _finite(value: object) -> float | None:
+    """Return a number that a file states as a finite float; ``None`` where it is none."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        found = float(value)
+    except OverflowError:
+        return None
+    return found if math.isfinite(found) else None
+
+
+def _constant(node: ast.AST) -> Any:
+    """Compute what an expression of literals and signs is; ``None`` where it is none."""
+    try:
+        return ast.literal_eval(node)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return None
+
+
+def _top(name: str) -> str:
+    return name.partition(".")[0]
+
+
+def _name(node: ast.AST) -> str:
+    """Return the dotted name of what is called; empty where it has none."""
+    parts = []
+    while isinstance(node, ast.Attribute):  # one of thousands of dots is deeper than calls may nest
+        parts.append(node.attr)
+        node = node.value
+    if isinstance(node, ast.Name):
+        parts.append(node.id)
+    return ".".join(reversed(parts))
+
+
+def _section(title: str, notes: list[Note]) -> list[str]:
+    if not notes:
+        return []
+    return [f"{title}:", *(f"  {note.what} ({note.where})" for note in dict.fromkeys(notes))]

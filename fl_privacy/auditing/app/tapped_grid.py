@@ -1,0 +1,385 @@
+"""A grid in this process that looks into every message, and on while clients answer, and changes neither."""
+
+import copy
+import math
+import re
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from fl_privacy.auditing.app.loaded import LoadedBy
+from fl_privacy.auditing.clear_text.findings import Leak, Loaded, findings_of, stated_privacy
+from fl_privacy.auditing.clear_text.inventory import DOWN, UP, Inventory, Sent
+from fl_privacy.auditing.fitted_uploads import FittedUploads
+from fl_privacy.auditing.instrument.fitted import Fitted, FittedBy, leaks_of_nodes
+from fl_privacy.auditing.instrument.matching import Matched, matched
+from fl_privacy.auditing.instrument.memories import averaged, memories_in
+from fl_privacy.auditing.instrument.packed import unpacked
+from fl_privacy.auditing.instrument.watch import OnlyExamples, Watch, Watched
+from fl_privacy.federation.replies import Failure, attempt
+from fl_privacy.flower._node_memory import SimulatedContext
+from fl_privacy.flower.audit_protocol import asked_probe
+from fl_privacy.flower.grids import FIRST_NODE, LocalGrid, error_reply
+from fl_privacy.flower.records import PARTITION, PARTITIONS
+from fl_privacy.measure.aggregate_leakage import ClassTrace, class_trace
+from fl_privacy.rng import Streams, streams_now
+
+LOOKS, WAITED = 3, 1.5
+"""Looks at the nodes, and seconds since the first of them, after which a server waits for more than there are."""
+
+MOST_TRACES = 200
+"""Clients of which it is kept what their uploads say of classes."""
+
+MOST_JOINED = 1000
+"""Nodes up to which others join for a server that waits."""
+
+
+@dataclass(eq=False)
+class Answer:
+    """A client's answer to a training message, with all it takes to make the client answer again.
+
+    Attributes:
+        node: of the client.
+        round: counted by its training messages, from 1.
+        message, context: copies from before.
+        streams: random streams as they were before.
+        watched: what was seen.
+        sent, reply: arrays of the message and of the reply, by record and name joined.
+        matched: which array is which parameter.
+    """
+
+    node: int
+    round: int
+    message: Message
+    context: Context
+    streams: Streams
+    watched: Watched
+    sent: dict[str, np.ndarray]
+    reply: dict[str, np.ndarray]
+    matched: Matched
+
+
+@dataclass(frozen=True)
+class Found:
+    """A leak, and of how many replies it was found in how many."""
+
+    leak: Leak
+    kind: str
+    times: int
+    of: int
+
+
+class TappedGrid(LocalGrid):
+    """Nodes that answer by ``client_app``; what is sent is noted, and some answers are kept.
+
+    Args:
+        clients: partitions, one node each.
+        client_app: the app's own.
+        config: run config of all contexts.
+        node_config: of all nodes, beside their partitions; ``{partition}`` in a text becomes the node's.
+        keeps: clients whose answers are kept, of their first and of their latest round.
+        tables: columns of tables that were read before, which clients may hold.
+    """
+
+    def __init__(
+        self,
+        clients: Sequence[int],
+        client_app: ClientApp,
+        config: dict[str, Any],
+        keeps: int,
+        *,
+        tables: dict[str, np.ndarray] | None = None,
+        node_config: Mapping[str, bool | int | float | str] | None = None,
+    ) -> None:
+        super().__init__(clients, client_app)
+        self._config, self._node_config, self._made = config, dict(node_config or {}), time.time()
+        for partition, context in enumerate(self.contexts.values()):
+            self._configure(context, partition)
+        self.inventory = Inventory()
+        self.fitted = FittedUploads()
+        self.found: Counter[tuple[str, Leak]] = Counter()
+        self.replies: Counter[str] = Counter()
+        self.stated: dict[str, set[float]] = {}
+        self.trained_by: Counter[str] = Counter()
+        self.answers: dict[tuple[int, str], Answer] = {}
+        self.failures: Counter[str] = Counter()
+        self.models: Counter[str] = Counter()
+        self.summaries: list[dict[str, Any]] = []
+        self.problems: Counter[str] = Counter()
+        self.traces: dict[int, ClassTrace] = {}
+        self.on_answer: Callable[[], None] | None = None
+        self._keeps, self._rounds = keeps, Counter[tuple[int, str]]()
+        self._lock = threading.RLock()
+        self.joined, self._looks, self._since = 0, 0, 0.0
+        self._tables: dict[str, np.ndarray] = {} if tables is None else tables
+
+    @property
+    def rounds(self) -> int:
+        """Count the training messages of the client that got most of them."""
+        return max((n for (_, kind), n in self._rounds.items() if kind.partition(".")[0] == "train"), default=0)
+
+    def findings(self) -> list[Found]:
+        """List what leaves in clear, the worst first."""
+        order = {"data": 0, "facts": 1, "look": 2}
+        alike: dict[tuple[str, str, str, str], tuple[Leak, int]] = {}
+        for (kind, leak), times in self.found.items():  # of clients with other numbers of examples
+            key = (kind, *_alike(leak))
+            first, before = alike.get(key, (leak, 0))
+            alike[key] = first, before + times
+        every = [Found(leak, key[0], times, self.replies[key[0]]) for key, (leak, times) in alike.items()]
+        return sorted(every, key=lambda one: (order[one.leak.severity], one.leak.where))
+
+    def get_node_ids(self) -> list[int]:
+        """List all nodes; one more joins if a server that has sent nothing yet keeps looking."""
+        if not self.inventory.messages:
+            self._looks += 1
+            self._since = self._since or time.monotonic()
+            waits = self._looks > LOOKS and time.monotonic() - self._since >= WAITED
+            if waits and len(self.contexts) < MOST_JOINED:
+                self._join()
+        return super().get_node_ids()
+
+    def _join(self) -> None:
+        partition = len(self.contexts)
+        context = SimulatedContext(
+            run_id=1,
+            node_id=FIRST_NODE + partition,
+            node_config={PARTITION: partition},
+            state=RecordDict(),
+            run_config={},
+        )
+        self._configure(context, partition)
+        self.contexts[FIRST_NODE + partition] = context
+        self.joined += 1
+        for each in self.contexts.values():
+            each.node_config[PARTITIONS] = len(self.contexts)
+
+    def _configure(self, context: Context, partition: int) -> None:
+        context.run_config = dict(self._config)
+        for key, value in self._node_config.items():
+            context.node_config[key] = value.replace("{partition}", str(partition)) if isinstance(value, str) else value
+
+    def _answer(self, message: Message) -> Message:
+        with self._lock:
+            return self._tapped(message)
+
+    def _tapped(self, message: Message) -> Message:
+        message = copy.deepcopy(message)  # on the wire each node gets its own, and mods take entries out of theirs
+        node, kind = message.metadata.dst_node_id, str(message.metadata.message_type)
+        self._rounds[node, kind] += 1
+        number = self._rounds[node, kind]
+        down = _described(message.content, DOWN, kind, number, node)
+        self.inventory.add(down)
+        context = self.contexts[node]
+        kept = self._kept(node, kind) and not _is_probe(message)
+        before = (copy.deepcopy(message), _copied(context), streams_now()) if kept else None
+        watch, columns, fitted = Watch(), LoadedBy(self._tables, self._made, self._rounds.total()), FittedBy()
+        app = self.client_app
+        assert app is not None
+        with watch.looking() as seen, columns.looking(), fitted.looking():
+            reply = attempt(lambda: app(message, context))
+        reply = error_reply(message, reply) if isinstance(reply, Failure) else reply
+        noted = attempt(lambda: self._note(reply, down, seen, columns.of(seen, fitted.fits), before))
+        self._count(kind, self._fits(message, reply, fitted.fits))
+        if isinstance(noted, Failure):
+            self.problems[f"A reply is not understood: {noted.reason}"] += 1
+        shown = None if self.on_answer is None else attempt(self.on_answer)
+        if isinstance(shown, Failure):
+            self.problems[f"A page could not be written while the app trained: {shown.reason}"] += 1
+        return reply
+
+    def _kept(self, node: int, kind: str) -> bool:
+        """Say whether an answer is kept to be asked for again: of clients that trained first."""
+        if kind.partition(".")[0] == "evaluate":
+            return False
+        nodes = list(dict.fromkeys(one for one, _ in self.answers))
+        return node in nodes or len(nodes) < self._keeps
+
+    def _note(self, reply: Message, down: Sent, seen: Watched, loaded: Loaded, before: Any) -> None:
+        if reply.has_error():
+            lines = (reply.error.reason or "").strip().splitlines() or [f"Flower's error {reply.error.code}"]
+            self.inventory.add(
+                Sent(direction=UP, kind=down.kind, round=down.round, node=down.node, error=lines[-1][:200])
+            )
+            self.failures[lines[-1][:200]] += 1
+            return
+        up = _described(reply.content, UP, down.kind, down.round, down.node)
+        self.inventory.add(up)
+        self.replies[down.kind] += 1
+        sent, uploaded = _flat(down), _flat(up)
+        inner = _unpacked(up) if seen.modules and seen.steps else {}
+        after = seen.values()
+        pairs = Matched()
+        if seen.modules and seen.steps:
+            uploaded = {**uploaded, **inner}
+            pairs = matched(uploaded, sent, seen.before, after, seen.gradients)
+            pairs = replace(pairs, unknown=tuple(key for key in pairs.unknown if key not in inner))
+            self.models[" + ".join(type(module).__name__ for module in seen.modules)] += 1
+        known = {key.partition("/")[2] for key in (*pairs.parameters, *pairs.packed)}
+        same = {key for key, array in uploaded.items() if key in sent and sent[key].shape == array.shape}
+        known |= {key.partition("/")[2] for key in same}
+        odd = [key for _, key in up.arrays if key not in known]
+        self._trace(down, sent, uploaded, pairs, loaded.labels)
+        asked = down.kind.partition(".")[0] == "query"  # whose answers are no parameters
+        leaks = findings_of(up, loaded, odd, trained=bool(pairs.parameters) or asked)
+        read = {key.partition(":")[0] for key in (*pairs.parameters, *pairs.packed) if key in inner}
+        leaks = [leak for leak in leaks if leak.severity != "look" or leak.where not in read]
+        moved = {*seen.gradients, *averaged(seen.modules, seen.names)}
+        leaks += memories_in(
+            pairs.parameters,
+            seen.before,
+            after,
+            moved=moved,
+            counts={loaded.examples, seen.loaded},
+            labels=loaded.labels,
+        )
+        self._count(down.kind, leaks)
+        for key, value in stated_privacy(up).items():
+            self.stated.setdefault(key, set()).add(value)
+        if before is not None and seen.steps and len(seen.modules):
+            message, context, streams = before
+            answer = Answer(down.node, down.round, message, context, streams, seen, sent, uploaded, pairs)
+            self.answers[down.node, "first" if (down.node, "first") not in self.answers else "latest"] = answer
+
+    def _count(self, kind: str, leaks: Sequence[Leak]) -> None:
+        """Count what leaves in one reply, once however often it is there, such as addresses in a list."""
+        for leak in {_alike(leak): leak for leak in reversed(leaks)}.values():
+            self.found[kind, leak] += 1
+
+    def _fits(self, message: Message, reply: Message, fits: list[Fitted]) -> Sequence[Leak]:
+        """Find what a client that fits trees, optima or sums gives away."""
+        if reply.has_error():
+            return ()
+        sent, told = (_described(one.content, way, "", 1, 0) for one, way in ((message, DOWN), (reply, UP)))
+        values = {f"{record}/{key}": value for (record, key), value in told.values.items()}
+        found = attempt(
+            lambda: [
+                *self.fitted.note(message.metadata.dst_node_id, _flat(sent), _flat(told), fits),
+                *(leak for fit in fits[-1:] for leak in leaks_of_nodes(fit, _flat(told), values)),
+            ]
+        )
+        if isinstance(found, Failure):
+            self.problems[f"A reply of a fitted model is not understood: {found.reason}"] += 1
+            return ()
+        return found
+
+    def _trace(
+        self,
+        down: Sent,
+        sent: dict[str, np.ndarray],
+        uploaded: dict[str, np.ndarray],
+        pairs: Matched,
+        labels: np.ndarray | None,
+    ) -> None:
+        """Keep what a client's first upload says about its classes."""
+        if down.node in self.traces or len(self.traces) >= MOST_TRACES or down.kind.startswith("evaluate"):
+            return
+        arrays = {**uploaded, **pairs.decoded}
+        if pairs.parameters and pairs.shares != "weights":  # the array is the change
+            sign = -1 if pairs.shares == "gradient" else 1
+            arrays = {key: sign * arrays[key] for key in pairs.parameters if arrays[key].dtype.kind == "f"}
+            sent = {key: np.zeros_like(array) for key, array in arrays.items()}
+        trace = class_trace(sent, arrays, labels)
+        if trace is not None:
+            self.traces[down.node] = trace
+
+    def ask_again(self, answer: Answer, only: OnlyExamples | None, *, program: bool = False) -> "Again | Failure":
+        """Ask the client again with the same message and state, with ``only`` some examples from its loaders.
+
+        Nothing of the client's own state is touched, and all random streams are put back.
+        """
+        watch = Watch(program=program, only=only)
+        message, context = copy.deepcopy(answer.message), _copied(answer.context)
+        app = self.client_app
+        assert app is not None
+        with self._lock, answer.streams.used(), watch.looking() as seen:
+            reply = attempt(lambda: app(message, context))
+        if isinstance(reply, Failure):
+            return reply
+        if reply.has_error():
+            return Failure((reply.error.reason or "an error").strip().splitlines()[-1])
+        told = _described(reply.content, UP, "again", 1, answer.node)
+        up = {**_flat(told), **_unpacked(told)}
+        found = attempt(lambda: matched(up, answer.sent, seen.before, seen.values(), seen.gradients))
+        if isinstance(found, Failure):
+            return found
+        return Again(up, seen, found)
+
+
+@dataclass(frozen=True, eq=False)
+class Again:
+    """An answer that was asked for again; attributes as of ``Answer``."""
+
+    reply: dict[str, np.ndarray] = field(repr=False)
+    watched: Watched
+    matched: Matched
+
+
+def _alike(leak: Leak) -> tuple[str, str, str]:
+    """Return what leaks of one kind in one place have in common, whatever the numbers and letters in them."""
+    return leak.severity, leak.where, re.sub(r" \(.*?\)|\d+", "", leak.what)
+
+
+def _is_probe(message: Message) -> bool:
+    """Say whether the message is a probe by an audit within the app."""
+    found = attempt(lambda: asked_probe(message.content))
+    return isinstance(found, Failure) or found is not None
+
+
+def _copied(context: Context) -> Context:
+    return SimulatedContext(
+        run_id=context.run_id,
+        node_id=context.node_id,
+        node_config=dict(context.node_config),
+        state=copy.deepcopy(context.state),
+        run_config=dict(context.run_config),
+    )
+
+
+def _described(content: RecordDict, direction: str, kind: str, number: int, node: int) -> Sent:
+    arrays: dict[tuple[str, str], np.ndarray] = {}
+    values: dict[tuple[str, str], Any] = {}
+    for record, held in content.array_records.items():
+        for key, array in held.items():
+            made = attempt(lambda: _values(array))  # noqa: B023
+            if isinstance(made, Failure):
+                values[record, key] = bytes(array.data)
+            else:
+                arrays[record, key] = made
+    for records in (content.metric_records, content.config_records):
+        for record, said in records.items():
+            for key, value in said.items():
+                values[record, key] = value
+    return Sent(direction=direction, kind=kind, round=number, node=node, arrays=arrays, values=values)
+
+
+def _values(array: Array) -> np.ndarray:
+    """Decode an array, also one whose bytes are plain, without the header of NumPy's files, as apps write by hand."""
+    try:
+        return array.numpy()
+    except Exception:
+        kind = np.dtype(array.dtype)
+        if kind.hasobject or kind.itemsize * math.prod(array.shape) != len(array.data):
+            raise
+        return np.frombuffer(array.data, kind).reshape(array.shape)
+
+
+def _unpacked(sent: Sent) -> dict[str, np.ndarray]:
+    """Return the arrays within bytes, texts and lists of a reply, and within arrays of bytes."""
+    found = attempt(
+        lambda: unpacked(
+            {**sent.values, **{at: a.tobytes() for at, a in sent.arrays.items() if a.dtype == np.uint8 and a.ndim == 1}}
+        )
+    )
+    return {} if isinstance(found, Failure) else found
+
+
+def _flat(sent: Sent) -> dict[str, np.ndarray]:
+    return {f"{record}/{key}": array for (record, key), array in sent.arrays.items()}

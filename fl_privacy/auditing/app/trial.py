@@ -1,0 +1,228 @@
+"""A policy tried on an app, in simulation: the same run without and with a gate in front of each client."""
+
+import contextlib
+import logging
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.clientapp.typing import ClientAppCallable
+from flwr.serverapp import ServerApp
+from flwr.serverapp.strategy import Strategy
+
+from fl_privacy.auditing.app.audit import own_audits_left_out, seeded, working_in
+from fl_privacy.auditing.app.bundle import App, Config, read_pairs
+from fl_privacy.auditing.app.mirror import in_one_process, mirrored
+from fl_privacy.auditing.app.old_names import lent_in_words, moved_names_lent
+from fl_privacy.auditing.app.own_files import copied_files
+from fl_privacy.federation.replies import Failure, attempt, printable
+from fl_privacy.flower.gate import Gate
+from fl_privacy.flower.grids import LocalGrid
+from fl_privacy.site.gate.policy import SitePolicy
+from fl_privacy.site.gate.rules import REASONS
+
+logger = logging.getLogger(__name__)
+
+MOST_DETAILS = 12
+"""Kinds of refusals that are told."""
+
+MOST_FIGURES = 12
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialSettings:
+    """How an app is tried out before its audit.
+
+    Attributes:
+        nodes: clients, each behind a gate and a ledger of its own.
+        rounds: of training.
+        run_config, node_config: as for ``fl_privacy.auditing.app.audit.Asked``.
+        mirror: as ``run_config``.
+        seed: of the app's random streams, the same for both runs.
+    """
+
+    nodes: int = 4
+    rounds: int = 3
+    run_config: tuple[str, ...] = ()
+    node_config: tuple[str, ...] = ()
+    mirror: Path | None = None
+    seed: int = 0
+
+
+@dataclass
+class Course:
+    """How one run of an app went."""
+
+    replies: int = 0
+    errors: Counter[str] = field(default_factory=Counter)
+    refused: Counter[tuple[str, str]] = field(default_factory=Counter)
+    left_out: Counter[str] = field(default_factory=Counter)
+    figures: dict[str, float] = field(default_factory=dict)
+    ended: str = ""
+
+
+def try_policy(policy: SitePolicy, app: App, settings: TrialSettings) -> list[str]:
+    """Run ``app`` without and with ``policy`` and describe both in lines.
+
+    The app's code is imported and run in this process. Ledgers are temporary, so that a trial spends nothing; replies
+    are not held back until ``every_seconds``.
+
+    Raises:
+        UserError: the app can't be loaded, or a setting is not its own.
+    """
+    with ready(app, settings) as (run, folder):
+        plain = run(None)
+        gates = gates_of(policy, folder, settings, app.name)
+        gated = run(gates)
+        spent = [gate.policy.limits.spent(gate.ledger.account()) for gate in gates if gate.ledger is not None]
+    lines = [
+        _replies("Without the gate", plain),
+        _replies("With it", gated),
+        *_refusals(gated),
+        *_figures(plain, gated),
+    ]
+    if spent and policy.noising is not None:
+        lines.append(f"Epsilon spent in this trial: {max(spent):.4g} at delta {policy.limits.delta:g}.")
+    return lines
+
+
+def gates_of(policy: SitePolicy, folder: Path, settings: TrialSettings, name: str) -> list[Gate]:
+    """Make a gate for each node, with ledgers in ``folder``."""
+    return [Gate(_own_ledger(policy, folder / f"node-{node}"), name=name) for node in range(settings.nodes)]
+
+
+@contextlib.contextmanager
+def ready(app: App, settings: TrialSettings) -> Iterator[tuple[Callable[[list[Gate] | None], Course], Path]]:
+    """Load ``app`` and give a function that runs it, without or with gates of its nodes, and a temporary folder.
+
+    Raises:
+        UserError: the app can't be loaded, or a setting is not its own.
+    """
+    config = app.with_config(settings.run_config, settings.rounds)
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fl-privacy-trial-")))
+        (folder / "files").mkdir()
+        if missing := copied_files(app.folder, folder / "files"):
+            logger.warning("%s", missing)
+        stack.enter_context(mirrored(settings.mirror))
+        stack.enter_context(in_one_process())
+        stack.enter_context(working_in(folder / "files"))
+        stack.enter_context(own_audits_left_out())
+        lent = stack.enter_context(moved_names_lent())
+        server, client = app.load()
+        if lent:
+            logger.warning("%s", lent_in_words(lent))
+
+        def run(gates: list[Gate] | None) -> Course:
+            course = _run(server, client if gates is None else _Gated(client, gates), config, settings)
+            for gate in gates or ():
+                course.refused.update(gate.refused)
+                course.left_out.update(gate.left_out)
+            return course
+
+        yield run, folder
+
+
+def _own_ledger(policy: SitePolicy, folder: Path) -> SitePolicy:
+    budget = policy.budget and replace(policy.budget, ledger=folder / "ledger", anchor=folder / "anchor")
+    return replace(policy, budget=budget, every_seconds=0.0)
+
+
+class _Gated:
+    """A client app whose nodes have a gate each."""
+
+    def __init__(self, app: ClientApp, gates: list[Gate]) -> None:
+        self._app, self._gates = app, gates
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        gate = self._gates[int(context.node_config["partition-id"])]
+        return gate(message, context, self._app)
+
+
+class CountingGrid(LocalGrid):
+    """Nodes in this process; counts replies and errors."""
+
+    def __init__(self, clients: range, app: ClientAppCallable, course: Course) -> None:
+        super().__init__(clients, app)  # type: ignore[arg-type]
+        self._course = course
+
+    def _answer(self, message: Message) -> Message:
+        reply = super()._answer(message)
+        if reply.has_error():
+            lines = (reply.error.reason or "").strip().splitlines() or ["an error"]
+            self._course.errors[printable(lines[-1])[:200]] += 1
+        else:
+            self._course.replies += 1
+        return reply
+
+
+def _run(server: ServerApp, app: ClientAppCallable, config: Config, settings: TrialSettings) -> Course:
+    course = Course()
+    grid = CountingGrid(range(settings.nodes), app, course)
+    node_config = read_pairs("--node-config", settings.node_config)
+    for partition, node in enumerate(grid.contexts.values()):
+        node.run_config = dict(config)
+        for key, value in node_config.items():
+            node.node_config[key] = value.replace("{partition}", str(partition)) if isinstance(value, str) else value
+    seeded(settings.seed)
+    context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=dict(config))
+    with _results(course):
+        ended = attempt(lambda: server(grid, context))
+    course.ended = ended.reason if isinstance(ended, Failure) else ""
+    return course
+
+
+@contextlib.contextmanager
+def _results(course: Course) -> Iterator[None]:
+    """Keep the last figures that a strategy of Flower ends with."""
+    original = Strategy.start
+    noisy = [logging.getLogger(name) for name in ("flwr", "fl_privacy.flower.gate")]
+    levels = [one.level for one in noisy]
+
+    def start(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, *args, **kwargs)
+        for name in ("evaluate_metrics_serverapp", "evaluate_metrics_clientapp", "train_metrics_clientapp"):
+            where = "server" if "server" in name else "clients' evaluation" if "evaluate" in name else "training"
+            rounds = getattr(result, name, None) or {}
+            for key, value in dict(rounds[max(rounds)]).items() if rounds else ():
+                if isinstance(value, int | float):
+                    course.figures[f"{key} ({where})"] = float(value)
+        return result
+
+    Strategy.start = start  # type: ignore[method-assign]
+    for one in noisy:
+        one.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        Strategy.start = original  # type: ignore[method-assign]
+        for one, level in zip(noisy, levels, strict=True):
+            one.setLevel(level)
+
+
+def _replies(what: str, course: Course) -> str:
+    said = f"{what} {course.replies} replies left"
+    if course.errors:
+        told = "; ".join(f"{n} times: {e}" for e, n in course.errors.most_common(3))
+        said += f" and {course.errors.total()} were errors ({told})"
+    return f"{said}.{f' The server ended with an error: {course.ended}.' if course.ended else ''}"
+
+
+def _refusals(gated: Course) -> list[str]:
+    lines = [f"Left out of {n} replies: {what}" for what, n in gated.left_out.most_common(MOST_DETAILS)]
+    if not gated.refused:
+        return [*lines, "Nothing was refused."]
+    told = gated.refused.most_common(MOST_DETAILS)
+    return lines + [f"Refused {times} times, since {REASONS[reason]}: {detail}" for (reason, detail), times in told]
+
+
+def _figures(plain: Course, gated: Course) -> list[str]:
+    names = [name for name in plain.figures if name in gated.figures]
+    lines = [f"{n}: {plain.figures[n]:.4g} without, {gated.figures[n]:.4g} with" for n in names[:MOST_FIGURES]]
+    gone = [name for name in plain.figures if name not in gated.figures]
+    return lines + ([f"No longer there with it: {', '.join(gone[:MOST_FIGURES])}."] if gone else [])

@@ -1,0 +1,239 @@
+"""A Flower app as it stands: its strategy, its clients' mods and what Opacus does in their training, held to claims."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.clientapp.typing import Mod
+from flwr.serverapp import ServerApp
+from flwr.serverapp.strategy import Strategy
+
+from fl_privacy.auditing.app.bundle import App as Project, read_app
+from fl_privacy.auditing.strategy import AuditedStrategy
+from fl_privacy.auditing.strategy_claims import COUNTS, KEYS, SETTINGS
+from fl_privacy.dp_check.bounds import gaussian_epsilon
+from fl_privacy.dp_check.check import Asked, tested
+from fl_privacy.dp_check.mechanism import shown_epsilon
+from fl_privacy.dp_check.verdict import ClaimVerdict
+from fl_privacy.errors import UserError
+from fl_privacy.federation.replies import Failure, attempt
+from fl_privacy.flower.audit_protocol import numbers_of
+from fl_privacy.flower.dp_mechanisms import mechanism_of_mod, stated_by, together
+from fl_privacy.flower.dp_subjects import verdicts_on
+from fl_privacy.flower.grids import LocalGrid
+from fl_privacy.flower.inside.identity import identify_process
+from fl_privacy.flower.inside.legacy import FitIns, fitins_to_recorddict, ndarrays_to_parameters, parameters_to_ndarrays
+from fl_privacy.flower.opacus_watch import OpacusWatch, watched_opacus
+from fl_privacy.flower.records import PARTITION, PARTITIONS, ROUND, to_tensor
+from fl_privacy.types import Tensors
+
+MOST_VALUES = 20_000
+"""Of an update that is drawn; of a larger model the first values of each array stand for all."""
+
+NODES = 2
+
+
+class _Started(BaseException):
+    """Ends a server app at the point where its training would begin."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class App:
+    """The parts of an app.
+
+    Attributes:
+        folder: of the app.
+        client: its clients.
+        strategy: ``None`` where it is a legacy one, or none was started.
+        arrays: that the training starts from; ``None`` as ``strategy``.
+        rounds: of the training.
+        config: that clients are sent with each training message.
+        run_config: of the app.
+        project: what its ``pyproject.toml`` says.
+        problems: why something is not known, a sentence each.
+    """
+
+    folder: Path
+    client: ClientApp
+    strategy: Strategy | None = None
+    arrays: ArrayRecord | None = None
+    rounds: int = 1
+    config: Mapping[str, Any] = field(default_factory=dict)
+    run_config: Mapping[str, Any] = field(default_factory=dict)
+    project: Project | None = None
+    problems: Sequence[str] = ()
+
+    @property
+    def mods(self) -> list[Mod]:
+        """Return the mods of its clients, the outermost first."""
+        return list(getattr(self.client, "_mods", []))
+
+
+def claims_of_app(folder: Path, asked: Asked, *, train: bool = True) -> list[ClaimVerdict]:
+    """Find what the app in ``folder`` claims, recompute it and test it.
+
+    The app's own code runs: its server up to where the training starts and, with ``train``, one client's training.
+
+    Raises:
+        UserError: ``folder`` is no Flower app, or its server app can't be run up to its training.
+    """
+    app = begun_app(folder)
+    known = replace(asked, rounds=max(asked.rounds, app.rounds), like=_shapes(app))
+    found = [*_on_mods(app, known), *_on_strategy(app, known)]
+    reply, watch, problems = _trained(app) if train and app.arrays is not None else (None, OpacusWatch(), ())
+    seen = attempt(lambda: watch.verdicts(replace(asked, like=None), rounds=app.rounds))
+    if isinstance(seen, Failure):
+        problems = (*problems, f"A step of Opacus could not be drawn here: {seen.reason}.")
+    else:
+        found += seen
+    notes = (*app.problems, *problems, *_metrics_in_words(reply))
+    if not found:
+        return [ClaimVerdict(subject=folder.resolve().name, claim=None, notes=notes)]
+    return [replace(found[0], notes=(*found[0].notes, *notes)), *found[1:]]
+
+
+def begun_app(path: Path) -> App:
+    """Import the app in the folder, or the bundle, ``path`` and run its server app up to where the training starts.
+
+    Raises:
+        UserError: there is no app, or it can't be imported.
+    """
+    project = read_app(path)
+    server, client = project.load()
+    identify_process()
+    return _begun(App(folder=project.folder, client=client, run_config=project.config, project=project), server)
+
+
+def _begun(app: App, server: ServerApp) -> App:
+    context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=dict(app.run_config))
+    make = getattr(server, "_server_fn", None)
+    if make is not None:
+        return _begun_legacy(app, make, context)
+    taken: dict[str, Any] = {}
+
+    def start(self: Strategy, grid: Any, initial_arrays: Any, num_rounds: int = 3, **more: Any) -> Any:
+        taken.update(strategy=self, arrays=initial_arrays, rounds=num_rounds, config=more.get("train_config") or {})
+        raise _Started
+
+    kinds: tuple[Any, ...] = (Strategy, AuditedStrategy)  # an audit's own start would open its folder
+    originals = [kind.start for kind in kinds]
+    for kind in kinds:
+        kind.start = start
+    try:
+        ended = attempt(lambda: server(LocalGrid(range(NODES)), context))
+    except _Started:
+        ended = None
+    finally:
+        for kind, original in zip(kinds, originals, strict=True):
+            kind.start = original
+    if isinstance(ended, Failure):
+        raise UserError(f"The app's server app ended before its training ({ended.reason}); run it by `flwr run` first.")
+    if not taken:
+        return replace(app, problems=("The server app started no strategy of Flower's Message API.",))
+    return replace(app, **taken)
+
+
+def _begun_legacy(app: App, make: Callable[[Context], Any], context: Context) -> App:
+    parts = attempt(lambda: make(context))
+    if isinstance(parts, Failure):
+        raise UserError(f"The app's server app ended before its training ({parts.reason}); run it by `flwr run` first.")
+    parameters = getattr(parts.strategy, "initial_parameters", None)
+    rounds = getattr(parts.config, "num_rounds", 1) or 1
+    said = "The strategy is one of Flower's legacy API, whose own noise, if it adds any, is not looked at."
+    if parameters is None:
+        return replace(app, rounds=rounds, problems=(said, "The server sends no model of its own to start from."))
+    values = parameters_to_ndarrays(parameters)
+    return replace(app, rounds=rounds, arrays=ArrayRecord(values), problems=(said,))
+
+
+def _shapes(app: App) -> Tensors | None:
+    """Return zeros like an update's arrays; like the first values of each where the model is large."""
+    if app.arrays is None:
+        return None
+    arrays = {name: to_tensor(array.numpy()) for name, array in app.arrays.items()}
+    floats = {name: value for name, value in arrays.items() if value.is_floating_point() and value.numel()}
+    total = sum(value.numel() for value in floats.values())
+    if total <= MOST_VALUES or not _all_of_flower(app):
+        return {name: torch.zeros(value.shape) for name, value in floats.items()}
+    share = MOST_VALUES / total
+    return {name: torch.zeros(max(1, int(value.numel() * share))) for name, value in floats.items()}
+
+
+def _all_of_flower(app: App) -> bool:
+    """Say whether the clients' mods are all Flower's own, which work on arrays of any shape."""
+    modules = [getattr(mod, "__module__", type(mod).__module__) for mod in app.mods]
+    return all(module.partition(".")[0] == "flwr" for module in modules)
+
+
+def _on_mods(app: App, asked: Asked) -> list[ClaimVerdict]:
+    """Check each mod that claims something, behind the mods around it."""
+    found = []
+    for mod in app.mods:
+        stated = stated_by(mod, rounds=app.rounds)
+        if stated is None:
+            continue
+        name = f"the clients' {type(mod).__name__}"
+        once = stated.claim is not None and stated.claim.rounds < app.rounds
+        verdict = tested(
+            name, mechanism_of_mod(together(app.mods), config=numbers_of(app.config)), stated_by(mod) or stated, asked
+        )
+        notes = verdict.notes
+        if once and stated.facts.noise_multiplier:
+            total = tested_rounds(stated.facts.noise_multiplier, app.rounds, asked.delta)
+            said = f"The claim is about one round; the noise of the app's {app.rounds} rounds spends {total}."
+            notes = (*notes, said)
+        found.append(replace(verdict, notes=notes))
+    return found
+
+
+def tested_rounds(multiplier: float, rounds: int, delta: float) -> str:
+    """Compute what ``rounds`` releases of Gaussian noise spend together."""
+    return f"epsilon {shown_epsilon(gaussian_epsilon(rounds**0.5 / multiplier, delta))}"
+
+
+def _on_strategy(app: App, asked: Asked) -> list[ClaimVerdict]:
+    subject = app.strategy.strategy if isinstance(app.strategy, AuditedStrategy) else app.strategy
+    if subject is None or stated_by(subject) is None:
+        return []
+    return verdicts_on(subject, asked, name=f"the server's {type(subject).__name__}", mods=app.mods)
+
+
+def _trained(app: App) -> tuple[Message | None, OpacusWatch, tuple[str, ...]]:
+    """Train the first client once; return its reply, what Opacus did, and what went wrong."""
+    assert app.arrays is not None
+    node: dict[str, Any] = {PARTITION: 0, PARTITIONS: NODES}
+    context = Context(run_id=1, node_id=1, node_config=node, state=RecordDict(), run_config=dict(app.run_config))
+    config = ConfigRecord({**dict(app.config), ROUND: 1})
+    content = RecordDict({"arrays": app.arrays, "config": config})
+    if getattr(app.client, "_call", None) is not None:
+        parameters = ndarrays_to_parameters([array.numpy() for array in app.arrays.values()])
+        content = fitins_to_recorddict(FitIns(parameters, {}), keep_input=True)
+    with watched_opacus() as watch:
+        reply = attempt(lambda: app.client(Message(content, 1, "train"), context))
+    if isinstance(reply, Failure):
+        return None, watch, (f"A client's training could not be run here: {reply.reason}.",)
+    if reply.has_error():
+        return None, watch, (f"A client's training ended with an error: {reply.error.reason}.",)
+    return reply, watch, ()
+
+
+def _metrics_in_words(reply: Message | None) -> tuple[str, ...]:
+    """Say which figures leave a client beside its arrays: no noise covers them."""
+    if reply is None or not reply.has_content():
+        return ()
+    names = [
+        name
+        for record in reply.content.metric_records.values()
+        for name in record
+        if name not in COUNTS | SETTINGS | KEYS.keys()
+    ]
+    if not names:
+        return ()
+    return (
+        f"Beside its arrays a client sends {', '.join(names[:6])}: figures of its data that this test does not cover;"
+        " withhold them, or add noise and count them in.",
+    )

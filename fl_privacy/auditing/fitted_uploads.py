@@ -1,0 +1,468 @@
+"""Clients that fit trees, logistic regressions or sums instead of stepping along gradients: what their uploads say."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from fl_privacy.attacks.fitted import LogisticOptimum, Moments, row_beside_known, rows_alone, rows_between
+from fl_privacy.attacks.trees import (
+    Exchange,
+    FirstTree,
+    TreeReconstruction,
+    count_first_tree,
+    infer_training,
+    is_model,
+    own_trees,
+    read_exchange,
+    reconstruct_rows,
+    thresholds,
+)
+from fl_privacy.auditing.clear_text.findings import Leak
+from fl_privacy.auditing.instrument.fitted import Fitted
+from fl_privacy.auditing.scenario_problem import reason_of
+from fl_privacy.auditing.scenario_scores import EXACT_ROW, MOST_SHOWN, Row
+from fl_privacy.auditing.scenarios import Rung
+from fl_privacy.errors import UserError
+from fl_privacy.federation.replies import Failure, attempt
+from fl_privacy.measure.chance import chance_of_upload, combined
+from fl_privacy.measure.counts import Counts
+from fl_privacy.measure.intervals import binomial_tail
+from fl_privacy.measure.pinned_rows import TOLERANCE, PinnedRows, pinned_rows
+
+MOST_CELLS = 3_000_000
+"""Rows times features times trees up to which rows are searched for within an audit."""
+
+SWEEPS, VICTIMS = 8, 20
+
+DRAWN, MANY_ROWS = (9, 2), 500
+"""Draws of guesses without trees, of which the best says what chance gives; fewer of a client with many rows."""
+
+_TREES = "Rows behind the client's trees, all rounds together"
+_BESIDE = "One row of the fitted model, by who knows the client's others"
+_SUMS = "Rows that came or went between two rounds, or are alone in their class"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FittedRung(Rung):
+    """A rung of the ladder for fitted models.
+
+    Attributes:
+        called: its title.
+        source: what it was read from, in a sentence.
+    """
+
+    called: str = ""
+    source: str = "fitted models that clients upload"
+
+    @property
+    def title(self) -> str:
+        """Return the name of the rung that a report shows."""
+        return self.called
+
+
+@dataclass(eq=False)
+class FittedUploads:
+    """The uploads of clients that fit a model, in the order of arrival.
+
+    Attributes:
+        exchanges: (sent, reply) of clients that send trees.
+        parameters: arrays that were sent and that were replied, of others.
+        fits: what each client fitted last, and in the round before.
+    """
+
+    exchanges: dict[int, list[tuple[bytes, bytes]]] = field(default_factory=dict)
+    parameters: dict[int, list[tuple[list[np.ndarray], list[np.ndarray]]]] = field(default_factory=dict)
+    fits: dict[int, list[Fitted]] = field(default_factory=dict)
+    problems: dict[str, int] = field(default_factory=dict)
+
+    def note(
+        self, client: int, sent: Mapping[str, np.ndarray], reply: Mapping[str, np.ndarray], fits: Sequence[Fitted]
+    ) -> list[Leak]:
+        """Keep a reply, where it is of this kind, and say what it gives away in clear."""
+        models = {key: array.tobytes() for key, array in reply.items() if array.dtype == np.uint8 and array.ndim == 1}
+        found: list[Leak] = []
+        for key, model in models.items():
+            if is_model(model):
+                before = sent[key].tobytes() if key in sent else b""
+                self.exchanges.setdefault(client, []).append((before, model))
+                self.fits.setdefault(client, []).extend(fits[-1:])
+                leaks = attempt(lambda: _tree_leaks(before, model, key))  # noqa: B023
+                if isinstance(leaks, Failure):
+                    self.problems[leaks.reason] = self.problems.get(leaks.reason, 0) + 1
+                else:
+                    found += leaks
+        if fits and not models and fits[-1].kind != "trees":
+            self.parameters.setdefault(client, []).append((list(sent.values()), list(reply.values())))
+            self.fits.setdefault(client, []).append(fits[-1])
+        return found
+
+    def climb(self, *, clients: int, seed: int, seconds: float) -> Iterator[FittedRung]:
+        """Attack what was kept, kind by kind; what a client's values make fail is a reason on its own rung."""
+        if self.exchanges:
+            yield _tried("trees", _TREES, lambda: _trees_rung(self, clients, seed, seconds))
+        kinds = {client: fits[-1].kind for client, fits in self.fits.items() if client in self.parameters}
+        for name, called, kind, rung in (
+            ("logistic", _BESIDE, "LogisticRegression", _logistic_rung),
+            ("sums", _SUMS, "GaussianNB", _sums_rung),
+        ):
+            chosen = [client for client, one in kinds.items() if one == kind][:clients]
+            if chosen:
+                yield _tried(name, called, lambda: rung(self, chosen, seed))  # noqa: B023 (called at once)
+
+
+def _tried(name: str, called: str, rung: Callable[[], FittedRung]) -> FittedRung:
+    found = attempt(rung)
+    if isinstance(found, Failure):
+        return FittedRung(name=name, called=called, kind="row", reason=f"the attack failed ({found.reason[:200]})")
+    return found
+
+
+def _tree_leaks(sent: bytes, reply: bytes, where: str) -> list[Leak]:
+    one = read_exchange(sent, reply)
+    own = own_trees([one])
+    given = sum(map(len, thresholds(own, one.reply.features)))
+    found = [
+        Leak(
+            severity="facts",
+            what=f"values of features of the client's rows, as thresholds of its trees ({given} in one reply)",
+            where=where,
+            why="Histograms cut features at values that rows have, so a threshold is somebody's value.",
+        )
+    ]
+    if own and not own[0].before:
+        first = count_first_tree(
+            own, one.reply.objective, infer_training(own), positive_weight=one.reply.positive_weight
+        )
+        if first.whole:
+            found.append(_counts_leak(first, where))
+    return found
+
+
+def _counts_leak(first: FirstTree, where: str) -> Leak:
+    labels = np.array([leaf.labels for leaf in first.leaves if leaf.labels])
+    of = f", {int(labels[:, 1].sum())} of them positive" if labels.size else ""
+    single = sum(leaf.rows for leaf in first.leaves if leaf.labels and 0 in leaf.labels)
+    more = f", {single} of them where there is one label alone, which is theirs" if single else ""
+    return Leak(
+        severity="facts",
+        what=f"numbers of rows and labels in each of {len(first.leaves)} regions: {first.rows} rows{of}{more}",
+        where=where,
+        why="Before the first tree all rows have one prediction, so hessian sums and leaf values are counts: of all the"
+        " client's rows, or, with subsample, of those that the tree drew; of weighted rows they are sums of weights.",
+    )
+
+
+def _trees_rung(kept: FittedUploads, clients: int, seed: int, seconds: float) -> FittedRung:
+    """Reconstruct rows and judge them beside as many rows of another client."""
+    began, counts, control, shown, notes = time.perf_counter(), [0, 0, 0], [0, 0], [], []
+    chances: list[float] = []
+    cells: list[tuple[int, float, float, float]] = []
+    reason, rounds = "", 0
+    for client in list(kept.exchanges)[:clients]:
+        if time.perf_counter() - began > seconds:
+            notes.append(f"No time was left of {seconds:.0f} seconds for further clients.")
+            break
+        fit = kept.fits.get(client, [])
+        found = attempt(lambda: _reconstructed(kept.exchanges[client], fit, seed))  # noqa: B023
+        if isinstance(found, Failure):
+            reason = reason_of(found)
+            continue
+        rounds = max(rounds, len(kept.exchanges[client]))
+        if not fit:
+            reason = "the client was not seen to give XGBoost its rows, so that guesses can't be judged"
+            continue
+        truth = np.column_stack([fit[-1].rows, fit[-1].labels])
+        categories = [f for f in range(truth.shape[1]) if len(np.unique(truth[:, f])) <= 6]
+        guesses = np.column_stack([found.rows, found.labels])
+        scored = pinned_rows(truth, guesses, categories)
+        others = [one[-1] for number, one in kept.fits.items() if number != client and one]
+        unseen, most = _of_chance(truth, others, categories, seed)
+        exact = _exact_rows(truth, guesses, scored.guess)
+        pinned = round(scored.rows * len(truth))
+        chances.append(binomial_tail(pinned, len(truth), most))
+        counts = [counts[0] + exact, counts[1] + pinned - exact, counts[2] + len(truth) - pinned]
+        control = [control[0] + round(unseen.rows * len(truth)), control[1] + len(truth)]
+        cells.append((len(truth), scored.cells, unseen.cells, found.misfit))
+        shown += _shown(truth, guesses, scored.match, scored.right)
+    if not cells:
+        return FittedRung(name="trees", called=_TREES, kind="row", reason=reason or "no tree was read", notes=())
+    judged = Counts(
+        exact=counts[0], recognizable=counts[1], nothing=counts[2], groups=len(cells), chance=combined(chances)
+    )
+    weights = [one[0] for one in cells]
+    ours, theirs = (100 * float(np.average([one[k] for one in cells], weights=weights)) for k in (1, 2))
+    notes.insert(
+        0,
+        f"A row counts as read if every feature is within {TOLERANCE} deviations (categories: equal) and its label is"
+        f" right. Of single cells {ours:.0f} % are right, {theirs:.0f} % of guesses that never saw the trees"
+        " (as many rows of another client, or the client's columns shuffled where there is no other).",
+    )
+    return FittedRung(
+        name="trees",
+        called=_TREES,
+        made=f"{rounds} round{'s' * (rounds != 1)} of trees",
+        source="trees that clients upload",
+        kind="row",
+        counts=judged,
+        control=Counts(recognizable=control[0], nothing=control[1] - control[0], groups=len(cells)),
+        seconds=time.perf_counter() - began,
+        notes=tuple(notes),
+        shown=sorted(shown, key=lambda one: not one.read)[:MOST_SHOWN],
+    )
+
+
+def _reconstructed(exchanges: Sequence[tuple[bytes, bytes]], fit: Sequence[Fitted], seed: int) -> TreeReconstruction:
+    """Reconstruct one client's rows; the reply states their number if the first tree does not reveal it."""
+    rounds: list[Exchange] = [read_exchange(sent, reply) for sent, reply in exchanges]
+    own = own_trees(rounds)
+    stated = len(fit[-1].rows) if fit else 0
+    trees = len({tree.digest for one in own for tree in (*one.before, one.tree)})
+    if stated * rounds[0].reply.features * trees > MOST_CELLS:
+        raise UserError(
+            f"Rows are searched for where rows times features times trees are at most {MOST_CELLS}, but here are"
+            f" {stated} rows and {trees} trees; fl_privacy.attacks.trees.reconstruct_rows does it in longer time"
+        )
+    positives = round(float(np.mean(1 / (1 + np.exp(-own[0].base_margin)))) * stated) if own else 0
+    return reconstruct_rows(rounds, rows=stated, positives=positives, chains=1, sweeps=SWEEPS, seed=seed)
+
+
+def _of_chance(
+    truth: np.ndarray, others: Sequence[Fitted], categories: Sequence[int], seed: int
+) -> tuple[PinnedRows, float]:
+    """Judge guesses without the trees, and return the largest share of rows of several draws."""
+    rng, number = np.random.default_rng(seed), len(truth)
+    drawn = [pinned_rows(truth, _without(truth, others, rng), categories) for _ in range(DRAWN[number > MANY_ROWS])]
+    return drawn[0], (1 + max(round(one.rows * number) for one in drawn)) / (1 + number)
+
+
+def _without(truth: np.ndarray, others: Sequence[Fitted], rng: np.random.Generator) -> np.ndarray:
+    """Guess rows without the trees, from the rows of other clients whose data are others."""
+    tables = [np.column_stack([one.rows, one.labels]) for one in others]
+    own = _in_any_order(truth)
+    pool = [table for table in tables if table.shape[1] == truth.shape[1] and _in_any_order(table) != own]
+    if not pool:
+        return np.stack([rng.permutation(column) for column in truth.T], 1)
+    rows = np.concatenate(pool)
+    return np.asarray(rows[rng.permutation(len(rows))[: len(truth)]])
+
+
+def _in_any_order(table: np.ndarray) -> list[bytes]:
+    return sorted(row.tobytes() for row in table)
+
+
+def _exact_rows(truth: np.ndarray, guesses: np.ndarray, match: np.ndarray) -> int:
+    here = np.flatnonzero(match >= 0)
+    spread = np.nanmax(truth, 0) - np.nanmin(truth, 0)
+    apart = np.abs(truth[here] - guesses[match[here]])
+    return int((np.nan_to_num(apart) <= EXACT_ROW * spread).all(1).sum())
+
+
+def _shown(truth: np.ndarray, guesses: np.ndarray, match: np.ndarray, right: np.ndarray) -> list[Row]:
+    """Choose the rows with most cells right, as shares of the features' ranges."""
+    low, spread = np.nanmin(truth, 0), np.maximum(np.nanmax(truth, 0) - np.nanmin(truth, 0), 1e-12)
+    order = np.argsort(-right.sum(1), kind="stable")[:MOST_SHOWN]
+    chosen = [int(row) for row in order if match[row] >= 0]
+    return [
+        Row(
+            original=((truth[row] - low) / spread).tolist(),
+            guess=((guesses[match[row]] - low) / spread).tolist(),
+            read=bool(right[row].all()),
+        )
+        for row in chosen
+    ]
+
+
+def _logistic_rung(kept: FittedUploads, clients: Sequence[int], seed: int) -> FittedRung:
+    """Solve for single rows by who knows all others, from the upload and, as control, from the model as sent."""
+    began, read, unseen, judged, residuals = time.perf_counter(), 0, 0, 0, []
+    shown: list[Row] = []
+    chances: list[float] = []
+    rng = np.random.default_rng(seed)
+    for client in clients:
+        fit = kept.fits[client][-1]
+        sent, reply = kept.parameters[client][-1]
+        optima = [_optimum(arrays, fit) for arrays in (reply, sent)]
+        if optima[0] is None:
+            continue
+        labels = np.searchsorted(np.array(fit.classes), fit.labels)
+        residuals.append(_residual(optima[0], fit.rows, labels))
+        for row in rng.permutation(len(fit.rows))[:VICTIMS]:
+            rest = np.arange(len(fit.rows)) != row
+            hits = [_is_read(each, fit.rows, labels, rest, row) for each in optima]
+            read, unseen, judged = read + hits[0], unseen + hits[1], judged + 1
+            guess = _guess(optima[0], fit.rows, labels, rest)
+            chances.append(1.0 if guess is None else _fits_alone(guess[0], fit.rows, int(row)))
+            shown.append(_logistic_row(guess, fit.rows, int(row), read=bool(hits[0])))
+    if not judged:
+        reason = "the arrays of the reply are not the weights and intercepts of the model that was fitted"
+        return FittedRung(name="logistic", called=_BESIDE, kind="row", reason=reason)
+    left = float(np.median(residuals))
+    note = (
+        "The upload is the optimum of the client's loss, so weights are equations on its rows: sums of rows, weighted"
+        " by what the model does not explain."
+        if left < 1e-2
+        else "The upload is not the optimum of the client's loss: the fit was stopped before, so that the equations of"
+        " an optimum do not hold. That hides rows from this attack, and is no guarantee against others."
+    )
+    return FittedRung(
+        name="logistic",
+        called=_BESIDE,
+        made="the fitted model; a worst case, as the attacker has all the client's rows but one",
+        source="fitted models that clients upload, each time knowing all other rows of the client",
+        kind="row",
+        counts=Counts(exact=read, nothing=judged - read, groups=judged, chance=combined(chances)),
+        control=Counts(exact=unseen, nothing=judged - unseen, groups=judged),
+        seconds=time.perf_counter() - began,
+        notes=(f"{note} What is left of these equations is {left:.2g} of their terms.",),
+        shown=sorted(shown, key=lambda one: not one.read)[:MOST_SHOWN],
+    )
+
+
+def _fits_alone(guess: np.ndarray, rows: np.ndarray, row: int) -> float:
+    """Return the share of a client's rows (N, F) that fit a guess as well as ``row`` does."""
+    apart = np.abs((rows - guess) / np.maximum(np.ptp(rows, axis=0), 1e-12)).max(1)
+    values = -np.concatenate([apart[row : row + 1], np.delete(apart, row)])[None]
+    return chance_of_upload(values, 1)
+
+
+def _optimum(arrays: Sequence[np.ndarray], fit: Fitted) -> LogisticOptimum | None:
+    """Find weights and intercepts among arrays by their shapes; ``None`` if there are none."""
+    classes, features = len(fit.classes), fit.rows.shape[1]
+    height = 1 if classes == 2 else classes
+    weights, intercepts = (_finite(arrays, shape) for shape in ((height, features), (height,)))
+    if not weights or not intercepts:
+        return None
+    penalty = float(fit.settings.get("C", 1.0)) if fit.settings.get("penalty", "l2") != "None" else np.inf
+    return LogisticOptimum(
+        weights=weights[0].astype(float), intercepts=intercepts[0].astype(float), inverse_penalty=penalty
+    )
+
+
+def _finite(arrays: Sequence[np.ndarray], shape: tuple[int, ...]) -> list[np.ndarray]:
+    """Return the arrays of this shape as numbers; an array with one that is not finite is no part of a model."""
+    fitting = [array.astype(float) for array in arrays if array.shape == shape and array.dtype.kind in "fiub"]
+    return [array for array in fitting if np.isfinite(array).all()]
+
+
+def _residual(optimum: LogisticOptimum, rows: np.ndarray, labels: np.ndarray) -> float:
+    """Compute what the equations of the optimum leave, as a share of their terms."""
+    apart = optimum.residuals(rows, labels)
+    left = np.column_stack([apart.T @ rows - optimum.weights / optimum.inverse_penalty, apart.sum(0)])
+    terms = np.column_stack([np.abs(apart).T @ np.abs(rows), np.abs(apart).sum(0)])
+    return float(np.abs(left).sum() / max(terms.sum(), 1e-300))
+
+
+def _guess(
+    optimum: LogisticOptimum | None, rows: np.ndarray, labels: np.ndarray, rest: np.ndarray
+) -> tuple[np.ndarray, int] | None:
+    if optimum is None:
+        return None
+    found = attempt(lambda: row_beside_known(optimum, rows[rest], labels[rest]))
+    return None if isinstance(found, Failure) else found
+
+
+def _is_read(optimum: LogisticOptimum | None, rows: np.ndarray, labels: np.ndarray, rest: np.ndarray, row: int) -> int:
+    found, spread = _guess(optimum, rows, labels, rest), np.maximum(np.ptp(rows, axis=0), 1e-12)
+    return int(found is not None and bool((np.abs(found[0] - rows[row]) <= EXACT_ROW * spread).all()))
+
+
+def _logistic_row(found: tuple[np.ndarray, int] | None, rows: np.ndarray, row: int, *, read: bool) -> Row:
+    low, spread = rows.min(0), np.maximum(np.ptp(rows, axis=0), 1e-12)
+    guess = None if found is None else ((found[0] - low) / spread).tolist()
+    return Row(original=((rows[row] - low) / spread).tolist(), guess=guess, read=read)
+
+
+def _sums_rung(kept: FittedUploads, clients: Sequence[int], seed: int) -> FittedRung:
+    """Reconstruct the rows that came or went between rounds, or are alone in a class, from means and variances."""
+    began, exact, part, changed = time.perf_counter(), 0, 0, 0
+    chances: list[float] = []
+    for client in clients:
+        fits = kept.fits[client]
+        rounds = [_moments(reply, fit) for (_, reply), fit in zip(kept.parameters[client], fits, strict=False)]
+        asked = _rows_between(rounds, fits)
+        last = rounds[-1]
+        asked += [(row, fits[-1].rows) for _, row in rows_alone(last)] if last is not None else []
+        changed += len(asked)
+        chances += [1.0 if row is None else _chance_there(row, table) for row, table in asked]
+        there = [row for row, table in asked if row is not None and _is_there(row, table)]
+        whole = sum(not np.isnan(row).any() for row in there)
+        exact, part = exact + whole, part + len(there) - whole
+    if not changed:
+        single = all(len(kept.parameters[client]) < 2 for client in clients)
+        reason = (
+            "there was one round alone, and --rounds gives more; means and variances of two rounds give each row that"
+            " came or went between them exactly (fl_privacy.attacks.fitted.rows_between)"
+            if single
+            else "no row came or went between two rounds, and none is alone in its class; means and variances give"
+            " such rows exactly (fl_privacy.attacks.fitted.rows_between)"
+        )
+        return FittedRung(name="sums", called=_SUMS, kind="row", reason=reason)
+    return FittedRung(
+        name="sums",
+        called=_SUMS,
+        made="means and variances by class",
+        source="means and variances that clients upload",
+        kind="row",
+        counts=Counts(
+            exact=exact,
+            recognizable=part,
+            nothing=changed - exact - part,
+            groups=changed,
+            chance=combined(chances),
+        ),
+        seconds=time.perf_counter() - began,
+    )
+
+
+def _rows_between(
+    rounds: Sequence[Moments | None], fits: Sequence[Fitted]
+) -> list[tuple[np.ndarray | None, np.ndarray]]:
+    """List the rows that came or went, ``None`` where they are too many to be told, with the tables that have them."""
+    found: list[tuple[np.ndarray | None, np.ndarray]] = []
+    pairs = zip(rounds, rounds[1:], fits, fits[1:], strict=False)
+    for before, after, old, new in pairs:
+        for one in rows_between(before, after) if before is not None and after is not None else ():
+            if not one.change:
+                found += [(one.rows[0], old.rows), (one.rows[1], new.rows)]
+                continue
+            table = new.rows if one.change > 0 else old.rows
+            single = one.rows[0] if len(one.rows) else None
+            found += [(single if k == 0 else None, table) for k in range(abs(one.change))]
+    return found
+
+
+_TOLD = 0.5
+"""Share of a row's values that are told, from which it is one: of a row for another those are that differ."""
+
+
+def _is_there(row: np.ndarray, table: np.ndarray) -> bool:
+    """Say whether a table has a row (F,), of which values that are not told are NaN."""
+    spread, told = np.maximum(np.ptp(table, axis=0), 1e-12), ~np.isnan(row)
+    return told.mean() >= _TOLD and bool((np.abs(table - row) <= EXACT_ROW * spread)[:, told].all(1).any())
+
+
+def _chance_there(row: np.ndarray, table: np.ndarray) -> float:
+    """Return the probability, at most, that a table with shuffled columns has a row (F,), of which NaN is not told.
+
+    It is the expected number of such rows: each column has its value at any place with the share of rows that have it.
+    """
+    if not _is_there(row, table):
+        return 1.0
+    spread, told = np.maximum(np.ptp(table, axis=0), 1e-12), ~np.isnan(row)
+    near = (np.abs(table - row) <= EXACT_ROW * spread)[:, told]
+    return min(1.0, len(table) * float(near.mean(0).prod()))
+
+
+def _moments(arrays: Sequence[np.ndarray], fit: Fitted) -> Moments | None:
+    """Find means, variances and counts of a GaussianNB among arrays, by their shapes and order.
+
+    The classes themselves, which are as many whole numbers, are no counts.
+    """
+    shape = (len(fit.classes), fit.rows.shape[1])
+    tables, counts = (_finite(arrays, each) for each in (shape, shape[:1]))
+    whole = [array for array in counts if (array == np.round(array)).all() and array.tolist() != list(fit.classes)]
+    if len(tables) < 2:
+        return None
+    return Moments(means=tables[0], variances=tables[1], counts=whole[0] if whole else None)

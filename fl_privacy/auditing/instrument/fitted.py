@@ -1,0 +1,171 @@
+"""What XGBoost and scikit-learn are given to fit while a client answers, so that guesses can be judged afterwards."""
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from fl_privacy.auditing.clear_text.findings import LEAST_DISTINCT, Leak
+from fl_privacy.auditing.instrument.watch import _replaced
+from fl_privacy.federation.replies import Failure, attempt
+
+ESTIMATORS = {
+    "LogisticRegression": "sklearn.linear_model._logistic",
+    "GaussianNB": "sklearn.naive_bayes",
+    "DecisionTreeClassifier": "sklearn.tree._classes",
+    "DecisionTreeRegressor": "sklearn.tree._classes",
+    "BaseForest": "sklearn.ensemble._forest",
+}
+"""Estimators of scikit-learn whose parameters are read, or classes that they come from -> the module that has them."""
+
+MOST_TREES = 32
+"""Of a forest that are looked for in replies."""
+
+_NOTED = "_fl_privacy_table"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Fitted:
+    """One call of an estimator's ``fit``.
+
+    Attributes:
+        kind: ``trees``, or the estimator's name.
+        rows: (N, F) that were fitted to, NaN for no value.
+        labels: (N,).
+        settings: of the estimator, numbers, texts and truth values alone.
+        classes: of the estimator, in its order; empty for trees.
+        nodes: of scikit-learn's decision trees, the first of a forest: one array for each, with names of what it holds.
+    """
+
+    kind: str
+    rows: np.ndarray = field(repr=False)
+    labels: np.ndarray = field(repr=False)
+    settings: dict[str, Any] = field(default_factory=dict)
+    classes: tuple[Any, ...] = ()
+    nodes: tuple[np.ndarray, ...] = field(default=(), repr=False)
+
+
+def leaks_of_nodes(fit: Fitted, arrays: Mapping[str, np.ndarray], values: Mapping[str, Any]) -> list[Leak]:
+    """List where a reply gives away the nodes of scikit-learn's decision trees, as arrays or pickled.
+
+    Args:
+        fit: with the trees.
+        arrays, values: of the reply, by record and name joined.
+    """
+    pickled = {key: array.tobytes() for key, array in arrays.items() if array.dtype == np.uint8 and array.ndim == 1}
+    pickled |= {key: value for key, value in values.items() if isinstance(value, bytes)}
+    found = []
+    for key, content in pickled.items():
+        held = sum(nodes.tobytes() in content for nodes in fit.nodes)
+        if held:
+            trees = f"{held} decision tree{'s' * (held != 1)} of scikit-learn{' at least' * (held == MOST_TREES)}"
+            found.append(_nodes_leak(f"{trees}, with thresholds and how many examples are in each node", key))
+    for key, array in arrays.items():
+        for name, what in _TOLD.items():
+            if any(_holds(array, nodes[name]) for nodes in fit.nodes):
+                found.append(_nodes_leak(what, key))
+    return found
+
+
+_TOLD = {
+    "threshold": "thresholds of a decision tree",
+    "n_node_samples": "how many of the client's examples are in each node of a decision tree",
+}
+"""Field of scikit-learn's nodes -> what it is."""
+
+
+def _holds(array: np.ndarray, told: np.ndarray) -> bool:
+    """Say whether an array is what a tree has, in single precision at least."""
+    if array.dtype.kind not in "fiu" or array.size != len(told) or len(np.unique(told)) < LEAST_DISTINCT:
+        return False
+    return bool(np.allclose(array.reshape(-1).astype(np.float64), told, rtol=1e-6, atol=0.0))
+
+
+def _nodes_leak(what: str, where: str) -> Leak:
+    return Leak(
+        severity="facts",
+        what=what,
+        where=where,
+        why="A threshold lies halfway between values of two examples, and nodes count people; not attacked here.",
+    )
+
+
+class FittedBy:
+    """Notes fits until the block ends; what an app did not import is not imported for it."""
+
+    def __init__(self) -> None:
+        self.fits: list[Fitted] = []
+
+    @contextmanager
+    def looking(self) -> Iterator[None]:
+        """Watch calls of ``fit`` while the context lasts."""
+        with ExitStack() as stack:
+            core = sys.modules.get("xgboost.core")
+            if core is not None and "__init__" in vars(core.DMatrix) and "update" in vars(core.Booster):
+                stack.enter_context(_replaced(core.DMatrix, "__init__", self._around_table))
+                stack.enter_context(_replaced(core.Booster, "update", self._around_update))
+            for name, module in ESTIMATORS.items():
+                owner = getattr(sys.modules.get(module), name, None)
+                if isinstance(owner, type) and "fit" in vars(owner):
+                    stack.enter_context(_replaced(owner, "fit", self._around_fit))
+            yield
+
+    def _around_table(self, init: Any) -> Any:
+        def made(matrix: Any, data: Any, label: Any = None, *args: Any, **kwargs: Any) -> None:
+            init(matrix, data, label, *args, **kwargs)
+            table = attempt(lambda: _table(data, label))
+            if not isinstance(table, Failure):
+                setattr(matrix, _NOTED, table)
+
+        return made
+
+    def _around_update(self, update: Any) -> Any:
+        def updated(booster: Any, dtrain: Any, *args: Any, **kwargs: Any) -> Any:
+            table = getattr(dtrain, _NOTED, None)
+            if table is not None and not any(one.rows is table[0] for one in self.fits):
+                self.fits.append(Fitted(kind="trees", rows=table[0], labels=table[1]))
+            return update(booster, dtrain, *args, **kwargs)
+
+        return updated
+
+    def _around_fit(self, fit: Any) -> Any:
+        def fitted(estimator: Any, X: Any, y: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N803
+            done = fit(estimator, X, y, *args, **kwargs)
+            noted = attempt(lambda: self._note(estimator, X, y))
+            del noted  # a table that is not understood is none to judge by
+            return done
+
+        return fitted
+
+    def _note(self, estimator: Any, rows: Any, labels: Any) -> None:
+        table, answers = np.asarray(rows, dtype=float), np.asarray(labels)
+        settings = {k: v for k, v in estimator.get_params().items() if isinstance(v, int | float | str | bool)}
+        if table.ndim == 2 and answers.shape == table.shape[:1]:
+            self.fits.append(
+                Fitted(
+                    kind=type(estimator).__name__,
+                    rows=table.copy(),
+                    labels=answers.copy(),
+                    settings=settings,
+                    classes=tuple(np.unique(answers).tolist()),
+                    nodes=_nodes(estimator),
+                )
+            )
+
+
+def _nodes(estimator: Any) -> tuple[np.ndarray, ...]:
+    """Return the nodes of a fitted tree, or of the first trees of a forest; none of others."""
+    trees: Sequence[Any] = getattr(estimator, "estimators_", [estimator])
+    found = [getattr(tree, "tree_", None) for tree in list(trees)[:MOST_TREES]]
+    told = [tree.__getstate__()["nodes"] for tree in found if tree is not None]
+    return tuple(np.frombuffer(nodes.tobytes(), nodes.dtype) for nodes in told)  # with the bytes between fields
+
+
+def _table(data: Any, label: Any) -> tuple[np.ndarray, np.ndarray]:
+    rows, labels = np.array(data, dtype=np.float32), np.array(label, dtype=float).ravel()
+    if rows.ndim != 2 or len(labels) != len(rows):
+        raise ValueError("no table with labels")
+    return rows, labels

@@ -1,0 +1,292 @@
+"""Which uploaded array is which parameter, told by values, and by names only where values leave a choice."""
+
+import hashlib
+import math
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fl_privacy.auditing.instrument.packed import Spread, spread
+
+CLOSE = 1e-2
+"""Relative distance up to which an array is a parameter's value after another type took its digits."""
+
+CODED = 0.12
+"""Relative distance up to which whole numbers, multiplied, are a parameter's value: four bits leave about as much."""
+
+SCALED = 1e-4
+"""Relative distance up to which an array is a multiple of a parameter's value."""
+
+LEAST_CODES = 8
+"""Numbers below which a code is taken for a parameter only if its name has the parameter's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Matched:
+    """What each array of an upload is.
+
+    Attributes:
+        parameters: name of the array -> name of the parameter or buffer.
+        shares: whether the arrays are ``weights``, their change, a ``delta``, or a ``gradient``.
+        by: ``value``; ``scale`` where arrays are multiples of values, or codes of them in whole numbers; or ``place``
+            where values were changed on the way and the arrays sent tell which is which.
+        unknown: arrays that are neither parameters nor buffers of what was trained, nor sent back as they came.
+        withheld: parameters that do not leave.
+        exact: whether all values are those of the parameters to the last bit.
+        decoded: name of an array that holds other numbers than its parameter's -> what these stand for. Parameters of
+            which some values left with their places, or that left joined, have a name of their own here.
+        packed: arrays of which such parameters are made.
+    """
+
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    shares: str = "weights"
+    by: str = "value"
+    unknown: tuple[str, ...] = ()
+    withheld: tuple[str, ...] = ()
+    exact: bool = True
+    decoded: Mapping[str, np.ndarray] = field(default_factory=dict, repr=False)
+    packed: tuple[str, ...] = ()
+
+
+def matched(
+    uploaded: Mapping[str, np.ndarray],
+    sent: Mapping[str, np.ndarray],
+    before: Mapping[str, Tensor],
+    after: Mapping[str, Tensor],
+    gradients: Mapping[str, Tensor],
+) -> Matched:
+    """Find what each uploaded array is.
+
+    Args:
+        uploaded: arrays of the reply by name, in order.
+        sent: of the message that it answers.
+        before: values of parameters and buffers when training began.
+        after: when the reply was made.
+        gradients: of parameters at the first step.
+    """
+    readings = {
+        "weights": after,
+        "delta": {name: after[name] - value for name, value in before.items() if name in after},
+        "gradient": gradients,
+    }
+    # parameters that did not move have the same value before and after, and a change of zero
+    best: dict[str, str] = {}
+    decoded: dict[str, np.ndarray] = {}
+    packed: tuple[str, ...] = ()
+    shares, exact = "weights", False
+    for kind, values in readings.items():
+        found = _by_value(uploaded, values)
+        scaled = _by_scale(uploaded, values, found, divides=kind == "weights")
+        known = {**found, **{key: name for key, (name, _) in scaled.items()}}
+        parts = {
+            f"{part.sources[0]}[{part.name}]": part
+            for part in _by_parts(uploaded, values, known, gradients, before if kind == "weights" else None)
+        }
+        if len(known) + len(parts) > len(best):
+            exact = len(found) == len(uploaded)
+            best, shares = {**known, **{key: part.name for key, part in parts.items()}}, kind
+            decoded = {key: meant for key, (_, meant) in scaled.items()}
+            decoded |= {key: part.values for key, part in parts.items()}
+            packed = tuple(dict.fromkeys(source for part in parts.values() for source in part.sources))
+    by = "scale" if decoded else "value"
+    digests = {key: _digest(array) for key, array in sent.items()} if len(best) < len(uploaded) else {}
+    back = {key for key, array in uploaded.items() if key not in best and digests.get(key) == _digest(array)}
+    if len(best) < len(uploaded) and not packed:
+        placed = _by_place(uploaded, sent, before, set(best.values()), {*best, *back})
+        if placed and not best:
+            shares = _kind(uploaded, sent, placed)
+        by = "place" if placed else by
+        best = {**best, **placed}
+    trained = [name for name in before if name in after and after[name].is_floating_point()]
+    return Matched(
+        parameters=best,
+        shares=shares,
+        by=by,
+        unknown=tuple(name for name in uploaded if name not in best and name not in back and name not in packed),
+        withheld=tuple(name for name in trained if name not in set(best.values())),
+        exact=exact,
+        decoded=decoded,
+        packed=packed,
+    )
+
+
+def _by_parts(
+    arrays: Mapping[str, np.ndarray],
+    values: Mapping[str, Tensor],
+    known: Mapping[str, str],
+    trained: Collection[str],
+    base: Mapping[str, Tensor] | None,
+) -> list[Spread]:
+    """Match the arrays left to parameters of which some values left, or that left joined."""
+    rest = {key: array for key, array in arrays.items() if key not in known and array.dtype.kind in "fiub"}
+    left = {name: _numpy(value) for name, value in values.items() if name not in set(known.values())}
+    if not left or not any(array.dtype.kind == "f" for array in rest.values()):
+        return []
+    return spread(rest, left, trained, base if base is None else {name: _numpy(value) for name, value in base.items()})
+
+
+def _by_value(arrays: Mapping[str, np.ndarray], values: Mapping[str, Tensor]) -> dict[str, str]:
+    """Match arrays to values of equal bytes, else of equal numbers but for their type; equal ones in their order.
+
+    An array that has the value of a parameter which is taken is another name of it, as of a weight that layers share.
+    """
+    found: dict[str, str] = {}
+    holders: dict[tuple[tuple[int, ...], str], list[str]] = defaultdict(list)
+    for name, value in values.items():
+        holders[_digest(_numpy(value))].append(name)
+    first = {digest: names[0] for digest, names in holders.items()}
+    for key, array in arrays.items():
+        digest = _digest(array)
+        if names := holders.get(digest):
+            found[key] = names.pop(_likest(key, names))
+        elif digest in first and array.size > 1 and array.min() != array.max():
+            found[key] = first[digest]
+    left = [name for name in values if name not in set(found.values())]
+    for key, array in arrays.items():
+        if key in found or array.dtype.kind != "f":
+            continue
+        for name in left:
+            value = values[name]
+            if tuple(value.shape) == array.shape and _near(array, value):
+                found[key] = name
+                left.remove(name)
+                break
+    return found
+
+
+def _by_scale(
+    arrays: Mapping[str, np.ndarray], values: Mapping[str, Tensor], known: Mapping[str, str], *, divides: bool
+) -> dict[str, tuple[str, np.ndarray]]:
+    """Match the arrays left to values of which they are multiples, or codes in whole numbers; return what they mean.
+
+    Args:
+        arrays, values: as of ``_by_value``.
+        known: what that found.
+        divides: whoever receives an array knows by what it was multiplied, as that of weights; else its sign alone.
+    """
+    left = [name for name in values if name not in set(known.values())]
+    found: dict[str, tuple[str, np.ndarray]] = {}
+    for key, array in arrays.items():
+        if key in known or array.size < 2 or array.dtype.kind not in "fiu":
+            continue
+        for name in left:
+            if tuple(values[name].shape) != array.shape:
+                continue
+            meant = _meant(array, _numpy(values[name]), divides=divides, named=name.split(".", 2)[-1] in key)
+            if meant is not None:
+                found[key] = name, meant
+                left.remove(name)
+                break
+    return found
+
+
+def _meant(array: np.ndarray, value: np.ndarray, *, divides: bool, named: bool) -> np.ndarray | None:
+    """Return the numbers that ``array`` stands for if these are ``value``, but for their digits; else ``None``."""
+    own, size = value.astype(np.float64), float(np.linalg.norm(value))
+    constant = not named and size > 0 and value.min() == value.max()  # any constant array is a multiple of it
+    if value.dtype.kind != "f" or not size or not math.isfinite(size) or constant:
+        return None
+    if array.dtype.kind == "f":
+        other = array.astype(np.float64)
+        factor = float((other * own).sum()) / size**2
+        off = np.linalg.norm(other - factor * own)
+        if not (abs(factor - 1) > CLOSE and factor and off <= SCALED * abs(factor) * size):
+            return None
+        return (other / (factor if divides else np.sign(factor))).astype(np.float32)
+    if array.dtype.itemsize == 2:  # NumPy has no bfloat16
+        bits = np.ascontiguousarray(array).view(np.uint16).astype(np.uint32)
+        short = (bits << 16).view(np.float32).reshape(array.shape)
+        if np.isfinite(short).all() and np.linalg.norm(short - own) <= CLOSE * size:
+            return short
+    if array.size < LEAST_CODES and not named:
+        return None
+    guesses = (_fitted(code, own) for code in _codes(array))
+    return next((one.astype(np.float32) for one in guesses if np.linalg.norm(one - own) <= CODED * size), None)
+
+
+def _codes(array: np.ndarray) -> Iterator[tuple[np.ndarray, tuple[int, ...] | None]]:
+    """Yield the numbers of a code with the axes over which one factor holds: about zero, of any zero, row by row."""
+    plain = array.astype(np.float64)
+    yield plain, None
+    if array.size >= LEAST_CODES:
+        yield plain - plain.mean(), None
+    if array.ndim > 1 and array[0].size >= LEAST_CODES:
+        yield plain, tuple(range(1, array.ndim))
+
+
+def _fitted(code: tuple[np.ndarray, tuple[int, ...] | None], value: np.ndarray) -> np.ndarray:
+    """Return the multiple of a code that is nearest to ``value``; a code without a mean gets the value's."""
+    numbers, axes = code
+    mean = value.mean() if axes is None and abs(numbers.sum()) < 1e-9 * np.abs(numbers).sum() else 0.0
+    over = {"axis": axes, "keepdims": True}
+    steps = ((value - mean) * numbers).sum(**over) / np.maximum(np.square(numbers).sum(**over), 1e-300)
+    return numbers * steps + mean
+
+
+def _by_place(
+    arrays: Mapping[str, np.ndarray],
+    sent: Mapping[str, np.ndarray],
+    before: Mapping[str, Tensor],
+    taken: set[str],
+    known: set[str],
+) -> dict[str, str]:
+    """Match arrays named, or placed, and shaped as arrays that were sent, by values at the start of training."""
+    if not sent:
+        return {}
+    origin = _by_value(sent, before)
+    names = list(sent)
+    found = {}
+    for place, (key, array) in enumerate(arrays.items()):
+        if key in known:
+            continue
+        like = key if key in sent else names[place] if place < len(names) and len(names) == len(arrays) else None
+        if like is None or sent[like].shape != array.shape or (name := origin.get(like)) is None or name in taken:
+            continue
+        if array.dtype.kind == "f" or not before[name].is_floating_point():  # else a code that nobody here reads
+            found[key] = name
+    return found
+
+
+def _kind(uploaded: Mapping[str, np.ndarray], sent: Mapping[str, np.ndarray], placed: Mapping[str, str]) -> str:
+    """Return ``weights`` where arrays are nearer to those sent than to zero, else ``delta``."""
+    apart = near = 0.0
+    names = list(sent)
+    for place, (key, array) in enumerate(uploaded.items()):
+        origin = sent.get(key, sent[names[place]] if place < len(names) else None)
+        if key in placed and origin is not None and origin.shape == array.shape and array.dtype.kind == "f":
+            apart += float(np.square(array.astype(np.float64) - origin).sum())
+            near += float(np.square(array.astype(np.float64)).sum())
+    return "weights" if apart <= near else "delta"
+
+
+def _likest(key: str, names: Sequence[str]) -> int:
+    """Index of the name that ends as ``key`` does, else 0: of equal values the first."""
+    for index, name in enumerate(names):
+        if name.endswith(key) or key.endswith(name.split(".", 2)[-1]):
+            return index
+    return 0
+
+
+def _digest(array: np.ndarray) -> tuple[tuple[int, ...], str]:
+    content = np.ascontiguousarray(array)
+    return array.shape, hashlib.blake2b(content.dtype.str.encode() + content.tobytes(), digest_size=16).hexdigest()
+
+
+def _numpy(value: Tensor) -> np.ndarray:
+    value = value.detach().cpu()
+    return (value.float() if value.dtype == torch.bfloat16 else value).numpy()
+
+
+def _near(array: np.ndarray, value: Tensor) -> bool:
+    own = _numpy(value).astype(np.float64)
+    other = array.astype(np.float64)
+    size = float(np.linalg.norm(own))
+    return size > 0 and float(np.linalg.norm(other - own)) <= CLOSE * size and _digits(array) < _digits(_numpy(value))
+
+
+def _digits(array: np.ndarray) -> int:
+    return array.dtype.itemsize if array.dtype.kind == "f" else 99

@@ -1,0 +1,377 @@
+"""Looks on while foreign code trains: which modules, on which batches, by which optimizer, with which loss.
+
+Only hooks are used that PyTorch offers to everybody, or its own methods called from a wrapper; no number changes, and
+no random stream is drawn from.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils.data import DataLoader
+
+from fl_privacy.auditing.instrument.program import Program, Recorder, tensors_in
+
+MOST_EXAMPLES, MOST_BYTES = 4096, 1 << 26
+"""Of a client that are kept for comparison."""
+
+MOST_ADDED = 16
+"""Losses that are recorded until a step: with as many, none is expected."""
+
+MOST_LABELS = 1 << 20
+"""Of a client's examples that are counted."""
+
+SETTINGS = ("lr", "momentum", "dampening", "weight_decay", "nesterov", "betas", "eps", "amsgrad", "maximize")
+"""Of an optimizer that are kept."""
+
+
+@dataclass(eq=False)
+class Watched:
+    """What was seen while a client answered one message.
+
+    Attributes:
+        modules: the outermost ones that were called with gradients on and have parameters.
+        before: values of their parameters and buffers at the first call, by name.
+        names: of parameters and buffers by ``id``: ``parts.<number>.<name>``.
+        batches: tensors of training batches, as loaders gave them, the first of them alone.
+        labels: of these batches, whole numbers one an example, where there is one such column; of all batches.
+        loaded: examples in all that loaders gave while gradients were on.
+        entered: shapes of what entered the modules, in words, and how often.
+        optimizers: class and settings, and how many steps each took.
+        backwards: times that a loss was differentiated.
+        gradients: of the first step, by name; of the first loss where no optimizer of PyTorch steps.
+        program: the way from the first batch to its loss, or from all batches whose gradients are added up in the first
+            step; ``None`` where it was not recorded, or there was none.
+        added: losses whose gradients are in the first step.
+        training: whether the first module was in training mode.
+        cut: whether a loader gave less than it has.
+    """
+
+    modules: list[nn.Module] = field(default_factory=list)
+    before: dict[str, Tensor] = field(default_factory=dict)
+    names: dict[int, str] = field(default_factory=dict)
+    batches: list[Any] = field(default_factory=list)
+    labels: list[Tensor] = field(default_factory=list)
+    loaded: int = 0
+    entered: Counter[str] = field(default_factory=Counter)
+    inputs: list[Any] = field(default_factory=list)
+    optimizers: Counter[tuple[str, tuple[tuple[str, Any], ...]]] = field(default_factory=Counter)
+    backwards: int = 0
+    gradients: dict[str, Tensor] = field(default_factory=dict)
+    program: Program | None = None
+    added: int = 0
+    training: bool = True
+    cut: bool = False
+
+    @property
+    def steps(self) -> int:
+        """Return the steps of all optimizers, or the losses that were differentiated where none of PyTorch's steps."""
+        return sum(self.optimizers.values()) or self.backwards
+
+    def values(self) -> dict[str, Tensor]:
+        """Return the present values of all parameters and buffers, by name, not copied."""
+        found = {}
+        for number, module in enumerate(self.modules):
+            for name, value in (*module.named_parameters(), *module.named_buffers()):
+                found[f"parts.{number}.{name}"] = value.detach()
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnlyExamples:
+    """Loaders give one batch with the examples from ``first`` to ``first + number`` of theirs, and then no more.
+
+    Attributes:
+        first: counted through the loader's batches.
+        number: of examples; ``None`` the loader's own first batch.
+        repeats: give it again in later passes.
+        evaluation: modules answer in evaluation mode: no batch norm over the batch, no dropout.
+    """
+
+    first: int = 0
+    number: int | None = 1
+    repeats: bool = False
+    evaluation: bool = False
+
+
+class _Mode(TorchFunctionMode):
+    """Hands every call of a PyTorch function to a watch."""
+
+    def __init__(self, watch: Watch) -> None:
+        super().__init__()
+        self._watch = watch
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        self._watch.called(func, args, kwargs or {}, made)
+        return made
+
+
+class Watch:
+    """Looks on in a ``with`` block.
+
+    Args:
+        program: take down the way to the first loss, which costs time.
+        only: what loaders give; ``None`` leaves them alone.
+    """
+
+    def __init__(self, *, program: bool = False, only: OnlyExamples | None = None) -> None:
+        self.seen = Watched()
+        self._only, self._asked = only, program
+        self._recorder: Recorder | None = Recorder() if program else None
+        self._roots: list[Tensor] = []
+        self._depth, self._bytes = 0, 0
+        self._given: set[int] = set()
+        self._first: dict[str, Tensor] = {}
+
+    def called(self, func: Any, args: Any, kwargs: Any, made: Any) -> None:
+        """Take down a function's call outside of modules."""
+        if self._recorder is not None and self._depth == 0:
+            self._recorder.note(func, None, args, kwargs, made)
+
+    @contextmanager
+    def looking(self) -> Iterator[Watched]:
+        """Look on until the block ends."""
+        optimizer = importlib.import_module("torch.optim.optimizer")
+        with ExitStack() as stack:
+            handle = optimizer.register_optimizer_step_pre_hook(self._stepping)
+            stack.callback(handle.remove)
+            after = optimizer.register_optimizer_step_post_hook(self._stepped)  # a step's closure differentiates in it
+            stack.callback(after.remove)
+            stack.enter_context(_replaced(nn.Module, "__call__", self._around_call))
+            stack.enter_context(_replaced(DataLoader, "__iter__", self._around_iteration))
+            stack.enter_context(_replaced(torch.autograd, "backward", self._around_backward))
+            if self._asked:
+                stack.enter_context(_Mode(self))
+            yield self.seen
+            if not self.seen.optimizers:
+                self.seen.gradients = self._first
+                del self._roots[1:]
+            self._end_recording()
+
+    def _around_call(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        watch = self
+
+        def called(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+            if watch._depth or not torch.is_grad_enabled() or next(module.parameters(), None) is None:
+                return call(module, *args, **kwargs)
+            watch._entering(module, args, kwargs)
+            watch._depth += 1
+            try:
+                with _evaluating(module, watch._only is not None and watch._only.evaluation):
+                    made = call(module, *args, **kwargs)
+            finally:
+                watch._depth -= 1
+            if watch._recorder is not None:
+                watch._recorder.note(None, module, args, kwargs, made)
+            return made
+
+        return called
+
+    def _entering(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        seen = self.seen
+        if not any(module is known for known in seen.modules):
+            if not seen.modules:
+                seen.training = module.training and not (self._only is not None and self._only.evaluation)
+            prefix = f"parts.{len(seen.modules)}."
+            seen.modules.append(module)
+            for name, value in (*module.named_parameters(), *module.named_buffers()):
+                seen.names.setdefault(id(value), prefix + name)
+                seen.before[prefix + name] = value.detach().clone()
+        tensors = tensors_in((args, kwargs))
+        seen.entered[", ".join(f"{tuple(t.shape)} {str(t.dtype).removeprefix('torch.')}" for t in tensors)] += 1
+        if not seen.loaded and tensors and self._room(tensors):
+            seen.inputs.append([_kept(t) for t in tensors])
+
+    def _room(self, tensors: list[Tensor]) -> bool:
+        size = sum(t.numel() * t.element_size() for t in tensors)
+        if self._bytes + size > MOST_BYTES:
+            return False
+        self._bytes += size
+        return True
+
+    def _around_iteration(self, iterate: Callable[..., Any]) -> Callable[..., Any]:
+        watch = self
+
+        def batches(loader: DataLoader[Any]) -> Any:
+            if watch._only is None:
+                return watch._counted(iterate(loader))
+            return watch._some(loader, iterate)
+
+        return batches
+
+    def _counted(self, given: Iterator[Any]) -> Iterator[Any]:
+        return _Counting(given, self._note)
+
+    def _note(self, batch: Any) -> None:
+        """Keep a batch that the client loads for training."""
+        if not torch.is_grad_enabled():
+            return
+        tensors = [t for t in tensors_in(batch) if t.dim()]
+        number = len(tensors[0]) if tensors else 0
+        if number and self.seen.loaded < MOST_EXAMPLES and self._room(tensors):
+            self.seen.batches.append([_kept(t) for t in tensors])
+        whole = [t for t in tensors if t.dim() == 1 and len(t) == number and not t.is_floating_point()]
+        if len(whole) == 1 and self.seen.loaded < MOST_LABELS:
+            self.seen.labels.append(_kept(whole[0]))
+        self.seen.loaded += number
+
+    def _some(self, loader: DataLoader[Any], iterate: Callable[..., Any]) -> Iterator[Any]:
+        only = self._only
+        assert only is not None
+        if not only.repeats and 0 in self._given and torch.is_grad_enabled():
+            return
+        skipped = 0
+        for batch in iterate(loader):
+            size = next((len(t) for t in tensors_in(batch) if t.dim()), 0)
+            if only.number is not None and size and only.first >= skipped + size:
+                skipped += size
+                continue
+            start = only.first - skipped
+            part = batch if only.number is None else _cut(batch, start, start + only.number, size)
+            if torch.is_grad_enabled():
+                self._given.add(0)
+                self.seen.cut = True
+            self._note(part)
+            yield part
+            return
+
+    def _stepping(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self._end_recording()
+        seen, group = self.seen, optimizer.param_groups[0]
+        told = tuple((key, _plain(group[key])) for key in SETTINGS if key in group)
+        if len(optimizer.param_groups) > 1:
+            told += (("groups", len(optimizer.param_groups)),)
+        seen.optimizers[type(optimizer).__name__, told] += 1
+        self._stepped(optimizer, args, kwargs)
+
+    def _end_recording(self) -> None:
+        """Keep the way to the losses so far; none is recorded any more."""
+        if self._recorder is not None and self._roots:
+            self.seen.program, self.seen.added = self._recorder.program(self._roots, self.seen.names), len(self._roots)
+            self._recorder, self._roots = None, []
+
+    def _stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        seen = self.seen
+        if not seen.gradients:
+            for each in optimizer.param_groups:
+                for parameter in each["params"]:
+                    name = seen.names.get(id(parameter))
+                    if name is not None and parameter.grad is not None:
+                        seen.gradients[name] = parameter.grad.detach().clone()
+
+    def _gradients(self) -> dict[str, Tensor]:
+        """Return the gradients of all parameters as they are now."""
+        found = {}
+        for number, module in enumerate(self.seen.modules):
+            for name, parameter in module.named_parameters():
+                if parameter.grad is not None:
+                    found[f"parts.{number}.{name}"] = _kept(parameter.grad)
+        return found
+
+    def _around_backward(self, backward: Callable[..., Any]) -> Callable[..., Any]:
+        def differentiated(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+            root = tensors if isinstance(tensors, Tensor) else next(iter(tensors), None)
+            if self._recorder is not None and isinstance(root, Tensor) and root.dim() == 0:
+                self._roots.append(root)
+                if self.seen.optimizers or len(self._roots) == MOST_ADDED:  # in a step's closure, or without steps
+                    del self._roots[1:]
+                    self._end_recording()
+            self._depth += 1  # a checkpoint computes parts of the network again
+            try:
+                made = backward(tensors, *args, **kwargs)
+            finally:
+                self._depth -= 1
+            self.seen.backwards += 1
+            if self.seen.backwards == 1 and not self.seen.optimizers:
+                self._first = self._gradients()
+            return made
+
+        return differentiated
+
+
+@contextmanager
+def _evaluating(module: nn.Module, wanted: bool) -> Iterator[None]:
+    """Put ``module`` into evaluation mode until the block ends, if ``wanted``."""
+    before = [each for each in module.modules() if each.training] if wanted else []
+    for each in before:
+        each.training = False
+    try:
+        yield
+    finally:
+        for each in before:
+            each.training = True
+
+
+class _Counting:
+    """An iterator that shows each batch before it gives it."""
+
+    def __init__(self, given: Iterator[Any], note: Callable[[Any], None]) -> None:
+        self._given, self._note = given, note
+
+    def __iter__(self) -> _Counting:
+        return self
+
+    def __next__(self) -> Any:
+        batch = next(self._given)
+        self._note(batch)
+        return batch
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._given, name)
+
+
+def _cut(batch: Any, start: int, stop: int, size: int) -> Any:
+    """Cut examples ``start`` to ``stop`` out of a batch of ``size``."""
+    if isinstance(batch, Tensor):
+        plain = batch.as_subclass(Tensor)  # others' subclasses may not be cut
+        return plain[start:stop] if plain.dim() and len(plain) == size else batch
+    if isinstance(batch, Mapping):
+        parts = {key: _cut(value, start, stop, size) for key, value in batch.items()}
+        return parts if type(batch) is dict else _remade(batch, parts)
+    if isinstance(batch, tuple):
+        each = [_cut(value, start, stop, size) for value in batch]
+        return type(batch)(*each) if hasattr(batch, "_fields") else tuple(each)
+    if isinstance(batch, list):
+        if len(batch) == size and size > 1 and not any(isinstance(each, Tensor | Mapping) for each in batch):
+            return batch[start:stop]
+        return [_cut(value, start, stop, size) for value in batch]
+    return batch
+
+
+def _remade(batch: Mapping[Any, Any], parts: dict[Any, Any]) -> Any:
+    """Put ``parts`` into a mapping of the same kind, such as a tokenizer's, where it can be made of them."""
+    try:
+        return type(batch)(parts)  # type: ignore[call-arg]
+    except (TypeError, ValueError):
+        return parts
+
+
+def _kept(tensor: Tensor) -> Tensor:
+    """Copy a tensor as a plain, detached one."""
+    return tensor.detach().as_subclass(Tensor).clone()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return float(value) if value.numel() == 1 else None
+    return tuple(value) if isinstance(value, list) else value
+
+
+@contextmanager
+def _replaced(owner: Any, name: str, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
+    """Replace ``owner.name`` by what ``around`` makes of it, until the block ends."""
+    original = owner.__dict__[name] if isinstance(owner, type) else getattr(owner, name)
+    setattr(owner, name, around(original))
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)

@@ -1,0 +1,20 @@
+"""Whether an app leaks more than it did: what a build measures, the baseline it keeps, and the test between the two."""
+
+from typing import TYPE_CHECKING
+
+from fl_privacy.checks.packages import on_demand
+
+if TYPE_CHECKING:
+    from fl_privacy.auditing.regression.comparison import (
+        Comparison as Comparison,
+        compare as compare,
+        read_baseline as read_baseline,
+        write_baseline as write_baseline,
+    )
+    from fl_privacy.auditing.regression.measurement import (
+        Measurement as Measurement,
+        measure_run as measure_run,
+        measure_training as measure_training,
+    )
+else:
+    __getattr__, __dir__, __all__ = on_demand(__name__)

@@ -1,0 +1,383 @@
+"""What an app's uploads gave away of chosen images.
+
+What one step of an app's own training function gives away, measured without a federation.
+"""
+
+import copy
+import hashlib
+import math
+import statistics
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib.metadata import version
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from fl_privacy.attacks import ReconstructionAttack
+from fl_privacy.checks import one_of, whole
+from fl_privacy.data.app_data import find_normalization, fingerprint, samples, told_normalization
+from fl_privacy.defenses import ClientState, Defense, none
+from fl_privacy.errors import UserError, blamed_on
+from fl_privacy.federation.interception.infer_plan import recognize_training
+from fl_privacy.measure import METRICS, Metric, Statistic, VictimScore, aggregate, evaluate_all
+from fl_privacy.measure.distractors import Others
+from fl_privacy.measure.intervals import share_at_most
+from fl_privacy.measure.outcome import READ, Outcome, outcome_of
+from fl_privacy.models import normalized
+from fl_privacy.rng import derive_generator, derive_seed
+from fl_privacy.runs.build import attack_called
+from fl_privacy.runs.distractors import MOST
+from fl_privacy.runs.distractors_of_app import at_random, others_among
+from fl_privacy.runs.folder import Attacker, Run, read_run
+from fl_privacy.types import Batch, LocalPlan, ModelState, Observation, Tensors, Upload
+from fl_privacy.types.plan import Normalization
+from fl_privacy.types.victim_ids import VictimId
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """How well each of N images was reconstructed.
+
+    Attributes:
+        metric: a name in ``METRICS``.
+        attack: who attacked, in words.
+        values: (N,) of the metric, in the order of the images.
+        uploads: (N,) which upload each image was in; images of one upload were attacked together.
+        victims: a digest of the images, which tells whether another measurement is of the same ones.
+        versions: of the packages that decide the values.
+        read: images that were read, by the rule of every page; ``None`` where an older version measured.
+    """
+
+    metric: str
+    attack: str
+    values: tuple[float, ...]
+    uploads: tuple[int, ...]
+    victims: str
+    versions: Mapping[str, str]
+    read: int | None = None
+
+    @property
+    def judged_by(self) -> Metric:
+        """Return the metric itself."""
+        return METRICS[self.metric]
+
+    @property
+    def statistic(self) -> Statistic:
+        """Return mean and 95 % interval, over uploads."""
+        found = aggregate(self.values, groups=self.uploads, within=self.judged_by.range)
+        assert found is not None
+        return found
+
+    @property
+    def read_in_words(self) -> str:
+        """Say how many were reconstructed of how many; if none, the largest share that this allows (95 %)."""
+        if self.read is None:
+            return f"an unknown number of {len(self.values)} images"
+        if self.read:
+            return f"{self.read} of {len(self.values)} images"
+        upper = share_at_most(0, len(self.values), groups=len(set(self.uploads)))
+        return f"none of {len(self.values)} images (up to {100 * upper:.0f} % of such images may be)"
+
+
+def expect_metric(metric: str) -> None:
+    """Refuse a name that is no metric that compares images.
+
+    Raises:
+        UserError: it is none.
+    """
+    one_of("metric", metric, [name for name, known in METRICS.items() if known.of == "images"])
+
+
+def measured(
+    *,
+    metric: str,
+    attack: str,
+    values: Iterable[float],
+    uploads: Iterable[object],
+    victims: Iterable[str],
+    outcomes: Iterable[Outcome | None] = (),
+) -> Measurement:
+    """Build a measurement of images of which every value is known.
+
+    Args:
+        metric: a name in ``METRICS``.
+        attack: who attacked, in words.
+        values: (N,) of the metric, NaN where an attack failed.
+        uploads: (N,) names of the uploads.
+        victims: (N,) what tells each image from others.
+        outcomes: (N,) what was read of each, ``None`` where that cannot be said.
+
+    Raises:
+        UserError: there is no such metric, no image, or one of which nothing is known.
+    """
+    expect_metric(metric)
+    known = tuple(map(float, values))
+    numbers: dict[object, int] = {}
+    groups = tuple(numbers.setdefault(upload, len(numbers)) for upload in uploads)
+    unknown = sum(math.isnan(value) for value in known)
+    if unknown or not known:
+        raise UserError(
+            f"{metric} is expected to be known of every attacked image, but is not of {unknown or 'any'} of"
+            f" {len(known)}: the attack failed, or the metric can't be computed, which says nothing of the uploads."
+        )
+    digest = hashlib.sha256("\n".join(victims).encode()).hexdigest()
+    versions = {package: version(package) for package in ("fl-privacy", "torch")}
+    found = list(outcomes)
+    return Measurement(
+        metric=metric,
+        attack=attack,
+        values=known,
+        uploads=groups,
+        victims=digest,
+        versions=versions,
+        read=None if not found or None in found else sum(outcome in READ for outcome in found),
+    )
+
+
+def measure_run(folder: Path, *, metric: str = "psnr") -> Measurement:
+    """Measure the run, attack or audit in ``folder``: the attacked round and attacker with the worst mean.
+
+    Images are told by their victim's name, whatever the round, so that two runs are of the same ones if both have the
+    same seed and data.
+
+    Raises:
+        UserError: it is no run's folder, did not finish, attacked nothing, or failed on an image.
+    """
+    run = read_run(folder)
+    if not run.finished:
+        raise UserError(f"{folder} is expected to hold a run that finished, but it did not; start it again.")
+    expect_metric(metric)
+    found = [(attacker, *key, images) for attacker in Attacker for key, images in _by_round(run, attacker).items()]
+    if not found:
+        raise UserError(f"{folder} is expected to hold attacked images, but none was attacked.")
+    sign = 1 if METRICS[metric].leaks == "high" else -1
+    attacker, round, images = max(found, key=lambda one: sign * _mean(one[2], metric))
+    choices = run.identity.config.get("choices", {})
+    return measured(
+        metric=metric,
+        attack=f"{choices.get('attack', 'an attack')}, {attacker} attacker, round {round}",
+        values=[_value(image, metric) for image in images],
+        uploads=[image["id"] for image in images],
+        outcomes=[outcome_of(image) for image in images],
+        victims=[f"{choices.get('data')} {VictimId.parse(str(i['id'])).source} {i['image']}" for i in images],
+    )
+
+
+def _by_round(run: Run, attacker: Attacker) -> Mapping[tuple[int], list[Mapping[str, Any]]]:
+    images = run.of_kind("image", attacker)
+    rounds = Counter(image["round"] for image in images)
+    return {(round,): [image for image in images if image["round"] == round] for round in rounds}
+
+
+def _value(image: Mapping[str, Any], metric: str) -> float:
+    value = None if image.get("failure") else image.get(metric)
+    return math.nan if value is None else float(value)
+
+
+def _mean(images: Iterable[Mapping[str, Any]], metric: str) -> float:
+    values = [value for image in images if not math.isnan(value := _value(image, metric))]
+    return sum(values) / len(values) if values else -math.inf
+
+
+Train = Callable[[nn.Module, DataLoader], object]
+
+UPLOAD_HOOKS = {"parts", "upload", "outcome"}
+
+
+def measure_training(
+    *,
+    model: nn.Module | Callable[[], nn.Module],
+    train: Train,
+    data: object,
+    batch_size: int = 1,
+    images: int = 40,
+    defense: Defense | None = None,
+    attack: str | ReconstructionAttack = "auto attack.budget=quick",
+    metric: str = "psnr",
+    seed: int = 0,
+) -> Measurement:
+    """Measure how well an honest-but-curious server reconstructs the first ``images`` of ``data``.
+
+    Each batch is an upload: ``train`` trains on it once, on a copy of the model as it is, the worst case of the
+    literature for its size. The server sees the change of the parameters, behind ``defense`` if there is one. Then an
+    attacker that knows it attacks as well, and of each image the better of both reconstructions counts.
+
+    Args:
+        model: the app's model, or what makes it; its values are drawn under ``seed`` in that case.
+        train: the app's own training function; trains the model in place over the loader that it is given.
+        data: images with labels, with the app's transform: a data set, a loader or an iterable of pairs.
+        batch_size: examples in each upload.
+        images: how many in all; a whole number of batches, at least five.
+        defense: of the upload alone (noise, clipping, pruning, quantization); others belong into ``train``.
+        attack: a name that ``fl-privacy list`` shows, with settings after it, or an attack.
+        metric: a name in ``METRICS`` that compares images.
+        seed: of all randomness.
+
+    Raises:
+        UserError: something does not fit, or the attack failed on an image.
+    """
+    expect_metric(metric)
+    examples = _examples(data, images, batch_size)
+    network, scale = _made(model, seed), told_normalization(data) or find_normalization(examples)
+    pixels = [image if scale is None else scale.undo(image) for image, _ in examples]
+    observed = normalized(network, scale) if scale is not None else network
+    guard = none() if defense is None else _expect_on_upload(defense)
+    observations, truths = [], []
+    for index in range(images // batch_size):
+        rows = slice(index * batch_size, (index + 1) * batch_size)
+        drawn = derive_seed(seed, "upload", index)
+        change = _change(network, train, examples[rows], drawn)
+        tensors = _defended(change.parameters, guard, drawn)
+        upload = Upload(tensors=tensors, buffers=change.buffers, num_examples=batch_size)
+        truth = Batch(torch.stack(pixels[rows]).clamp(0, 1), torch.tensor([label for _, label in examples[rows]]))
+        observations.append(_observation(network, observed, upload, index, tuple(truth.inputs.shape[1:])))
+        truths.append(truth)
+    made, name = _called(attack)
+    knowing = [[o.told(defense=guard.parts) for o in observations]] if guard.parts else []
+    judge = partial(evaluate_all, truths=truths, others=_others(data, truths, scale, seed))
+    scores = [judge(made(_at_one_rate(o), seed=seed)) for o in (observations, *knowing)]
+    return measured(
+        metric=metric,
+        attack=name,
+        values=[_worst(metric, values) for values in zip(*(_read(found, metric) for found in scores), strict=True)],
+        uploads=[o.id for o in observations for _ in range(batch_size)],
+        outcomes=_most(scores),
+        victims=[fingerprint(image) for image in pixels],
+    )
+
+
+def _others(data: object, attacked: Sequence[Batch], scale: Normalization | None, seed: int) -> Others:
+    """Choose images of the same data that are not attacked, with shipped ones where there are few."""
+    shape = tuple(attacked[0].inputs.shape[1:])
+    taken = set(range(sum(len(batch.inputs) for batch in attacked)))
+    drawn = islice(at_random(data, taken, derive_generator(seed, "candidates")), MOST)
+    plain = [(image if scale is None else scale.undo(image), label) for image, label in drawn]
+    return others_among([(i, label) for i, label in plain if tuple(i.shape) == shape], attacked, shape, seed=seed)
+
+
+def _called(attack: str | ReconstructionAttack) -> tuple[ReconstructionAttack, str]:
+    """Return the attack with its name."""
+    made, name = attack_called(attack)
+    if made is None:
+        raise UserError("attack is expected to be one, but got none; nothing would be measured.")
+    return made, name
+
+
+def _at_one_rate(observations: Sequence[Observation]) -> list[Observation]:
+    """Set the learning rate that ``train`` most likely has, so that all are attacked together."""
+    rate = statistics.median(o.plan.lr for o in observations)
+    return [replace(o, plan=replace(o.plan, lr=rate)) for o in observations]
+
+
+def _read(scores: Sequence[VictimScore], metric: str) -> list[float]:
+    """Return the metric of each image, NaN after a failure."""
+    return [image.values.get(metric, math.nan) for score in scores for image in score.images]
+
+
+def _most(scores: Sequence[Sequence[VictimScore]]) -> list[Outcome | None]:
+    """Return the worst outcome of each image by any attacker; ``None`` where one of them is not known."""
+    found = zip(*map(_outcomes, scores), strict=True)
+    return [None if None in each else min(filter(None, each), key=list(Outcome).index) for each in found]
+
+
+def _outcomes(scores: Sequence[VictimScore]) -> list[Outcome | None]:
+    """Return the outcome of each image."""
+    return [
+        outcome_of({**image.values, **image.compared, "certainty": image.certainty, "failure": image.failure})
+        for score in scores
+        for image in score.images
+    ]
+
+
+def _worst(metric: str, values: Sequence[float]) -> float:
+    """Return the worst of several attackers' values of an image; NaN where one failed, as its value is unknown."""
+    if any(map(math.isnan, values)):
+        return math.nan
+    return max(values) if METRICS[metric].leaks == "high" else min(values)
+
+
+def _examples(data: object, images: int, batch_size: int) -> list[tuple[Tensor, int]]:
+    whole("batch_size", batch_size, at_least=1, example=8)
+    whole("images", images, at_least=1, example=40)
+    if images % batch_size:
+        raise UserError(f"images is expected to be a multiple of batch_size={batch_size}, but got {images}.")
+    examples = list(islice(samples(data), images))
+    if len(examples) < images:
+        raise UserError(f"data is expected to hold {images} images, but holds {len(examples)}; lower images.")
+    return examples
+
+
+class _Batch(Dataset[tuple[Tensor, int]]):
+    def __init__(self, examples: Sequence[tuple[Tensor, int]]) -> None:
+        self._examples = examples
+
+    def __len__(self) -> int:
+        return len(self._examples)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return self._examples[index]
+
+
+def _made(model: nn.Module | Callable[[], nn.Module], seed: int) -> nn.Module:
+    if isinstance(model, nn.Module):
+        return copy.deepcopy(model)
+    with torch.random.fork_rng(devices=[]), blamed_on("model()"):
+        torch.manual_seed(seed)
+        made = model()
+    if not isinstance(made, nn.Module):
+        raise UserError(f"model is expected to be or to make a torch.nn.Module, but made {type(made).__name__}.")
+    return made
+
+
+def _change(model: nn.Module, train: Train, examples: Sequence[tuple[Tensor, int]], seed: int) -> ModelState:
+    """Return the change of the parameters by one training on ``examples``; buffers are those afterwards."""
+    sent, trained = ModelState.of(model), copy.deepcopy(model)
+    with torch.random.fork_rng(devices=[]), blamed_on("train(model, loader)"):
+        torch.manual_seed(seed)
+        train(trained, DataLoader(_Batch(examples), batch_size=len(examples)))
+    after = ModelState.of(trained.cpu())
+    change = {name: value - sent.parameters[name] for name, value in after.parameters.items()}
+    if not any(bool(tensor.any()) for tensor in change.values()):
+        raise UserError("train is expected to train the model that it is given in place, but left it as it was.")
+    return ModelState(change, after.buffers)
+
+
+def _expect_on_upload(defense: Defense) -> Defense:
+    if inside := [name for name in vars(defense) if name not in UPLOAD_HOOKS and getattr(defense, name)]:
+        raise UserError(
+            f"defense is expected to act on the upload alone, but {defense.name} has {inside[0]}; call it in train"
+            " (fl_privacy.flower.train_step)."
+        )
+    return defense
+
+
+def _defended(change: Tensors, defense: Defense, seed: int) -> Tensors:
+    """Defend the change by a client that starts anew with each upload."""
+    state, rng = ClientState(), torch.Generator().manual_seed(derive_seed(seed, "defense"))
+    for hook in defense.upload:
+        change = hook(change, state, rng)
+    return change
+
+
+def _observation(
+    model: nn.Module, observed: nn.Module, upload: Upload, index: int, shape: tuple[int, ...]
+) -> Observation:
+    with torch.no_grad():
+        logits = copy.deepcopy(observed).eval()(torch.zeros(1, *shape))
+    seen = Observation(
+        id=VictimId(0, 0, index),
+        model=observed,
+        sent=ModelState.of(model),
+        upload=upload,
+        plan=LocalPlan(shares="delta", steps=1),
+        input_shape=shape,
+        num_classes=logits.shape[-1],
+    )
+    return recognize_training(seen)[0]

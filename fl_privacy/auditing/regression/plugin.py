@@ -1,0 +1,140 @@
+"""``pytest --fl-privacy``: tests that ask for ``leakage`` fail where an app leaks more than its baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from fl_privacy.auditing.regression.measurement import Measurement
+
+BASELINE = "leakage_baseline.json"
+"""Name of the file in pytest's root folder, to be committed."""
+
+_SAID = pytest.StashKey[list[str]]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options of the command line."""
+    group = parser.getgroup("fl-privacy", "leakage of federated updates (fl_privacy)")
+    group.addoption(
+        "--fl-privacy", action="store_true", help="Run the tests that measure leakage, and compare with the baseline."
+    )
+    group.addoption(
+        "--fl-privacy-update", action="store_true", help="Measure and write the baseline anew; review and commit it."
+    )
+    group.addoption(
+        "--fl-privacy-baseline", metavar="FILE", help=f"The baseline; by default {BASELINE} in the root folder."
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Refuse what can't work, and note down what is found."""
+    config.stash[_SAID] = []
+    if config.getoption("--fl-privacy-update") and hasattr(config, "workerinput"):
+        raise pytest.UsageError("--fl-privacy-update is expected without pytest-xdist's -n: workers share the file.")
+
+
+@pytest.fixture
+def leakage(request: pytest.FixtureRequest) -> LeakageCheck:
+    """Measure what an app's uploads give away and compare it with the baseline; skipped without ``--fl-privacy``."""
+    config = request.config
+    update = bool(config.getoption("--fl-privacy-update"))
+    if not update and not config.getoption("--fl-privacy"):
+        pytest.skip("measures leakage: run pytest --fl-privacy")
+    told = config.getoption("--fl-privacy-baseline")
+    path = Path(told) if told else config.rootpath / BASELINE
+    return LeakageCheck(test=request.node.nodeid, path=path, update=update, said=config.stash[_SAID])
+
+
+class LeakageCheck:
+    """What the fixture ``leakage`` gives a test.
+
+    Attributes:
+        test: name under which the baseline keeps what the test measures.
+        path: file of the baseline.
+        update: write it instead of comparing.
+        said: sentences for the end of the session.
+    """
+
+    def __init__(self, *, test: str, path: Path, update: bool, said: list[str]) -> None:
+        self.test, self.path, self.update, self.said = test, path, update, said
+        self._measured = 0
+
+    def training(self, **told: Any) -> None:
+        """Check uploads of the app's own training function; arguments are those of ``measure_training``."""
+        from fl_privacy.auditing.regression import measure_training  # noqa: PLC0415
+
+        self._check(lambda: measure_training(**told))
+
+    def run(self, folder: str | Path, *, metric: str = "psnr") -> None:
+        """Check what a run, an attack or an audit of a Flower app left in ``folder``."""
+        from fl_privacy.auditing.regression import measure_run  # noqa: PLC0415
+
+        self._check(lambda: measure_run(Path(folder), metric=metric))
+
+    def epsilon(
+        self, mechanism: Any, claimed: float, *, delta: float = 1e-5, contradicts: bool = False, **asked: Any
+    ) -> None:
+        """Fail where many draws of ``mechanism`` contradict an epsilon of ``claimed``; there is no baseline.
+
+        Args:
+            mechanism: a mod of a Flower client, a strategy, a defense of this package, or a function from an update to
+                what is sent.
+            claimed: epsilon.
+            delta: of it.
+            contradicts: the claim is expected to be false: fail where nothing contradicts it.
+            asked: further fields of ``fl_privacy.dp_check.check.Asked``, such as rounds, clip_norm, like, draws.
+        """
+        from fl_privacy.auditing.regression.epsilon import verdict_on  # noqa: PLC0415
+        from fl_privacy.errors import UserError  # noqa: PLC0415
+
+        try:
+            found = verdict_on(mechanism, claimed=claimed, delta=delta, **asked)
+        except UserError as error:
+            pytest.fail(str(error), pytrace=False)
+        self.said.append(f"{self.test}: {found.sentence}")
+        if (found.status == "contradicted") != contradicts:
+            pytest.fail(found.sentence, pytrace=False)
+
+    def _check(self, measure: Callable[[], Measurement]) -> None:
+        from fl_privacy.errors import UserError  # noqa: PLC0415
+
+        self._measured += 1
+        name = self.test if self._measured == 1 else f"{self.test} #{self._measured}"
+        try:
+            self._judge(name, measure())
+        except UserError as error:
+            pytest.fail(str(error), pytrace=False)
+
+    def _judge(self, name: str, now: Measurement) -> None:
+        from fl_privacy.auditing.regression import compare, read_baseline, write_baseline  # noqa: PLC0415
+        from fl_privacy.auditing.regression.comparison import expect_enough  # noqa: PLC0415
+
+        kept = read_baseline(self.path)
+        if self.update:
+            expect_enough(now)
+            write_baseline(self.path, {**kept, name: now})
+            self.said.append(f"{name}: written to {self.path.name}.")
+            return
+        if name not in kept:
+            pytest.fail(
+                f"{self.path} is expected to hold a baseline of {name}, but has none; run pytest --fl-privacy-update"
+                " and commit it.",
+                pytrace=False,
+            )
+        found = compare(kept[name], now)
+        self.said.append(f"{name}: {found.sentence}")
+        if found.worse:
+            pytest.fail(f"{found.sentence} If that is meant, run pytest --fl-privacy-update.", pytrace=False)
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Print a sentence on each measurement, also where all tests pass."""
+    if said := config.stash[_SAID]:
+        terminalreporter.section("leakage")
+        for sentence in said:
+            terminalreporter.write_line(sentence)

@@ -1,0 +1,205 @@
+"""Whether a client's upload tells its own examples from others': their losses, by the app's own code, gone again."""
+
+import copy
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fl_privacy.auditing.instrument.matching import Matched
+from fl_privacy.auditing.instrument.program import Program, tensors_in
+from fl_privacy.auditing.instrument.watch import Watched
+from fl_privacy.auditing.scenario_problem import NotAttackedError, cleaned, names_in, reason_of, uploaded_tensors
+from fl_privacy.federation.replies import Failure, attempt
+from fl_privacy.measure.aggregate_leakage import Survivor, members_told
+
+MOST, LEAST = 40, 8
+"""Examples of a client that are asked about."""
+
+
+class Trained(Protocol):
+    """A client after its training, with its upload."""
+
+    @property
+    def number(self) -> int: ...
+    @property
+    def watched(self) -> Watched: ...
+    @property
+    def matched(self) -> Matched: ...
+    @property
+    def reply(self) -> Mapping[str, np.ndarray]: ...
+
+
+class _Parts(nn.Module):
+    """Modules by the names that programs give them."""
+
+    def __init__(self, parts: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+
+
+@dataclass(eq=False)
+class _Losses:
+    """Losses of single examples by a program whose batch is replaced.
+
+    Attributes:
+        program: of one example.
+        places: number of a constant of the program -> place of the batch's tensor.
+        model: the modules.
+        names: name as it was seen -> name in ``model``.
+    """
+
+    program: Program
+    places: Mapping[int, int]
+    model: _Parts
+    names: Mapping[str, str]
+
+    @torch.no_grad()
+    def of(self, examples: Sequence[Sequence[Tensor]], values: Mapping[str, Tensor]) -> np.ndarray:
+        """Compute (N,) losses of examples at the parameter ``values``, by the names that were seen."""
+        model = copy.deepcopy(self.model).eval()
+        for module in model.modules():
+            if isinstance(module, nn.RNNBase):
+                module.flatten_parameters()
+        own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        for name, value in values.items():
+            if name in self.names and own[self.names[name]].shape == value.shape:
+                own[self.names[name]].copy_(value)
+        parameters, found = dict(model.named_parameters()), []
+        for example in examples:
+            given = {number: example[place] for number, place in self.places.items()}
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(0)
+                found.append(float(self.program.run(given, list(model.parts), parameters)))
+        return np.asarray(found)
+
+
+def members_of(clients: Sequence[Trained], seen: Watched, seconds: float) -> Survivor:
+    """Ask of examples of several clients which one trained on them.
+
+    Args:
+        clients: that trained on examples of their own.
+        seen: a client's step on one example, with its program.
+        seconds: it may take, about.
+    """
+    started = time.perf_counter()
+    made = attempt(lambda: _members(clients, seen, seconds))
+    if isinstance(made, Failure):
+        return Survivor(name="members", reason=reason_of(made))
+    return replace(made, seconds=time.perf_counter() - started)
+
+
+def _members(clients: Sequence[Trained], seen: Watched, seconds: float) -> Survivor:
+    if len(clients) < 2:
+        raise NotAttackedError("one client alone was asked again, and there are no others' examples to tell apart")
+    losses = _losses(seen)
+    if not any(client.matched.parameters for client in clients):
+        raise NotAttackedError("no parameter of the network is among what clients upload")
+    clients = [client for client in clients if all(value.isfinite().all() for value in _after(client).values())]
+    if len(clients) < 2:
+        raise NotAttackedError("fewer than two clients' uploads are finite")
+    hidden = [n for c in clients for n in c.matched.withheld if n in c.watched.gradients]
+    if hidden:
+        raise NotAttackedError("parts of the network that are trained do not leave the client")
+    pools = [_examples(client.watched) for client in clients]
+    number = min(MOST, *(len(pool) for pool in pools))
+    if number < LEAST:
+        raise NotAttackedError(f"fewer than {LEAST} examples of each client were seen")
+    begun = time.perf_counter()
+    losses.of(pools[0][:2], clients[0].watched.before)
+    each = (time.perf_counter() - begun) / 2
+    number = max(LEAST, min(number, int(seconds / (4 * len(clients) * max(each, 1e-4)))))
+    pools = [pool[:number] for pool in pools]
+    classes = [_classes(client.watched, number) for client in clients]
+    found: list[list[np.ndarray]] = [[], [], [], []]
+    for place, client in enumerate(clients):
+        own, others = _alike(pools, classes, place)
+        values = {**client.watched.before, **_after(client)}
+        for kind, examples in enumerate((own, others)):
+            before = losses.of(examples, client.watched.before)
+            found[kind].append(before - losses.of(examples, values))
+            found[2 + kind].append(-before)
+    inside, outside, known, unknown = (np.concatenate(parts) for parts in found)
+    if min(len(inside), len(outside)) < LEAST:
+        raise NotAttackedError("clients have too few examples of the same classes to tell apart")
+    if not all(np.isfinite(part).all() for part in (inside, outside, known, unknown)):
+        raise NotAttackedError("the loss of an example is not finite")
+    alike = " of the same classes" if all(one is not None for one in classes) else ""
+    said = f"{len(clients)} uploads of the whole training, {len(inside)} own examples and as many of others{alike}"
+    return members_told(inside, outside, (known, unknown), said)
+
+
+def _classes(seen: Watched, number: int) -> list[int] | None:
+    """Return the classes of the first examples; ``None`` where they are not known."""
+    told = torch.cat(seen.labels).tolist() if seen.labels else []
+    return told[:number] if len(told) >= number else None
+
+
+def _alike(
+    pools: Sequence[list[list[Tensor]]], classes: Sequence[list[int] | None], place: int
+) -> tuple[list[list[Tensor]], list[list[Tensor]]]:
+    """Choose examples of a client, and as many of others with the same classes.
+
+    What clients have in common identifies nobody.
+    """
+    following = [(place + k) % len(pools) for k in range(1, len(pools))]
+    known = [one if one is not None else [0] * len(pool) for one, pool in zip(classes, pools, strict=True)]
+    if any(one is None for one in classes):
+        known = [[0] * len(pool) for pool in pools]
+    theirs: dict[int, list[list[Tensor]]] = {}
+    for k in range(max(len(pool) for pool in pools)):  # of all the others in turn
+        for other in following:
+            if k < len(pools[other]):
+                theirs.setdefault(known[other][k], []).append(pools[other][k])
+    own, others = [], []
+    for example, label in zip(pools[place], known[place], strict=True):
+        if theirs.get(label):
+            own.append(example)
+            others.append(theirs[label].pop(0))
+    return own, others
+
+
+def _after(client: Trained) -> dict[str, Tensor]:
+    """Compute the parameters that the client's upload reveals."""
+    before, told = client.watched.before, uploaded_tensors(dict(client.reply), client.matched)
+    if client.matched.shares == "weights":
+        return told
+    sign = 1.0 if client.matched.shares == "delta" else -0.01
+    return {name: before[name].float() + sign * change for name, change in told.items() if name in before}
+
+
+def _losses(seen: Watched) -> _Losses:
+    program = seen.program
+    if program is None or not seen.batches:
+        raise NotAttackedError("its examples do not come from a DataLoader, or no loss was seen")
+    batch = [t for t in tensors_in(seen.batches[0]) if t.dim()]
+    places: dict[int, int] = {}
+    for number, value in program.constants.items():
+        if not value.dim() or len(value) != 1:
+            continue
+        place = next((k for k, t in enumerate(batch) if t.shape == value.shape and torch.equal(t, value.to(t))), None)
+        if place is not None:
+            places[number] = place
+        elif value.numel() > 1:
+            raise NotAttackedError("what enters the network is made of the batch before PyTorch's hooks see it")
+    if not places:
+        raise NotAttackedError("the loader's batches are not what enters the network")
+    parts = tuple(cleaned(part) for part in program.parts)
+    model = _Parts(parts)
+    return _Losses(replace(program, parts=parts), places, model, names_in(seen, program, model))
+
+
+def _examples(seen: Watched) -> list[list[Tensor]]:
+    """Split the seen batches into single examples, as batches of one."""
+    found: list[list[Tensor]] = []
+    for batch in seen.batches:
+        tensors: list[Any] = [t for t in tensors_in(batch) if t.dim()]
+        size = min((len(t) for t in tensors), default=0)
+        found += [[t[k : k + 1] for t in tensors] for k in range(size)]
+        if len(found) >= MOST:
+            break
+    return found[:MOST]

@@ -1,0 +1,510 @@
+"""From what was seen of a client's first step to an observation that attacks take: network, inputs, loss."""
+
+import copy
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from fl_privacy.auditing.instrument.matching import Matched
+from fl_privacy.auditing.instrument.program import Call, Own, Program, ReplayModel, beside, refs_in, tensors_in
+from fl_privacy.auditing.instrument.watch import Watched
+from fl_privacy.data.app_data import find_normalization
+from fl_privacy.errors import UserError
+from fl_privacy.federation.replies import Failure
+from fl_privacy.models.checkpointing import without_checkpointing
+from fl_privacy.models.losses import CROSS_ENTROPY, Loss, loss_of
+from fl_privacy.models.unwrap_model import detached_copy, unwrapped
+from fl_privacy.rng import streams_put_back
+from fl_privacy.types import Knowledge, LocalPlan, ModelState, Observation, Tensors, Upload, VictimId
+
+Kind = Literal["image", "row", "text", "other"]
+
+LEAST_SIDE = 4
+"""Pixels of an image's shorter side."""
+
+FEW_ROWS = 10
+"""Rows below which all features are taken to have one range."""
+
+NEARLY_AS_ONE = 1e-2
+"""Relative error up to which a gradient is that of all examples as one batch."""
+
+CALL, PRODUCT = 1e-5, 5e-11
+"""Seconds of a usual processor, for each call of PyTorch and each operation of a product of matrices."""
+
+OPTIMIZERS = {"SGD": "sgd", "Adam": "adam", "AdamW": "adamw"}
+"""Class of PyTorch -> name in a plan."""
+
+_OWN_LOSS = Loss("the app's own loss", lambda outputs, labels: outputs.mean(), targets="values", takes="rows")
+"""Of a network that goes the whole way itself."""
+
+
+class NotAttackedError(Exception):
+    """Why there is no attack on what a client does, in one line."""
+
+
+def reason_of(failed: Failure) -> str:
+    """Return why there is no attack; an error of an attack's own says nothing of the app, and says so."""
+    for told in ("NotAttackedError: ", "UserError: "):
+        if failed.reason.startswith(told):
+            return failed.reason.removeprefix(told).rstrip(".")
+    return f"the attack ended with an error of its own, which tells nothing of the app ({failed.reason.rstrip('.')})"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Problem:
+    """What one step of a client computed: batch, loss and network.
+
+    Attributes:
+        kind: of its examples.
+        model: its network of values in [0, 1].
+        loss: of the outputs; of a network that goes the whole way the mean of them.
+        whole: whether the network goes the whole way to the loss, so that what else the loss takes is given to whoever
+            attacks.
+        truth: (B, ...) the examples in [0, 1].
+        labels: (B,) classes or (B, K) targets, where the loss takes them apart.
+        input_shape: of one example, as attacks take it.
+        num_classes: K.
+        names: name of a parameter as it was seen -> its name in ``model``.
+        sent: values of the network when the step began.
+        notes: how it was found, a sentence each.
+    """
+
+    kind: Kind
+    model: ReplayModel
+    loss: Loss
+    whole: bool
+    truth: Tensor
+    labels: Tensor | None
+    input_shape: tuple[int, ...]
+    num_classes: int
+    names: dict[str, str]
+    sent: ModelState
+    notes: tuple[str, ...] = ()
+
+    def observed(self, number: int, tensors: Tensors, plan: LocalPlan) -> Observation:
+        """Build the observation of an upload of these tensors, by the names under which they were seen."""
+        own = {self.names[name]: value for name, value in tensors.items() if name in self.names}
+        parameters = {name: v for name, v in own.items() if name in self.sent.parameters}
+        if not parameters:
+            raise NotAttackedError(
+                "what is uploaded was not understood: by values, names and places none of its arrays is a parameter of"
+                " the network that trains"
+            )
+        given = torch.ones(len(self.truth), 1) if self.whole else None
+        return Observation(
+            id=VictimId(1, 0, number),
+            model=self.model,
+            sent=self.sent,
+            upload=Upload(tensors=parameters, num_examples=len(self.truth)),
+            plan=plan,
+            input_shape=self.input_shape,
+            num_classes=self.num_classes,
+            loss=self.loss,
+            knowledge=Knowledge(labels=given),
+        )
+
+
+def read_problem(seen: Watched, range_of: Sequence[Tensor]) -> Problem:
+    """Describe the inverse problem of the first step that was seen.
+
+    Args:
+        seen: with a program.
+        range_of: inputs that the client was seen to load, (N, ...) each, which tell the range of a value.
+
+    Raises:
+        NotAttackedError: no attack here takes it.
+    """
+    program = seen.program
+    if program is None:
+        raise NotAttackedError("no loss that is differentiated was seen")
+    first = next((call for call in program.calls if call.part >= 0), None)
+    if first is None:
+        raise NotAttackedError("the loss does not come from a module of PyTorch")
+    variables, batch = _searched(program, _leaves(program, first))
+    parts = tuple(cleaned(part) for part in program.parts)
+    plain = replace(program, parts=parts)
+    shapes = [tuple(program.constants[n].shape[1:]) for n in variables]
+    if len(shapes) == 1 and len(shapes[0]) == 3 and shapes[0][0] in (1, 2, 3, 4) and min(shapes[0][1:]) >= LEAST_SIDE:
+        kind: Kind = "image"
+    else:
+        kind = "row"
+    truths = [program.constants[n].float() for n in variables]
+    low, scale, notes = _ranges(kind, truths, range_of)
+    if beside(program, variables, batch):
+        notes += ("What else enters the network, such as categories, is given to whoever attacks.",)
+    output, loss, labels = _loss(plain, variables, batch, seen)
+    draws = not torch.equal(_made(plain, output, 1), _made(plain, output, 2))
+    model = ReplayModel(plain, variables, shapes, list(zip(low, scale, strict=True)), output=output, draws=draws)
+    values = torch.cat([((t - a) / s).flatten(1) for t, a, s in zip(truths, low, scale, strict=True)], 1)
+    shape = shapes[0] if kind == "image" else (1, 1, values.shape[1])
+    names = names_in(seen, program, model)
+    own = dict((*model.named_parameters(), *model.named_buffers()))
+    before = {
+        names[name]: value
+        for name, value in seen.before.items()
+        if name in names and value.shape == own[names[name]].shape
+    }
+    sent = ModelState(
+        {name: before.get(name, p.detach().clone()) for name, p in model.named_parameters()},
+        {name: before.get(name, b.detach().clone()) for name, b in model.named_buffers()},
+    )
+    classes = 1 if output is None else _width(plain, output)
+    problem = Problem(
+        kind=kind,
+        model=model,
+        loss=loss,
+        whole=output is None,
+        truth=values.reshape(batch, *shape),
+        labels=labels,
+        input_shape=shape,
+        num_classes=classes,
+        names=names,
+        sent=sent,
+        notes=notes,
+    )
+    return problem if seen.added < 2 else _added_up(problem, seen)
+
+
+def _added_up(problem: Problem, seen: Watched) -> Problem:
+    """Return ``problem`` with a loss that is as much larger as its gradient is than that of one batch of all examples.
+
+    Raises:
+        NotAttackedError: it is another one.
+    """
+    still, sent = detached_copy(problem.model).train(seen.training), problem.sent
+    still.load_state_dict({**sent.parameters, **sent.buffers}, strict=False)
+    own = {problem.names[name]: value.flatten() for name, value in seen.gradients.items() if name in problem.names}
+    asked = [(p, own[name]) for name, p in still.named_parameters() if name in own and p.requires_grad]
+    if not asked:
+        raise NotAttackedError("the optimizer's parameters are none of the network's")
+    labels = torch.ones(len(problem.truth), 1) if problem.labels is None else problem.labels
+    with streams_put_back():
+        value = problem.loss(still(problem.truth), labels)
+        parts = torch.autograd.grad(value, [p for p, _ in asked], allow_unused=True, materialize_grads=True)
+    there, made = torch.cat([g for _, g in asked]).double(), torch.cat([g.flatten() for g in parts]).double()
+    factor = float(there @ made / made.square().sum().clamp_min(1e-30))
+    if float((there - factor * made).norm()) > NEARLY_AS_ONE * float(there.norm()) or factor <= 0:
+        raise NotAttackedError(
+            f"the gradients of {seen.added} losses are added up before a step, in a way that was not understood"
+        )
+    note = f"The gradients of {seen.added} losses are added up before the step; they are attacked as one."
+    loss = problem.loss
+    if abs(factor - 1) > NEARLY_AS_ONE:
+        loss = replace(loss, function=lambda outputs, labels: factor * problem.loss.function(outputs, labels))
+    return replace(problem, loss=loss, notes=(*problem.notes, note))
+
+
+def _searched(program: Program, leaves: list[int]) -> tuple[list[int], int]:
+    """Return the inputs among ``leaves`` that can be searched for, and the number of examples.
+
+    Raises:
+        NotAttackedError: there are none.
+    """
+    floats = [n for n in leaves if program.constants[n].is_floating_point()]
+    batch = next((len(program.constants[n]) for n in leaves if program.constants[n].dim()), 0)
+    variables = [n for n in floats if program.constants[n].dim() and len(program.constants[n]) == batch]
+    if not variables and any(program.constants[n].dim() > 1 for n in leaves):
+        raise NotAttackedError(
+            "words, or other categories, enter its network by their numbers; they are read from the rows of the"
+            " embedding that they choose, and these are not among what is uploaded"
+        )
+    if not variables or not batch:
+        raise NotAttackedError("what enters its network is not made of numbers that can be searched for")
+    return variables, batch
+
+
+def plan_of(seen: Watched, found: Matched, batch: int) -> LocalPlan:
+    """Infer the plan of the one step that was seen.
+
+    Raises:
+        NotAttackedError: by an optimizer that no attack here undoes.
+    """
+    if not seen.optimizers:
+        raise NotAttackedError(
+            "no optimizer of PyTorch makes a step on so few examples, as where the gradients of several batches are"
+            " added up before one"
+        )
+    if len(seen.optimizers) > 1:
+        raise NotAttackedError("steps of several optimizers, or with settings that change, are not undone")
+    (name, told), steps = next(iter(seen.optimizers.items()))
+    settings = dict(told)
+    kind = name.removeprefix("DP") if name.startswith("DP") else name
+    if kind not in OPTIMIZERS or settings.get("groups", 1) > 1:
+        raise NotAttackedError(f"steps of {name} are not undone")
+    mode: Literal["train", "eval"] = "train" if seen.training else "eval"
+    return LocalPlan(
+        shares=found.shares,  # type: ignore[arg-type]
+        lr=float(settings["lr"]),
+        steps=steps if found.shares != "gradient" else None,
+        batch_size=batch,
+        optimizer=OPTIMIZERS[kind],  # type: ignore[arg-type]
+        momentum=float(settings.get("momentum", 0.0) or 0.0),
+        nesterov=bool(settings.get("nesterov", False)),
+        weight_decay=float(settings.get("weight_decay", 0.0) or 0.0),
+        batch_norm=mode,
+        probe_batch_norm=mode,
+        mode=mode,
+    )
+
+
+def gradient_plan(seen: Watched) -> LocalPlan:
+    """Return the plan under which the gradient itself is seen."""
+    mode: Literal["train", "eval"] = "train" if seen.training else "eval"
+    return LocalPlan(shares="gradient", batch_norm=mode, probe_batch_norm=mode, mode=mode)
+
+
+class _Work(TorchDispatchMode):
+    """Counts what is computed."""
+
+    calls, products = 0, 0.0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out, count = func(*args, **(kwargs or {})), flop_registry.get(func._overloadpacket)
+        self.calls += 1
+        self.products += count(*args, **(kwargs or {}), out_val=out) if count else 0.0
+        return out
+
+
+@without_checkpointing()
+def seconds_of_evaluation(observation: Observation) -> float:
+    """Estimate a usual processor's seconds of an attack's step: the gradient of a gradient, on gray examples.
+
+    The same on all machines.
+    """
+    model = detached_copy(observation.model).train(observation.plan.mode == "train")
+    gray = torch.full((observation.upload.num_examples, *observation.input_shape), 0.5, requires_grad=True)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    with streams_put_back(), _Work() as work:
+        first = torch.autograd.grad(model(gray).sum(), parameters, create_graph=True, allow_unused=True)
+        size = [g.square().sum() for g in first if g is not None and g.requires_grad]
+        if size:
+            torch.autograd.grad(torch.stack(size).sum(), gray, allow_unused=True)
+    return CALL * work.calls + PRODUCT * work.products
+
+
+def uploaded_tensors(reply: dict[str, np.ndarray], found: Matched) -> dict[str, Tensor]:
+    """Convert the reply's arrays to single precision, by the names of the parameters that they are."""
+    made = {}
+    for key, name in found.parameters.items():
+        array = found.decoded[key] if key in found.decoded else reply[key]
+        if array.dtype.kind == "f":
+            made[name] = torch.from_numpy(np.array(array, dtype=np.float32))
+    return made
+
+
+def _leaves(program: Program, call: Call) -> list[int]:
+    """Find the loaded tensors from which a module's inputs come without any loss of values."""
+    makers = {number: each for each in program.calls for number in each.outputs}
+    found = []
+    for ref in refs_in((call.args, call.kwargs)):
+        number = ref.number
+        while number not in program.constants and number in makers:
+            behind = list(refs_in((makers[number].args, makers[number].kwargs)))
+            if len(behind) != 1 or makers[number].part >= 0 or behind[0].number == number:
+                break
+            number = behind[0].number
+        if number in program.constants and number not in found:
+            found.append(number)
+    return found
+
+
+def _ranges(
+    kind: Kind, truths: Sequence[Tensor], range_of: Sequence[Tensor]
+) -> tuple[list[Tensor], list[Tensor], tuple[str, ...]]:
+    """Find the least value and width of each input, and a sentence on where they come from."""
+    if kind == "image":
+        every = next((r for r in range_of if r.shape[1:] == truths[0].shape[1:]), truths[0]).float()
+        found = find_normalization([(image, 0) for image in every[:256]])
+        channels = truths[0].shape[1]
+        if found is None:
+            return [torch.zeros(1, 1, 1)], [torch.ones(1, 1, 1)], ("Pixels enter the network as they are, in [0, 1].",)
+        mean, std = (torch.tensor(v).view(-1, 1, 1).expand(channels, 1, 1).clone() for v in (found.mean, found.std))
+        said = f"Pixels are normalized before the network: {found.in_words()}, as the darkest and brightest show."
+        return [-mean / std], [1 / std], (said,)
+    low, scale = [], []
+    for truth in truths:
+        alike = [r.reshape(len(r), *truth.shape[1:]) for r in range_of if r[0].numel() == truth[0].numel()]
+        every = torch.cat([*alike, truth]).float()
+        if len(every) < FEW_ROWS:  # which tell no range of each
+            every = every.reshape(-1, *[1] * (truth.dim() - 1)).expand(-1, *truth.shape[1:])
+        least, most = every.amin(0), every.amax(0)
+        low.append(least)
+        width = most - least
+        scale.append(torch.where(width > 1e-6, width, torch.ones_like(width)))
+    return low, scale, ("Whoever attacks knows the range of each feature, as a public schema tells it.",)
+
+
+def _loss(
+    program: Program, variables: Sequence[int], batch: int, seen: Watched
+) -> tuple[int | None, Loss, Tensor | None]:
+    """Find the outputs (B, K), their loss and the targets; no outputs where the client's own loss is kept whole."""
+    modules = [place for place, call in enumerate(program.calls) if call.part >= 0]
+    made = {number for place in modules for number in program.calls[place].outputs}
+    later = program.calls[modules[-1] + 1 :]
+    taken = [ref.number for call in later for ref in refs_in((call.args, call.kwargs))]
+    outputs = [number for number in dict.fromkeys(taken) if number in made]
+    targets = [n for n in dict.fromkeys(taken) if n in program.constants and _is_of(program.constants[n], batch)]
+    if len(targets) > 1:  # weights of classes, or copies of parameters, may be as many as there are examples
+        loaded = [tensor for each in seen.batches for tensor in tensors_in(each)]
+        targets = [n for n in targets if any(_equal(program.constants[n], tensor) for tensor in loaded)]
+    reaches = program.depends_on(set(variables)) - made
+    if len(outputs) != 1 or len(targets) != 1 or targets[0] in reaches or set(variables) & set(taken):
+        return None, _OWN_LOSS, None
+    output, target = outputs[0], targets[0]
+    labels = program.constants[target]
+    try:
+        width = _width(program, output)
+        used = _comparing(program, later, output, target)
+        if len(later) == 1 and _is_plain(used[0], output):
+            return output, CROSS_ENTROPY, labels
+        target, labels = _as_compared(program, used[0], output, target)
+
+        bounded = any(call.function is F.binary_cross_entropy for call in later)  # refuses targets out of [0, 1]
+
+        def replayed(outputs: Tensor, labels: Tensor) -> Tensor:
+            labels = labels.clamp(0, 1) if bounded and labels.is_floating_point() else labels
+            shaped = outputs if program_dim[0] > 1 else outputs.squeeze(1)
+            if labels.dim() > target_dim and labels.shape[-1] == 1:
+                labels = labels.squeeze(-1)  # else losses compare each output with each target
+            return program.run({output: shaped, target: labels}, (), own, after=modules[-1])
+
+        target_dim = labels.dim()
+        program_dim, own = [_made(program, output).dim()], _without_pull(program, seen, modules[-1])
+        name = getattr(used[0].function, "__name__", "the app's own loss").replace("_", " ") if used else "the app's"
+        return output, replace(loss_of(replayed, width, seen.before[next(iter(seen.before))]), name=name), labels
+    except (UserError, RuntimeError, ValueError, TypeError, IndexError, KeyError):
+        return None, _OWN_LOSS, None
+
+
+def _comparing(program: Program, later: Sequence[Call], output: int, target: int) -> list[Call]:
+    """List the calls that take something of the outputs and something of the targets, the loss function first."""
+    told, asked = program.depends_on({output}), program.depends_on({target})
+    taken = [(call, {ref.number for ref in refs_in((call.args, call.kwargs))}) for call in later]
+    return [call for call, numbers in taken if numbers & told and numbers & asked]
+
+
+def _as_compared(program: Program, call: Call, output: int, target: int) -> tuple[int, Tensor]:
+    """Return what a loss function compares outputs with, after all that was made of the labels, if it is numbers."""
+    told, asked = program.depends_on({output}), program.depends_on({target})
+    taken = {ref.number for ref in refs_in((call.args, call.kwargs))} & (asked - told)
+    labels = program.constants[target]
+    if len(taken) == 1 and (number := taken.pop()) != target:
+        made = _made(program, number)
+        if made.is_floating_point() and _is_of(made, len(labels)):
+            return number, made
+    return target, labels
+
+
+def _without_pull(program: Program, seen: Watched, after: int) -> dict[str, Tensor]:
+    """Return the parameters that the loss takes beside outputs, by name, if it pulls none of them where they are.
+
+    Raises:
+        ValueError: it does, as a penalty on all weights, whose gradient the outputs don't show.
+    """
+    later = program.calls[after + 1 :]
+    outputs = {n: _made(program, n) for call in program.calls[: after + 1] for n in call.outputs if call.part >= 0}
+    named = [leaf.name for call in later for leaf in tree_leaves((call.args, call.kwargs)) if isinstance(leaf, Own)]
+    own = {name: seen.before[name].clone().requires_grad_() for name in dict.fromkeys(named)}
+    if not own:
+        return {}
+    loss = program.run(outputs, (), own, after=after)
+    pulls = torch.autograd.grad(loss, list(own.values()), allow_unused=True) if loss.requires_grad else ()
+    if any(pull is not None and pull.any() for pull in pulls):
+        raise ValueError("a penalty on parameters has a gradient of its own")
+    return {name: value.detach() for name, value in own.items()}
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and one.dtype == other.dtype and torch.equal(one, other)
+
+
+def _is_of(value: Tensor, batch: int) -> bool:
+    return value.dim() > 0 and len(value) == batch
+
+
+def _is_plain(call: Call, output: int) -> bool:
+    """Say whether a call is the plain mean cross entropy, or that of logarithms of probabilities."""
+    if call.function not in (F.cross_entropy, F.nll_loss):
+        return False
+    args = list(call.args)
+    options = {**call.kwargs, **dict(zip(("input", "target", "weight", "size_average"), args, strict=False))}
+    plain = options.get("weight") is None and options.get("reduction", "mean") == "mean"
+    return plain and not options.get("label_smoothing", 0.0) and options.get("ignore_index", -100) == -100
+
+
+def _made(program: Program, output: int | None, seed: int = 0) -> Tensor:
+    """Run the program on the batch in evaluation mode."""
+    with torch.no_grad(), torch.random.fork_rng():
+        torch.manual_seed(seed)
+        parts = [copy.deepcopy(part).eval() for part in program.parts]
+        own = {f"parts.{k}.{name}": p for k, part in enumerate(parts) for name, p in part.named_parameters()}
+        return program.run({}, parts, own, until=output)
+
+
+def _width(program: Program, output: int) -> int:
+    made = _made(program, output)
+    return made.flatten(1).shape[1] if made.dim() > 1 else 1
+
+
+def cleaned(part: nn.Module) -> nn.Module:
+    """Copy a module without wrappers and without the hooks of other libraries."""
+    inner = unwrapped(part)
+    while (within := getattr(inner, "_module", None)) is not None and isinstance(within, nn.Module):
+        inner = within
+    copied = detached_copy(inner)
+    _dequantize(copied)
+    for module in copied.modules():
+        module._forward_hooks.clear()
+        module._backward_hooks.clear()
+        module._backward_pre_hooks.clear()
+        for key, hook in list(module._forward_pre_hooks.items()):
+            if not isinstance(getattr(hook, "name", None), str):
+                del module._forward_pre_hooks[key]
+    return copied
+
+
+def _dequantize(network: nn.Module) -> None:
+    """Replace the 4-bit layers of bitsandbytes in ``network`` by plain ones with the values that these stand for.
+
+    What a base is rounded to is public, and its kernels take no input of any size.
+    """
+    library = sys.modules.get("bitsandbytes.functional")
+    for path, module in list(network.named_modules()):
+        state = getattr(getattr(module, "weight", None), "quant_state", None)
+        if library is None or state is None:
+            continue
+        values = library.dequantize_4bit(module.weight.data, state).float()
+        plain = nn.Linear(values.shape[1], values.shape[0], bias=module.bias is not None)
+        plain.weight = nn.Parameter(values, requires_grad=False)
+        if module.bias is not None:
+            plain.bias = nn.Parameter(module.bias.detach().float(), requires_grad=False)
+        parent, _, child = path.rpartition(".")
+        setattr(network.get_submodule(parent), child, plain)
+
+
+def names_in(seen: Watched, program: Program, model: nn.Module) -> dict[str, str]:
+    """Name as it was seen -> name in the network."""
+    own = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}
+    found = {}
+    for place, part in enumerate(program.parts):
+        number = next((k for k, module in enumerate(seen.modules) if module is part), None)
+        if number is None:
+            continue
+        for name in seen.before:
+            if name.startswith(f"parts.{number}."):
+                rest = name.removeprefix(f"parts.{number}.")
+                for prefix in ("_module.", "module.", "_orig_mod."):
+                    if f"parts.{place}.{rest}" not in own:
+                        rest = rest.removeprefix(prefix)
+                if f"parts.{place}.{rest}" in own:
+                    found[name] = f"parts.{place}.{rest}"
+    return found

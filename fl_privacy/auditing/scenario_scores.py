@@ -1,0 +1,295 @@
+"""What attacks read of examples beside what guesses at other examples' uploads would have read of them."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fl_privacy.auditing.scenario_problem import Problem
+from fl_privacy.measure import evaluate_all
+from fl_privacy.measure.chance import Coincidences, chance_of_upload, combined, either
+from fl_privacy.measure.counts import Counts, counts_of
+from fl_privacy.measure.descriptors import COARSE, Moved, Standing, largest
+from fl_privacy.measure.distractors import Others
+from fl_privacy.measure.identification import laid_otherwise
+from fl_privacy.measure.matching import assign
+from fl_privacy.measure.outcome import LEAST_CANDIDATES, LIKENESS
+from fl_privacy.measure.rule import LEVEL
+from fl_privacy.runs.distractors_of_app import others_among
+from fl_privacy.types import Batch, Certainty, Reconstruction
+
+EXACT_ROW = 0.01
+"""Largest error of a feature, as a share of its range, in a row that counts as read to the last digit."""
+
+SAME = 1e-5
+"""Distance within which two rows are the same."""
+
+NEARER = 0.5
+"""Times the distance of the nearest other row within which a row of a large batch is, so that it counts as read."""
+
+MANY = 100
+"""Times as many other rows as a batch has from which on nearer than all of them is enough."""
+
+MOST_SHOWN = 8
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Picture:
+    """An image and the guess at it, (C, H, W) in [0, 1]."""
+
+    original: Tensor
+    guess: Tensor | None
+    read: bool
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Row:
+    """Features of a row and of the guess at it, as shares of their ranges."""
+
+    original: Sequence[float]
+    guess: Sequence[float] | None
+    read: bool
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Scored:
+    """The scores of one rung.
+
+    Attributes:
+        counts: of the examples.
+        control: the same of other examples' guesses; ``None`` where there is a single upload.
+        labels: right ones, and how many are known; ``None`` where there are none.
+        shown: some of them.
+    """
+
+    counts: Counts
+    control: Counts | None = None
+    labels: tuple[int, int] | None = None
+    shown: Sequence[Any] = ()
+
+
+def score(problems: Sequence[Problem], found: Sequence[Reconstruction], loaded: Sequence[Tensor], seed: int) -> Scored:
+    """Compare reconstructions with the truth.
+
+    Args:
+        problems: with the truth, one for each reconstruction.
+        found: in the same order.
+        loaded: inputs (N, ...) of the same clients, what the originals are distinguished from.
+        seed: of the choice among them.
+    """
+    truths = [_batch(problem) for problem in problems]
+    counted: Callable[..., tuple[Counts, Sequence[Any]]]
+    if problems[0].kind == "image":
+        counted = partial(_images, others=_candidates(problems[0], truths, loaded, seed))
+    else:
+        counted = partial(_count_rows, others=_rows(problems[0], truths, loaded))
+    counts, shown = counted(found, truths)
+
+    def reads(guess: Reconstruction, truth: Batch) -> bool:
+        images = problems[0].kind == "image"
+        return not (images and _unlike(guess, truth)) and counted([guess], [truth])[0].read > 0
+
+    turned, of = _turned(found, truths, reads)
+    control = counted(turned, of)[0] if turned else None
+    if control is None and counts.chance is None and counts.candidates < LEAST_CANDIDATES and not counts.exact:
+        counts = replace(counts, chance=1.0)
+    return Scored(counts=counts, control=control, labels=_labels(problems, found), shown=shown[:MOST_SHOWN])
+
+
+def _turned(
+    found: Sequence[Reconstruction], truths: Sequence[Batch], reads: Callable[[Reconstruction, Batch], bool]
+) -> tuple[list[Reconstruction], list[Batch]]:
+    """Put in place of each guess that at the next upload whose examples are others, for the control.
+
+    Examples are the same if, as guesses at the others, they would count as read: guesses at them are no control.
+
+    Args:
+        found: guesses.
+        truths: of each.
+        reads: says whether a guess counts as a reconstruction of a truth.
+
+    Returns:
+        Guesses and truths, none for an upload without another.
+    """
+    turned, of = [], []
+    for place, (own, truth) in enumerate(zip(found, truths, strict=True)):
+        for step in range(1, len(found)):
+            other = (place + step) % len(found)
+            if not reads(replace(own, batch=truths[other], failure=None, **_UNSURE), truth):
+                turned.append(replace(found[other], id=own.id, **_UNSURE))
+                of.append(truth)
+                break
+    return turned, of
+
+
+def _unlike(guess: Reconstruction, truth: Batch) -> bool:
+    """Say whether no image of a guess correlates with one of a truth, however it lies: no closer look is needed."""
+    assert guess.batch is not None
+    images = guess.batch.inputs
+    if images.shape[1:] != truth.inputs.shape[1:]:
+        return True
+    still = Standing(truth.inputs, COARSE).rows(0, 0)
+    laid = (each for image in images for each in laid_otherwise(image))
+    return all(float(largest(Moved(each[None], COARSE).rows(0, 0), still).max()) < LIKENESS for each in laid)
+
+
+_UNSURE: Mapping[str, Any] = {"certainty": Certainty.APPROXIMATE, "certainties": ()}
+
+
+def _batch(problem: Problem) -> Batch:
+    labels = problem.labels
+    usable = labels is not None and labels.dim() == 1 and not labels.is_floating_point()
+    return Batch(problem.truth, labels if usable and labels is not None else torch.zeros(len(problem.truth)).long())
+
+
+def _labels(problems: Sequence[Problem], found: Sequence[Reconstruction]) -> tuple[int, int] | None:
+    right = known = 0
+    for problem, guess in zip(problems, found, strict=True):
+        labels = problem.labels
+        if problem.whole or labels is None or labels.dim() != 1 or labels.is_floating_point():
+            continue
+        known += len(labels)
+        if guess.batch is not None:
+            given = guess.batch.labels
+            given = given.argmax(-1) if given.is_floating_point() else given
+            wanted, got = Counter(labels.tolist()), Counter(given.flatten().tolist())
+            right += sum((wanted & got).values())
+    return (right, known) if known else None
+
+
+def _candidates(problem: Problem, truths: Sequence[Batch], loaded: Sequence[Tensor], seed: int) -> Others:
+    model, shape = problem.model, problem.input_shape
+    alike = [inputs for inputs in loaded if tuple(inputs.shape[1:]) == shape]
+    images = [(image, 0) for inputs in alike for image in model.looked_for(inputs)[:1000]]
+    return others_among(images, list(truths), shape, 1000, seed=seed)
+
+
+def _images(found: Sequence[Reconstruction], truths: Sequence[Batch], others: Others) -> tuple[Counts, list[Picture]]:
+    shaped = [
+        guess
+        if guess.batch is None or guess.batch.inputs.shape == truth.inputs.shape
+        else replace(guess, batch=None, failure="a guess of another size")
+        for guess, truth in zip(found, truths, strict=True)
+    ]
+    records, pictures = [], []
+    for result in evaluate_all(shaped, list(truths), others=others):
+        for place, image in enumerate(result.images):
+            record = {"id": str(result.id), **image.values, **image.compared, "certainty": image.certainty}
+            record |= {} if image.failure is None else {"failure": image.failure}
+            records.append(record)
+            read = counts_of([record]).read > 0
+            guess = result.guesses[place] if image.guess is not None else None
+            assert result.originals is not None
+            pictures.append(Picture(original=result.originals[place], guess=guess, read=read))
+    pictures.sort(key=lambda one: not one.read)
+    return counts_of(records), pictures
+
+
+def _rows(problem: Problem, truths: Sequence[Batch], loaded: Sequence[Tensor]) -> Tensor:
+    """Return (N, F) other rows in [0, 1] to compare with; none where inputs have several tensors."""
+    model, width = problem.model, problem.truth[0].numel()
+    if len(model.shapes) != 1:
+        return torch.empty(0, width)
+    alike = [i.reshape(len(i), *model.shapes[0]) for i in loaded if len(i) and i[0].numel() == width]
+    if not alike:
+        return torch.empty(0, width)
+    rows = model.looked_for(torch.cat(alike)).flatten(1)[:2000]
+    return without_once(rows, torch.cat([truth.inputs for truth in truths]).flatten(1))
+
+
+def without_once(rows: Tensor, own: Tensor) -> Tensor:
+    """Take each of ``own`` (M, F) out of ``rows`` (N, F) once: what else equals it does so by chance, or again."""
+    left = torch.ones(len(rows), dtype=torch.bool)
+    same = torch.cdist(rows, own) <= SAME
+    for one in same.T:
+        left[(one & left).nonzero()[:1]] = False
+    return rows[left]
+
+
+def _count_rows(found: Sequence[Reconstruction], truths: Sequence[Batch], others: Tensor) -> tuple[Counts, list[Row]]:
+    """Count rows that are exact, or nearer to their guess than all others, where chance does not make as many so.
+
+    Args:
+        found: guesses.
+        truths: rows (B, F) in [0, 1], of each upload.
+        others: (N, F) what rows are distinguished from.
+    """
+    exact = identified = nothing = failures = 0
+    shown: list[Row] = []
+    chances, equal = [], Coincidences.counted(_neighbors(others))
+    for place, (guess, truth) in enumerate(zip(found, truths, strict=True)):
+        wanted = truth.inputs.flatten(1).float()
+        if guess.batch is None or guess.batch.inputs.flatten(1).shape != wanted.shape:
+            failures += len(wanted)
+            shown += [Row(original=row.tolist(), guess=None, read=False) for row in wanted]
+            continue
+        given = guess.batch.inputs.detach().float().flatten(1).clamp(0, 1)
+        given = given[assign(given, wanted)] if len(wanted) > 1 else given
+        is_exact = (given - wanted).abs().amax(1) <= EXACT_ROW
+        foreign = [each.inputs.flatten(1).float() for k, each in enumerate(truths) if k != place]
+        pool = others if len(others) else _of_others(foreign, wanted)
+        chances.append(_chance(given, wanted, pool, equal if is_exact.any() else None))
+        near = ~is_exact & _is_near(given, wanted, others)
+        if chances[-1] >= LEVEL:
+            near[:] = False
+            is_exact[:] &= len(others) < 2 or not equal.of_usual  # others are equal to each other as well
+        exact, identified = exact + int(is_exact.sum()), identified + int(near.sum())
+        nothing += int((~(is_exact | near)).sum())
+        read = (is_exact | near).tolist()
+        rows = zip(wanted.tolist(), given.tolist(), read, strict=True)
+        shown += [Row(original=row, guess=made, read=own) for row, made, own in rows]
+    shown.sort(key=lambda one: not one.read)
+    counts = Counts(
+        exact=exact,
+        identified=identified,
+        nothing=nothing,
+        failures=failures,
+        groups=len(found),
+        candidates=len(others),
+        chance=combined(chances),
+    )
+    return counts, shown
+
+
+def _is_near(given: Tensor, wanted: Tensor, others: Tensor) -> Tensor:
+    """Say which rows (B, F) are nearer to their guess than all others, and of a large batch by much."""
+    if len(others) < LEAST_CANDIDATES:
+        return torch.zeros(len(given), dtype=torch.bool)
+    apart = others[(torch.cdist(others, wanted) > SAME).all(1)]
+    if not len(apart):
+        return torch.zeros(len(given), dtype=torch.bool)
+    nearest = torch.cdist(given, apart).amin(1) * (1.0 if len(others) >= MANY * len(given) else NEARER)
+    return (given - wanted).norm(dim=1) < nearest
+
+
+def _of_others(foreign: Sequence[Tensor], wanted: Tensor) -> Tensor:
+    """Return the rows (N, F) of other uploads that are none of the ``wanted`` (B, F)."""
+    rows = torch.cat([wanted[:0], *(each for each in foreign if each.shape[1] == wanted.shape[1])])
+    return rows[(torch.cdist(rows, wanted, p=torch.inf) > EXACT_ROW).all(1)] if len(rows) else rows
+
+
+def _chance(given: Tensor, wanted: Tensor, others: Tensor, equal: Coincidences | None) -> float:
+    """Return the probability that guesses (B, F) fit as many rows that were not attacked as well as the ``wanted``.
+
+    Args:
+        given: in the order of ``wanted``.
+        wanted: the upload's own.
+        others: rows (N, F) that may stand in for its own.
+        equal: how often other rows are equal; ``None`` where no guess is exact.
+    """
+    fit = -torch.cdist(given.double(), torch.cat([wanted, others.to(wanted)]).double()).square().add(1e-6).log()
+    chance = chance_of_upload(fit.numpy(), len(wanted))
+    exact = int(((given - wanted).abs().amax(1) <= EXACT_ROW).sum())
+    return either(chance, equal.chance(exact, len(wanted)) if equal is not None else 1.0)
+
+
+def _neighbors(rows: Tensor) -> np.ndarray:
+    """Count for each of ``rows`` (N, F) the others that would count as exact guesses at it, (N,)."""
+    if len(rows) < 2:
+        return np.zeros(len(rows))
+    return ((torch.cdist(rows.float(), rows.float(), p=torch.inf) <= EXACT_ROW).sum(1) - 1).numpy()

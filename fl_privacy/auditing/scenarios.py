@@ -1,0 +1,487 @@
+"""From the worst case to what an app really does: each rung is an upload that the app's own code made."""
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fl_privacy.attacks import ReconstructionAttack
+from fl_privacy.attacks.auto.budget import EVALUATIONS
+from fl_privacy.attacks.exact.analytic import AnalyticInversion
+from fl_privacy.auditing.instrument.matching import Matched
+from fl_privacy.auditing.instrument.program import tensors_in
+from fl_privacy.auditing.instrument.watch import OnlyExamples, Watched
+from fl_privacy.auditing.scenario_adapters import (
+    NOTE,
+    FirstBlock,
+    entered_apart,
+    other_texts,
+    words_of_training,
+    words_of_uploads,
+)
+from fl_privacy.auditing.scenario_members import members_of
+from fl_privacy.auditing.scenario_problem import (
+    Kind,
+    NotAttackedError,
+    Problem,
+    gradient_plan,
+    plan_of,
+    read_problem,
+    reason_of,
+    seconds_of_evaluation,
+    uploaded_tensors,
+)
+from fl_privacy.auditing.scenario_scores import Scored, score
+from fl_privacy.auditing.scenario_words import scored_words, words_in_training, words_of
+from fl_privacy.federation.replies import Failure, attempt
+from fl_privacy.measure.aggregate_leakage import ClassTrace, Survivor, classes_told, words_told
+from fl_privacy.measure.counts import Counts
+from fl_privacy.measure.rule import above_chance
+from fl_privacy.runs.foreign_app import MOST_IMAGES, MOST_STEPS
+from fl_privacy.types import Observation, Reconstruction
+
+logger = logging.getLogger(__name__)
+
+SOLVED = 1e-3
+"""What equations may leave where they are solved, as a share of their right side."""
+
+LEAST_SECONDS = 3.0
+"""Of a usual processor, that an upload is attacked for in any case."""
+
+LEAST_EVALUATIONS = 25
+
+MEMBER_SECONDS = 30.0
+"""That losses of single examples may take."""
+
+LEAST_ASKED = 20.0
+"""Seconds for which clients are asked for uploads of single examples in any case."""
+
+MOST_IN_A_BATCH = 64
+"""Examples of a step that is attacked."""
+
+RUNGS = {
+    "evaluation": "One example in evaluation mode: the gradient, without batch norm over the batch and dropout",
+    "gradient": "One example: the gradient, before anything leaves",
+    "one": "One example in one step, as it is uploaded",
+    "batch": "The app's own batch in one step, as it is uploaded",
+    "all": "All its examples in all its steps, as it is uploaded",
+    "later": "One example in one step in the last round, as it is uploaded",
+}
+"""Name -> title, from the worst case up."""
+
+
+class Again(Protocol):
+    """The answer of a client that was asked a second time."""
+
+    @property
+    def reply(self) -> dict[str, np.ndarray]: ...
+    @property
+    def watched(self) -> Watched: ...
+    @property
+    def matched(self) -> Matched: ...
+
+
+Ask = Callable[[OnlyExamples | None], Again | Failure]
+"""Lets a client answer again on some of its examples alone."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Client:
+    """A client that can be asked again.
+
+    Attributes:
+        number: of it.
+        ask: it, about its first training message.
+        ask_later: as ``ask``, about its last; ``None`` where that is the first.
+        watched: what was seen when it trained.
+        matched: what it uploaded.
+        reply: the arrays of that.
+    """
+
+    number: int
+    ask: Ask
+    ask_later: Ask | None
+    watched: Watched
+    matched: Matched
+    reply: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+    def inputs(self) -> list[Tensor]:
+        """Return the inputs that the client was seen to load, examples of one shape together."""
+        found: dict[tuple[int, ...], list[Tensor]] = {}
+        for batch in self.watched.batches or self.watched.inputs:
+            for tensor in tensors_in(batch):
+                if tensor.is_floating_point() and tensor.dim():
+                    found.setdefault(tuple(tensor.shape[1:]), []).append(tensor)
+        return [torch.cat(parts) for parts in found.values()]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Rung:
+    """The result of one rung of the ladder.
+
+    Attributes:
+        name: in ``RUNGS``.
+        made: what the upload is of, in a phrase.
+        uploaded: whether it is what leaves a client.
+        kind: of the examples.
+        counts: of what was attacked; ``None`` where nothing was.
+        control: the same of guesses at other examples' uploads, which never saw these.
+        reason: why it was not attacked.
+        seconds: it took.
+        size: examples behind an upload, at most.
+        labels: of how many examples the class was right, and of how many it is known.
+        notes: sentences.
+        shown: pairs to show: pictures, rows or words.
+    """
+
+    name: str
+    made: str = ""
+    uploaded: bool = True
+    kind: Kind = "other"
+    counts: Counts | None = None
+    control: Counts | None = None
+    reason: str = ""
+    seconds: float = 0.0
+    size: int = 1
+    labels: tuple[int, int] | None = None
+    notes: tuple[str, ...] = ()
+    shown: Sequence[Any] = ()
+
+    @property
+    def title(self) -> str:
+        """Return the name of the rung that a report shows."""
+        return RUNGS[self.name]
+
+    @property
+    def read_beyond_chance(self) -> bool:
+        """Say whether more was reconstructed than chance and control allow."""
+        return self.counts is not None and above_chance(self.counts, among=len(RUNGS), control=self.control)
+
+
+@dataclass(eq=False)
+class Ladder:
+    """Attacks an app's client by harder and harder rungs.
+
+    Attributes:
+        clients: that may be asked again.
+        attack: on all rungs.
+        victims: examples on the rungs of single ones.
+        seed: of attacks and comparisons.
+        seconds: after which no further rung is begun.
+        attack_within: the same with so many evaluations for each upload, where its usual work would take too long.
+        tell: hears what goes on.
+    """
+
+    clients: Sequence[Client]
+    attack: ReconstructionAttack
+    victims: int = 8
+    seed: int = 0
+    seconds: float = 600.0
+    attack_within: Callable[[int], ReconstructionAttack] | None = None
+    tell: Callable[[str], None] = field(default=lambda text: None, repr=False)
+    _single: Watched | None = field(default=None, init=False, repr=False)
+
+    def survivors(self, traces: Sequence[ClassTrace]) -> Iterator[Survivor]:
+        """Yield what the training's own uploads leak beside single examples; call it after ``climb``.
+
+        Args:
+            traces: of clients whose labels were seen.
+        """
+        yield classes_told(traces)
+        read = [words for client in self.clients if (words := words_in_training(client) or words_of_training(client))]
+        if read:
+            yield words_told(read)
+        self.tell("Comparing losses of clients' examples")
+        if self._single is not None:
+            yield members_of(self.clients, self._single, MEMBER_SECONDS)
+        elif self.clients:
+            yield Survivor(name="members", reason="no step on a single example was seen, by which losses are found")
+
+    def climb(self) -> Iterator[Rung]:
+        """Yield one rung after the other, each as soon as it is done."""
+        started = time.perf_counter()
+        if not self.clients:
+            return
+        seen = self.clients[0].watched
+        kinds = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)
+        if seen.training and any(isinstance(each, kinds) for part in seen.modules for each in part.modules()):
+            still = attempt(lambda: self._singles(later=False, evaluation=True))
+            found, reason = still if not isinstance(still, Failure) else ([], reason_of(still))
+            yield replace(self._rung("gradient", found, reason), name="evaluation")
+        singles = attempt(lambda: self._singles(later=False))
+        if isinstance(singles, Failure):
+            singles = [], reason_of(singles)
+        found, reason = singles
+        self._single = next((a.watched for _, a in found if a.watched.program and _of_one(a.watched)), None)
+        late = f"no time was left of {self.seconds:.0f} seconds; --seconds gives more"
+        for name in ("gradient", "one"):
+            if time.perf_counter() - started > max(self.seconds, LEAST_ASKED):
+                yield Rung(name=name, uploaded=name == "one", reason=late)
+            else:
+                yield self._rung(name, found, reason)
+        steps = (self._batch_rung, self._all_rung, self._later_rung)
+        for step, name in zip(steps, ("batch", "all", "later"), strict=True):
+            if time.perf_counter() - started > self.seconds and name != "all":
+                if name != "later" or self._has_later:
+                    yield Rung(name=name, reason=late)
+                continue
+            made = attempt(step)
+            if isinstance(made, Failure):
+                made = Rung(name=name, reason=reason_of(made))
+            if made is not None:
+                yield made
+
+    def _singles(self, *, later: bool, evaluation: bool = False) -> tuple[list[tuple[Client, Again]], str]:
+        """Collect the clients' answers on one example each, and the reason if there are none."""
+        found: list[tuple[Client, Again]] = []
+        reason, started = "", time.perf_counter()
+        for number in range(self.victims):
+            client = self.clients[number % len(self.clients)]
+            ask = client.ask_later if later else client.ask
+            if ask is None:
+                continue
+            if number and time.perf_counter() - started > max(self.seconds / len(RUNGS), LEAST_ASKED):
+                reason = reason or f"a client takes {(time.perf_counter() - started) / number:.0f} seconds to answer"
+                break
+            self.tell(f"Asking clients for uploads of one example: {number} of {self.victims}")
+            again = _on_one(ask, number // len(self.clients), evaluation=evaluation)
+            if isinstance(again, Failure):
+                reason = f"the app's code fails on a single example ({again.reason})"
+                logger.info("Client %d: %s", client.number, again.reason)
+                if not found:
+                    break
+                continue
+            if not again.watched.cut:
+                reason = "its examples do not come from a DataLoader, so that one can't be singled out"
+                break
+            if not again.watched.steps:
+                reason = "its code makes no step on a single example"
+                break
+            found.append((client, again))
+        return found, reason
+
+    def _rung(self, name: str, found: Sequence[tuple[Client, Again]], reason: str) -> Rung:
+        uploaded = name != "gradient"
+        if not found:
+            return Rung(name=name, uploaded=uploaded, reason=reason or "no client answered")
+        started = time.perf_counter()
+        of = f"{'upload' if uploaded else 'gradient'}{'s' * (len(found) != 1)}"
+        self.tell(f"Attacking {len(found)} {of} of one example{' each' * (len(found) != 1)}")
+        made = attempt(lambda: self._attacked(found, uploaded=uploaded))
+        if isinstance(made, Failure):
+            return Rung(name=name, uploaded=uploaded, reason=reason_of(made))
+        scored, notes, kind = made
+        sizes = {max(1, again.watched.loaded) for _, again in found}
+        of = "one example" if sizes == {1} else f"{max(sizes)} examples, since its code takes no fewer,"
+        what, clients = "upload" if uploaded else "gradient", len({client.number for client, _ in found})
+        said = f"{len(found)} {what}{'s' * (len(found) != 1)} of {clients} client{'s' * (clients != 1)}"
+        return Rung(
+            name=name,
+            made=f"{said}, each of {of} in one step",
+            uploaded=uploaded,
+            kind=kind,
+            counts=scored.counts,
+            control=scored.control,
+            seconds=time.perf_counter() - started,
+            size=max(sizes),
+            labels=scored.labels,
+            notes=notes,
+            shown=scored.shown,
+        )
+
+    def _attacked(
+        self, found: Sequence[tuple[Client, Again]], *, uploaded: bool
+    ) -> tuple[Scored, tuple[str, ...], Kind]:
+        """Attack answers, texts by the words that their embeddings show."""
+        words = words_of([(client.watched, again) for client, again in found], uploaded=uploaded)
+        if words is not None:
+            return words, ("Words are read from the rows of the embedding that changed; their order is not.",), "text"
+        tokens = words_of_uploads([(client.watched, again) for client, again in found], uploaded=uploaded)
+        if tokens is not None:
+            return *_by_first_block(tokens, found), "text"
+        problems = [read_problem(again.watched, client.inputs()) for client, again in found]
+        observations = []
+        for number, ((_, again), problem) in enumerate(zip(found, problems, strict=True)):
+            if uploaded:
+                tensors = uploaded_tensors(again.reply, again.matched)
+                plan = plan_of(again.watched, again.matched, len(problem.truth))
+            else:
+                tensors, plan = dict(again.watched.gradients), gradient_plan(again.watched)
+            observed = problem.observed(number, tensors, plan)
+            shared = problems[0]
+            own = problem.whole or bool(problem.model.beside)  # the rest of an example is in its network
+            same = not own and problem.input_shape == shared.input_shape
+            observations.append(replace(observed, model=shared.model, loss=shared.loss) if same else observed)
+        guesses, hurried = self._reconstructions(observations)
+        if all(guess.batch is None for guess in guesses):
+            raise NotAttackedError((guesses[0].failure or "the attack gave no guess").partition(" (")[0].rstrip("."))
+        scored = score(problems, guesses, [tensor for client, _ in found for tensor in client.inputs()], self.seed)
+        return scored, (*_notes(problems[0], observations[0], guesses), *hurried), problems[0].kind
+
+    def _reconstructions(self, observations: Sequence[Observation]) -> tuple[list[Reconstruction], tuple[str, ...]]:
+        """Reconstruct all observations together if they share a network, else one after the other.
+
+        The closed form of the first dense layer comes first where no label has to be found.
+        """
+        attack, said = self._attack_for(observations)
+        if observations[0].num_classes == 1 and observations[0].knowledge.labels is not None:
+            return [self._whole(one, attack) for one in observations], said
+        alike = len({id(o.model) for o in observations}) == 1
+        groups = [list(observations)] if alike else [[o] for o in observations]
+        return [one for group in groups for one in attack(group, seed=self.seed)], said
+
+    def _attack_for(self, observations: Sequence[Observation]) -> tuple[ReconstructionAttack, tuple[str, ...]]:
+        """Choose the attack, reduced by its work where the time is short, and a sentence that says so."""
+        limit = max(LEAST_SECONDS, self.seconds / len(RUNGS) / len(observations))
+        number = max(LEAST_EVALUATIONS, int(limit / seconds_of_evaluation(observations[0])))
+        if self.attack_within is None or number >= EVALUATIONS["quick"]:
+            return self.attack, ()
+        return self.attack_within(number), (
+            f"The attack had {number} evaluations an upload, fewer than it takes: more --seconds may read more.",
+        )
+
+    def _whole(self, observation: Observation, attack: ReconstructionAttack) -> Reconstruction:
+        """Reconstruct from an observation whose network computes the loss itself, so that no label is needed."""
+        solved = AnalyticInversion()([observation], seed=self.seed)[0]
+        if solved.failure is None and solved.loss < SOLVED:
+            return replace(solved, member="the first dense layer's equations")
+        apart, number = entered_apart(observation), observation.upload.num_examples
+        made = solved if len(apart) >= number else attack([observation], seed=self.seed)[0]
+        if made.batch is None or not len(apart):
+            return made
+        guesses = torch.cat([apart.to(made.batch.inputs), made.batch.inputs])[:number]
+        return replace(
+            made, batch=replace(made.batch, inputs=guesses), member="rows of neurons that see one input alone"
+        )
+
+    def _batch_rung(self) -> Rung:
+        started = time.perf_counter()
+        self.tell("Attacking an upload of one batch")
+        client = self.clients[0]
+        again = client.ask(OnlyExamples(number=None))
+        if isinstance(again, Failure):
+            again = client.ask(None)
+        if isinstance(again, Failure):
+            return Rung(name="batch", reason=f"the app's code fails on a single batch ({again.reason})")
+        size = again.watched.loaded if again.watched.cut else 0
+        if not size and again.watched.program is not None:
+            size = max((len(t) for t in again.watched.program.constants.values() if t.dim()), default=0)
+        steps = again.watched.steps
+        if steps != 1:
+            return Rung(name="batch", reason=f"its code makes {steps} steps on a single batch")
+        if size > MOST_IN_A_BATCH:
+            return Rung(
+                name="batch", reason=f"a batch has {size} examples; beyond {MOST_IN_A_BATCH} it is not attacked"
+            )
+        scored, notes, kind = self._attacked([(client, again)], uploaded=True)
+        return Rung(
+            name="batch",
+            made=f"1 upload of 1 client, of {size} examples in one step",
+            size=max(1, size),
+            kind=kind,
+            counts=scored.counts,
+            control=scored.control,
+            seconds=time.perf_counter() - started,
+            labels=scored.labels,
+            notes=notes,
+            shown=scored.shown,
+        )
+
+    def _all_rung(self) -> Rung:
+        watched = self.clients[0].watched
+        examples, steps = watched.loaded or 0, watched.steps
+        said = f"{examples or 'all its'} examples in {steps} step{'s' * (steps != 1)}"
+        reason = (
+            f"this is what the training itself uploads, of {said}; attacks here undo at most {MOST_STEPS} steps of"
+            f" {MOST_IMAGES} examples in all. That is a limit of this attacker, not a protection of the app's"
+        )
+        if not self.clients[0].matched.parameters:
+            reason = (
+                f"this is what the training itself sends, of {said}: no parameter of the network is in it. What a sum"
+                " over clients tells was not attacked"
+            )
+        elif steps == 1:
+            reason = f"this is what the training itself uploads, of {said}: the rung below"
+        return Rung(name="all", made=f"the training's own uploads, of {said}", reason=reason)
+
+    @property
+    def _has_later(self) -> bool:
+        return any(client.ask_later is not None for client in self.clients)
+
+    def _later_rung(self) -> Rung | None:
+        if not self._has_later:
+            return None
+        found, reason = self._singles(later=True)
+        return replace(self._rung("one", found, reason), name="later")
+
+
+def _by_first_block(
+    read: Sequence[FirstBlock], found: Sequence[tuple[Client, Again]]
+) -> tuple[Scored, tuple[str, ...]]:
+    """Score what was read from layers that see single tokens, and say how much that is."""
+    others = other_texts([client.watched for client, _ in found])
+    scored = scored_words([(one.truth, one.guess) for one in read], len(read), others, [one.texts for one in read])
+    words = sum(len(one.truth) for one in read)
+    right = sum(len(one.guess & one.truth) for one in read)
+    false = sum(len(one.guess - one.truth) for one in read)
+    named = f"Of {words} different words of {len(read)} uploads {right} were named, and {false} that are not there."
+    return scored, (NOTE, named, *dict.fromkeys(one.said for one in read[:1]))
+
+
+def _on_one(ask: Ask, number: int, *, evaluation: bool = False) -> Again | Failure:
+    """Ask for an answer on one example, else in every pass, else on two, which batch norm needs."""
+    tried: Again | Failure = Failure("nothing was tried")
+    for only in (
+        OnlyExamples(first=number),
+        OnlyExamples(first=number, repeats=True),
+        OnlyExamples(first=2 * number, number=2),
+    ):
+        again = ask(replace(only, evaluation=evaluation))
+        if not isinstance(again, Failure):
+            return again
+        tried = again if isinstance(tried, Failure) and tried.reason == "nothing was tried" else tried
+    return tried
+
+
+def _of_one(seen: Watched) -> bool:
+    """Say whether the first batch has a single example."""
+    return bool(seen.batches) and all(len(t) == 1 for t in tensors_in(seen.batches[0]) if t.dim())
+
+
+def _notes(problem: Problem, observation: Observation, guesses: Sequence[Reconstruction]) -> tuple[str, ...]:
+    said = list(problem.notes)
+    if problem.whole:
+        said.append("Whoever attacks is given what the loss takes beside the examples, such as their labels.")
+    else:
+        said.append(f"The loss is {problem.loss.name}; whoever attacks is given no labels.")
+    missing = len(observation.sent.parameters) - len(observation.upload.tensors)
+    if missing:
+        said.append(
+            f"{missing} of {len(observation.sent.parameters)} parameters do not leave the client, or do not train."
+        )
+    by = sorted({guess.member for guess in guesses if guess.member})
+    said += [f"The attacks that read most: {', '.join(by)}."] if by else []
+    return tuple(said)
+
+
+def as_plain(rung: Rung) -> Mapping[str, Any]:
+    """Return the rung as plain data for JSON."""
+    return {
+        "rung": rung.name,
+        "title": rung.title,
+        "made": rung.made,
+        "uploaded": rung.uploaded,
+        "kind": rung.kind,
+        "counts": rung.counts and rung.counts.as_plain(),
+        "control": rung.control and rung.control.as_plain(),
+        "labels": rung.labels and list(rung.labels),
+        "reason": rung.reason,
+        "seconds": round(rung.seconds, 1),
+        "size": rung.size,
+        "notes": list(rung.notes),
+    }

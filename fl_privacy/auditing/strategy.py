@@ -1,0 +1,391 @@
+"""``audit(strategy, ...)``: any Flower strategy, attacked while it trains, with a page at the end.
+
+How an app's clients train, read from what the app itself is configured by.
+"""
+
+import inspect
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+from torch import nn
+
+from fl_privacy.auditing.strategy_claims import StatedByReplies
+from fl_privacy.auditing.strategy_model import AuditedModel, expect_arrays_of, read_model
+from fl_privacy.auditing.strategy_report import ATTACK, AuditReport, NamingServer, expect_rounds, expect_strategy
+from fl_privacy.checks import whole
+from fl_privacy.errors import UserError, say
+from fl_privacy.federation import Audit, Failure, audited_rounds
+from fl_privacy.federation.interception import Interceptor
+from fl_privacy.federation.replies import attempt, printable
+from fl_privacy.flower.audit_protocol import ANSWERS, asked_probe, probing, told_defense, told_images
+from fl_privacy.flower.grids import pair
+from fl_privacy.flower.wrappers import StrategyAround
+from fl_privacy.rng import streams_put_back
+from fl_privacy.types import LocalPlan, VictimId
+
+KEYS: Mapping[str, tuple[str, ...]] = {
+    "lr": ("lr", "learning-rate", "local-lr", "client-lr", "eta"),
+    "epochs": ("local-epochs", "epochs", "num-epochs", "local-epoch", "max-epochs"),
+    "steps": ("local-steps", "num-local-steps", "steps"),
+    "batch_size": ("batch-size", "local-batch-size", "train-batch-size", "batch"),
+    "momentum": ("momentum",),
+    "weight_decay": ("weight-decay",),
+    "optimizer": ("optimizer",),
+}
+"""Field of the plan -> names that apps have for it, the likeliest first."""
+
+STOCK: Mapping[str, Any] = {"shares": "weights", "epochs": 1, "batch_size": 32, "probe_batch_norm": "train"}
+"""Of a client of whom nothing is told."""
+
+Told = LocalPlan | Mapping[str, object] | Context | None
+
+
+def read_plan(told: Told, config: Mapping[str, object]) -> tuple[LocalPlan, frozenset[str]]:
+    """Return the plan, and which of its fields were given.
+
+    Args:
+        told: a plan; some of its fields; the context of the server app, whose run config is searched; or nothing.
+        config: that the server sends with its messages, searched after that.
+
+    Raises:
+        UserError: a field is none, or has a value that it can't have.
+    """
+    if isinstance(told, LocalPlan):
+        return told, frozenset(f.name for f in fields(LocalPlan))
+    found = _found(config)
+    if isinstance(told, Context):
+        found |= _found(told.run_config)
+    elif isinstance(told, Mapping):
+        found |= _named(told)
+    elif told is not None:
+        raise UserError(
+            "plan is expected to be a LocalPlan, a mapping such as dict(lr=0.1, epochs=1, batch_size=32), or the server"
+            f" app's context, but got {type(told).__name__}."
+        )
+    settings = {**STOCK, **found}
+    if found.get("steps") is not None or found.get("shares") == "gradient":
+        settings["epochs"] = found.get("epochs")
+    return LocalPlan(**settings), frozenset(found)
+
+
+def _found(config: Mapping[str, object]) -> dict[str, Any]:
+    """Find plan fields in ``config`` under their usual names; nonsense is left out."""
+    spelled = {str(key).lower().replace("_", "-"): value for key, value in config.items()}
+    found: dict[str, Any] = {}
+    for name, keys in KEYS.items():
+        value = next((spelled[key] for key in keys if key in spelled), None)
+        if name == "optimizer":
+            value = str(value).lower() if str(value).lower() in ("sgd", "adam", "adamw") else None
+        elif isinstance(value, bool) or not isinstance(value, int | float):
+            value = None
+        if value is not None and _fits(name, value):
+            found[name] = value
+    if "steps" in found:
+        found.pop("epochs", None)
+    return found
+
+
+def _fits(name: str, value: object) -> bool:
+    try:
+        LocalPlan(**{"shares": "delta", name: value})  # type: ignore[arg-type]
+    except UserError:
+        return False
+    return True
+
+
+def _named(told: Mapping[str, object]) -> dict[str, Any]:
+    names = {f.name for f in fields(LocalPlan)}
+    if unknown := [key for key in told if key not in names]:
+        from fl_privacy.runs.config._options import suggest  # noqa: PLC0415
+
+        raise UserError(f"Unknown key plan.{unknown[0]}{suggest(str(unknown[0]), names)}")
+    return {str(key): value for key, value in told.items()}
+
+
+logger = logging.getLogger(__name__)
+
+PATIENCE = 600.0
+"""Seconds that an audit waits for the first client."""
+
+_POLL = 0.5
+
+
+@streams_put_back()
+def audit(
+    strategy: Strategy,
+    *,
+    model: nn.Module | Callable[[], nn.Module],
+    data: object = None,
+    input_shape: Sequence[int] | None = None,
+    transform: object = None,
+    plan: Told = None,
+    out: str | Path = "audit",
+    rounds: str | int | Sequence[int] = "ends",
+    victims: int = 8,
+    attack: Any = ATTACK,
+) -> "AuditedStrategy":
+    """Wrap ``strategy`` so that its clients' uploads are captured, attacked and shown on a page at the end.
+
+    ``strategy = audit(FedAvg(...), model=Net, data="cifar10")``. Clients need not change. Those behind ``probe_mod``
+    are asked, after each audited round, for uploads of single images, the worst case of the literature, and these are
+    attacked; else their training updates are, where they are of few images and steps, and else the server computes
+    itself what one image in one step would give away undefended. Nothing that the strategy does is changed, no random
+    stream that the app draws from is moved, and the training's result is returned whatever becomes of the audit.
+
+    Args:
+        strategy: of ``flwr.serverapp.strategy``, or one that inherits from it.
+        model: what the app's arrays are the ``state_dict`` of: a module, or a class that is made without arguments.
+        data: the images that reconstructions are compared with: the name of a data set, a folder of images, a data set
+            or loader of PyTorch, or a function from a client's partition to one. ``None``: they are shown alone.
+        input_shape: (C, H, W); by default as ``data`` says, or the one usual shape that the model takes.
+        transform: how clients normalize images: their transform, or (mean, std); by default as ``data`` is.
+        plan: how clients train, ``dict(lr=0.1, epochs=1, batch_size=32)``, or the server app's ``context``, whose run
+            config is searched; by default what the messages' config and the updates tell.
+        out: folder of the audits' folders.
+        rounds: which are audited: ``first``, ``last``, ``ends`` (both), ``all``, a number or a list of them.
+        victims: single images that clients are asked for in a round, at most.
+        attack: a name that ``fl-privacy list`` shows, with settings after it ("idlg attack.iterations=50"), or an
+            attack as ``fl_privacy.attacks`` makes it; ``none`` captures only.
+
+    Raises:
+        UserError: something does not fit; what can be checked is checked at once.
+    """
+    expect_strategy(strategy)
+    if isinstance(strategy, AuditedStrategy):
+        raise UserError("A strategy is expected to be audited once, but got one that is audited; take one audit off.")
+    expect_rounds(rounds)
+    found = read_model(model, data, input_shape, transform)
+    read_plan(plan, {})
+    report = AuditReport(
+        out=Path(out),
+        attack=attack,
+        strategy=type(strategy).__name__,
+        model=found,
+        victims=whole("victims", victims, at_least=1, at_most=10_000, example=8),
+    )
+    return AuditedStrategy(strategy, found, report, plan, rounds)
+
+
+@dataclass(eq=False)
+class AuditedStrategy(StrategyAround):
+    """A strategy under audit; made by ``audit``.
+
+    Attributes:
+        strategy: does the training.
+        model: of the clients.
+        report: takes what is captured, attacks it and writes the page.
+        plan: as the user told it.
+        rounds: as ``plan``.
+        patience: seconds to wait for the first client.
+        failure: why there is no page, in a line; ``None`` where there is one, or the training has not ended.
+    """
+
+    model: AuditedModel
+    report: AuditReport
+    plan: Told
+    rounds: str | int | Sequence[int]
+    patience: float = PATIENCE
+    failure: str | None = field(default=None, init=False)
+    _curious: NamingServer | None = field(default=None, init=False, repr=False)
+    _sent: list[Message] = field(default_factory=list, init=False, repr=False)
+    _grid: Grid | None = field(default=None, init=False, repr=False)
+    _timeout: float = field(default=3600.0, init=False, repr=False)
+    _seen: Counter[str] = field(default_factory=Counter, init=False, repr=False)
+    _replies: StatedByReplies = field(default_factory=StatedByReplies, init=False, repr=False)
+    _rounds: int = field(default=1, init=False, repr=False)
+
+    def start(self, *args: Any, **kwargs: Any) -> Result:
+        """Run the strategy's own ``start``, then attack what was captured and print where the page is.
+
+        Whatever goes wrong with the audit once the training has begun is said in a line and in ``failure``; the
+        training's result is returned all the same.
+
+        Raises:
+            UserError: before the training: no client is there, the arrays are not of the model, a round does not
+                exist, or ``out`` can't be written.
+        """
+        signature = inspect.signature(type(self.strategy).start)
+        given = signature.bind(self.strategy, *args, **kwargs)
+        given.apply_defaults()
+        told = dict(given.arguments)
+        for name, parameter in signature.parameters.items():
+            told |= told[name] if parameter.kind is parameter.VAR_KEYWORD else {}
+        grid, arrays = told["grid"], told["initial_arrays"]
+        rounds = whole("num_rounds", told.get("num_rounds", 3), at_least=1, example=3)
+        self._timeout = float(told.get("timeout", 3600))
+        expect_arrays_of(self.model, arrays)
+        plan, fields_told = read_plan(self.plan, dict(told.get("train_config") or {}))
+        chosen = audited_rounds(self.rounds, rounds, name="rounds", most="num_rounds")
+        self._wait_for_clients(grid)
+        interceptor = Interceptor(
+            model=self.model.network,
+            plan=plan,
+            input_shape=self.model.input_shape,
+            num_classes=self.model.num_classes,
+            sink=self.report.captured,
+        )
+        self.report.open(plan, fields_told, sorted(chosen), rounds)
+        self._seen.clear()
+        self._replies, self._rounds = StatedByReplies(), rounds
+        self._curious = NamingServer(self.strategy, interceptor, Audit(rounds=chosen, uploads="both"))
+        try:
+            result = _start_with_hooks(self.strategy, self, given.args[1:], given.kwargs)
+            self._finish(result)
+        finally:
+            self._curious = None
+            attempt(self.report.close)
+        return result
+
+    def _finish(self, result: Result) -> None:
+        """Attack what was captured, and say what came of it or why nothing did."""
+        assert self._curious is not None
+        self.report.partitions = self._curious.partitions
+        seen = self._seen + self._curious.problems
+        with streams_put_back():
+            claimed = attempt(self._hold_claims)
+            if isinstance(claimed, Failure):
+                logger.warning("The claim of differential privacy was not tested: %s", claimed.reason)
+            said = attempt(lambda: self.report.finish(result, seen))
+        self.failure = said.reason.removeprefix(f"{UserError.__name__}: ") if isinstance(said, Failure) else None
+        if self.failure is None:
+            say(said)
+        else:
+            say(f"audit: no page. {self.failure}", aside=True)
+
+    def _hold_claims(self) -> None:
+        """Test what the strategy and the clients claim of differential privacy, where they claim anything."""
+        from fl_privacy.auditing.strategy_claims import audited_claims  # noqa: PLC0415
+
+        self.report.claimed(audited_claims(self.strategy, self._replies, self._rounds))
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Return the messages of the audited strategy, and keep copies."""
+        if self._curious is None:
+            raise UserError(
+                "audit(...) is expected outermost, where its start is called, but another strategy is around it; write"
+                " audit(Other(FedAvg(...)), ...) instead of Other(audit(...))."
+            )
+        self._grid = grid
+        self._sent = list(self._curious.configure_train(server_round, arrays, config, grid))
+        self.report.nodes = max(self.report.nodes or 0, self._curious.connected)
+        return self._sent
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Capture the replies, ask for probes where clients answer them, and pass the replies on."""
+        assert self._curious is not None
+        received = list(replies)
+        attempt(lambda: self._replies.see(received))
+        if server_round in self._curious.audit.rounds:
+            with streams_put_back():
+                for work in (self._identify, self._probe):
+                    failed = attempt(lambda: work(server_round, received))  # noqa: B023
+                    if isinstance(failed, Failure):
+                        logger.warning("The audit of round %d is not complete: %s", server_round, failed.reason)
+                        self._seen[failed.reason[:200]] += 1
+        return self._curious.aggregate_train(server_round, received)
+
+    def _identify(self, round: int, received: Sequence[Message]) -> None:
+        """Note who the clients are, and what they say of themselves."""
+        assert self._curious is not None
+        replied = [(message, r) for message, r in pair(self._sent, received) if not isinstance(r, Failure)]
+        self._curious.name_all(replied)
+        self.report.identified.update(self._curious.partitions)
+        self._note(self._sent, received)
+
+    def _probe(self, round: int, received: Sequence[Message]) -> None:
+        """Ask the clients of this round that answer probes, ``victims`` in all, for the uploads of single images."""
+        assert self._curious is not None and self._grid is not None
+        replied = [(m, r) for m, r in pair(self._sent, received) if not isinstance(r, Failure)]
+        answering = sorted(
+            (m for m, r in replied if ANSWERS in r.content.config_records), key=lambda m: m.metadata.dst_node_id
+        )[: self.report.victims]
+        if not answering:
+            return
+        share, more = divmod(self.report.victims, len(answering))
+        asked = [
+            Message(
+                probing(message, number, 1),
+                dst_node_id=message.metadata.dst_node_id,
+                message_type=message.metadata.message_type,
+                group_id=message.metadata.group_id,
+            )
+            for rank, message in enumerate(answering)
+            for number in range(share + (rank < more))
+        ]
+        replies = list(self._grid.send_and_receive(asked, timeout=self._timeout))
+        self._note(asked, replies)
+        for message, reply in pair(asked, replies):
+            if not isinstance(reply, Failure):
+                self._attempt(lambda: self._note_images(round, message, reply))  # noqa: B023
+        self._curious.read(round, asked, replies)
+
+    def _note_images(self, round: int, message: Message, reply: Message) -> None:
+        """Note what an answer to a probe says of its images."""
+        assert self._curious is not None
+        if (images := told_images(reply.content)) is not None:
+            number, _ = asked_probe(message.content) or (0, 0)
+            self.report.probed(VictimId(round, self._curious.client_of(message, reply), number), images)
+
+    def _note(self, sent: Sequence[Message], replies: Sequence[Message]) -> None:
+        """Note the errors among ``replies``, and what the others say of their defense."""
+        for each in replies:
+            if each.has_error():
+                said = (each.error.reason or "").strip().splitlines() or [f"Flower's error {each.error.code}"]
+                self._seen[printable(said[-1])[:200]] += 1
+        for message, reply in pair(sent, replies):
+            if not isinstance(reply, Failure):
+                self._attempt(lambda: self._note_defense(message, reply))  # noqa: B023
+
+    def _note_defense(self, message: Message, reply: Message) -> None:
+        assert self._curious is not None
+        self.report.defended(self._curious.client_of(message, reply), told_defense(reply.content))
+
+    def _attempt(self, work: Callable[[], None]) -> None:
+        """Do ``work`` on one reply, and report its failure instead of raising."""
+        failed = attempt(work)
+        if isinstance(failed, Failure):
+            logger.warning("A reply is not understood: %s", failed.reason)
+            self._seen[(failed.reason.partition(": ")[2] or failed.reason)[:200]] += 1
+
+    def _wait_for_clients(self, grid: Grid) -> None:
+        deadline = time.monotonic() + self.patience
+        while not list(grid.get_node_ids()):
+            if time.monotonic() > deadline:
+                raise UserError(
+                    f"At least one client is expected, but none is connected after {self.patience:g} s; start"
+                    " SuperNodes, or set num-supernodes of the simulation."
+                )
+            time.sleep(min(_POLL, self.patience / 2))
+
+
+def _start_with_hooks(strategy: Strategy, audited: AuditedStrategy, args: Any, kwargs: Any) -> Result:
+    """Run ``strategy.start`` with ``configure_train`` and ``aggregate_train`` redirected to the audit.
+
+    It runs on an object of a subclass that shares the strategy's attributes, so that whatever it keeps in ``self`` is
+    the strategy's as well.
+    """
+    kind = type(strategy)
+
+    def configure_train(self: Strategy, *args: Any, **kwargs: Any) -> Iterable[Message]:
+        return audited.configure_train(*args, **kwargs)
+
+    def aggregate_train(self: Strategy, *args: Any, **kwargs: Any) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        return audited.aggregate_train(*args, **kwargs)
+
+    hooks = {"configure_train": configure_train, "aggregate_train": aggregate_train}
+    driver: Any = object.__new__(type(kind.__name__, (kind,), hooks))
+    driver.__dict__ = strategy.__dict__
+    result: Result = driver.start(*args, **kwargs)
+    return result

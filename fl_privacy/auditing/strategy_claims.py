@@ -1,0 +1,111 @@
+"""Claims of differential privacy that an audit comes across: the strategy's own, and what clients' replies state.
+
+What clients' metrics say of their differential privacy, and which figures leave beside the arrays.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from flwr.app import Message
+from flwr.serverapp.strategy import Strategy
+
+from fl_privacy.dp_check.check import Asked
+from fl_privacy.dp_check.claims import Claim, Facts, recompute
+from fl_privacy.dp_check.verdict import ClaimVerdict
+from fl_privacy.flower.dp_mechanisms import stated_by
+from fl_privacy.flower.dp_subjects import verdicts_on
+from fl_privacy.runs.folder.claims import ClaimRecord, records_of
+
+KEYS = {
+    "epsilon": "epsilon",
+    "delta": "delta",
+    "noise_multiplier": "noise_multiplier",
+    "noise-multiplier": "noise_multiplier",
+    "sample_rate": "sample_rate",
+    "sample-rate": "sample_rate",
+}
+"""Metric of a client, as clients that train by Opacus report it -> what it is."""
+
+MOST_STATED = 1e12
+"""Of a figure that a client states; a larger one, or none that is finite, counts as not stated."""
+
+COUNTS = frozenset({"num-examples", "num_examples"})
+
+SETTINGS = frozenset({"target_delta", "target-delta", "target_epsilon", "max_grad_norm", "max-grad-norm"})
+"""Metrics that say how a client was told to train; they are no figures of its data."""
+
+
+@dataclass(eq=False)
+class StatedByReplies:
+    """Differential privacy and figures beside the arrays that clients' metrics state.
+
+    Attributes:
+        stated: by name, the largest epsilon and the least noise that any client stated, in the last round.
+        metrics: names of figures that clients sent.
+    """
+
+    stated: dict[str, float] = field(default_factory=dict)
+    metrics: set[str] = field(default_factory=set)
+
+    def see(self, replies: Sequence[Message]) -> None:
+        """Take the metrics of a round's replies; what is no number counts as not stated."""
+        found: dict[str, list[float]] = {}
+        for reply in replies:
+            if reply.has_error() or not reply.has_content():
+                continue
+            for record in reply.content.metric_records.values():
+                for name, value in list(record.items())[:64]:
+                    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < MOST_STATED:
+                        continue
+                    self.metrics.add(str(name)[:64])
+                    if name in KEYS:
+                        found.setdefault(KEYS[name], []).append(float(value))
+        for name, values in found.items():
+            self.stated[name] = min(values) if name == "noise_multiplier" else max(values)
+
+
+DRAWS = 500
+"""On either neighbor, of a strategy under audit: more would hold up the page."""
+
+
+def audited_claims(strategy: Strategy, replies: StatedByReplies, rounds: int) -> tuple[ClaimRecord, ...]:
+    """Check what the strategy and the clients claim against what is stated, and the strategy against many draws.
+
+    Args:
+        strategy: that trains.
+        replies: what clients stated.
+        rounds: of the training.
+    """
+    found: list[ClaimVerdict] = []
+    if stated_by(strategy) is not None:
+        found += verdicts_on(
+            strategy, Asked(rounds=rounds, draws=DRAWS), name=f"the server's {type(strategy).__name__}"
+        )
+    if "epsilon" in replies.stated:
+        found.append(_of_clients(replies.stated, rounds))
+    beside = sorted(replies.metrics - COUNTS - SETTINGS - KEYS.keys())
+    if found and beside:
+        note = (
+            f"Beside their arrays clients send {', '.join(beside[:6])}: figures of their data that no noise covers;"
+            " withhold them, or add noise and count them in."
+        )
+        found[0] = replace(found[0], notes=(*found[0].notes, note))
+    return records_of(found)
+
+
+def _of_clients(stated: dict[str, float], rounds: int) -> ClaimVerdict:
+    """Recompute what clients report of their own training, as far as they say how they sample."""
+    delta = stated.get("delta", 1e-5)
+    if not 0 < delta < 1 or stated["epsilon"] < 0:
+        return ClaimVerdict(subject="clients' own reports", claim=None, notes=("What they report is no epsilon.",))
+    claim = Claim(epsilon=stated["epsilon"], delta=delta, unit="example", rounds=rounds, by="clients")
+    multiplier, rate = stated.get("noise_multiplier"), stated.get("sample_rate", 1.0)
+    missing = [] if multiplier else ["their noise multiplier"]
+    facts = Facts(
+        noise_multiplier=multiplier if multiplier and multiplier > 0 else None,
+        sample_rate=rate if 0 < rate <= 1 else 1.0,
+        sampling=None if rate < 1 else "none",
+        rounds=rounds,
+        missing=(*missing, "how many steps of a round add noise (taken to be one)"),
+    )
+    return ClaimVerdict(subject="clients' own reports", claim=claim, recomputed=recompute(facts, delta=delta))

@@ -1,0 +1,183 @@
+"""The model of an app under audit, shown to fit its images and its arrays."""
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from flwr.app import ArrayRecord
+from torch import nn
+
+from fl_privacy.data.app_data import told_normalization
+from fl_privacy.errors import UserError
+from fl_privacy.federation.interception.local_batch_norm import norm_names
+from fl_privacy.flower.upload_defense import made_of
+from fl_privacy.models import check_model, normalized
+from fl_privacy.models.unwrap_model import outputs_of, plain_model
+from fl_privacy.runs.app_truth import NamedImages, find_images
+from fl_privacy.types.plan import Normalization
+
+USUAL = ((1, 28, 28), (1, 32, 32), (3, 28, 28), (3, 32, 32), (3, 64, 64), (3, 96, 96), (3, 128, 128), (3, 224, 224))
+"""Shapes of images that are tried where none is given."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class AuditedModel:
+    """An app's model and images, as known before it trains.
+
+    Attributes:
+        name: of the model's class.
+        path: where it is imported from.
+        network: takes images in [0, 1], and normalizes them first where clients do.
+        input_shape: (C, H, W).
+        num_classes: K.
+        source: of the true images.
+        normalization: of the clients' images.
+        told: whether it was told, rather than seen in the pixels of the data.
+    """
+
+    name: str
+    path: str
+    network: nn.Module
+    input_shape: tuple[int, ...]
+    num_classes: int
+    source: NamedImages
+    normalization: Normalization | None
+    told: bool
+
+
+def read_model(
+    model: nn.Module | Callable[[], nn.Module], data: object, input_shape: Sequence[int] | None, transform: object
+) -> AuditedModel:
+    """Check model and images that were given to ``audit``.
+
+    Raises:
+        UserError: they do not fit each other.
+    """
+    made = copy.deepcopy(made_of(model)).cpu()
+    if not any(True for _ in made.parameters()):
+        raise UserError(f"Model {type(made).__name__} is expected to have parameters, but has none.")
+    source = find_images(data)
+    shape = _shape(made, source.input_shape, input_shape)
+    made = _returning_a_tensor(made, shape)
+    classes = _classes(made, shape)
+    check_model(made, shape, classes)
+    if source.num_classes is not None and source.num_classes > classes:
+        raise UserError(
+            f"Model {type(made).__name__} is expected to have an output for each of the {source.num_classes} classes of"
+            f" {source.name}, but has {classes}."
+        )
+    told = _normalization(transform)
+    if told is not None and source.normalization is not None:
+        source = replace(source, normalization=told)
+    normalization = source.normalization if told is None else told
+    kind: Any = type(made) if isinstance(model, nn.Module) else model
+    return AuditedModel(
+        name=getattr(kind, "__name__", type(made).__name__),
+        path=f"{kind.__module__}.{getattr(kind, '__qualname__', type(made).__qualname__)}",
+        network=made if normalization is None else normalized(made, normalization),
+        input_shape=shape,
+        num_classes=classes,
+        source=source,
+        normalization=normalization,
+        told=told is not None,
+    )
+
+
+def expect_arrays_of(model: AuditedModel, arrays: ArrayRecord) -> None:
+    """Refuse arrays that are not the model's: nothing that is captured could be read.
+
+    Raises:
+        UserError: a name or a shape differs.
+    """
+    own = {name: tuple(t.shape) for name, t in model.network.state_dict().items()}
+    got = {name: tuple(array.shape) for name, array in arrays.items()}
+    if list(got) == [str(i) for i in range(len(own))]:
+        got = dict(zip(own, got.values(), strict=True))
+    if own == got:
+        return
+    parameters = {name for name, _ in model.network.named_parameters()} - norm_names(model.network)
+    missing, strange = [n for n in parameters if n not in got], [n for n in got if n not in own]
+    wrong = next((n for n in own if n in got and got[n] != own[n]), None)
+    if missing and not strange and not wrong and got:
+        sent = f"{len(parameters) - len(missing)} of {len(parameters)}"
+        raise UserError(
+            f"All parameters of model={model.name} are expected in the initial arrays, but {sorted(missing)[0]} and"
+            f" {len(missing) - 1} more are not: the app exchanges {sent}, such as adapters or a head. What a part gives"
+            " away is not audited; audit an app that exchanges its model whole."
+        )
+    if wrong:
+        what = f"{wrong} has the shape {got[wrong]}, not {own[wrong]}"
+    elif strange or missing:
+        what = f"{sorted(strange)[0]} is not in it" if strange else f"{sorted(missing)[0]} is missing"
+    else:
+        return  # buffers and batch norm may stay with the clients
+    raise UserError(
+        f"The initial arrays are expected to be those of model={model.name}, but {what}; give the model that the app"
+        " trains."
+    )
+
+
+def _shape(model: nn.Module, of_data: tuple[int, ...] | None, told: Sequence[int] | None) -> tuple[int, ...]:
+    if told is not None:
+        shape = tuple(told) if isinstance(told, Sequence) and not isinstance(told, str) else ()
+        if len(shape) != 3 or not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in shape):
+            raise UserError(
+                f"input_shape is expected to be (channels, height, width), but got {told!r}; try (3, 32, 32)."
+            )
+        if of_data is not None and of_data != shape:
+            raise UserError(f"input_shape is expected to be that of data, {of_data}, but got {shape}; leave it out.")
+        return shape
+    if of_data is not None:
+        return of_data
+    fitting = [shape for shape in USUAL if _takes(model, shape)]
+    if len(fitting) == 1:
+        return fitting[0]
+    which = (
+        "none of the usual ones" if not fitting else f"images of {' and '.join('x'.join(map(str, s)) for s in fitting)}"
+    )
+    raise UserError(
+        f"The shape of images is expected, but neither data nor input_shape is given, and {type(model).__name__} takes"
+        f" {which}; give input_shape=(channels, height, width)."
+    )
+
+
+@torch.no_grad()
+def _takes(model: nn.Module, shape: tuple[int, ...]) -> bool:
+    try:
+        logits = outputs_of(copy.deepcopy(model).eval()(torch.zeros(2, *shape)))
+    except (RuntimeError, ValueError, TypeError):
+        return False
+    return isinstance(logits, torch.Tensor) and logits.dim() == 2 and len(logits) == 2
+
+
+@torch.no_grad()
+def _returning_a_tensor(model: nn.Module, shape: tuple[int, ...]) -> nn.Module:
+    """Return ``model``, or a copy that returns logits where it returns a mapping or a structure with these."""
+    if not _takes(model, shape) or isinstance(copy.deepcopy(model).eval()(torch.zeros(2, *shape)), torch.Tensor):
+        return model
+    return plain_model(model, shape)
+
+
+@torch.no_grad()
+def _classes(model: nn.Module, shape: tuple[int, ...]) -> int:
+    """Return the number of classes K; ``check_model`` says what is wrong with the model."""
+    if not _takes(model, shape):
+        check_model(model, shape, 1)
+    return int(copy.deepcopy(model).eval()(torch.zeros(2, *shape)).shape[1])
+
+
+def _normalization(transform: object) -> Normalization | None:
+    if transform is None or isinstance(transform, Normalization):
+        return transform
+    if isinstance(transform, tuple | list) and len(transform) == 2:
+        mean, std = ([v] if isinstance(v, int | float) else v for v in transform)
+        return Normalization(mean, std)
+    found = told_normalization(transform)
+    if found is None:
+        raise UserError(
+            "transform is expected to hold a torchvision Normalize, or to be (mean, std), but got"
+            f" {type(transform).__name__}; for images in [0, 1] leave it out."
+        )
+    return found

@@ -1,0 +1,393 @@
+"""An audit's way from what it is asked for, checked before anything is trained, to what it captured, to the page.
+
+Nothing that one node says of itself touches what others are.
+"""
+
+import copy
+import json
+import logging
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Message
+from flwr.serverapp.strategy import FedXgbBagging, FedXgbCyclic, Result, Strategy
+from torch import nn
+
+from fl_privacy.auditing.strategy_model import AuditedModel
+from fl_privacy.checks import whole
+from fl_privacy.effects import Description, to_plain
+from fl_privacy.errors import UserError
+from fl_privacy.federation import audited_rounds
+from fl_privacy.federation.interception import CaptureWriter, WaitingUpdates, changed, ids_of, recognize_training
+from fl_privacy.flower.audit_protocol import ProbedImages
+from fl_privacy.flower.curious import HonestButCurious
+from fl_privacy.flower.records import CLIENT, PARTITION, to_tensor
+from fl_privacy.models import normalized
+from fl_privacy.runs.build import attack_called
+from fl_privacy.runs.folder.claims import ClaimRecord, write_claims
+from fl_privacy.runs.folder.ongoing import CAPTURES
+from fl_privacy.types import LocalPlan, ModelState, Observation, VictimId
+from fl_privacy.types.plan import Normalization
+
+
+def expect_strategy(strategy: object) -> None:
+    """Raise ``UserError`` unless ``strategy`` is a strategy of Flower's that trains a network."""
+    if not isinstance(strategy, Strategy):
+        raise UserError(_no_strategy(strategy))
+    if isinstance(strategy, FedXgbBagging | FedXgbCyclic):
+        raise UserError(f"A strategy that trains a network is expected, but {type(strategy).__name__} trains trees.")
+
+
+def expect_rounds(rounds: object) -> None:
+    """Check ``rounds`` as far as possible before their number is known."""
+    if isinstance(rounds, str):
+        audited_rounds(rounds, 1, name="rounds", most="num_rounds")
+    elif isinstance(rounds, list | tuple | set | frozenset | range) and rounds:
+        for one in rounds:
+            whole("rounds", one, at_least=1, example=1)
+    elif not rounds or not isinstance(rounds, int):
+        audited_rounds([], 1, name="rounds", most="num_rounds")
+    else:
+        whole("rounds", rounds, at_least=1, example=1)
+
+
+def _no_strategy(strategy: object) -> str:
+    kind = strategy if isinstance(strategy, type) else type(strategy)
+    if isinstance(strategy, type) and issubclass(strategy, Strategy):
+        return f"strategy is expected to be made, but got the class {kind.__name__}; write {kind.__name__}(...)."
+    legacy = any(base.__module__.startswith("flwr.server.strategy") for base in kind.__mro__)
+    if legacy:
+        return (
+            f"A strategy of flwr.serverapp.strategy is expected, but {kind.__name__} is one of the legacy"
+            f" flwr.server.strategy; use flwr.serverapp.strategy.{kind.__name__}, and for NumPyClients"
+            " fl_privacy.flower.numpy_client_app(client_fn)."
+        )
+    return f"A strategy of flwr.serverapp.strategy is expected, but got {kind.__name__}; audit(FedAvg(...), model=Net)."
+
+
+MOST_PARTITION = 999_999_999
+"""The largest number that names a client."""
+
+AGREED = 0.5
+"""Share of clients above which what they say of their defense is said of the training."""
+
+
+def told_partition(reply: Message) -> int | None:
+    """Return the partition that the client behind ``reply`` claims to hold; ``None`` if none, or nonsense."""
+    record = reply.content.config_records.get(CLIENT)
+    told = record.get(PARTITION) if record is not None else None
+    usable = isinstance(told, int) and not isinstance(told, bool) and 0 <= told <= MOST_PARTITION
+    return told if usable else None  # type: ignore[return-value]
+
+
+@dataclass(eq=False)
+class NamingServer(HonestButCurious):
+    """An honest-but-curious server that gives each node a number of its own and leaves none out.
+
+    The number is the partition that the node says that it holds, else the rank of its id among all nodes; where another
+    connected node has that number already, the first one free above. A node keeps its number.
+
+    Attributes:
+        partitions: by client, the partition that it says that it holds.
+    """
+
+    partitions: dict[int, int] = field(default_factory=dict, init=False)
+    _numbers: dict[int, int] = field(default_factory=dict, init=False, repr=False)
+
+    def name_all(self, exchanged: Iterable[tuple[Message, Message]]) -> None:
+        """Assign numbers to the nodes of messages and replies: first those that say which partition they hold."""
+        for message, reply in sorted(exchanged, key=_turn):
+            self.client_of(message, reply)
+
+    def client_of(self, message: Message, reply: Message) -> int:
+        """Return the number of the node that answered ``message``."""
+        node = message.metadata.dst_node_id
+        if node not in self._numbers:
+            here = set(self._node_ids)
+            taken = {number for other, number in self._numbers.items() if other in here}
+            told = told_partition(reply)
+            ranked = self._node_ids.index(node) if node in here else len(self._node_ids)
+            number = ranked if told is None else told
+            while number in taken:
+                number = (number + 1) % (MOST_PARTITION + 1)
+            for gone in [other for other, theirs in self._numbers.items() if theirs == number]:
+                del self._numbers[gone]
+            self._numbers[node] = number
+            self.partitions.pop(number, None)
+            if told is not None:
+                self.partitions[number] = told
+        return self._numbers[node]
+
+
+def agreed_defense(told: Mapping[int, Description]) -> Description:
+    """Return the defense that more than half of the clients report; empty where they don't agree."""
+    spelled = {client: json.dumps(to_plain(parts), sort_keys=True) for client, parts in told.items()}
+    usual, number = Counter(spelled.values()).most_common(1)[0] if spelled else ("", 0)
+    return next((told[c] for c, text in spelled.items() if text == usual), ()) if number > AGREED * len(told) else ()
+
+
+def _turn(exchanged: tuple[Message, Message]) -> tuple[bool, int]:
+    """Return a key that sorts nodes: those that say their partition first, in the order of their ids."""
+    message, reply = exchanged
+    return told_partition(reply) is None, message.metadata.dst_node_id
+
+
+logger = logging.getLogger(__name__)
+
+ATTACK = "auto"
+"""What audits attack with by default."""
+
+
+@dataclass(eq=False)
+class AuditReport:
+    """Writes captured updates down, attacks them when the training is done, and writes the page.
+
+    Attributes:
+        out: folder of the audits' folders.
+        attack: a name with settings, or an attack.
+        strategy: name of the one that trains.
+        model: of the clients.
+        victims: single images that clients are asked for in a round, at most.
+        identified: clients that say which partition they hold.
+        partitions: which one each of them says.
+        nodes: that were connected at once, at most; ``None`` before the training.
+    """
+
+    out: Path
+    attack: Any
+    strategy: str
+    model: AuditedModel
+    victims: int
+
+    def __post_init__(self) -> None:
+        self._attack, self._attack_name = attack_called(self.attack)
+        self._reset()
+
+    def _reset(self) -> None:
+        self._observations: WaitingUpdates | None = None
+        self._found: Counter[str] = Counter()
+        self._images: dict[VictimId, ProbedImages] = {}
+        self._defenses: dict[int, Description] = {}
+        self.partitions: Mapping[int, int] = {}
+        self.nodes: int | None = None
+        self._folder: Any = None
+        self._writer: CaptureWriter | None = None
+        self._told: frozenset[str] = frozenset()
+        self.identified: set[int] = set()
+
+    def open(self, plan: LocalPlan, told: frozenset[str], audited: Sequence[int], rounds: int) -> None:
+        """Start recording into a new folder; an earlier audit with the same settings there is moved aside.
+
+        Args:
+            plan: how clients train.
+            told: which of its fields the user gave.
+            audited: rounds.
+            rounds: in all.
+        """
+        from fl_privacy.runs.folder import RunFolder  # noqa: PLC0415
+        from fl_privacy.runs.folder.records import dump_json  # noqa: PLC0415
+
+        self._reset()
+        self._told = told
+        config = self._config(plan, audited, rounds)
+        try:
+            folder = RunFolder.open_or_create(
+                self.out,
+                label=f"audit-{self.strategy}-{self.model.name}",
+                config=config,
+                config_text=dump_json(config, indent=1),
+                overwrite=True,
+            )
+        except OSError as error:
+            raise UserError(
+                f"out is expected to be a folder that can be written, but {self.out} can't ({error.strerror})."
+            ) from error
+        captures = folder.path / CAPTURES
+        self._folder, self._writer = folder, CaptureWriter(captures)
+        self._observations = WaitingUpdates(captures, written=True)
+        self._note()
+
+    def close(self) -> None:
+        """Close the run's folder."""
+        if self._folder is not None:
+            self._folder.close()
+
+    def captured(self, observation: Observation) -> None:
+        """Take an update: find out how its client trained, and write it down."""
+        assert self._writer is not None and self._observations is not None
+        known, said = recognize_training(observation, self._told)
+        self._found.update(said)
+        self._writer.write(known)
+        self._observations.append(known)
+
+    def probed(self, victim: VictimId, images: ProbedImages) -> None:
+        """Record what a client says of the images behind its answer to a probe, unless it can't be.
+
+        Raises:
+            UserError: its normalization is of images of other channels.
+        """
+        told = images.normalization
+        channels = {len(told.mean), len(told.std)} if told else {1}
+        if not channels <= {1, self.model.input_shape[0]}:
+            raise UserError(
+                f"A client is expected to normalize images of {self.model.input_shape[0]} channels, but {victim} says"
+                f" {told.in_words() if told else ''}."
+            )
+        self._images[victim] = images
+        self._note()
+
+    def defended(self, client: int, parts: Description) -> None:
+        """Take what a client says of its defense; what it says first counts."""
+        if (parts and not self._defenses.get(client)) or client not in self._defenses:
+            self._defenses[client] = parts
+            self._note()
+
+    def claimed(self, claims: Sequence[ClaimRecord]) -> None:
+        """Record what came of the app's claims of differential privacy; the page shows them above all else."""
+        if claims:
+            write_claims(self._folder.path, claims)
+
+    def finish(self, result: Result, seen: Counter[str]) -> str:
+        """Attack what was captured and write the page; returns a line on both.
+
+        Args:
+            result: of the training.
+            seen: what went wrong with replies, and how often.
+
+        Raises:
+            UserError: there is nothing.
+        """
+        if not self._observations:
+            raise self._nothing(result, seen)
+        from fl_privacy.runs.app import AppReport, report_app  # noqa: PLC0415
+        from fl_privacy.runs.destination import LineMonitor  # noqa: PLC0415
+
+        observations = self._with_clients_normalization()
+        return report_app(
+            AppReport(
+                observations=observations,
+                source=self.model.source,
+                fingerprints={victim: tuple(i.fingerprints) for victim, i in self._images.items()},
+                defense=agreed_defense(self._told_defenses()),
+                defenses=self._told_defenses(),
+                partitions=self.partitions,
+                found=self._found,
+                said=self._sources(),
+                victims=self.victims,
+                identified=frozenset(self.identified),
+                rates_estimated=self._rates_estimated,
+                nodes=self.nodes,
+                problems=[f"{why} ({n} times)" if n > 1 else why for why, n in seen.items() if why],
+            ),
+            self._attack,
+            self._attack_name,
+            self._folder,
+            monitor=LineMonitor(),
+        )
+
+    @property
+    def _rates_estimated(self) -> bool:
+        return "lr" not in self._told
+
+    def _told_defenses(self) -> dict[int, Description]:
+        """Return, by client whose updates were captured, the defense that it reports."""
+        captured = {observation.client for observation in ids_of(self._observations or ())}
+        return {client: parts for client, parts in self._defenses.items() if client in captured}
+
+    def _normalizations(self) -> dict[int, Normalization | None]:
+        """Return, by client that says so, how it normalizes images; what the user gave counts for all."""
+        if self.model.told:
+            return {}
+        found: dict[int, Normalization | None] = {}
+        for victim, images in self._images.items():
+            found.setdefault(victim.client, images.normalization)
+        return found
+
+    def _sources(self) -> list[str]:
+        """Say where what is known of the images' normalization comes from."""
+        if self.model.told:
+            return ["How images are normalized was told."]
+        clients = Counter(self._normalizations().values())
+        said = [
+            f"{_so_many(number, clients.total())} that they normalize images by {one.in_words()}."
+            for one, number in clients.most_common()
+            if one is not None
+        ]
+        seen = self.model.source.normalization
+        return said or ([f"The images of data are normalized by {seen.in_words()}."] if seen else [])
+
+    def _with_clients_normalization(self) -> Sequence[Observation]:
+        assert self._observations is not None
+        told, own = self._normalizations(), self.model.normalization
+        networks: dict[Normalization | None, nn.Module] = {own: self.model.network}
+        for chosen in told.values():
+            if chosen not in networks:
+                plain = copy.deepcopy(self.model.network)
+                plain._forward_pre_hooks.clear()
+                networks[chosen] = plain if chosen is None else normalized(plain, chosen)
+        if len(networks) == 1:
+            return self._observations
+        return changed(self._observations, lambda o: replace(o, model=networks[told.get(o.id.client, own)]))
+
+    def _note(self) -> None:
+        """Write down what the captures themselves don't hold, for attacks on them later."""
+        from fl_privacy.runs.app import Note, write_note  # noqa: PLC0415
+
+        note = Note(
+            model=self.model.path,
+            normalization=self.model.normalization,
+            normalizations=self._normalizations(),
+            defense=agreed_defense(self._told_defenses()),
+            defenses=self._told_defenses(),
+            fingerprints={str(victim): tuple(images.fingerprints) for victim, images in self._images.items()},
+            rates_estimated=self._rates_estimated,
+        )
+        write_note(self._folder.path, note)
+
+    def _nothing(self, result: Result, seen: Counter[str]) -> UserError:
+        from fl_privacy.runs.weights import MODEL, write_weights  # noqa: PLC0415
+
+        kept = ""
+        if result.arrays is not None:
+            path = self._folder.path / MODEL
+            write_weights(path, ModelState({n: to_tensor(a.numpy()) for n, a in result.arrays.items()}))
+            kept = f" The trained weights are in {path}."
+        why = max(seen, key=lambda reason: seen[reason], default="").rstrip(".")
+        why = why or "no client replied in the audited rounds"
+        return UserError(
+            f"The audit is expected to capture updates, but captured none, which says nothing about privacy: {why};"
+            f" audit rounds in which clients train, and see the warnings above.{kept}"
+        )
+
+    def _config(self, plan: LocalPlan, audited: Sequence[int], rounds: int) -> dict[str, Any]:
+        normalization = self.model.normalization
+        return {
+            "command": "audit",
+            "choices": {
+                "data": self.model.source.name,
+                "model": "custom",
+                "federation": self.strategy,
+                "attack": self._attack_name,
+            },
+            "data": {"name": self.model.source.name},
+            "model": {
+                "_target_": self.model.path,
+                "input_shape": list(self.model.input_shape),
+                "num_classes": self.model.num_classes,
+                **({} if normalization is None else asdict(normalization)),
+            },
+            "federation": {"strategy": self.strategy, "rounds": rounds, "plan": asdict(plan)},
+            "attack": {"name": self._attack_name},
+            "intercept": {"uploads": "both", "rounds": list(audited)},
+            "victims": self.victims,
+            "batch_size": 1,
+            "seed": 0,
+        }
+
+
+def _so_many(number: int, total: int) -> str:
+    """Return ``Clients say``, or how many of the ``total`` that say something."""
+    return "Clients say" if number == total else f"{number} of {total} clients say"

@@ -1,0 +1,260 @@
+"""A client's guard: a model that looks crafted is not trained on.
+
+What gives a crafted model away: parts that nobody agreed on, weights that training does not make, odd answers.
+"""
+
+import copy
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fl_privacy.checks import number, whole
+from fl_privacy.errors import UserError
+from fl_privacy.models.gradients.hooks import Call, leaving, owners
+from fl_privacy.types import Batch, ModelState
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """The architecture of a model, as far as a guard compares it.
+
+    Attributes:
+        tensors: shape of each parameter and buffer, by name.
+        modules: kind of each module, by name.
+    """
+
+    tensors: Mapping[str, tuple[int, ...]]
+    modules: Mapping[str, str]
+
+    @classmethod
+    def of(cls, model: nn.Module) -> "Architecture":
+        """Describe the layers of ``model``."""
+        values = [*model.named_parameters(), *model.named_buffers()]
+        modules = {name: type(module).__name__ for name, module in model.named_modules()}
+        return cls({name: tuple(value.shape) for name, value in values}, modules)
+
+    def difference(self, other: "Architecture") -> str | None:
+        """Say the first thing in which ``other`` differs; ``None`` where nothing does."""
+        for mine, theirs in ((self.modules, other.modules), (self.tensors, other.tensors)):
+            if more := [name for name in theirs if name not in mine]:
+                return f"it has {more[0]}, which was not agreed on"
+            if less := [name for name in mine if name not in theirs]:
+                return f"it lacks {less[0]}"
+            if changed := [name for name in mine if mine[name] != theirs[name]]:
+                name = changed[0]
+                return f"{name or 'the model'} is {theirs[name]}, agreed on was {mine[name]}"
+        return None
+
+
+_LEAST_ROWS, _LEAST_INPUTS = 8, 8
+"""Of a tensor, below which rows are alike by chance."""
+
+_SAMPLED = 32
+"""Rows that are compared with each other."""
+
+_PARALLEL = 0.95
+_IDENTITY = 0.999
+_MANY = 0.25
+"""Share of the rows that may be as no training makes them; of an imprint nearly all are."""
+
+
+def strange_structure(name: str, weight: Tensor) -> str | None:
+    """Say why ``weight`` (outputs, ...) is not of a trained or fresh layer; ``None`` where it may be.
+
+    Rows that are the same up to sign and scale are an imprint's, also among others; of an output layer all but one are
+    zero where it fishes. Kernels with a single value copy an image; where most are zero besides, to one client's place.
+    """
+    if weight.dim() < 2 or len(weight) < _LEAST_ROWS or weight[0].numel() < _LEAST_INPUTS:
+        return None
+    rows = weight.detach().flatten(1).float()
+    lengths = rows.norm(dim=1)
+    if not lengths.isfinite().all() or not lengths.any():
+        return f"{name} is {'zero' if lengths.isfinite().all() else 'not finite'}"
+    silent = (lengths <= 1e-6 * lengths.max()).float().mean()
+    if silent > _MANY:
+        return f"{silent:.0%} of the rows of {name} are zero"
+    if weight.dim() == 4 and weight[0, 0].numel() > 1:
+        copies = (rows.abs().amax(1) > _IDENTITY * lengths.clamp_min(1e-30)).float().mean()
+        if copies > _MANY:
+            return f"{copies:.0%} of the kernels of {name} copy a channel"
+    some = rows[torch.linspace(0, len(rows) - 1, min(_SAMPLED, len(rows))).long()]
+    some = some / some.norm(dim=1, keepdim=True).clamp_min(1e-30)
+    alike = (some @ some.T).abs().fill_diagonal_(0).amax(1) > _PARALLEL
+    repeated = alike.float().mean()
+    if repeated > _MANY:
+        return f"{repeated:.0%} of the rows of {name} are the same up to scale"
+    return None
+
+
+@dataclass(frozen=True, eq=False)
+class Behavior:
+    """On a batch of B examples.
+
+    Attributes:
+        firing: by layer with a threshold, for each unit (U,) the share of examples and places where it lets a gradient
+            through.
+        alone: by such a layer, the share of its units that do for one example at most.
+        leading: share of the gradient that reaches the features that comes from the one example that sends most.
+    """
+
+    firing: dict[str, Tensor]
+    alone: dict[str, float]
+    leading: float
+
+
+@torch.no_grad()
+def behavior_of(model: nn.Module, sent: ModelState, batch: Batch) -> Behavior:
+    """Observe how ``model`` with the values ``sent`` answers ``batch``, in evaluation mode; one forward pass."""
+    was_training = model.training
+    model.eval()
+    clipping = {n: m for n, m in model.named_modules() if isinstance(m, nn.ReLU | nn.ReLU6 | nn.Hardtanh)}
+    with leaving({**owners(model), **clipping}) as calls:
+        logits = functional_call(model, {**sent.parameters, **sent.buffers}, (batch.inputs,))
+    model.train(was_training)
+    passing = dict(_passing(calls))
+    firing = {name: open.flatten(2).float().mean((0, 2)) for name, open in passing.items()}
+    alone = {name: float((open.flatten(2).any(2).sum(0) <= 1).float().mean()) for name, open in passing.items()}
+    return Behavior(firing, alone, _leading(logits, batch.labels, calls, model))
+
+
+def _passing(calls: list[Call]) -> Iterator[tuple[str, Tensor]]:
+    """Yield each threshold's layer and where it lets a gradient through, (B, U, places)."""
+    for call in calls:
+        kind, inputs = call.module, call.inputs
+        if isinstance(kind, nn.Hardtanh):
+            open = (inputs > kind.min_val) & (inputs < kind.max_val)
+        elif isinstance(kind, nn.ReLU):
+            open = inputs > 0
+        else:
+            continue
+        yield call.name, open.flatten(2) if open.dim() > 2 else open[..., None]
+
+
+def _leading(logits: Tensor, labels: Tensor, calls: list[Call], model: nn.Module) -> float:
+    linear = [call for call in calls if isinstance(call.module, nn.Linear) and call.output.shape == logits.shape]
+    if not linear or labels.dim() != 1:
+        return 0.0
+    errors = logits.softmax(1)
+    errors[torch.arange(len(labels)), labels.long()] -= 1
+    features = linear[-1].inputs.flatten(1)
+    sizes = errors.norm(dim=1) * features.norm(dim=1)
+    return float(sizes.max() / sizes.sum().clamp_min(1e-30))
+
+
+LAST = "guard/"
+"""Prefix of the values of the last model that was trained on, among what a client keeps."""
+
+_LEAST_VALUES = 64
+"""Of a tensor, below which its direction says little."""
+
+_LEAST_EXAMPLES = 8
+"""Below which a neuron that fires for one of them, or one that leads, says little."""
+
+
+class RefusedModelError(UserError):
+    """Why a client does not train on a model that it was sent, in one line."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelGuard:
+    """What a model must be to be trained on; thresholds are between those of honest and of crafted models.
+
+    It is no proof: a server that knows the guard can stay within all of it, and reads what ordinary models give away.
+
+    Attributes:
+        examples: of the client's own that a model is shown.
+        dead: a layer lets at least this share of examples through, over its units.
+        alone: at most this share of the units of the first layer with a threshold, which sees the pixels, fire for one
+            of the examples or none.
+        alone_later: as ``alone`` of later layers, which honest training makes sparser.
+        leading: at most this share of the gradient comes from a single example.
+        turned: no weight points at less than this cosine from the one trained on before.
+        grown: largest multiple of its earlier length that a weight may have.
+        agreed: the architecture agreed on, see ``agreeing_on``; ``None`` takes any.
+    """
+
+    examples: int = 16
+    dead: float = 0.04
+    alone: float = 0.35
+    alone_later: float = 0.6
+    leading: float = 0.7
+    turned: float = 0.3
+    grown: float = 5.0
+    agreed: Architecture | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        whole("guard.examples", self.examples, at_least=2, example=16)
+        number("guard.dead", self.dead, at_least=0, below=1, example=0.04)
+        number("guard.alone", self.alone, above=0, at_most=1, example=0.35)
+        number("guard.alone_later", self.alone_later, above=0, at_most=1, example=0.6)
+        number("guard.leading", self.leading, above=0, at_most=1, example=0.7)
+        number("guard.turned", self.turned, at_least=-1, below=1, example=0.3)
+        number("guard.grown", self.grown, above=1, infinite=True, example=5.0)
+
+    def agreeing_on(self, model: nn.Module) -> Self:
+        """Return the same guard, which takes no other architecture than that of ``model``."""
+        known = copy.copy(self)
+        object.__setattr__(known, "agreed", Architecture.of(model))
+        return known
+
+    def refusal(self, model: nn.Module, sent: ModelState, batch: Batch, kept: Mapping[str, Tensor]) -> str | None:
+        """Say in one line why not to train on ``sent``; ``None`` where nothing speaks against it.
+
+        Args:
+            model: the architecture that would be trained.
+            sent: the values received; those of a private part are not looked at.
+            batch: the client's own examples, of which the first are shown.
+            kept: what the client keeps, with the last model under ``LAST``.
+        """
+        if self.agreed and (different := self.agreed.difference(Architecture.of(model))):
+            return f"its architecture is not the one agreed on: {different}"
+        if reason := self.refusal_of_weights(sent, kept):
+            return reason
+        return self._misbehaved(model, sent, Batch(batch.inputs[: self.examples], batch.labels[: self.examples]))
+
+    def refusal_of_weights(self, sent: ModelState, kept: Mapping[str, Tensor]) -> str | None:
+        """Why not to train on ``sent``, from its weights and the last model's alone; see ``refusal``."""
+        strange = next(filter(None, (strange_structure(n, p) for n, p in sent.parameters.items())), None)
+        return strange or self._far(sent, kept)
+
+    def expect_honest(self, model: nn.Module, sent: ModelState, batch: Batch, kept: Mapping[str, Tensor]) -> None:
+        """Raise ``RefusedModelError`` if the model that was sent is refused."""
+        if reason := self.refusal(model, sent, batch, kept):
+            raise RefusedModelError(f"The model was refused: {reason}.")
+
+    def remembered(self, sent: ModelState) -> dict[str, Tensor]:
+        """Return what to keep of a model that is trained on."""
+        return {LAST + name: p.detach().clone() for name, p in sent.parameters.items()}
+
+    def _far(self, sent: ModelState, kept: Mapping[str, Tensor]) -> str | None:
+        for name, new in sent.parameters.items():
+            old = kept.get(LAST + name)
+            if old is None or new.dim() < 2 or new.numel() < _LEAST_VALUES or old.shape != new.shape:
+                continue
+            flat, before = new.detach().flatten(), old.to(new).flatten()
+            length, former = float(flat.dot(flat)) ** 0.5, float(before.dot(before)) ** 0.5
+            if length > self.grown * former > 0:
+                return f"{name} is {length / former:.1f} times as large as in the round before"
+            cosine = float(flat.dot(before)) / max(length * former, 1e-30)
+            if former > 0 and cosine < self.turned:
+                return f"{name} was replaced since the round before (cosine {cosine:.2f})"
+        return None
+
+    def _misbehaved(self, model: nn.Module, sent: ModelState, batch: Batch) -> str | None:
+        if not sent.parameters.keys() >= dict(model.named_parameters()).keys() or len(batch) < 2:
+            return None
+        seen, few = behavior_of(model, sent, batch), len(batch) < _LEAST_EXAMPLES
+        for place, (name, firing) in enumerate(seen.firing.items()):
+            if float(firing.mean()) < self.dead:
+                return f"{name} lets {float(firing.mean()):.1%} of this client's examples through"
+            if few:
+                continue
+            if seen.alone[name] > (self.alone_later if place else self.alone):
+                return f"{seen.alone[name]:.0%} of the units of {name} fire for one of {len(batch)} examples or none"
+        if seen.leading > self.leading and not few:
+            return f"one of {len(batch)} examples sends {seen.leading:.0%} of the gradient"
+        return None

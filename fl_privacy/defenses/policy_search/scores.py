@@ -1,0 +1,450 @@
+"""Score transformation policies as ATS does: accuracy of an untrained model, privacy by GradSim of a semi-trained one.
+
+The privacy score says how soon an attacker's gradient turns to that of the transformed image.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fl_privacy import checks
+from fl_privacy.data.transformations import Policy, transform
+from fl_privacy.errors import UserError
+from fl_privacy.models.gradients import Layered, VictimModel, frozen_copy, loss_gradients, set_mode, victim_gradients
+from fl_privacy.models.gradients.memory import spare_bytes, written_by
+from fl_privacy.rng import derive_generator, derive_seed
+from fl_privacy.types import Batch, LocalPlan, ModelState
+
+Cosine = Literal["whole", "layers"]
+"""``whole``: of the gradient as one vector (Eq. 5); ``layers``: the mean over its tensors (the authors' code)."""
+
+_ELEMENTS_ON_CPU = 1 << 24
+"""Elements of per-image gradients that are held at a time at most, where more would not be faster."""
+
+
+@dataclass(frozen=True, eq=False)
+class InnerProducts:
+    """Inner products of gradients, a row for each parameter tensor.
+
+    Attributes:
+        dot: (T, S, K) of each point's gradient with its target's.
+        squared: (T, S, K) of each point's with itself.
+        squared_target: (T, S, 1) of each target's with itself.
+    """
+
+    dot: Tensor
+    squared: Tensor
+    squared_target: Tensor
+
+    def cosine(self, of: Cosine) -> Tensor:
+        """Return cosines (S, K) in [-1, 1]; the cosine with a gradient that is zero is 0."""
+        parts = (self.dot, self.squared, self.squared_target)
+        if of == "whole":
+            dot, squared, target = (part.sum(0, keepdim=True) for part in parts)
+        else:
+            dot, squared, target = parts
+        tiny = torch.finfo(dot.dtype).tiny
+        return (dot / (squared * target).sqrt().clamp_min(tiny**0.5)).mean(0)
+
+
+class GradientSimilarity:
+    """Compares gradients of single images at one state of a model, batch norm in evaluation mode.
+
+    Args:
+        model: architecture.
+        state: its values.
+        input_shape: (C, H, W).
+        device: of the computation.
+        dtype: of the computation.
+        at_once: images whose gradients are held at a time, as many as fit in memory by default; no number depends on it
+            beyond rounding.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        state: ModelState,
+        input_shape: tuple[int, ...],
+        *,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        at_once: int | None = None,
+    ) -> None:
+        self.device, self.dtype = torch.device(device), dtype
+        plan = LocalPlan(batch_norm="eval")
+        frozen = frozen_copy(model, state, plan, device=self.device, dtype=dtype)
+        trial = torch.rand((2, 1, *input_shape), generator=derive_generator(0, "trial"))
+        trial, labels = trial.to(self.device, dtype), torch.zeros(2, 1, dtype=torch.long, device=self.device)
+        self._gradients = victim_gradients(VictimModel(frozen, list(state.parameters), plan), trial, labels)
+        self._factored = self._gradients.ranks(trial, labels).keys() if isinstance(self._gradients, Layered) else set()
+        self._size = sum(p.numel() for name, p in state.parameters.items() if name not in self._factored)
+        self._at_once = at_once or self._most(trial, labels)
+
+    def __call__(self, starts: Tensor, targets: Tensor, labels: Tensor, shares: Tensor) -> InnerProducts:
+        """Compare every point on the ways to the targets with its target.
+
+        Args:
+            starts: (R, C, H, W), of the first R targets, the next R, and so on.
+            targets: (S, C, H, W).
+            labels: (S,) of a target and its points.
+            shares: (K,) of the target in each point.
+        """
+        points = min(len(shares), max(1, self._at_once - 1))
+        ways = max(1, self._at_once // (points + 1))
+        parts = []
+        for rows in torch.split(torch.arange(len(targets), device=targets.device), ways):
+            first, last = (part.to(self.device, self.dtype) for part in (starts[rows % len(starts)], targets[rows]))
+            own = labels[rows.to(labels.device)].to(self.device)
+            some = [self._compare(_on_the_way(first, last, chunk), own) for chunk in torch.split(shares, points)]
+            dot, squared = (torch.cat([part[number][..., :-1] for part in some], 2) for number in (0, 1))
+            parts.append((dot, squared, some[0][1][..., -1:]))
+        return InnerProducts(*(torch.cat(part, 1) for part in zip(*parts, strict=True)))
+
+    def _most(self, images: Tensor, labels: Tensor) -> int:
+        """Return how many images to differentiate at once, from a trial with the victims ``images``."""
+        with torch.no_grad():
+            needed = written_by(lambda: self._compare(images, labels.flatten())) / len(images)
+        fit = spare_bytes(self.device) / max(1, needed)
+        if self.device.type == "cpu":
+            fit = min(fit, _ELEMENTS_ON_CPU / max(self._size, images[0].numel()))
+        return int(fit)
+
+    def _compare(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Return inner products (T, s, K + 1) with the last of each row, and with itself."""
+        count, length = images.shape[:2]
+        inputs, repeated = images.flatten(0, 1).unsqueeze(1), labels.repeat_interleave(length).unsqueeze(1)
+        products: dict[str, tuple[Tensor, Tensor]] = {}
+        apart = (count, length)
+        with torch.no_grad():
+            if isinstance(self._gradients, Layered):
+                gradients, products = self._gradients.gradients_and_products(inputs, repeated, self._factored)
+            else:
+                gradients = self._gradients(inputs, repeated)
+            rows = [_explicit(gradient.reshape(*apart, -1)) for gradient in gradients.values()]
+            rows += [
+                _factored(d.reshape(*apart, *d.shape[1:]), u.reshape(*apart, *u.shape[1:]))
+                for d, u in products.values()
+            ]
+        return torch.stack([dot for dot, _ in rows]), torch.stack([squared for _, squared in rows])
+
+
+def _on_the_way(starts: Tensor, targets: Tensor, shares: Tensor) -> Tensor:
+    """Return the points between starts and targets (S, C, H, W) each, then the target: (S, K + 1, C, H, W)."""
+    goals = targets.unsqueeze(1)
+    points = torch.lerp(starts.unsqueeze(1), goals, shares.to(targets).view(-1, 1, 1, 1))
+    return torch.cat([points, goals], 1)
+
+
+def _explicit(gradients: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute inner products from gradients (s, L, N)."""
+    return (gradients @ gradients[:, -1:].mT).squeeze(-1), gradients.square().sum(-1)
+
+
+def _factored(deltas: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute inner products from the factors (s, L, O, P) and (s, L, D, P) of gradients that are not formed."""
+    with_last = (deltas.mT @ deltas[:, -1:]) * (inputs.mT @ inputs[:, -1:])
+    with_itself = (deltas.mT @ deltas) * (inputs.mT @ inputs)
+    return with_last.sum((-2, -1)), with_itself.sum((-2, -1))
+
+
+Rule = Literal["left", "trapezoid"]
+"""How the curve of similarities is integrated."""
+
+
+Over = Literal["images", "class means"]
+"""What the areas' mean and variance are taken over."""
+
+Variant = Literal["paper", "code", "code_normalized"]
+"""How policies are scored: as published; as the authors' program scores one; as it then compares several."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivacyPlan:
+    """How privacy is scored (Gao et al. 2023, Eq. 11); the defaults are the paper's.
+
+    Attributes:
+        points: K, at which the gradients are compared on the way to the transformed image.
+        rule: ``left`` is the mean over j / K, j = 0 .. K - 1; ``trapezoid`` has its points on 0 .. 1 with both ends.
+        cosine: of which gradient.
+        alpha: weight of the mean of the areas below the curve.
+        beta: weight of their variance.
+        over: ``images``: mean and variance are over all images (Eq. 9); ``class means``: over the means of each class.
+        normalized: whether means and variances are brought to [0, 1] among the policies before they are weighted; see
+            :func:`normalized_scores`.
+    """
+
+    points: int = 20
+    rule: Rule = "left"
+    cosine: Cosine = "whole"
+    alpha: float = 0.7
+    beta: float = 0.3
+    over: Over = "images"
+    normalized: bool = False
+
+    def __post_init__(self) -> None:
+        least = 1 if self.rule == "left" else 2
+        checks.whole("points", self.points, at_least=least, example="the paper's code has 21")
+
+    @classmethod
+    def named(
+        cls, variant: Variant, *, points: int | None = None, alpha: float = 0.7, beta: float = 0.3
+    ) -> "PrivacyPlan":
+        """Plan as in the paper, or as in its authors' code: 21 points, trapezoids, mean of the tensors' cosines.
+
+        ``code_normalized`` also takes mean and variance over class means and normalizes each among all policies scored,
+        as the program does that picks them (``searchalg/search_best.py`` of gaow0007/ATSPrivacy).
+        """
+        if variant == "paper":
+            return cls(points=20 if points is None else points, alpha=alpha, beta=beta)
+        if variant not in ("code", "code_normalized"):
+            raise UserError(f"variant is expected to be paper, code or code_normalized, but got {variant!r}.")
+        picks = variant == "code_normalized"
+        return cls(
+            points=21 if points is None else points,
+            rule="trapezoid",
+            cosine="layers",
+            alpha=alpha,
+            beta=beta,
+            over="class means" if picks else "images",
+            normalized=picks,
+        )
+
+    def shares(self) -> Tensor:
+        """Return the shares (K,) of the transformed image in each point."""
+        if self.rule == "left":
+            return torch.arange(self.points, dtype=torch.float64) / self.points
+        return torch.linspace(0, 1, self.points, dtype=torch.float64)
+
+    def area(self, similarities: Tensor) -> Tensor:
+        """Return the area (S,) below each curve (S, K)."""
+        if self.rule == "left":
+            return similarities.mean(1)
+        return torch.trapezoid(similarities, dx=1 / (self.points - 1), dim=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivacyScore:
+    """Privacy score of one policy; lower is better for the client.
+
+    Attributes:
+        score: S_pri.
+        mean: of the areas below the curve, over the images or their classes.
+        variance: of the same.
+    """
+
+    score: float
+    mean: float
+    variance: float
+
+
+def privacy_scores(
+    similarity: GradientSimilarity, batch: Batch, policies: Sequence[Policy], *, plan: PrivacyPlan, seed: int
+) -> list[PrivacyScore]:
+    """Compute S_pri of each of ``policies``; the company changes no score beyond rounding.
+
+    Args:
+        similarity: at the semi-trained model.
+        batch: images of all classes, (S, C, H, W) in [0, 1].
+        policies: scored in one batch.
+        plan: how.
+        seed: of the noise that attacks start from, the same for every policy, and of the policies' signs.
+    """
+    start = torch.rand(batch.inputs.shape, generator=derive_generator(seed, "search", "start")).to(batch.inputs)
+    goals = torch.stack([transformed_by(batch.inputs, policy, seed) for policy in policies])
+    products = similarity(start, goals.flatten(0, 1), batch.labels.repeat(len(policies)), plan.shares())
+    areas = plan.area(products.cosine(plan.cosine).double()).view(len(policies), -1)
+    if plan.over == "class means":
+        # average areas (P, S) over the images of each class that there is, (P, C)
+        _, of_class = torch.unique(batch.labels, return_inverse=True)
+        shares = torch.nn.functional.one_hot(of_class).to(areas)
+        areas = areas @ (shares / shares.sum(0))
+    means, variances = areas.mean(1), areas.var(1, correction=0)
+    scores = plan.alpha * means + plan.beta * variances
+    rows = zip(scores.tolist(), means.tolist(), variances.tolist(), strict=True)
+    return [PrivacyScore(score=score, mean=mean, variance=variance) for score, mean, variance in rows]
+
+
+def normalized_scores(means: Sequence[float], variances: Sequence[float], plan: PrivacyPlan) -> list[float]:
+    """Weight means and variances of several policies, each brought to [0, 1] by the least and largest of its kind.
+
+    So the authors' program compares policies (``searchalg/search_best.py``). A score says nothing without the others:
+    one more policy may change all. What is equal for all counts as 0, where the program divides by zero.
+    """
+    parts = []
+    for values in (means, variances):
+        found = torch.tensor(values, dtype=torch.float64)
+        least, most = found.min(), found.max()
+        parts.append((found - least) / (most - least) if most > least else torch.zeros_like(found))
+    scores: list[float] = (plan.alpha * parts[0] + plan.beta * parts[1]).tolist()
+    return scores
+
+
+def transformed_by(images: Tensor, policy: Policy, seed: int) -> Tensor:
+    """Transform ``images`` by ``policy``, with signs from a stream of its own."""
+    return transform(images, [policy], derive_generator(seed, "search", "policy", str(policy)))
+
+
+Total = Literal["mean", "sum"]
+"""Over the eigenvalues: ``mean`` as in Eq. 14, ``sum`` as in the authors' code."""
+
+_CHUNK = 1000
+"""Images differentiated at a time."""
+
+
+def input_jacobian(model: nn.Module, state: ModelState, images: Tensor) -> Tensor:
+    """Compute the gradient (N, C H W) of each image's summed logits by its pixels, batch norm in evaluation mode.
+
+    Args:
+        model: architecture.
+        state: its values.
+        images: (N, C, H, W).
+    """
+    set_mode(model, "eval")
+    values = {**state.parameters, **state.buffers}
+    rows = []
+    for some in torch.split(images, _CHUNK):
+        leaf = some.detach().requires_grad_()
+        with torch.enable_grad():
+            logits = functional_call(model, values, (leaf,))
+            (slope,) = torch.autograd.grad(logits.sum(), leaf)
+        rows.append(slope.flatten(1))
+    return torch.cat(rows)
+
+
+def correlation_score(jacobian: Tensor, *, total: Total = "mean", eta: float = 1e-5) -> Tensor:
+    """Score how little the rows are correlated (Mellor et al. 2021; Gao et al. 2023, Eq. 14), higher is better.
+
+    Eq. 14 itself is its negative, but Algorithm 1 keeps policies whose score is above a threshold.
+
+    Args:
+        jacobian: (..., N, D).
+        total: over the eigenvalues.
+        eta: keeps the logarithm finite.
+
+    Returns:
+        (...) at most -1 (``mean``) or -N (``sum``) up to ``eta``, where no two rows are correlated.
+    """
+    rows = jacobian.double()
+    rows = rows - rows.mean(-1, keepdim=True)
+    rows = rows / rows.norm(dim=-1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
+    values = torch.linalg.eigvalsh(rows @ rows.mT).clamp_min(0) + eta
+    terms = values.log() + 1 / values
+    score: Tensor = -(terms.mean(-1) if total == "mean" else terms.sum(-1))
+    return score
+
+
+def accuracy_scores(
+    model: nn.Module,
+    states: Sequence[ModelState],
+    images: Sequence[Tensor],
+    policies: Sequence[Policy],
+    *,
+    seed: int,
+    total: Total = "mean",
+    eta: float = 1e-5,
+) -> list[float]:
+    """Compute S_acc of each of ``policies``: the mean over the draws.
+
+    Args:
+        model: architecture.
+        states: fresh initial values, one for each draw.
+        images: (N, C, H, W) of each draw, in [0, 1].
+        policies: scored in one batch.
+        seed: of the policies' signs.
+        total: over the eigenvalues.
+        eta: of the score.
+    """
+    draws = []
+    for number, (state, batch) in enumerate(zip(states, images, strict=True)):
+        own = derive_seed(seed, "draw", number)
+        stacked = torch.cat([transformed_by(batch, policy, own) for policy in policies])
+        jacobian = input_jacobian(model, state, stacked)
+        apart = jacobian.reshape(len(policies), -1, jacobian.shape[1])
+        draws.append(correlation_score(apart, total=total, eta=eta))
+    scores: list[float] = torch.stack(draws).mean(0).tolist()
+    return scores
+
+
+TrainingProgress = Callable[[int, int, float], None]
+"""(epochs done, epochs in all, mean loss of the last)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingPlan:
+    """SGD with momentum and three steps down; the defaults are the paper's.
+
+    Attributes:
+        epochs: passes over the examples.
+        lr: at first; a tenth of it after 3/8, 5/8 and 7/8 of the epochs.
+        batch_size: examples a step.
+        momentum: in [0, 1).
+        weight_decay: l2 penalty.
+    """
+
+    epochs: int = 50
+    lr: float = 0.1
+    batch_size: int = 128
+    momentum: float = 0.9
+    weight_decay: float = 5e-4
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch_size"):
+            checks.whole(f"training.{name}", getattr(self, name), at_least=1, example=50)
+        checks.number("training.lr", self.lr, above=0, example=0.1)
+        checks.number("training.momentum", self.momentum, at_least=0, below=1, example=0.9)
+        checks.number("training.weight_decay", self.weight_decay, at_least=0, example=5e-4)
+
+
+def train_model(
+    model: nn.Module,
+    batch: Batch,
+    plan: TrainingPlan,
+    *,
+    seed: int,
+    progress: TrainingProgress = lambda done, total, loss: None,
+) -> ModelState:
+    """Train ``model`` on ``batch`` and return the values; the model itself is not changed.
+
+    Args:
+        model: on the device of ``batch``.
+        batch: all examples, (N, C, H, W) in [0, 1].
+        plan: how.
+        seed: of the order of the examples.
+        progress: told after each epoch.
+
+    Raises:
+        UserError: the loss is no longer finite.
+    """
+    state, order = ModelState.of(model), derive_generator(seed, "training", "order")
+    parameters = {name: p.clone().requires_grad_() for name, p in state.parameters.items()}
+    buffers = state.buffers
+    optimizer = torch.optim.SGD(
+        list(parameters.values()), lr=plan.lr, momentum=plan.momentum, weight_decay=plan.weight_decay
+    )
+    steps_down = [round(plan.epochs * share) for share in (3 / 8, 5 / 8, 7 / 8)]
+    schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, steps_down, gamma=0.1)
+    for epoch in range(plan.epochs):
+        losses = []
+        for chosen in torch.split(torch.randperm(len(batch), generator=order).to(batch.labels.device), plan.batch_size):
+            result = loss_gradients(
+                model, ModelState(parameters, buffers), Batch(batch.inputs[chosen], batch.labels[chosen])
+            )
+            for name, parameter in parameters.items():
+                parameter.grad = result.gradients[name]
+            optimizer.step()
+            buffers = result.buffers
+            losses.append(result.loss)
+        schedule.step()
+        mean = float(torch.stack(losses).mean())
+        if not math.isfinite(mean):
+            raise UserError(
+                f"The model that policies are scored on is expected to learn, but its loss is {mean} in epoch"
+                f" {epoch + 1}; lower training.lr, which is {plan.lr}."
+            )
+        progress(epoch + 1, plan.epochs, mean)
+    return ModelState({name: p.detach() for name, p in parameters.items()}, buffers)

@@ -1,0 +1,181 @@
+"""From scored policies to the set that clients share.
+
+What a policy does to images: how many it alters, and how much of their structure it leaves (FSIM, by piq).
+"""
+
+import importlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from fl_privacy import checks
+from fl_privacy.checks.packages import lacks
+from fl_privacy.data.transformations import Policy, disjoint
+from fl_privacy.defenses.policy_search.scores import transformed_by
+from fl_privacy.errors import UserError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scored:
+    """A policy and its scores.
+
+    Attributes:
+        policy: which.
+        privacy: S_pri, lower is better for the client.
+        accuracy: S_acc, higher is better.
+        altered: share of the images that it visibly alters.
+        fsim: mean FSIM in [0, 1], ``None`` where it was not asked for.
+        mean: of the areas that S_pri is of, where policies are compared by it.
+        variance: of the same.
+
+    Raises:
+        UserError: a score is not finite.
+    """
+
+    policy: Policy
+    privacy: float
+    accuracy: float
+    altered: float
+    fsim: float | None = None
+    mean: float | None = None
+    variance: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("privacy", "accuracy"):
+            if not math.isfinite(value := getattr(self, name)):
+                raise UserError(
+                    f"The {name} score of policy {self.policy} is expected to be finite, but is {value}; lower"
+                    " training.lr or give other weights."
+                )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """What a policy has to reach, and how many are taken.
+
+    Attributes:
+        accuracy_at_least: T_acc; ``None`` keeps the ``accuracy_share`` best.
+        accuracy_share: in (0, 1], of those that have an effect.
+        altered_at_least: share of the images that a policy has to alter visibly, in (0, 1].
+        fsim_at_least: ``None`` does not ask.
+        keep: n, of the policies that clients draw from, without an operation in common.
+    """
+
+    accuracy_at_least: float | None = None
+    accuracy_share: float = 0.5
+    altered_at_least: float = 0.9
+    fsim_at_least: float | None = None
+    keep: int = 2
+
+    def __post_init__(self) -> None:
+        checks.number("accuracy_share", self.accuracy_share, above=0, at_most=1, example=0.5)
+        checks.number("altered_at_least", self.altered_at_least, above=0, at_most=1, example=0.9)
+        if self.fsim_at_least is not None:
+            checks.number("fsim_at_least", self.fsim_at_least, at_least=0, at_most=1, example=0.7)
+        checks.whole("keep", self.keep, at_least=1, example=2)
+
+    def has_effect(self, scored: Scored) -> bool:
+        """Say whether it alters enough of the images; a policy that leaves them alone protects nothing."""
+        return scored.altered >= self.altered_at_least
+
+    def threshold(self, scored: Sequence[Scored]) -> float:
+        """Return T_acc among those of ``scored`` that have an effect."""
+        if self.accuracy_at_least is not None:
+            return self.accuracy_at_least
+        best_first = sorted((s.accuracy for s in scored if self.has_effect(s)), reverse=True)
+        return best_first[max(1, round(self.accuracy_share * len(best_first))) - 1] if best_first else -math.inf
+
+    def accepted(self, scored: Sequence[Scored], untransformed: float) -> list[Scored]:
+        """List policies with an effect that are accurate, little distorted and more private, the best first.
+
+        Args:
+            scored: policies.
+            untransformed: S_pri of the images as they are.
+        """
+        least = self.threshold(scored)
+        fine = [
+            s
+            for s in scored
+            if self.has_effect(s)
+            and s.accuracy >= least
+            and (self.fsim_at_least is None or (s.fsim is not None and s.fsim >= self.fsim_at_least))
+        ]
+        return sorted((s for s in fine if s.privacy < untransformed), key=lambda s: s.privacy)
+
+    def chosen(self, scored: Sequence[Scored], untransformed: float) -> list[Scored]:
+        """Choose the ``keep`` most private of the accepted that have no operation in common.
+
+        Raises:
+            UserError: there are fewer.
+        """
+        accepted = self.accepted(scored, untransformed)
+        by_policy = {s.policy: s for s in accepted}
+        found = disjoint(list(by_policy), self.keep)
+        if len(found) < self.keep:
+            raise UserError(
+                f"{self.keep} policies without a common operation are expected, but only {len(found)} of"
+                f" {len(scored)} are left: {self._refused(scored, untransformed)}; search more policies or lower the"
+                " demands."
+            )
+        return [by_policy[policy] for policy in found]
+
+    def _refused(self, scored: Sequence[Scored], untransformed: float) -> str:
+        """Say how many fail each demand."""
+        least = self.threshold(scored)
+        return (
+            f"{sum(not self.has_effect(s) for s in scored)} leave the images as they are,"
+            f" {sum(s.accuracy < least for s in scored)} make them less useful than asked for,"
+            f" {sum(s.privacy >= untransformed for s in scored)} score no more private than no transformation"
+            f" ({untransformed:.4g})"
+        )
+
+
+VISIBLE = 40.0
+"""Decibels: where the PSNR of a transformed image to its original is above, no difference is seen."""
+
+
+def altered_shares(images: Tensor, policies: Sequence[Policy], *, seed: int) -> list[float]:
+    """Share of ``images`` (N, C, H, W) that each policy visibly alters, to a PSNR of at most ``VISIBLE`` decibels.
+
+    Some policies leave images as they are: color on grey ones, autocontrast on those that span all levels, solarize at
+    level 0, what undoes itself.
+    """
+    least = 10 ** (-VISIBLE / 10)
+    errors = torch.stack(
+        [(transformed_by(images, policy, seed) - images).square().flatten(1).mean(1) for policy in policies]
+    )
+    shares: list[float] = (errors >= least).double().mean(1).tolist()
+    return shares
+
+
+def require_fsim() -> ModuleType:
+    """Import the package piq.
+
+    Raises:
+        UserError: it is not installed.
+    """
+    try:
+        return importlib.import_module("piq")
+    except ImportError as error:
+        raise lacks("piq", "fsim_at_least", instead="or leave it null") from error
+
+
+def fsim_scores(images: Tensor, policies: Sequence[Policy], *, seed: int) -> list[float]:
+    """Compute mean feature similarity (Zhang et al. 2011) of ``images`` (N, C, H, W) and their transforms.
+
+    1 is no distortion.
+
+    Raises:
+        UserError: piq is not installed.
+    """
+    piq = require_fsim()
+    chromatic = images.shape[1] == 3
+    found = [
+        float(piq.fsim(transformed_by(images, policy, seed), images, data_range=1.0, chromatic=chromatic))
+        for policy in policies
+    ]
+    return torch.tensor(found).nan_to_num(0.0).tolist()

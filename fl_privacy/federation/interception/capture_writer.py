@@ -1,0 +1,114 @@
+"""Writes intercepted updates as ``capture_files`` lays them out."""
+
+import json
+from dataclasses import asdict, dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from weakref import WeakKeyDictionary
+
+from safetensors.torch import save
+
+from fl_privacy.effects import to_plain
+from fl_privacy.errors import UserError
+from fl_privacy.federation.interception import captures as layout
+from fl_privacy.federation.interception.captures import tensor_file, with_prefix
+from fl_privacy.files import make_private_folder, write_private
+from fl_privacy.types import Knowledge, ModelState, Observation, Tensors, Upload, VictimId
+
+
+def save_observation(observation: Observation, folder: Path) -> Path:
+    """Write one observation below ``folder`` and return its JSON file.
+
+    Raises:
+        UserError: its knowledge of the defense is no JSON.
+    """
+    return CaptureWriter(folder).write(observation)
+
+
+@dataclass(eq=False)
+class CaptureWriter:
+    """A sink for an ``Interceptor`` that writes observations below ``folder`` as they come."""
+
+    folder: Path
+    _written: WeakKeyDictionary[ModelState | Knowledge, str] = field(
+        default_factory=WeakKeyDictionary, init=False, repr=False
+    )
+
+    def __call__(self, observation: Observation) -> None:
+        self.write(observation)
+
+    def write(self, observation: Observation) -> Path:
+        """Write ``observation`` to files, and return its JSON file; see ``save_observation``."""
+        description = _to_json(
+            {
+                "format": layout.FORMAT,
+                "id": str(observation.id),
+                "plan": asdict(observation.plan),
+                "input_shape": list(observation.input_shape),
+                "num_classes": observation.num_classes,
+                "num_examples": observation.upload.num_examples,
+                "rounding": observation.upload.rounding,
+                "sent": self._store_once(observation.sent, _of_state(observation.sent)),
+                "upload": self._store(_of_upload(observation.upload)),
+                "knowledge": self._store_once(observation.knowledge, _of_knowledge(observation.knowledge)),
+                "defense": None if (told := observation.knowledge.defense) is None else to_plain(told),
+                "same_data": observation.knowledge.same_data,
+                "features_at": observation.knowledge.features_at,
+                "colluder": observation.knowledge.colluder,
+            },
+            observation.id,
+        )
+        path = self.folder / f"{observation.id}.json"
+        make_private_folder(path.parent, self.folder)
+        write_private(path, description)
+        return path
+
+    def _store_once(self, owner: ModelState | Knowledge, tensors: Tensors) -> str:
+        if owner not in self._written:
+            self._written[owner] = self._store(tensors)
+        return self._written[owner]
+
+    def _store(self, tensors: Tensors) -> str:
+        data = save({name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()})
+        digest = sha256(data).hexdigest()
+        path = tensor_file(self.folder, digest)
+        if not path.exists():
+            make_private_folder(path.parent, self.folder)
+            write_private(path, data)
+        return digest
+
+
+def _of_state(state: ModelState) -> Tensors:
+    return with_prefix(layout.PARAMETERS, state.parameters) | with_prefix(layout.BUFFERS, state.buffers)
+
+
+def _of_upload(upload: Upload) -> Tensors:
+    return with_prefix(layout.UPDATE, upload.tensors) | with_prefix(layout.BUFFERS, upload.buffers)
+
+
+def _of_knowledge(knowledge: Knowledge) -> Tensors:
+    optional = {
+        layout.LABELS: knowledge.labels,
+        layout.PUBLIC_IMAGES: knowledge.public_images,
+        layout.PUBLIC_LABELS: knowledge.public_labels,
+        layout.PREVIOUS: knowledge.previous,
+        layout.FEATURES: knowledge.features,
+    }
+    told = {name: tensor for name, tensor in optional.items() if tensor is not None}
+    for parameters, buffers, state in (
+        (layout.PRIVATE_PARAMETERS, layout.PRIVATE_BUFFERS, knowledge.private),
+        (layout.FRONT_PARAMETERS, layout.FRONT_BUFFERS, knowledge.front),
+    ):
+        if state is not None:
+            told |= with_prefix(parameters, state.parameters) | with_prefix(buffers, state.buffers)
+    return told
+
+
+def _to_json(description: dict[str, object], id: VictimId) -> bytes:
+    try:
+        return json.dumps(description, indent=2).encode()
+    except TypeError as error:
+        raise UserError(
+            f"The public description of a defense is expected to be numbers and text, but {id} has other values"
+            f" ({error}); leave them out of it."
+        ) from error

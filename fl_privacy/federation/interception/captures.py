@@ -1,0 +1,494 @@
+"""Intercepted updates on disk, to be attacked later or elsewhere: safetensors and JSON, for their owner's eyes only.
+
+``FOLDER/round-1/client-2/victim-0.json`` describes an observation and names its tensors by the SHA-256 of their file,
+``FOLDER/tensors/DIGEST.safetensors``; what observations share, like the model as sent, is stored once. The JSON is
+written last, so that whatever a killed run leaves behind is complete. They are read one at a time, so that those of a
+long run need not fit into memory, and nothing in them is trusted: every value is checked, nothing that a file names is
+imported.
+"""
+
+import json
+import math
+import re
+import typing
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Generic, NoReturn, TypeVar, overload
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load
+from torch import Tensor, nn
+
+from fl_privacy.checks import fits
+from fl_privacy.effects import Description, from_plain
+from fl_privacy.errors import UserError
+from fl_privacy.federation.replies import MOST_EXAMPLES
+from fl_privacy.files.foreign import expect_regular_files
+from fl_privacy.models.tied_weights import once_each
+from fl_privacy.types import Knowledge, LocalPlan, ModelState, Observation, Tensors, Upload, VictimId
+
+FORMAT = 1
+"""Version of the layout."""
+
+PARAMETERS, BUFFERS, UPDATE = "parameters/", "buffers/", "update/"
+LABELS, PUBLIC_IMAGES, PUBLIC_LABELS, PREVIOUS = "labels", "public_images", "public_labels", "previous"
+FEATURES, PRIVATE_PARAMETERS, PRIVATE_BUFFERS = "features", "private_parameters/", "private_buffers/"
+FRONT_PARAMETERS, FRONT_BUFFERS = "front_parameters/", "front_buffers/"
+"""Names in the tensor files; those that end in a slash are prefixes."""
+
+MOST_JSON, MOST_TENSORS = 1 << 20, 1 << 30
+"""Bytes of a description; of a file of tensors, beside sixteen times those of the model."""
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+def with_prefix(prefix: str, tensors: Tensors) -> dict[str, Tensor]:
+    """Rename ``tensors`` to the names that they have in a file."""
+    return {prefix + name: tensor for name, tensor in tensors.items()}
+
+
+def without_prefix(prefix: str, tensors: Tensors) -> dict[str, Tensor]:
+    """Return those in a file whose names begin with ``prefix``, by their own names."""
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def tensor_file(folder: Path, digest: str) -> Path:
+    """Return the path of the tensors with this digest."""
+    return folder / "tensors" / f"{digest}.safetensors"
+
+
+@dataclass(frozen=True)
+class CaptureFile:
+    """One observation's description and tensors, of which nothing is trusted.
+
+    Attributes:
+        folder: of all observations.
+        path: of the description.
+        finite: refuse other values.
+
+    Raises:
+        UserError: by every method, a file is missing, too large or damaged.
+    """
+
+    folder: Path
+    path: Path
+    finite: bool = True
+
+    def json(self) -> dict[str, Any]:
+        try:
+            raw = json.loads(self._read(self.path, MOST_JSON))
+        except (ValueError, RecursionError):
+            self.refuse("is no JSON")
+        if not isinstance(raw, dict):
+            self.refuse("describes no observation")
+        return raw
+
+    def digest(self, raw: Mapping[str, Any], key: str) -> str:
+        """Return the digest of the tensors of ``key`` in the description ``raw``."""
+        value = raw.get(key)
+        if not isinstance(value, str) or not _DIGEST.fullmatch(value):
+            self.refuse(f"names no tensors for {key}")
+        return value
+
+    def tensors(self, digest: str, room: int) -> dict[str, Tensor]:
+        """Load the tensors of ``digest`` into PyTorch's own memory; at most ``room`` bytes beside a fixed number."""
+        path = tensor_file(self.folder, digest)
+        data = self._read(path, MOST_TENSORS + room)
+        if sha256(data).hexdigest() != digest:
+            self.refuse(f"has damaged tensors in {path.name}")
+        try:
+            tensors = load(data)
+        except (SafetensorError, KeyError, ValueError, TypeError, RuntimeError, AttributeError):
+            self.refuse(f"has tensors in {path.name} that are no safetensors of PyTorch's types")
+        for name, tensor in tensors.items():
+            if self.finite and tensor.is_floating_point() and not tensor.isfinite().all():
+                self.refuse(f"holds {name} with values that are not finite")
+        return {name: tensor.clone() for name, tensor in tensors.items()}  # its alignment decides some products' bits
+
+    def refuse(self, what: str) -> NoReturn:
+        """Raise ``UserError`` that names the file and says ``what`` is wrong with it."""
+        raise UserError(
+            f"{self.path} is expected to be a captured update of the model given, but {what};"
+            " choose the model it was captured with, or remove the file."
+        )
+
+    def _read(self, path: Path, most: int) -> bytes:
+        try:
+            if not path.is_file():
+                self.refuse(f"{path.name} is no file")
+            if path.stat().st_size > most:
+                self.refuse(f"{path.name} is larger than any such file ({most >> 20} MiB)")
+            return path.read_bytes()
+        except OSError as error:
+            self.refuse(f"can't be read in whole ({path.name}: {error.strerror})")
+
+
+Change = Callable[[Observation], Observation]
+
+
+class LazyObservations(Sequence[Observation], ABC):
+    """Observations of which each is loaded when it is asked for; a slice loads nothing.
+
+    Attributes:
+        ids: of all of them.
+    """
+
+    ids: Sequence[VictimId]
+
+    @abstractmethod
+    def load(self, place: int) -> Observation:
+        """Load the observation at ``place``, from 0."""
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @overload
+    def __getitem__(self, place: int) -> Observation: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> "LazyObservations": ...
+
+    def __getitem__(self, place: int | slice) -> "Observation | LazyObservations":
+        places = range(len(self))[place]
+        return self.load(places) if isinstance(places, int) else _Some(self, places)
+
+
+class _Some(LazyObservations):
+    """Observations of ``whole`` at ``places``, each as ``changed`` makes it."""
+
+    def __init__(self, whole: Sequence[Observation], places: Sequence[int], changed: Change | None = None) -> None:
+        self._whole, self._places, self._changed = whole, places, changed
+        known = ids_of(whole)
+        self.ids = [known[place] for place in places]
+
+    def load(self, place: int) -> Observation:
+        """See ``LazyObservations``."""
+        found = self._whole[self._places[place]]
+        return self._changed(found) if self._changed else found
+
+
+def only(observations: Sequence[Observation], wanted: Callable[[VictimId], bool]) -> Sequence[Observation]:
+    """Select the observations whose name is ``wanted``, without loading any."""
+    return _Some(observations, [place for place, id in enumerate(ids_of(observations)) if wanted(id)])
+
+
+def by_id(observations: Sequence[Observation]) -> Sequence[Observation]:
+    """Sort the observations by their names, without loading any."""
+    ids = ids_of(observations)
+    return _Some(observations, sorted(range(len(ids)), key=ids.__getitem__))
+
+
+def changed(observations: Sequence[Observation], change: Change) -> Sequence[Observation]:
+    """Change each observation when it is loaded."""
+    return _Some(observations, range(len(observations)), change)
+
+
+def ids_of(observations: Sequence[Observation]) -> Sequence[VictimId]:
+    """Return the observations' names, without loading them where possible."""
+    return observations.ids if isinstance(observations, LazyObservations) else [o.id for o in observations]
+
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+"""What parameters and images may be of."""
+
+
+def load_observations(folder: Path | str, model: nn.Module, *, inside: nn.Module | None = None) -> list[Observation]:
+    """Load all captured updates of a run or an audit into memory, in the order of their ids.
+
+    Args:
+        folder: of a run with ``intercept.save=true``, or of an audit.
+        model: architecture of the model the clients were sent; its values are not used.
+        inside: architecture that the clients make of it, where one of them colludes; ``None`` is ``model``.
+
+    Raises:
+        UserError: there are none, a file is missing or damaged, or they do not fit ``model``.
+    """
+    return list(stored_observations(folder, model, inside=inside))
+
+
+def stored_observations(
+    folder: Path | str, model: nn.Module, *, inside: nn.Module | None = None
+) -> "StoredObservations":
+    """Return the observations below ``folder``, in the order of their ids (``client-2`` before ``client-10``).
+
+    Each is read when it is asked for, and checked then.
+
+    Args:
+        folder: what ``save_observation`` or ``CaptureWriter`` wrote to, or the folder of the run or audit around it.
+        model: architecture of the model the clients were sent; its values are not used.
+        inside: architecture that the clients make of it, where one of them colludes; ``None`` is ``model``.
+
+    Raises:
+        UserError: there are none, a file is missing or damaged, or they do not fit ``model``.
+    """
+    folder = _within_a_run(Path(folder))
+    if folder.is_dir():
+        expect_regular_files(folder)
+    paths = list(folder.rglob("*.json"))
+    if not paths:
+        raise UserError(f"Captured updates are expected in {folder}, but there are none; run with intercept.save=true.")
+    return StoredObservations(folder, sorted(_named(folder, path) for path in paths), model, inside)
+
+
+_CAPTURES = "captures"
+"""Folder of captured updates within that of a run or of an audit."""
+
+
+def _within_a_run(folder: Path) -> Path:
+    """Find the captures in the folder of a run, or of the one audit in ``folder``; else ``folder`` itself."""
+    audits = [path for path in folder.glob(f"audit-*/{_CAPTURES}") if path.is_dir()]
+    if (folder / _CAPTURES).is_dir():
+        return folder / _CAPTURES
+    return audits[0] if len(audits) == 1 else folder
+
+
+def _named(folder: Path, path: Path) -> VictimId:
+    try:
+        return VictimId.parse(path.relative_to(folder).with_suffix("").as_posix())
+    except ValueError:
+        CaptureFile(folder, path).refuse("its name is not round-R/client-C or round-R/client-C/victim-K")
+
+
+class StoredObservations(LazyObservations):
+    """Observations in files, loaded one at a time.
+
+    Args:
+        folder: of the files.
+        ids: of the observations.
+        model: architecture of what was sent.
+        inside: of what a colluding client makes of it; ``None`` is ``model``.
+    """
+
+    def __init__(self, folder: Path, ids: Sequence[VictimId], model: nn.Module, inside: nn.Module | None) -> None:
+        self.ids = list(ids)
+        self._folder, self._models = folder, (model, model if inside is None else inside)
+        self._shared = Shared()
+
+    def load(self, place: int) -> Observation:
+        """Load the observation at ``place`` from its files."""
+        return read_observation(self._folder, self.ids[place], *self._models, self._shared)
+
+
+class Recent(Generic[K, V]):
+    """The last few values that were made, by key."""
+
+    MOST = 4
+
+    def __init__(self) -> None:
+        self._kept: dict[K, V] = {}
+
+    def get(self, key: K, make: Callable[[], V]) -> V:
+        """Return the value of ``key``, made where it is not there."""
+        if key not in self._kept:
+            while len(self._kept) >= self.MOST:
+                del self._kept[next(iter(self._kept))]
+            self._kept[key] = make()
+        return self._kept[key]
+
+
+class Shared:
+    """Values that observations loaded one after the other share, loaded once: models as sent, and knowledge."""
+
+    def __init__(self) -> None:
+        self.states = Recent[str, ModelState]()
+        self.knowledge = Recent[tuple[str, str], Knowledge]()
+
+
+def read_observation(
+    folder: Path, id: VictimId, model: nn.Module, inside: nn.Module, shared: Shared, *, finite: bool = True
+) -> Observation:
+    """Load the observation ``id`` below ``folder``; values that several share come from and go to ``shared``.
+
+    Args:
+        finite: refuse other values.
+
+    Raises:
+        UserError: a file is missing or damaged, or does not fit ``model``.
+    """
+    return _Reader(CaptureFile(folder, folder / f"{id}.json", finite), id, model, inside).observation(shared)
+
+
+class _Reader:
+    """Reads the files of one observation."""
+
+    def __init__(self, file: CaptureFile, id: VictimId, model: nn.Module, inside: nn.Module) -> None:
+        self.file, self.id, self.model, self.inside = file, id, model, inside
+
+    def observation(self, shared: Shared) -> Observation:
+        """Build the observation from the files; values that several share come from and go to ``shared``."""
+        raw = self.file.json()
+        if raw.get("format") != FORMAT or isinstance(raw["format"], bool):
+            self.file.refuse(f"has format {raw.get('format')!r} where {FORMAT} is expected")
+        if raw.get("id") != str(self.id):
+            self.file.refuse(f"is of the observation {raw.get('id')!r}")
+        sent, known = (
+            self.file.digest(raw, "sent"),
+            (
+                self.file.digest(raw, "knowledge"),
+                json.dumps([raw.get(key) for key in ("defense", "same_data", "colluder", "features_at")]),
+            ),
+        )
+        if raw.get("colluder") is not None:
+            self.model = self.inside
+        knowledge = shared.knowledge.get(known, lambda: self._knowledge(raw))
+        return Observation(
+            id=self.id,
+            model=self.model,
+            sent=shared.states.get(sent, lambda: self._state(sent, knowledge.private)),
+            upload=self._upload(raw),
+            plan=self._plan(raw.get("plan")),
+            input_shape=self._shape(raw.get("input_shape")),
+            num_classes=self._count(raw, "num_classes"),
+            knowledge=knowledge,
+        )
+
+    def _state(self, digest: str, private: ModelState | None) -> ModelState:
+        parameters, buffers = self._split(digest, PARAMETERS, BUFFERS)
+        assumed = parameters if private is None else {**parameters, **private.parameters}
+        if missing := [name for name, _ in self.model.named_parameters() if name not in assumed]:
+            self.file.refuse(f"was sent no parameter {missing[0]}, which the model given has")
+        return ModelState(self._parameters(parameters), self._buffers(buffers))
+
+    def _upload(self, raw: Mapping[str, Any]) -> Upload:
+        update, buffers = self._split(self.file.digest(raw, "upload"), UPDATE, BUFFERS)
+        if not update:
+            self.file.refuse("was answered with no parameter at all")
+        return Upload(
+            tensors=self._parameters(update),
+            buffers=self._buffers(buffers),
+            num_examples=self._count(raw, "num_examples"),
+            rounding=self._rounding(raw),
+        )
+
+    def _rounding(self, raw: Mapping[str, Any]) -> float:
+        value = raw.get("rounding")
+        if not isinstance(value, float) or not 0 <= value < math.inf:
+            self.file.refuse(f"has the rounding {value!r}")
+        return value
+
+    def _knowledge(self, raw: Mapping[str, Any]) -> Knowledge:
+        tensors = self._tensors(self.file.digest(raw, "knowledge"))
+        labels, images, previous = map(tensors.get, (LABELS, PUBLIC_IMAGES, PREVIOUS))
+        classes = tensors.get(PUBLIC_LABELS)
+        self._expect_images(images, "public images", raw)
+        self._expect_images(previous, "a previous reconstruction", raw)
+        self._expect_classes(labels, "labels", raw)
+        if labels is not None and len(labels) > self._count(raw, "num_examples"):
+            self.file.refuse(f"has {len(labels)} labels of {raw['num_examples']} examples")
+        self._expect_classes(classes, "classes of public images", raw)
+        if classes is not None and (images is None or classes.shape != images.shape[:1]):
+            self.file.refuse(f"has classes of public images of shape {tuple(classes.shape)}")
+        if (features := tensors.get(FEATURES)) is not None and features.dtype not in FLOATS:
+            self.file.refuse(f"has features of type {features.dtype}")
+        same_data = raw.get("same_data")
+        if not isinstance(same_data, str | None):
+            self.file.refuse(f"has the name {same_data!r} for its examples")
+        colluder = raw.get("colluder")
+        if not fits(colluder, int | None):
+            self.file.refuse(f"has the colluding client {colluder!r}")
+        features_at = raw.get("features_at")
+        if not isinstance(features_at, str | None) or (
+            features_at and features_at not in dict(self.model.named_modules())
+        ):
+            self.file.refuse(f"has features that enter {features_at!r}")
+        return Knowledge(
+            labels=labels,
+            defense=self._defense(raw.get("defense")),
+            same_data=same_data,
+            public_images=images,
+            public_labels=classes,
+            previous=previous,
+            private=self._values(tensors, PRIVATE_PARAMETERS, PRIVATE_BUFFERS),
+            colluder=colluder,
+            features=features,
+            features_at=features_at,
+            front=self._values(tensors, FRONT_PARAMETERS, FRONT_BUFFERS),
+        )
+
+    def _defense(self, raw: object) -> Description | None:
+        try:
+            return None if raw is None else from_plain(raw)
+        except UserError as error:
+            self.file.refuse(f"has a defense that is told otherwise: {error}")
+
+    def _expect_images(self, images: Tensor | None, what: str, raw: Mapping[str, Any]) -> None:
+        if images is None:
+            return
+        if images.shape[1:] != self._shape(raw.get("input_shape")) or images.dtype not in FLOATS:
+            self.file.refuse(f"has {what} of shape {tuple(images.shape)} and type {images.dtype}")
+        if images.numel() and not (images.min() >= 0 and images.max() <= 1):
+            self.file.refuse(f"has {what} beyond 0..1")
+
+    def _expect_classes(self, classes: Tensor | None, what: str, raw: Mapping[str, Any]) -> None:
+        """Refuse classes other than (B,) indices within 0..K-1 or (B, K) probabilities."""
+        if classes is None:
+            return
+        count = self._count(raw, "num_classes")
+        indices = classes.dim() == 1 and classes.dtype == torch.int64
+        mixed = classes.dim() == 2 and classes.shape[1] == count and classes.dtype in FLOATS
+        if not indices and not mixed:
+            self.file.refuse(f"has {what} of shape {tuple(classes.shape)} and type {classes.dtype}")
+        if classes.numel() and not (classes.min() >= 0 and classes.max() <= (count - 1 if indices else 1)):
+            self.file.refuse(f"has {what} beyond the {count} classes")
+
+    def _values(self, tensors: Tensors, *prefixes: str) -> ModelState | None:
+        parameters, buffers = (without_prefix(p, tensors) for p in prefixes)
+        return ModelState(self._parameters(parameters), self._buffers(buffers)) if parameters or buffers else None
+
+    def _plan(self, raw: object) -> LocalPlan:
+        if not isinstance(raw, dict):
+            self.file.refuse("has no plan")
+        types = typing.get_type_hints(LocalPlan)
+        for key, value in raw.items():
+            if key not in types or not fits(value, types[key]):
+                self.file.refuse(f"has {key}={value!r} in its plan")
+        if missing := [f.name for f in fields(LocalPlan) if f.name not in {*raw, "mode"}]:
+            self.file.refuse(f"has no {missing[0]} in its plan")
+        return LocalPlan(**raw)
+
+    def _shape(self, raw: object) -> tuple[int, ...]:
+        if not isinstance(raw, list) or not raw or not all(fits(n, int) and n > 0 for n in raw):
+            self.file.refuse(f"has the input shape {raw!r}")
+        return tuple(raw)
+
+    def _count(self, raw: Mapping[str, Any], key: str) -> int:
+        value = raw.get(key)
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MOST_EXAMPLES:
+            self.file.refuse(f"has {key} {value!r}")
+        return value
+
+    def _parameters(self, tensors: Tensors) -> Tensors:
+        known = dict(self.model.named_parameters(remove_duplicate=False))
+        return once_each(self.model, self._fit(tensors, known, "parameter"))
+
+    def _buffers(self, tensors: Tensors) -> Tensors:
+        return self._fit(tensors, dict(self.model.named_buffers()), "buffer")
+
+    def _fit(self, tensors: Tensors, known: Tensors, what: str) -> Tensors:
+        """Return ``tensors`` in the order of ``known``, which their file does not keep."""
+        for name, tensor in tensors.items():
+            if name not in known:
+                self.file.refuse(f"holds a {what} {name}, which the model given lacks")
+            exact = what == "buffer" and not known[name].is_floating_point()
+            if tensor.dtype not in ((known[name].dtype,) if exact else FLOATS):
+                self.file.refuse(f"holds {name} of type {str(tensor.dtype).removeprefix('torch.')}")
+            if tensor.shape != known[name].shape:
+                shapes = f"{tuple(tensor.shape)} where the model given has {tuple(known[name].shape)}"
+                self.file.refuse(f"holds {name} of shape {shapes}")
+        return {name: tensors[name] for name in known if name in tensors}
+
+    def _split(self, digest: str, *prefixes: str) -> tuple[dict[str, Tensor], ...]:
+        tensors = self._tensors(digest)
+        if stray := [name for name in tensors if not name.startswith(prefixes)]:
+            self.file.refuse(f"holds an unknown tensor {stray[0]}")
+        return tuple(without_prefix(prefix, tensors) for prefix in prefixes)
+
+    def _tensors(self, digest: str) -> dict[str, Tensor]:
+        return self.file.tensors(digest, 16 * sum(t.nbytes for t in self.model.state_dict().values()))

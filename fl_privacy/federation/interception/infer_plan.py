@@ -1,0 +1,223 @@
+"""What an intercepted update itself tells of how its client trained, where the plan was not told or told wrongly."""
+
+import copy
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from statistics import median
+from typing import Literal
+
+import torch
+from torch import nn
+from torch.func import functional_call
+
+from fl_privacy.federation.interception.captures import changed
+from fl_privacy.federation.interception.local_batch_norm import norm_names, without_kept_norms
+from fl_privacy.models import has_batch_norm
+from fl_privacy.models.gradients.choose_method import number_of_steps
+from fl_privacy.types import LocalPlan, ModelState, Observation
+
+_OFF = 3.0
+"""Factor by which a learning rate may be off before it is called wrong."""
+
+MOST_COUNTED = 1_000_000
+"""Local steps that a counter of batch norm is believed: whoever replies can write any number there."""
+
+_COUNTER, _MEAN = "num_batches_tracked", "running_mean"
+
+
+def recognize_training(observation: Observation, told: Collection[str] = ()) -> tuple[Observation, list[str]]:
+    """Infer the plan from the update of ``observation``, with a sentence on each thing that was found.
+
+    Weights are told from a change by how much of the values sent is in them, a batch norm that clients keep by how far
+    it moved, the mode of batch norm by whether its running statistics moved, the number of local steps by its counters,
+    a learning rate by the output layer's bias, whose gradient is the output minus the label.
+
+    Args:
+        observation: of a client whose program is not known.
+        told: fields of the plan that the user gave; what contradicts them is said, and believed of the update.
+    """
+    said: list[str] = []
+    plan = _shares(observation, observation.plan, told, said)
+    observation, kept = without_kept_norms(replace(observation, plan=plan))
+    said += kept
+    plan = _batch_norm(observation, said)
+    observation = replace(observation, plan=plan)
+    plan = _steps(observation, told, said)
+    observation = replace(observation, plan=plan)
+    return replace(observation, plan=_learning_rate(observation, told, said)), said
+
+
+def describe_model(model: nn.Module) -> list[str]:
+    """Say what of ``model`` an auditor should know, a sentence each."""
+    said = []
+    masks = [m for m in model.modules() if isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0]
+    if masks:
+        said.append(
+            f"The model has {len(masks)} layer{'s' * (len(masks) > 1)} of dropout, whose masks only the client knows:"
+            " the attack matches gradients without them, and reads less than one that would guess them."
+        )
+    return said
+
+
+def share_of_sent(observation: Observation) -> float:
+    """Return how much of the values sent is in the upload: about 1 for weights, about 0 for a gradient or a delta.
+
+    Batch norm is left out where there is more: clients may keep their own.
+    """
+    pairs = [(t.double().flatten(), observation.sent.parameters[n].double().flatten()) for n, t in _both(observation)]
+    length = sum(float(s @ s) for _, s in pairs)
+    return sum(float(t @ s) for t, s in pairs) / length if length else 0.0
+
+
+def _both(observation: Observation) -> list[tuple[str, torch.Tensor]]:
+    both = [(n, t) for n, t in observation.upload.tensors.items() if n in observation.sent.parameters]
+    norms = norm_names(observation.model)
+    return [pair for pair in both if pair[0] not in norms] or both
+
+
+def _shares(observation: Observation, plan: LocalPlan, told: Collection[str], said: list[str]) -> LocalPlan:
+    if not any(float(t.abs().max()) > 0 for t in observation.sent.parameters.values() if t.numel()):
+        return plan
+    weights = share_of_sent(observation) > 0.5
+    if weights and plan.shares != "weights":
+        said.append(
+            f"Uploads were said to be a {plan.shares}, but are the values sent plus a step: they are taken for weights."
+        )
+        return replace(plan, shares="weights")
+    if not weights and plan.shares == "weights":
+        said.append(
+            "Uploads are not the values sent plus a small step: they are taken for the change of the weights (a client"
+            " that uploads gradients is told by plan=dict(shares='gradient'))."
+        )
+        return replace(plan, shares="delta")
+    if weights and "shares" not in told:
+        said.append("Uploads are the values sent plus a step: weights, whose change holds the gradient.")
+    return plan
+
+
+def _moved(observation: Observation, last: str) -> Mapping[str, torch.Tensor]:
+    sent, held = observation.sent.buffers, observation.upload.buffers
+    names = [name for name in held if name.rpartition(".")[2] == last and name in sent]
+    return {name: held[name].double() - sent[name].double() for name in names}
+
+
+def _batch_norm(observation: Observation, said: list[str]) -> LocalPlan:
+    plan = observation.plan
+    if not has_batch_norm(observation.model):
+        return plan
+    if not (moved := _moved(observation, _MEAN)):
+        said.append("Batch norm: its running statistics were not uploaded.")
+        return replace(plan, buffers="withheld")
+    training = any(bool(change.any()) for change in moved.values())
+    mode: Literal["train", "eval"] = "train" if training else "eval"
+    said.append(
+        "Batch norm ran in training mode, and its running statistics were uploaded: they tell mean and variance of the"
+        " client's images in every layer, which no clipping or noise on the weights hides."
+        if training
+        else "Batch norm ran in evaluation mode: its running statistics came back as they were sent."
+    )
+    return replace(plan, batch_norm=mode, probe_batch_norm=mode, buffers="shared")
+
+
+def _steps(observation: Observation, told: Collection[str], said: list[str]) -> LocalPlan:
+    """Infer the number of local steps, by the counters of batch norm."""
+    plan, number = observation.plan, observation.upload.num_examples
+    counted = [int(change.max()) for change in _moved(observation, _COUNTER).values() if change.numel()]
+    taken = min(counted, default=0)
+    if plan.shares == "gradient" or taken < 1:
+        return plan
+    if taken > MOST_COUNTED or number < 1:
+        said.append(f"Counters of batch norm say {taken} local steps on {number} examples, which is not believed.")
+        return plan
+    expected = number_of_steps(number, plan)
+    if taken > 1:
+        said.append(f"Clients took {taken} local steps on {number} examples, which an attack has to replay.")
+    if taken == expected:
+        return plan
+    if {"epochs", "steps", "batch_size"} & set(told):
+        said.append(f"The plan says {expected} local steps on {number} examples, but batch norm counted {taken}.")
+    if "batch_size" in told:
+        passes, rest = divmod(taken, math.ceil(number / min(plan.batch_size or number, number)))
+        return replace(plan, epochs=None, steps=taken) if rest else replace(plan, epochs=passes, steps=None)
+    passes = (plan.epochs or 1) if "epochs" in told else 1
+    size = math.ceil(number * passes / taken)
+    if math.ceil(number / size) * passes == taken:
+        return replace(plan, epochs=passes, steps=None, batch_size=size)
+    return replace(plan, epochs=None, steps=taken)
+
+
+def _learning_rate(observation: Observation, told: Collection[str], said: list[str]) -> LocalPlan:
+    plan, found = observation.plan, estimated_lr(observation)
+    if plan.shares == "gradient" or found is None:
+        return plan
+    if "lr" not in told:
+        said.append(f"The learning rate was not told; by the bias of the output layer it is about {found:.1g}.")
+        return replace(plan, lr=found)
+    if not found / _OFF <= plan.lr <= found * _OFF:
+        said.append(
+            f"The plan's learning rate is {plan.lr:g}, but by the bias of the output layer it is about {found:.1g}:"
+            " is it the client's, or does a defense scale the update?"
+        )
+    return plan
+
+
+def at_typical_rates(observations: Sequence[Observation]) -> Sequence[Observation]:
+    """Replace estimated learning rates of single updates by the median of their round.
+
+    Estimates of one rate differ by how sure the model is of each image, which would part victims that can be attacked
+    together. One off the median by more than a factor of three is another client's own rate, and stays; a
+    nearer one is taken for the others', and attacks that look at the length of such an update read less of it.
+
+    Args:
+        observations: all are read once here, and again by who reads the result.
+    """
+    rates: dict[int, list[float]] = {}
+    for observation in observations:
+        if _is_one_step_on_one_example(observation):
+            rates.setdefault(observation.id.round, []).append(observation.plan.lr)
+    typical = {round: median(found) for round, found in rates.items()}
+
+    def change(observation: Observation) -> Observation:
+        plan, rate = observation.plan, typical.get(observation.id.round)
+        if rate is None or not _is_one_step_on_one_example(observation) or not rate / _OFF <= plan.lr <= rate * _OFF:
+            return observation
+        return replace(observation, plan=replace(plan, lr=rate))
+
+    return changed(observations, change)
+
+
+def _is_one_step_on_one_example(observation: Observation) -> bool:
+    return observation.upload.num_examples == 1 and number_of_steps(1, observation.plan) == 1
+
+
+def estimated_lr(observation: Observation) -> float | None:
+    """Estimate the learning rate of the one step on one example behind an update; ``None`` where it can't be.
+
+    The gradient of the output layer's bias is p - y, which sums up to 1 - p_y over the other classes; p_y is taken from
+    outputs for random images.
+    """
+    one_step = _is_one_step_on_one_example(observation)
+    layers = [
+        n
+        for n, m in observation.model.named_modules()
+        if isinstance(m, nn.Linear) and m.out_features == observation.num_classes
+    ]
+    name = layers[-1] if layers else ""
+    bias = f"{name}.bias" if layers and f"{name}.bias" in dict(observation.model.named_parameters()) else None
+    if not one_step or observation.plan.optimizer != "sgd" or bias is None or bias not in observation.upload.tensors:
+        return None
+    step = -observation.update()[bias].double()
+    label = int(step.argmin())
+    chance = 1 - float(_outputs(observation)[label])
+    found = float(step.clamp_min(0).sum()) / max(chance, 1e-3)
+    return found if math.isfinite(found) and found > 0 else None
+
+
+@torch.no_grad()
+def _outputs(observation: Observation) -> torch.Tensor:
+    """Return the mean output (K,) for random images, batch norm by the running statistics."""
+    sent: ModelState = observation.sent
+    images = torch.rand((16, *observation.input_shape), generator=torch.Generator().manual_seed(0))
+    model = copy.deepcopy(observation.model).eval()
+    return functional_call(model, {**sent.parameters, **sent.buffers}, (images,)).softmax(1).mean(0)

@@ -1,0 +1,244 @@
+"""From a client's reply to what an attacker knows of it.
+
+What an attacker with help from inside is told beside the upload.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal, Protocol
+
+import torch
+from torch import nn
+from torch.func import functional_call
+
+from fl_privacy.defenses import ClientState
+from fl_privacy.defenses._split_fed import draw_own
+from fl_privacy.errors import UserError
+from fl_privacy.federation.client import Client
+from fl_privacy.federation.replay import Replay
+from fl_privacy.federation.training import join_private, private_values
+from fl_privacy.models import Front, behind_activation, cut_layer
+from fl_privacy.models.gradients import set_mode
+from fl_privacy.rng import derive_generator
+from fl_privacy.types import Batch, Knowledge, LocalPlan, ModelState, Observation, Tensors, Upload, VictimId
+
+States = Callable[[int], ClientState]
+"""Client id -> what it keeps for itself at the moment; only a simulation can look."""
+
+ACTIVATION = "activation"
+"""As ``features_at``: the module behind the private layers' activation."""
+
+MOST_TRAINED = 4
+"""So many locally trained models are held at once."""
+
+
+class SideInformation(Protocol):
+    """Adds to an observation what the attacker knows from inside the federation."""
+
+    @property
+    def clients(self) -> Mapping[int, Client]: ...
+
+    def __call__(self, observation: Observation, *, states: States) -> Observation:
+        """Complete ``observation`` by side information; ``states`` are of before the update."""
+        ...
+
+
+def no_states(client: int) -> ClientState:
+    """Raise ``UserError``: where clients run elsewhere, nobody can look into them."""
+    raise UserError(
+        f"A colluding client is simulated where the clients are, but client {client} runs elsewhere;"
+        " use backend=loop, flower or ray, or set threat_model.colluder=null and threat_model.knows_features=false."
+    )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SimulatedSideInformation:
+    """Side information from simulated clients: completes observations where these keep a part of the model.
+
+    Private layers of a colluding client stand in for those of the victims; without one, values of the attacker's own
+    draw do: those that the architecture was made with, in another order, as a client draws its own.
+
+    Attributes:
+        clients: the simulated clients.
+        colluder: which of them works with the server, if any.
+        knows_features: whether the attacker sees what the victim's private layers make of its examples.
+        features_at: the module whose input these are; ``None`` is the first public layer, ``activation`` the module
+            behind the private layers' activation.
+        features_of: ``sent``: they are of the model as it was sent, with the victim's private layers; ``trained``: of
+            the victim's own model after its local training in that round, as its upload tells it and with its private
+            layers, and the accomplice's own model after its training stands in for that (FDL-PP, Algorithm 3).
+        batch_size: of the victims that are probed.
+        seed: of the attacker's own draw.
+        trainers: the clients as they train, where ``clients`` hold other examples, to be probed; ``None`` are these.
+
+    Raises:
+        UserError: ``features_at`` names no module of the clients' model, or nobody's model is to stand in.
+    """
+
+    clients: Mapping[int, Client]
+    colluder: int | None = None
+    knows_features: bool = False
+    features_at: str | None = None
+    features_of: Literal["sent", "trained"] = "sent"
+    batch_size: int = 1
+    seed: int = 0
+    trainers: Mapping[int, Client] | None = None
+    _models: dict[int, nn.Module] = field(default_factory=dict, init=False, repr=False)
+    _trained: dict[tuple[int, int], tuple[ModelState, ModelState]] = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not self.knows_features:
+            return
+        if self.features_of == "trained" and self.colluder is None:
+            raise UserError(
+                "threat_model.features_of=trained expects a client whose own model stands in for the victim's, but"
+                " there is none; set threat_model.colluder."
+            )
+        if self.features_at in (None, ACTIVATION):
+            return
+        client = next(iter(self.clients.values()))
+        model = client.private_part(ModelState({}, {}), ClientState())[0]
+        names = [name for name, _ in model.named_modules() if name]
+        if self.features_at not in names:
+            raise UserError(
+                f"threat_model.features_at is expected to be a module of {type(model).__name__}, but got"
+                f" {self.features_at!r}; use {ACTIVATION}, or one of {', '.join(names)}."
+            )
+
+    def __call__(self, observation: Observation, *, states: States) -> Observation:
+        """Complete ``observation`` by what the attacker gets at the moment."""
+        model, values = self._stand_in(observation.model, observation.sent, states)
+        told = replace(observation, model=model).told(private=values, colluder=self.colluder)
+        if not self.knows_features:
+            return told
+        id, sent = observation.id, observation.sent
+        victim, state = self.clients[id.client], states(id.client)
+        scratch = ClientState(dict(state.tensors))
+        replay = Replay(client=victim, victim=id, sent=sent, state=scratch, batch_size=self.batch_size)
+        architecture, private = victim.private_part(sent, state)
+        if self.features_at == ACTIVATION:
+            at = behind_activation(architecture, victim.examples.input_shape, sent.parameters)
+        else:
+            at = self.features_at or cut_layer(architecture, victim.examples.input_shape, sent.parameters)
+        held, front = _joined(join_private(architecture, sent, ClientState()), private), None
+        if self.features_of == "trained" and self.colluder is not None:
+            held = self._after_training(id.client, observation, states)
+            front = self._after_training(self.colluder, observation, states)
+        features = self._features(victim, Front(architecture, at), held, replay.transformed, observation.plan)
+        return told.told(features=features, features_at=at if self.features_at else None, front=front)
+
+    def _after_training(self, client: int, observation: Observation, states: States) -> ModelState:
+        """Return what ``client`` holds after its local training in the round: what it uploaded and its private part."""
+        key, sent = (client, observation.id.round), observation.sent
+        if key in self._trained and self._trained[key][0] is sent:
+            return self._trained[key][1]
+        trainer = (self.trainers or self.clients)[client]
+        state = ClientState(dict(states(client).tensors))
+        upload = trainer.update(sent, state, round=observation.id.round).upload
+        moved = {name: sent.parameters[name] + change for name, change in _changes(upload, trainer.plan, sent).items()}
+        public = ModelState({**sent.parameters, **moved}, {**sent.buffers, **upload.buffers})
+        trained = _joined(public, trainer.private_part(public, state)[1])
+        while len(self._trained) >= MOST_TRAINED:
+            self._trained.pop(next(iter(self._trained)))
+        self._trained[key] = sent, trained
+        return trained
+
+    def _stand_in(self, model: nn.Module, sent: ModelState, states: States) -> tuple[nn.Module, ModelState | None]:
+        if self.colluder is None:
+            hook = draw_own(lambda own: [name for name, _ in own.named_parameters() if name not in sent.parameters])
+            drawn = hook(model, ClientState(), derive_generator(self.seed, "stand-in"))
+            values = private_values(drawn, sent, ClientState())
+            return model, values if values.parameters or values.buffers else None
+        inside, values = self.clients[self.colluder].private_part(sent, states(self.colluder))
+        return self._models.setdefault(self.colluder, inside), values
+
+    @torch.no_grad()
+    def _features(
+        self, victim: Client, front: Front, held: ModelState, examples: Batch, plan: LocalPlan
+    ) -> torch.Tensor:
+        set_mode(front, plan.batch_norm)
+        for module in front.modules():
+            if isinstance(module, nn.modules.dropout._DropoutNd):
+                module.eval()
+        values = {**held.parameters, **held.buffers}
+        inputs = examples.inputs.to(victim.device)
+        copied = {f"model.{n}": t.to(victim.device, copy=True) for n, t in values.items()}
+        features: torch.Tensor = functional_call(front, copied, (inputs,))
+        return features.cpu()
+
+
+def _joined(one: ModelState, other: ModelState) -> ModelState:
+    return ModelState({**one.parameters, **other.parameters}, {**one.buffers, **other.buffers})
+
+
+def _changes(upload: Upload, plan: LocalPlan, sent: ModelState) -> Tensors:
+    """Return how far an upload moves the model; a gradient by a step of the client's own rate."""
+    match plan.shares:
+        case "gradient":
+            return {name: -plan.lr * gradient for name, gradient in upload.tensors.items()}
+        case "weights":
+            return {name: weights - sent.parameters[name] for name, weights in upload.tensors.items()}
+        case _:
+            return upload.tensors
+
+
+Sink = Callable[[Observation], None]
+"""Takes each observation as it is made, where Flower runs the rounds: keeps it, writes it down, or attacks it."""
+
+
+def no_sink(observation: Observation) -> None:
+    """Drop an observation."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Interceptor:
+    """Turns the replies of clients into observations.
+
+    Attributes:
+        model: architecture of what the clients are sent.
+        plan: how the clients train.
+        input_shape: (C, H, W) of an image, (L,) of the longest text, or (F,) of a row.
+        num_classes: K.
+        sink: where ``capture`` puts observations; ``observe`` returns them.
+        knowledge: what the attacker knows beyond the protocol.
+        side_information: adds what is known from inside the federation, such as layers that stand in for private
+            ones; ``None`` where nothing is.
+    """
+
+    model: nn.Module
+    plan: LocalPlan
+    input_shape: tuple[int, ...]
+    num_classes: int
+    sink: Sink = no_sink
+    knowledge: Knowledge = field(default_factory=Knowledge)
+    side_information: SideInformation | None = None
+
+    def capture(self, victim: VictimId, *, sent: ModelState, upload: Upload, states: States = no_states) -> None:
+        """Make the observation of one upload and pass it to the sink; see ``observe``."""
+        observation = self.observe(victim, sent=sent, upload=upload, states=states)
+        if observation is not None:
+            self.sink(observation)
+
+    def observe(
+        self, victim: VictimId, *, sent: ModelState, upload: Upload, states: States = no_states
+    ) -> Observation | None:
+        """Return the observation of one upload; ``states`` are what the clients held before.
+
+        ``None`` where the upload's arrays have other shapes than the model's: it is none of this model.
+        """
+        values = sent.parameters
+        if any(name in values and t.shape != values[name].shape for name, t in upload.tensors.items()):
+            return None
+        observation = Observation(
+            id=victim,
+            model=self.model,
+            sent=sent,
+            upload=upload,
+            plan=self.plan.in_round(victim.round, probe=victim.probe is not None),
+            input_shape=self.input_shape,
+            num_classes=self.num_classes,
+            knowledge=self.knowledge,
+        )
+        if self.side_information:
+            observation = self.side_information(observation, states=states)
+        return observation

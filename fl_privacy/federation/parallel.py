@@ -1,0 +1,398 @@
+"""An attack on parts of the victims at the same time: by all cores of this machine, or by a Ray cluster.
+
+The Ray cluster that work is handed to, and what it says when work fails.
+"""
+
+import copy
+import logging
+import math
+import os
+import socket
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from fl_privacy.attacks import Progress, ReconstructionAttack, no_progress
+from fl_privacy.attacks.attack import trained_on
+from fl_privacy.attacks.gradient_inversion.execution import multiplications_of_a_layer
+from fl_privacy.checks.packages import expect_package
+from fl_privacy.errors import UserError
+from fl_privacy.federation.processes import Done, in_processes
+from fl_privacy.federation.tally import Tally
+from fl_privacy.models.pretrained.generator import Provenance
+from fl_privacy.rng import derive_seed, streams_put_back
+from fl_privacy.types import Observation, Reconstruction
+from fl_privacy.types.modality import modality_of
+
+SWITCHED_OFF = ("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "RAY_USAGE_STATS_ENABLED", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO")
+"""Ray listens on other interfaces than loopback, reports usage, hides the GPUs from clients that reserve none."""
+
+
+PATIENCE = 5.0
+"""Seconds in which a cluster has to answer."""
+
+
+def expect_ray(setting: str) -> None:
+    """Refuse ``setting`` (``KEY=VALUE``) without Ray.
+
+    Raises:
+        UserError: Ray is not installed.
+    """
+    expect_package("ray", setting)
+
+
+def joins_cluster() -> bool:
+    """Say whether RAY_ADDRESS names a cluster that runs."""
+    return bool(os.environ.get("RAY_ADDRESS"))
+
+
+def expect_answer() -> None:
+    """Knock at the address in RAY_ADDRESS: Ray itself tries for minutes without a word.
+
+    Raises:
+        UserError: nobody answers within ``PATIENCE`` seconds.
+    """
+    address = os.environ.get("RAY_ADDRESS", "").rpartition("://")[2]
+    if not address or address in ("auto", "local"):
+        return
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 1 << 16:
+        raise UserError(_no_cluster("it is no address"))
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=PATIENCE).close()
+    except OSError as error:
+        raise UserError(_no_cluster(error.strerror or str(error))) from error
+    if os.environ.get("RAY_USE_TLS", "0") == "0" and not _speaks_grpc(address):
+        raise UserError(_no_cluster("what answers there is no Ray"))
+
+
+def _speaks_grpc(address: str) -> bool:
+    import grpc  # noqa: PLC0415
+
+    with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
+        try:
+            grpc.channel_ready_future(channel).result(timeout=PATIENCE)
+        except grpc.FutureTimeoutError:
+            return False
+    return True
+
+
+def _no_cluster(reason: str) -> str:
+    return (
+        f"RAY_ADDRESS is expected to name a cluster that runs (HOST:PORT, or auto), but got"
+        f" {os.environ.get('RAY_ADDRESS')!r}: {reason.rstrip('.')}; start it, or unset RAY_ADDRESS to work here."
+    )
+
+
+@contextmanager
+def ray_cluster() -> Iterator[None]:
+    """Enter a Ray cluster: the one that runs or that RAY_ADDRESS names, else a new one on the loopback interface."""
+    for name in SWITCHED_OFF:
+        os.environ.setdefault(name, "0")
+    import ray  # noqa: PLC0415
+
+    started = not ray.is_initialized()
+    if started:
+        expect_answer()
+        own = {"num_cpus": os.cpu_count() or 1, "num_gpus": torch.cuda.device_count(), "include_dashboard": False}
+        resources: dict[str, Any] = {} if joins_cluster() else own
+        paths = {"env_vars": {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}}
+        try:
+            ray.init(**resources, runtime_env=paths, logging_level=logging.ERROR, log_to_driver=False)
+        except Exception as error:  # of its own kind only in part: a start that takes too long is a plain Exception
+            ray.shutdown()
+            if joins_cluster():
+                raise UserError(_no_cluster(one_line(error))) from error
+            raise UserError(
+                f"Ray is expected to start on this machine, but does not ({one_line(error).rstrip('.')}); end other"
+                " work, or go without Ray: backend=loop."
+            ) from error
+    try:
+        yield
+    finally:
+        if started:
+            ray.shutdown()
+
+
+def on_this_node() -> Any:
+    """Return the place of a task that must not be lost while this process lives."""
+    import ray  # noqa: PLC0415
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noqa: PLC0415
+
+    return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+
+
+def cause_of(error: Exception) -> BaseException:
+    """Return what went wrong behind Ray's own exception."""
+    return getattr(error, "cause", None) or error
+
+
+def one_line(error: Exception) -> str:
+    """Return ``cause_of(error)`` in a line."""
+    cause = cause_of(error)
+    return f"{type(cause).__name__}: {cause}".splitlines()[0]
+
+
+logger = logging.getLogger(__name__)
+
+_LOOK_EVERY = 0.5
+
+LOSSES = 2
+"""So many times a part is begun anew, where its process or its machine is gone."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ShardedAttack:
+    """``attack`` in Ray tasks, each on a part of the victims, on this machine or the cluster that RAY_ADDRESS names.
+
+    Each victim draws from its own random stream, so that its result is that of the attack in one process, up to the
+    last bits of sums that other batch sizes take in another order.
+    A task whose machine is gone is begun anew on another one, and gives the same; what others have finished is here
+    already. The victims of a task that fails are failures; the others go on.
+
+    Attributes:
+        attack: what each task runs; can be pickled.
+        shards: the number of parts, where there are as many victims.
+        threads: CPU threads of each task.
+        device: of the attack; where it is a GPU, each task gets one or a share.
+
+    Raises:
+        UserError: Ray is not installed, or the cluster does not answer.
+    """
+
+    attack: ReconstructionAttack
+    shards: int
+    threads: int
+    device: torch.device
+
+    def __post_init__(self) -> None:
+        expect_ray(f"attack.shards={self.shards}")
+        expect_answer()
+
+    def __call__(
+        self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
+    ) -> list[Reconstruction]:
+        """Attack all ``observations``; see :class:`fl_privacy.attacks.attack.ReconstructionAttack`.
+
+        Raises:
+            UserError: the attack refuses its settings, or no GPU is free.
+        """
+        parts = cut(observations, self.shards)
+        if len(parts) < 2:
+            return self.attack(observations, seed=seed, progress=progress)
+        with ray_cluster():
+            found = self._attack([[(p, observations[p]) for p in part] for part in parts], seed, progress)
+        return [found[position] for position in range(len(observations))]
+
+    def provenance(self, image: Sequence[int]) -> Provenance | None:
+        """Return what a part of the attack was trained on, for images (C, H, W)."""
+        return trained_on(self.attack, image)
+
+    def _attack(
+        self, parts: Sequence[list[tuple[int, Observation]]], seed: int, progress: Progress
+    ) -> dict[int, Reconstruction]:
+        import ray  # noqa: PLC0415
+
+        tally = ray.remote(Tally).options(num_cpus=0, scheduling_strategy=on_this_node()).remote()
+        options = {"max_retries": LOSSES, "scheduling_strategy": "SPREAD", **self._share(len(parts))}
+        start = ray.remote(_attack_shard).options(**options)
+        attack = ray.put(self.attack)
+        tasks = {
+            start.remote(
+                attack, [o for _, o in part], seed=seed, threads=self.threads, tally=tally, number=number
+            ): part
+            for number, part in enumerate(parts)
+        }
+        found: dict[int, Reconstruction] = {}
+        total = sum(map(len, parts))
+        try:
+            while tasks:
+                ready, _ = ray.wait(list(tasks), timeout=_LOOK_EVERY)
+                for task in ready:
+                    part = tasks.pop(task)
+                    found |= zip((p for p, _ in part), _result(task, [o for _, o in part]), strict=True)
+                done = max(len(found), ray.get(tally.total.remote())) if tasks else total
+                progress(int(1000 * done), 1000 * total)
+        finally:
+            for task in tasks:
+                ray.cancel(task, force=True)
+        return found
+
+    def _share(self, tasks: int) -> dict[str, Any]:
+        """Return what a task reserves: no CPU, which clients in Ray processes hold during the attack."""
+        import ray  # noqa: PLC0415
+
+        if self.device.type != "cuda":
+            return {"num_cpus": 0}
+        gpus = int(ray.available_resources().get("GPU", 0))
+        if gpus < 1:
+            raise UserError(
+                f"attack.shards={self.shards} is expected to find a free GPU, but Ray has none;"
+                " set backend.num_gpus=0, or use attack.device=cpu."
+            )
+        return {"num_cpus": 0, "num_gpus": 1 / math.ceil(tasks / gpus)}
+
+
+def _attack_shard(
+    attack: ReconstructionAttack,
+    observations: Sequence[Observation],
+    *,
+    seed: int,
+    threads: int,
+    tally: Any,
+    number: int,
+) -> tuple[list[Reconstruction], list[str]]:
+    def tell(done: float) -> None:
+        tally.tell.remote(number, done)
+
+    return attack_part(attack, observations, seed=seed, threads=threads, tell=tell)
+
+
+def _result(task: Any, observations: Sequence[Observation]) -> list[Reconstruction]:
+    import ray  # noqa: PLC0415
+
+    try:
+        found, warned = ray.get(task)
+    except ray.exceptions.RayError as error:
+        if isinstance(cause := cause_of(error), UserError):
+            raise cause from error
+        reason = f"The task that attacked this victim failed: {one_line(error)}"
+        logger.warning("%s (%d victims)", reason, len(observations))
+        return [Reconstruction(id=o.id, batch=None, failure=reason) for o in observations]
+    for message in warned:
+        warnings.warn(message, stacklevel=2)
+    results: list[Reconstruction] = found
+    return results
+
+
+_TELL_EVERY = 0.5
+
+Tell = Callable[[float], object]
+"""Takes the number of victims that are done."""
+
+
+def cut(observations: Sequence[Observation], parts: int) -> list[list[int]]:
+    """Cut the positions of ``observations`` into at most ``parts`` parts of about the same size, in order.
+
+    Updates that are known to come from the same examples stay together.
+    """
+    units: dict[tuple[bool, str], list[int]] = {}
+    for position, observation in enumerate(observations):
+        same = observation.knowledge.same_data
+        units.setdefault((same is None, same or str(observation.id)), []).append(position)
+    lists, count = list(units.values()), min(parts, len(units))
+    return [
+        [position for unit in lists[k * len(lists) // count : (k + 1) * len(lists) // count] for position in unit]
+        for k in range(count)
+    ]
+
+
+def attack_part(
+    attack: ReconstructionAttack, observations: Sequence[Observation], *, seed: int, threads: int, tell: Tell
+) -> tuple[list[Reconstruction], list[str]]:
+    """Return the reconstructions of a part, and the warnings on the way, which nobody would see otherwise."""
+    torch.set_num_threads(threads)
+    told = 0.0
+
+    def progress(done: int, total: int) -> None:
+        nonlocal told
+        if time.monotonic() - told > _TELL_EVERY:
+            told = time.monotonic()
+            tell(len(observations) * done / max(total, 1))
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        found = attack(observations, seed=seed, progress=progress)
+    return found, list(dict.fromkeys(str(w.message) for w in caught if issubclass(w.category, UserWarning)))
+
+
+_MOST_TOGETHER = 32
+_TOGETHER = 24_000.0
+"""Victims of a part times the root of the multiplications of a layer for one of them: so many cost a seventh to a
+fifth more each than all at once would (LeNet 32, ConvNet 13, ResNet-20 17, ResNet-18 4)."""
+
+_UNKNOWN = 8
+
+
+def victims_of_a_part(observations: Sequence[Observation]) -> int:
+    """Return how many victims a part of an attack has; it depends on them alone, not on the machine."""
+    first = observations[0]
+    shape = (1, max(1, first.upload.num_examples), *first.input_shape)
+    if not modality_of(first.model).pixels:
+        return _UNKNOWN
+    try:
+        model = copy.deepcopy(first.model).float().cpu().eval()
+        work = multiplications_of_a_layer(model, torch.zeros(shape))
+    except Exception as error:  # noqa: BLE001  (of anybody's model)
+        logger.debug("The work of a layer is not known: %s", error)
+        return _UNKNOWN
+    return max(1, min(_MOST_TOGETHER, int(_TOGETHER / math.sqrt(max(work, 1)))))
+
+
+def attack_by_all_cores(
+    attack: ReconstructionAttack,
+    observations: Sequence[Observation],
+    *,
+    seed: int,
+    threads: int | None = None,
+    processes: int | None = None,
+    progress: Progress = no_progress,
+) -> list[Reconstruction]:
+    """Attack all ``observations`` in parts, which processes share out; see :func:`fl_privacy.federation.processes.in_processes`.
+
+    The parts, and so every bit of the result, are the same however many processes there are. What computes on a GPU,
+    or is shared out by Ray, stays in this process.
+
+    Args:
+        attack: whose random numbers come from ``seed`` and a victim's id alone.
+        observations: attacked in the order of their parts.
+        seed: of the attack.
+        threads: CPU threads of each process; ``None`` takes one, or PyTorch's where there is a single part.
+        processes: at most; ``None`` takes all cores.
+        progress: of the whole attack.
+    """
+    apart = not isinstance(attack, ShardedAttack) and len(observations) > 1 and not _on_gpu(attack, observations[0])
+    parts = cut(observations, -(-len(observations) // victims_of_a_part(observations))) if apart else []
+    if len(parts) < 2:
+        return attack(observations, seed=seed, progress=progress)
+    work = [
+        partial(_attack_apart, attack, [observations[place] for place in part], seed, number)
+        for number, part in enumerate(parts)
+    ]
+    total = 1000 * len(observations)
+    found = in_processes(
+        work,
+        weights=[len(part) for part in parts],
+        processes=processes,
+        threads=threads or 1,
+        report=lambda share: progress(int(share * total), total),
+    )
+    by_place = dict[int, Reconstruction]()
+    for part, own in zip(parts, found, strict=True):
+        by_place |= zip(part, own, strict=True)
+    return [by_place[place] for place in range(len(observations))]
+
+
+def _on_gpu(attack: ReconstructionAttack, observation: Observation) -> bool:
+    inner = getattr(attack, "attack", attack)
+    devices = {str(getattr(one, "device", None) or "cpu") for one in (attack, inner)}
+    devices |= {str(value.device) for value in observation.upload.tensors.values()}
+    return any(not device.startswith("cpu") for device in devices)
+
+
+def _attack_apart(
+    attack: ReconstructionAttack, observations: Sequence[Observation], seed: int, number: int, done: Done
+) -> list[Reconstruction]:
+    """Attack a part; what an attack draws from PyTorch's own streams is the same in any process."""
+    with streams_put_back(derive_seed(seed, "part", number)):
+        found = attack(observations, seed=seed, progress=lambda step, steps: done(step / max(steps, 1)))
+    if not isinstance(found, list) or len(found) != len(observations):
+        raise TypeError(f"an attack is expected to return one Reconstruction for each of {len(observations)} victims")
+    return found

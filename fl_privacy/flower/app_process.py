@@ -1,0 +1,132 @@
+"""An app in a process of its own, which has no network, no key, no ledger, and answers to the gate alone."""
+
+import logging
+import os
+import time
+
+from flwr.app import Context, Message
+
+from fl_privacy.errors import UserError
+from fl_privacy.flower.inside.serialized import context_bytes, context_of, message_from_parts, message_parts
+from fl_privacy.site.gate.apart import LARGEST_WORD, Apart
+from fl_privacy.site.gate.isolation import Held, Wishes
+from fl_privacy.site.gate.policy import AppLimits
+from fl_privacy.site.gate.rules import RefusedError
+
+logger = logging.getLogger(__name__)
+
+LOAD_SECONDS = 600.0
+
+MORE = 64 << 20
+"""Bytes that a reply and the app's state may have beyond twice the message."""
+
+
+class Cell:
+    """An installed ``ClientApp``, called as one, in a process that is started when it is needed.
+
+    Args:
+        app: ``package.module:attribute``.
+        limits: what its process may do.
+    """
+
+    def __init__(self, app: str, limits: AppLimits) -> None:
+        self.app, self.limits = app, limits
+        self.held: Held | None = None
+        self._apart: Apart | None = None
+
+    def start(self) -> Held:
+        """Start the process and have it load the app; return what keeps it apart.
+
+        Raises:
+            UserError: it can't be kept apart as the policy requires, or the app can't be loaded.
+        """
+        self.close()
+        wishes = Wishes(
+            temporary="",
+            reads=tuple(map(str, self.limits.reads)),
+            writes=tuple(map(str, self.limits.writes)),
+            sealed=True,
+            most_bytes=self.limits.most_bytes,
+            most_processes=self.limits.most_processes,
+        )
+        variables = {name: os.environ[name] for name in self.limits.environment if name in os.environ}
+        try:
+            self._apart = Apart("fl_privacy.cli.gated_app", wishes, variables)
+            self.held = self._loaded(self._apart)
+            return self.held
+        except OSError as error:
+            self.close()
+            raise UserError(
+                f"--app is expected to have a process of its own, but the system has none to give ({error.strerror});"
+                " end others, or make room."
+            ) from error
+        except RefusedError as error:
+            self.close()
+            raise UserError(f"--app is expected to be loaded, but {self.app} does not answer: {error}.") from error
+        except UserError:
+            self.close()
+            raise
+        except (ValueError, TypeError) as error:  # the app's code has written between the two answers
+            self.close()
+            raise UserError(
+                f"--app is expected to be loaded, but {self.app} said something else; repair it."
+            ) from error
+
+    def _loaded(self, apart: Apart) -> Held:
+        deadline = time.monotonic() + LOAD_SECONDS
+        held = apart.begin({"app": self.app}, deadline)
+        logger.warning("%s", held.in_words())
+        if self.limits.required and not held.is_enough:
+            raise UserError(
+                f"app.isolation is expected to be had, but is not: {held.in_words()} Say isolation: where_possible to"
+                " run the app all the same."
+            )
+        (reason,) = apart.receive(LARGEST_WORD, deadline)
+        if reason:
+            raise UserError(reason.decode(errors="replace"))
+        return held
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        """Return the app's reply, and put its state into ``context``.
+
+        A process that ended, took too long or said anything else than one answer is ended; the next message starts
+        another one.
+
+        Raises:
+            RefusedError: it failed, took too long, or said what is no reply.
+        """
+        apart = self._running()
+        asked = [context_bytes(context), *message_parts(message)]
+        deadline = time.monotonic() + self.limits.seconds
+        try:
+            apart.send(asked, deadline)
+            most = 2 * sum(map(len, asked)) + MORE
+            failed, state, *reply = apart.receive(most, deadline)
+            answer = None if failed else message_from_parts(reply)
+            kept = context_of(state).state
+        except RefusedError:
+            self.close()
+            raise
+        except Exception as error:  # whatever bytes that are no message raise
+            self.close()
+            raise RefusedError("app", f"it replied what is no message: {type(error).__name__}: {error}") from error
+        context.state = kept
+        if answer is None:
+            raise RefusedError("app", failed.decode(errors="replace")[:1000])
+        return answer
+
+    def _running(self) -> Apart:
+        """Return the process; start it where it has ended, or has said something that nobody asked for."""
+        if self._apart is None or not self._apart.is_quiet:
+            try:
+                self.start()
+            except UserError as error:
+                raise RefusedError("isolation", str(error)) from error
+        assert self._apart is not None
+        return self._apart
+
+    def close(self) -> None:
+        """End the process of the cell, with all that it has started; a second time does nothing."""
+        apart, self._apart = self._apart, None
+        if apart is not None:
+            apart.close()

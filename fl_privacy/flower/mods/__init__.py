@@ -1,0 +1,1 @@
+"""Flower mods and wrappers: defenses, guards, canaries and probes around clients that others wrote."""

@@ -1,0 +1,298 @@
+"""A defense of the upload around any ``NumPyClient``."""
+
+import json
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, overload
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, MessageType, RecordDict
+from torch import nn
+
+from fl_privacy.defenses import Defense
+from fl_privacy.defenses.privacy import promises_privacy
+from fl_privacy.errors import UserError
+from fl_privacy.federation.replies import expect_sound
+from fl_privacy.flower._node_memory import SimulatedContext
+from fl_privacy.flower.clients import NAMES, Arrays, Config, NumPyClient, Reply
+from fl_privacy.flower.forms import like_form
+from fl_privacy.flower.records import ROUND, kinds_of_arrays, load_state, rounded, save_state, to_array, to_tensor
+from fl_privacy.flower.reply_cache import Answers, Instead, digest_of_records
+from fl_privacy.flower.upload_defense import BufferPolicy, GuardedUpload, Shares, made_of
+from fl_privacy.rng import Secret, SecretGenerator, derive_generator
+from fl_privacy.types import Tensors
+
+LOSS = "loss"
+"""Key of an evaluation's loss among its figures, where an answer is kept."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class DefendedClient(NumPyClient):
+    """The client ``inner``, which receives weights and replies weights, with the upload hooks of ``guard``'s defense.
+
+    Attributes:
+        inner: any Flower client.
+        guard: the defense, and the arrays that it acts on.
+        names: of the arrays, in order; by default as the message names them, else "0", "1", ...
+        seed: of the hooks' randomness, in a simulation; ``None`` draws it from the operating system at each update, as
+            privacy demands.
+        client: names the client's stream under ``seed``.
+        memory: where hooks keep what survives between rounds, and which rounds are answered: a round is answered once,
+            unless a ``seed`` makes this a simulation. With the node's context, also after a restart of the node, and
+            the same question with the same bytes; with ``context.state`` alone, until the node restarts.
+        rounds: of a run that are answered at most, see ``defense_mod``.
+        metrics: of the inner client that leave behind a promise of differential privacy, which does not cover them.
+    """
+
+    inner: NumPyClient
+    guard: GuardedUpload
+    names: Sequence[str] | None = None
+    seed: int | None = None
+    client: int = 0
+    memory: RecordDict | Context = field(default_factory=RecordDict)
+    metrics: Sequence[str] = ()
+    rounds: int | None = None
+
+    def get_parameters(self, config: Config) -> Arrays:
+        """Return the inner client's parameters, in a simulation only.
+
+        Raises:
+            UserError: outside of one: the network of the inner client may be trained already, on its own examples.
+        """
+        if self.answers_once:
+            raise UserError(
+                "A defended client is expected to be asked for no parameters, which may be trained ones without the"
+                " defense; start from weights of the server's own (initial_parameters=...)."
+            )
+        return self.inner.get_parameters(config)
+
+    def evaluate(self, parameters: Arrays, config: Config) -> tuple[float, int, Config]:
+        """Evaluate as the inner client does, once a round; outside of a simulation figures leave with three digits.
+
+        Raises:
+            UserError: the defense promises differential privacy, which exact figures of the examples would break; the
+                round is missing or was answered; or as ``fit`` says.
+        """
+        if promises_privacy(self.guard.defense):
+            raise UserError(
+                f"{self.guard.defense.name} promises differential privacy, which an exact loss or accuracy on the"
+                " client's own examples would break; test on the server (fraction_evaluate=0)."
+            )
+        if not self.answers_once:
+            return self.inner.evaluate(parameters, config)
+        expect_sound(self._sent(parameters, config))
+
+        def work() -> RecordDict:
+            loss, num_examples, metrics = self.inner.evaluate(parameters, config)
+            figures = {LOSS: float(loss), **metrics}
+            return _records([], num_examples, {k: rounded(v) for k, v in figures.items()})
+
+        _, num_examples, figures = _reply_of(self._once(MessageType.EVALUATE, parameters, config, work))
+        return float(figures.pop(LOSS)), num_examples, figures
+
+    @property
+    def answers_once(self) -> bool:
+        """Say whether a round is answered once: not in a simulation, whose draws repeat."""
+        return self.seed is None
+
+    def fit(self, parameters: Arrays, config: Config) -> Reply:
+        """Train as the inner client does, then defend the change of the weights; see ``defense_mod`` for failures.
+
+        Raises:
+            UserError: values are not finite, the round is missing or was answered, or the inner client failed.
+        """
+        sent = self._sent(parameters, config)
+        expect_sound(sent)
+        if not self.answers_once:
+            return self._defended(sent, parameters, config)
+
+        def instead(form: RecordDict) -> RecordDict | None:
+            if (kinds := kinds_of_arrays(form, sent)) is None:
+                return None
+            return like_form(form, self._guarded(sent, self.guard.unchanged(sent, kinds), config))
+
+        private = instead if promises_privacy(self.guard.defense) else None
+        work = lambda: _records(*self._defended(sent, parameters, config))  # noqa: E731
+        return _reply_of(self._once(MessageType.TRAIN, parameters, config, work, private))
+
+    def _once(
+        self,
+        kind: str,
+        parameters: Arrays,
+        config: Config,
+        work: Callable[[], RecordDict],
+        instead: Instead | None = None,
+    ) -> RecordDict:
+        """Answer a question as ``Answers.once`` does; with ``context.state`` alone, no answer is kept."""
+        round, question = self._round(config), digest_of_records(kind, _records(parameters, 0, config))
+        known = self.memory
+        context = known if isinstance(known, Context) else SimulatedContext(0, 0, {}, known, {})
+        return Answers(context, self.rounds).once([kind], round, question, work, instead=instead)
+
+    def _sent(self, parameters: Arrays, config: Config) -> dict[str, torch.Tensor]:
+        names = self._names(len(parameters), config)
+        return {n: to_tensor(np.asarray(a)) for n, a in zip(names, parameters, strict=True)}
+
+    def _defended(self, sent: Tensors, parameters: Arrays, config: Config) -> Reply:
+        trained, num_examples, metrics = self.inner.fit(parameters, config)
+        if [tuple(a.shape) for a in trained] != [tuple(t.shape) for t in sent.values()]:
+            raise UserError(
+                f"{type(self.inner).__name__}.fit is expected to return weights of the shapes it was sent, but returned"
+                f" {len(trained)} arrays for {len(sent)} or other shapes; a defense around it needs weights."
+            )
+        reply = self._guarded(sent, {n: to_tensor(np.asarray(a)) for n, a in zip(sent, trained, strict=True)}, config)
+        private = promises_privacy(self.guard.defense)
+        told = {k: v for k, v in metrics.items() if k != NAMES and (not private or k in self.metrics)}
+        return reply, num_examples, told
+
+    def _guarded(self, sent: Tensors, replied: Tensors, config: Config) -> Arrays:
+        records = self.memory.state if isinstance(self.memory, Context) else self.memory
+        state = load_state(records)
+        defended = self.guard(sent, replied, state, self._generator(config))
+        save_state(records, state)
+        return [to_array(defended[n]) for n in sent]
+
+    def _round(self, config: Config) -> int:
+        """Return the number of the round, which is answered once.
+
+        Raises:
+            UserError: it is missing, or the run has no such round.
+        """
+        number = config.get(ROUND)
+        if not isinstance(number, int) or isinstance(number, bool):
+            raise UserError(
+                f"A defended client expects the number of the round as {ROUND!r} in the server's config, but got"
+                f" {number!r}: the same round could be asked for until the noise is averaged away."
+            )
+        if number < 0 or (self.rounds is not None and number > self.rounds):
+            raise UserError(f"A round of 0 to {self.rounds} is expected, but got {number}; the question is refused.")
+        return number
+
+    def _generator(self, config: Config) -> torch.Generator:
+        if self.seed is None:
+            return SecretGenerator(Secret.draw())
+        if ROUND not in config:
+            raise UserError(
+                f"A seeded defense expects the number of the round as {ROUND!r} in the server's config, but it is"
+                " missing; send it, or leave seed out."
+            )
+        return derive_generator(self.seed, "client", self.client, f"round-{config[ROUND]!r}", "defense")
+
+    def _names(self, number: int, config: Config) -> list[str]:
+        if self.names is not None:
+            names = list(self.names)
+        elif NAMES in config:
+            names = _listed(str(config[NAMES]))
+        else:
+            names = [str(i) for i in range(number)]
+        if len(names) != number:
+            raise UserError(f"{number} names are expected, one for each array, but got {len(names)}.")
+        return names
+
+
+def _listed(text: str) -> list[str]:
+    """Parse the names that a message says its arrays have."""
+    try:
+        names = json.loads(text)
+    except (ValueError, RecursionError):
+        names = None
+    if not isinstance(names, list) or not all(isinstance(n, str) for n in names) or len(set(names)) < len(names):
+        raise UserError(f"{NAMES} is expected to be a list of names in JSON, each once, but got {text!r:.100}.")
+    return names
+
+
+def _records(arrays: Arrays, number: int, settings: Config) -> RecordDict:
+    """Turn a question or a reply into records."""
+    listed = ArrayRecord({str(k): Array.from_numpy_ndarray(np.asarray(a)) for k, a in enumerate(arrays)})
+    plain = {key: value.item() if isinstance(value, np.generic) else value for key, value in settings.items()}
+    return RecordDict({"arrays": listed, "settings": ConfigRecord(plain), "n": ConfigRecord({"n": int(number)})})
+
+
+def _reply_of(kept: RecordDict) -> Reply:
+    arrays = [array.numpy() for array in kept.array_records["arrays"].values()]
+    return arrays, int(kept.config_records["n"]["n"]), dict(kept.config_records["settings"])  # type: ignore[arg-type]
+
+
+@overload
+def defend(
+    client: type[NumPyClient],
+    defense: Defense,
+    *,
+    model: nn.Module | Callable[[], nn.Module] | None = None,
+    names: Sequence[str] | None = None,
+    buffers: BufferPolicy = "kept",
+    shares: Shares = "weights",
+    metrics: Sequence[str] = (),
+    seed: int | None = None,
+    number: int = 0,
+) -> Callable[..., DefendedClient]: ...
+
+
+@overload
+def defend(
+    client: NumPyClient,
+    defense: Defense,
+    *,
+    model: nn.Module | Callable[[], nn.Module] | None = None,
+    names: Sequence[str] | None = None,
+    buffers: BufferPolicy = "kept",
+    shares: Shares = "weights",
+    metrics: Sequence[str] = (),
+    seed: int | None = None,
+    number: int = 0,
+    memory: RecordDict | Context | None = None,
+) -> DefendedClient: ...
+
+
+def defend(
+    client: NumPyClient | type[NumPyClient],
+    defense: Defense,
+    *,
+    model: nn.Module | Callable[[], nn.Module] | None = None,
+    names: Sequence[str] | None = None,
+    buffers: BufferPolicy = "kept",
+    shares: Shares = "weights",
+    metrics: Sequence[str] = (),
+    seed: int | None = None,
+    number: int = 0,
+    memory: RecordDict | Context | None = None,
+) -> DefendedClient | Callable[..., DefendedClient]:
+    """Wrap ``client`` with the upload hooks of ``defense``; see ``GuardedUpload``.
+
+    Args:
+        client: a client, or a class of them: then the result takes the arguments of the class, and ``memory``.
+        defense: with upload hooks only.
+        model: what the arrays are the ``state_dict`` of, or its class: tells parameters from buffers.
+        names: instead, the names of all arrays in order, in which batch norm's statistics go by theirs. With neither,
+            arrays are called as the message does, else "0", "1", ..., and noise of differential privacy is refused.
+        buffers: what becomes of buffers, see ``GuardedUpload``.
+        shares: what the client replies, its ``weights`` or their ``change``.
+        metrics: of the client that leave behind a promise of differential privacy, which does not cover them.
+        seed: of the hooks' randomness, in a simulation; ``None`` draws it from the operating system.
+        number: of the client, which names its stream under ``seed``.
+        memory: the node's context, or ``context.state``, see ``DefendedClient``.
+    """
+
+    guard = GuardedUpload.around(defense, model, names, buffers, shares)
+    ordered = names if model is None else list(made_of(model).state_dict())
+
+    def wrap(inner: NumPyClient, memory: RecordDict | Context | None) -> DefendedClient:
+        kept = RecordDict() if memory is None else memory
+        if memory is None and seed is None:
+            logger.warning(
+                "A defended client without memory=context does not know which rounds it has answered before this object"
+                " was made; a server that asks again averages noise away."
+            )
+        return DefendedClient(inner, guard, names=ordered, seed=seed, client=number, memory=kept, metrics=metrics)
+
+    if isinstance(client, NumPyClient):
+        return wrap(client, memory)
+
+    def make(*args: Any, memory: RecordDict | Context | None = None, **kwargs: Any) -> DefendedClient:
+        return wrap(client(*args, **kwargs), memory)
+
+    return make

@@ -1,0 +1,249 @@
+"""A defense as a mod of any ``ClientApp`` of the Message API."""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp.typing import ClientAppCallable, Mod
+from torch import nn
+
+from fl_privacy.defenses import Defense
+from fl_privacy.defenses.privacy import promises_privacy
+from fl_privacy.errors import UserError
+from fl_privacy.federation.replies import expect_sound
+from fl_privacy.flower.audit_protocol import (
+    OWN_RECORDS,
+    asked_probe,
+    introduce,
+    is_training,
+    merged_config,
+    tell_defense,
+)
+from fl_privacy.flower.forms import like_form
+from fl_privacy.flower.records import (
+    NUM_EXAMPLES,
+    PARTITION,
+    ROUND,
+    all_arrays,
+    expect_listed,
+    kinds_of_arrays,
+    load_state,
+    model_tensors,
+    model_values,
+    named,
+    rounded,
+    save_state,
+    to_array,
+    to_tensors,
+)
+from fl_privacy.flower.reply_cache import answered_once, content_of, refusing
+from fl_privacy.flower.upload_defense import BufferPolicy, GuardedUpload, Shares, is_differentially_private, made_of
+from fl_privacy.rng import Secret, SecretGenerator, derive_generator
+from fl_privacy.types import Tensors
+
+logger = logging.getLogger(__name__)
+
+
+def defense_mod(
+    defense: Defense,
+    *,
+    model: nn.Module | Callable[[], nn.Module] | None = None,
+    names: Sequence[str] | None = None,
+    buffers: BufferPolicy = "kept",
+    shares: Shares = "weights",
+    rounds: int | None = None,
+    metrics: Sequence[str] = (NUM_EXAMPLES,),
+    seed: int | None = None,
+) -> Mod:
+    """Build a mod that puts the upload hooks of ``defense`` on the weights a client replies to a training message.
+
+    ``app = ClientApp(mods=[defense_mod(dp_noise(clip_norm=1.0, scale=0.1), model=Net)])``. One question of a kind
+    (training, evaluation, query, probe) is answered once a round, also after a restart of the node, and with the same
+    bytes where it is asked again: the mean of many answers would have no noise. A message with anything beside the
+    model, in another order than the model's, with values that are not finite or of an absurd norm is refused, in an
+    error of one line. Whatever happens once the app is asked is one and the same line; the node's log says more. The
+    reply says by what it was defended, which is public. In front of ``probe_mod`` it defends probes as well; without
+    one, probes are refused. Replies to other messages hold no arrays, and numbers of three digits.
+
+    Where the defense promises differential privacy, of numbers that a reply states only ``metrics`` leave, and no
+    record of settings of the app: an exact loss tells what the noise hides, and so does an error. An app that fails, or
+    replies values that are not finite, counts as one that changed nothing: noise leaves, in the form of an earlier
+    reply. An app that fails before its first reply is not asked again until its operator removes a file that the log
+    names. How long an app trains is not hidden.
+
+    Args:
+        defense: with upload hooks only: noise, clipping, pruning, selective sharing, quantization. What acts within the
+            training (Refiner, Soteria, SPN, passports, ATS, DP-SGD, mixtures, condensed images) is refused:
+            ``train_step`` puts it into the client's own training function.
+        model: the client's model or its class, by which parameters are told from buffers; those that need no gradient
+            are frozen and come back as they were sent.
+        names: instead of it, the parameters that are defended, or all arrays, in their order.
+        buffers: running statistics and the like are ``kept`` as the client replies them, ``withheld``, or
+            ``defended`` like parameters, which makes noise of variances negative. They show the client's images too.
+        shares: what the client replies: its ``weights``, or their ``change``.
+        rounds: of a run that are answered at most; ``None`` takes the run's own number, ``num-server-rounds`` of its
+            config, without which a round is at most ``memory.MOST_AHEAD`` after the last one.
+        metrics: that leave behind a promise of differential privacy, which does not cover them.
+        seed: of the hooks' randomness, in a simulation, which may ask twice; ``None`` draws it from the operating
+            system at each update, as privacy demands.
+
+    Raises:
+        UserError: the defense acts within the training, or adds noise and is told neither ``model`` nor ``names``.
+    """
+    guard = GuardedUpload.around(defense, model, names, buffers, shares)
+    made = None if model is None else made_of(model)
+    if made is not None and buffers == "kept" and is_differentially_private(defense):
+        _warn_of_buffers(made, defense)
+    read = _Reader(None if made is None else model_tensors(made), names)
+    promised = metrics if promises_privacy(defense) else None
+    return refusing(_Defending(guard=guard, read=read, metrics=promised, rounds=rounds, seed=seed))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Defending:
+    """The mod, see ``defense_mod``.
+
+    Attributes:
+        guard: what is done to weights.
+        read: how they are read.
+        metrics: that leave; ``None`` are all.
+        rounds: that are answered at most.
+        seed: of a simulation.
+    """
+
+    guard: GuardedUpload
+    read: "_Reader"
+    metrics: Sequence[str] | None
+    rounds: int | None
+    seed: int | None
+
+    def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        # before the app has the message, and may write into it
+        sent = self.read(message.content) if is_training(message) else {}
+        expect_sound(sent)
+
+        def answer(message: Message, context: Context) -> Message:
+            content = content_of(call_next(message, context))
+            if is_training(message):
+                return Message(self._defended(sent, message, context, content), reply_to=message)
+            return Message(self._stated(content), reply_to=message)
+
+        def instead(form: RecordDict) -> RecordDict | None:
+            if (kinds := kinds_of_arrays(form, sent)) is None:
+                return None
+            values = self._guarded(sent, self.guard.unchanged(sent, kinds), message, context) if sent else []
+            return like_form(form, [to_array(value) for value in values])
+
+        if self.seed is None:
+            private = None if self.metrics is None else instead
+            return answered_once(message, context, answer, rounds=self.rounds, instead=private)
+        return answer(message, context)
+
+    def _stated(self, content: RecordDict) -> RecordDict:
+        """Return what any other reply may state."""
+        _expect_no_arrays(content)
+        if self.metrics is not None:
+            withhold(content, self.metrics)
+        elif self.seed is None:
+            for name in [*content.metric_records, *content.config_records]:
+                if name not in OWN_RECORDS:
+                    told: Any = {k: v if k == NUM_EXAMPLES else rounded(v) for k, v in content[name].items()}
+                    content[name] = (MetricRecord if name in content.metric_records else ConfigRecord)(told)
+        return content
+
+    def _defended(self, sent: Tensors, message: Message, context: Context, content: RecordDict) -> RecordDict:
+        replied = _expect_like(self.read(content), sent)
+        values = self._guarded(sent, replied, message, context)
+        (name, record), *_ = content.array_records.items()
+        content[name] = ArrayRecord(
+            {key: Array.from_numpy_ndarray(to_array(value)) for key, value in zip(record, values, strict=True)}
+        )
+        if self.metrics is not None:
+            withhold(content, self.metrics)
+        introduce(content, context)
+        tell_defense(content, self.guard.defense.parts)
+        return content
+
+    def _guarded(self, sent: Tensors, replied: Tensors, message: Message, context: Context) -> list[torch.Tensor]:
+        state = load_state(context.state)
+        values = self.guard(sent, replied, state, _generator(self.seed, context, message))
+        save_state(context.state, state)
+        return list(values.values())
+
+
+def withhold(reply: RecordDict, metrics: Sequence[str]) -> None:
+    """Remove from a reply all figures but ``metrics``, and all settings but this package's."""
+    for name, record in list(reply.metric_records.items()):
+        reply[name] = MetricRecord({key: value for key, value in record.items() if key in metrics})
+    for name in [name for name in reply.config_records if name not in OWN_RECORDS]:
+        del reply[name]
+
+
+def _expect_no_arrays(reply: RecordDict) -> None:
+    """Refuse weights in a reply to something else than training: no defense would act on them."""
+    if any(reply.array_records.values()):
+        raise UserError(
+            "A defended client is expected to reply arrays to training messages alone, where its defense acts on them;"
+            " these are kept back."
+        )
+
+
+def _warn_of_buffers(model: nn.Module, defense: Defense) -> None:
+    """Say that running statistics leave without the noise that is on the parameters."""
+    shown = [name for name, buffer in model.named_buffers() if buffer.is_floating_point()]
+    if shown:
+        logger.warning(
+            "The noise of %s is on the parameters; %d buffers such as %s are uploaded as they are, and no guarantee"
+            " covers them (buffers='withheld' keeps them back).",
+            defense.name,
+            len(shown),
+            shown[0],
+        )
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """Reads the one record of a message: of a model, of listed names, or whatever a message names."""
+
+    like: Tensors | None
+    names: Sequence[str] | None
+
+    def __call__(self, content: RecordDict) -> dict[str, torch.Tensor]:
+        if len(content.array_records) != 1:
+            raise UserError(
+                "A defended training message is expected to hold one record of arrays, but has"
+                f" {len(content.array_records)}; put the model into one."
+            )
+        if self.like is not None:
+            return model_values(content, self.like, whole=True)
+        arrays = all_arrays(content)
+        if self.names is not None:
+            arrays = named(arrays, self.names)
+            expect_listed(list(arrays), self.names)
+        return to_tensors(arrays)
+
+
+def _expect_like(replied: Tensors, sent: Tensors) -> Tensors:
+    if {n: t.shape for n, t in replied.items()} != {n: t.shape for n, t in sent.items()}:
+        raise UserError(
+            "A defended client is expected to reply the weights it was sent, under the same names and of the same"
+            f" shapes, but replied {len(replied)} arrays for {len(sent)} or others; the defense is on their change."
+        )
+    return {name: replied[name] for name in sent}
+
+
+def _generator(seed: int | None, context: Context, message: Message) -> torch.Generator:
+    if seed is None:
+        return SecretGenerator(Secret.draw())
+    config = merged_config(context, message.content)
+    if ROUND not in config:
+        raise UserError(
+            f"A seeded defense expects the number of the round as {ROUND!r} in the server's config, but it is"
+            " missing; send it, or leave seed out."
+        )
+    client, probe = context.node_config.get(PARTITION, context.node_id), asked_probe(message.content)
+    purpose = "update" if probe is None else f"victim-{probe[0]}"
+    return derive_generator(seed, "client", str(client), f"round-{config[ROUND]!r}", purpose, "defense")

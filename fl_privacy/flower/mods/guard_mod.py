@@ -1,0 +1,130 @@
+"""A client's guard as a mod: looks at models, and at what a SecAgg+ server asks for, before the client's app does."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
+from flwr.clientapp.typing import ClientAppCallable, Mod
+from torch import nn
+
+from fl_privacy.defenses.guard import ModelGuard
+from fl_privacy.federation.replies import Failure, attempt, expect_sound
+from fl_privacy.flower.audit_protocol import is_evaluation, is_training
+from fl_privacy.flower.inside.legacy import RECORD_KEY_CONFIGS, SecAggKey, SecAggStage
+from fl_privacy.flower.records import CLIENT_RAISED, UNFIT, load_state, read_state, save_state
+from fl_privacy.flower.reply_cache import Answers, asked_of, digest_of_records
+from fl_privacy.types import Batch, ModelState
+
+OwnExamples = Callable[[Context], Batch]
+"""Some of the examples of the node with this context; the guard shows a model the first of them."""
+
+
+def guard_mod(model: nn.Module, examples: OwnExamples | None = None, *, guard: ModelGuard | None = None) -> Mod:
+    """Build a mod that refuses crafted models, for ``ClientApp(mods=[guard_mod(...), ...])``, in front of the others.
+
+    A message of training or evaluation whose model is refused gets an error reply of one line; the round goes on
+    without this client. In front of ``secaggplus_mod`` it also refuses a threshold that two disjoint groups of
+    clients reach, and a request for both kinds of key shares of a client. What it remembers of the last model is in
+    ``context.state``.
+
+    Outside of a simulation ``examples`` meet one model of a kind a round, and what they do stays in the node's log: it
+    is a bit about them, which no noise of differential privacy covers.
+
+    Args:
+        model: the architecture agreed on; arrays that do not fit it are refused.
+        examples: the node's own, at least two; ``None`` looks at the weights alone.
+        guard: its thresholds.
+    """
+    return _Guarding(model, examples, (guard or ModelGuard()).agreeing_on(model))
+
+
+@dataclass(frozen=True, eq=False)
+class _Guarding:
+    """The mod, see ``guard_mod``."""
+
+    model: nn.Module
+    examples: OwnExamples | None
+    guard: ModelGuard
+
+    def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        if not (is_training(message) or is_evaluation(message)):
+            return call_next(message, context)
+        found, code = attempt(lambda: self._refusal(message, context)), UNFIT
+        if found is None:
+            found, code = attempt(lambda: self._look(message, context)), CLIENT_RAISED
+        reason = found.reason.partition("Error: ")[2] if isinstance(found, Failure) else found
+        if reason is not None:
+            return Message(Error(code, f"The guard refused: {reason.rstrip('.')}."), reply_to=message)
+        return call_next(message, context)
+
+    def _sent(self, message: Message) -> ModelState | None:
+        there = any(message.content.array_records.values())
+        return read_state(message.content, self.model, whole=True) if there else None
+
+    def _refusal(self, message: Message, context: Context) -> str | None:
+        """Return what speaks against the message itself."""
+        record = message.content.config_records.get(RECORD_KEY_CONFIGS)
+        if record is not None and (reason := secagg_refusal(record)):
+            return reason
+        if (sent := self._sent(message)) is None:
+            return None
+        expect_sound({**sent.parameters, **sent.buffers})
+        return self.guard.refusal_of_weights(sent, load_state(context.state).tensors)
+
+    def _look(self, message: Message, context: Context) -> str | None:
+        """Return what speaks against the model where it answers the examples; remember a model that is trained on."""
+        if (sent := self._sent(message)) is None:
+            return None
+        if (examples := self.examples) is not None:
+            answers = Answers(context)
+            if answers.forgets:
+                if reason := self.guard.refusal(self.model, sent, examples(context), {}):
+                    return reason
+            else:
+                kind, round = asked_of(context, message)
+                models = digest_of_records(kind, RecordDict(dict(message.content.array_records)))
+
+                def work() -> RecordDict:
+                    self.guard.expect_honest(self.model, sent, examples(context), {})
+                    return RecordDict()
+
+                answers.once([f"guard.{kind}"], round, models, work)
+        if is_training(message):
+            kept = load_state(context.state)
+            save_state(context.state, replace(kept, tensors={**kept.tensors, **self.guard.remembered(sent)}))
+        return None
+
+
+def secagg_guard_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    """Refuse requests that break SecAgg+; goes in front of ``secaggplus_mod``.
+
+    The part of ``guard_mod`` that looks at SecAgg+ alone.
+    """
+    record = message.content.config_records.get(RECORD_KEY_CONFIGS)
+    if record is not None and (reason := secagg_refusal(record)):
+        return Message(Error(UNFIT, f"The guard refused: {reason.rstrip('.')}."), reply_to=message)
+    return call_next(message, context)
+
+
+def secagg_refusal(asked: ConfigRecord) -> str | None:
+    """Say why not to answer what a SecAgg+ server asks in one of its stages; ``None`` where nothing speaks against it.
+
+    Shares of both kinds take the masks off one upload: those of the private mask's seed and of the key of the pairwise
+    masks (Bonawitz et al. 2017, section 6). An honest server asks for one kind alone of the same client; with a
+    threshold of more than half of the shares no two groups of clients can be asked for different ones.
+    """
+    stage = asked.get(SecAggKey.STAGE)
+    if stage == SecAggStage.SETUP:
+        shares, threshold = asked.get(SecAggKey.SHARE_NUMBER), asked.get(SecAggKey.THRESHOLD)
+        if not isinstance(shares, int) or not isinstance(threshold, int) or 2 * threshold <= shares:
+            return f"a threshold of {threshold!r} of {shares!r} key shares is not above half"
+    if stage == SecAggStage.UNMASK:
+        lists = [asked.get(key) for key in (SecAggKey.ACTIVE_NODE_ID_LIST, SecAggKey.DEAD_NODE_ID_LIST)]
+        if not all(isinstance(nodes, list) for nodes in lists):
+            return "no lists of active and dropped nodes were sent"
+        active, dead = (list(nodes) for nodes in lists if isinstance(nodes, list))
+        if both := set(active) & set(dead):
+            return f"node {min(both)} is named as active and as dropped, which unmasks its upload"  # type: ignore[type-var]
+        if len(set(active)) < len(active) or len(set(dead)) < len(dead):
+            return "a node is named twice"
+    return None

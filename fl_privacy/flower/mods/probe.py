@@ -1,0 +1,249 @@
+"""Audits of a client that this package did not write: its own training function on chosen examples, on a copy."""
+
+import copy
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
+from typing import Any
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp.typing import ClientAppCallable, Mod
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from fl_privacy.checks import whole
+from fl_privacy.data.app_data import as_image, find_normalization, fingerprint, own_streams_put_back, probe_seed
+from fl_privacy.errors import UserError
+from fl_privacy.federation.replies import UnfitMessageError, expect_sound
+from fl_privacy.flower.audit_protocol import (
+    ANSWERS,
+    ProbedImages,
+    asked_probe,
+    introduce,
+    is_training,
+    merged_config,
+    tell_images,
+)
+from fl_privacy.flower.local_batch_norm import keep_own_norms, own_norms
+from fl_privacy.flower.records import (
+    METRICS,
+    NUM_EXAMPLES,
+    ROUND,
+    images_of_probe,
+    model_tensors,
+    model_values,
+    to_array,
+)
+from fl_privacy.flower.reply_cache import Answers, digest_of, refusing
+from fl_privacy.flower.upload_defense import made_of
+from fl_privacy.rng import streams_put_back
+from fl_privacy.types.plan import Normalization
+
+Train = Callable[..., object]
+"""(net, loader) or (net, loader, config): trains ``net`` in place; config is the run's with the message's on top."""
+
+CONFIG_NAMES = ("config", "cfg", "settings")
+"""Of a third argument of ``train`` that is given the config."""
+
+
+def probe_mod(
+    *,
+    model: nn.Module | Callable[[], nn.Module],
+    train: Train,
+    dataset: object,
+    normalization: Normalization | None = None,
+    images: int = 8,
+    rounds: int | None = None,
+) -> Mod:
+    """Build a mod that lets an auditing server measure the worst case of the literature: one image in one step.
+
+    Asked for a probe, ``train`` runs on a copy of the model with the values sent, over a loader of the chosen examples;
+    what comes of it is replied like any upload, through all mods in front of this one: put it last,
+    ``mods=[defense_mod(...), probe_mod(...)]``. The app's own model, state and data are left as they are. The reply has
+    fingerprints of the images, not the images. The mod is the client's consent: a server may ask for uploads of the
+    first ``images`` examples and no others, of each once a round. Take the mod out when the audit is done.
+
+    Args:
+        model: the client's model or its class.
+        train: the app's own training function, as ``train(net, loader)`` or ``train(net, loader, config)``.
+        dataset: the examples that may be probed: a data set or loader of the app, with its transform, or a function
+            from the context to one; of a tuple, such as (train, test), the first is taken.
+        normalization: of its images, where neither the transform nor the pixels tell it rightly.
+        images: how many examples of a client may be probed, the first ones of ``dataset``.
+        rounds: of a run in which probes are answered; ``None`` takes the run's own number.
+
+    Raises:
+        UserError: the model can't be made, or ``train`` can't be called so.
+    """
+    architecture, takes_config = made_of(model), _takes_config(train)
+    budget = whole("images", images, at_least=1, at_most=1_000_000, example=8)
+    chosen: dict[int, _Examples] = {}
+
+    def answer(message: Message, context: Context) -> RecordDict:
+        examples = chosen.setdefault(context.node_id, _Examples(dataset, context, normalization))
+        return _answer(message, context, examples, architecture, train, takes_config)
+
+    def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        asked = asked_probe(message.content) if is_training(message) else None
+        if asked is not None:
+            _expect_allowed(*asked, budget)
+            answers, each = Answers(context, rounds), images_of_probe(*asked)  # each image leaves once a round
+            work = partial(answer, message, context)
+            return Message(answers.once(each, _round_of(message, context), digest_of(message), work), reply_to=message)
+        reply = call_next(message, context)
+        if is_training(message) and not reply.has_error():
+            keep_own_norms(message.content, reply.content, architecture, context)
+            reply.content[ANSWERS] = ConfigRecord({"answers": True})
+            introduce(reply.content, context)
+        return reply
+
+    return refusing(mod)
+
+
+def _expect_allowed(probe: int, size: int, budget: int) -> None:
+    if (probe + 1) * size > budget:
+        raise UserError(
+            f"A probe of the first {budget} examples is expected, to which this client agrees, but got number {probe}"
+            f" of {size}; ask for fewer victims, or let the client say probe_mod(images={(probe + 1) * size})."
+        )
+
+
+def _round_of(message: Message, context: Context) -> int:
+    number = merged_config(context, message.content).get(ROUND)
+    if not isinstance(number, int) or isinstance(number, bool):
+        raise UserError(f"A probe is expected with the number of its round as {ROUND!r} in its config, but has none.")
+    return number
+
+
+def _answer(  # noqa: PLR0917
+    message: Message, context: Context, examples: "_Examples", model: nn.Module, train: Train, takes_config: bool
+) -> RecordDict:
+    asked = asked_probe(message.content)
+    assert asked is not None
+    with streams_put_back():
+        data = examples.data()
+    with streams_put_back(probe_seed(*asked)):
+        with own_streams_put_back(data):
+            batch = examples.batch(*asked)
+        trained = _copy_with(model, message.content)
+        trained.load_state_dict(own_norms(context), strict=False)
+        loader = DataLoader(_Few(batch), batch_size=len(batch), collate_fn=examples.collate)
+        if takes_config:
+            train(trained, loader, merged_config(context, message.content))
+        else:
+            train(trained, loader)
+    values = trained.to("cpu").state_dict()
+    (name, record), *_ = message.content.array_records.items()
+    arrays = zip(record, (values[n] for n in _order(record, values)), strict=True)
+    reply = RecordDict(
+        {
+            name: ArrayRecord({key: Array.from_numpy_ndarray(to_array(t)) for key, t in arrays}),
+            METRICS: MetricRecord({NUM_EXAMPLES: len(batch)}),
+        }
+    )
+    images = [as_image(example) for example in batch]
+    plain = images if examples.normalization is None else [examples.normalization.undo(image) for image in images]
+    tell_images(reply, ProbedImages(fingerprints=[fingerprint(i) for i in plain], normalization=examples.normalization))
+    introduce(reply, context)
+    return reply
+
+
+@dataclass(eq=False)
+class _Examples:
+    """Examples of one client that may be probed, looked at when the first probe comes."""
+
+    dataset: object
+    context: Context
+    given: Normalization | None
+    collate: Any = None
+    normalization: Normalization | None = None
+    _data: object = field(default=None, init=False)
+
+    def batch(self, probe: int, size: int) -> list[object]:
+        """Return the examples of the ``probe``-th batch, as the app's own data set has them."""
+        data = self.data()
+        if isinstance(data, IterableDataset) or not hasattr(data, "__getitem__"):
+            examples = list(islice(_iterated(data), probe * size, (probe + 1) * size))
+        else:
+            examples = [data[k] for k in range(probe * size, min((probe + 1) * size, len(data)))]  # type: ignore[arg-type]
+        if len(examples) < size:
+            raise UnfitMessageError(
+                f"A client is expected to hold {(probe + 1) * size} examples that may be probed, but has fewer; ask for"
+                " fewer victims."
+            )
+        return examples
+
+    def data(self) -> object:
+        """Return the data set, found when it is first asked for."""
+        if self._data is None:
+            data = self.dataset
+            is_function = callable(data) and not hasattr(data, "__getitem__") and not isinstance(data, DataLoader)
+            data = data(self.context) if is_function else data  # type: ignore[operator]
+            if isinstance(data, tuple | list) and data and isinstance(data[0], DataLoader | Dataset):
+                data = data[0]
+            with own_streams_put_back(data):
+                self.normalization = find_normalization(data) if self.given is None else self.given
+            if isinstance(data, DataLoader):
+                self.collate, data = data.collate_fn, data.dataset
+            self._data = data
+        return self._data
+
+
+class _Few(Dataset[object]):
+    """A few examples, drawn once and kept."""
+
+    def __init__(self, examples: list[object]) -> None:
+        self._examples = examples
+
+    def __len__(self) -> int:
+        return len(self._examples)
+
+    def __getitem__(self, index: int) -> object:
+        return self._examples[index]
+
+
+def _iterated(data: object) -> Iterator[object]:
+    return iter(data)  # type: ignore[call-overload]
+
+
+def _copy_with(model: nn.Module, content: RecordDict) -> nn.Module:
+    """Copy ``model`` with the values that a message sends."""
+    copied = copy.deepcopy(model)
+    try:
+        values = model_values(content, model_tensors(copied), whole=True)
+        expect_sound(values)
+        copied.load_state_dict(values, strict=False)
+    except (UserError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UnfitMessageError(
+            f"probe_mod's model is expected to be the app's, but does not take its values: {reason}"
+        ) from error
+    return copied
+
+
+def _order(arrays: Any, values: Any) -> list[str]:
+    """Return the model's name of each of ``arrays``; unnamed ones are in the order of the ``state_dict``."""
+    names, own = list(arrays), list(values)
+    return own if names == [str(i) for i in range(len(own))] else names
+
+
+def _takes_config(train: Train) -> bool:
+    """Say whether ``train`` takes a third argument."""
+    try:
+        signature = inspect.signature(train)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"train is expected to be a function (net, loader), but got {type(train).__name__}.") from error
+    names = list(signature.parameters)
+    takes_config = len(names) > 2 and names[2] in CONFIG_NAMES
+    try:
+        signature.bind(*(0, 0, 0)[: 2 + takes_config])
+    except TypeError:
+        pass
+    else:
+        return takes_config
+    raise UserError(
+        f"train is expected to be called as train(net, loader) or train(net, loader, config), but takes {signature};"
+        " wrap it: train=lambda net, loader, config: train(net, loader, 1, config['lr'])."
+    )

@@ -1,0 +1,296 @@
+"""Defenses that act within the training, in a client's own training function."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from flwr.app import Context, RecordDict
+from torch import Tensor, nn
+
+from fl_privacy.checks import whole
+from fl_privacy.data.app_data import IMAGE_KEYS, LABEL_KEYS
+from fl_privacy.defenses import ClientState, Defense, LocalStep
+from fl_privacy.defenses.privacy import promises_privacy
+from fl_privacy.errors import UserError
+from fl_privacy.federation.replies import expect_sound
+from fl_privacy.federation.training import PlainPass, join_private, private_names, public_state, store_private
+from fl_privacy.flower._node_memory import node_secret
+from fl_privacy.flower.records import PARTITION, load_state, save_state
+from fl_privacy.flower.reply_cache import Answers
+from fl_privacy.models import normalized
+from fl_privacy.rng import Secret, derive_generator
+from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors
+from fl_privacy.types.plan import Normalization
+
+
+def train_step(
+    defense: Defense,
+    net: nn.Module,
+    context: Context | None = None,
+    *,
+    lr: float = 0.01,
+    normalization: Normalization | None = None,
+    round: int | None = None,
+    seed: int | Secret | None = None,
+) -> "DefendedTraining":
+    """Put ``defense`` into ``loss.backward()``: Refiner, Soteria, SPN, passports, private layers, ATS, DP-SGD.
+
+    In a client's own training function::
+
+        with train_step(defense, net, context, lr=lr, round=config["server-round"]) as step:
+            for images, labels in loader:
+                optimizer.zero_grad()
+                loss = step(images, labels)  # instead of loss_function(net(images), labels) and loss.backward()
+                optimizer.step()
+
+    Only the cross entropy is trained on. What the defense keeps with the client (private heads and layers, passports)
+    is trained along, by plain SGD, and stays in ``context.state``; the network has its private
+    layers as they were sent, so that the upload does not hold them. Upload hooks are left to ``defense_mod``. A step
+    returns the loss; outside of a simulation it is NaN where the defense promises differential privacy, since an app
+    may report it.
+
+    Args:
+        defense: without hooks that exchange the client's whole data; those need a ``PrivacyClient``.
+        net: being trained; takes what the loader yields.
+        context: of the client, whose state and secret are used; ``None`` keeps nothing for the next round.
+        lr: learning rate of what stays with the client.
+        normalization: of the loader's images, which hooks see in [0, 1].
+        round: of the server's config, demanded of a deployed client. A round is trained once, also after a restart:
+            each further training would be another draw of the same noise. ``answer_once_mod`` in front of the app
+            replies the same bytes instead of an error where a server asks again.
+        seed: of the defense's draws, in a simulation, which may train twice; by default the node's own secret.
+
+    Raises:
+        UserError: the defense exchanges the client's data; on entering, the round was trained before, is missing, or
+            the run has no such round, or the network's values are not finite or absurdly large.
+    """
+    if defense.examples:
+        raise UserError(
+            f"{defense.name} exchanges all of a client's examples before it trains, which can't be done step by step;"
+            " make the client a PrivacyClient."
+        )
+    memory = RecordDict() if context is None else context.state
+    client = "0" if context is None else str(context.node_config.get(PARTITION, context.node_id))
+    once = None if seed is not None or context is None else _Once(Answers(context), round)
+    if seed is None:
+        seed = Secret.draw() if context is None else node_secret(context)
+    return DefendedTraining(
+        defense, net, memory, LocalPlan(lr=lr, batch_norm="train"), normalization, _Draws(seed, client), once
+    )
+
+
+def private_loader(
+    loader: Iterable[Any],
+    defense: Defense,
+    context: Context | None = None,
+    *,
+    normalization: Normalization | None = None,
+    seed: int | Secret | None = None,
+) -> Iterator[Any]:
+    """Yield the batches of ``loader`` as a defense of the data changes them (ATS, InstaHide); training stays the same.
+
+    Each call draws anew, as the epochs of a round do: put ``answer_once_mod`` in front of the app, by which a round is
+    answered once.
+
+    Batches are pairs (images, labels) or mappings with both, and come out alike; mixed labels are probabilities (B, K),
+    which ``torch.nn.functional.cross_entropy`` takes.
+
+    Args:
+        loader: of the client.
+        defense: of the data alone.
+        context: of the client.
+        normalization: of the loader's images.
+        seed: as for ``train_step``.
+
+    Raises:
+        UserError: the defense does something else.
+    """
+    others = [h for h in ("model", "private", "examples", "loss", "gradient", "upload") if getattr(defense, h)]
+    if others or not defense.data:
+        raise UserError(
+            f"A defense that changes batches is expected, but {defense.name} {'also' if defense.data else 'only'} acts"
+            f" on {' and '.join(others) or 'nothing'}; use train_step, or defense_mod for the upload."
+        )
+    if seed is None:
+        seed = Secret.draw() if context is None else node_secret(context)
+    draws = _Draws(seed, "0" if context is None else str(context.node_config.get(PARTITION, context.node_id)))
+    state, rng = ClientState(), draws.once("data")
+    for batch in loader:
+        images, labels, put = _taken(batch)
+        changed = _hooked(defense, Batch(_plain(images, normalization), labels), state, rng)
+        yield put(changed.inputs if normalization is None else normalization(changed.inputs), changed.labels)
+
+
+@dataclass(eq=False)
+class DefendedTraining:
+    """The steps of one round on one client; made by ``train_step``, used as a context."""
+
+    defense: Defense
+    net: nn.Module
+    memory: RecordDict
+    plan: LocalPlan
+    normalization: Normalization | None
+    draws: "_Draws"
+    once: "_Once | None" = None
+    _state: ClientState = field(default_factory=ClientState, init=False)
+    _kept: frozenset[str] = field(default=frozenset(), init=False)
+    _model: nn.Module | None = field(default=None, init=False)
+    _private: ModelState = field(default_factory=lambda: ModelState({}, {}), init=False)
+
+    def __enter__(self) -> Self:
+        if self.once is not None:
+            expect_sound(self.net.state_dict())
+            self.once.begin()
+        device = next(self.net.parameters()).device
+        self._state = load_state(self.memory, device).of_client(self.draws.number)
+        self._rng = self.draws.once("defense")
+        self._kept = private_names(self.net, self.defense)
+        return self
+
+    def __call__(self, images: Tensor, labels: Tensor) -> Tensor:
+        """Return the mean cross entropy of a batch, or NaN; the network's parameters get their defended gradients."""
+        batch = Batch(_plain(images, self.normalization), labels)
+        batch = _hooked(self.defense, batch, self._state, self._rng)
+        model = self._prepared(tuple(batch.inputs.shape[1:]))
+        layers = [module for module in self.net.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+        plan = replace(
+            self.plan,
+            batch_norm="eval" if layers and not any(layer.training for layer in layers) else "train",
+            loss_scale=1.0,
+        )
+        public = public_state(self.net, self.defense)
+        values = ModelState(
+            {**self._private.parameters, **public.parameters}, {**self._private.buffers, **public.buffers}
+        )
+        step = LocalStep(
+            model=model,
+            sent=values,
+            batch=batch,
+            plan=plan,
+            state=self._state,
+            rng=self._rng,
+            changes=self.defense.loss,
+            held=frozenset(name for name, p in self.net.named_parameters() if not p.requires_grad),
+        )
+        plain = PlainPass(step, self.defense)
+        shared = plain.only(frozenset(public.parameters))
+        for hook in self.defense.gradient:
+            shared = hook(shared, step)
+        moved = step.sent.parameters.keys() - public.parameters.keys() - step.held
+        private: Tensors = {n: plain[n] for n in plain if n in moved and n not in shared}
+        gradients = {**private, **shared}
+        for name, parameter in self.net.named_parameters():
+            parameter.grad = gradients[name].to(parameter) if name in shared else None
+        self._step_private(gradients)
+        with torch.no_grad():
+            for name, buffer in self.net.named_buffers():
+                if name not in self._kept:
+                    buffer.copy_(plain.buffers[name])
+        withheld = self.once is not None and promises_privacy(self.defense)
+        return torch.full_like(plain.loss, torch.nan) if withheld else plain.loss
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None and self._model is not None:
+            store_private(self._private, ModelState({}, {}), self._state)
+            save_state(self.memory, self._state)
+
+    def _prepared(self, shape: tuple[int, ...]) -> nn.Module:
+        """Return the network as the defense makes it, with this client's private values; made at the first step."""
+        if self._model is None:
+            model, rng = self.net, self.draws.always("private")
+            for hook in self.defense.model:
+                model = hook(model, self._state.of_images(shape), rng)
+            public = public_state(self.net, self.defense)
+            joined = join_private(model, public_state(self.net, self.defense), self._state)
+            sent = {*public.parameters, *public.buffers}
+            self._private = ModelState(
+                {n: p for n, p in joined.parameters.items() if n not in sent},
+                {n: b for n, b in joined.buffers.items() if n not in sent},
+            )
+            self._model = model if self.normalization is None else normalized(model, self.normalization)
+        return self._model
+
+    def _step_private(self, gradients: Tensors) -> None:
+        moved = {
+            n: p - self.plan.lr * gradients[n] if n in gradients else p for n, p in self._private.parameters.items()
+        }
+        self._private = replace(self._private, parameters=moved)
+
+
+_KIND = "train-step"
+
+
+@dataclass(frozen=True)
+class _Once:
+    """Lets a round be trained once."""
+
+    answers: Answers
+    round: int | None
+
+    def begin(self) -> None:
+        """Count this training, and refuse it if it has begun before.
+
+        Raises:
+            UserError: the round was trained before, the run has none such, or nobody says it.
+        """
+        if self.round is not None:
+            number = whole("round", self.round, at_least=0, example=1)
+            self.answers.expect_new(_KIND, number)
+            self.answers.note(number, _KIND)
+        elif not self.answers.forgets:
+            raise UserError(
+                "train_step is expected to get round=, the server-round of the message's config, but got none: the same"
+                " round could be asked for until what the defense draws is averaged away."
+            )
+
+
+@dataclass(frozen=True)
+class _Draws:
+    """The random streams of one client, by purpose."""
+
+    seed: int | Secret
+    client: str
+
+    @property
+    def number(self) -> int:
+        """Return the number of the client's part of the data, or of its node."""
+        return int(self.client) if self.client.isdecimal() else 0
+
+    def always(self, purpose: str) -> torch.Generator:
+        """Return the stream of a purpose, the same in every round."""
+        return derive_generator(self.seed, "client", self.client, purpose)
+
+    def once(self, purpose: str) -> torch.Generator:
+        """Return a stream of this round; under a secret it never comes again."""
+        if isinstance(self.seed, Secret):
+            return derive_generator(Secret.draw(), purpose)
+        return self.always(purpose)
+
+
+def _hooked(defense: Defense, batch: Batch, state: ClientState, rng: torch.Generator) -> Batch:
+    for hook in defense.data:
+        batch = hook(batch, state, rng)
+    return batch
+
+
+def _plain(images: Tensor, normalization: Normalization | None) -> Tensor:
+    return images if normalization is None else normalization.undo(images).clamp(0, 1)
+
+
+def _taken(batch: Any) -> tuple[Tensor, Tensor, Any]:
+    """Return images and labels of a batch, and a function that puts others in their place."""
+    if isinstance(batch, Mapping):
+        names = [next((key for key in keys if key in batch), None) for keys in (IMAGE_KEYS, LABEL_KEYS)]
+        image, label = names
+        if image is None or label is None:
+            raise UserError(f"A batch is expected to have an image and a label, but has {', '.join(map(str, batch))}.")
+        return batch[image], batch[label], lambda x, y: {**batch, image: x, label: y}
+    if isinstance(batch, Sequence) and len(batch) == 2:
+        return batch[0], batch[1], lambda x, y: (x, y) if isinstance(batch, tuple) else [x, y]
+    raise UserError(
+        f"A batch is expected to be (images, labels) or a mapping with both, but is {type(batch).__name__}."
+    )

@@ -1,0 +1,238 @@
+"""What uploads of whole trainings still tell, where no single example can be read from them: classes, words, members.
+
+Everything is measured beside a control that never saw the upload, and what all clients have in common counts for
+nothing: a server knows that without reading any one client's upload.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fl_privacy.measure.roc import Z95, Estimate, Separation, auc
+from fl_privacy.measure.rule import sure_end
+
+LEAST_FREE = 5
+"""Independent numbers below which a correlation says nothing."""
+
+LEAST_CLIENTS = 3
+"""Clients that a correlation takes at least: of two, one is what the other is not."""
+
+MOST_OUTPUTS = 4
+"""Times as many outputs as classes up to which an array is taken for the bias of outputs."""
+
+TITLES = {
+    "classes": "Which client has more of which class than others",
+    "words": "Which client has which words or categories",
+    "members": "Which of two examples a client trained on",
+}
+"""Name -> what is asked, as readers know it."""
+
+MEASURES = {
+    "classes": "correlation with the truth; 0 is what guessing gives",
+    "words": "a client's own words or categories beside those read, F1; the control reads another client's upload",
+    "members": "share of pairs that are told apart; 0.5 is what guessing gives",
+}
+"""Name -> what the number is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Survivor:
+    """The answer to one question about what survives a defense.
+
+    Attributes:
+        name: in ``TITLES``.
+        made: what it was asked of, in a phrase.
+        found: with its 95 % interval; ``None`` where it was not measured.
+        control: the same without the client's upload.
+        reason: why it was not measured.
+        seconds: it took.
+        notes: sentences.
+    """
+
+    name: str
+    made: str = ""
+    found: Estimate | None = None
+    control: Estimate | None = None
+    reason: str = ""
+    seconds: float = 0.0
+    notes: tuple[str, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """Return the name that a report shows."""
+        return TITLES[self.name]
+
+    @property
+    def told(self) -> bool:
+        """Say whether the upload reveals more than guessing and than the control."""
+        if self.found is None or self.control is None:
+            return False
+        least = sure_end(self.found.value, self.found.low, among=len(TITLES))
+        return least > self.found.chance and least > self.control.value
+
+    def as_plain(self) -> Mapping[str, Any]:
+        """Return the survivor as plain data for JSON."""
+
+        def plain(value: Estimate | None) -> Mapping[str, float] | None:
+            if value is None:
+                return None
+            return {"value": round(value.value, 4), "low": round(value.low, 4), "high": round(value.high, 4)}
+
+        return {
+            "name": self.name,
+            "title": self.title,
+            "made": self.made,
+            "found": plain(self.found),
+            "control": plain(self.control),
+            "told": self.told,
+            "reason": self.reason,
+            "seconds": round(self.seconds, 1),
+            "notes": list(self.notes),
+        }
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ClassTrace:
+    """What one upload says about its classes, beside the truth.
+
+    Attributes:
+        change: (K,) of the last layer's bias.
+        counts: (K,) of the client's examples by class.
+    """
+
+    change: np.ndarray
+    counts: np.ndarray
+
+
+def class_trace(
+    sent: Mapping[str, np.ndarray], uploaded: Mapping[str, np.ndarray], labels: np.ndarray | None
+) -> ClassTrace | None:
+    """Find the change of the array likely to be the outputs' bias, and count the examples of each class.
+
+    Args:
+        sent: arrays of the message, by record/name.
+        uploaded: of the reply, by the same names in whatever record.
+        labels: (N,) whole numbers from 0; ``None`` where nobody saw them.
+    """
+    if labels is None or not len(labels) or labels.dtype.kind not in "iu" or int(labels.min()) < 0:
+        return None
+    least = int(labels.max()) + 1
+    ends = {key.partition("/")[2]: array for key, array in sent.items()}
+    fitting = []
+    for key in reversed(list(uploaded)):
+        array, before = uploaded[key], ends.get(key.partition("/")[2])
+        if array.ndim != 1 or array.dtype.kind != "f" or before is None or before.shape != array.shape:
+            continue
+        if max(least, 2) <= len(array) <= MOST_OUTPUTS * least and "running_" not in key:
+            fitting.append(array.astype(np.float64) - before)
+    change = min(fitting, key=len, default=None)  # of several as short the last
+    if change is None or not np.isfinite(change).all() or not np.abs(change).max() > 0:
+        return None
+    return ClassTrace(change=change, counts=np.bincount(labels, minlength=len(change)).astype(np.float64))
+
+
+def classes_told(traces: Sequence[ClassTrace]) -> Survivor:
+    """Measure how well changes of the last bias reveal how a client's classes differ from the others'.
+
+    The gradient of a cross entropy by that bias is what the model expected of each class less what was there (Wainakh
+    et al. 2022, "User-level label leakage from gradients"), so that a client with more of a class moves its bias up.
+    """
+    widths = {len(trace.change) for trace in traces}
+    if len(widths) != 1 or len(traces) < LEAST_CLIENTS:
+        reason = (
+            f"fewer than {LEAST_CLIENTS} clients were seen with classes and a bias of their outputs that they upload"
+        )
+        return Survivor(name="classes", reason=reason)
+    counts = np.stack([trace.counts / trace.counts.sum() for trace in traces])
+    there = counts.sum(0) > 0
+    changes = np.stack([trace.change / max(np.linalg.norm(trace.change), 1e-30) for trace in traces])[:, there]
+    free = (len(traces) - 1) * (int(there.sum()) - 1)
+    if free < LEAST_FREE:
+        said = f"{len(traces)} clients with {int(there.sum())} classes are too few to say; more --nodes may do"
+        return Survivor(name="classes", reason=said)
+    truth = _apart(counts[:, there])
+    if not np.abs(truth).max() > 1e-9:
+        return Survivor(name="classes", reason="all clients have the same share of each class: nothing is to be told")
+    changes = _apart(changes)
+    found = _correlation(changes, truth, free)
+    return Survivor(
+        name="classes",
+        made=f"{len(traces)} uploads of the whole training, {int(there.sum())} classes",
+        found=found,
+        control=_correlation(np.roll(changes, 1, 0), truth, free),
+        notes=(
+            "From the last layer's bias alone, less what all clients have in common. The control reads another"
+            f" client's upload; it lies at {-1 / (len(traces) - 1):.2f} on average, since clients are compared with"
+            " their mean.",
+        ),
+    )
+
+
+def words_told(read: Sequence[tuple[set[int], set[int]]]) -> Survivor:
+    """Measure how well rows of an embedding that moved reveal a client's words.
+
+    Args:
+        read: the words of a client and those read from its upload, as numbers.
+    """
+    if len(read) < LEAST_CLIENTS:
+        return Survivor(
+            name="words", reason=f"fewer than {LEAST_CLIENTS} clients were seen to upload an embedding of words"
+        )
+    common = set.intersection(*[truth for truth, _ in read])
+    own = [(truth - common, guess - common) for truth, guess in read]
+    turned = [(truth, own[(k + 1) % len(own)][1]) for k, (truth, _) in enumerate(own)]
+    return Survivor(
+        name="words",
+        made=f"{len(read)} uploads of the whole training, {sum(len(truth) for truth, _ in own)} words in all",
+        found=_mean([_f1(*pair) for pair in own]),
+        control=_mean([_f1(*pair) for pair in turned]),
+        notes=("Words that all clients have are left out.",),
+    )
+
+
+def members_told(inside: np.ndarray, outside: np.ndarray, before: tuple[np.ndarray, np.ndarray], made: str) -> Survivor:
+    """Measure how well losses separate examples that a client trained on from others' (Yeom et al. 2018).
+
+    Args:
+        inside: (P,) how much the client's update lowers the loss of its own examples.
+        outside: (N,) as ``inside``, of examples of other clients, with the same classes where these are known.
+        before: minus the losses of both at the model that was sent, which never saw the update.
+        made: what they are of.
+    """
+    found = auc(Separation(positives=inside, negatives=outside))
+    control = auc(Separation(positives=before[0], negatives=before[1]))
+    note = "By how much the client's model lowers an example's loss; the control has the losses of the model sent."
+    return Survivor(name="members", made=made, found=found, control=control, notes=(note,))
+
+
+def _apart(values: np.ndarray) -> np.ndarray:
+    """Subtract from (N, K) values what the N have in common, and each row's own mean."""
+    left = values - values.mean(0, keepdims=True)
+    return np.asarray(left - left.mean(1, keepdims=True))
+
+
+def _correlation(guess: np.ndarray, truth: np.ndarray, free: int) -> Estimate:
+    """Compute Pearson's correlation, with Fisher's interval for ``free`` free numbers."""
+    size = float(np.linalg.norm(guess) * np.linalg.norm(truth))
+    value = float((guess * truth).sum()) / size if size > 0 else 0.0
+    wide = Z95 / math.sqrt(max(free - 2, 1))
+    middle = math.atanh(max(-0.999999, min(0.999999, value)))
+    return Estimate(value=value, low=math.tanh(middle - wide), high=math.tanh(middle + wide), chance=0.0)
+
+
+def _mean(values: Sequence[float]) -> Estimate:
+    """Average over clients, with Student's interval."""
+    from scipy.stats import t  # noqa: PLC0415
+
+    numbers = np.asarray(values, dtype=np.float64)
+    half = float(t.ppf(0.975, len(numbers) - 1)) * float(numbers.std(ddof=1)) / math.sqrt(len(numbers))
+    value = float(numbers.mean())
+    return Estimate(value=value, low=max(0.0, value - half), high=min(1.0, value + half), chance=0.0)
+
+
+def _f1(truth: set[int], guess: set[int]) -> float:
+    common = len(truth & guess)
+    return 2 * common / (len(truth) + len(guess)) if truth or guess else 0.0

@@ -1,0 +1,201 @@
+"""How probable it is that guesses made without the update come to as much, by the rule that judged them.
+
+The guesses stay as they are, and other examples stand in for the attacked ones, assigned in the same way: whatever was
+guessed, the attacked examples are then no more likely than others to be the ones that it fits.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fl_privacy.measure.intervals import binomial_tail, poisson_tail
+
+BAND = 0.95
+"""Share of guesses without the update that come to less than what counts as reconstructed."""
+
+LARGE = 16
+"""Examples of an upload beyond which fewer draws are made."""
+
+DRAWS = {False: 4999, True: 1999}
+"""Whether an upload has more than ``LARGE`` examples -> draws of others in their place."""
+
+OVERLAP = 0.01
+"""Share of the probability of an error that counting own examples among the best has; draws have the rest."""
+
+_ENOUGH = 10
+"""Draws that come to as much after which no more are made (Besag and Clifford 1991, "Sequential Monte Carlo p-values").
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Coincidences:
+    """How often examples of a kind are equal without any attack.
+
+    Attributes:
+        of_two: probability that two of them are.
+        of_usual: share of the others that equal the most frequent one.
+    """
+
+    of_two: float = 1.0
+    of_usual: float = 1.0
+
+    @classmethod
+    def counted(cls, equal: np.ndarray) -> "Coincidences":
+        """Count in a sample of which ``equal`` (N,) says how many others equal each example; unknown of one or none."""
+        number = len(equal)
+        if number < 2:
+            return cls()
+        pairs = number * (number - 1) / 2
+        most = float(equal.max()) / (number - 1)
+        return cls(of_two=min(1.0, (float(equal.sum()) / 2 + 1) / pairs), of_usual=most)
+
+    def chance(self, exact: int, number: int) -> float:
+        """Return the probability that of ``number`` guesses at least ``exact`` equal one of as many examples.
+
+        Guesses are as examples are, or all as the most frequent one, whichever fits more.
+        """
+        return poisson_tail(exact, max(number * self.of_usual, number**2 * self.of_two))
+
+
+LEAST_OF_CLASS = 20
+"""Other examples of each class from which on they alone stand in for those of it."""
+
+
+def chance_of_upload(values: np.ndarray, number: int, *, classes: Sequence[int] | None = None, seed: int = 0) -> float:
+    """Return the probability that an upload's guesses fit as many examples that were not attacked as well as its own.
+
+    A permutation test: own and other examples are drawn in place of the own ones, and assigned to the guesses so that
+    they fit best; it holds for any guesses that do not depend on which examples are the upload's own.
+
+    Args:
+        values: (G, B + N) how well each guess fits each example, the upload's own B first; larger is better.
+        number: B.
+        classes: (B + N,) of the examples; where there are enough of each, others of a class alone stand in for those of
+            it, so that what is typical of a class is no evidence. ``None`` of examples without.
+        seed: of the draws.
+
+    Returns:
+        In (0, 1]; 1 where there are no others.
+    """
+    from scipy.optimize import linear_sum_assignment  # noqa: PLC0415
+
+    values = np.nan_to_num(np.asarray(values, dtype=np.float64), nan=-1e9, posinf=1e9, neginf=-1e9)
+    total = int(values.shape[1])
+    if total <= number or not len(values):
+        return 1.0
+    strata = _strata(np.zeros(total, dtype=int) if classes is None else np.asarray(classes), number)
+    if number == 1:
+        best = values.max(0)[strata[0][1]]
+        return float((best >= values[:, 0].max() - _rounding(best[0])).sum()) / len(best)
+
+    def fit(columns: np.ndarray) -> float:
+        chosen = values[:, columns]
+        return float(chosen[linear_sum_assignment(chosen, maximize=True)].sum())
+
+    rng, own = np.random.default_rng(seed), fit(np.arange(number))
+    least, reached, draws = own - _rounding(own), 0, DRAWS[number > LARGE]
+    for draw in range(1, draws + 1):
+        chosen = np.concatenate([rng.choice(columns, own_of, replace=False) for own_of, columns in strata])
+        reached += fit(chosen) >= least
+        if reached == _ENOUGH:
+            return _ENOUGH / draw
+    best = total - 1 - (values >= values.max(1, keepdims=True) - 1e-9)[:, ::-1].argmax(1)  # of equal ones no own
+    return _with_overlap(float((1 + reached) / (1 + draws)), best, strata)
+
+
+def _with_overlap(drawn: float, best: np.ndarray, strata: Sequence[tuple[int, np.ndarray]]) -> float:
+    """Return the chance of draws, or that of so many own ones among the examples that fit best: no draws limit it.
+
+    Args:
+        drawn: by draws.
+        best: numbers of the examples that fit best.
+        strata: as of ``_strata``; own examples, in whose place others are drawn, come first in each.
+    """
+    found, mass = 0, np.ones(1)
+    for own_of, columns in strata:
+        there = np.isin(columns, best)
+        here, total, found = int(there.sum()), len(columns), found + int(there[:own_of].sum())
+        ways = [math.comb(here, k) * math.comb(total - here, own_of - k) for k in range(own_of + 1)]
+        mass = np.convolve(mass, [way / math.comb(total, own_of) for way in ways])
+    return min(1.0, drawn / (1 - OVERLAP), float(mass[found:].sum()) / OVERLAP)
+
+
+def _strata(classes: np.ndarray, number: int) -> list[tuple[int, np.ndarray]]:
+    """Return for each class of the first ``number`` examples how many they are, and where all of it are.
+
+    Where there are too few others of any of them, all examples are one.
+    """
+    kinds = np.unique(classes[:number])
+    if any((classes[number:] == kind).sum() < LEAST_OF_CLASS for kind in kinds):
+        return [(number, np.arange(len(classes)))]
+    return [(int((classes[:number] == kind).sum()), np.flatnonzero(classes == kind)) for kind in kinds]
+
+
+def words_f1(truth: set[int], guess: set[int]) -> float:
+    """Compute the F1 of different words."""
+    return 2 * len(truth & guess) / (len(truth) + len(guess)) if truth or guess else 0.0
+
+
+def chance_of_words(
+    guess: set[int], own: Sequence[set[int]], others: Sequence[set[int]], *, few: bool = False, seed: int = 0
+) -> float:
+    """Return the probability that the words named fit those of as many texts that were not attacked as well.
+
+    A permutation test, as ``chance_of_upload``: own and other texts are drawn in place of the own ones.
+
+    Args:
+        guess: different words named of an upload.
+        own: those of each of its texts.
+        others: those of other texts.
+        few: whether texts also fit by the number of words named rightly, for guesses of few words.
+        seed: of the draws.
+    """
+    texts = [*own, *others]
+    if not others or not own:
+        return 1.0
+
+    def fit(chosen: Iterable[set[int]]) -> np.ndarray:
+        words = set().union(*chosen)
+        return np.array([words_f1(words, guess), len(words & guess)][: 1 + few])
+
+    least = fit(own) - _rounding(1.0)
+    if len(own) == 1:
+        return either(*(np.sum([fit([text]) >= least for text in texts], 0) / len(texts)).tolist())
+    rng, reached, draws = np.random.default_rng(seed), np.zeros(1 + few), DRAWS[len(own) > LARGE]
+    for draw in range(1, draws + 1):
+        chosen = rng.choice(len(texts), len(own), replace=False)
+        reached += fit(texts[k] for k in chosen) >= least
+        if (reached >= _ENOUGH).all():
+            return either(*(reached / draw).tolist())
+    drawn = either(*((1 + reached) / (1 + draws)).tolist())
+    share = np.array([len(text & guess) / max(1, len(text)) for text in texts])
+    best = np.argsort(-share[::-1], kind="stable")[: len(own)]
+    return _with_overlap(drawn, len(texts) - 1 - best, [(len(own), np.arange(len(texts)))])
+
+
+def _rounding(value: float) -> float:
+    return 1e-9 * max(1.0, abs(value))
+
+
+def either(*chances: float) -> float:
+    """Return the probability that the least of several questions' chances is as small as it is (Bonferroni)."""
+    return min(1.0, len(chances) * min(chances)) if chances else 1.0
+
+
+def combined(chances: Sequence[float]) -> float:
+    """Return the probability that independent uploads come to chances as small as these.
+
+    For each k the probability that k of them are as small as the k-th smallest, of which the least counts; since the
+    best k is looked for, it is multiplied by 1 + log2(number), which ``tests/metrics/test_chance.py`` checks.
+
+    Args:
+        chances: of uploads, each uniform or larger where the guesses know nothing.
+    """
+    number = len(chances)
+    small = sorted(chance for chance in chances if chance <= 1 - BAND)
+    if number < 2 or not small:
+        return min(chances, default=1.0)
+    least = min(binomial_tail(k, number, chance) for k, chance in enumerate(small, 1))
+    return min(1.0, (1 + math.log2(number)) * least)

@@ -1,0 +1,314 @@
+"""The figures by which an outcome is judged: likeness, rank among others, and what a control reaches.
+
+How much of the words of an upload's texts was read, in no order, beside what their frequency alone tells.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from fl_privacy.measure.chance import Coincidences, chance_of_upload, chance_of_words, either
+from fl_privacy.measure.comparison import Identified
+from fl_privacy.measure.identification import aligned, control, identify, near_lead
+from fl_privacy.measure.matching import Match
+from fl_privacy.measure.outcome import LEAD, MARGIN_PSNR, PROVEN_PSNR, ROUNDING, SAME
+from fl_privacy.measure.public_images import PublicImages
+from fl_privacy.measure.tables import control_cells, exact_rows, misfit
+from fl_privacy.measure.texts import (
+    Language,
+    most_frequent,
+    shared_tokens,
+    token_f1,
+    token_precision,
+    token_recall,
+    widened,
+    without,
+)
+from fl_privacy.types import Batch, Reconstruction, VictimId
+from fl_privacy.types.schema import Schema
+
+Figures = dict[str, float | int | bool]
+"""Of one image or text, by name in ``OUTCOME_COLUMNS``."""
+
+_DIGITS = 4
+"""Decimals that are recorded: beyond, they depend on how many are compared at once."""
+
+
+Controls = Mapping[VictimId, Tensor]
+"""(K, C, H, W) guesses that never saw the update, for some victims."""
+
+NEARLY = 0.03
+"""Root mean squared difference up to which two images are nearly the same, 30 dB."""
+
+CLOSER = 10 ** (-MARGIN_PSNR / 10)
+"""Share of what the nearest public image leaves unexplained of an original, that a guess may leave, at most."""
+
+TWIN = 6.0
+"""Lead of the nearest public image at an original from which on it shows the same scene."""
+
+OTHER_UPDATES, MOST_CONTROLS = 3, 8
+"""Other clients' updates whose guesses are controls, and how many guesses at most."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Others:
+    """Candidates, texts and controls that guesses are compared with beside the originals.
+
+    Attributes:
+        candidates: images that an original is distinguished from; ``None`` where there are none, or texts are attacked.
+        texts: (N, L) public tokens, -1 where there is none, whose frequencies are the control of texts.
+        rows: (M, C) public cells of a table, whose rows are the control of rows.
+        labels: (M,) their classes; ``None`` where they have none.
+        controls: for some victims (K, C, H, W) further guesses that never saw the update, such as what the same attack
+            with the same prior makes of another client's.
+        beside: client -> the candidates for its images, where these are not the same for all.
+    """
+
+    candidates: PublicImages | None = None
+    texts: Tensor | None = None
+    rows: Tensor | None = None
+    labels: Tensor | None = None
+    controls: Controls = field(default_factory=dict)
+    beside: Callable[[int], PublicImages | None] | None = None
+
+    def of(self, victim: VictimId) -> "Others":
+        """Return the images that guesses at ``victim`` are compared with."""
+        return self if self.beside is None else replace(self, candidates=self.beside(victim.client))
+
+
+def other_updates(victims: Sequence[VictimId], guesses: Sequence[Tensor | None], truths: Sequence[Tensor]) -> Controls:
+    """Choose guesses at other clients' updates as controls of each victim: a prior makes images without any update.
+
+    Taken are the guesses at the ``OTHER_UPDATES`` victims of other clients that follow, but those at an update in which
+    an image of the victim was, too. Where all are of one client, its other updates are taken.
+
+    Args:
+        victims: of one attack.
+        guesses: (B, C, H, W) at each; ``None`` where there is none.
+        truths: (B, C, H, W) of each.
+    """
+    found = {}
+    for place, victim in enumerate(victims):
+        following = [(place + step) % len(victims) for step in range(1, len(victims))]
+        apart = [other for other in following if not _share(truths[other], truths[place])]
+        foreign = [other for other in apart if victims[other].client != victim.client]
+        apart = foreign or (apart if len({each.client for each in victims}) == 1 else [])
+        made = [guess for guess in (guesses[other] for other in apart) if guess is not None][:OTHER_UPDATES]
+        if made:
+            found[victim] = torch.cat(made)[:MOST_CONTROLS]
+    return found
+
+
+def _share(ones: Tensor, others: Tensor) -> bool:
+    """Say whether an image, or one that is nearly the same, is in both."""
+    apart = torch.cdist(ones.flatten(1).float(), others.flatten(1).float()) / ones[0].numel() ** 0.5
+    return bool((apart <= NEARLY).any())
+
+
+def compare_images(match: Match, others: Others, victim: VictimId, fed: Tensor | None = None) -> list[Figures]:
+    """Compute the figures of each image of a victim that has a guess.
+
+    Args:
+        match: guesses and originals.
+        others: to compare with.
+        victim: whose they are.
+        fed: (B, C, H, W) what the model saw of the originals, after the client's own crops and flips, where that is
+            known: it is the truth then.
+    """
+    found = match.found
+    if not len(found):
+        return []
+    others = others.of(victim)
+    guesses = match.guesses[found].float()
+    originals = (match.originals if fed is None else fed.detach().cpu())[found].float()
+    exact = _is_exact(guesses, originals) | _is_exact(guesses, match.originals[found].float())
+    extra = list(others.controls.get(victim, torch.empty(0)).float())
+    figures: list[Figures] = [{} for _ in found]
+    for place, (truth, label) in enumerate(zip(originals, match.labels[found].tolist(), strict=True)):
+        top_psnr, top_ssim = control(truth, label, others.candidates, extra)
+        figures[place] = {"exact": bool(exact[place]), **_rounded(control_psnr=top_psnr, control_ssim=top_ssim)}
+    nearest = torch.arange(len(found))
+    if (rest := (~exact).nonzero().flatten()).numel():
+        seen = identify(guesses[rest], originals[rest], others.candidates)
+        nearest[rest] = rest[seen.guess]
+        for place, own in zip(rest.tolist(), _of_each(seen), strict=True):
+            figures[place] |= own
+        for place in (place for place in rest.tolist() if figures[place].get("best_rank") == 1):
+            lead = _control_lead(originals[place], figures[place], extra, others)
+            figures[place] |= _rounded(control_lead=lead) if lead > -math.inf else {}
+    for place in exact.nonzero().flatten().tolist():
+        figures[place] |= _of_exact(originals, others.candidates)
+    for place, truth in enumerate(originals):
+        tries = {place, int(nearest[place])}
+        values = [aligned(guesses[guess], truth) for guess in sorted(tries)]
+        figures[place] |= _rounded(aligned_psnr=max(v for v, _ in values), aligned_ssim=max(v for _, v in values))
+        if "likeness" in figures[place] and figures[place]["aligned_psnr"] >= PROVEN_PSNR:
+            alike = max(correlation(guesses[guess], truth) for guess in tries)  # candidates are looked at coarsely
+            figures[place] |= _rounded(likeness=max(figures[place]["likeness"], alike))
+    return figures
+
+
+def correlation(one: Tensor, other: Tensor) -> float:
+    """Return the correlation of two images of one shape; 0 where one is of a single value."""
+    found = float(torch.corrcoef(torch.stack([one.flatten(), other.flatten()]).double())[0, 1])
+    return found if math.isfinite(found) else 0.0
+
+
+MOST_OTHERS = 10_000, 2000
+"""Public examples that may stand in for a single attacked one, and for those of a batch."""
+
+
+def _stand_ins(others: Tensor, number: int) -> Tensor:
+    """Return the public examples that may stand in for ``number`` attacked ones."""
+    most = MOST_OTHERS[number > 1]
+    return others[torch.linspace(0, len(others) - 1, most).long()] if len(others) > most else others
+
+
+def compare_texts(match: Match, others: Others, language: Language | None = None) -> list[Figures]:
+    """Compute the figures of each text of a victim that has a guess.
+
+    ``control_f1`` is the token F1 of the most frequent public tokens, ``chance`` the probability with which the guesses
+    fit as many public texts as well.
+    """
+    truths = match.originals[match.found]
+    if others.texts is None or not len(truths):
+        return [{} for _ in truths]
+    special = language.special if language else frozenset[int]()
+    truths, guesses = without(truths, special), without(match.guesses[match.found], special)
+    public = without(others.texts.long(), special)
+    usual = most_frequent(public, (truths >= 0).sum(1))
+    pool = torch.cat(widened([truths, _stand_ins(public, len(truths))]))
+    chance = chance_of_upload(shared_tokens(guesses, pool).numpy(), len(truths))
+    exact = int((torch.eq(*widened([guesses, truths]))).all(1).sum())
+    chance = either(chance, _coincidences(public).chance(exact, len(truths)) if exact else 1.0)
+    return [
+        {**_rounded(control_f1=value), "chance": round(chance, _DIGITS_OF_CHANCE)}
+        for value in token_f1(*widened([usual, truths])).tolist()
+    ]
+
+
+def _coincidences(public: Tensor) -> Coincidences:
+    """Count how often public examples (N, F) are equal."""
+    _, of, times = torch.unique(public, dim=0, return_inverse=True, return_counts=True)
+    return Coincidences.counted((times[of] - 1).numpy())
+
+
+def compare_rows(match: Match, others: Others, schema: Schema) -> list[Figures]:
+    """Compute the figures of each row of a victim that has a guess: whether it is exact, its control and its chance.
+
+    ``chance`` is the probability with which the guesses fit as many public rows as well.
+    """
+    found = match.found
+    truths, guesses = schema.cells(match.originals), schema.cells(match.guesses)
+    exact = exact_rows(schema, guesses, truths)[found].tolist()
+    if others.rows is None or not len(others.rows) or not exact:
+        return [{"exact": bool(each)} for each in exact]
+    control = control_cells(others.rows, truths, schema)[found].tolist()
+    pool, classes = torch.cat([truths[found], _stand_ins(others.rows, len(found))]), None
+    if others.labels is not None:
+        classes = torch.cat([match.labels[found].long(), _stand_ins(others.labels, len(found)).long()]).tolist()
+    chance = chance_of_upload(-misfit(schema, guesses[found], pool).T.numpy(), len(found), classes=classes)
+    chance = either(chance, _coincidences(others.rows).chance(sum(exact), len(found)) if any(exact) else 1.0)
+    return [
+        {"exact": bool(each), **_rounded(control_cells=own), "chance": round(chance, _DIGITS_OF_CHANCE)}
+        for each, own in zip(exact, control, strict=True)
+    ]
+
+
+def _is_exact(guesses: Tensor, originals: Tensor) -> Tensor:
+    """Say whether every pixel is right up to the rounding of 8 bits, (F,)."""
+    return (guesses - originals).abs().flatten(1).amax(1) <= ROUNDING + 1e-6
+
+
+def _of_each(seen: Identified) -> list[Figures]:
+    figures = []
+    for place, likeness in enumerate(seen.likeness.tolist()):
+        own = {**_rounded(likeness=likeness), "candidates": seen.candidates}
+        if seen.rank is not None and seen.lead is not None and seen.foreign is not None:
+            own |= {"best_rank": int(seen.rank[place]), **_rounded(lead=float(seen.lead[place]))}
+            own |= _rounded(foreign=float(seen.foreign[place])) if own["best_rank"] == 1 else {}
+        figures.append(own)
+    return figures
+
+
+def _control_lead(original: Tensor, own: Figures, extra: Sequence[Tensor], others: Others) -> float:
+    """Return the largest lead at ``original`` (C, H, W) of guesses that never saw its update; minus infinity if none.
+
+    These are guesses at other updates, one at a time, and the nearest public image if hardly anything else is on it
+    than on the original, or it is a twin. By that image's lead a guess has to lead more, unless it is closer to the
+    original by a margin, by its ``own`` likeness; next to a twin no lead is enough.
+    """
+    if others.candidates is None:
+        return -math.inf
+    found = [identify(each[None], original[None], others.candidates).lead for each in extra]
+    lead, near = near_lead(original, others.candidates)
+    leads = [float(each) for each in found if each is not None]
+    if (near >= SAME or lead >= TWIN) and 1 - own["likeness"] ** 2 > CLOSER * (1 - near**2):
+        leads.append(float(own["lead"]) if lead >= TWIN else lead - LEAD)
+    return max(leads, default=-math.inf)
+
+
+def _of_exact(originals: Tensor, candidates: PublicImages | None) -> Figures:
+    """Return the figures of an exact guess: nothing can be nearer than the original itself."""
+    if candidates is None:
+        return {"likeness": 1.0, "candidates": 0}
+    return {"likeness": 1.0, "candidates": int((~candidates.equal(originals)).sum()), "best_rank": 1}
+
+
+def _rounded(**values: float) -> Figures:
+    return {name: round(value, _DIGITS) for name, value in values.items()}
+
+
+_DIGITS_OF_F1 = 6
+_DIGITS_OF_CHANCE = 9
+
+
+def bag_figures(
+    reconstruction: Reconstruction, truth: Batch, others: Others | None, language: Language | None
+) -> tuple[dict[str, float], Figures]:
+    """Compute metrics by name, and figures beside them, of the words found in all texts of one victim together.
+
+    Special tokens, which every text has, count as none. Beside the metrics: ``words_there`` different words of the
+    texts, of which ``words_read`` were read, ``words_false`` read and in none of them, ``words_of`` how many texts they
+    are of, ``word_control_f1`` of as many of the most frequent public words as the texts have, and ``word_chance``: the
+    probability with which the words read fit those of as many public texts as well.
+
+    Returns:
+        Two empty ones where nobody looked for words.
+    """
+    if reconstruction.words is None:
+        return {}, {}
+    special = language.special if language else frozenset[int]()
+    read, there = (without(t.reshape(1, -1).cpu().long(), special) for t in (reconstruction.words, truth.inputs))
+    kinds = [_different(t) for t in (read, there)]
+    guesses, truths = widened(kinds)
+    common = int(torch.isin(kinds[0][kinds[0] >= 0], kinds[1][kinds[1] >= 0]).sum())
+    number, total = (int((t >= 0).sum()) for t in kinds)
+    values = {
+        "word_f1": float(token_f1(guesses, truths)),
+        "word_precision": float(token_precision(guesses, truths)),
+        "word_recall": float(token_recall(guesses, truths)),
+        "count_f1": float(token_f1(*widened([read, there]))),
+    }
+    figures: Figures = {
+        "words_there": total, "words_read": common, "words_false": number - common, "words_of": len(truth)
+    }  # fmt: skip
+    if others is not None and others.texts is not None:
+        public = without(others.texts.long(), special)
+        counts = public[public >= 0].bincount()
+        control = counts.argsort(descending=True, stable=True)[None, : min(total, int((counts > 0).sum()))]
+        figures["word_control_f1"] = round(float(token_f1(*widened([control, kinds[1]]))), _DIGITS_OF_F1)
+        texts = [set(text[text >= 0].tolist()) for text in _stand_ins(public, len(truth))]
+        own = [set(text[text >= 0].tolist()) for text in without(truth.inputs.cpu().long(), special)]
+        chance = chance_of_words(set(kinds[0][kinds[0] >= 0].tolist()), own, texts, few=True)
+        figures["word_chance"] = round(chance, _DIGITS_OF_CHANCE)
+    return values, figures
+
+
+def _different(tokens: Tensor) -> Tensor:
+    """Return the different tokens (1, k) of (1, n), which may have -1 for none."""
+    different: Tensor = torch.unique(tokens[tokens >= 0])
+    return different[None]

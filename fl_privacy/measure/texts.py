@@ -1,0 +1,197 @@
+"""How much of a text was read: by tokens and by words, one value for each text."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from fl_privacy.errors import UserError
+from fl_privacy.measure.matching import Match, hard_labels, pair_labels
+from fl_privacy.types import Batch, Reconstruction
+
+_RIGHT_PLACE = 2.0
+"""What a token at its place counts where guesses are matched to texts, beside the share of common tokens."""
+
+
+class Language(Protocol):
+    """What distinguishes words from tokens."""
+
+    @property
+    def special(self) -> frozenset[int]:
+        """Return tokens that stand for nothing in a text, such as its beginning."""
+        ...
+
+    def word_numbers(self, tokens: Tensor) -> Tensor:
+        """Turn tokens (N, L) into words (N, W) as numbers, alike for equal words; -1 fills up both."""
+        ...
+
+
+def match_texts(reconstruction: Reconstruction, truth: Batch) -> Match:
+    """Assign the guesses of ``reconstruction`` to the texts of ``truth``.
+
+    Those with most tokens at their places first, then those with most tokens in common.
+    """
+    originals = truth.inputs.detach().cpu()
+    labels = hard_labels(truth.labels.detach().cpu()) if truth.labels.dim() == 1 else truth.labels[:, 0].detach().cpu()
+    order, guesses = torch.full((len(originals),), -1), torch.full_like(originals, -1)
+    guessed_labels = torch.full_like(labels, -1)
+    failure = _failure(reconstruction)
+    if failure is None and reconstruction.batch is not None:
+        batch = reconstruction.batch
+        inputs, originals = widened([batch.inputs.detach().cpu().long(), originals])
+        guesses = torch.full_like(originals, -1)
+        order = _assign(inputs, originals)
+        found = order >= 0
+        guesses[found] = inputs[order[found]]
+        if batch.labels.dim() == 1 or batch.labels.is_floating_point():
+            guessed_labels[found] = pair_labels(hard_labels(batch.labels.detach().cpu())[order[found]], labels[found])
+        if not bool(found.all()):
+            failure = "There is no guess for this text."
+    return Match(
+        originals=originals, labels=labels, guesses=guesses, guessed_labels=guessed_labels, order=order, failure=failure
+    )
+
+
+def widened(texts: Sequence[Tensor]) -> list[Tensor]:
+    """Pad texts (N, L) of different L to the widest, by -1."""
+    width = max(tokens.shape[1] for tokens in texts)
+    return [torch.nn.functional.pad(tokens, (0, width - tokens.shape[1]), value=-1) for tokens in texts]
+
+
+def without(tokens: Tensor, special: frozenset[int]) -> Tensor:
+    """Remove ``special`` tokens from (N, L), and move the others to the left."""
+    kept = (tokens >= 0) & ~torch.isin(tokens, torch.tensor(sorted(special) or [-1]))
+    order = (~kept).long().argsort(dim=1, stable=True)
+    return tokens.masked_fill(~kept, -1).gather(1, order)
+
+
+def token_precision(guesses: Tensor, truths: Tensor) -> Tensor:
+    """Compute the share of the guessed tokens that are in the text, each as often as it is there; (N,) float64."""
+    return _share(_common(guesses, truths), _count(guesses))
+
+
+def token_recall(guesses: Tensor, truths: Tensor) -> Tensor:
+    """Share of the text's tokens that were guessed; (N,) float64."""
+    return _share(_common(guesses, truths), _count(truths))
+
+
+def token_f1(guesses: Tensor, truths: Tensor) -> Tensor:
+    """Compute the harmonic mean of precision and recall of tokens; (N,) float64."""
+    return _share(2 * _common(guesses, truths), _count(guesses) + _count(truths))
+
+
+def shared_tokens(guesses: Tensor, texts: Tensor) -> Tensor:
+    """Compute the token F1 of each guess (G, L) with each of many texts (N, W); (G, N) float64."""
+    found = torch.zeros(len(guesses), len(texts), dtype=torch.float64)
+    for place, guess in enumerate(guesses):
+        tokens, times = guess[guess >= 0].unique(return_counts=True)
+        for token, most in zip(tokens.tolist(), times.tolist(), strict=True):
+            found[place] += (texts == token).sum(1).clamp(max=most)
+    return _share(2 * found, _count(guesses)[:, None] + _count(texts))
+
+
+def rouge_1(guesses: Tensor, truths: Tensor) -> Tensor:
+    """Compute the F1 of words (Lin 2004); (N,) float64."""
+    return token_f1(guesses, truths)
+
+
+def rouge_2(guesses: Tensor, truths: Tensor) -> Tensor:
+    """Compute the F1 of pairs of neighboring words; (N,) float64, NaN for texts of a single word."""
+    pairs = [_pairs(words) for words in (guesses, truths)]
+    found = token_f1(*pairs)
+    return found.masked_fill(_count(pairs[1]) == 0, torch.nan)
+
+
+def rouge_l(guesses: Tensor, truths: Tensor) -> Tensor:
+    """Compute the F1 of the longest common subsequence of words; (N,) float64."""
+    width = truths.shape[1]
+    best = torch.zeros(len(truths), width + 1, dtype=torch.long)
+    for at in range(guesses.shape[1]):
+        same = (guesses[:, at, None] == truths) & (truths >= 0)
+        longer = torch.where(same, best[:, :-1] + 1, best[:, 1:])
+        # the longest so far at each place is the largest of those before it
+        best[:, 1:] = torch.maximum(best[:, 1:], longer).cummax(1).values
+    return _share(2 * best[:, -1].double(), _count(guesses) + _count(truths))
+
+
+def most_frequent(public: Tensor, lengths: Tensor) -> Tensor:
+    """Guess texts (N, L) by the tokens that most public texts share, which takes no update.
+
+    Args:
+        public: (M, W) tokens of public texts, -1 where there is none.
+        lengths: (N,) how many tokens to guess for each text; those of one length get the same.
+    """
+    numbered = _numbered(public)[public >= 0]
+    tokens, counts = torch.unique(numbered, return_counts=True)
+    order = counts.argsort(descending=True, stable=True)
+    width = int(lengths.max()) if len(lengths) else 0
+    best = tokens[order][:width] // public.shape[1]
+    best = torch.nn.functional.pad(best, (0, width - len(best)), value=-1)
+    return best.expand(len(lengths), width).masked_fill(torch.arange(width) >= lengths[:, None], -1)
+
+
+def exact_match(guesses: Tensor, truths: Tensor) -> Tensor:
+    """Score 1 where every token is right and at its place, else 0; (N,) float64."""
+    guesses, truths = widened([guesses, truths])
+    return (guesses == truths).all(1).double()
+
+
+def _failure(reconstruction: Reconstruction) -> str | None:
+    if reconstruction.failure is not None:
+        return reconstruction.failure
+    if reconstruction.batch is None:
+        return "The attack made no guess."
+    inputs = reconstruction.batch.inputs
+    if inputs.dim() != 2 or inputs.is_floating_point():
+        return f"The guess is expected to be tokens (B, L), but has {tuple(inputs.shape)} {inputs.dtype}."
+    return None
+
+
+def _assign(guesses: Tensor, truths: Tensor) -> Tensor:
+    """Assign each text the index of its guess (B,), -1 where there are too few."""
+    order = torch.full((len(truths),), -1)
+    if len(guesses) == 1 == len(truths):
+        return torch.zeros(1, dtype=torch.long)
+    if not len(guesses):
+        return order
+    try:
+        from scipy.optimize import linear_sum_assignment  # noqa: PLC0415
+    except ImportError as error:
+        raise UserError("Matching a batch needs scipy, which is not installed; run `pip install scipy`.") from error
+    there = truths >= 0
+    placed = ((truths[:, None] == guesses) & there[:, None]).sum(2) / there.sum(1).clamp_min(1)[:, None]
+    shape = (len(truths), len(guesses), -1)
+    pairs = [t.expand(shape).flatten(0, 1) for t in (guesses[None], truths[:, None])]
+    alike = _RIGHT_PLACE * placed.double() + token_f1(*pairs).reshape(len(truths), len(guesses))
+    rows, columns = linear_sum_assignment(alike.numpy(), maximize=True)
+    order[torch.as_tensor(rows)] = torch.as_tensor(columns)
+    return order
+
+
+def _common(guesses: Tensor, truths: Tensor) -> Tensor:
+    """Count tokens that both have (N,), each as often as the one that has it less often."""
+    guesses, truths = widened([guesses, truths])
+    same = _numbered(guesses)[:, :, None] == _numbered(truths)[:, None]
+    return (same & (guesses >= 0)[:, :, None]).sum((1, 2)).double()
+
+
+def _numbered(tokens: Tensor) -> Tensor:
+    """Make tokens (N, L) distinct by how often they occurred before."""
+    return tokens * tokens.shape[1] + (tokens[:, :, None] == tokens[:, None]).tril(-1).sum(2)
+
+
+def _count(tokens: Tensor) -> Tensor:
+    return (tokens >= 0).sum(1).double()
+
+
+def _pairs(words: Tensor) -> Tensor:
+    """Return a number for each two neighboring words, (N, W - 1)."""
+    if words.shape[1] < 2:
+        return words.new_full((len(words), 1), -1)
+    first, second = words[:, :-1], words[:, 1:]
+    return ((first * 0x9E3779B1 + second) % (1 << 40)).masked_fill((first < 0) | (second < 0), -1)
+
+
+def _share(part: Tensor, of: Tensor) -> Tensor:
+    return torch.where(of > 0, part.double() / of.double().clamp_min(1), 0.0)

@@ -1,0 +1,443 @@
+"""A guess compared with images when it is turned, mirrored, cut, enlarged, rotated a little, or in pieces.
+
+The guess is drawn in a number of poses, and the middle of each is slid over every image; or it is cut into tiles, each
+of which may lie anywhere. Every candidate gets the same tries as an original.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fl_privacy.measure.descriptors import LEAST_CONTRAST, grays, small, with_detail
+
+FAR, NEAR, CLOSE = 8, 16, 32
+"""Pixels of the longer side at which are compared: all images, those chosen of them, and tiles."""
+
+NEAREST = 60
+"""Candidates looked at in all poses: those nearest to a guess from afar."""
+
+ANGLES = (5.0, 10.0, 15.0)
+"""Degrees by which a guess is rotated to either side."""
+
+CUTS = ((0.9, 1 / 16), (0.8, 1 / 8), (0.7, 3 / 16))
+"""Share of an image that a guess may be a cut of, and the share of the side that it is slid to each side then."""
+
+FRAMES = (1.12, 1.25)
+"""Factors by which a guess in a frame is enlarged."""
+
+SLID = 1 / 8
+"""Share of the side that other guesses are slid to each side."""
+
+GRIDS = (3, 4)
+"""Tiles on a side, where they may have been put in another order; fewer larger ones are several of these."""
+
+HOPELESS = 0.1
+"""Share of the rivals that are nearer from afar, from which on a guess is not looked at in all poses."""
+
+LEAST_SIDE = 8
+"""Pixels of the shorter side below which nothing is turned."""
+
+
+@dataclass(frozen=True, eq=False)
+class Poses:
+    """P ways to draw a guess.
+
+    Attributes:
+        flip: (P, 2, 2) a mirror or quarter turn.
+        place: (P, 4) factor of scale, degrees, and shares of the side by which it is moved right and down.
+        slack: (P,) share of the side by which the middle is smaller than the image, on each side.
+    """
+
+    flip: Tensor
+    place: Tensor
+    slack: Tensor
+
+    def __len__(self) -> int:
+        return len(self.flip)
+
+    def __getitem__(self, which: Tensor) -> "Poses":
+        return Poses(self.flip[which], self.place[which], self.slack[which])
+
+    def with_at(self, which: Tensor, others: "Poses") -> "Poses":
+        """Return these, at ``which`` replaced by others."""
+        return Poses(self.flip, self.place.index_copy(0, which, others.place), self.slack)
+
+    def around(self, steps: Tensor) -> "Poses":
+        """Return S poses near each, (P * S), by ``steps`` (S, 4) added to ``place``."""
+        number = len(steps)
+        place = (self.place[:, None] + steps).flatten(0, 1)
+        return Poses(self.flip.repeat_interleave(number, 0), place, self.slack.repeat_interleave(number))
+
+    def drawn(self, gray: Tensor) -> Tensor:
+        """Draw images (1, 1, H, W) or (P, 1, H, W), each in its pose, (P, 1, H, W); the edge is repeated beyond it."""
+        height, width = gray.shape[-2:]
+        scale, angle, right, down = self.place.unbind(1)
+        cosine, sine = angle.deg2rad().cos() / scale, angle.deg2rad().sin() / scale
+        rows = torch.stack([cosine, -sine * height / width, sine * width / height, cosine], 1).view(-1, 2, 2)
+        turned, moved = self.flip @ rows, -2 * torch.stack([right, down], 1)[..., None]
+        maps = torch.cat([turned, turned @ moved], 2)
+        grid = functional.affine_grid(maps, [len(maps), 1, height, width], align_corners=False)
+        return functional.grid_sample(
+            gray.expand(len(maps), 1, height, width), grid, padding_mode="border", align_corners=False
+        )
+
+
+_THREE = torch.tensor([-1.0, 0.0, 1.0])
+_NOT = torch.zeros(9, 2)
+_SHIFTS = torch.cat([_NOT, torch.cartesian_prod(_THREE, _THREE) / 40], 1)
+_TURNS = torch.cat([torch.cartesian_prod(_THREE, _THREE) * torch.tensor([0.05, 2.5]), _NOT], 1)
+ROUNDS = {NEAR: (_SHIFTS, _TURNS, _SHIFTS / 2), CLOSE: (_SHIFTS / 2, _TURNS / 2, _SHIFTS / 4)}
+"""Steps (9, 4) around the best pose of an image that are tried one after the other, at each side."""
+
+USUAL_CLOSELY = 40
+"""Usual candidates that are looked at closely."""
+
+REFINED = 10
+"""Candidates for which these are tried: the nearest."""
+
+AMONG = 8
+"""Place among the candidates from which on they are not tried, since the original stays behind."""
+
+
+@lru_cache(maxsize=2)
+def poses(*, few: bool) -> Poses:
+    """Return all poses: mirrors and quarter turns, of each a few scales or a few angles; ``few`` for a first look."""
+    ones = [(1.0, 0.0, SLID), *((cut, 0.0, slack) for cut, slack in CUTS), *((frame, 0.0, SLID) for frame in FRAMES)]
+    angles = ANGLES[1:2] if few else ANGLES
+    ones += [(1.0, sign * angle, SLID) for angle in angles for sign in (-1, 1)]
+    ones += [(scale, sign * ANGLES[1], SLID) for scale in (CUTS[0][0], FRAMES[0]) for sign in (-1, 1)]
+    ones = ones if not few else [one for one in ones if one[0] in (1.0, 0.8, 1.25)]
+    plain = [torch.diag(torch.tensor([x, y])) for x in (1.0, -1.0) for y in (1.0, -1.0)]
+    flips = torch.stack([*plain, *(each.flip(0) for each in plain)])
+    scale, angle, slack = torch.tensor(ones).repeat(len(flips), 1).unbind(1)
+    none = torch.zeros_like(scale)
+    return Poses(flips.repeat_interleave(len(ones), 0), torch.stack([scale, angle, none, none], 1), slack)
+
+
+def _looks(gray: Tensor, side: int) -> Tensor:
+    """Return gray images at ``side``, beyond a look from afar also without their coarse brightness."""
+    seen = small(gray, side)
+    return seen if side == FAR else with_detail(seen)
+
+
+@dataclass(frozen=True, eq=False)
+class Gallery:
+    """Images (N, C, H, W) in [0, 1] as they are compared; made when first asked for."""
+
+    images: Tensor
+    _looks: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False)
+    _cut: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False)
+
+    @cached_property
+    def _gray(self) -> Tensor:
+        return self.images.float().mean(1, keepdim=True)
+
+    def at(self, side: int) -> Tensor:
+        """Return (N, L, h, w)."""
+        if side not in self._looks:
+            self._looks[side] = _looks(self._gray, side)
+        return self._looks[side]
+
+    def tiles(self, grid: int) -> Tensor:
+        """Return (N, grid * grid, D), see ``_tiles``."""
+        if grid not in self._cut:
+            self._cut[grid] = _tiles(self._gray, grid)
+        return self._cut[grid]
+
+
+def _tiles(gray: Tensor, grid: int) -> Tensor:
+    """Cut images (N, 1, H, W) into (N, grid * grid, D) small ones, of zero mean and unit length together."""
+    height, width = (side // grid for side in gray.shape[-2:])
+    cut = gray[..., : grid * height, : grid * width]
+    down, right = (max(1, min(side, NEAR // grid)) for side in (height, width))
+    cut = _unit(functional.adaptive_avg_pool2d(cut, (grid * down, grid * right)))
+    return cut.view(-1, grid, down, grid, right).transpose(2, 3).flatten(1, 2).flatten(2)
+
+
+def _edges(looks: Tensor, slack: float) -> tuple[int, int]:
+    """Return by how many pixels the middle of images (..., H, W) ends from their edge, down and right."""
+    height, width = looks.shape[-2:]
+    return max(1, round(height * slack)), max(1, round(width * slack))
+
+
+def _middle(looks: Tensor, slack: float) -> Tensor:
+    """Cut the middle out of (P, L, H, W), in rows of zero mean and unit length for each look: (P, L, h, w)."""
+    down, right = _edges(looks, slack)
+    return _unit(looks[..., down:-down, right:-right])
+
+
+def _unit(rows: Tensor) -> Tensor:
+    rows = rows - rows.mean((-2, -1), keepdim=True)
+    return rows / (
+        rows.square().sum((-2, -1), keepdim=True).sqrt()
+        + float(LEAST_CONTRAST * (rows.shape[-1] * rows.shape[-2]) ** 0.5)
+    )
+
+
+def _windows(images: Tensor, slack: float) -> tuple[Tensor, Tensor]:
+    """Return all windows of images (N, L, H, W) of the size of a middle, (L, N, V, D), and their lengths (L, N, V)."""
+    down, right = _edges(images, slack)
+    height, width = images.shape[-2] - 2 * down, images.shape[-1] - 2 * right
+    images = images - images.mean((-2, -1), keepdim=True)
+    windows = images.unfold(-2, height, 1).unfold(-2, width, 1).transpose(0, 1)
+    mean, square = (functional.avg_pool2d(each, (height, width), 1) for each in (images, images.square()))
+    length = ((square - mean.square()).clamp_min(0) * height * width).sqrt() + LEAST_CONTRAST * (height * width) ** 0.5
+    return windows.flatten(4).flatten(2, 3), length.transpose(0, 1).flatten(2)
+
+
+def _slid(rows: Tensor, images: Tensor, slack: float) -> Tensor:
+    """Return the largest absolute correlation (P, N) of middles (P, L, h, w) with windows of images (N, L, H, W)."""
+    windows, lengths = _windows(images, slack)
+    found = windows.flatten(1, 2) @ rows.flatten(2).permute(1, 2, 0)
+    found = (found.view(*lengths.shape, -1) / lengths[..., None]).mean(0)
+    return found.abs_().amax(1).T
+
+
+def _slid_each(rows: Tensor, images: Tensor, slack: float) -> Tensor:
+    """Return the correlation (K, S, V) of S middles (K, S, L, h, w) of each image (K, L, H, W) with its windows."""
+    windows, lengths = _windows(images, slack)
+    found = rows.flatten(3).permute(2, 0, 1, 3) @ windows.transpose(-1, -2)
+    return (found / lengths[:, :, None]).mean(0)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Way(ABC):
+    """A guess compared with B originals and K rivals in one way.
+
+    Attributes:
+        own: (B,) correlation with each original.
+        rest: (K,) with each rival.
+        rivals: (K,) their indices.
+        usual: (U,) the places among them of those by which it is judged what is usual.
+    """
+
+    own: Tensor
+    rest: Tensor
+    rivals: Tensor
+    usual: Tensor
+
+    def closer(self) -> "Way | None":
+        """Look closer; ``None`` where that changes nothing."""
+        return None
+
+    @abstractmethod
+    def rows(self, original: int, rivals: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Lay the guess on the original of that number as it is most like that.
+
+        Returns:
+            It (D,), the original (D,), and the images of ``rivals`` in the same place (K, D), each of unit length.
+        """
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Turning:
+    """A guess in all poses.
+
+    Attributes:
+        guess: (1, C, H, W) in [0, 1].
+        originals: the B originals.
+        others: candidates.
+        rivals: (R,) indices of those that count, sorted.
+        usual: (U,) those among them by which it is judged what is usual.
+    """
+
+    guess: Tensor
+    originals: Gallery
+    others: Gallery
+    rivals: Tensor
+    usual: Tensor
+
+    @cached_property
+    def _gray(self) -> Tensor:
+        return grays(small(self.guess.float(), CLOSE))
+
+    def ways(self) -> Sequence[Way]:
+        """Compare in all poses, and in tiles of each grid."""
+        posed = self._posed()
+        return [*([] if posed is None else [posed]), *(self._in_pieces(grid) for grid in GRIDS)]
+
+    def _posed(self) -> Way | None:
+        """Compare in all poses; ``None`` where too many are nearer from afar than each original."""
+        far = self._search(self.others.at(FAR)[self.rivals], FAR).amax(0)
+        own = self._search(self.originals.at(FAR), FAR).amax(0)
+        if bool(((far >= own[:, None]).sum(1) > HOPELESS * len(far)).all()):
+            return None
+        nearest = self.rivals[far.topk(min(NEAREST, len(far))).indices]
+        chosen = torch.tensor(sorted({*self.usual.tolist(), *nearest.tolist()}))
+        images, number = torch.cat([self.originals.at(NEAR), self.others.at(NEAR)[chosen]]), len(own)
+        every = poses(few=False)
+        found, best = self._search(images, NEAR).max(0)
+        taken, gray = every[best % len(every)], self._gray[best // len(every)]
+        first = found[number:].topk(min(REFINED, len(chosen)))
+        made = _Posed(
+            own=found[:number],
+            rest=found[number:],
+            rivals=chosen,
+            usual=torch.searchsorted(chosen, self.usual),
+            turning=self,
+            side=NEAR,
+            taken=taken,
+            gray=gray,
+            first=first.indices if bool((found[:number] >= first.values[:AMONG][-1]).any()) else torch.empty(0).long(),
+        )
+        return made.refined() if len(made.first) else made
+
+    def _search(self, images: Tensor, side: int) -> Tensor:
+        """Return the largest absolute correlation (P, N) of each pose, of one gray before the other, with images."""
+        every = poses(few=side == FAR)
+        found = torch.empty(len(self._gray), len(every), len(images))
+        for number, gray in enumerate(self._gray):
+            drawn = _looks(every.drawn(gray[None]), side)
+            for slack in sorted(set(every.slack.tolist())):
+                which = every.slack == slack
+                found[number, which] = _slid(_middle(drawn[which], slack), images, slack)
+        return found.flatten(0, 1)
+
+    def _in_pieces(self, grid: int) -> Way:
+        pieces = _tiles(grays(self.guess.float()), grid)
+        own = _arranged(pieces, self.originals.tiles(grid)).amax(0)
+        rest = _arranged(pieces, self.others.tiles(grid)[self.rivals]).amax(0)
+        return _Tiled(
+            own=own,
+            rest=rest,
+            rivals=self.rivals,
+            usual=torch.searchsorted(self.rivals, self.usual),
+            turning=self,
+            grid=grid,
+            pieces=pieces,
+        )
+
+
+def _arranged(pieces: Tensor, tiles: Tensor) -> Tensor:
+    """Return the likeness (V, N) of guesses (V, T, D) to images (N, T, D), for each tile the nearest of theirs.
+
+    Twice the product over the sum of squares, of the guess or its negative, whichever is larger: 1 if equal.
+    """
+    sizes = tiles.square().sum(-1)
+    found = []
+    for guess in pieces:
+        dots = 2 * (guess @ tiles.flatten(0, 1).T).view(len(guess), *sizes.shape)
+        either = []
+        for signed in (dots, -dots):
+            gain, which = (signed - sizes).max(-1)
+            size = sizes.gather(1, which.T).sum(1)
+            either.append((gain.sum(0) + size) / (guess.square().sum() + size + TINY))
+        found.append(torch.maximum(*either))
+    return torch.stack(found)
+
+
+TINY = 1e-6
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Posed(Way):
+    """In the pose and place in which it is most like an image, at one side.
+
+    Attributes:
+        turning: of what guess.
+        side: at which is compared.
+        taken: the poses for the originals, then for the rivals.
+        gray: (B + K, 1, H, W) what is drawn for each.
+        first: places among the rivals of those for which poses around the best are tried; none if that is in vain.
+    """
+
+    turning: Turning
+    side: int
+    taken: Poses
+    gray: Tensor
+    first: Tensor
+
+    def refined(self) -> "_Posed":
+        """Try poses around the best for originals and the first rivals, one after the other."""
+        number = len(self.own)
+        again = torch.cat([torch.arange(number), number + self.first])
+        images = torch.cat(
+            [self.turning.originals.at(self.side), self.turning.others.at(self.side)[self.rivals[self.first]]]
+        )
+        values, taken = torch.cat([self.own, self.rest]), self.taken[again]
+        for steps in ROUNDS[self.side]:
+            tried = taken.around(steps)
+            found = _tried(tried, self.gray[again].repeat_interleave(len(steps), 0), images, self.side)
+            value, step = found.max(1)
+            values[again] = torch.maximum(values[again], value)
+            taken = tried[torch.arange(len(again)) * len(steps) + step]
+        return replace(self, own=values[:number], rest=values[number:], taken=self.taken.with_at(again, taken))
+
+    def closer(self) -> Way | None:
+        if self.side == CLOSE or not len(self.first):
+            return None
+        number, few = len(self.own), self.usual[:: max(1, len(self.usual) // USUAL_CLOSELY)]
+        kept = torch.cat([self.first, few])
+        which = torch.cat([torch.arange(number), number + kept])
+        images = torch.cat([self.turning.originals.at(CLOSE), self.turning.others.at(CLOSE)[self.rivals[kept]]])
+        found = _tried(self.taken[which], self.gray[which], images, CLOSE)[:, 0]
+        made = _Posed(
+            own=found[:number],
+            rest=found[number:],
+            rivals=self.rivals[kept],
+            usual=torch.arange(len(self.first), len(kept)),
+            turning=self.turning,
+            side=CLOSE,
+            taken=self.taken[which],
+            gray=self.gray[which],
+            first=torch.arange(len(self.first)),
+        )
+        return made.refined()
+
+    def rows(self, original: int, rivals: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        pose = self.taken[torch.tensor([original])]
+        slack = float(pose.slack)
+        middle = _middle(_looks(pose.drawn(self.gray[original][None]), self.side), slack)
+        truth = self.turning.originals.at(self.side)[original][None]
+        height, width = middle.shape[-2:]
+        place = int(_slid_each(middle[None], truth, slack).abs().argmax())
+        down, right = divmod(place, truth.shape[-1] - width + 1)
+        images = torch.cat([truth, self.turning.others.at(self.side)[rivals]])
+        rows = torch.cat([middle, _unit(images[..., down : down + height, right : right + width])]).flatten(1) / 2**0.5
+        return rows[0], rows[1], rows[2:]
+
+
+def _tried(tried: Poses, gray: Tensor, images: Tensor, side: int) -> Tensor:
+    """Return the largest absolute correlation (K, S) of a guess in S poses each with images (K, L, H, W).
+
+    Args:
+        tried: (K * S) poses.
+        gray: (K * S, 1, H, W) what is drawn.
+        images: at ``side``.
+        side: at which is compared.
+    """
+    looks = _looks(tried.drawn(gray), side)
+    looks = looks.view(len(images), -1, *looks.shape[1:])
+    slacks = tried.slack.view(len(images), -1)[:, 0]
+    found = torch.empty(looks.shape[:2])
+    for slack in sorted(set(slacks.tolist())):
+        which = slacks == slack
+        middles = _middle(looks[which].flatten(0, 1), slack)
+        middles = middles.view(-1, looks.shape[1], *middles.shape[1:])
+        found[which] = _slid_each(middles, images[which], slack).abs().amax(-1)
+    return found
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Tiled(Way):
+    """In tiles of a grid, each where it is most like an image."""
+
+    turning: Turning
+    grid: int
+    pieces: Tensor
+
+    def rows(self, original: int, rivals: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        truth = self.turning.originals.tiles(self.grid)[original][None]
+        guess = self.pieces[int(_arranged(self.pieces, truth)[:, 0].argmax())]
+        sizes = truth[0].square().sum(-1)
+        signed = max((guess, -guess), key=lambda each: float((2 * each @ truth[0].T - sizes).amax(-1).sum()))
+        images = torch.cat([truth, self.turning.others.tiles(self.grid)[rivals]])
+        nearest = (2 * signed @ images.flatten(0, 1).T).view(len(guess), *images.shape[:2]) - images.square().sum(-1)
+        laid = images.gather(1, nearest.argmax(-1).T[..., None].expand(-1, -1, images.shape[-1])).flatten(1)
+        laid = functional.normalize(laid - laid.mean(1, keepdim=True), dim=1)
+        return signed.flatten(), laid[0], laid[1:]

@@ -1,0 +1,110 @@
+"""The only copy of "compute a gradient"; clients, defenses and the attackers' references call it."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fl_privacy.models.checkpointing import without_checkpointing
+from fl_privacy.types import Batch, ModelState, Tensors
+
+LossFunction = Callable[[Tensor, Tensor], Tensor]
+"""(logits (B, K), labels (B,) or (B, K)) -> scalar."""
+
+LossChange = Callable[[nn.Module, Tensors, Batch], AbstractContextManager[Callable[[Tensor], Tensor]]]
+"""(model, values by name, batch) -> a context that spans the forward pass, in which it may watch the model's modules,
+and gives (loss) -> loss, called once after the pass."""
+
+
+@dataclass(frozen=True, eq=False)
+class GradientResult:
+    """Loss of a batch, its gradient by parameter name and the buffers after the forward pass."""
+
+    loss: Tensor
+    gradients: Tensors
+    buffers: Tensors
+
+
+def set_mode(model: nn.Module, batch_norm: Literal["train", "eval"] | None) -> None:
+    """Set training mode, with batch-norm layers frozen at their running statistics for ``batch_norm="eval"``.
+
+    ``None`` leaves every layer in the mode that it has.
+    """
+    if batch_norm is None:
+        return
+    model.train()
+    if batch_norm == "eval":
+        for module in model.modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                module.eval()
+
+
+@without_checkpointing()
+def batch_loss(
+    model: nn.Module,
+    state: ModelState,
+    batch: Batch,
+    *,
+    batch_norm: Literal["train", "eval"] | None = "train",
+    loss_scale: float = 1.0,
+    loss_function: LossFunction = F.cross_entropy,
+    changes: Sequence[LossChange] = (),
+) -> tuple[Tensor, Tensors]:
+    """Compute the scaled mean loss of ``batch`` at ``state``, which stays, and the buffers after the pass."""
+    set_mode(model, batch_norm)
+    buffers = {name: b.clone() for name, b in state.buffers.items()}
+    values = {**state.parameters, **buffers}
+    with ExitStack() as spanned:
+        changed = [spanned.enter_context(change(model, values, batch)) for change in changes]
+        logits = functional_call(model, values, (batch.inputs,))
+        loss = loss_function(logits, batch.labels)
+        for change in changed:
+            loss = change(loss)
+    return loss_scale * loss, buffers
+
+
+def loss_gradients(
+    model: nn.Module,
+    state: ModelState,
+    batch: Batch,
+    *,
+    batch_norm: Literal["train", "eval"] | None = "train",
+    loss_scale: float = 1.0,
+    loss_function: LossFunction = F.cross_entropy,
+    changes: Sequence[LossChange] = (),
+    create_graph: bool = False,
+) -> GradientResult:
+    """Compute the gradient of the loss with respect to every parameter of ``state``.
+
+    Args:
+        changes: of the loss, one after the other, on the same forward pass.
+        create_graph: keep the graph, so that the gradient can be differentiated by the inputs
+            (parameters that already require grad keep their own graph).
+
+    Returns:
+        Loss, gradients (the shape of each parameter; zeros where a parameter is unused) and buffers.
+    """
+    leaves = {name: p if p.requires_grad else p.detach().requires_grad_() for name, p in state.parameters.items()}
+    with torch.enable_grad():
+        loss, buffers = batch_loss(
+            model,
+            ModelState(leaves, state.buffers),
+            batch,
+            batch_norm=batch_norm,
+            loss_scale=loss_scale,
+            loss_function=loss_function,
+            changes=changes,
+        )
+        gradients = torch.autograd.grad(
+            loss, list(leaves.values()), create_graph=create_graph, allow_unused=True, materialize_grads=True
+        )
+    if not create_graph:
+        loss = loss.detach()
+    # An embedding may give a sparse gradient, which most of PyTorch does not calculate with.
+    dense = [gradient.to_dense() for gradient in gradients]
+    return GradientResult(loss, dict(zip(leaves, dense, strict=True)), buffers)

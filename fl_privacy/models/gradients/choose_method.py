@@ -1,0 +1,285 @@
+"""Choose how the victims' gradients are computed: layer by layer, by ``vmap``, or through several local steps.
+
+The gradient of one batch is differentiated by its inputs alone: no mixed derivative by a weight is computed. Of several
+local steps the client's training is replayed and differentiated through.
+"""
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from typing import Literal
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.func import grad, vmap
+
+from fl_privacy.models.gradients.batch import LossChange, loss_gradients
+from fl_privacy.models.gradients.layered import Layered
+from fl_privacy.models.gradients.victims import (
+    OneByOne,
+    Vectorized,
+    VictimGradients,
+    VictimLoss,
+    VictimModel,
+    differentiable_twice,
+    frozen_copy,
+)
+from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors
+
+logger = logging.getLogger(__name__)
+
+_TOLERANCE = 1e-3
+
+
+def victim_gradients(victim_model: VictimModel, inputs: Tensor, labels: Tensor) -> VictimGradients:
+    """Choose the fastest way that gives the right gradients of this model, by trying.
+
+    Args:
+        victim_model: model, plan and tensors to match.
+        inputs: (V, B, C, H, W) of a trial.
+        labels: (V, B).
+    """
+    reference = OneByOne(victim_model)
+    expected = with_slope(reference, inputs, labels)
+    reasons = []
+    candidates: dict[str, Callable[[], VictimGradients]] = {
+        "Folded": lambda: Layered(victim_model).folded(inputs),
+        "Layered": lambda: Layered(victim_model),
+        "Vectorized": lambda: Vectorized(victim_model),
+    }
+    for name, candidate in candidates.items():
+        try:
+            gradients = candidate()
+            if isinstance(gradients, Layered):
+                gradients.expect_right_factors(inputs, labels)
+            found = with_slope(gradients, inputs, labels)
+        except RuntimeError as error:
+            reasons.append(str(error).strip().splitlines()[0])
+            continue
+        if same_gradients(found, expected):
+            return gradients
+        reasons.append(f"{name} gives other gradients")
+    logger.info(
+        "%s can't be batched over victims, which are attacked one by one (%s).",
+        type(victim_model.model).__name__,
+        "; ".join(reasons),
+    )
+    return reference
+
+
+def with_slope(gradients: Callable[[Tensor, Tensor], Tensors], inputs: Tensor, labels: Tensor) -> Tensors:
+    """Compute gradients, and under an empty name their squared norm's derivative by the inputs."""
+    with differentiable_twice():
+        leaf = inputs.detach().requires_grad_()
+        result = gradients(leaf, labels)
+        (slope,) = torch.autograd.grad(torch.stack([g.square().sum() for g in result.values()]).sum(), leaf)
+    return {**{name: g.detach() for name, g in result.items()}, "": slope}
+
+
+def same_gradients(found: Tensors, expected: Tensors) -> bool:
+    """Compare tensor by tensor, up to rounding errors of the largest: a bias in front of batch norm has only those."""
+    whole = max(float(value.norm()) for value in expected.values())
+    return all(
+        float((found[name] - value).norm()) <= _TOLERANCE * (float(value.norm()) + _TOLERANCE * whole)
+        for name, value in expected.items()
+    )
+
+
+def number_of_steps(num_examples: int, plan: LocalPlan) -> int:
+    """Count the local steps of ``step_slices`` without making them: claims may be of any size."""
+    if num_examples < 1:
+        return 0
+    size = min(plan.batch_size or num_examples, num_examples)
+    if plan.epochs is not None:
+        return plan.epochs * -(-num_examples // size)
+    return plan.steps or 1
+
+
+def sgd_factor(steps: int, plan: LocalPlan) -> float:
+    """Return how often ``steps`` steps with momentum subtract a constant gradient."""
+    velocity, total = 0.0, 0.0
+    for _ in range(steps):
+        velocity = 1 + plan.momentum * velocity
+        total += 1 + plan.momentum * velocity if plan.nesterov else velocity
+    return total
+
+
+def step_slices(num_examples: int, plan: LocalPlan) -> list[slice]:
+    """Return the examples of each local step in an order of the attacker's own, since the client's is secret.
+
+    None where there is no example.
+    """
+    if num_examples < 1:
+        return []
+    size = min(plan.batch_size or num_examples, num_examples)
+    if plan.epochs is not None:
+        return [slice(i, i + size) for _ in range(plan.epochs) for i in range(0, num_examples, size)]
+    one_pass = [slice(i * size, (i + 1) * size) for i in range(num_examples // size)]
+    steps = plan.steps or 1
+    return (one_pass * math.ceil(steps / len(one_pass)))[:steps]
+
+
+class Unrolled(VictimGradients):
+    """``-delta / lr`` of the client's local steps; every parameter moves, only the uploaded ones are returned."""
+
+    def __init__(self, victim_model: VictimModel) -> None:
+        self._victim_model = victim_model
+        self._loss = VictimLoss(victim_model)
+        self._sent = self._loss.parameters()
+
+    def __call__(self, inputs: Tensor, labels: Tensor) -> Tensors:
+        """Return accumulated gradients by name."""
+        updates: Tensors = vmap(self._train)(inputs, labels)
+        return updates
+
+    def _train(self, inputs: Tensor, labels: Tensor) -> Tensors:
+        plan = self._victim_model.plan
+        held = plan.held(self._sent)
+        moved = {name: torch.zeros_like(p) for name, p in self._sent.items() if name not in held}
+        moments: list[Tensors] = [{}, {}]
+        for number, batch in enumerate(step_slices(len(inputs), plan), start=1):
+            parameters = {name: self._sent[name] - plan.lr * m for name, m in moved.items()}
+            gradients: Tensors = grad(self._loss)(parameters, inputs[batch], labels[batch])
+            if plan.weight_decay and plan.optimizer != "adamw":
+                gradients = {name: g + plan.weight_decay * parameters[name] for name, g in gradients.items()}
+            step, moments = step_direction(gradients, moments, plan, number)
+            if plan.optimizer == "adamw":
+                step = {name: s + plan.weight_decay * parameters[name] for name, s in step.items()}
+            moved = {name: m + step[name] for name, m in moved.items()}
+        return {name: moved[name] for name in self._victim_model.names}
+
+
+def step_direction(
+    gradients: Tensors, moments: list[Tensors], plan: LocalPlan, number: int
+) -> tuple[Tensors, list[Tensors]]:
+    """Return what ``torch.optim.SGD`` or ``Adam`` multiply by the learning rate in step ``number`` (from 1)."""
+    first, second = moments
+    if plan.optimizer != "sgd":
+        first = {n: 0.1 * g + (0.9 * first[n] if first else 0) for n, g in gradients.items()}
+        second = {n: 0.001 * g * g + (0.999 * second[n] if second else 0) for n, g in gradients.items()}
+        tiny = torch.finfo(next(iter(gradients.values())).dtype).tiny  # keeps the slope of the root finite at 0
+        scale = {n: (s / (1 - 0.999**number) + tiny).sqrt() + 1e-8 for n, s in second.items()}
+        return {n: m / (1 - 0.9**number) / scale[n] for n, m in first.items()}, [first, second]
+    if not plan.momentum:
+        return gradients, moments
+    first = {n: g + plan.momentum * first[n] if first else g for n, g in gradients.items()}
+    if plan.nesterov:
+        return {n: g + plan.momentum * first[n] for n, g in gradients.items()}, [first, second]
+    return first, [first, second]
+
+
+def decayed(rows: Tensor, plan: LocalPlan, steps: int) -> Tensor:
+    """Return ``rows`` of a parameter after ``steps`` of the client's optimizer by weight decay alone."""
+    if not plan.weight_decay:
+        return rows
+    moments: list[Tensors] = [{}, {}]
+    for number in range(1, steps + 1):
+        slope = torch.zeros_like(rows) if plan.optimizer == "adamw" else plan.weight_decay * rows
+        direction, moments = step_direction({"": slope}, moments, plan, number)
+        shrunk = rows * (1 - plan.lr * plan.weight_decay) if plan.optimizer == "adamw" else rows
+        rows = shrunk - plan.lr * direction[""]
+    return rows
+
+
+BatchGradient = Callable[[Tensor], Tensors]
+"""(inputs (B, ...)) -> gradient of the mean loss by name, differentiable by the inputs."""
+
+_Plain = Callable[[Tensor, Tensor], Tensors]
+"""(inputs (B, ...), labels (B,)) -> the same by differentiating the loss."""
+
+_Way = Literal["folded", "layered", "plain"]
+
+_FEW = 2
+"""Examples that a way is tried on."""
+
+_tried: "WeakKeyDictionary[nn.Module, dict[tuple[object, ...], _Way]]" = WeakKeyDictionary()
+"""The fastest way that gave the right gradients of a model, by all that it may depend on."""
+
+
+def gradient_by_inputs(
+    model: nn.Module,
+    state: ModelState,
+    batch: Batch,
+    names: Sequence[str],
+    *,
+    plan: LocalPlan,
+    changes: Sequence[LossChange] = (),
+) -> BatchGradient:
+    """Build a function that computes the gradient at ``state`` of any inputs with the labels of ``batch``.
+
+    It is computed layer by layer (:class:`Layered`, as one victim), which leaves out every derivative by the weights,
+    wherever that gives the same as differentiating the loss twice. It does not where a defense changes the loss, where
+    dropout draws masks, and where layers are used outside of their own forward pass.
+
+    Args:
+        model: architecture.
+        state: its values; they get no gradient.
+        batch: B examples; the shape of its inputs is that of all to come.
+        names: of the parameters whose gradient is wanted.
+        plan: of the client; its batch-norm mode and loss scale hold.
+        changes: of the loss.
+    """
+    frozen = ModelState({name: p.detach() for name, p in state.parameters.items()}, state.buffers)
+
+    def plain(inputs: Tensor, labels: Tensor) -> Tensors:
+        found = loss_gradients(
+            model,
+            frozen,
+            Batch(inputs, labels),
+            batch_norm=plan.batch_norm,
+            loss_scale=plan.loss_scale,
+            changes=changes,
+            create_graph=True,
+        ).gradients
+        return {name: found[name] for name in names}
+
+    layered = (
+        None
+        if changes
+        or any(isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0 for module in model.modules())
+        else _layered(model, frozen, batch, names, plan, plain=plain)
+    )
+    if layered is None:
+        return lambda inputs: plain(inputs, batch.labels)
+
+    def gradient(inputs: Tensor) -> Tensors:
+        with differentiable_twice():
+            found = layered(inputs.unsqueeze(0), batch.labels.unsqueeze(0))
+        return {name: found[name][0] for name in names}
+
+    return gradient
+
+
+def _layered(
+    model: nn.Module, state: ModelState, batch: Batch, names: Sequence[str], plan: LocalPlan, *, plain: _Plain
+) -> Layered | None:
+    """Set up :class:`Layered` at ``state``; ``None`` where its gradients differ from ``plain``, tried once a model."""
+    inputs, labels = batch.inputs[:_FEW].detach(), batch.labels[:_FEW]
+    tried = _tried.setdefault(model, {})
+    key = (frozenset(names), plan.batch_norm, inputs.shape, labels.shape)
+    if tried.get(key) == "plain":
+        return None
+    value = next(iter(state.parameters.values()))
+    victim = VictimModel(frozen_copy(model, state, plan, device=value.device, dtype=value.dtype), names, plan)
+    if key not in tried:
+        tried[key] = _fastest(victim, inputs, labels, plain)
+    if tried[key] == "plain":
+        return None
+    layered = Layered(victim)
+    return layered.folded(inputs.unsqueeze(0)) if tried[key] == "folded" else layered
+
+
+def _fastest(victim: VictimModel, inputs: Tensor, labels: Tensor, plain: _Plain) -> _Way:
+    expected = with_slope(plain, inputs, labels)
+    one = inputs.unsqueeze(0), labels.unsqueeze(0)
+    ways: tuple[_Way, ...] = ("folded", "layered")
+    for way in ways:
+        try:
+            layered = Layered(victim)
+            found = with_slope(layered.folded(one[0]) if way == "folded" else layered, *one)
+        except RuntimeError:
+            continue
+        if same_gradients({name: value[0] for name, value in found.items()}, expected):
+            return way
+    return "plain"

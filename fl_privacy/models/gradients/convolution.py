@@ -1,0 +1,380 @@
+"""Convolutions with frozen weights, and the gradient that each victim would have of them.
+
+Strided convolutions of few channels take other operations: oneDNN's kernels are fast where channels are many. A frozen
+norm behind a convolution is taken into it, one pass over the activations instead of two: with the norm's mean m and
+precision 1/s by channel, its scale g and shift h, ``g (W x + b - m) / s + h`` is the convolution of the weight
+``(g / s) W``. With G the gradient by that weight and d the sum of the outputs' gradients, the gradients are
+``(g / s) G`` of W, ``(g / s) d`` of b, d of h and, for which no activation is read, ``((G, W) + (b - m) d) / s`` of g.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from itertools import pairwise
+from typing import Any, Self, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from fl_privacy.models.gradients.hooks import Call, leaving
+from fl_privacy.models.gradients.normalization import FrozenNorm
+from fl_privacy.types import Tensors
+
+_NARROW, _MANY = 12, 16
+"""Input channels up to which phases are faster, and images from which they are, where kernels span two strides."""
+
+_FEW = 4
+"""Input channels of a victim up to which products beat a convolution with a group for each victim."""
+
+_Pair = Sequence[int]
+
+_compiles = ContextVar("compiles", default=False)
+
+
+@contextmanager
+def for_a_compiler() -> Iterator[None]:
+    """Choose operations for compiling, within the context: no ``F.fold``, which compiles badly."""
+    token = _compiles.set(True)
+    try:
+        yield
+    finally:
+        _compiles.reset(token)
+
+
+def better_by_phases(weight: Tensor, images: int, stride: _Pair, dilation: _Pair, groups: int) -> bool:
+    """Say whether :func:`transposed` is the faster transpose of a convolution of ``images`` images."""
+    alike = 1 < stride[0] == stride[1] and tuple(dilation) == (1, 1) and groups == 1
+    small = weight.shape[1] <= _NARROW and images >= _MANY and min(weight.shape[2:]) > 2 * stride[0]
+    return alike and small and weight.device.type == "cpu"
+
+
+def better_by_products(images: Tensor, weight: _Pair, stride: _Pair, dilation: _Pair) -> bool:
+    """Say whether products and ``F.fold`` are the faster transpose for victims side by side, (1, V C, H, W).
+
+    Args:
+        weight: the shape (V O, C, h, w) of all victims' gradients.
+    """
+    apart = stride[0] > 1 and tuple(dilation) == (1, 1) and images.shape[1] > weight[1] and not _compiles.get()
+    return apart and len(images) == 1 and images.device.type == "cpu" and weight[1] <= _FEW
+
+
+def transposed(back: Tensor, weight: Tensor, shape: Sequence[int], stride: int, padding: _Pair) -> Tensor:
+    """Compute a convolution's gradient (N, C, H, W) by its images, as one convolution of its output gradients.
+
+    An image's pixels whose rows and columns leave the same remainders on division by the stride see the same part of
+    the kernel: each such phase is a convolution without stride, and all phases are the outputs of one.
+
+    Args:
+        back: (N, O, h, w) output gradients.
+        weight: (O, C, kh, kw).
+        shape: (N, C, H, W).
+        stride: in both directions.
+        padding: by zeros.
+    """
+    (outer, inner), counts = weight.shape[:2], [-(-size // stride) for size in shape[2:]]
+    phases = [_phases(size, stride, pad) for size, pad in zip(weight.shape[2:], padding, strict=True)]
+    before = [max(0, *(taps - 1 - shift for _, taps, shift in own)) for own in phases]
+    after = [max(shift for *_, shift in own) for own in phases]
+    kernel = weight.new_zeros(inner, stride, stride, outer, *(b + a + 1 for b, a in zip(before, after, strict=True)))
+    swapped = weight.transpose(0, 1)
+    for row, (top, high, down) in enumerate(phases[0]):
+        for column, (left, wide, right) in enumerate(phases[1]):
+            rows = slice(before[0] + down + 1 - high, before[0] + down + 1)
+            columns = slice(before[1] + right + 1 - wide, before[1] + right + 1)
+            kernel[:, row, column, :, rows, columns] = swapped[..., top::stride, left::stride].flip(-1, -2)
+    ends = [n - size + more for n, size, more in zip(counts, back.shape[2:], after, strict=True)]
+    pads = [max(first, last) for first, last in zip(before, ends, strict=True)]
+    found = F.conv2d(back, kernel.flatten(0, 2), padding=pads)
+    tall, broad = (slice(p - b, p - b + n) for p, b, n in zip(pads, before, counts, strict=True))
+    return F.pixel_shuffle(found[:, :, tall, broad], stride)[:, :, : shape[2], : shape[3]]
+
+
+def _phases(size: int, stride: int, padding: int) -> list[tuple[int, int, int]]:
+    """Return for each remainder the first position in a kernel of ``size`` that it meets, how many, and their shift."""
+    firsts = [(remainder + padding) % stride for remainder in range(stride)]
+    return [(first, len(range(first, size, stride)), (place + padding) // stride) for place, first in enumerate(firsts)]
+
+
+C = TypeVar("C", bound=nn.Conv2d)
+
+_LITTLE = 1_000_000
+"""Multiplications below which an operation is over before oneDNN has chosen how to do it."""
+
+
+class FrozenConv2d(nn.Conv2d):
+    """A convolution with frozen weights, differentiable by its inputs alone.
+
+    PyTorch's own, differentiated twice, also computes what nobody asked for: the mixed derivative by the weight.
+    """
+
+    def reset_parameters(self) -> None:
+        """Draw no values: some are given, and drawing takes longer than a convolution."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Convolve (N, C, H, W) -> (N, O, h, w)."""
+        return self.convolved(input, self.weight, self.bias)
+
+    def convolved(self, images: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Convolve ``images`` with values that need no gradient of their own."""
+        settings = (self.stride, self.padding, self.dilation, self.groups)
+        output: Tensor = _Convolution.apply(images, weight, bias, settings)
+        return output
+
+
+def freeze_convolutions(model: nn.Module) -> None:
+    """Put a :class:`FrozenConv2d` in the place of each convolution within ``model``."""
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if type(child) is nn.Conv2d and pads_with_zeros(child):
+                setattr(parent, name, convolution_as(FrozenConv2d, child))
+
+
+def convolution_as(kind: type[C], module: nn.Conv2d) -> C:
+    """Build a convolution of ``kind`` with settings and parameters of ``module``, which pads with zeros by numbers."""
+    made = kind(
+        module.in_channels,
+        module.out_channels,
+        module.kernel_size,  # type: ignore[arg-type]
+        stride=module.stride,  # type: ignore[arg-type]
+        padding=module.padding,  # type: ignore[arg-type]
+        dilation=module.dilation,  # type: ignore[arg-type]
+        groups=module.groups,
+        bias=False,
+        device="meta",
+    )
+    made.weight, made.bias = module.weight, module.bias
+    return made
+
+
+def pads_with_zeros(module: nn.Conv2d) -> bool:
+    """Say whether ``module`` pads with zeros by numbers, as the operations below take them."""
+    return module.padding_mode == "zeros" and not isinstance(module.padding, str)
+
+
+def convolution_gradients(
+    module: nn.Conv2d, inputs: Tensor, deltas: Tensor, *, with_bias: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Compute gradients (V, *weight shape) and (V, O) from inputs (V, B, C, H, W) and output gradients (V, B, O, h, w).
+
+    On the CPU as one convolution with a group for each victim, which is as fast as the layer itself and needs no
+    unfolded images; elsewhere as one product of unfolded images and output gradients.
+    """
+    padding = module.padding
+    if not pads_with_zeros(module):
+        mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
+        padded = F.pad(inputs.flatten(0, 1), module._reversed_padding_repeated_twice, mode=mode)
+        inputs, padding = padded.reshape(*inputs.shape[:2], *padded.shape[1:]), (0, 0)
+    settings = (module.stride, padding, module.dilation)
+    count, _, outputs = deltas.shape[:3]
+    if inputs.device.type == "cpu":
+        shape, groups = module.weight.shape, module.groups
+        weight, bias = _GroupedGradients.apply(inputs, deltas, (shape, with_bias), (*settings, groups))
+    else:
+        columns = unfolded(module, inputs, settings)
+        apart = deltas.reshape(*deltas.shape[:2], module.groups, outputs // module.groups, -1)
+        weight, bias = torch.einsum("vbgot,vbgdt->vgod", apart, columns), deltas.sum((1, -2, -1)) if with_bias else None
+    return weight.reshape(count, *module.weight.shape), None if bias is None else bias.reshape(count, outputs)
+
+
+def unfolded(module: nn.Conv2d, inputs: Tensor, settings: tuple[Any, Any, Any]) -> Tensor:
+    """Return the D inputs below each of the T output pixels, (V, B, groups, D, T)."""
+    stride, padding, dilation = settings
+    columns = F.unfold(inputs.flatten(0, 1), module.kernel_size, dilation, padding, stride)
+    return columns.reshape(*inputs.shape[:2], module.groups, -1, columns.shape[-1])
+
+
+def _side_by_side(values: Tensor) -> Tensor:
+    """Put victims side by side, (V, B, C, H, W) -> (B, V C, H, W)."""
+    return values.transpose(0, 1).flatten(1, 2)
+
+
+def _apart(values: Tensor, count: int) -> Tensor:
+    """Separate victims, (B, V C, H, W) -> (V, B, C, H, W)."""
+    return values.reshape(len(values), count, -1, *values.shape[2:]).transpose(0, 1)
+
+
+class _GroupedGradients(torch.autograd.Function):
+    """The weight's gradient, which is bilinear in inputs and output gradients, the bias', and their derivatives.
+
+    Attacks differentiate a gradient once; to go back through that derivative as well is an error.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, inputs: Tensor, deltas: Tensor, layer: tuple[torch.Size, bool], settings: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        (shape, with_bias), count = layer, len(inputs)
+        images, back = _side_by_side(inputs), _side_by_side(deltas)
+        weight = inputs.new_empty((count * shape[0], *shape[1:]))
+        ctx.save_for_backward(images, back)
+        ctx.set_materialize_grads(False)
+        *ctx.settings, groups = settings
+        ctx.groups, ctx.count = groups * count, count
+        found = _convolution_backward(ctx, back, images, weight, wanted=(False, True, with_bias))
+        return found[1], found[2] if with_bias else None
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *slopes: Tensor | None) -> tuple[Tensor | None, Tensor, None, None]:
+        images, back = ctx.saved_tensors
+        by_weight, by_bias = slopes
+        if by_weight is None:
+            assert by_bias is not None
+            spread = by_bias.reshape(1, -1, 1, 1).expand(back.shape)
+            return None, _apart(spread, ctx.count), None, None
+        weight = by_weight.contiguous()
+        by_images = _by_images(ctx, back, images, weight)
+        by_back = _convolution(images, weight, by_bias, (*ctx.settings, ctx.groups))
+        return _apart(by_images, ctx.count), _apart(by_back, ctx.count), None, None
+
+
+def _by_images(ctx: Any, back: Tensor, images: Tensor, weight: Tensor) -> Tensor:
+    """Compute the gradient by images side by side, each victim's with a ``weight`` of its own."""
+    stride, padding, dilation = ctx.settings
+    if ctx.groups != ctx.count or not better_by_products(images, weight.shape, stride, dilation):
+        return _convolution_backward(ctx, back, images, weight, wanted=(True, False, False))[0]
+    kernels, deltas = weight.reshape(ctx.count, -1, weight[0].numel()), back.reshape(ctx.count, -1, back[0, 0].numel())
+    size, kernel = images.shape[2:], weight.shape[2:]
+    return F.fold(kernels.mT @ deltas, size, kernel, padding=padding, stride=stride).reshape(images.shape)
+
+
+class _Convolution(torch.autograd.Function):
+    """A convolution as a function that is linear in its inputs."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, settings: Any) -> Tensor:
+        ctx.save_for_backward(weight)
+        ctx.shape, ctx.arguments = inputs.shape, settings
+        return _convolution(inputs, weight, bias, settings)
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor, None, None, None]:
+        return _Transposed.apply(slopes[0], *ctx.saved_tensors, ctx.shape, ctx.arguments), None, None, None
+
+
+class _Transposed(torch.autograd.Function):
+    """The transpose of a convolution, as a function."""
+
+    @staticmethod
+    def forward(ctx: Any, deltas: Tensor, weight: Tensor, shape: torch.Size, settings: Any) -> Tensor:
+        ctx.save_for_backward(weight)
+        *ctx.settings, ctx.groups = settings
+        return _convolution_backward(ctx, deltas, deltas.new_empty(shape), weight, wanted=(True, False, False))[0]
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor, None, None, None]:
+        (weight,) = ctx.saved_tensors
+        return _convolution(slopes[0], weight, None, (*ctx.settings, ctx.groups)), None, None, None
+
+
+def _convolution(images: Tensor, weight: Tensor, bias: Tensor | None, settings: tuple[Any, Any, Any, int]) -> Tensor:
+    """Compute ``F.conv2d`` with ``settings``: stride, padding, dilation and groups."""
+    (down, right), (high, wide), dilation, groups = settings
+    height, width = images.shape[2] + 2 * high - weight.shape[2], images.shape[3] + 2 * wide - weight.shape[3]
+    positions = len(images) * (height // down + 1) * (width // right + 1)
+    if groups != 1 or dilation != (1, 1) or not _is_little(images, weight, positions):
+        return F.conv2d(images, weight, bias, *settings)
+    found: Tensor = torch.ops.aten._slow_conv2d_forward(images, weight, weight.shape[2:], bias, *settings[:2])
+    return found
+
+
+def _is_little(images: Tensor, weight: Tensor, positions: int) -> bool:
+    """Say whether PyTorch's own loops over images are faster: they start at once."""
+    return images.device.type == "cpu" and len(images) <= 2 and weight.numel() * positions <= _LITTLE
+
+
+def _convolution_backward(
+    ctx: Any, back: Tensor, images: Tensor, weight: Tensor, *, wanted: tuple[bool, bool, bool]
+) -> tuple[Tensor, ...]:
+    """Compute gradients by images, weight and bias as far as ``wanted``."""
+    stride, padding, dilation = ctx.settings
+    found: tuple[Tensor, ...]
+    alone = wanted == (True, False, False)
+    if alone and better_by_phases(weight, len(images), stride, dilation, ctx.groups):
+        return (transposed(back, weight, images.shape, stride[0], padding),)
+    if ctx.groups == 1 and dilation == (1, 1) and _is_little(images, weight, back[:, 0].numel()):
+        size = weight.shape[2:]
+        found = torch.ops.aten._slow_conv2d_backward.output_mask(back, images, weight, size, stride, padding, wanted)
+    else:
+        arguments = (stride, padding, dilation, False, [0, 0], ctx.groups, wanted)
+        found = torch.ops.aten.convolution_backward(back, images, weight, [back.shape[1]], *arguments)
+    return found
+
+
+_POSITIONS = 0.7
+"""Outputs of a channel, per input of one of them, from which folding saves work: it reads weights, not activations."""
+
+
+class FoldedConvolution(FrozenConv2d):
+    """A convolution and the norm behind it; its names of their parameters are weight, bias, scale and shift."""
+
+    scale: nn.Parameter | None
+    shift: nn.Parameter | None
+
+    @classmethod
+    def of_both(cls, convolution: nn.Conv2d, norm: FrozenNorm) -> Self:
+        """Fold the batch norm ``norm`` into the ``convolution`` in front of it."""
+        folded = convolution_as(cls, convolution)
+        folded.scale, folded.shift = norm.weight, norm.bias
+        folded._set(norm)
+        return folded
+
+    def _set(self, norm: FrozenNorm) -> None:
+        self._precision = norm.slope
+        self._centered = norm.offset if self.bias is None else norm.offset + norm.slope * self.bias
+        self._slope = self._precision if self.scale is None else self._precision * self.scale
+        offset = self._centered if self.scale is None else self._centered * self.scale
+        self._folded_bias = offset if self.shift is None else offset + self.shift
+        self._folded_weight = self._slope.view(-1, 1, 1, 1) * self.weight
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Convolve (N, C, H, W) -> (N, O, h, w)."""
+        return self.convolved(input, self._folded_weight, self._folded_bias)
+
+    def gradients(self, inputs: Tensor, deltas: Tensor, names: Collection[str]) -> Tensors:
+        """Compute gradients (V, *shape) of the parameters ``names`` from (V, B, C, H, W) and (V, B, O, h, w)."""
+        by_weight, total = convolution_gradients(self, inputs, deltas, with_bias=True)
+        assert total is not None
+        found = {}
+        if "weight" in names:
+            found["weight"] = by_weight * self._slope.view(-1, 1, 1, 1)
+        if "bias" in names:
+            found["bias"] = total * self._slope
+        if "scale" in names:
+            found["scale"] = self._precision * (by_weight * self.weight).flatten(2).sum(2) + self._centered * total
+        return {**found, "shift": total} if "shift" in names else found
+
+
+@torch.no_grad()
+def foldable(model: nn.Module, inputs: Tensor) -> list[tuple[str, str]]:
+    """Name the convolutions in ``model``, with the norms behind them, that are better folded on ``inputs`` (N, ...).
+
+    Whether outputs of a convolution go elsewhere, too, than into its norm can't be told: then what is folded computes
+    something else.
+    """
+    modules = {name: m for name, m in model.named_modules() if type(m) in (FrozenConv2d, FrozenNorm)}
+    with leaving(modules) as calls:
+        model(inputs)
+    return [(one.name, other.name) for one, other in _neighbors(calls)]
+
+
+def fold(model: nn.Module, pairs: Sequence[tuple[str, str]]) -> None:
+    """Put a :class:`FoldedConvolution` in the place of each pair that :func:`foldable` found."""
+    for name, behind in pairs:
+        convolution, norm = model.get_submodule(name), model.get_submodule(behind)
+        assert isinstance(convolution, FrozenConv2d) and isinstance(norm, FrozenNorm)
+        model.set_submodule(name, FoldedConvolution.of_both(convolution, norm))
+        model.set_submodule(behind, nn.Identity())
+
+
+def _neighbors(calls: Sequence[Call]) -> Iterator[tuple[Call, Call]]:
+    """Yield convolutions and norms that are called once, one with the output of the other."""
+    called = [id(call.module) for call in calls]
+    for one, other in pairwise(calls):
+        follows = type(one.module) is FrozenConv2d and type(other.module) is FrozenNorm and other.inputs is one.output
+        if follows and called.count(id(one.module)) == called.count(id(other.module)) == 1:
+            weight: Tensor = one.module.weight  # type: ignore[assignment]
+            if one.output[0, 0].numel() >= _POSITIONS * weight[0].numel():
+                yield one, other

@@ -1,0 +1,240 @@
+"""Gradients of the victims layer by layer: one pass over all images, then one grouped product per layer.
+
+This is how per-example gradients are clipped in private training (Goodfellow 2015; Li et al. 2022), with the victim in
+the place of the example. The weights are frozen, so that no pass computes a gradient of them as such.
+
+Some gradients are never formed. That of a weight is ``G = delta U'`` with the outputs' gradients ``delta`` (O, P) and
+the inputs ``U`` (D, P) at P positions, and an observed ``G* = L C R'`` that no defense has touched has rank P as well,
+with orthonormal L and R. What of ``delta`` and ``U`` lies along L and R is separated from the rest: the distance of G
+and G* is then a sum of three squares, of which only ``|L' delta U' R - C|^2`` is a difference. Where P is small against
+O and D, this costs less than G itself, and keeps its digits where G comes near G*.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fl_privacy.models.gradients.convolution import fold, foldable, freeze_convolutions
+from fl_privacy.models.gradients.hooks import Call, leaving
+from fl_privacy.models.gradients.layer_rules import LayerCall, parameter_gradients, weight_factors
+from fl_privacy.models.gradients.normalization import separated_copy
+from fl_privacy.models.gradients.victims import VictimGradients, VictimModel
+from fl_privacy.models.losses import is_plain
+from fl_privacy.types import Tensors
+
+_SPARE = 4
+_EXACT = {torch.float32: 1e-5, torch.float64: 1e-12}
+
+
+@dataclass(frozen=True, eq=False)
+class Factors:
+    """Factors ``G* = left core right'``: orthonormal left (V, O, r) and right (V, D, q), core (V, r, q)."""
+
+    left: Tensor
+    core: Tensor
+    right: Tensor
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> "Factors":
+        """Return a copy with all tensors changed."""
+        return Factors(change(self.left), change(self.core), change(self.right))
+
+
+def pays(outputs: int, inputs: int, positions: int) -> bool:
+    """Say whether the products cost less than the gradient."""
+    return 3 * positions * (outputs + inputs) < outputs * inputs
+
+
+def factorize(value: Tensor, rank: int) -> Factors | None:
+    """Factorize ``value`` (V, O, D) by a random range finder (Halko, Martinsson, Tropp 2011, Alg. 4.1).
+
+    ``None`` where the rank of a victim is higher, as after noise or pruning.
+    """
+    columns = min(rank + _SPARE, *value.shape[1:])
+    probe = torch.randn(value.shape[2], columns, generator=torch.Generator().manual_seed(0)).to(value)
+    left = torch.linalg.qr(value @ probe).Q
+    right, core = torch.linalg.qr(value.mT @ left)
+    residual = torch.baddbmm(value, left @ core.mT, right.mT, alpha=-1).flatten(1).norm(dim=1)
+    if (residual > _EXACT[value.dtype] * value.flatten(1).norm(dim=1)).any():
+        return None
+    return Factors(left, core.mT.contiguous(), right)
+
+
+_TOLERANCE, _ROUNDING = 1e-3, 1e-6
+_SMALL = 1 << 14
+"""Elements of a gradient that is formed whatever its rank: products are more operations."""
+
+
+class NotLayeredError(RuntimeError):
+    """The model can't be taken apart into layers."""
+
+
+class Layered(VictimGradients):
+    """One forward and one backward pass over the stacked batch."""
+
+    def __init__(self, victim_model: VictimModel) -> None:
+        self._victim_model = victim_model
+        separated = separated_copy(victim_model.model)
+        self._model, self._victims = separated.model, separated.victims
+        freeze_convolutions(self._model)
+        parameters = dict(self._model.named_parameters())
+        self._names = {id(parameters[separated.names[name]]): name for name in victim_model.names}
+        self._fold(())
+
+    def folded(self, inputs: Tensor) -> Self:
+        """Fold norms into convolutions where that saves work on images (V, B, ...), and return itself."""
+        self._victims.count = len(inputs)
+        self._fold(foldable(self._model, inputs.flatten(0, 1)))
+        return self
+
+    def under(self, victim_model: VictimModel) -> Self:
+        """Return the same way of computing, for another victim model."""
+        other = super().under(victim_model)
+        other._fold(self._pairs)
+        return other
+
+    def _fold(self, pairs: Sequence[tuple[str, str]]) -> None:
+        self._pairs = pairs
+        fold(self._model, pairs)
+        self._layers = dict(_layers(self._model, self._names))
+
+    def __call__(self, inputs: Tensor, labels: Tensor, hidden: Tensor | None = None) -> Tensors:
+        """Compute gradients by name; ``hidden`` as in :meth:`calls`."""
+        return self.gradients_and_products(inputs, labels, (), hidden)[0]
+
+    def gradients_and_products(
+        self, inputs: Tensor, labels: Tensor, factored: Collection[str], hidden: Tensor | None = None
+    ) -> tuple[Tensors, dict[str, tuple[Tensor, Tensor]]]:
+        """Compute gradients by name, but of the weights ``factored`` output gradients (V, O, P) and inputs (V, D, P).
+
+        The names are among those of :meth:`ranks`; ``hidden`` as in :meth:`calls`.
+        """
+        gradients: dict[str, Tensor] = {}
+        products: dict[str, tuple[Tensor, Tensor]] = {}
+        for call in self.calls(inputs, labels, hidden):
+            own = call.names
+            if own.get("weight") in factored and (factors := weight_factors(call)):
+                products[own["weight"]] = factors
+                own = {own_name: name for own_name, name in own.items() if own_name != "weight"}
+            add_up(gradients, own, parameter_gradients(call, own.keys()))
+        return gradients, products
+
+    def ranks(self, inputs: Tensor, labels: Tensor) -> dict[str, int]:
+        """Return the weights whose gradient is better not formed, with the rank that it has at most."""
+        found = {}
+        for weight, call in self._called_once(inputs, labels).items():
+            factors = weight_factors(call)
+            if factors is None:
+                continue
+            outputs, columns, rank = factors[0].shape[1], factors[1].shape[1], factors[0].shape[2]
+            if outputs * columns > _SMALL and pays(outputs, columns, rank):
+                found[weight] = rank
+        return found
+
+    def linear_weights(self, inputs: Tensor, labels: Tensor) -> list[str]:
+        """Name the weights of linear layers that are called once: their gradients have factors that are at hand."""
+        called = self._called_once(inputs, labels)
+        return [weight for weight, call in called.items() if type(call.module) is nn.Linear and weight_factors(call)]
+
+    def _called_once(self, inputs: Tensor, labels: Tensor) -> dict[str, LayerCall]:
+        """Return the only call that each weight has a gradient from."""
+        calls = [call for call in self.calls(inputs, labels) if "weight" in call.names]
+        times = Counter(call.names["weight"] for call in calls)
+        return {call.names["weight"]: call for call in calls if times[call.names["weight"]] == 1}
+
+    def expect_right_factors(self, inputs: Tensor, labels: Tensor) -> None:
+        """Raise ``NotLayeredError`` if the factors of a weight's gradient do not give it, as by a rule of a user."""
+        for call in self.calls(inputs, labels):
+            factors = weight_factors(call) if "weight" in call.names else None
+            if factors is None:
+                continue
+            deltas, columns = (part.detach() for part in factors)
+            gradient = parameter_gradients(call, ["weight"])["weight"].detach()
+            product = deltas @ columns.mT
+            rounding = _ROUNDING * deltas.norm() * columns.norm()
+            if product.numel() != gradient.numel() or (
+                (product.reshape(gradient.shape) - gradient).norm() > _TOLERANCE * gradient.norm() + rounding
+            ):
+                raise NotLayeredError(f"the factors of {call.names['weight']} do not give its gradient")
+
+    def calls(self, inputs: Tensor, labels: Tensor, hidden: Tensor | None = None) -> list[LayerCall]:
+        """Return each layer call's inputs and the gradient by its outputs, (V, B, ...); see :meth:`passed`."""
+        return self.passed(inputs, labels, hidden)[1]
+
+    def passed(self, inputs: Tensor, labels: Tensor, hidden: Tensor | None = None) -> tuple[Tensor, list[LayerCall]]:
+        """Return the sum of the victims' losses, and each layer call's inputs and gradient by its outputs.
+
+        They can be differentiated unless gradients are switched off. With ``hidden`` (V, B, F), another loss sends
+        them back into what enters the layer ``victim_model.hidden``.
+        """
+        count, size = inputs.shape[:2]
+        create_graph = torch.is_grad_enabled()
+        modules = {path: layer.module for path, layer in self._layers.items()}
+        with torch.enable_grad(), leaving(modules, _tracked) as tape:
+            self._victims.count = count
+            logits = self._model(inputs.flatten(0, 1))
+            loss = self._summed_loss(logits, labels)
+            if hidden is not None:
+                loss = loss + (hidden.flatten(0, 1) * self._features(tape)).sum()
+            loss = self._victim_model.plan.loss_scale / size * loss
+            seen = {name for call in tape for name in self._layers[call.name].names.values()}
+            if unseen := set(self._victim_model.names) - seen:
+                raise NotLayeredError(f"{min(unseen)} belongs to no layer that was called")
+            deltas = torch.autograd.grad(
+                loss, [call.output for call in tape], create_graph=create_graph, materialize_grads=True
+            )
+        apart = (count, size)
+        return loss.detach(), [
+            LayerCall(
+                call.module,
+                self._layers[call.name].names,
+                call.inputs.reshape(*apart, *call.inputs.shape[1:]),
+                delta.reshape(*apart, *delta.shape[1:]),
+            )
+            for call, delta in zip(tape, deltas, strict=True)
+        ]
+
+    def _summed_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Sum B times the loss of each victim."""
+        count, size = labels.shape[:2]
+        if is_plain(self._victim_model.loss):
+            return F.cross_entropy(logits, labels.flatten(0, 1), reduction="sum")
+        of_each = zip(logits.reshape(count, size, -1), labels, strict=True)  # functions of users are not batched
+        return size * torch.stack([self._victim_model.loss(own, own_labels) for own, own_labels in of_each]).sum()
+
+    def _features(self, tape: Sequence[Call]) -> Tensor:
+        """Return the features that enter the layer ``victim_model.hidden``, (V B, F)."""
+        hidden = self._victim_model.hidden
+        return next(call.inputs for call in tape if self._layers[call.name].names.get("weight") == hidden)
+
+
+@dataclass(frozen=True, eq=False)
+class _Layer:
+    module: nn.Module
+    names: dict[str, str]
+
+
+def _layers(model: nn.Module, names: Mapping[int, str]) -> Iterator[tuple[str, _Layer]]:
+    for path, module in model.named_modules():
+        own = module.named_parameters(recurse=False)
+        matched = {own_name: names[id(p)] for own_name, p in own if id(p) in names}
+        if matched:
+            yield path, _Layer(module, matched)
+
+
+def _tracked(module: nn.Module, given: Sequence[Any], output: Any) -> Tensor:
+    """Make the output something that can be differentiated by."""
+    if len(given) != 1 or not isinstance(output, Tensor):
+        raise NotLayeredError(f"{type(module).__name__} is no function of one tensor to one tensor")
+    return output if output.requires_grad else output.requires_grad_()
+
+
+def add_up(gradients: dict[str, Tensor], names: Mapping[str, str], found: Tensors) -> None:
+    """Add what was ``found`` by a layer's own ``names`` to ``gradients``."""
+    for own_name, gradient in found.items():
+        name = names[own_name]
+        gradients[name] = gradients[name] + gradient if name in gradients else gradient

@@ -1,0 +1,267 @@
+"""Many small models trained in one program, each with its own values, examples and order.
+
+``torch.func`` maps the training step of one model over a leading axis of models, which makes convolutions grouped ones
+and products batched ones: a hundred small models cost the calls of one. Kernels of grouped convolutions reach a fifth
+of the rate of one model's own where a batch is large; there each model takes its own.
+"""
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, vmap
+
+from fl_privacy.models.gradients.batch import set_mode
+from fl_privacy.models.gradients.choose_method import step_direction, step_slices
+from fl_privacy.models.gradients.convolution import convolution_as, pads_with_zeros
+from fl_privacy.models.gradients.hooks import leaving
+from fl_privacy.models.gradients.memory import written_by
+from fl_privacy.models.gradients.victims import plain_attention
+from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors
+
+_FILLS = 1_500_000
+"""Multiplications of one model's convolution from which it is computed by itself."""
+
+_Geometry = tuple[Any, Any, Any, int]
+"""Stride, padding, dilation and groups."""
+
+
+class ConvolutionOfMany(nn.Conv2d):
+    """A convolution that ``vmap`` over models computes for one model after the other."""
+
+    def reset_parameters(self) -> None:
+        """Draw no values: the weights are given."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Convolve (N, C, H, W) -> (N, O, h, w)."""
+        geometry = (self.stride, self.padding, self.dilation, self.groups)
+        output: Tensor = _Convolution.apply(input, self.weight, geometry)
+        return output if self.bias is None else output + self.bias[:, None, None]
+
+
+def for_many(model: nn.Module, inputs: Tensor) -> nn.Module:
+    """Copy ``model`` for ``vmap`` over its values, on batches as large as ``inputs`` (B, C, H, W).
+
+    Its convolutions that fill the machine are :class:`ConvolutionOfMany`.
+    """
+    copied = copy.deepcopy(model)
+    found = {n: m for n, m in copied.named_modules() if n and type(m) is nn.Conv2d and pads_with_zeros(m)}
+    with torch.no_grad(), leaving(found, _output) as calls:
+        copied(inputs)
+    large = {
+        call.name
+        for call in calls
+        if len(call.inputs) * call.output[0, 0].numel() * found[call.name].weight.numel() >= _FILLS
+    }
+    for name in large:
+        parent, _, own = name.rpartition(".")
+        setattr(copied.get_submodule(parent), own, convolution_as(ConvolutionOfMany, found[name]))
+    return copied
+
+
+def _output(module: nn.Module, given: Any, output: Any) -> Tensor:
+    found: Tensor = output
+    return found
+
+
+class _Convolution(torch.autograd.Function):
+    """A differentiable convolution (inputs, weight) -> outputs."""
+
+    @staticmethod
+    def forward(inputs: Tensor, weight: Tensor, geometry: _Geometry) -> Tensor:
+        return F.conv2d(inputs, weight, None, *geometry)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, _Geometry], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[0], inputs[1])
+        ctx.geometry = inputs[2]
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        wanted = tuple(ctx.needs_input_grad[:2])
+        by_inputs, by_weight = _Slopes.apply(slopes[0], *ctx.saved_tensors, (wanted, ctx.geometry))
+        return by_inputs if wanted[0] else None, by_weight if wanted[1] else None, None
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], inputs: Tensor, weight: Tensor, geometry: _Geometry
+    ) -> tuple[Tensor, int]:
+        inputs, weight = (_first(info, *pair) for pair in zip((inputs, weight), in_dims, strict=False))
+        return torch.stack([F.conv2d(*pair, None, *geometry) for pair in zip(inputs, weight, strict=True)]), 0
+
+
+class _Slopes(torch.autograd.Function):
+    """(output gradients, inputs, weight) -> gradients of inputs and weight; of nothing where they are not wanted."""
+
+    @staticmethod
+    def forward(deltas: Tensor, inputs: Tensor, weight: Tensor, how: Any) -> tuple[Tensor, Tensor]:
+        return _backward((deltas, inputs, weight), how)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Save nothing: the slopes are not differentiated again."""
+
+    @staticmethod
+    def vmap(  # noqa: PLR0917
+        info: Any, in_dims: tuple[int | None, ...], deltas: Tensor, inputs: Tensor, weight: Tensor, how: Any
+    ) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
+        pairs = zip((deltas, inputs, weight), in_dims, strict=False)
+        parts = zip(*(_first(info, *pair) for pair in pairs), strict=True)
+        by_inputs, by_weight = zip(*(_backward(part, how) for part in parts), strict=True)
+        return (torch.stack(by_inputs), torch.stack(by_weight)), (0, 0)
+
+
+def _backward(part: Sequence[Tensor], how: Any) -> tuple[Tensor, Tensor]:
+    (wanted, (*settings, groups)), nothing = how, part[0].new_empty(0)
+    found = torch.ops.aten.convolution_backward(*part, None, *settings, False, (0, 0), groups, (*wanted, False))
+    return found[0] if wanted[0] else nothing, found[1] if wanted[1] else nothing
+
+
+def _first(info: Any, values: Tensor, place: int | None) -> Tensor:
+    """Move the axis of models to the front."""
+    return values.expand(info.batch_size, *values.shape) if place is None else values.movedim(place, 0)
+
+
+EXAMPLES_AT_ONCE, _ELEMENTS = 1 << 13, 1 << 26
+"""Of all models together, in one step or one evaluation, and of their values: what a step needs of memory follows."""
+
+_WRITTEN = 1 << 30
+"""Bytes that the layers of all models together write in one evaluation."""
+
+
+@dataclass(frozen=True, eq=False)
+class ManyModels:
+    """M models of one architecture, evaluated together.
+
+    Attributes:
+        model: the architecture.
+        values: parameters and buffers, (M, *shape) each.
+    """
+
+    model: nn.Module
+    values: ModelState
+
+    @classmethod
+    def copies(cls, model: nn.Module, state: ModelState, number: int) -> "ManyModels":
+        """Build ``number`` models that all start from ``state``."""
+
+        def repeated(tensors: Tensors) -> dict[str, Tensor]:
+            return {name: t.detach().expand(number, *t.shape).clone() for name, t in tensors.items()}
+
+        return cls(model, ModelState(repeated(state.parameters), repeated(state.buffers)))
+
+    def __len__(self) -> int:
+        return len(next(iter(self.values.parameters.values())))
+
+    def __getitem__(self, index: int) -> ModelState:
+        """Return the parameters of the model at ``index``."""
+        parameters, buffers = self.values.parameters, self.values.buffers
+        return ModelState({n: p[index] for n, p in parameters.items()}, {n: b[index] for n, b in buffers.items()})
+
+    @plain_attention()
+    def trained(
+        self, pool: Batch, order: Sequence[Tensor], plan: LocalPlan, *, longest: float = math.inf
+    ) -> "ManyModels":
+        """Train each model by a local step on its own batch, for each entry of ``order``.
+
+        Args:
+            pool: the examples that batches are taken from.
+            order: of each step (M, B) indices into ``pool``.
+            plan: learning rate, optimizer, batch-norm mode and loss scale of the steps.
+            longest: Euclidean norm that a model's gradient of a step is scaled to at most.
+        """
+        set_mode(self.model, plan.batch_norm)
+        model = for_many(self.model, pool.inputs[order[0][0]]) if order else self.model
+        step = vmap(_loss_gradient(model, plan), randomness="different")
+        parameters: Tensors = self.values.parameters
+        buffers: Tensors = self.values.buffers
+        moments: list[Tensors] = [{}, {}]
+        held = plan.held(parameters)
+        for number, rows in enumerate(order, start=1):
+            gradients, buffers = step(parameters, buffers, pool.inputs[rows], pool.labels[rows])
+            if math.isfinite(longest):
+                # scale each model's gradients to at most ``longest`` in all
+                lengths = torch.stack([torch.linalg.vector_norm(g.flatten(1), dim=1) for g in gradients.values()]).norm(
+                    dim=0
+                )
+                factor = (longest / lengths).clamp_max(1)
+                gradients = {name: g * factor.view(-1, *(1 for _ in g.shape[1:])) for name, g in gradients.items()}
+            if plan.weight_decay and plan.optimizer != "adamw":
+                gradients = {n: g + plan.weight_decay * parameters[n] for n, g in gradients.items()}
+            direction, moments = step_direction(gradients, moments, plan, number)
+            if plan.optimizer == "adamw":
+                direction = {n: d + plan.weight_decay * parameters[n] for n, d in direction.items()}
+            parameters = {n: p if n in held else p - plan.lr * direction[n] for n, p in parameters.items()}
+        return ManyModels(self.model, ModelState(parameters, buffers))
+
+    @torch.no_grad()
+    @plain_attention()
+    def measured(self, examples: Batch, measure: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        """Compute ``measure`` (N,) of each model's logits and the labels of the same N examples, (M, N).
+
+        Batch norm takes each model's running statistics.
+        """
+        self.model.eval()
+
+        def one(parameters: Tensors, buffers: Tensors, inputs: Tensor, labels: Tensor) -> Tensor:
+            return measure(functional_call(self.model, {**parameters, **buffers}, (inputs,)), labels)
+
+        apply = vmap(one, in_dims=(0, 0, None, None))
+        first, few = self[0], (examples.inputs[:1], examples.labels[:1])
+        written = len(self) * written_by(lambda: one(first.parameters, first.buffers, *few))
+        size = max(1, min(EXAMPLES_AT_ONCE // len(self), _WRITTEN // max(1, written)))
+        pairs = zip(torch.split(examples.inputs, size), torch.split(examples.labels, size), strict=True)
+        return torch.cat([apply(self.values.parameters, self.values.buffers, *pair) for pair in pairs], 1)
+
+
+def models_at_once(model: nn.Module, batch_size: int) -> int:
+    """Return how many models are trained together: those that fit into memory with their images."""
+    elements = sum(p.numel() for p in model.parameters())
+    return max(1, min(EXAMPLES_AT_ONCE // batch_size, _ELEMENTS // elements))
+
+
+def local_orders(subsets: Tensor, plan: LocalPlan, rng: torch.Generator) -> list[Tensor]:
+    """Draw the local steps of M clients with as many examples each, every one in an order of its own.
+
+    Args:
+        subsets: (M, n) indices of each client's examples.
+        plan: how many steps or epochs, and the batch size.
+        rng: of the orders.
+
+    Returns:
+        Of each step (M, B) of these indices.
+    """
+    clients, number = subsets.shape
+    slices = step_slices(number, plan)
+    passes = max(1, sum(part.start == 0 for part in slices))
+    orders = [torch.rand(clients, number, generator=rng).argsort(1) for _ in range(passes)]
+    current, steps = -1, []
+    for part in slices:
+        current += part.start == 0
+        steps.append(subsets.gather(1, orders[current][:, part]))
+    return steps
+
+
+def _loss_gradient(
+    model: nn.Module, plan: LocalPlan
+) -> Callable[[Tensors, Tensors, Tensor, Tensor], tuple[Tensors, Tensors]]:
+    """Build the function (values, buffers, images, labels) -> gradient and buffers of one model.
+
+    Images are (B, ...), labels (B,); the buffers are those after the pass.
+    """
+
+    def loss(parameters: Tensors, buffers: Tensors, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensors]:
+        kept = {name: b.clone() for name, b in buffers.items()}
+        logits = functional_call(model, {**parameters, **kept}, (inputs,))
+        return plan.loss_scale * F.cross_entropy(logits, labels), kept
+
+    def gradient(parameters: Tensors, buffers: Tensors, inputs: Tensor, labels: Tensor) -> tuple[Tensors, Tensors]:
+        gradients, (_, kept) = grad_and_value(loss, has_aux=True)(parameters, buffers, inputs, labels)
+        return gradients, kept
+
+    return gradient

@@ -1,0 +1,339 @@
+"""Gradients of single examples, and their inner products with updates, of which no example's gradient is kept.
+
+They are computed layer by layer (:class:`Layered`) wherever that gives the same as differentiating each example's loss;
+where it does not (a loss that a defense changes, dropout, layers that are used outside of their own forward pass) by
+``vmap`` of that loss.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.func import grad_and_value, vmap
+
+from fl_privacy.errors import UserError
+from fl_privacy.models.checkpointing import without_checkpointing
+from fl_privacy.models.gradients.batch import LossChange, batch_loss, loss_gradients
+from fl_privacy.models.gradients.choose_method import same_gradients
+from fl_privacy.models.gradients.layer_rules import LayerCall, parameter_gradients, weight_factors
+from fl_privacy.models.gradients.layered import Layered, add_up, pays
+from fl_privacy.models.gradients.sketch import GradientSketch
+from fl_privacy.models.gradients.victims import VictimModel, frozen_copy, plain_attention
+from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors
+
+_CHUNK_ELEMENTS = 1 << 26
+"""Elements of per-example gradients held at a time (256 MB of float32)."""
+
+_tried: "WeakKeyDictionary[nn.Module, dict[frozenset[str], bool]]" = WeakKeyDictionary()
+"""Whether a model's gradients of these parameters were right layer by layer: others may be used elsewhere, too."""
+
+
+@without_checkpointing()
+def example_gradients(
+    model: nn.Module, state: ModelState, batch: Batch, *, plan: LocalPlan, changes: Sequence[LossChange] = ()
+) -> Tensors:
+    """Compute the gradient of each example's loss, (B, *shape) by name, differentiable by ``batch.inputs``.
+
+    Args:
+        model: architecture.
+        state: its values.
+        batch: B examples.
+        plan: of the client; its batch-norm mode and loss scale hold.
+        changes: of the loss.
+    """
+    names = list(state.parameters)
+    layered = _layered(model, state, batch, plan, changes, names=names)
+    if layered is not None:
+        return layered(batch.inputs.unsqueeze(1), batch.labels.unsqueeze(1))
+    return _one_by_one(model, state, batch, plan, changes, names=names)[0]
+
+
+@without_checkpointing()
+@torch.no_grad()
+def clipped_sum(
+    model: nn.Module,
+    state: ModelState,
+    batch: Batch,
+    clip_norm: float,
+    *,
+    plan: LocalPlan,
+    changes: Sequence[LossChange] = (),
+    held: Collection[str] = (),
+) -> tuple[Tensors, Tensor]:
+    """Sum each example's gradient scaled by min(1, clip_norm / its l2 norm), and return the mean loss too.
+
+    Both are 0 for an empty batch, as Poisson sampling draws now and then. Norms are of what is trained: parameters that
+    are ``held`` have no part in them, and no gradient.
+
+    Layer by layer no example's gradient is formed where its norm can be had from inner products (ghost clipping, Li et
+    al. 2022, Sec. 4); the sum is then one product per layer. Elsewhere the gradients of as many examples as fit into
+    256 MB are held at a time. An example whose gradient has no finite norm adds nothing, and costs the others nothing.
+
+    Raises:
+        UserError: the model has batch-norm layers in training mode: there, no example has a gradient of its own; or
+            nothing is trained.
+    """
+    _expect_own_gradients(model, plan)
+    if set(state.parameters) <= set(held):
+        raise UserError("Per-sample clipping expects at least one parameter that is trained, but all are frozen.")
+    trained = {name: p for name, p in state.parameters.items() if name not in held}
+    layered = _layered(model, state, batch, plan, changes, names=list(trained))
+    total = {name: torch.zeros_like(p) for name, p in trained.items()}
+    loss = torch.zeros((), device=batch.inputs.device)
+    elements = sum(p.numel() for p in trained.values())
+    if layered is not None:
+        for some in _chunks(batch, _formed_elements(layered, batch, elements)):
+            found, losses = _ghost_clipped_sum(layered, some, clip_norm)
+            add_up(total, {name: name for name in total}, found)
+            loss = loss + losses
+        return total, loss / len(batch)
+    for some in _chunks(batch, elements):
+        gradients, losses = _one_by_one(model, state, some, plan, changes, names=list(trained))
+        loss = loss + losses.sum()
+        factors = _factors([_squares(g) for g in gradients.values()], clip_norm)
+        for name, g in gradients.items():
+            total[name] += _weighted(factors, g)
+    return total, loss / max(1, len(batch))
+
+
+def _expect_own_gradients(model: nn.Module, plan: LocalPlan) -> None:
+    normalizes = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
+    if plan.batch_norm == "train" and normalizes:
+        raise UserError(
+            "Per-sample clipping expects each example to have its own gradient, but the model normalizes by the batch;"
+            " set federation.plan.batch_norm=eval or take a model with group norm."
+        )
+
+
+def _one_by_one(
+    model: nn.Module,
+    state: ModelState,
+    batch: Batch,
+    plan: LocalPlan,
+    changes: Sequence[LossChange],
+    *,
+    names: Sequence[str],
+) -> tuple[Tensors, Tensor]:
+    """Compute gradients (B, *shape) by ``names``, and losses (B,); none of an empty batch."""
+    if not len(batch):
+        return {
+            name: state.parameters[name].new_zeros(0, *state.parameters[name].shape) for name in names
+        }, torch.zeros(0, device=batch.inputs.device)
+    rest = {name: p.detach() for name, p in state.parameters.items() if name not in names}
+
+    def loss(values: Tensors, image: Tensor, label: Tensor) -> Tensor:
+        one, at = Batch(image.unsqueeze(0), label.unsqueeze(0)), ModelState({**rest, **values}, state.buffers)
+        return batch_loss(model, at, one, batch_norm=plan.batch_norm, loss_scale=plan.loss_scale, changes=changes)[0]
+
+    values = {name: state.parameters[name].detach() for name in names}
+    per_example = vmap(grad_and_value(loss), in_dims=(None, 0, 0), randomness="different")
+    try:
+        with plain_attention():
+            found: tuple[Tensors, Tensor] = per_example(values, batch.inputs, batch.labels)
+    except RuntimeError:  # recurrent layers, among others, can't be batched, nor what asks for gradients by itself
+        each = [
+            loss_gradients(
+                model,
+                state,
+                Batch(image.unsqueeze(0), label.unsqueeze(0)),
+                batch_norm=plan.batch_norm,
+                loss_scale=plan.loss_scale,
+                changes=changes,
+                create_graph=image.requires_grad,
+            )
+            for image, label in zip(batch.inputs, batch.labels, strict=True)
+        ]
+        gradients = {name: torch.stack([own.gradients[name].to_dense() for own in each]) for name in values}
+        return gradients, torch.stack([own.loss for own in each])
+    return found
+
+
+def _layered(
+    model: nn.Module,
+    state: ModelState,
+    batch: Batch,
+    plan: LocalPlan,
+    changes: Sequence[LossChange],
+    *,
+    names: Sequence[str],
+) -> Layered | None:
+    """Set up at ``state``; ``None`` where it would not give the gradients of this model's examples.
+
+    Whether it does is tried once a model and set of ``names``, on made-up examples.
+    """
+    if (
+        not len(batch)
+        or changes
+        or any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in model.modules())
+    ):
+        return None
+    tried, wanted = _tried.setdefault(model, {}), frozenset(names)
+    right = tried.get(wanted)
+    if right is False:
+        return None
+    value = next(iter(state.parameters.values()))
+    detached = ModelState({name: p.detach() for name, p in state.parameters.items()}, state.buffers)
+    frozen = frozen_copy(model, detached, plan, device=value.device, dtype=value.dtype)
+    try:
+        layered = Layered(VictimModel(frozen, names, plan))
+        if right is None:
+            # at most two examples of zeros and ones, which suit any kind, for a time that no real ones decide
+            inputs, labels = batch.inputs[:2].detach(), torch.zeros_like(batch.labels[:2])
+            labels[..., 0] = 1
+            drawn = torch.rand(inputs.shape, generator=torch.Generator().manual_seed(0))
+            few = Batch(drawn.round().to(inputs), labels)
+            with torch.no_grad():
+                layered.expect_right_factors(few.inputs.unsqueeze(1), few.labels.unsqueeze(1))
+                found = layered(few.inputs.unsqueeze(1), few.labels.unsqueeze(1))
+            right = same_gradients(found, _one_by_one(model, detached, few, plan, (), names=names)[0])
+    except RuntimeError:
+        right = False
+    if len(batch) > 1 or not right:  # a single example does not tell whether examples are mixed
+        tried[wanted] = right
+    return layered if right else None
+
+
+def _chunks(batch: Batch, elements: int) -> Iterator[Batch]:
+    """Yield as many examples at a time as memory is meant for, where each needs ``elements``."""
+    at_once = max(1, _CHUNK_ELEMENTS // max(1, elements))
+    for inputs, labels in zip(torch.split(batch.inputs, at_once), torch.split(batch.labels, at_once), strict=True):
+        yield Batch(inputs, labels)
+
+
+def _formed_elements(layered: Layered, batch: Batch, most: int) -> int:
+    """Count the elements of one example's gradients that its factors don't give, at most ``most``."""
+    if most * len(batch) <= _CHUNK_ELEMENTS:
+        return most
+    calls = layered.calls(batch.inputs[:1].unsqueeze(1), batch.labels[:1].unsqueeze(1))
+    formed = {name: call.module.get_parameter(own).numel() for call in calls for own, name in call.names.items()}
+    ghosts = {call.names["weight"] for call in calls if "weight" in call.names and _ghost_norms(call, 1.0) is not None}
+    return sum(size for name, size in formed.items() if name not in ghosts)
+
+
+def _ghost_clipped_sum(layered: Layered, batch: Batch, clip_norm: float) -> tuple[Tensors, Tensor]:
+    loss, calls = layered.passed(batch.inputs.unsqueeze(1), batch.labels.unsqueeze(1))
+    uses = Counter(name for call in calls for name in call.names.values())
+    formed: dict[str, Tensor] = {}
+    squares: list[Tensor] = []
+    summed: list[LayerCall] = []
+    for call in calls:
+        own = dict(call.names)
+        if uses[own.get("weight", "")] == 1 and (ghost := _ghost_norms(call, clip_norm)) is not None:
+            squares.append(ghost)
+            summed.append(replace(call, names={"weight": own.pop("weight")}))
+        add_up(formed, own, parameter_gradients(call, own.keys()))
+    squares += [_squares(gradient) for gradient in formed.values()]
+    factors = _factors(squares, clip_norm)
+    total = {name: _weighted(factors, gradient) for name, gradient in formed.items()}
+    for call in summed:
+        inputs, deltas = (_without_left_out(values, factors) for values in (call.inputs, call.deltas))
+        whole = replace(call, inputs=inputs, deltas=deltas).weighted_sum(factors)
+        add_up(total, call.names, {"weight": parameter_gradients(whole, ["weight"])["weight"][0]})
+    return total, loss
+
+
+_ROUNDING = 1e-6
+"""Of inner products in single precision, in units of the product of their factors' norms."""
+
+
+def _ghost_norms(call: LayerCall, clip_norm: float) -> Tensor | None:
+    """Return squared norms (B,) of the weight's gradients by inner products, where these cost less than the gradients.
+
+    Positions that cancel each other leave a rounding error, even below 0; a large one is added.
+    """
+    weight = call.module.get_parameter("weight")
+    if weight.dim() < 2 or not pays(len(weight), weight[0].numel(), call.positions):
+        return None
+    factors = weight_factors(call)
+    if factors is None:
+        return None
+    deltas, columns = factors
+    products = ((deltas.mT @ deltas) * (columns.mT @ columns)).sum((1, 2)).clamp_min(0)
+    error = _ROUNDING * _squares(deltas) * _squares(columns)
+    return products + torch.where(error > 0.01 * clip_norm**2, error, 0)
+
+
+def _squares(gradient: Tensor) -> Tensor:
+    """Return squared norms (B,) of (B, ...), without a copy of it."""
+    norms: Tensor = torch.linalg.vector_norm(gradient.reshape(len(gradient), math.prod(gradient.shape[1:])), dim=1)
+    return norms.square()
+
+
+def _factors(squares: Sequence[Tensor], clip_norm: float) -> Tensor:
+    """Return min(1, C / norm), (B,); 0 for a norm that is not finite."""
+    norms = torch.stack(list(squares)).sum(0).sqrt()
+    return torch.where(norms.isfinite(), (clip_norm / norms).clamp(max=1.0), 0)
+
+
+def _weighted(factors: Tensor, gradient: Tensor) -> Tensor:
+    """Sum gradients (B, ...) by ``factors`` (B,)."""
+    summed: Tensor = torch.tensordot(factors.to(gradient), _without_left_out(gradient, factors), dims=1)
+    return summed
+
+
+def _without_left_out(values: Tensor, factors: Tensor) -> Tensor:
+    """Set the examples of ``values`` (B, ...) with a factor of 0 to zero, which NaN times 0 is not."""
+    return torch.where((factors > 0).view(-1, *(1 for _ in values.shape[1:])), values, 0)
+
+
+_ELEMENTS = 1 << 25
+"""Elements of gradients of single examples that are held at a time (128 MB of float32)."""
+
+
+@without_checkpointing()
+@torch.no_grad()
+def gradient_products(
+    model: nn.Module, state: ModelState, batch: Batch, directions: Sequence[Tensors], *, plan: LocalPlan
+) -> tuple[Tensor, Tensor]:
+    """Measure how far each example's gradient points along each of several updates, and how long it is.
+
+    Batch norm runs in evaluation mode, where an example has a gradient of its own.
+
+    Args:
+        model: architecture.
+        state: its values.
+        batch: B examples.
+        directions: K updates by parameter name; what one lacks counts as zero.
+        plan: of the clients.
+
+    Returns:
+        (B, K) inner products and (B,) squared norms, both over the parameters that any of ``directions`` has.
+    """
+    plan = replace(plan, batch_norm="eval", loss_scale=1.0)
+    names = [name for name in state.parameters if any(name in direction for direction in directions)]
+    stacked = {n: _stacked(n, state.parameters[n], directions) for n in names}
+    elements = sum(p.numel() for p in state.parameters.values())
+    products, squares = [], []
+    at_once = max(1, _ELEMENTS // elements)
+    for inputs, labels in zip(torch.split(batch.inputs, at_once), torch.split(batch.labels, at_once), strict=True):
+        some = Batch(inputs, labels)
+        gradients = example_gradients(model, state, some, plan=plan)
+        flat = {name: gradients[name].reshape(len(gradients[name]), -1) for name in names}
+        products.append(torch.stack([flat[name] @ stacked[name] for name in names]).sum(0))
+        squares.append(torch.stack([flat[name].square().sum(1) for name in names]).sum(0))
+    return torch.cat(products), torch.cat(squares)
+
+
+@without_checkpointing()
+def sketched_examples(
+    model: nn.Module, state: ModelState, batch: Batch, plan: LocalPlan, sketch: GradientSketch
+) -> Tensor:
+    """Sketch each example's gradient, (B, size), batch norm in evaluation mode."""
+    plan = replace(plan, batch_norm="eval", loss_scale=1.0)
+    elements = sum(p.numel() for p in state.parameters.values())
+    at_once, found = max(1, _ELEMENTS // elements), []
+    with torch.no_grad():
+        for inputs, labels in zip(torch.split(batch.inputs, at_once), torch.split(batch.labels, at_once), strict=True):
+            gradients = example_gradients(model, state, Batch(inputs, labels), plan=plan)
+            found.append(sketch({name: gradients[name] for name in sketch.names}))
+    return torch.cat(found)
+
+
+def _stacked(name: str, like: Tensor, directions: Sequence[Tensors]) -> Tensor:
+    return torch.stack(
+        [d[name].to(like).flatten() if name in d else torch.zeros_like(like).flatten() for d in directions], 1
+    )

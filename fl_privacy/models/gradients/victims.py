@@ -1,0 +1,180 @@
+"""Gradients of many victims at once: one model, an update for each victim.
+
+The frozen model that gradients of many victims are computed with, and how it is differentiated twice.
+"""
+
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.utils.parametrizations import _SpectralNorm
+
+from fl_privacy.models.gradients.batch import loss_gradients
+from fl_privacy.models.gradients.normalization import separated_copy
+from fl_privacy.models.losses import CROSS_ENTROPY, Loss
+from fl_privacy.models.unwrap_model import detached_copy
+from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors
+
+# Recurrent layers have no rule of PyTorch's for many victims at once: nobody who attacks them can change that.
+warnings.filterwarnings("ignore", message="There is a performance drop because we have not yet implemented")
+
+
+@dataclass(frozen=True, eq=False)
+class VictimModel:
+    """The model that all victims of a group were sent, and how they train it.
+
+    Attributes:
+        model: frozen, in the mode of the plan, with the values sent.
+        names: the tensors that were uploaded and are to be matched.
+        plan: of the clients.
+        hidden: weight of the linear layer into whose input a loss that nobody else knows sends gradients.
+        loss: of the clients.
+    """
+
+    model: nn.Module
+    names: Sequence[str]
+    plan: LocalPlan
+    hidden: str | None = None
+    loss: Loss = CROSS_ENTROPY
+
+
+class VictimGradients(ABC):
+    """Maps inputs (V, B, C, H, W) and labels (V, B) or (V, B, K) to gradients (V, *shape) by name.
+
+    It can be differentiated by the inputs and by soft labels.
+    """
+
+    @abstractmethod
+    def __init__(self, victim_model: VictimModel) -> None: ...
+
+    @abstractmethod
+    def __call__(self, inputs: Tensor, labels: Tensor) -> Tensors:
+        """Compute the victims' gradients, by name."""
+
+    def under(self, victim_model: VictimModel) -> Self:
+        """Return the same way of computing, for another victim model."""
+        return type(self)(victim_model)
+
+
+class VictimLoss:
+    """The loss of one victim's batch as a function of parameters, under their original names."""
+
+    def __init__(self, victim_model: VictimModel) -> None:
+        self._separated = separated_copy(victim_model.model)
+        self._scale, self._of_outputs = victim_model.plan.loss_scale, victim_model.loss
+
+    def parameters(self) -> dict[str, Tensor]:
+        values = dict(self._separated.model.named_parameters())
+        return {name: values[own] for name, own in self._separated.names.items()}
+
+    def __call__(self, parameters: Tensors, inputs: Tensor, labels: Tensor) -> Tensor:
+        """Compute the scalar loss; parameters that are missing are as sent."""
+        renamed = {self._separated.names[name]: value for name, value in parameters.items()}
+        logits = functional_call(self._separated.model, renamed, (inputs,))
+        return self._scale * self._of_outputs(logits, labels)
+
+
+class Vectorized(VictimGradients):
+    """Computes the gradient of one victim's loss for all victims by ``vmap``."""
+
+    def __init__(self, victim_model: VictimModel) -> None:
+        self._loss = VictimLoss(victim_model)
+        parameters = self._loss.parameters()
+        self._parameters = {name: parameters[name] for name in victim_model.names}
+
+    def __call__(self, inputs: Tensor, labels: Tensor) -> Tensors:
+        gradients: Tensors = vmap(grad(self._loss), in_dims=(None, 0, 0))(self._parameters, inputs, labels)
+        return gradients
+
+
+class OneByOne(VictimGradients):
+    """A loop over the victims around :func:`fl_privacy.models.gradients.loss_gradients`."""
+
+    def __init__(self, victim_model: VictimModel) -> None:
+        self._victim_model = victim_model
+        self._state = ModelState(dict(victim_model.model.named_parameters()), dict(victim_model.model.named_buffers()))
+
+    def __call__(self, inputs: Tensor, labels: Tensor) -> Tensors:
+        victims = [self._gradient(Batch(x, y)) for x, y in zip(inputs, labels, strict=True)]
+        return {name: torch.stack([gradient[name] for gradient in victims]) for name in self._victim_model.names}
+
+    def _gradient(self, batch: Batch) -> Tensors:
+        plan = self._victim_model.plan
+        return loss_gradients(
+            self._victim_model.model,
+            self._state,
+            batch,
+            batch_norm=None,
+            loss_scale=plan.loss_scale,
+            loss_function=self._victim_model.loss,
+            create_graph=torch.is_grad_enabled(),
+        ).gradients
+
+
+@contextmanager
+def plain_attention() -> Iterator[None]:
+    """Compute attention by plain operations, which can be differentiated twice, forward, and under ``vmap``."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+
+
+@contextmanager
+def differentiable_twice() -> Iterator[None]:
+    """Use twice differentiable operations: plain attention, and convolutions in full precision.
+
+    Convolutions run in full precision.
+    """
+    cudnn = torch.backends.cudnn
+    exact = cudnn.flags(
+        enabled=cudnn.enabled, benchmark=cudnn.benchmark, deterministic=cudnn.deterministic, allow_tf32=False
+    )
+    with torch.enable_grad(), plain_attention(), exact:
+        yield
+
+
+def frozen_copy(
+    model: nn.Module, sent: ModelState, plan: LocalPlan, *, device: torch.device, dtype: torch.dtype
+) -> nn.Module:
+    """Copy ``model`` with the values ``sent``, so that it no longer trains.
+
+    Batch norm is as the plan says: ``train`` uses the statistics of the batch and nothing else. All else is in the
+    plan's ``mode``. Dropout is off, since its masks are the client's secret, and a spectral norm no longer iterates;
+    nothing works in place, so that every activation can be read.
+    """
+    copied = detached_copy(model).to(device=device, dtype=dtype).train(plan.mode == "train").requires_grad_(False)
+    with torch.no_grad():
+        for name, parameter in copied.named_parameters():
+            parameter.copy_(sent.parameters[name])
+        for name, buffer in copied.named_buffers():
+            if name in sent.buffers:
+                buffer.copy_(sent.buffers[name])
+    for module in copied.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            _set_batch_norm(module, plan)
+        elif isinstance(module, nn.modules.dropout._DropoutNd):
+            module.p = 0.0
+        elif isinstance(module, _SpectralNorm):
+            module.eval()
+        if getattr(module, "inplace", False):
+            module.inplace = False  # type: ignore[assignment]
+    return copied
+
+
+def _set_batch_norm(module: nn.modules.batchnorm._BatchNorm, plan: LocalPlan) -> None:
+    if plan.batch_norm == "eval":
+        module.eval()
+        return
+    module.track_running_stats = False
+    module.running_mean = module.running_var = module.num_batches_tracked = None

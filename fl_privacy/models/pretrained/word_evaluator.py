@@ -1,0 +1,168 @@
+"""The evaluation network for texts: how many of the words are random (Refiner, appendix F)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fl_privacy.errors import UserError
+from fl_privacy.models.pretrained.evaluator import EvaluatorPlan, Progress
+from fl_privacy.rng import derive_generator, derive_seed
+
+TEXTS = EvaluatorPlan(widths=(64, 64), epochs=10, batch_size=64, lr=1e-3)
+"""How ``fl-privacy train-evaluator`` makes one of texts, by default."""
+
+
+@dataclass(frozen=True, eq=False)
+class WordBox:
+    """The box around the embeddings of all tokens, each side [0, 1]: to words what pixels are to images.
+
+    Attributes:
+        table: (n, d) embeddings.
+    """
+
+    table: Tensor
+
+    def coordinates(self, embeddings: Tensor) -> Tensor:
+        """Turn embeddings (..., d) into coordinates (..., d) in [0, 1]."""
+        return (embeddings - self._low) / self._side
+
+    def embeddings(self, coordinates: Tensor) -> Tensor:
+        """Turn coordinates (..., d) in [0, 1] into embeddings (..., d)."""
+        return self._low + self._side * coordinates
+
+    def words(self, tokens: Tensor) -> Tensor:
+        """Turn tokens (...) into coordinates (..., d); of none, -1, those of the first."""
+        return self.coordinates(self.table[tokens.clamp_min(0)])
+
+    def random_words(self, shape: Sequence[int], rng: torch.Generator) -> Tensor:
+        """Draw coordinates (*shape, d) of tokens, each as likely, on the device of ``rng``."""
+        drawn = torch.randint(len(self.table), tuple(shape), generator=rng, device=rng.device)
+        return self.words(drawn.to(self.table.device))
+
+    @cached_property
+    def _low(self) -> Tensor:
+        return self.table.amin(0)
+
+    @cached_property
+    def _side(self) -> Tensor:
+        return (self.table.amax(0) - self._low).clamp_min(torch.finfo(self.table.dtype).tiny)
+
+
+class WordEvaluator(nn.Module):
+    """D of Refiner for texts: convolutions over neighboring words, then for each word whether it is random.
+
+    The paper takes DistilBERT; this one is as small as that of images, so that clients can run it in each step.
+
+    Args:
+        width: d of the embeddings, which come as coordinates of their :class:`WordBox`.
+        widths: filters of the convolutions.
+    """
+
+    def __init__(self, *, width: int, widths: Sequence[int] = (64, 64)) -> None:
+        super().__init__()
+        if min(width, *widths) < 1:
+            raise UserError(f"An evaluation network is expected to get widths of at least 1, but got {tuple(widths)}.")
+        self.input_shape, self.widths = (width,), tuple(widths)
+        self.layers = nn.ModuleList(nn.Conv1d(a, b, 3, padding=1) for a, b in pairwise([width, *widths]))
+        self.head = nn.Linear(widths[-1], 1)
+
+    def word_logits(self, words: Tensor, there: Tensor) -> Tensor:
+        """Return the log odds (N, L) that words with coordinates (N, L, d) are random, where present (N, L)."""
+        kept = there.to(words.dtype).unsqueeze(1)
+        states = (2 * words - 1).mT * kept
+        for layer in self.layers:
+            states = layer(states).relu() * kept
+        logits: Tensor = self.head(states.mT).squeeze(-1)
+        return logits
+
+    def forward(self, words: Tensor, there: Tensor) -> Tensor:
+        """Predict the share (N,) of random words in [0, 1]."""
+        kept = there.to(words.dtype)
+        return (self.word_logits(words, there).sigmoid() * kept).sum(1) / kept.sum(1).clamp_min(1)
+
+
+def mix_with_random_words(
+    box: WordBox, tokens: Tensor, ratios: Tensor, rng: torch.Generator, *, blended: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Replace a share of each text's words by random ones.
+
+    Args:
+        box: of the embeddings.
+        tokens: (N, L), -1 where there is none.
+        ratios: (N,) shares in [0, 1].
+        rng: of the words and places, on the CPU.
+        blended: (N,) texts all of whose words are blended with random ones by the share, as robust data are, instead of
+            so many being exchanged.
+
+    Returns:
+        Coordinates (N, L, d), and how random each word is (N, L).
+    """
+    words, noise = box.words(tokens), box.random_words(tokens.shape, rng)
+    exchanged = torch.rand(tokens.shape, generator=rng).to(ratios) < ratios[:, None]
+    shares = torch.where(blended[:, None], ratios[:, None], exchanged.to(ratios))
+    return torch.lerp(words, noise, shares.unsqueeze(-1).to(words)), shares
+
+
+def train_word_evaluator(
+    tokens: Tensor,
+    table: Tensor,
+    plan: EvaluatorPlan,
+    *,
+    seed: int,
+    device: torch.device | str = "cpu",
+    progress: Progress = lambda done, total, loss: None,
+) -> WordEvaluator:
+    """Fit the predicted to the true share of random words, by binary cross entropy of each word.
+
+    Every other text has words exchanged, as in the paper; in the others all are blended with random ones.
+
+    Args:
+        tokens: (N, L) of public texts, -1 where there is none.
+        table: (n, d) embeddings of the tokens.
+        plan: how; its levels are the shares that each text is shown with in an epoch.
+        seed: of initial values, order, places and words.
+        device: of the computation.
+        progress: told after each step.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(derive_seed(seed, "evaluator", "model"))
+        network = WordEvaluator(width=table.shape[1], widths=plan.widths).to(device)
+    order, noise = derive_generator(seed, "evaluator", "order"), derive_generator(seed, "noise")
+    optimizer, box = torch.optim.Adam(network.parameters(), lr=plan.lr), WordBox(table.detach().to(device))
+    public, levels = tokens.long().to(device), torch.linspace(0, 1, plan.levels, device=device)
+    total, done = plan.epochs * -(-len(tokens) // plan.batch_size) * plan.levels, 0
+    for _ in range(plan.epochs):
+        for chosen in torch.split(torch.randperm(len(tokens), generator=order).to(device), plan.batch_size):
+            batch = public[chosen]
+            batch = batch[:, : max(1, int((batch >= 0).sum(1).max()))]
+            there, rows = batch >= 0, torch.arange(len(batch), device=device)
+            for shift in range(plan.levels):
+                ratios = levels[(rows + shift) % plan.levels]
+                blended = (rows + shift) % 2 == 1
+                words, shares = mix_with_random_words(box, batch, ratios, noise, blended=blended)
+                loss = F.binary_cross_entropy_with_logits(network.word_logits(words, there)[there], shares[there])
+                optimizer.zero_grad()
+                torch.autograd.backward(loss)
+                optimizer.step()
+                done += 1
+                progress(done, total, loss.item())
+    return network.requires_grad_(False).eval()
+
+
+@torch.no_grad()
+def random_word_curve(
+    network: WordEvaluator, tokens: Tensor, table: Tensor, ratios: Tensor, *, seed: int = 0
+) -> Tensor:
+    """Predict the share of random words in each text (N, L) at each true one, words being exchanged, (R, N)."""
+    box, rng, tokens = WordBox(table.detach()), torch.Generator().manual_seed(seed), tokens.long()
+    whole, rows = torch.zeros(len(tokens), dtype=torch.bool), []
+    for ratio in ratios.tolist():
+        shares = torch.full((len(tokens),), ratio)
+        words, _ = mix_with_random_words(box, tokens, shares, rng, blended=whole)
+        rows.append(network(words, tokens >= 0))
+    return torch.stack(rows)

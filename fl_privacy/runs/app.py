@@ -1,0 +1,303 @@
+"""From captured updates of a Flower app to a page: during an audit, or later from its folder."""
+
+import json
+import re
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fl_privacy.attacks import ReconstructionAttack
+from fl_privacy.checks import fits
+from fl_privacy.effects import Description, from_plain, to_plain
+from fl_privacy.errors import UserError
+from fl_privacy.federation.interception import at_typical_rates, ids_of
+from fl_privacy.files import write_private
+from fl_privacy.measure.distractors import Others
+from fl_privacy.report import write_report
+from fl_privacy.report.headline import headline_of
+from fl_privacy.runs.app_truth import KnownImages, NamedImages
+from fl_privacy.runs.destination import Monitor
+from fl_privacy.runs.distractors import MOST
+from fl_privacy.runs.distractors_of_app import others_of_app
+from fl_privacy.runs.folder import RunFolder, Summary, read_run, verdict_of
+from fl_privacy.runs.folder.leakage import REHEARSED, readings_of, worst_by
+from fl_privacy.runs.foreign_app import (
+    AttackPlan,
+    Captured,
+    attack_captured,
+    describe_app,
+    rehearsed,
+    worth_attacking,
+)
+from fl_privacy.types import Observation, VictimId
+from fl_privacy.types.plan import Normalization
+
+NOTE = "audit.json"
+"""Name of the file beside captures of an app: what these don't hold."""
+
+_MOST_BYTES = 1 << 24
+
+
+@dataclass(frozen=True, kw_only=True)
+class Note:
+    """Findings of an audit beside the captured updates.
+
+    Attributes:
+        model: import path of the clients' model, as it was; nothing is imported by it.
+        normalization: of their images.
+        normalizations: by client, of those that say theirs.
+        defense: that most of them tell of.
+        defenses: by client, what each tells of.
+        fingerprints: of the images behind each probe, by its id.
+        rates_estimated: the learning rate of each update was told by that update alone.
+    """
+
+    model: str = ""
+    normalization: Normalization | None = None
+    normalizations: Mapping[int, Normalization | None] = field(default_factory=dict)
+    defense: Description = ()
+    defenses: Mapping[int, Description] = field(default_factory=dict)
+    fingerprints: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    rates_estimated: bool = False
+
+
+def write_note(folder: Path, note: Note) -> None:
+    """Write ``note`` into the folder of an audit, for its owner alone."""
+    content = {
+        "model": note.model,
+        **_plainly(note.normalization),
+        "normalizations": {str(client): _plainly(one) for client, one in note.normalizations.items()},
+        "defense": to_plain(note.defense),
+        "defenses": {str(client): to_plain(parts) for client, parts in note.defenses.items()},
+        "fingerprints": {key: list(value) for key, value in note.fingerprints.items()},
+        "rates_estimated": note.rates_estimated,
+    }
+    write_private(folder / NOTE, json.dumps(content, indent=1))
+
+
+def _plainly(normalization: Normalization | None) -> dict[str, list[float] | None]:
+    if normalization is None:
+        return {"mean": None, "std": None}
+    return {"mean": list(normalization.mean), "std": list(normalization.std)}
+
+
+def _normalization(plain: Mapping[str, Any]) -> Normalization | None:
+    mean, std = plain.get("mean"), plain.get("std")
+    return None if mean is None or std is None else Normalization(mean, std)
+
+
+def read_note(folder: Path) -> Note | None:
+    """Return the note that ``write_note`` wrote, trusting nothing in it; ``None`` where there is none.
+
+    Raises:
+        UserError: it is damaged.
+    """
+    path = folder / NOTE
+    if not path.is_file():
+        return None
+    wrong = UserError(f"{path} is expected to be as an audit wrote it, but is damaged; remove it.")
+    if path.stat().st_size > _MOST_BYTES:
+        raise wrong
+    try:
+        raw = json.loads(path.read_text())
+    except (ValueError, RecursionError) as error:
+        raise wrong from error
+    kinds: dict[str, Any] = {
+        "model": str,
+        "mean": list[float] | None,
+        "std": list[float] | None,
+        "fingerprints": Mapping[str, list[str]],
+        "rates_estimated": bool,
+        "normalizations": Mapping[str, Mapping[str, list[float] | None]],
+        "defenses": Mapping[str, list[Any]],
+    }
+    if isinstance(raw, dict):
+        raw = {"rates_estimated": False, "normalizations": {}, "defenses": {}, **raw}
+    if not isinstance(raw, dict) or any(key not in raw or not fits(raw[key], kinds[key]) for key in kinds):
+        raise wrong
+    if not all(re.fullmatch(r"[0-9]{1,9}", client) for client in (*raw["normalizations"], *raw["defenses"])):
+        raise wrong
+    return Note(
+        model=raw["model"],
+        normalization=_normalization(raw),
+        normalizations={int(client): _normalization(plain) for client, plain in raw["normalizations"].items()},
+        defense=from_plain(raw.get("defense", [])),
+        defenses={int(client): from_plain(plain) for client, plain in raw["defenses"].items()},
+        fingerprints=raw["fingerprints"],
+        rates_estimated=raw["rates_estimated"],
+    )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class AppReport:
+    """All that is known of an app whose updates were captured.
+
+    Attributes:
+        observations: of training updates and probes.
+        source: of the true images.
+        fingerprints: of the images behind each probe.
+        defense: that most clients tell of.
+        defenses: by client, what each tells of.
+        partitions: by client, the partition whose data are its.
+        found: sentences on single updates, and on how many each is true of.
+        said: sentences on the app.
+        victims: images of the server's own, where no client answers probes.
+        problems: what went wrong, a line each.
+        identified: clients that say which partition they hold: what theirs are is not known of others.
+        every: attack all updates, however many images they are of.
+        adaptive: an attacker that knows the defense attacks as well, where clients tell of one.
+        rates_estimated: learning rates of single images are those that each update shows.
+        nodes: that were connected, whose partitions are 0 to ``nodes - 1``; ``None`` where nobody counted them.
+    """
+
+    observations: Sequence[Observation]
+    source: NamedImages
+    fingerprints: Mapping[VictimId, Sequence[str]]
+    defense: Description = ()
+    defenses: Mapping[int, Description] = field(default_factory=dict)
+    partitions: Mapping[int, int] = field(default_factory=dict)
+    found: Counter[str] = field(default_factory=Counter)
+    said: Sequence[str] = ()
+    victims: int = 8
+    problems: Sequence[str] = ()
+    identified: frozenset[int] = frozenset()
+    every: bool = False
+    adaptive: bool = True
+    rates_estimated: bool = False
+    nodes: int | None = None
+
+    def truth(self) -> KnownImages:
+        """Return what is known of the images behind the updates."""
+        return KnownImages(
+            data=self.source.data,
+            of_client=self.source.of_client,
+            normalization=self.source.normalization,
+            fingerprints=self.fingerprints,
+            partitions=self.partitions,
+            numbers={o.id: o.upload.num_examples for o in self.observations if o.id.client in self.identified},
+        )
+
+
+def report_app(
+    app: AppReport,
+    attack: ReconstructionAttack | None,
+    name: str,
+    folder: RunFolder,
+    *,
+    monitor: Monitor | None = None,
+    seed: int = 0,
+    threads: int | None = None,
+    jobs: int | None = None,
+    candidates: int = MOST,
+) -> str:
+    """Attack the updates of ``app`` that are worth it, write the page, and return a line on the result.
+
+    Args:
+        app: what was captured.
+        attack: ``None`` captures only.
+        name: of it, for the line.
+        folder: open; finished afterwards.
+        monitor: told of the progress.
+        seed: of the attack.
+        threads: CPU threads of the attack; ``None`` takes one for each part, PyTorch's where there is one part.
+        jobs: processes that attack at once, at most; ``None`` takes all cores.
+        candidates: images that each original is distinguished from, at most.
+    """
+    truth, started = app.truth(), time.perf_counter()
+    chosen, said = worth_attacking(app.observations, every=app.every)
+    if app.rates_estimated and attack is not None:
+        chosen = at_typical_rates(chosen)
+    own = [] if chosen else rehearsed(app.observations, truth, app.victims)
+    if own:
+        chosen, truth = own, _of_own_images(own, truth, app.victims)
+        said.append(REHEARSED)
+    said += _not_found(chosen, truth)
+    captured = Captured(
+        observations=chosen if attack else (),
+        truth=truth,
+        defense=app.defense,
+        defenses=app.defenses,
+        adaptive=app.adaptive and (bool(app.defense) or any(app.defenses.values())),
+        sentences=_sentences(app, said),
+        rehearsed=bool(own),
+    )
+    plan = AttackPlan(
+        attack=attack or _nothing,
+        seed=seed,
+        threads=threads,
+        jobs=jobs,
+        others=_others(app, captured, candidates, seed),
+    )
+    attack_captured(captured, plan, folder, monitor or Monitor())
+    folder.finish()
+    page, run = write_report([folder.path]), read_run(folder.path)
+    done = (
+        f"attacked {len(captured.observations)} by {name} in {time.perf_counter() - started:.0f} s."
+        if captured.observations
+        else "attacked none, which says nothing of what uploads give away."
+    )
+    found = f"{headline_of(verdict_of(run)).text}{_mean_psnr(run.summary)}.".replace("?.", "?")
+    return f"audit: captured {_what(app.observations)}; {done} {found} Page: {page}"
+
+
+def _others(app: AppReport, captured: Captured, number: int, seed: int) -> Others:
+    """Return what each guess is compared with beside its original."""
+    if not captured.observations:
+        return Others()
+    shape, attacked = captured.observations[0].input_shape, ids_of(captured.observations)
+    return others_of_app(app.truth(), attacked, captured.truth, shape, number, seed=seed, nodes=app.nodes)
+
+
+def _sentences(app: AppReport, said: Sequence[str]) -> list[str]:
+    """Say on the page what is known of the app, before what was attacked."""
+    described = describe_app(app.observations, app.defense, app.found, app.defenses)
+    return [*described, *app.said, *said, *[f"Went wrong: {problem}." for problem in app.problems[:5]]]
+
+
+def _not_found(chosen: Sequence[Observation], truth: KnownImages) -> list[str]:
+    """Say how many probes' images are not where the truth should be."""
+    if truth.data is None and truth.of_client is None:
+        return []
+    lost = sum(id.probe is not None and truth.batch(id) is None for id in ids_of(chosen))
+    if not lost:
+        return []
+    return [
+        f"The images behind {lost} of {len(chosen)} attacked uploads are not in data: they are others, or changed"
+        " by a transform that draws at random. They are shown without a figure."
+    ]
+
+
+def _mean_psnr(summary: Summary) -> str:
+    """Format the mean PSNR of the attacker that leaks most, in whatever round."""
+    found = readings_of(summary)
+    worst = worst_by("psnr", found)
+    if worst is None or (statistic := worst.statistic("psnr")) is None:
+        return ""
+    whose = f" ({worst.among(found)})" if worst.among(found) else ""
+    return f"; mean PSNR {statistic.mean:.1f} dB{whose}"
+
+
+def _of_own_images(own: Sequence[Observation], truth: KnownImages, number: int) -> KnownImages:
+    """Return the truth behind uploads that the server computed of the first ``number`` images."""
+    images = truth.first(number)
+    return KnownImages(given={id: images[id.probe or 0] for id in ids_of(own)})
+
+
+def _what(observations: Sequence[Observation]) -> str:
+    ids = ids_of(observations)
+    probes = [id for id in ids if id.probe is not None]
+    updates = len(ids) - len(probes)
+    rounds = sorted({id.round for id in ids})
+    clients = len({id.client for id in ids})
+    parts = [f"{updates} training updates" if updates else "", f"{len(probes)} probes" if probes else ""]
+    return (
+        f"{' and '.join(filter(None, parts))} of {clients} client{'s' * (clients > 1)}"
+        f" in round{'s' * (len(rounds) > 1)} {', '.join(map(str, rounds))}"
+    )
+
+
+def _nothing(*args: object, **kwargs: object) -> list[Any]:
+    return []

@@ -1,0 +1,208 @@
+"""Attacks on what was captured of somebody else's Flower app, from its folder.
+
+What another run captured: its own configuration, and updates that are shown to be of it.
+"""
+
+import copy
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from fl_privacy.errors import UserError
+from fl_privacy.federation.interception import changed, ids_of, stored_observations
+from fl_privacy.federation.interception.captures import CaptureFile
+from fl_privacy.files.foreign import expect_regular_files
+from fl_privacy.models import normalized
+from fl_privacy.runs.app import NOTE, AppReport, Note, read_note
+from fl_privacy.runs.app_truth import find_images
+from fl_privacy.runs.build import ANY_MODEL, build_network_for
+from fl_privacy.runs.config import RunSettings
+from fl_privacy.runs.config.keys import captured_groups, captured_keys
+from fl_privacy.runs.config.parse import select
+from fl_privacy.runs.config.untrusted import recorded_parts, trusted
+from fl_privacy.runs.folder.ongoing import CAPTURES, CONFIG, IDENTITY
+from fl_privacy.runs.folder.read import read_identity
+from fl_privacy.runs.setup import Setup
+from fl_privacy.types import Observation
+from fl_privacy.types.plan import Normalization
+
+
+def app_captures(captured: str) -> Path | None:
+    """Find the folder of an app's captures in ``captured``: of an audit, or any that no run of this package wrote.
+
+    ``None`` where a run of this package did, or there is nothing.
+    """
+    folder = Path(captured)
+    within = [path.parent for path in sorted(folder.glob(f"audit-*/{NOTE}"))]
+    for audited in (folder, folder.parent, *(within if len(within) == 1 else ())):
+        if (audited / NOTE).is_file():
+            return audited / CAPTURES
+    if any((up / CONFIG).is_file() for up in (folder, *folder.absolute().parents[:2])):
+        return None
+    return folder if folder.is_dir() and any(folder.rglob("*.json")) else None
+
+
+def load_app(captures: Path, config: RunSettings) -> tuple[AppReport, Note]:
+    """Load what was captured of an app, by the model that ``config`` names.
+
+    Raises:
+        UserError: it is not the model of these updates, or none is named.
+    """
+    expect_regular_files(captures)
+    note = read_note(captures.parent) or read_note(captures) or Note()
+    if config.choices["model"] != "custom" and note.model:
+        raise UserError(
+            f"The model of the app is expected, but got model={config.choices['model']}; say model=custom"
+            f" model._target_={note.model}, which runs its code."
+        )
+    shape, classes = _first_shape(captures)
+    model = build_network_for(config.model, shape, classes, seed=config.seed, **_normalizing(config.model, note))
+    observations = _as_clients_normalize(stored_observations(captures, model), config.model, note)
+    source = find_images(config.truth)
+    app = AppReport(
+        observations=observations,
+        source=source,
+        fingerprints={id: note.fingerprints[str(id)] for id in ids_of(observations) if str(id) in note.fingerprints},
+        defense=note.defense,
+        defenses=note.defenses,
+        found=Counter(),
+        every=True,
+        rates_estimated=note.rates_estimated,
+    )
+    return app, note
+
+
+def _normalizing(section: Mapping[str, Any], note: Note) -> Mapping[str, Any]:
+    """Return the clients' normalization as the audit noted it, unless the user gives another."""
+    if note.normalization is None or any(key in section for key in ANY_MODEL[1:]):
+        return {}
+    return {"mean": list(note.normalization.mean), "std": list(note.normalization.std)}
+
+
+def _as_clients_normalize(
+    observations: Sequence[Observation], section: Mapping[str, Any], note: Note
+) -> Sequence[Observation]:
+    """Return each observation by a model that normalizes as its client said, unless the user gives another for all."""
+    if not note.normalizations or any(key in section for key in ANY_MODEL[1:]) or not observations:
+        return observations
+    networks: dict[Normalization | None, nn.Module] = {}
+    for chosen in note.normalizations.values():
+        plain = copy.deepcopy(observations[0].model)
+        plain._forward_pre_hooks.clear()
+        networks[chosen] = plain if chosen is None else normalized(plain, chosen)
+
+    def change(observation: Observation) -> Observation:
+        client = observation.id.client
+        known = client in note.normalizations
+        return replace(observation, model=networks[note.normalizations[client]]) if known else observation
+
+    return changed(observations, change)
+
+
+def _first_shape(captures: Path) -> tuple[tuple[int, ...], int]:
+    """Return (C, H, W) and K of the first capture."""
+    path = next(path for path in sorted(captures.rglob("*.json")))
+    file = CaptureFile(captures, path)
+    raw = file.json()
+    shape, classes = raw.get("input_shape"), raw.get("num_classes")
+    whole = isinstance(shape, list) and all(isinstance(n, int) and 0 < n <= 4096 for n in shape) and len(shape) == 3
+    if not whole or not isinstance(classes, int) or not 0 < classes <= 1_000_000:
+        file.refuse(f"is of images {shape!r} of {classes!r} classes")
+    assert isinstance(shape, list)
+    return tuple(shape), classes
+
+
+def expect_of(setup: Setup, observation: Observation) -> None:
+    """Refuse an update that is not of ``federation``: its truth could not be found, or would be another's.
+
+    Raises:
+        UserError: it is not.
+    """
+    examples, batch_size = setup.dataset.train, setup.config.batch_size
+    round, client, probe = observation.id.round, observation.id.client, observation.id.probe
+    wrong = None
+    if not 1 <= round <= setup.rounds:
+        wrong = f"the run had rounds 1..{setup.rounds}"
+    elif client not in setup.clients:
+        wrong = f"the run had clients 0..{len(setup.clients) - 1}"
+    elif probe is not None and (probe + 1) * batch_size > setup.clients[client].number_of_examples:
+        wrong = f"client {client} has no such victim of {batch_size} examples"
+    elif (observation.input_shape, observation.num_classes) != (examples.input_shape, examples.num_classes):
+        wrong = f"it is of {observation.num_classes} classes of images {observation.input_shape}"
+    elif observation.plan != setup.server.local_plan.in_round(round, probe=probe is not None):
+        wrong = "it was made by another local plan"
+    if wrong:
+        raise UserError(
+            f"{setup.config.captured} is expected to hold updates of the run in its {CONFIG}, but has"
+            f" {observation.id}, and {wrong}; remove that one."
+        )
+
+
+def captures_of(captured: str) -> Path:
+    """Return the folder of the updates in ``captured``, or that itself."""
+    folder = Path(captured)
+    return folder / CAPTURES if (folder / CONFIG).is_file() else folder
+
+
+def as_captured(config: RunSettings) -> RunSettings:
+    """Return ``config`` with data, model and clients of the run that captured the updates.
+
+    Raises:
+        UserError: there is no such run, or its configuration is none, was changed, or names what is not registered.
+    """
+    folder = Path(str(config.captured))
+    run = next((f for f in (folder, *folder.absolute().parents[:2]) if (f / CONFIG).is_file()), None)
+    if run is None:
+        raise UserError(
+            f"captured is expected to be a run's folder with {CONFIG}, but got {config.captured}; name the folder that"
+            " `fl-privacy run intercept.save=true` printed."
+        )
+    taken = recorded_parts(run / CONFIG, trusted(config.trust))
+    _expect_unchanged(taken, run)
+    return config.changed(taken)
+
+
+def expect_not_taken(config: RunSettings, keys: Sequence[str]) -> None:
+    """Refuse settings of an attack on captured updates that these bring along, unless they are equal.
+
+    Args:
+        config: of the attack.
+        keys: that the user set.
+
+    Raises:
+        UserError: one of them would have no effect.
+    """
+    if config.captured is None or app_captures(config.captured) is not None:
+        return
+    found = as_captured(config)
+    groups = captured_groups()
+    for key in keys:
+        where = f"choices.{key}" if key in groups else key
+        if key.partition(".")[0] not in groups and not any(is_same_key(key, taken) for taken in captured_keys()):
+            continue
+        asked, recorded = select(config.plain(), where), select(found.plain(), where)
+        if asked != recorded:
+            raise UserError(
+                f"captured={config.captured} brings {key}={recorded} along, but got {key}={asked}; leave {key} out."
+            )
+
+
+def is_same_key(key: str, taken: str) -> bool:
+    """Say whether one of two dotted keys is the other, or within it."""
+    return key == taken or key.startswith(f"{taken}.") or taken.startswith(f"{key}.")
+
+
+def _expect_unchanged(taken: Mapping[str, Any], run: Path) -> None:
+    """Refuse a configuration that is not the one in ``run.json``: the truth would be that of other data or models."""
+    if not (run / IDENTITY).is_file():
+        return
+    recorded = read_identity(run / IDENTITY).config
+    if changed := [key for key, value in taken.items() if select(recorded, key) != value]:
+        raise UserError(
+            f"{run / CONFIG} is expected to be as the run wrote it, but its {changed[0]} is not the one in {IDENTITY};"
+            " one of the two was changed, get the folder anew."
+        )

@@ -1,0 +1,260 @@
+"""Which images are behind the uploads of clients that this package did not write, as far as anybody says so."""
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset as TorchDataset
+
+from fl_privacy.data import Dataset, Examples, load_data
+from fl_privacy.data.app_data import (
+    LOOKED_AT,
+    as_sample,
+    find_normalization,
+    fingerprint,
+    own_streams_put_back,
+    probe_seed,
+    samples,
+)
+from fl_privacy.errors import UserError
+from fl_privacy.federation import Failure, Replay
+from fl_privacy.federation.replies import attempt
+from fl_privacy.files.foreign import expanded
+from fl_privacy.rng import streams_put_back
+from fl_privacy.types import Batch, Observation, VictimId
+from fl_privacy.types.plan import Normalization
+
+OfClient = Callable[[int], object]
+"""Partition -> what its client trains on."""
+
+MOST_DRAWN = 20_000
+"""Examples of a data set that are drawn anew to find the image behind a probe, where its place is not known."""
+
+Images = Iterator[tuple[Tensor, int]]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class KnownImages:
+    """Looks up the truth behind victims by what clients report of it: fingerprints, and the partition they hold.
+
+    Attributes:
+        data: what they train on; ``None`` where nobody says.
+        of_client: as ``data``, by partition.
+        normalization: of the images in them.
+        fingerprints: of the images of each victim, in order.
+        numbers: how many examples each victim says that it is of.
+        given: the truth behind some victims.
+        partitions: by client, the partition whose data are its, where that is another number.
+    """
+
+    data: object = None
+    of_client: OfClient | None = None
+    normalization: Normalization | None = None
+    fingerprints: Mapping[VictimId, Sequence[str]] = field(default_factory=dict)
+    numbers: Mapping[VictimId, int] = field(default_factory=dict)
+    given: Mapping[VictimId, Batch] = field(default_factory=dict)
+    partitions: Mapping[int, int] = field(default_factory=dict)
+    _found: dict[str, tuple[Tensor, int]] = field(default_factory=dict, init=False, repr=False)
+    _searched: set[int | None] = field(default_factory=set, init=False, repr=False)
+    _drawn_at: dict[VictimId, int] = field(default_factory=dict, init=False, repr=False)
+
+    def batch(self, victim: VictimId) -> Batch | None:
+        """Return the examples behind ``victim``; ``None`` where they are not known, or the data raise an error."""
+        if victim in self.given:
+            return self.given[victim]
+        found = attempt(lambda: self._batch(victim))
+        if isinstance(found, Failure):
+            logger.warning("The images behind %s could not be looked up: %s", victim, found.reason)
+            return None
+        return found
+
+    def _batch(self, victim: VictimId) -> Batch | None:
+        wanted = self.fingerprints.get(victim)
+        if wanted is not None:
+            self._search(wanted, victim.client)
+            found = [self._found[one] for one in wanted if one in self._found]
+            return _as_batch(found) if len(found) == len(wanted) else self._drawn_anew(wanted, victim)
+        if victim.probe is not None or self.of_client is None:
+            return None
+        number = self.numbers.get(victim, 0)
+        own = list(islice(self._images(victim.client), number + 1))
+        return _as_batch(own) if len(own) == number else None
+
+    def _drawn_anew(self, wanted: Sequence[str], victim: VictimId) -> Batch | None:
+        """Redraw a probe's images, which a transform draws, from where the client's streams started for it."""
+        if victim.probe is None or (self.data is None and self.of_client is None):
+            return None
+        with streams_put_back():
+            known = self.of_client is not None
+            data = _in_place(self.of_client(self.partition(victim.client)) if self.of_client else self.data)
+        if data is None:
+            return None
+        size, start = len(wanted), victim.probe * len(wanted)
+        for first in [start] if known else range(0, min(len(data), MOST_DRAWN) - size + 1):
+            with streams_put_back(probe_seed(victim.probe, size)), own_streams_put_back(data):
+                drawn = [as_sample(data[k]) for k in range(first, min(first + size, len(data)))]
+            images = [(self.plain(image), label) for image, label in drawn]
+            if [fingerprint(image) for image, _ in images] == list(wanted):
+                self._drawn_at[victim] = first
+                return _as_batch(images)
+        return None
+
+    def partition(self, client: int) -> int:
+        """Return the partition that a client's data are."""
+        return self.partitions.get(client, client)
+
+    def plain(self, image: Tensor) -> Tensor:
+        """Return ``image`` of the data in [0, 1]."""
+        return (image if self.normalization is None else self.normalization.undo(image)).clamp(0, 1)
+
+    def places_of(self, victims: Iterable[VictimId], partition: int | None) -> set[int]:
+        """Return where in the data of one partition the images of ``victims`` are, or may be.
+
+        Those that a transform draws anew.
+        """
+        found = set[int]()
+        for victim in victims:
+            if victim.probe is None or (partition is not None and self.partition(victim.client) != partition):
+                continue
+            size = len(self.fingerprints.get(victim, ())) or 1
+            first = victim.probe * size if partition is not None else self._drawn_at.get(victim)
+            if first is not None:
+                found |= set(range(first, first + size))
+        return found
+
+    def first(self, number: int) -> list[Batch]:
+        """Return the first ``number`` images, a batch each; fewer if there are not enough."""
+        if self.data is None and self.of_client is None:
+            return []
+        return [_as_batch([image]) for image in islice(self._images(0), number)]
+
+    def replay(self, observation: Observation) -> Replay:
+        """Raise ``UserError``: the training of a client that is not this package's can't be repeated."""
+        raise UserError(
+            f"{observation.id} is of a client that is not this package's, whose training can't be repeated."
+        )
+
+    def _images(self, client: int | None) -> Images:
+        own = self.of_client is not None and client is not None
+        data = self.of_client(self.partition(client)) if own else self.data  # type: ignore[arg-type, misc]
+        for image, label in _examples(data):
+            yield self.plain(image), label
+
+    def _search(self, wanted: Sequence[str], client: int) -> None:
+        place = client if self.of_client is not None else None
+        if place in self._searched or all(one in self._found for one in wanted):
+            return
+        if self.data is None and self.of_client is None:
+            return
+        needed = {one for fingerprints in self.fingerprints.values() for one in fingerprints} - self._found.keys()
+        for image, label in self._images(place):
+            if (name := fingerprint(image)) in needed:
+                self._found[name] = image, label
+                needed.discard(name)
+            if not needed:
+                return
+        self._searched.add(place)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedImages:
+    """Images that a user gave as ``data``.
+
+    Attributes:
+        name: for the page.
+        data: an iterable of examples; ``None`` where nothing was named.
+        of_client: as ``data``, by partition.
+        input_shape: (C, H, W) of an image.
+        num_classes: K, where the data say so.
+        normalization: of its images.
+    """
+
+    name: str = "unknown"
+    data: object = None
+    of_client: OfClient | None = None
+    input_shape: tuple[int, ...] | None = None
+    num_classes: int | None = None
+    normalization: Normalization | None = None
+
+
+def find_images(data: object) -> NamedImages:
+    """Open ``data`` in any of the forms in which a user may give it.
+
+    A data set of this package or of PyTorch, a loader, a list of examples, the name of a data set, a folder of images,
+    or a function from a client's partition to one of these.
+
+    Raises:
+        UserError: it is none, or empty.
+    """
+    if data is None:
+        return NamedImages()
+    if isinstance(data, str | Path):
+        return _named(str(data))
+    if isinstance(data, type):
+        raise UserError(f"data is expected to be a data set, but got the class {data.__name__}; make one of it first.")
+    if callable(data) and not hasattr(data, "__getitem__"):
+        return _looked_into(data(0), of_client=data)
+    return _looked_into(data)
+
+
+def _named(name: str) -> NamedImages:
+    path = expanded(name)
+    if path.exists() or path.is_absolute() or name.startswith("."):
+        if path.is_file():
+            raise UserError(f"data is expected to be a folder of images, one folder a class, but {name} is a file.")
+        return _looked_into(load_data("image_folder", root=str(path)), name=path.name)
+    return _looked_into(load_data(name), name=name)
+
+
+def _looked_into(data: object, *, of_client: OfClient | None = None, name: str | None = None) -> NamedImages:
+    with own_streams_put_back(data):
+        first = list(islice(_examples(data), LOOKED_AT))
+    if not first:
+        raise UserError("data is expected to hold images, but is empty.")
+    classes = data.train.num_classes if isinstance(data, Dataset) else None
+    classes = data.num_classes if isinstance(data, Examples) else classes
+    own = isinstance(data, Dataset | Examples)
+    return NamedImages(
+        name=name or (data.name if isinstance(data, Dataset) else "its own data"),
+        data=None if of_client else data,
+        of_client=of_client,
+        input_shape=tuple(first[0][0].shape),
+        num_classes=classes,
+        normalization=None if own else _normalization(data),
+    )
+
+
+def _normalization(data: object) -> Normalization | None:
+    with own_streams_put_back(data):
+        return find_normalization(data)
+
+
+def _examples(data: object) -> Images:
+    if isinstance(data, Dataset):
+        yield from _examples(data.train)
+        yield from _examples(data.test)
+    elif isinstance(data, Examples):
+        for index in range(len(data)):
+            yield data.images[index].float() / 255, int(data.labels[index])
+    else:
+        yield from samples(data)
+
+
+def _in_place(data: object) -> Any:
+    """Return the part of ``data`` that gives the k-th example; ``None`` where there is none or nothing is drawn."""
+    if isinstance(data, tuple | list) and data and isinstance(data[0], DataLoader | TorchDataset):
+        data = data[0]
+    data = data.dataset if isinstance(data, DataLoader) else data
+    own = isinstance(data, Dataset | Examples)
+    return data if not own and hasattr(data, "__getitem__") and hasattr(data, "__len__") else None
+
+
+def _as_batch(images: Sequence[tuple[Tensor, int]]) -> Batch:
+    return Batch(torch.stack([image for image, _ in images]), torch.tensor([label for _, label in images]))

@@ -1,0 +1,196 @@
+"""Attack without training: fresh or given weights, or what a run captured."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from fl_privacy.attacks import ReconstructionAttack
+from fl_privacy.attacks.inference import About, Inference
+from fl_privacy.data import images_of
+from fl_privacy.errors import UserError, blamed_on
+from fl_privacy.federation.interception import only, stored_observations
+from fl_privacy.runs.app import report_app
+from fl_privacy.runs.app_captures import app_captures, as_captured, captures_of, expect_of, load_app
+from fl_privacy.runs.build import attack_of_run
+from fl_privacy.runs.config import RunSettings
+from fl_privacy.runs.destination import Destination, Monitor
+from fl_privacy.runs.folder import RunFolder
+from fl_privacy.runs.inference_judge import Spending
+from fl_privacy.runs.inference_stage import InferenceStage
+from fl_privacy.runs.inferences import build_inferences
+from fl_privacy.runs.privacy import calibrated
+from fl_privacy.runs.setup import Setup, build_setup, build_untrained
+from fl_privacy.runs.threat_model import LOOKED_AT, describe_image_prior, expect_readable_updates
+from fl_privacy.types import Observation
+
+SUMS = "secagg"
+"""The ``secure_aggregation`` under which an honest server sees sums of updates."""
+
+
+def attack_experiment(config: RunSettings, monitor: Monitor) -> Path:
+    """Attack as ``config`` says; returns the folder of the results.
+
+    Raises:
+        UserError: a setting is wrong, or there is nothing to attack.
+    """
+    expect_readable_sums(config)
+    config = calibrated(config)
+    if config.captured and (captures := app_captures(config.captured)) is not None:
+        return attack_app(config, captures, monitor)
+    if config.truth is not None:
+        raise UserError(
+            "truth is expected with captured=DIR of an app that this package did not write, but there are none; a run's"
+            " own configuration says what the truth was."
+        )
+    if config.captured:
+        config = as_captured(config)
+        expect_readable_updates(config.secure_aggregation["name"], "The command attack")
+    place = Destination("attack", config)
+    if (done := place.finished_before(monitor)) is not None:
+        return done
+    attack = attack_of_run(config)
+    _expect_questions(attack, build_inferences(config.inference), trained=config.captured is not None)
+    if config.captured:
+        monitor.say(f"Preparing what {config.captured} holds")
+        setup, observations = captured_updates(config)
+        threats = setup.threat_model()
+    else:
+        monitor.say(
+            f"Preparing data {config.called('data')}, model {config.called('model')} and"
+            f" {config.victims} {'victim' if config.victims == 1 else 'victims'}"
+        )
+        setup = build_untrained(config)
+        made = f"The victims' upload with defense={config.choices['defense']} and server={config.choices['server']}"
+        with blamed_on(made), monitor.working("Making the victims' uploads"):
+            observations = setup.observe(setup.server.state)
+        weights = "as trained elsewhere" if config.weights else "untrained"
+        threats = [*setup.threat_model(), f"The model is {weights}."]
+    attacked = images_of(next(iter(setup.clients.values())).examples)
+    if attack is not None and attacked is not None:
+        threats += describe_image_prior(attack, attacked.input_shape, attacked.images)
+    with place.open() as folder:
+        if folder.finished:
+            monitor.say("Another process has just finished it.")
+        else:
+            folder.write_environment(seed=config.seed)
+            folder.write_threat_model(threats)
+            folder.write_defense(setup.defense.parts)
+            attack_and_infer(setup, attack, observations, folder, monitor)
+            folder.finish()
+        place.write_page()
+    return place.path
+
+
+def expect_readable_sums(config: RunSettings) -> None:
+    """Refuse secure aggregation of which not even a sum is seen.
+
+    Raises:
+        UserError: so it is, or a server would have to go beyond the protocol.
+    """
+    name = config.secure_aggregation["name"]
+    if name != SUMS or config.captured or "_target_" in config.server:
+        expect_readable_updates(name, "The command attack")
+
+
+def _expect_questions(
+    attack: ReconstructionAttack | None, inferences: Mapping[str, Inference], *, trained: bool
+) -> None:
+    """Refuse where nothing is asked of updates, or what only a training shows.
+
+    Raises:
+        UserError: so it is.
+    """
+    if attack is None and not inferences:
+        raise UserError("An attack is expected, but got attack=none; choose one that `fl-privacy list` shows.")
+    of_training = [name for name, inference in inferences.items() if inference.about is not About.ATTRIBUTE]
+    if of_training and not trained:
+        raise UserError(
+            f"inference={of_training[0]} is expected with `fl-privacy run`, or with captured=DIR of a run with"
+            " intercept.save=true: it asks about what clients train on, and here nobody trains."
+        )
+
+
+def attack_and_infer(
+    setup: Setup,
+    attack: ReconstructionAttack | None,
+    observations: Sequence[Observation],
+    folder: RunFolder,
+    monitor: Monitor,
+) -> None:
+    """Run ``attack`` on the ``observations`` it is for, and ask what else they give away; both are recorded."""
+    if attack is not None:
+        trains = setup.config.intercept.uploads == "update"
+        attacked = only(observations, lambda id: (id.probe is None) == trains)
+        setup.stage(attack, folder, monitor).run(attacked)
+    if inference := InferenceStage.of(setup, folder, monitor):
+        for observation in observations:
+            inference.see(observation)
+        inference.finish(Spending(epsilon=lambda round: None, delta=setup.config.privacy.delta))
+
+
+def attack_app(config: RunSettings, captures: Path, monitor: Monitor) -> Path:
+    """Attack what was captured of somebody else's Flower app; returns the folder of the results.
+
+    Raises:
+        UserError: it is not of the model that ``config`` names, or nothing is to be attacked.
+    """
+    attack = attack_of_run(config)
+    if attack is None:
+        raise UserError("An attack is expected, but got attack=none; choose one that `fl-privacy list` shows.")
+    app, note = load_app(captures, config)
+    shapes = [observation.input_shape for observation in app.observations[:1]]
+    known = [batch.inputs for batch in app.truth().first(LOOKED_AT)]
+    alike = bool(known) and all(images.shape == known[0].shape for images in known)
+    app = replace(
+        app,
+        said=[
+            *app.said,
+            *[s for shape in shapes for s in describe_image_prior(attack, shape, torch.cat(known) if alike else None)],
+        ],
+    )
+    defense = "+".join(part.name for part in note.defense) or "none"
+    name = config.truth or "unknown"
+    config = config.changed({"choices.data": Path(name).name, "choices.defense": defense, "choices.federation": "app"})
+    place = Destination("attack", config)
+    if (done := place.finished_before(monitor)) is not None:
+        return done
+    with place.open() as folder:
+        if folder.finished:
+            monitor.say("Another process has just finished it.")
+        else:
+            adaptive = config.threat_model.knows_defense
+            said = report_app(
+                replace(app, adaptive=adaptive),
+                attack,
+                config.choices["attack"],
+                folder,
+                monitor=monitor,
+                seed=config.seed,
+                threads=config.attack_threads,
+                jobs=config.jobs,
+                candidates=config.candidates,
+            )
+            monitor.say(said)
+        place.write_page()
+    return place.path
+
+
+def captured_updates(config: RunSettings) -> tuple[Setup, Sequence[Observation]]:
+    """Return what a run captured; its own configuration says what the truth was.
+
+    Raises:
+        UserError: there is nothing, or something that is not of that run.
+    """
+    setup = build_setup(config.changed({"weights": None}))
+    colluder = config.threat_model.colluder
+    inside = None if colluder is None else setup.clients[colluder].architecture()
+    observations = stored_observations(captures_of(str(config.captured)), setup.model, inside=inside)
+    if not observations:
+        raise UserError(
+            f"Captured updates are expected in {config.captured}, but there are none; run with intercept.save=true."
+        )
+    for observation in observations:
+        expect_of(setup, observation)
+    return setup, observations

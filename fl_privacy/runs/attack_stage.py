@@ -1,0 +1,425 @@
+"""Attack what was intercepted, judge it against the truth, trace it to its owners, write it down."""
+
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
+from itertools import groupby
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from fl_privacy.attacks import Progress, ReconstructionAttack
+from fl_privacy.attacks.exact.first_layer import NotFullyConnectedError, find_first_layer
+from fl_privacy.attacks.gradient_inversion.targets import is_sum_of_gradients
+from fl_privacy.data import Vocabulary
+from fl_privacy.federation import Client, Failure, Replay
+from fl_privacy.federation.interception import ids_of
+from fl_privacy.federation.parallel import attack_by_all_cores
+from fl_privacy.federation.replies import attempt
+from fl_privacy.measure import MetricFunction, VictimScore, evaluate_all, unjudged
+from fl_privacy.measure.distortion import UpdateDistortion, distortion_of, linear_system
+from fl_privacy.measure.distractors import Others, other_updates
+from fl_privacy.measure.spn import Tracing, nearest, tracing_distance
+from fl_privacy.models import has_batch_norm
+from fl_privacy.progress import counted
+from fl_privacy.rng import cpu_threads, derive_generator
+from fl_privacy.runs.attacker_knowledge import AttackerKnowledge
+from fl_privacy.runs.destination import Monitor
+from fl_privacy.runs.folder import Attacker, RunFolder
+from fl_privacy.runs.folder.leakage import AttackedUploads
+from fl_privacy.types import Batch, ModelState, Observation, Reconstruction, Tensors, VictimId
+from fl_privacy.types.film import viewed_by
+from fl_privacy.types.modality import modality_of
+from fl_privacy.types.schema import Schema
+
+PARTICIPANTS = 10
+"""Number of participants to whom the images of a single client are dealt, as in SPN's Algorithm 6."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Tracer:
+    """Counts how often an image is traced to somebody else by its nearest reconstruction.
+
+    Every image that was attacked is asked for. Its owner is the client that it was attacked at; where all are of one
+    client, the images are dealt to ``participants`` in order, also those of one batch, so that batches of any size are
+    traced among as many. Fewer images than participants are one each. With ``queries`` other images of the attacked
+    clients are asked for as well, drawn at random and dealt in the same way.
+
+    Attributes:
+        participants: number to whom the images of a single client are dealt.
+        clients: whose images may be asked for, by id.
+        queries: how many images are asked for, if there are as many and not fewer were attacked; ``None`` asks for
+            those attacked alone.
+        seed: of the run.
+    """
+
+    participants: int = PARTICIPANTS
+    clients: Mapping[int, Client] = field(default_factory=dict)
+    queries: int | None = None
+    seed: int = 0
+
+    def __call__(self, scores: Sequence[VictimScore]) -> Tracing | None:
+        """Trace the guesses of ``scores`` to their owners; ``None`` where there are no two owners.
+
+        Images that an attack found nothing for are traced wrongly, but victims on which it failed are left out: that
+        says nothing of where images come from. So are those whose truth is not known, and texts, which nothing is
+        nearest to.
+        """
+        known = [(score, score.originals) for score in scores if score.originals is not None and _counts(score)]
+        if not known:
+            return None
+        scores = [score for score, _ in known]
+        attacked = torch.cat([originals for _, originals in known])
+        at = torch.cat([torch.full((len(originals),), score.id.client) for score, originals in known])
+        others, of = self._others(attacked, at)
+        shared = len(at.unique()) == 1
+        owners = _dealt(len(at), torch.arange(self.participants)) if shared else at
+        number = len(owners.unique())
+        if number < 2:
+            return None
+        query_owners = torch.cat([owners, _dealt(len(of), owners.unique()) if shared else of])
+        # which of the images have a guess, (B,)
+        guessed = torch.cat([torch.tensor([image.guess is not None for image in score.images]) for score in scores])
+        distance = of_attacked = 1.0
+        if guessed.any():
+            answers = torch.cat([score.guesses for score in scores])[guessed], owners[guessed]
+            distance = tracing_distance(*answers, torch.cat([attacked, others]), query_owners)
+            of_attacked = tracing_distance(*answers, attacked, owners)
+        return Tracing(distance=distance, attacked_distance=of_attacked, participants=number, queries=len(query_owners))
+
+    def _others(self, attacked: Tensor, clients: Tensor) -> tuple[Tensor, Tensor]:
+        """Return further images (n, C, H, W) of ``clients``, none of them ``attacked``, and their owners (n,)."""
+        room = (self.queries or 0) - len(attacked)
+        if room <= 0:
+            return attacked[:0], clients[:0]
+        asked = [self.clients[client] for client in clients.unique().tolist()]
+        owners = torch.cat([torch.full((len(client.indices),), client.id) for client in asked])
+        order = torch.randperm(len(owners), generator=derive_generator(self.seed, "tracing"))
+        order = order[: room + len(attacked)]
+        images = asked[0].examples.batch(torch.cat([client.indices for client in asked])[order]).inputs
+        new = (nearest(attacked, images)[0] > 0).nonzero().flatten()[:room]
+        return images[new], owners[order[new]]
+
+
+def _dealt(number: int, owners: Tensor) -> Tensor:
+    """Deal out ``number`` images in order among the ``owners``, equal shares each, (number,)."""
+    return owners[torch.arange(number) * len(owners) // max(1, number)]
+
+
+def _counts(score: VictimScore) -> bool:
+    return not score.sentences and score.rows is None and all(image.failure is None for image in score.images)
+
+
+class Truth(Protocol):
+    """Knows what was behind an update, or that nobody does."""
+
+    def batch(self, victim: VictimId) -> Batch | None: ...
+
+    def replay(self, observation: Observation) -> Replay: ...
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Judge:
+    """Scores reconstructions, and what the defense did to the updates.
+
+    Attributes:
+        truth: what was behind an observation; asked only after the attack. What nobody knows is shown, not judged.
+        transforms: whether the model sees other images than the truth, so that both are compared with.
+        distorts: whether a defense changes updates, so that they are compared with undefended ones.
+        functions: of the metrics that need something of the run, by name; see ``build_metrics``.
+        tracer: runs the tracing attack on what was reconstructed.
+        vocabulary: of texts; ``None`` where images are attacked.
+        schema: of the rows of a table; ``None`` where other examples are attacked.
+        others: what guesses are compared with beside the truth, for the outcome of each.
+        augments: whether what the model sees is but the client's own crops and flips of the truth, of no defense: what
+            was read is judged by that.
+        prior: whether the attack looks among the images of a generator: what it makes of other clients' updates is the
+            control of what it makes of one.
+    """
+
+    truth: Truth
+    transforms: bool = False
+    distorts: bool = False
+    functions: Mapping[str, MetricFunction] = field(default_factory=dict)
+    tracer: Tracer = field(default_factory=Tracer)
+    vocabulary: Vocabulary | None = None
+    schema: Schema | None = None
+    others: Others = field(default_factory=Others)
+    augments: bool = False
+    prior: bool = False
+
+    def scores(self, found: Sequence[Reconstruction], observations: Sequence[Observation]) -> list[VictimScore]:
+        """Score the reconstructions of each of ``observations``."""
+        transformed = None
+        if self.transforms:
+            transformed = [
+                self.truth.replay(o).transformed for o in counted("what the model saw of victim", observations)
+            ]
+        originals = [self.truth.batch(result.id) for result in counted("victim", found)]
+        known = [(r, o) for r, o in zip(found, originals, strict=True) if o is not None]
+        judged: Iterator[VictimScore] = iter(())
+        if known:
+            results, truths = zip(*known, strict=True)
+            judged = iter(self._judged(results, truths, transformed))
+        return [
+            unjudged(r, (o.upload.num_examples, *o.input_shape), modality_of(o.model))
+            if truth is None
+            else next(judged)
+            for r, o, truth in zip(found, observations, originals, strict=True)
+        ]
+
+    def pieces(self, tokens: Tensor) -> Sequence[str]:
+        """Return the pieces of a text (L,), as its tokenizer writes them; none where images are attacked."""
+        return [] if self.vocabulary is None else self.vocabulary.pieces(tokens.tolist())
+
+    def _judged(
+        self, found: Sequence[Reconstruction], truths: Sequence[Batch], transformed: Sequence[Batch] | None
+    ) -> list[VictimScore]:
+        scores = evaluate_all(
+            found,
+            truths,
+            functions=self.functions,
+            transformed=transformed,
+            language=self.vocabulary,
+            schema=self.schema,
+            others=self._with_controls(found, truths) if self.prior else self.others,
+            augmented=self.augments,
+        )
+        if self.vocabulary is None:
+            return scores
+        return [replace(score, sentences=_sentences(score, self.vocabulary)) for score in scores]
+
+    def _with_controls(self, found: Sequence[Reconstruction], truths: Sequence[Batch]) -> Others:
+        guesses = [None if each.batch is None else each.batch.inputs for each in found]
+        controls = other_updates([each.id for each in found], guesses, [truth.inputs for truth in truths])
+        return replace(self.others, controls={**self.others.controls, **controls})
+
+
+def _sentences(
+    score: VictimScore, vocabulary: Vocabulary
+) -> tuple[tuple[Sequence[str] | None, Sequence[str] | None], ...]:
+    """Return original and guess of each text, token by token."""
+    originals = [None] * len(score.images) if score.originals is None else score.originals.tolist()
+    return tuple(
+        (
+            None if original is None else vocabulary.pieces(original),
+            None if image.guess is None else vocabulary.pieces(guess),
+        )
+        for image, original, guess in zip(score.images, originals, score.guesses.tolist(), strict=True)
+    )
+
+
+def update_distortion(truth: Truth, observation: Observation) -> tuple[UpdateDistortion, Mapping[str, float]]:
+    """Measure how far the defense moved an intercepted update from the undefended one.
+
+    Where the model's first layer is fully connected and the update is of one example, also figures of the equations
+    for its input: ``condition`` of them all, and ``contraction``, ``error_bound`` and ``solvable`` (1 or 0) of the row
+    whose uploaded bias gradient is largest, which an attacker would trust most.
+    """
+    clean, seen = replace(observation, upload=truth.replay(observation).undefended()).update(), observation.update()
+    alone = observation.upload.num_examples == 1 and is_sum_of_gradients(observation.plan)
+    names = _fully_connected(observation.model, observation.input_shape) if alone else None
+    return distortion_of(clean, seen), _solving(clean, seen, names) if names else {}
+
+
+@lru_cache(maxsize=1)
+def _fully_connected(model: nn.Module, input_shape: tuple[int, ...]) -> tuple[str, str] | None:
+    """Return weight and bias of the first layer, if it is fully connected; else ``None``."""
+    if not modality_of(model).continuous:
+        return None
+    try:
+        found = find_first_layer(model, ModelState.of(model), input_shape)
+    except NotFullyConnectedError:
+        return None
+    return found.weight, found.bias
+
+
+def _solving(clean: Tensors, seen: Tensors, names: tuple[str, str]) -> dict[str, float]:
+    weight, bias = names
+    if weight not in seen or bias not in seen:
+        return {}
+    tensors = (clean[weight], clean[bias]), (seen[weight], seen[bias])
+    trusted = linear_system(*tensors, rows=1)
+    return {
+        "condition": linear_system(*tensors).condition,
+        "contraction": trusted.contraction,
+        "error_bound": trusted.error_bound,
+        "solvable": float(trusted.solvable),
+    }
+
+
+logger = logging.getLogger(__name__)
+
+FILMED = 3
+"""Victims of a round, unless a run says otherwise."""
+
+VICTIMS_PER_CALL = 256
+"""Victims after which results are written down; the attack's numbers do not depend on it."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class AttackStage:
+    """Attacks observations and records the scores; whatever the attack does, the run goes on.
+
+    Attributes:
+        attack: what is run.
+        seed: of the attack's random streams.
+        threads: of the CPU that attack and measurement take; part of their last bits, hence of the configuration.
+            ``None`` takes one for each part of an attack, PyTorch's for all else.
+        knowledge: what the attackers are told.
+        judge: scores what they made.
+        folder: where scores and pictures go.
+        films: victims of a round, the first ones, of which it is filmed how they were read.
+        monitor: told of the progress.
+        rehearsed: whether no client made the uploads, but the server itself.
+        jobs: processes that attack at once, at most; ``None`` takes all cores.
+    """
+
+    attack: ReconstructionAttack
+    seed: int
+    threads: int | None
+    knowledge: AttackerKnowledge
+    judge: Judge
+    folder: RunFolder
+    monitor: Monitor
+    films: int = FILMED
+    rehearsed: bool = False
+    jobs: int | None = None
+
+    def run(self, observations: Sequence[Observation]) -> None:
+        """Attack ``observations``, round by round."""
+        with cpu_threads(self.threads or torch.get_num_threads()):
+            ids = ids_of(observations)
+            for round, of_round in groupby(range(len(ids)), key=lambda place: ids[place].round):
+                places = list(of_round)
+                self._attack_round(round, observations[places[0] : places[-1] + 1])
+
+    def _attack_round(self, round: int, observations: Sequence[Observation]) -> None:
+        scores: dict[Attacker, list[VictimScore]] = {attacker: [] for attacker in Attacker}
+        for start in range(0, len(observations), VICTIMS_PER_CALL):
+            chunk = [
+                replace(self.knowledge.of_plain(o), filmed=number < self.films)
+                for number, o in enumerate(observations[start : start + VICTIMS_PER_CALL], start)
+            ]
+            which = _in_words(round, start, len(chunk), len(observations))
+            scores[Attacker.PLAIN] += self._attack_chunk(chunk, which)
+            if self.judge.distorts:
+                with self.monitor.working(f"Comparing {which} with undefended ones"):
+                    self._measure_distortion(chunk)
+            if known := [self.knowledge.of_adaptive(o) for o in chunk if self.knowledge.attacks_adaptively(o.id)]:
+                which = which if len(known) == len(chunk) else _in_words(round, 0, len(known), len(known))
+                earlier = self.knowledge.earlier(known)
+                scores[Attacker.ADAPTIVE] += self._attack_chunk(
+                    known, which, earlier=earlier, attacker=Attacker.ADAPTIVE
+                )
+        for attacker, found in scores.items():
+            if found and (tracing := self.judge.tracer(found)):
+                self.folder.add_tracing(tracing, round=round, attacker=attacker)
+
+    def _attack_chunk(
+        self,
+        observations: Sequence[Observation],
+        which: str,
+        *,
+        earlier: Sequence[Observation] = (),
+        attacker: Attacker = Attacker.PLAIN,
+    ) -> list[VictimScore]:
+        """Attack ``observations`` of one round, ``which`` in words; ``earlier`` ones are there to be matched."""
+        started, round = time.perf_counter(), observations[0].id.round
+        observations = [self.knowledge.with_previous(o, attacker) for o in observations]
+        who = which if self.knowledge.defense is None else f"{which}, {attacker} attacker"
+        result = self._reconstruct([*earlier, *observations], who, attacker)[len(earlier) :]
+        self.knowledge.remember(result, attacker)
+        # the mode in which the client ran batch norm; ``None`` for a model without
+        self.folder.add_attack(
+            round=round,
+            victims=len(result),
+            seconds=time.perf_counter() - started,
+            batch_norm=observations[0].plan.batch_norm if has_batch_norm(observations[0].model) else None,
+            attacker=attacker,
+            countermeasures=list(dict.fromkeys(sentence for r in result for sentence in r.countermeasures)),
+            candidates_from=None if (others := self.judge.others.candidates) is None else others.name,
+            uploads=self._uploads(observations),
+        )
+        with self.monitor.working(f"Judging what was made of {who}"):
+            scores = self.judge.scores(result, observations)
+        for score in scores:
+            self.folder.add_victim(score, attacker=attacker)
+        self.folder.save_reconstructions(round, scores, attacker=attacker)
+        self.folder.save_films(result, scores, pieces=self.judge.pieces, attacker=attacker)
+        return scores
+
+    def _uploads(self, observations: Sequence[Observation]) -> AttackedUploads:
+        """Return the kind of uploads that are attacked, for the verdict."""
+        if self.rehearsed:
+            return AttackedUploads.SERVER
+        trained = all(observation.id.probe is None for observation in observations)
+        return AttackedUploads.TRAINING if trained else AttackedUploads.PROBES
+
+    def _reconstruct(self, asked: Sequence[Observation], who: str, attacker: Attacker) -> list[Reconstruction]:
+        """Reconstruct each of ``asked``; return failures where the attack raised or gave no answer.
+
+        Where it did so for several clients' updates, each client's are attacked alone: one may be what it failed at.
+        """
+        found = self._attempted(asked, who)
+        if not isinstance(found, Failure):
+            return found
+        logger.warning("The %s attack on round %d failed: %s", attacker, asked[-1].id.round, found.reason)
+        by_client: dict[int, list[int]] = {}
+        for place, observation in enumerate(asked):
+            by_client.setdefault(observation.id.client, []).append(place)
+        if len(by_client) == 1:
+            return [Reconstruction(id=o.id, batch=None, failure=found.reason) for o in asked]
+        made: dict[int, Reconstruction] = {}
+        for client, places in by_client.items():
+            alone = self._reconstruct([asked[place] for place in places], f"{who}, client {client} alone", attacker)
+            made |= dict(zip(places, alone, strict=True))
+        return [made[place] for place in range(len(asked))]
+
+    def _attempted(self, asked: Sequence[Observation], who: str) -> list[Reconstruction] | Failure:
+        """Run the attack; return what it answers, or why it does not."""
+        with self.monitor.attacking(who) as shown:
+            progress = self.folder.teller.telling(f"Attacking {who}", shown)
+            with viewed_by(partial(self.folder.teller.picture, pieces=self.judge.pieces)):
+                found = attempt(lambda: _expect_answers(self._attack(asked, progress), asked))
+        self.folder.teller.clear()
+        return found
+
+    def _attack(self, asked: Sequence[Observation], progress: Progress) -> list[Reconstruction]:
+        return attack_by_all_cores(
+            self.attack, asked, seed=self.seed, threads=self.threads, processes=self.jobs, progress=progress
+        )
+
+    def _measure_distortion(self, observations: Sequence[Observation]) -> None:
+        for observation in counted("update", observations):
+            measured = attempt(partial(update_distortion, self.judge.truth, observation))
+            if isinstance(measured, Failure):
+                logger.warning("The defense of %s could not be measured: %s", observation.id, measured.reason)
+            else:
+                self.folder.add_update_distortion(observation.id, *measured)
+
+
+def _in_words(round: int, start: int, number: int, total: int) -> str:
+    """Say what is attacked, such as ``4 updates of round 20``; fresh models have no round.
+
+    Of more than are attacked at once, it says which.
+    """
+    some = f"updates {start + 1} to {start + number} of {total}" if number < total else f"{total} updates"
+    return (some if total > 1 else "1 update") + (f" of round {round}" if round else "")
+
+
+def _expect_answers(found: object, asked: Sequence[Observation]) -> list[Reconstruction]:
+    """Return ``found``, what an attack returned for ``asked``; ``TypeError`` if it is no answer.
+
+    The attack may be somebody else's code.
+    """
+    if not isinstance(found, Sequence) or not all(isinstance(each, Reconstruction) for each in found):
+        kinds = sorted({type(each).__name__ for each in found}) if isinstance(found, list | tuple) else []
+        got = f"{type(found).__name__} of {', '.join(kinds)}" if kinds else type(found).__name__
+        raise TypeError(f"an attack is expected to return a list of Reconstruction, but returned {got}")
+    if [each.id for each in found] != [observation.id for observation in asked]:
+        raise TypeError(f"an attack is expected to return one Reconstruction for each of {len(asked)} observations")
+    return list(found)

@@ -1,0 +1,177 @@
+"""What the attackers are told of an update beside what was intercepted."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from fl_privacy.data import LabelledExamples
+from fl_privacy.effects import Description, mixing
+from fl_privacy.errors import UserError
+from fl_privacy.federation import Client
+from fl_privacy.federation.client import local_batches
+from fl_privacy.federation.interception import ACTIVATION, SimulatedSideInformation
+from fl_privacy.rng import derive_generator
+from fl_privacy.runs.config.settings import ThreatModelSettings
+from fl_privacy.runs.folder import Attacker
+from fl_privacy.types import Batch, Observation, Reconstruction, VictimId
+
+ROUNDS_TOGETHER = 128
+"""How many of the last updates of the same examples the adaptive attacker keeps."""
+
+MOST_PUBLIC = 5000
+"""Public images of an attacker that takes what there is."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class AttackerKnowledge:
+    """Knowledge given to the plain attacker, and to the adaptive one that attacks the same victims after it.
+
+    Attributes:
+        same_data: see ``data_names``.
+        labels: of the client's loss, mixed where the defense mixed them; ``None`` where they are unknown.
+        public: images of the same domain with their classes.
+        defense: public description, for the adaptive attacker; ``None`` where there is none.
+        defenses: by client, the description of those that have one of their own, or none.
+        lengths: of texts; ``None`` where they are unknown.
+        remembers: whether what was made of the same examples in an earlier round is told (attack.start=previous).
+    """
+
+    same_data: Callable[[VictimId], str | None]
+    labels: Callable[[Observation], Tensor] | None = None
+    public: Batch | None = None
+    defense: Description | None = None
+    defenses: Mapping[int, Description] = field(default_factory=dict)
+    remembers: bool = False
+    lengths: Callable[[Observation], Tensor] | None = None
+    _earlier: dict[str, list[Observation]] = field(default_factory=dict, init=False)
+    _previous: dict[tuple[Attacker, str | None], Tensor] = field(default_factory=dict, init=False)
+
+    def of_plain(self, observation: Observation) -> Observation:
+        """Return ``observation`` by the plain attacker, who knows nothing of the defense."""
+        plain = observation.told(defense=None, same_data=None)
+        if self.public is not None:
+            plain = plain.told(public_images=self.public.inputs, public_labels=self.public.labels)
+        if self.lengths is not None:
+            plain = plain.told(lengths=self.lengths(plain))
+        return plain.told(labels=self.labels(plain)) if self.labels else plain
+
+    def of_adaptive(self, plain: Observation) -> Observation:
+        """Return the observation by an attacker that also knows the defense, and which updates share examples."""
+        own = self.defenses.get(plain.id.client, self.defense)
+        return plain.told(defense=own or None, same_data=self.same_data(plain.id))
+
+    def attacks_adaptively(self, id: VictimId) -> bool:
+        """Say whether an adaptive attacker has anything to know of the client, itself and not others."""
+        return self.defense is not None and bool(self.defenses.get(id.client, True))
+
+    def earlier(self, observations: Sequence[Observation]) -> list[Observation]:
+        """Return updates of earlier rounds from the same examples as ``observations``, and remember these."""
+        earlier = []
+        for observation in observations:
+            if (name := observation.knowledge.same_data) is not None:
+                known = self._earlier.setdefault(name, [])
+                earlier += known
+                self._earlier[name] = [*known, observation][-ROUNDS_TOGETHER + 1 :]
+        return earlier
+
+    def with_previous(self, observation: Observation, attacker: Attacker) -> Observation:
+        """Return ``observation`` with ``attacker``'s result for the same examples in the round attacked before."""
+        if not self.remembers:
+            return observation
+        return observation.told(previous=self._previous.get((attacker, self.same_data(observation.id))))
+
+    def remember(self, found: Sequence[Reconstruction], attacker: Attacker) -> None:
+        """Keep ``found`` for the rounds to come."""
+        for result in found if self.remembers else ():
+            name = self.same_data(result.id)
+            if result.batch is not None and name is not None:
+                self._previous[attacker, name] = result.batch.inputs
+
+
+def data_names(clients: Mapping[int, Client]) -> Callable[[VictimId], str | None]:
+    """Make a function that names the examples behind a victim, ``None`` where they change from round to round.
+
+    A probe holds the same examples in every round; so does the update of a client that trains on all it has. They are
+    not the same where the defense, or augmentation, makes other images of them each time; mixtures of the same image
+    with others have it in common.
+    """
+
+    def same_data(victim: VictimId) -> str | None:
+        client = clients[victim.client]
+        changes = not _trains_on_everything(client) if victim.probe is None else client.plan.augment_probes
+        redrawn = client.defense.changes_images and mixing(client.defense.parts) is None
+        return None if changes or redrawn else victim.source
+
+    return same_data
+
+
+def side_information_of(
+    threats: ThreatModelSettings, clients: Mapping[int, Client], *, batch_size: int, seed: int
+) -> SimulatedSideInformation | None:
+    """Return what help from inside the attacker gets of ``clients``, whose probes are of ``batch_size`` examples.
+
+    ``None`` where no layer is private and nothing is shown.
+
+    Raises:
+        UserError: ``features_at`` is no module of the clients' model, or nobody is shown what enters it.
+    """
+    _expect_module(threats, clients)
+    if not threats.knows_features and not any(client.keeps_private() for client in clients.values()):
+        return None
+    return SimulatedSideInformation(
+        clients=clients,
+        colluder=threats.colluder,
+        knows_features=threats.knows_features,
+        features_at=threats.features_at,
+        features_of=threats.features_of,
+        batch_size=batch_size,
+        seed=seed,
+    )
+
+
+def _expect_module(threats: ThreatModelSettings, clients: Mapping[int, Client]) -> None:
+    at = threats.features_at
+    if at is None:
+        return
+    if not threats.knows_features:
+        raise UserError(
+            f"threat_model.features_at={at} is expected with threat_model.knows_features=true; set it, or leave"
+            " features_at out."
+        )
+    names = [name for name, _ in next(iter(clients.values())).model.named_modules() if name]
+    if at not in (ACTIVATION, *names):
+        raise UserError(
+            f"threat_model.features_at is expected to be a module of the model, such as {', '.join(names[:4])}, or"
+            f" {ACTIVATION}, but got {at!r}."
+        )
+
+
+def public_examples(count: int | None, unattacked: LabelledExamples) -> Batch | None:
+    """Return the first ``count`` of ``unattacked``, a split without victims; ``None`` for 0.
+
+    Args:
+        count: how many; ``None`` takes what there is, up to ``MOST_PUBLIC`` at equal distances.
+        unattacked: the split.
+
+    Raises:
+        UserError: there are fewer.
+    """
+    if count is None:
+        number = min(MOST_PUBLIC, len(unattacked))
+        return unattacked.batch(torch.linspace(0, len(unattacked) - 1, number).long()) if number else None
+    if not 0 <= count <= len(unattacked):
+        raise UserError(
+            f"threat_model.public_images is expected in 0..{len(unattacked)}, the size of the split that is not"
+            f" attacked, but got {count}."
+        )
+    return unattacked.batch(torch.arange(count)) if count else None
+
+
+def _trains_on_everything(client: Client) -> bool:
+    if client.plan.augments:
+        return False
+    number = client.number_of_examples
+    batches = local_batches(number, client.plan, derive_generator(0))
+    return len({int(i) for batch in batches for i in batch}) == number

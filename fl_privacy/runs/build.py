@@ -1,0 +1,417 @@
+"""Build the parts of a run from its settings: data, model, clients, defense, attack, guard, and what is intercepted.
+
+The only file that instantiates what a user names; :mod:`fl_privacy.runs.setup` puts the parts together.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from fl_privacy import defenses
+from fl_privacy.attacks import GradientInversion, ReconstructionAttack
+from fl_privacy.attacks.gradient_inversion.word_order import NO_PUBLIC_TEXTS
+from fl_privacy.attacks.inference import About
+from fl_privacy.checks import whole
+from fl_privacy.data import (
+    Dataset,
+    LabelledExamples,
+    TableExamples,
+    expect_images,
+    texts_of,
+)
+from fl_privacy.defenses import Defense
+from fl_privacy.defenses.defense import UNNAMED
+from fl_privacy.defenses.guard import ModelGuard
+from fl_privacy.effects import MutedFeatures, SlicedNoise
+from fl_privacy.errors import UserError, blamed_on
+from fl_privacy.federation import (
+    Audit,
+    Client,
+    Probe,
+    audited_rounds,
+    spread_probes,
+)
+from fl_privacy.federation.parallel import ShardedAttack
+from fl_privacy.measure import MetricFunction, bayesian_privacy_loss, noise_ratio
+from fl_privacy.models import ADAPTED, build_fitting, check_model, check_table_model, check_text_model
+from fl_privacy.models.gradients.memory import resolve_device
+from fl_privacy.rng import derive_generator, derive_seed
+from fl_privacy.runs.config import RunSettings
+from fl_privacy.runs.config._options import CUSTOM, called, options
+from fl_privacy.runs.config.building import check_arguments, instantiate, locate_target, plain_settings
+from fl_privacy.runs.config.plugins import register_plugin_metrics
+from fl_privacy.runs.config.settings import BpkiSettings
+from fl_privacy.runs.inferences import build_inferences
+from fl_privacy.runs.server_attack import build_server_attack, expect_named
+from fl_privacy.types import LocalPlan
+from fl_privacy.types.modality import IMAGES, ROWS, TEXTS, Modality
+
+DEFENDERS = 1000
+"""Public examples that clients hold, at most."""
+
+
+def expect_parts(parts: Any, clients: int, examples: int, section: Mapping[str, Any]) -> None:
+    """Refuse what is no partition: for each client (N_i,) int64 indices, no example twice."""
+    wrong = None
+    if not isinstance(parts, Sequence) or isinstance(parts, str) or len(parts) != clients:
+        wrong = f"got {type(parts).__name__}"
+    elif not all(isinstance(p, torch.Tensor) and p.dtype == torch.int64 and p.dim() == 1 and len(p) for p in parts):
+        wrong = f"got {', '.join(sorted({type(p).__name__ for p in parts}))} of other types or shapes"
+    elif not torch.cat(list(parts)).ge(0).all() or not torch.cat(list(parts)).lt(examples).all():
+        wrong = f"some are beyond 0..{examples - 1}"
+    elif len(torch.cat(list(parts)).unique()) != sum(map(len, parts)):
+        wrong = "some examples have two owners"
+    if wrong:
+        raise UserError(
+            f"partition._target_={section.get('_target_')} is expected to return indices (N,) int64 for each of"
+            f" {clients} clients, but {wrong}."
+        )
+
+
+def held_out(number: int, examples: int, *, seed: int) -> torch.Tensor:
+    """Mark the ``number`` of ``examples`` training examples that no client gets, (N,), at random.
+
+    Raises:
+        UserError: none would be left.
+    """
+    if number >= examples:
+        raise UserError(
+            f"holdout is expected to be below {examples}, the number of training examples, but got {number};"
+            " leave some to train on."
+        )
+    chosen = torch.zeros(examples, dtype=torch.bool)
+    if number:
+        order = torch.randperm(examples, generator=derive_generator(seed, "holdout"))
+        chosen[order[:number]] = True
+    return chosen
+
+
+def defenders_examples(unattacked: LabelledExamples) -> torch.Tensor:
+    """Choose the public examples for clients that train a defense on some: every fourth; attackers hold others."""
+    return torch.arange(3, len(unattacked), 4)[:DEFENDERS]
+
+
+ANY_MODEL = ("init", "mean", "std", "lora_rank", "lora_alpha")
+"""Options of every model, whether or not it knows them; see ``build_model``."""
+
+
+def build_network(section: Mapping[str, Any], dataset: Dataset, *, seed: int) -> nn.Module:
+    """Build the model that ``section`` names with initial values of ``seed``, and check that it fits the data."""
+    train = dataset.train
+    return _CHECKS[train.modality](_network(section, train.architecture, seed), train)
+
+
+def _checked_on_images(model: nn.Module, train: LabelledExamples) -> nn.Module:
+    check_model(model, train.input_shape, train.num_classes)
+    return model
+
+
+def _checked_on_texts(model: nn.Module, train: LabelledExamples) -> nn.Module:
+    check_text_model(model, train.input_shape[0], train.num_classes)
+    return model
+
+
+def _checked_on_rows(model: nn.Module, train: LabelledExamples) -> nn.Module:
+    assert isinstance(train, TableExamples)
+    return check_table_model(model, train.schema, train.num_classes)
+
+
+_CHECKS: Mapping[Modality, Callable[[nn.Module, LabelledExamples], nn.Module]] = {
+    IMAGES: _checked_on_images,
+    TEXTS: _checked_on_texts,
+    ROWS: _checked_on_rows,
+}
+"""What sees that a model fits its examples."""
+
+
+def build_network_for(
+    section: Mapping[str, Any], input_shape: tuple[int, ...], num_classes: int, *, seed: int, **more: Any
+) -> nn.Module:
+    """Build the model for images (C, H, W) of ``num_classes`` classes, with ``more`` options."""
+    channels, height, _ = input_shape
+    facts = {"in_channels": channels, "image_size": height, "num_classes": num_classes}
+    model = _network(section, facts, seed, **more)
+    check_model(model, input_shape, num_classes)
+    return model
+
+
+def _network(section: Mapping[str, Any], architecture: Mapping[str, Any], seed: int, **more: Any) -> nn.Module:
+    settings = {**more, **plain_settings(section)}
+    settings.pop("_target_", None)
+    target = locate_target(section, "model")
+    known = [] if not callable(target) else inspect.signature(target).parameters
+    own = {key: value for key, value in settings.items() if key in known or key not in ANY_MODEL}
+    check_arguments(target, own, "model")
+    return build_fitting(target, architecture, seed=derive_seed(seed, "model"), **settings)
+
+
+def audit_of(config: RunSettings, rounds: int, clients: Mapping[int, Client]) -> Audit:
+    """Choose which uploads of ``rounds`` rounds the attackers of ``config`` get hold of.
+
+    Raises:
+        UserError: there are no such rounds or clients, or too few examples.
+    """
+    inferences = build_inferences(config.inference)
+    reads_images = "_target_" in config.attack or config.intercept.save
+    if not reads_images and not inferences:
+        return Audit()
+    chosen = config.intercept.rounds
+    audited = audited_rounds(chosen if isinstance(chosen, str | int) else list(chosen), rounds)
+    asked = set(clients if config.intercept.clients == "all" else config.intercept.clients)
+    if not asked:
+        raise UserError(
+            "intercept.clients is expected to name clients, but got an empty list; take intercept.clients=all, or"
+            " attack=none to attack none."
+        )
+    colluder = config.threat_model.colluder
+    if colluder is not None:
+        whole("threat_model.colluder", colluder, at_least=0, at_most=len(clients) - 1, example=0)
+    if unknown := sorted(asked - clients.keys()):
+        raise UserError(f"intercept.clients is expected within 0..{len(clients) - 1}, but got {unknown}.")
+    attack = build_server_attack(config.server)
+    asked = (asked - {colluder}) & (set(clients) if attack is None or attack.only is None else {attack.only})
+    sizes = {client: p.number_of_examples for client, p in clients.items() if client in asked}
+    probes: tuple[Probe, ...] = ()
+    about = {inference.about for inference in inferences.values()}
+    if config.intercept.uploads == "probe" and (reads_images or About.ATTRIBUTE in about):
+        probes = spread_probes(config.victims, config.batch_size, sizes)
+    return Audit(
+        rounds=audited,
+        uploads=config.intercept.uploads,
+        probes=probes,
+        clients=frozenset(asked),
+        batch_size=config.batch_size,
+        listens=bool(about - {About.ATTRIBUTE}),
+    )
+
+
+T = TypeVar("T")
+
+
+def clients_of(config: RunSettings) -> Mapping[int, Client]:
+    """Build the clients of ``config``; once in a process."""
+    return data_and_clients(config)[1]
+
+
+def build_dataset(section: Mapping[str, Any]) -> Dataset:
+    """Build the data that ``section`` names; ``UserError`` if its target makes something else."""
+    return _expect_made(instantiate(section, "data"), Dataset, section, "data")
+
+
+def agreed_network(config: RunSettings, dataset: Dataset, clients: int) -> nn.Module:
+    """Build the model that ``clients`` clients train, with what a malicious server put into it."""
+    model = build_network(config.model, dataset, seed=config.seed)
+    attack = build_server_attack(config.server)
+    if attack is None:
+        return model
+    return attack.architecture(model, expect_images(dataset.train, "A malicious server").input_shape, clients)
+
+
+def build_guard(config: RunSettings, dataset: Dataset) -> ModelGuard | None:
+    """Build the guard of clients that agreed on the model of ``config``; ``None`` for ``guard=off``."""
+    if "_target_" not in config.guard:
+        expect_named(config.guard, "guard")
+        return None
+    guard = _expect_made(instantiate(config.guard, "guard"), ModelGuard, config.guard, "guard")
+    return guard.agreeing_on(build_network(config.model, dataset, seed=config.seed))
+
+
+def build_defense(section: Mapping[str, Any]) -> Defense:
+    """Build the defense that ``section`` names; ``UserError`` if its target makes something else.
+
+    One that names no part of itself goes by the name of what made it.
+    """
+    made = _expect_made(instantiate(section, "defense"), Defense, section, "defense")
+    return replace(made, parts=(replace(UNNAMED, name=called(CUSTOM, section)),)) if made.parts == (UNNAMED,) else made
+
+
+def prepare_defense(defense: Defense, dataset: Dataset, model: nn.Module) -> None:
+    """Prepare ``defense`` for the examples of ``dataset``; ``UserError`` if it can't be, or can't change texts."""
+    kind = dataset.train.modality
+    if not _SUITS[kind](defense):
+        # name the package's defenses that suit examples of ``kind`` as they are, without an attribute to hide
+        names = [name for name in defenses.__all__ if name in options("defense") and name != "none"]
+        made: Mapping[str, Defense] = {name: getattr(defenses, name)() for name in names}
+        *most, last = [name for name, defense in made.items() if _SUITS[kind](defense) and not defense.informed]
+        raise UserError(
+            f"Defense {defense.name} is of images, but the data are {kind.data}; take {', '.join(most)} or {last}."
+        )
+    texts = texts_of(dataset.test) if defense.texts else None
+    tokens = None if texts is None else texts.subset(defenders_examples(texts)).tokens
+    with blamed_on(f"Defense {defense.name}, preparing for {kind.one}s,"):
+        defense.prepare_for(model, dataset.train.input_shape, tokens)
+    for inform in defense.informed:
+        public = dataset.test
+        if public.attributes is None:
+            raise UserError(
+                f"defense={defense.name} is expected with data that have an attribute beside the class, but"
+                f" {dataset.name} has none; use data=cifar10_animals or mnist_parity, or load_with_attribute."
+            )
+        rows = defenders_examples(public)
+        with blamed_on(f"Defense {defense.name}, learning from public examples,"):
+            inform(public.batch(rows), public.attributes[rows])
+
+
+def _suits_rows(defense: Defense) -> bool:
+    return not (defense.prepare or defense.data or defense.examples or defense.model)
+
+
+def _suits_texts(defense: Defense) -> bool:
+    of_pixels = any(isinstance(part.effect, MutedFeatures | SlicedNoise) for part in defense.parts)
+    looks = len(defense.texts) < len(defense.prepare)
+    return not (of_pixels or looks or defense.data or defense.examples or defense.model)
+
+
+_SUITS: Mapping[Modality, Callable[[Defense], bool]] = {
+    IMAGES: lambda defense: True,
+    TEXTS: _suits_texts,
+    ROWS: _suits_rows,
+}
+"""Whether a defense changes and looks at nothing that such examples do not have."""
+
+
+_MOST_OF_PRIOR = 1000
+"""Public images, the first ones, whose pixels are counted."""
+
+
+def build_metrics(
+    bpki: BpkiSettings, evaluator: str | None, dataset: Dataset, public: LabelledExamples
+) -> dict[str, MetricFunction]:
+    """Build the metrics that need settings of a run, by name; register those of plugins.
+
+    Args:
+        bpki: how the Bayesian privacy loss is estimated.
+        evaluator: file of the network that judges noise; ``None`` leaves that out.
+        dataset: what the clients share.
+        public: examples that nobody attacks.
+    """
+    register_plugin_metrics()
+    known = None
+    if bpki.prior is not None:
+        images = expect_images(public, "The setting bpki.prior, a histogram of pixels,")
+        known = images.images[:_MOST_OF_PRIOR].float() / 255
+    functions = {"bpki": bayesian_privacy_loss(bins=bpki.bins, smoothing=bpki.smoothing, public=known)}
+    if evaluator is not None:
+        expect_images(dataset.train, "The setting evaluator, whose network judges noise in images,")
+        functions["noise_ratio"] = noise_ratio(evaluator, dataset.train.input_shape)
+    return functions
+
+
+def build_attack(section: Mapping[str, Any], *, device: str = "auto", threads: int = 1) -> ReconstructionAttack | None:
+    """Build the attack of a settings ``section``; ``None`` for ``attack=none``.
+
+    Args:
+        section: ``attack`` of a run.
+        device: where it computes, unless ``section`` says.
+        threads: of the CPU, in each process where it is cut into shards.
+    """
+    if "_target_" not in section:
+        return None
+    shards = whole("attack.shards", section.get("shards", 1), at_least=1, example=1)
+    section = {key: value for key, value in section.items() if key != "shards"}
+    where = resolve_device(section.get("device") or device)
+    arguments = {"device": str(where)} if "device" in section else {}
+    attack: ReconstructionAttack = instantiate(section, "attack", **arguments)
+    if not callable(attack):
+        raise UserError(
+            f"attack._target_={section['_target_']} is expected to return an attack, which can be called, but got"
+            f" {type(attack).__name__}."
+        )
+    return attack if shards == 1 else ShardedAttack(attack=attack, shards=shards, threads=threads, device=where)
+
+
+def attack_of_run(config: RunSettings) -> ReconstructionAttack | None:
+    """Build the attack of ``config``; ``UserError`` where it would ask for what the threat model does not give it."""
+    attack = build_attack(config.attack, device=config.device, threads=config.attack_threads)
+    inner = attack.attack if isinstance(attack, ShardedAttack) else attack
+    asks = isinstance(inner, GradientInversion) and inner.moves is not None and inner.moves.prior > 0
+    if asks and config.threat_model.public_images == 0:
+        raise UserError(NO_PUBLIC_TEXTS)
+    return attack
+
+
+def build_plan(section: Mapping[str, Any], model: Mapping[str, Any]) -> LocalPlan:
+    """Build the clients' local plan from ``section``; of a ``model`` with adapters they train these and its head."""
+    settings = plain_settings(section)
+    adapted = model.get("lora_rank") is not None or model.get("peft") is not None
+    if adapted and not (settings.get("trained") or settings.get("frozen")):
+        settings["trained"] = list(ADAPTED)
+    check_arguments(LocalPlan, settings, "federation.plan")
+    return LocalPlan(**settings)
+
+
+def build_parts(
+    section: Mapping[str, Any], examples: LabelledExamples, number: int, *, seed: int
+) -> list[torch.Tensor]:
+    """Share ``examples`` out between ``number`` clients by the partition ``section``: indices (N_i,) of each.
+
+    ``seed`` is that of a run, whose clients have the same.
+    """
+    partition = instantiate(section, "partition")
+    with blamed_on(f"partition._target_={section.get('_target_')}"):
+        parts: list[torch.Tensor] = partition(examples, num_clients=number, seed=derive_seed(seed, "partition"))
+    expect_parts(parts, number, len(examples), section)
+    return parts
+
+
+@lru_cache(maxsize=1)
+def data_and_clients(config: RunSettings) -> tuple[Dataset, Mapping[int, Client]]:
+    """Build data and clients of ``config``, those of the last one kept."""
+    number = config.federation.clients
+    plan, device = build_plan(config.federation.plan, config.model), resolve_device(config.device)
+    dataset, defense = build_dataset(config.data), build_defense(config.defense)
+    model = agreed_network(config, dataset, number)
+    prepare_defense(defense, dataset, model)
+    kept = ~held_out(config.holdout, len(dataset.train), seed=config.seed)
+    shared = dataset.train if kept.all() else dataset.train.subset(kept.nonzero().flatten())
+    parts = build_parts(config.partition, shared, number, seed=config.seed)
+    places = kept.nonzero().flatten()
+    return dataset, {
+        client: Client(
+            id=client,
+            examples=dataset.train,
+            indices=places[indices],
+            model=model,
+            plan=plan,
+            defense=defense,
+            seed=config.seed,
+            device=device,
+            threads=config.client_threads,
+            test=dataset.test,
+            guard=build_guard(config, dataset),
+        )
+        for client, indices in enumerate(parts)
+    }
+
+
+def _expect_made(made: Any, kind: type[T], section: Mapping[str, Any], name: str) -> T:
+    if not isinstance(made, kind):
+        raise UserError(
+            f"{name}._target_={section['_target_']} is expected to return a {kind.__name__}, but got"
+            f" {type(made).__name__}."
+        )
+    return made
+
+
+def attack_called(attack: str | ReconstructionAttack) -> tuple[ReconstructionAttack | None, str]:
+    """Return the attack and its name, of ``idlg attack.iterations=50`` or of an attack; ``None`` for ``none``.
+
+    Raises:
+        UserError: there is no such attack or setting.
+    """
+    if not isinstance(attack, str):
+        if not callable(attack):
+            raise UserError(
+                f"attack is expected to be a name or an attack, but got {type(attack).__name__}; try attack='auto'."
+            )
+        return attack, type(attack).__name__
+    from fl_privacy.runs.config import compose_run  # noqa: PLC0415
+
+    name, *settings = attack.split() or [""]
+    config = compose_run([f"attack={name}", *settings])
+    return build_attack(config.attack, device=config.device, threads=config.attack_threads), name

@@ -1,0 +1,218 @@
+"""Canaries beside the training: a client of the auditor's own trains with them in each intercepted round.
+
+What it uploads is read as any other client's, and enters no mean: the training is the one without canaries.
+"""
+
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from fl_privacy.attacks.inference.canaries import Canaries
+from fl_privacy.defenses import ClientState, Defense, LocalStep
+from fl_privacy.dp_check.canaries import canary_test
+from fl_privacy.dp_check.claims import Claim, Facts, Recomputed, Unit, recompute
+from fl_privacy.dp_check.of_defense import clip_norm_of
+from fl_privacy.dp_check.verdict import ClaimVerdict
+from fl_privacy.effects import ClippedExamples
+from fl_privacy.errors import UserError
+from fl_privacy.federation import Client
+from fl_privacy.progress import counted
+from fl_privacy.rng import derive_generator
+from fl_privacy.runs.destination import Monitor
+from fl_privacy.runs.folder import RunFolder
+from fl_privacy.runs.folder.claims import records_of, write_claims
+from fl_privacy.runs.inferences import build_inferences
+from fl_privacy.runs.privacy import Privacy, guarantees
+from fl_privacy.runs.setup import Setup
+from fl_privacy.types import Observation, Tensors
+
+MOST_COORDINATES = 20_000
+"""Of an update, chosen at random, in which canaries lie: noise is the same in all of them."""
+
+
+@dataclass(eq=False, kw_only=True)
+class CanaryStage:
+    """Adds up the scores of canaries over the rounds; higher where one seems to have taken part.
+
+    Attributes:
+        setup: that trains.
+        canaries: how many, and of which unit.
+        folder: of the run.
+        monitor: told of the progress.
+    """
+
+    setup: Setup
+    canaries: Canaries
+    folder: RunFolder
+    monitor: Monitor
+    _sent: Observation | None = field(default=None, init=False)
+    _rounds: int = field(default=0, init=False)
+    _directions: Tensor | None = field(default=None, init=False)
+    _coordinates: Tensor | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        coins = torch.rand(self.canaries.number, generator=self._rng("coins"))
+        self._taken = coins < 0.5
+        self._scores = torch.zeros(self.canaries.number, dtype=torch.float64)
+        self._state = ClientState()
+
+    @classmethod
+    def of(cls, setup: Setup, folder: RunFolder, monitor: Monitor) -> "CanaryStage | None":
+        """Make that of ``federation``; ``None`` where no canaries are asked for."""
+        found = [i for i in build_inferences(setup.config.inference).values() if isinstance(i, Canaries)]
+        return cls(setup=setup, canaries=found[0], folder=folder, monitor=monitor) if found else None
+
+    @property
+    def unit(self) -> Unit:
+        """Return what a canary is: an example or a client."""
+        if self.canaries.unit != "auto":
+            return self.canaries.unit
+        return "example" if self._of_examples else "client"
+
+    @property
+    def _defense(self) -> Defense:
+        return self.setup.defense
+
+    @property
+    def _of_examples(self) -> bool:
+        return any(isinstance(part.effect, ClippedExamples) for part in self._defense.parts)
+
+    def see(self, observation: Observation) -> None:
+        """Keep the first training update of a round: the model that was sent with it."""
+        if observation.id.probe is None and self._sent is None:
+            self._sent = observation
+
+    def read(self) -> None:
+        """Make the canaries take part in the round that is over, and add their scores."""
+        if self._sent is None:
+            return
+        sent, self._sent = self._sent, None
+        self._rounds += 1
+        self._choose(sent.upload.tensors)
+        with self.monitor.working(f"Canaries in round {sent.id.round}"):
+            self._scores += self._by_examples(sent) if self.unit == "example" else self._by_clients(sent)
+
+    def finish(self, privacy: Privacy) -> None:
+        """Hold what the canaries show against the run's own claim, and record it."""
+        self.read()
+        delta = self.setup.config.privacy.delta
+        if not self._rounds:
+            return
+        test = canary_test(
+            self._scores[self._taken].numpy(), self._scores[~self._taken].numpy(), delta=delta, unit=self.unit
+        )
+        epsilon = privacy.epsilons[-1] if privacy.epsilons else None
+        unit: Unit = "example" if privacy.unit == "example" else "client"
+        claim = None
+        if epsilon is not None:
+            claim = Claim(epsilon=epsilon, delta=delta, unit=unit, rounds=self.setup.rounds, by="this run")
+        recomputed, missing = self._recomputed(delta)
+        verdict = ClaimVerdict(
+            subject=f"{self._defense.name} over the {self._rounds} intercepted of {self.setup.rounds} rounds",
+            claim=claim,
+            recomputed=recomputed,
+            canaries=test,
+            notes=(*missing, *self._notes()),
+        )
+        write_claims(self.folder.path, records_of([verdict]))
+
+    def _notes(self) -> tuple[str, ...]:
+        if self.unit == "client":
+            return ("Canary clients upload an update of the clipping norm each round; none enters the mean.",)
+        return (
+            "Canary examples have a gradient of the clipping norm, and are sampled in each local step at the rate of"
+            " the client's batches; the client that trains with them enters no mean.",
+        )
+
+    def _recomputed(self, delta: float) -> tuple[Recomputed | None, tuple[str, ...]]:
+        found = guarantees(self.setup, delta=delta, accountant="rdp")[0]
+        if found.missing is not None or found.once is not None:
+            return None, ()
+        facts = Facts(
+            noise_multiplier=found.noise_multiplier,
+            sample_rate=found.sample_rate,
+            sampling="shuffle" if found.sample_rate < 1 else "none",
+            releases=found.steps_per_round,
+            rounds=self.setup.rounds,
+        )
+        try:
+            return recompute(facts, delta=delta), ()
+        except UserError as error:
+            return None, (str(error),)
+
+    def _rng(self, *names: str | int) -> torch.Generator:
+        return derive_generator(self.setup.config.seed, "canaries", *names)
+
+    def _choose(self, like: Tensors) -> None:
+        """Draw the canaries' directions (m, s) once their space is known.
+
+        Of clients, each of which is scored by its own upload, any; of examples, which are added up, orthonormal ones
+        where there are coordinates enough.
+        """
+        if self._directions is not None:
+            return
+        size = sum(value.numel() for value in like.values())
+        self._coordinates = torch.randperm(size, generator=self._rng("coordinates"))[:MOST_COORDINATES].sort()[0]
+        number, space = self.canaries.number, len(self._coordinates)
+        drawn = torch.randn(space, number, generator=self._rng("directions"))
+        together = self.unit == "example" and number <= space
+        unit = torch.linalg.qr(drawn)[0] if together else drawn / drawn.norm(dim=0)
+        self._directions = unit.T.contiguous()
+
+    def _update(self, along: Tensor, like: Tensors) -> Tensors:
+        """Lay values (s,) on the chosen coordinates out as tensors like ``like``."""
+        assert self._coordinates is not None
+        flat = torch.zeros(sum(value.numel() for value in like.values()))
+        flat[self._coordinates] = along
+        parts = flat.split([value.numel() for value in like.values()])
+        return {name: part.view(value.shape) for (name, value), part in zip(like.items(), parts, strict=True)}
+
+    def _by_clients(self, sent: Observation) -> Tensor:
+        """Score clients (m,) whose update is the canary, or nothing, behind the hooks of the upload.
+
+        Of a large model the hooks get the chosen coordinates alone: nothing else of a canary is other than 0.
+        """
+        assert self._directions is not None
+        # count the chosen coordinates, which are in order, in each array that has any
+        assert self._coordinates is not None
+        ends = torch.tensor([value.numel() for value in sent.upload.tensors.values()]).cumsum(0)
+        counts = torch.bincount(torch.searchsorted(ends, self._coordinates, right=True), minlength=len(ends))
+        norm = clip_norm_of(self._defense) or 1.0
+        sizes = {name: count for name, count in zip(sent.upload.tensors, counts.tolist(), strict=True) if count}
+        scores = torch.zeros(len(self._directions), dtype=torch.float64)
+        for number, direction in counted("canary", list(enumerate(self._directions))):
+            parts = (direction * norm * bool(self._taken[number])).split(list(sizes.values()))
+            update: Tensors = dict(zip(sizes, parts, strict=True))
+            rng = self._rng("noise", sent.id.round, number)
+            for hook in self._defense.upload:
+                update = hook(update, ClientState(), rng)
+            row = [update[name].flatten() if name in update else torch.zeros(size) for name, size in sizes.items()]
+            scores[number] = float(torch.cat(row).cpu().to(torch.float32) @ direction)
+        return scores
+
+    def _by_examples(self, sent: Observation) -> Tensor:
+        """Score gradients (m,) that were added to a client's local steps."""
+        assert self._directions is not None
+        client: Client = next(iter(self.setup.clients.values()))
+        like, norm, directions = sent.upload.tensors, clip_norm_of(self._defense) or 1.0, self._directions
+        rng, examples = self._rng("sampling", sent.id.round), len(client.indices)
+
+        def with_canaries(gradients: Tensors, step: LocalStep) -> Tensors:
+            size = len(step.batch)
+            sampled = (torch.rand(len(directions), generator=rng) < size / examples) & self._taken
+            added = self._update(sampled.to(directions) @ directions * (norm / size), like)
+            return {n: g + added[n].to(g) if n in added else g for n, g in gradients.items()}
+
+        defense = replace(self._defense, gradient=(*self._defense.gradient, with_canaries))
+        made = replace(client, defense=defense).update(sent.sent, self._state, round=sent.id.round)
+        sign = 1.0 if client.plan.shares == "gradient" else -1.0
+        found = made.upload.tensors
+        if client.plan.shares == "weights":
+            found = {name: value - sent.sent.parameters[name].cpu() for name, value in found.items()}
+        # take the chosen coordinates (s,) of ``update``; what it withholds is 0
+        assert self._coordinates is not None
+        whole = [found[name].flatten() if name in found else torch.zeros(v.numel()) for name, v in like.items()]
+        return sign * (directions @ torch.cat([part.cpu().to(torch.float32) for part in whole])[self._coordinates]).to(
+            torch.float64
+        )

@@ -1,0 +1,292 @@
+"""Build what a section names, by Hydra's instantiate, with one line of error instead of a chain of tracebacks.
+
+What each part of this package takes is kept from one process to the next, since asking it imports PyTorch, which is
+slow: in the user's cache folder, for as long as no file of the package changes, as plain JSON from which nothing is
+imported or evaluated.
+"""
+
+import hashlib
+import inspect
+import json
+import sys
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, Union
+
+import hydra.utils
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+
+from fl_privacy.checks.packages import missing_extra
+from fl_privacy.errors import UserError, in_one_line, is_out_of_memory, what_was_asked
+from fl_privacy.files import user_cache_folder, write_whole
+from fl_privacy.runs.config._options import suggest
+from fl_privacy.runs.config.parse import expect_type
+
+
+def instantiate(section: Mapping[str, Any], name: str, **arguments: Any) -> Any:
+    """Call the ``_target_`` of the configuration section ``name`` with its keys and ``arguments``.
+
+    Raises:
+        UserError: there is no such target, it does not take a key, or a value is wrong.
+    """
+    settings = plain_settings(section)
+    target = settings.pop("_target_", None)
+    check_arguments(locate_target(section, name), settings, name)
+    try:
+        return hydra.utils.instantiate(plain_settings(section), **arguments, _convert_="all")
+    except HydraException as error:
+        cause = error.__cause__
+        if isinstance(cause, UserError | OSError | MemoryError):
+            raise cause from error
+        raise UserError(f"{_what_failed(cause or error, name, target)}: {in_one_line(cause or error)}") from error
+    except SystemExit as error:
+        raise UserError(f"{name}: {target} raised {in_one_line(error)}; it is expected to return.") from error
+
+
+def _what_failed(error: BaseException, name: str, target: str) -> str:
+    """Say what failed: settings are to blame only where the call itself does not fit."""
+    if isinstance(error, TypeError) and target.rpartition(".")[2] in str(error):
+        return f"{name}: {target} does not accept these settings"
+    return f"{name} can't be made by {target}"
+
+
+def plain_settings(section: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of a configuration section in plain values."""
+    settings = (
+        OmegaConf.to_container(section, resolve=True) if isinstance(section, DictConfig) else deepcopy(dict(section))
+    )
+    assert isinstance(settings, dict)
+    return {str(key): value for key, value in settings.items()}
+
+
+def check_arguments(function: Any, settings: dict[str, Any], name: str) -> None:
+    """Refuse settings that ``function`` has no parameter for, or that are not of the type it announces."""
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{name} is expected to name a function or class, but got {function!r}.") from error
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return
+    for key, value in settings.items():
+        if key.startswith("_"):
+            continue
+        if key not in parameters:
+            raise UserError(f"Unknown key {name}.{key}{suggest(key, parameters)}")
+        if value is not None or parameters[key].default is not None:
+            expect_type(f"{name}.{key}", value, parameters[key].annotation)
+
+
+def locate_target(section: Mapping[str, Any], name: str) -> Any:
+    """Import what the ``_target_`` of the configuration section ``name`` names; see :func:`own_modules`.
+
+    Raises:
+        UserError: it has none, or it can't be imported.
+    """
+    target = section.get("_target_")
+    if target is None:
+        raise UserError(f"{name} is expected to name what it builds, but has no _target_; add {name}._target_=PATH.")
+    try:
+        with own_modules(target), _unlogged():
+            return hydra.utils.get_object(target)
+    except UserError:
+        raise
+    except (Exception, SystemExit) as error:
+        if missing := missing_extra(error):
+            raise missing from error
+        why = error.__cause__ or error
+        if isinstance(why, MemoryError) or is_out_of_memory(why):
+            raise MemoryError(what_was_asked(why)) from error
+        module, _, wanted = str(target).rpartition(".")
+        remedy = "check the spelling and that the package is installed"
+        if isinstance(why, ModuleNotFoundError) and why.name == target and module:  # what stands before it was found
+            remedy = f"define {wanted} in {module}, of a package import it in its __init__.py, or check the spelling"
+        raise UserError(
+            f"{name}._target_ is expected to be an import path, but {target!r} can't be imported"
+            f" ({_first_line(why)}); {remedy}."
+        ) from error
+
+
+@contextmanager
+def own_modules(target: str) -> Iterator[None]:
+    """Import ``target`` from the working directory as well, where nothing installed has its first word as name.
+
+    For this import alone, and last: no file that lies there stands in for an installed or an optional package.
+    """
+    here = str(Path.cwd())
+    if find_spec(target.partition(".")[0]) is not None:
+        yield
+        return
+    sys.path.append(here)
+    try:
+        yield
+    finally:
+        sys.path.remove(here)
+
+
+@contextmanager
+def _unlogged() -> Iterator[None]:
+    """Keep Hydra from logging, in lines of its own, what is raised as well."""
+    before, hydra.utils.log.disabled = hydra.utils.log.disabled, True
+    try:
+        yield
+    finally:
+        hydra.utils.log.disabled = before
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error) or type(error).__name__).strip().splitlines()[0]
+
+
+PACKAGE = Path(__file__).resolve().parent.parent
+FILE = "signatures.json"
+
+_PLAIN = {"int": int, "float": float, "bool": bool, "str": str, "null": NoneType}
+_NAMES = {kind: name for name, kind in _PLAIN.items()}
+_UNIONS = (Union, UnionType)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Signature:
+    """The parameters of the function that a settings section builds.
+
+    Attributes:
+        defaults: of the parameters that have a plain one.
+        annotations: of all parameters.
+        takes_any: whether it takes others as well.
+    """
+
+    defaults: Mapping[str, Any]
+    annotations: Mapping[str, Any]
+    takes_any: bool
+
+    def check(self, settings: Mapping[str, Any], section: str) -> None:
+        """Refuse settings of ``section`` that there are no parameters for, or that are not of their types.
+
+        Raises:
+            UserError: there is one.
+        """
+        for key, value in settings.items():
+            if key.startswith("_") or self.takes_any:
+                continue
+            if key not in self.annotations:
+                raise UserError(
+                    f"Unknown key {section}.{key}{suggest(key, self.annotations)}"
+                    f" Where an experiment sets it, ~{section}.{key} leaves it out."
+                )
+            if value is not None or self.defaults.get(key, inspect.Parameter.empty) is not None:
+                expect_type(f"{section}.{key}", value, self.annotations[key])
+
+
+@cache
+def signature_of(target: str, section: str) -> Signature:
+    """Return the signature of the import path ``target``, which the configuration section ``section`` names.
+
+    Raises:
+        UserError: it can't be imported.
+    """
+    if not target.startswith("fl_privacy."):
+        return _decoded(_asked(target, section))
+    kept = _kept()
+    if target not in kept:
+        kept[target] = _asked(target, section)
+        with suppress(OSError):  # a read-only home only costs time
+            user_cache_folder().mkdir(parents=True, exist_ok=True)
+            write_whole(user_cache_folder() / FILE, json.dumps({"of": _stamp(), "signatures": kept}))
+    return _decoded(kept[target])
+
+
+def _asked(target: str, section: str) -> dict[str, Any]:
+    """Read the signature of a section's target, in the form that JSON holds."""
+    try:
+        parameters = inspect.signature(locate_target({"_target_": target}, section)).parameters
+    except (TypeError, ValueError):
+        return {"defaults": {}, "annotations": {}, "takes_any": True}
+    named = {name: p for name, p in parameters.items() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
+    defaults = {name: list(p.default) if isinstance(p.default, tuple) else p.default for name, p in named.items()}
+    return {
+        "defaults": {name: value for name, value in defaults.items() if _is_plain(value)},
+        "annotations": {name: _encoded(p.annotation) for name, p in named.items()},
+        "takes_any": any(p.kind is p.VAR_KEYWORD for p in parameters.values()),
+    }
+
+
+def _decoded(plain: Mapping[str, Any]) -> Signature:
+    return Signature(
+        defaults=plain["defaults"],
+        annotations={name: _annotation(code) for name, code in plain["annotations"].items()},
+        takes_any=plain["takes_any"],
+    )
+
+
+def _kept() -> dict[str, Any]:
+    """Return the signatures of this version of the package; empty where there are none, or they can't be parsed."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        content = json.loads((user_cache_folder() / FILE).read_text())
+        if content["of"] == _stamp() and all(_is_whole(entry) for entry in content["signatures"].values()):
+            return dict(content["signatures"])
+    return {}
+
+
+def _is_whole(entry: Mapping[str, Any]) -> bool:
+    return (
+        isinstance(entry["defaults"], dict)
+        and isinstance(entry["annotations"], dict)
+        and isinstance(entry["takes_any"], bool)
+    )
+
+
+@cache
+def _stamp() -> str:
+    """Return a value that changes with every file of the package."""
+    digest = hashlib.blake2b(digest_size=16)
+    for path in sorted(PACKAGE.rglob("*.py")):
+        found = path.stat()
+        digest.update(f"{path} {found.st_mtime_ns} {found.st_size}\n".encode())
+    return digest.hexdigest()
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, list):
+        return bool(value) and all(map(_is_plain, value))
+    return isinstance(value, str | int | float | None)
+
+
+def _encoded(annotation: Any) -> Any:
+    """Encode an annotation, as far as ``fl_privacy.checks.fits`` looks at it."""
+    origin, arguments = typing.get_origin(annotation) or annotation, typing.get_args(annotation)
+    if annotation in (None, *_NAMES):
+        return _NAMES[annotation or NoneType]
+    if origin in _UNIONS:
+        return {"any": [_encoded(part) for part in arguments]}
+    if origin is Literal:
+        return {"one of": list(arguments)}
+    if isinstance(origin, type) and issubclass(origin, Sequence) and not issubclass(origin, str):
+        return {"list": [_encoded(part) for part in arguments[:1]]}
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return {"mapping": [_encoded(part) for part in arguments]}
+    return {"other": str(getattr(annotation, "__name__", annotation))}
+
+
+def _annotation(code: Any) -> Any:
+    """Decode an annotation that ``_encoded`` wrote."""
+    if isinstance(code, str):
+        return _PLAIN[code]
+    kind, content = next(iter(code.items()))
+    if kind == "any":
+        return Union[tuple(_annotation(part) for part in content)]  # noqa: UP007  (of a tuple)
+    if kind == "one of":
+        return Literal[tuple(content)]
+    if kind == "other":
+        return type(content, (), {})
+    found = tuple(_annotation(part) for part in content)
+    if kind == "list":
+        return Sequence[found[0]] if found else Sequence  # type: ignore[valid-type]
+    return Mapping[found] if found else Mapping  # type: ignore[misc, valid-type]

@@ -1,0 +1,472 @@
+"""Compose settings from overrides in Hydra's grammar, with errors that a user can act on.
+
+Hydra composes the shipped ``conf/`` once for each choice of options; settings are put into a copy of it. What a section
+leaves out has the value that what it builds gives it, so that files hold only what differs.
+"""
+
+import itertools
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import replace
+from functools import cache, lru_cache
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, OverrideType, RangeSweep
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
+
+from fl_privacy.errors import UserError
+from fl_privacy.files import CONFIG_DIR
+from fl_privacy.runs.config._options import config_folders, options, search_path, suggest
+from fl_privacy.runs.config.building import Signature, signature_of
+from fl_privacy.runs.config.settings import RunSettings
+
+FEW = 3
+"""Choices that are composed as a whole; where there are more, as in a sweep, it pays to compose each section once."""
+
+_PLAIN = re.compile(r"[a-z_]+=\w+")
+
+
+def composed(base: str, chosen: Sequence[str]) -> tuple[DictConfig, Mapping[str, str | None]]:
+    """Compose the file ``base`` of ``conf`` with the options ``chosen``, and return the option of each group too.
+
+    Raises:
+        HydraException, OmegaConfBaseException: they do not fit each other.
+    """
+    places, stamp = tuple(search_path()), _stamp()
+    apart = dict(filter(None, map(_apart, chosen)))
+    if _composed.cache_info().misses >= FEW and len(apart) == len(chosen):
+        base_config, base_choices = _composed(base, (), places, stamp)
+        if apart.keys() <= base_config.keys():
+            config = deepcopy(base_config)
+            with open_dict(config):
+                for group, option in apart.items():
+                    config[group] = deepcopy(_section(group, option, places, stamp))
+            return config, {**base_choices, **apart}
+    config, choices = _composed(base, tuple(chosen), places, stamp)
+    return deepcopy(config), choices
+
+
+def _apart(override: str) -> tuple[str, str] | None:
+    """Return group and option, where the option is of this package and stands by itself.
+
+    No other option shows in it.
+    """
+    group, _, option = override.partition("=")
+    path = CONFIG_DIR / group / f"{option}.yaml"
+    if not _PLAIN.fullmatch(override) or not path.is_file():
+        return None
+    text = path.read_text()
+    return None if "@package" in text or ("defaults:" in text and "_self_" not in text) else (group, option)
+
+
+@lru_cache(maxsize=512)
+def _section(group: str, option: str, places: tuple[str, ...], stamp: int) -> DictConfig:
+    """Compose one ``option`` of a group by itself."""
+    with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
+        config = compose(f"{group}/{option}", overrides=[*places])
+    return config[group]
+
+
+@lru_cache(maxsize=32)
+def _composed(
+    base: str, chosen: tuple[str, ...], places: tuple[str, ...], stamp: int
+) -> tuple[DictConfig, Mapping[str, str | None]]:
+    with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
+        config = compose(base, overrides=[*chosen, *places], return_hydra_config=True)
+    choices = dict(config.hydra.runtime.choices)
+    with open_dict(config):
+        del config["hydra"]
+    return config, choices
+
+
+@cache
+def own_keys(base: str) -> frozenset[str]:
+    """Return the keys that the file ``base`` of ``conf`` sets itself."""
+    return frozenset(map(str, OmegaConf.load(CONFIG_DIR / f"{base}.yaml").keys()))
+
+
+def _stamp() -> int:
+    """Return a value that changes with every file that is composed."""
+    paths = (path for folder in config_folders() for path in folder.rglob("*.yaml"))
+    return hash(tuple((str(path), path.stat().st_mtime_ns) for path in sorted(paths)))
+
+
+def put_settings(config: DictConfig, overrides: Sequence[Override]) -> None:
+    """Set in ``config`` what ``overrides`` say, in their order: ``key=``, ``+key=``, ``++key=``, ``~key``, as in Hydra.
+
+    Raises:
+        UserError: one adds what is there, takes out what is not, or sets what there is not.
+        OmegaConfBaseException: a value does not fit.
+    """
+    for override in overrides:
+        key, value, text = override.key_or_group, override.value(), override.input_line
+        if override.package is not None:
+            raise UserError(f"A group of options is expected before @, but got {text}.")
+        there = OmegaConf.select(config, key, throw_on_missing=False)
+        if override.is_delete():
+            if there is None or (value is not None and value != there):
+                raise UserError(f"A setting that is there is expected to be taken out, but got {text}.")
+            above, _, name = key.rpartition(".")
+            section = OmegaConf.select(config, above) if above else config
+            with open_dict(section):
+                del section[name]
+            continue
+        if override.is_add() and there is not None and not isinstance(value, dict | list):
+            raise UserError(f"{text} adds a setting that is there; write {key}=VALUE.")
+        adds = override.is_add() or override.is_force_add()
+        try:
+            OmegaConf.update(config, key, value, merge=True, force_add=adds)
+        except (ConfigAttributeError, ConfigKeyError) as error:
+            raise UserError(
+                f"A setting that is there is expected, but got {text}; to add one, write +{text}."
+            ) from error
+
+
+COMPLETED: Mapping[str, Mapping[str, Any]] = {
+    "attack": {"shards": 1},
+    "defense": {},
+    "data": {},
+    "partition": {},
+    "server": {},
+    "guard": {},
+}
+"""Section -> settings of it that its ``_target_`` does not take."""
+
+NESTED = ("inference",)
+"""Sections that hold sections like those, as several of their options can be chosen at once."""
+
+_ANY_MODEL = {"init": None, "lora_rank": None, "lora_alpha": None}
+
+_CHECKED: Mapping[str, Mapping[str, Any]] = {"data": {}, "partition": {}, "model": _ANY_MODEL, **COMPLETED}
+"""Likewise, of all sections that are checked before anything is built."""
+
+
+def complete(config: DictConfig) -> None:
+    """Add to the sections of ``COMPLETED`` what they leave out.
+
+    Raises:
+        UserError: what a section builds can't be imported.
+    """
+    for name, section, own in completed_sections(config):
+        if (signature := _signature(section, name)) is None:
+            continue
+        with open_dict(section):
+            for key, value in {**signature.defaults, **own}.items():
+                if key not in section:
+                    section[key] = value
+
+
+def completed_sections(config: DictConfig) -> Iterator[tuple[str, Any, Mapping[str, Any]]]:
+    """Yield name and content of each section that ``complete`` adds to, and what its ``_target_`` does not take."""
+    yield from ((name, config.get(name), own) for name, own in COMPLETED.items())
+    yield from _nested(config)
+
+
+def check_types(config: DictConfig) -> None:
+    """Refuse settings of a wrong type before anything is built from them.
+
+    Raises:
+        UserError: there is a setting of a wrong type.
+    """
+    plain = [(name, config.get(name), others) for name, others in _CHECKED.items()]
+    for name, section, others in [*plain, *_nested(config)]:
+        if (signature := _signature(section, name)) is None:
+            continue
+        settings = OmegaConf.to_container(section, resolve=True)
+        assert isinstance(settings, dict)
+        signature.check({str(key): value for key, value in settings.items() if key not in others}, name)
+
+
+def _nested(config: DictConfig) -> Iterator[tuple[str, Any, Mapping[str, Any]]]:
+    for name in NESTED:
+        section = config.get(name)
+        for key, below in section.items() if isinstance(section, DictConfig) else ():
+            if isinstance(below, DictConfig):
+                yield f"{name}.{key!s}", below, {}
+
+
+def _signature(section: object, name: str) -> Signature | None:
+    target = section.get("_target_") if isinstance(section, DictConfig) else None
+    return None if target is None else signature_of(str(target), name)
+
+
+_BEYOND_ASCII = re.compile(r"[\w./-]+")
+"""A word or a path, in whatever script."""
+
+NAMING = ("out", "name", "weights", "captured", "truth", "evaluator")
+"""Settings of a run that name a file, a folder or a part of one."""
+
+LONGEST, DEEPEST = 1 << 15, 20
+"""Letters of an override, and brackets within each other in it."""
+
+MOST_JOBS = 10_000
+"""Of one sweep; each is composed and checked before the first one starts."""
+
+
+def compose_run(overrides: Sequence[str] = ()) -> RunSettings:
+    """Compose the settings of a run for ``overrides`` in Hydra's grammar.
+
+    Raises:
+        UserError: an override does not parse, names a group, option or key that does not exist, or sets a setting to
+            what it can't be.
+    """
+    config = RunSettings.of(compose_file("config", overrides))
+    for name in NAMING:
+        if (value := getattr(config, name)) is not None and not str(value).strip():
+            raise UserError(f"{name} is expected to name something, but is empty; leave {name}= out.")
+    return config
+
+
+def compose_file(base: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """Compose the file ``base`` of ``conf`` in plain values, resolved; ``choices`` names the option of each group.
+
+    Args:
+        base: name of the file; ``config`` describes a run.
+        overrides: of what it says.
+
+    Raises:
+        UserError: an override does not parse, or names a group, option or key that does not exist.
+    """
+    parsed = parse_overrides(overrides)
+    for override in parsed:
+        if override.is_sweep_override():
+            raise UserError(f"{override.input_line} lists several values; add -m to run each of them.")
+        if override.key_or_group.replace("/", ".").partition(".")[0] == "hydra":
+            raise UserError(f"Settings of a run are expected, but got Hydra's own {override.input_line}; leave it out.")
+    _check_groups(parsed)
+    try:
+        choices, settings = _parted(parsed)
+        config, chosen = composed(base, choices)
+        if model := _model_of_data(config, chosen, parsed):
+            config, chosen = composed(base, [*choices, f"model={model}"])
+        put_settings(config, _check_keys(settings, config, chosen))
+        with open_dict(config):
+            config.choices = {
+                group: _together(config, group) if group in NESTED else chosen.get(group) for group in sorted(_groups())
+            }
+        complete(config)
+        content = OmegaConf.to_container(config, resolve=True)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise UserError(" ".join(str(error).split())) from error
+    known = own_keys(base) | _groups() | {"choices"}
+    if unknown := sorted(str(key) for key in config if key not in known):
+        raise UserError(f"Unknown key {unknown[0]}{suggest(unknown[0], map(str, known), above='')}")
+    check_types(config)
+    assert isinstance(content, dict)
+    return {str(key): value for key, value in content.items()}
+
+
+_MODELS = {"fl_privacy.data.load_table": "table_mlp", "fl_privacy.data.load_text": "bert_tiny"}
+"""What loads rows, or texts -> the model of them where nobody chose one."""
+
+
+def _model_of_data(config: DictConfig, chosen: Mapping[str, str | None], overrides: Sequence[Override]) -> str:
+    """Return the model for data of which the usual one, of images, takes none; empty where one was chosen."""
+    data = config.get("data")
+    named = any(override.key_or_group in ("model", "model._target_") for override in overrides)
+    if named or chosen.get("model") != _usual_model() or not isinstance(data, DictConfig):
+        return ""
+    return _MODELS.get(str(data.get("_target_")), "")
+
+
+@cache
+def _usual_model() -> str:
+    """Return the model of a run for which none is chosen."""
+    entries = OmegaConf.load(CONFIG_DIR / "config.yaml").defaults
+    return next(str(entry.model) for entry in entries if isinstance(entry, DictConfig) and "model" in entry)
+
+
+def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
+    """Return every combination of the values that the overrides list (``seed=0,1 attack=dlg,idlg``).
+
+    Raises:
+        UserError: they do not parse, list what can't be enumerated, or combine to more than ``MOST_JOBS``.
+    """
+    choices = [_values(o) if o.is_sweep_override() else [o.input_line or ""] for o in parse_overrides(overrides)]
+    if (number := math.prod(map(len, choices))) > MOST_JOBS:
+        raise UserError(
+            f"At most {MOST_JOBS} combinations of values are expected, but these are {number}; list fewer, or cut them"
+            " into several sweeps."
+        )
+    return [list(combination) for combination in itertools.product(*choices)]
+
+
+def swept_key(overrides: Sequence[str]) -> str:
+    """Return the key whose values the overrides list (``defense.rate`` for ``defense.rate=0.1,0.5``); empty if none.
+
+    Raises:
+        UserError: several do.
+    """
+    keys = [o.get_key_element() for o in parse_overrides(overrides) if o.is_sweep_override()]
+    if len(keys) > 1:
+        raise UserError(f"One key with several values is expected, but got {', '.join(keys)}; list values of one.")
+    return keys[0] if keys else ""
+
+
+def override_keys(overrides: Sequence[str]) -> list[str]:
+    """Return the key that each override sets."""
+    return [o.key_or_group for o in parse_overrides(overrides)]
+
+
+def merge_overrides(*parts: Sequence[str]) -> list[str]:
+    """Merge all overrides, of those that set the same key the last one."""
+    overrides = [override for part in parts for override in part]
+    return list(dict(zip(override_keys(overrides), overrides, strict=True)).values())
+
+
+def to_yaml(config: RunSettings | Mapping[str, Any]) -> str:
+    """Write the configuration as text in YAML."""
+    return OmegaConf.to_yaml(config.plain() if isinstance(config, RunSettings) else dict(config))
+
+
+def _groups() -> set[str]:
+    return {path.name for path in CONFIG_DIR.iterdir() if path.is_dir()}
+
+
+def parse_overrides(overrides: Sequence[str]) -> list[Override]:
+    """Parse each override of the command line.
+
+    Raises:
+        UserError: one is not in Hydra's grammar.
+    """
+    return [_parsed(text) for text in overrides]
+
+
+@lru_cache(maxsize=1024)
+def _parsed(text: str) -> Override:
+    """Parse one override, cached: the grammar's parser takes milliseconds, and sweeps repeat the same ones."""
+    _expect_short(text)
+    try:
+        (parsed,) = OverridesParser.create().parse_overrides([text])
+    except HydraException as error:
+        key, sign, value = text.partition("=")
+        if sign and not value.isascii() and _BEYOND_ASCII.fullmatch(value):  # the grammar knows ASCII alone
+            return _parsed(f'{key}="{value}"')
+        raise UserError(f"Overrides are expected as key=value, but got {text[:200]!r}; {_remedy(text)}.") from error
+    return parsed
+
+
+def _expect_short(text: str) -> None:
+    """Refuse an override that is long or nested: the parser's time grows with the square of a list's length."""
+    depth = deepest = 0
+    for letter in text[:LONGEST]:
+        depth += (letter in "[{(") - (letter in "]})")
+        deepest = max(deepest, depth)
+    if len(text) > LONGEST or deepest > DEEPEST:
+        raise UserError(
+            f"An override is expected to have at most {LONGEST} letters, and {DEEPEST} brackets within each other, but"
+            f" {text[:40]!r}... has {len(text)}, and {deepest}; write less."
+        )
+
+
+def _values(override: Override) -> list[str]:
+    """Return ``key=value`` for each of the values that ``override`` lists."""
+    value, key = override.value(), override.get_key_element()
+    try:
+        if isinstance(value, RangeSweep):
+            span = (value.stop or 0) - (value.start or 0)
+            if not abs(span) <= MOST_JOBS * abs(value.step):
+                raise UserError(f"At most {MOST_JOBS} values are expected of {override.input_line}; list fewer.")
+        values = [f"{key}={text}" for text in itertools.islice(override.sweep_string_iterator(), MOST_JOBS + 1)]
+    except (HydraException, ValueError, AssertionError) as error:
+        raise UserError(
+            f"Values to enumerate are expected, but got {override.input_line}; list them: {key}=A,B."
+        ) from error
+    if not 1 <= len(values) <= MOST_JOBS:
+        raise UserError(f"1 to {MOST_JOBS} values are expected of {override.input_line}, but got {len(values)}.")
+    return values
+
+
+def _remedy(text: str) -> str:
+    """Say what to write instead of the override ``text``, which does not parse."""
+    key, sign, value = text.partition("=")
+    if not sign or not key:
+        return "write key=value"
+    if not any(quote in value for quote in "'\"[]{}"):
+        return f"put quotes around values with spaces or special characters: '{key}=\"{value}\"'"
+    if re.search(r"[{,]\s*['\"]", value):
+        return "write keys without quotes, as in 'attack.layers={*.bias:0}'"
+    return "check that quotes and brackets are closed"
+
+
+def _check_groups(overrides: Sequence[Override]) -> None:
+    for override in overrides:
+        group, option = override.key_or_group, override.value()
+        if group == "experiment" and option is None:
+            continue
+        if group not in _groups() or override.type is OverrideType.DEL:
+            continue
+        for name in option if isinstance(option, list) and group in NESTED else [option]:
+            if str(name) not in options(group):
+                raise UserError(f"{group} has no option {name!r}{suggest(str(name), options(group), group=group)}")
+
+
+def _parted(overrides: Sequence[Override]) -> tuple[list[str], list[Override]]:
+    """Separate the overrides that decide which sections there are from those that set what is in them."""
+    groups, choices, settings = _groups(), list[str](), list[Override]()
+    for override in overrides:
+        if override.key_or_group in groups or _names_target(override):
+            choices.append(override.input_line or "")
+        else:
+            settings.append(override)
+    return choices, settings
+
+
+def _check_keys(overrides: Sequence[Override], config: DictConfig, chosen: Mapping[str, str | None]) -> list[Override]:
+    """Refuse to set what the chosen groups do not have; ``+key=value`` is left to what uses it.
+
+    Returns:
+        The overrides, those of settings that the groups' files leave out as ``++key=value``.
+    """
+    full = deepcopy(config)
+    written = {
+        name: set(section) if isinstance(section, DictConfig) else set()
+        for name, section, _ in completed_sections(full)
+    }
+    complete(full)
+    checked = []
+    for override in overrides:
+        key = override.key_or_group
+        adds = False
+        if override.type is OverrideType.CHANGE:
+            _check_key(key, full, chosen)
+            adds = any(
+                key.startswith(f"{section}.") and key[len(section) + 1 :].partition(".")[0] not in names
+                for section, names in written.items()
+            )  # also where it is set twice, of which the last wins
+        checked.append(replace(override, type=OverrideType.FORCE_ADD) if adds else override)
+    return checked
+
+
+def _together(config: DictConfig, group: str) -> str:
+    """Join the options of a group of which several are chosen at once, and each builds something.
+
+    Hydra does not name them.
+    """
+    section = config.get(group) or {}
+    return "+".join(str(key) for key, below in section.items() if isinstance(below, DictConfig)) or "none"
+
+
+def _names_target(override: Override) -> bool:
+    section, _, setting = override.key_or_group.partition(".")
+    return section in COMPLETED and setting == "_target_"
+
+
+def _check_key(key: str, config: DictConfig, chosen: Mapping[str, str | None]) -> None:
+    section: object = config
+    parts = key.split(".")
+    for depth, part in enumerate(parts):
+        allowed = [str(key) for key in section] if isinstance(section, DictConfig) else []
+        if part not in allowed:
+            above = ".".join(parts[:depth])
+            allowed = sorted({*allowed, *(_groups() if not above else ())})
+            beside = f"{above}={chosen[above]}" if chosen.get(above) else ""
+            raise UserError(f"Unknown key {'.'.join(parts[: depth + 1])}{suggest(part, allowed, beside, above=above)}")
+        assert isinstance(section, DictConfig)
+        section = section.get(part)

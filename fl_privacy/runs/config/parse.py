@@ -1,0 +1,103 @@
+"""Declared settings read from nested mappings, each checked for its type and range."""
+
+import typing
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from dataclasses import Field, fields, is_dataclass
+from typing import Any, TypeVar
+
+from fl_privacy.checks import fits, in_words, one_of
+from fl_privacy.errors import UserError
+from fl_privacy.runs.config._options import suggest
+
+T = TypeVar("T")
+
+
+class Options(Mapping[str, Any]):
+    """The settings of what a user chose, by name: plain values, read alone."""
+
+    def __init__(self, settings: Mapping[Any, Any]) -> None:
+        """Copy ``settings``."""
+        self._settings = {str(key): deepcopy(value) for key, value in settings.items()}
+
+    def __getitem__(self, key: str) -> Any:
+        return self._settings[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._settings)
+
+    def __len__(self) -> int:
+        return len(self._settings)
+
+    def __repr__(self) -> str:
+        return f"Options({self._settings})"
+
+    def plain(self) -> dict[str, Any]:
+        """Return a copy that may be written to."""
+        return deepcopy(self._settings)
+
+
+def select(content: Any, key: str) -> Any:
+    """Return what nested mappings hold at the dotted ``key``; ``None`` where there is nothing."""
+    for name in key.split("."):
+        content = content.get(name) if isinstance(content, Mapping) else None
+    return content
+
+
+def put(content: dict[str, Any], key: str, value: Any) -> None:
+    """Set the dotted ``key`` in nested mappings."""
+    *above, last = key.split(".")
+    for name in above:
+        content = content.setdefault(name, {})
+    content[last] = value
+
+
+def expect_type(name: str, value: object, annotation: Any) -> None:
+    """Raise ``UserError`` unless ``value`` fits ``annotation``; one that Hydra is yet to build does."""
+    is_built = isinstance(value, dict) and "_target_" in value
+    if not is_built and not fits(value, annotation):
+        raise UserError(f"{name} is expected to be {in_words(annotation)}, but got {value!r}.")
+
+
+def expect_within(name: str, value: object, within: tuple[float, float] | None) -> None:
+    """Raise ``UserError`` unless ``value`` is no number or lies ``within`` these bounds."""
+    if within and isinstance(value, int | float) and not within[0] <= value <= within[1]:
+        raise UserError(f"{name} is expected to be at least {within[0]:g} and at most {within[1]:g}, but got {value}.")
+
+
+def read_section(kind: type[T], section: Mapping[Any, Any], above: str = "") -> T:
+    """Build ``kind``, a dataclass of declared settings, from ``section`` below the key ``above``.
+
+    Raises:
+        UserError: one is missing, of a wrong type or out of its range, or nothing reads it.
+    """
+    declared = {f.name: f for f in fields(kind)}  # type: ignore[arg-type]
+    hints = typing.get_type_hints(kind)
+    for key in map(str, section):
+        if key not in declared:
+            raise UserError(f"Unknown key {above}{key}{suggest(key, declared, above=above.rstrip('.'))}")
+    return kind(**{name: _value(f, hints[name], section.get(name), f"{above}{name}") for name, f in declared.items()})
+
+
+def _value(declared: Field[Any], annotation: Any, value: Any, name: str) -> Any:
+    if is_dataclass(annotation) or annotation is Options:
+        if not isinstance(value, Mapping):
+            raise UserError(f"{name} is expected to be a section of settings, but is none; leave it as it is.")
+        for key, within in declared.metadata.get("limits", {}).items():
+            expect_within(f"{name}.{key}", value.get(key), within)
+        if names := declared.metadata.get("names"):
+            one_of(f"{name}.name", value.get("name"), names)
+        section: Any = annotation
+        return Options(value) if annotation is Options else read_section(section, value, f"{name}.")
+    if isinstance(value, Mapping):  # of the run's own settings none is built, whatever a foreign file says
+        raise UserError(f"{name} is expected to be {in_words(annotation)}, but got a section of settings.")
+    expect_type(name, value, annotation)
+    expect_within(name, value, declared.metadata.get("within"))
+    return value
+
+
+def plain_value(value: Any) -> Any:
+    """Return a setting as nested mappings, lists, text and numbers."""
+    if is_dataclass(value):
+        return {name: plain_value(entry) for name, entry in vars(value).items()}
+    return value.plain() if isinstance(value, Options) else value

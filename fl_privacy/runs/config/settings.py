@@ -1,0 +1,316 @@
+"""Every setting of a run, once: its type and range, what it means, and what it decides.
+
+From these declarations derive the checks, the folders' names, what is taken from a captured run, what a page says of a
+run and the table of settings. Defaults are in ``conf/``.
+"""
+
+# ruff: noqa: RUF009 (declarations are calls)
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Literal, Self
+
+from fl_privacy.runs.config._options import called
+from fl_privacy.runs.config.parse import Options, plain_value, put, read_section
+
+
+class Role(StrEnum):
+    """What a setting can change: how a run goes, its training, its defense or its attack."""
+
+    RUNTIME = "runtime"  # where and how fast a run goes and what it is called, but no result
+    TRAINING = "training"  # what comes out of the training
+    DEFENSE = "defense"  # what comes out of the training, by the defense; a run is compared with the same one without
+    ATTACK = "attack"  # what an attacker that only listens makes of it
+
+
+def setting(
+    role: Role, meaning: str, *, within: tuple[float, float] | None = None, captured: bool | None = None
+) -> Any:
+    """Declare a setting with its role and meaning.
+
+    Args:
+        role: what it decides.
+        meaning: a phrase for the table of settings.
+        within: least and most of a number: beyond, memory or threads run out before anything can be said.
+        captured: whether an attack on captured updates takes it from the run that made them; by default what decides
+            the training is.
+    """
+    taken = role in (Role.TRAINING, Role.DEFENSE) if captured is None else captured
+    return field(metadata={"role": role, "meaning": meaning, "within": within, "captured": taken})
+
+
+def group(
+    role: Role,
+    meaning: str,
+    *,
+    shown: bool = True,
+    runtime: tuple[str, ...] = (),
+    within: Mapping[str, tuple[float, float]] | None = None,
+    names: tuple[str, ...] = (),
+) -> Any:
+    """Declare a group of options, whose settings are those of what the chosen one builds.
+
+    Args:
+        role: what it decides.
+        meaning: a phrase for the table of settings.
+        shown: whether pages tell the option.
+        runtime: settings of it that are of the runtime.
+        within: least and most of numbers in it, as far as an option has them.
+        names: what its setting ``name`` may be, where it has one.
+    """
+    return field(
+        metadata={
+            "role": role,
+            "meaning": meaning,
+            "captured": role in (Role.TRAINING, Role.DEFENSE),
+            "group": True,
+            "shown": shown,
+            "runtime": runtime,
+            "limits": dict(within or {}),
+            "names": names,
+        }
+    )
+
+
+RUNTIME, TRAINING, DEFENSE, ATTACK = Role
+
+
+@dataclass(frozen=True, kw_only=True)
+class FederationSettings:
+    """The option of the group ``federation``."""
+
+    clients: int = setting(TRAINING, "how many clients", within=(1, 1_000_000))
+    rounds: int = setting(TRAINING, "how many rounds", within=(1, 1_000_000))
+    fraction: float = setting(TRAINING, "share of the clients that a round asks")
+    aggregation: Literal["mean", "round_robin"] = setting(TRAINING, "of all replies, or one client a round")
+    server_lr: float = setting(TRAINING, "learning rate of the server")
+    norm_factor: float = setting(
+        TRAINING, "a reply is excluded if its norm is over this multiple of the largest median so far"
+    )
+    plan: Options = group(TRAINING, "how clients train: `LocalPlan`")
+
+
+@dataclass(frozen=True, kw_only=True)
+class InterceptSettings:
+    """What is intercepted, and when it is attacked."""
+
+    uploads: Literal["probe", "update"] = setting(
+        ATTACK,
+        "`probe`: victims are extra batches that clients send through their own defended update without training on"
+        " them; `update`: the training updates themselves, where `victims` and `batch_size` have no effect",
+        captured=True,
+    )
+    rounds: Literal["first", "last", "ends", "all"] | int | list[int] = setting(
+        ATTACK, "`first`, `last`, `ends` (both), `all`, a number or a list of numbers", captured=True
+    )
+    clients: Literal["all"] | list[int] = setting(
+        ATTACK, "whose training updates: `all`, or a list of ids", captured=True
+    )
+    when: Literal["after", "during"] = setting(
+        RUNTIME, "attack `after` the training, or `during` it at the end of each intercepted round"
+    )
+    save: bool = setting(RUNTIME, "keep intercepted updates in the run's folder, readable by its owner only")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThreatModelSettings:
+    """The option of the group ``threat_model``: what the attacker is given beyond the protocol."""
+
+    knows_labels: bool = setting(ATTACK, "the true labels")
+    knows_lengths: bool = setting(ATTACK, "of texts, how many tokens each has, as published attacks assume")
+    knows_defense: bool = setting(
+        ATTACK,
+        "each victim is attacked a second time, by an adaptive attacker that knows the public description of the"
+        " defense and which updates of different rounds come from the same examples",
+    )
+    public_images: int | None = setting(
+        ATTACK,
+        "number of images, or texts, of the split that is not attacked, from which `auto` learns its prior, and"
+        " for `attack.start=public_mean` and `attack=lamp`; `null`: what there is, up to 5,000",
+        within=(0, 1_000_000),
+    )
+    colluder: int | None = setting(
+        ATTACK,
+        "a client that colludes: its private layers stand in for those of the victims, its own data are not attacked;"
+        " `null`: the attacker draws some",
+        captured=True,
+    )
+    knows_features: bool = setting(ATTACK, "what the victims' private layers put out", captured=True)
+    features_at: str | None = setting(
+        ATTACK,
+        "the module whose input that is; `null`: the first public layer, `activation`: behind the private layers'"
+        " activation (with nothing private: the second layer, behind the first activation)",
+        captured=True,
+    )
+    features_of: Literal["sent", "trained"] = setting(
+        ATTACK, "of the model as it was `sent`, or of each client's own after its training", captured=True
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivacySettings:
+    """The budget of differential privacy."""
+
+    epsilon: float | None = setting(
+        RUNTIME,
+        "sets the noise of `dp_sgd`, or of `dp_noise` with a `clip_norm`, such that the worst-off client spends it by"
+        " the last round; `defense=none` stays as it is",
+    )  # becomes noise of the defense before a run is told apart
+    delta: float = setting(DEFENSE, "at which epsilon is reported, where the defense gives a guarantee")
+    accountant: Literal["rdp", "prv"] = setting(DEFENSE, "`prv` is tighter and slower")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BpkiSettings:
+    """The Bayesian privacy loss of reconstructions."""
+
+    bins: int = setting(ATTACK, "intervals of the histogram of the Bayesian privacy loss", within=(2, 65_536))
+    smoothing: float = setting(ATTACK, "pixels added to each of them, so that none is empty", within=(0, 1e12))
+    prior: Literal["public"] | None = setting(
+        ATTACK,
+        "what the attacker knows of pixels before: `public` is the histogram of the images that nobody attacks (`null`:"
+        " nothing, all intervals alike)",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSettings:
+    """All settings of ``fl-privacy run`` and ``attack``, checked.
+
+    ``choices`` are the options taken, by group.
+    """
+
+    data: Options = group(TRAINING, "what clients train on")
+    partition: Options = group(TRAINING, "which client has what")
+    model: Options = group(TRAINING, "the network")
+    federation: FederationSettings = group(TRAINING, "how clients and server train")
+    defense: Options = group(DEFENSE, "what clients do to their updates")
+    guard: Options = group(DEFENSE, "whether clients look at a model before they train on it, and refuse some")
+    attack: Options = group(
+        ATTACK,
+        "what is tried on intercepted updates",
+        runtime=("shards",),
+        within={"iterations": (0, 100_000_000), "restarts": (1, 10_000), "history": (1, 10_000)},
+    )
+    inference: Options = group(
+        ATTACK,
+        "what else than images is asked of intercepted updates; several as `[membership,source]`",
+    )
+    threat_model: ThreatModelSettings = group(ATTACK, "what the attacker is given", shown=False)
+    server: Options = group(TRAINING, "whether the server follows the protocol, or what it sends instead")
+    secure_aggregation: Options = group(
+        TRAINING,
+        "whether the server reads single updates",
+        shown=False,
+        within={"levels": (2, 2**32)},
+        names=("none", "secagg", "ckks"),
+    )
+    backend: Options = group(RUNTIME, "what runs the clients", shown=False)
+    seed: int = setting(TRAINING, "all randomness of a run derives from this number", within=(0, 2**63 - 1))
+    victims: int = setting(ATTACK, "how many batches are attacked", within=(1, 1_000_000), captured=True)
+    batch_size: int = setting(ATTACK, "examples in each of them", within=(1, 1_000_000), captured=True)
+    intercept: InterceptSettings = field()
+    privacy: PrivacySettings = field()
+    films: int = setting(
+        RUNTIME,
+        "number of victims, the first of each attacked round, of which a dozen snapshots are kept for the page to play;"
+        " 0 keeps none",
+        within=(0, 64),
+    )
+    baseline: bool = setting(
+        RUNTIME,
+        "compare accuracy with the same training without defense: found among the runs in `out`, else trained",
+    )
+    evaluate_every: int = setting(
+        TRAINING, "rounds between measurements of the test accuracy; the last is measured, too", within=(1, 10_000_000)
+    )
+    holdout: int = setting(
+        TRAINING,
+        "number of training examples that no client gets: those that membership inference tells members from; with 0"
+        " these are test examples",
+        within=(0, 10_000_000),
+    )
+    split: Literal["train", "test"] = setting(ATTACK, "`attack` takes its victims from this split of the data")
+    weights: str | None = setting(
+        TRAINING, "the model starts at these (`model.safetensors` of a run, or its folder) instead of fresh values"
+    )
+    captured: str | None = setting(ATTACK, "`attack` takes what the run in this folder captured")
+    truth: str | None = setting(
+        ATTACK,
+        "`attack` on what was captured of somebody else's Flower app compares with these images: a folder of them, or"
+        " the name of a data set (`null`: reconstructions are shown alone)",
+    )
+    trust: str | list[str] | None = setting(
+        RUNTIME,
+        "what a captured configuration may name beside what is registered: import paths of models and defenses, modules"
+        " that define them, names of data sets; naming code means running it",
+    )
+    candidates: int = setting(
+        ATTACK, "public images to tell each original from; below 100 none is identified", within=(0, 100_000)
+    )
+    evaluator: str | None = setting(
+        ATTACK, "also measure the noise ratio of reconstructions, by this file of `train-evaluator`"
+    )
+    tracing: int | None = setting(
+        ATTACK,
+        "number of participants to whom victims of a single client are dealt, to tell their images apart (`null`: 10)",
+        within=(1, 1_000_000),
+    )
+    tracing_queries: int | None = setting(
+        ATTACK,
+        "number of images of the attacked clients that tracing asks for, with those attacked (`null`: these alone)",
+        within=(1, 10_000_000),
+    )
+    bpki: BpkiSettings = field()
+    device: str = setting(RUNTIME, "`auto` takes a GPU where there is one")
+    client_threads: int = setting(
+        TRAINING, "CPU threads of one client; they decide the last bits of a sum", within=(1, 256)
+    )
+    attack_threads: int = setting(
+        ATTACK, "CPU threads of an attack; layers of little work take one whatever is set", within=(1, 1024)
+    )
+    jobs: int | None = setting(
+        RUNTIME,
+        "processes that attack parts of the victims at once, of which each takes `attack_threads` (`null`: as many as"
+        " there are cores for); no result depends on it",
+        within=(1, 4096),
+    )
+    out: str = setting(RUNTIME, "folder of the runs' folders")
+    name: str | int | None = setting(RUNTIME, "put in front of the folder's name")
+    overwrite: bool = setting(RUNTIME, "run again what has finished already")
+    page: bool = setting(RUNTIME, "write the run's page; `fl-privacy report RUN_DIR` does so later")
+    choices: Options = field()
+
+    @classmethod
+    def of(cls, config: Mapping[Any, Any]) -> Self:
+        """Build the settings that ``config`` holds, without references from one to another.
+
+        Raises:
+            UserError: one is missing, of a wrong type or out of its range, or nothing reads it.
+        """
+        return read_section(cls, config)
+
+    def __hash__(self) -> int:
+        """Return a value by which runs of the same settings find each other."""
+        return hash(json.dumps(self.plain(), sort_keys=True))
+
+    @property
+    def compares(self) -> bool:
+        """Say whether its accuracy is compared with that of the same training without defense."""
+        return self.baseline and self.choices["defense"] != "none"
+
+    def called(self, part: str) -> str:
+        """Return the option that is taken for ``part``, or the name of what a user wrote in its place."""
+        return called(self.choices[part], getattr(self, part))
+
+    def plain(self) -> dict[str, Any]:
+        """Return nested mappings, lists, text and numbers, as a file holds them."""
+        return {name: plain_value(value) for name, value in vars(self).items()}
+
+    def changed(self, changes: Mapping[str, Any]) -> Self:
+        """Return the same settings but for ``changes``, by dotted key."""
+        content = self.plain()
+        for key, value in changes.items():
+            put(content, key, plain_value(value))
+        return type(self).of(content)

@@ -1,0 +1,427 @@
+"""Which jobs a study consists of: of a trade-off, read from a grid, and of a benchmark, read from a fixed track."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from fl_privacy.checks import fits, in_words, whole
+from fl_privacy.errors import UserError
+from fl_privacy.files import CONFIG_DIR
+from fl_privacy.runs.config._options import suggest
+from fl_privacy.runs.config.compose import expand_sweep, merge_overrides, override_keys, swept_key
+from fl_privacy.runs.config.keys import is_within, keys_of
+from fl_privacy.runs.config.settings import Role
+from fl_privacy.runs.config.untrusted import expect_below_here, expect_plain, read_settings, trust_in
+
+GRIDS = Path(__file__).resolve().parent.parent / "grids"
+
+_SECTIONS: dict[str, Any] = {
+    "settings": list[str],
+    "train": list[str],
+    "attack": list[str],
+    "attacks": Mapping[str, list[str]],
+    "weights": Literal["initial", "final"],
+    "defenses": Mapping[str, list[str]],
+}
+"""Of a grid's file -> type."""
+
+UNDEFENDED = "Undefended"
+
+
+@dataclass(frozen=True)
+class GridPoint:
+    """A defense at one strength, as a grid names it.
+
+    Attributes:
+        family: points of one family make a curve.
+        strength: ``rate 0.9``; empty where there is only one, and for the undefended point.
+        overrides: of the defense.
+    """
+
+    family: str
+    strength: str
+    overrides: tuple[str, ...]
+
+
+State = Literal["untrained", "early", "trained"]
+"""Of the attacked model: fresh, after a few rounds, after all of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttackCell:
+    """One way in which every defense is attacked; what a study has only one of is empty.
+
+    Attributes:
+        attack: name of the attack.
+        uploads: name of what clients upload.
+        state: of the model that they were sent.
+        server: name of what a malicious server does; empty for one that follows the protocol.
+    """
+
+    attack: str = ""
+    uploads: str = ""
+    state: State | Literal[""] = ""
+    server: str = ""
+
+    @property
+    def title(self) -> str:
+        """Return the cell in words."""
+        return ", ".join(part for part in (self.attack, self.uploads, self.state, self.server) if part)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttackPlan:
+    """How a cell is attacked.
+
+    Attributes:
+        training: name of the training that the attacked model comes from.
+        state: of that model.
+        overrides: of the attack, but for the defense.
+    """
+
+    training: str
+    state: State
+    overrides: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """Trainings and attacks on them, behind every defense; attributes are overrides unless stated otherwise.
+
+    Attributes:
+        settings: of every job.
+        attack: of every attack.
+        trainings: by name, the main one first.
+        attacks: how each cell is attacked.
+        points: defenses at their strengths, the undefended one first.
+        early: rounds of training behind the state ``early``.
+        evaluators: training -> how ``train-evaluator`` makes the network that Refiner looks with there.
+        entry: family of the user's own defense among ``points`` -> the name of its runs, which tells its source.
+    """
+
+    settings: tuple[str, ...]
+    attack: tuple[str, ...]
+    trainings: Mapping[str, tuple[str, ...]]
+    attacks: Mapping[AttackCell, AttackPlan]
+    points: tuple[GridPoint, ...]
+    early: int = 1
+    evaluators: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    entry: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def cells(self) -> list[AttackCell]:
+        """Return all cells, in their order."""
+        return list(self.attacks)
+
+    def weights(self, training: str = "") -> Literal["initial", "final", "both"]:
+        """Say which model of a training is attacked: that of the first round, a later one, or both."""
+        fresh = {plan.state == "untrained" for plan in self.attacks.values() if plan.training == training}
+        return "both" if len(fresh) > 1 else "initial" if True in fresh else "final"
+
+    def training(self, point: GridPoint, name: str = "", *, early: bool = False) -> list[str]:
+        """Return overrides of the training called ``name`` behind ``point``, or of its first rounds alone.
+
+        Nobody attacks it, and accuracies are compared in the end.
+        """
+        rounds = [f"federation.rounds={self.early}", f"evaluate_every={self.early}"] if early else []
+        own = ("attack=none", "baseline=false", *rounds)
+        return merge_overrides(self.settings, self.trainings[name], point.overrides, own)
+
+    def attacking(self, point: GridPoint, cell: AttackCell) -> list[str]:
+        """Return overrides of the attack of ``cell`` on ``point``, but for the weights of the model."""
+        return merge_overrides(self.attacks[cell].overrides, point.overrides)
+
+
+def load_grid(name: str, overrides: Sequence[str] = ()) -> Study:
+    """Load the grid of that name, or in the file of that name.
+
+    Args:
+        name: of a file in ``fl_privacy/grids``, or the path of another one.
+        overrides: put last, hence winning; those of ``attack.*`` go to the attacks alone, those of
+            ``inference`` to the trainings.
+
+    Raises:
+        UserError: there is no such grid, or it is not one.
+    """
+    path = GRIDS / f"{name}.yaml" if name in grid_names() else Path(name)
+    if not path.is_file():
+        raise UserError(f"A grid is expected to be a YAML file or one of {', '.join(grid_names())}, but got {name!r}.")
+    raw, trust = read_settings(path), trust_in(overrides)
+    for key in raw:
+        if key not in _SECTIONS:
+            raise UserError(f"Unknown key {key} in the grid {name}{suggest(str(key), _SECTIONS)}")
+    for key, annotation in _SECTIONS.items():
+        if key not in raw or not fits(raw[key], annotation):
+            raise UserError(
+                f"{key} in the grid {name} is expected to be {in_words(annotation)}, but got {raw.get(key)!r}."
+            )
+    _expect_defended(raw["defenses"], f"the grid {name}")
+    for own in (raw["settings"], raw["train"], raw["attack"], *raw["attacks"].values(), *raw["defenses"].values()):
+        expect_plain(own, trust, where=f"The grid {name}")
+        if name not in grid_names():
+            expect_below_here(own, where=f"The grid {name}")
+    to_attacks = [o for o, key in zip(overrides, override_keys(overrides), strict=True) if key.startswith("attack.")]
+    to_train = [o for o, key in zip(overrides, override_keys(overrides), strict=True) if key.startswith("inference")]
+    to_all = [o for o in overrides if o not in (*to_attacks, *to_train)]
+    settings, common = tuple(raw["settings"]), tuple(raw["attack"])
+    state: State = "untrained" if raw["weights"] == "initial" else "trained"
+    return Study(
+        settings=settings,
+        attack=common,
+        trainings={"": (*raw["train"], *to_all, *to_train)},
+        attacks={
+            AttackCell(attack=attack): AttackPlan(
+                training="", state=state, overrides=(*settings, *common, *own, *to_all, *to_attacks)
+            )
+            for attack, own in raw["attacks"].items()
+        },
+        points=_points(raw["defenses"]),
+    )
+
+
+def _points(defenses: Mapping[str, Sequence[str]]) -> tuple[GridPoint, ...]:
+    """Return all defenses at their strengths, after the undefended one."""
+    undefended = GridPoint(UNDEFENDED, "", ("defense=none",))
+    return (undefended, *(point for family, own in defenses.items() for point in grid_points(family, own)))
+
+
+def _expect_defended(defenses: Mapping[str, object], where: str) -> None:
+    if UNDEFENDED in defenses:
+        raise UserError(
+            f"defenses in {where} are expected to have names of their own, but got {UNDEFENDED}, which each sweep has"
+            " beside them; call it otherwise, or leave it out."
+        )
+
+
+def grid_names() -> list[str]:
+    """Name the grids that come with the package."""
+    return sorted(path.stem for path in GRIDS.glob("*.yaml"))
+
+
+def grid_points(family: str, overrides: Sequence[str]) -> Iterable[GridPoint]:
+    """Yield the points of ``family``, one for each strength that its ``overrides`` list."""
+    key = swept_key(overrides)
+    for point in expand_sweep(overrides):
+        value = next((o.partition("=")[2] for o in point if o.partition("=")[0] == key), "")
+        yield GridPoint(family, f"{key.rpartition('.')[2].replace('_', ' ')} {value}".strip(), tuple(point))
+
+
+TRACKS = Path(__file__).resolve().parent.parent / "tracks"
+
+_SECTIONS_OF_TRACK: dict[str, Any] = {
+    "version": int,
+    "about": str,
+    "settings": list[str],
+    "attack": list[str],
+    "early": int,
+    "trainings": Mapping[str, list[str]],
+    "uploads": Mapping[str, Mapping[str, Any]],
+    "accuracy_loss": list[float],
+    "defenses": Mapping[str, list[str]],
+    "left_out": Mapping[str, str],
+    "evaluators": Mapping[str, list[str]],
+}
+"""Of a track's file -> type."""
+
+_UPLOADS: dict[str, Any] = {
+    "training": str,
+    "states": list[State],
+    "attack": list[str],
+    "servers": Mapping[str, list[str]],
+    "server_states": list[State],
+}
+"""Of each entry of ``uploads`` -> type."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class UploadKind:
+    """A kind of upload of clients, and the states of the model in which it is attacked.
+
+    Attributes:
+        training: name of the training that it belongs to.
+        states: attacked by an honest server.
+        attack: overrides of the attacks.
+        servers: malicious ones, by name -> overrides.
+        server_states: attacked by these.
+    """
+
+    training: str
+    states: tuple[State, ...]
+    attack: tuple[str, ...]
+    servers: Mapping[str, tuple[str, ...]]
+    server_states: tuple[State, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Track(Study):
+    """Contents of a benchmark: a study whose settings are fixed.
+
+    Attributes:
+        name: of its file.
+        version: number; figures of different versions are not compared.
+        about: in sentences.
+        uploads: by name.
+        accuracy_loss: points, for each of which there is a board.
+        left_out: shipped defense -> why it has no place here.
+        sha256: of all that decides the figures, the user's own defenses aside.
+    """
+
+    name: str
+    version: int
+    about: str
+    uploads: Mapping[str, UploadKind]
+    accuracy_loss: tuple[float, ...]
+    left_out: Mapping[str, str]
+    sha256: str
+
+    def entered(self, points: Sequence[GridPoint], source: str) -> "Track":
+        """Return the same track with the user's own defense at its strengths.
+
+        Args:
+            points: of one family.
+            source: hash of its code, so that another code is another run.
+        """
+        family = points[0].family
+        if family in {point.family for point in self.points}:
+            raise UserError(f"The entry {family} is expected to have a name of its own, but the track has one like it.")
+        return replace(self, points=(*self.points, *points), entry={family: f"entry-{source[:12]}"})
+
+
+def load_track(name: str, overrides: Sequence[str] = ()) -> Track:
+    """Load the track of that name, or in the file of that name.
+
+    Args:
+        name: of a file in ``fl_privacy/tracks``, or the path of another one.
+        overrides: of settings that leave the figures as they are, such as ``out`` and ``device``.
+
+    Raises:
+        UserError: there is no such track, it is not one, or an override would change what it fixes.
+    """
+    raw = _read_track(name)
+    _expect_sections(raw, _SECTIONS_OF_TRACK, f"the track {name}")
+    for uploads, entry in raw["uploads"].items():
+        _expect_sections(entry, _UPLOADS, f"uploads.{uploads} of the track {name}")
+        if entry["training"] not in raw["trainings"]:
+            wrong = suggest(entry["training"], raw["trainings"])
+            raise UserError(f"uploads.{uploads} of the track {name} has no training {entry['training']}{wrong}")
+    for training in raw["evaluators"]:
+        if training not in raw["trainings"]:
+            raise UserError(f"evaluators of the track {name} has {training}{suggest(training, raw['trainings'])}")
+    whole(f"version of the track {name}", raw["version"], at_least=1, example=1)
+    whole(f"early of the track {name}", raw["early"], at_least=1, example=3)
+    for key in ("trainings", "uploads", "accuracy_loss"):
+        if not raw[key]:
+            raise UserError(f"{key} of the track {name} is expected to have an entry, but has none.")
+    _expect_defended(raw["defenses"], f"the track {name}")
+    for own in _overrides_of(raw):
+        expect_plain(own, (), where=f"The track {name}")
+        if name not in track_names():
+            expect_below_here(own, where=f"The track {name}")
+    free = _of_runtime(name, overrides)
+    of_attacks = [o for o, key in zip(free, override_keys(free), strict=True) if key.startswith("attack.")]
+    settings = (*raw["settings"], *(o for o in free if o not in of_attacks))
+    attack = (*raw["attack"], *of_attacks)
+    trainings = {training: tuple(own) for training, own in raw["trainings"].items()}
+    uploads = {upload: _upload_kind(entry) for upload, entry in raw["uploads"].items()}
+    return Track(
+        name=Path(name).stem,
+        version=raw["version"],
+        about=" ".join(raw["about"].split()),
+        settings=settings,
+        attack=attack,
+        early=raw["early"],
+        trainings=trainings,
+        uploads=uploads,
+        attacks={
+            cell: AttackPlan(
+                training=kind.training,
+                state=state,
+                overrides=(*settings, *trainings[kind.training], *attack, *kind.attack, *kind.servers.get(server, ())),
+            )
+            for kind, state, server, cell in _cells(uploads)
+        },
+        accuracy_loss=tuple(sorted(raw["accuracy_loss"])),
+        points=_points(raw["defenses"]),
+        left_out=_left_out(name, raw),
+        evaluators={training: tuple(own) for training, own in raw["evaluators"].items()},
+        sha256=hashlib.sha256(json.dumps(raw, sort_keys=True).encode()).hexdigest(),
+    )
+
+
+def _left_out(name: str, raw: Mapping[str, Any]) -> dict[str, str]:
+    """Return the reasons that the file gives; a shipped track also names each other defense of the package."""
+    given = dict(raw["left_out"])
+    if name not in track_names():
+        return given
+    used = {override for own in raw["defenses"].values() for override in own}
+    shipped = sorted(path.stem for path in (CONFIG_DIR / "defense").glob("*.yaml"))
+    others = [each for each in shipped if each not in ("none", "custom", *given) and f"defense={each}" not in used]
+    return given | dict.fromkeys(others, "not measured in this track")
+
+
+def _cells(uploads: Mapping[str, UploadKind]) -> Iterator[tuple[UploadKind, State, str, AttackCell]]:
+    """Yield kind of upload, state, server and cell of each way to attack: honest servers first, upload by upload."""
+    for name, kind in uploads.items():
+        for state in kind.states:
+            yield kind, state, "", AttackCell(uploads=name, state=state)
+    for name, kind in uploads.items():
+        for server in kind.servers:
+            for state in kind.server_states:
+                yield kind, state, server, AttackCell(uploads=name, state=state, server=server)
+
+
+def track_names() -> list[str]:
+    """Name the tracks that come with the package."""
+    return sorted(path.stem for path in TRACKS.glob("*.yaml"))
+
+
+def _of_runtime(name: str, overrides: Sequence[str]) -> Sequence[str]:
+    free = keys_of(Role.RUNTIME)
+    for key in override_keys(overrides):
+        if not is_within(key, free):
+            raise UserError(
+                f"The track {name} fixes {key}, or else its figures could not be compared; copy its file"
+                f" ({TRACKS / 'smoke.yaml'} is one), change that and run the copy, or set one of"
+                f" {', '.join(k for k in free if not k.startswith('choices.'))}."
+            )
+    return overrides
+
+
+def _upload_kind(entry: Mapping[str, Any]) -> UploadKind:
+    return UploadKind(
+        training=entry["training"],
+        states=tuple(entry["states"]),
+        attack=tuple(entry["attack"]),
+        servers={server: tuple(own) for server, own in entry["servers"].items()},
+        server_states=tuple(entry["server_states"]),
+    )
+
+
+def _overrides_of(raw: Mapping[str, Any]) -> list[list[str]]:
+    of_uploads = [own for entry in raw["uploads"].values() for own in (entry["attack"], *entry["servers"].values())]
+    named = [own for key in ("trainings", "defenses", "evaluators") for own in raw[key].values()]
+    return [raw["settings"], raw["attack"], *of_uploads, *named]
+
+
+def _expect_sections(raw: object, sections: Mapping[str, Any], what: str) -> None:
+    """Refuse unknown keys, missing ones, and values of another type."""
+    if not isinstance(raw, Mapping):
+        raise UserError(f"{what} is expected to be a mapping, but got {raw!r}.")
+    for key in raw:
+        if key not in sections:
+            raise UserError(f"Unknown key {key} in {what}{suggest(str(key), sections)}")
+    for key, annotation in sections.items():
+        if key not in raw or not fits(raw[key], annotation):
+            raise UserError(f"{key} in {what} is expected to be {in_words(annotation)}, but got {raw.get(key)!r}.")
+
+
+def _read_track(name: str) -> Mapping[str, Any]:
+    path = TRACKS / f"{name}.yaml" if name in track_names() else Path(name)
+    if not path.is_file():
+        raise UserError(
+            f"A track is expected to be a YAML file or one of {', '.join(track_names())}, but got {name!r}."
+        )
+    return read_settings(path)

@@ -1,0 +1,349 @@
+"""Read configurations that somebody else may have written: plain values, of what is registered here.
+
+A part of a run (its model, its data, ...) is named by the option that registers it, in the package's ``conf`` or in
+that of an installed plugin, and what it imports is read there. Nothing that such a file names is imported, unless the
+user says ``trust=`` on the command line; places on this machine that it names are refused.
+"""
+
+import importlib
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any, NoReturn
+
+import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from fl_privacy.errors import UserError
+from fl_privacy.runs.config._options import options, suggest
+from fl_privacy.runs.config.building import own_modules
+from fl_privacy.runs.config.compose import NAMING, compose_file, expand_sweep, parse_overrides
+from fl_privacy.runs.config.keys import captured_groups, captured_keys, declared_settings, groups
+from fl_privacy.runs.config.parse import select
+
+MOST_BYTES = 1 << 17
+MOST_VALUES = 20_000
+DEEPEST = 20
+"""Of a file, far beyond what a run writes."""
+
+_TARGET = "_target_"
+_IMPORT_PATH = re.compile(r"[A-Za-z]\w*(\.[A-Za-z]\w*)+", re.ASCII)
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """Return the mapping of text, numbers, truth values, lists and mappings in the YAML file ``path``.
+
+    Raises:
+        UserError: it can't be read, is not that, is larger or deeper than a configuration, or refers to anything:
+            aliases, tags and interpolations.
+    """
+    text = _text_of(path)
+    try:
+        _expect_small(path, text)
+        content = OmegaConf.to_container(OmegaConf.create(text), resolve=False) if text.strip() else {}
+    except (yaml.YAMLError, OmegaConfBaseException, ValueError, TypeError, AttributeError) as error:
+        _refuse(path, f"is none: {' '.join(str(error).split())[:200]}")
+    if not isinstance(content, dict) or not content:
+        _refuse(path, "holds a list" if isinstance(content, list) else "is empty")
+    for key, value in _leaves(content):
+        if not isinstance(value, str | int | float | bool | None):
+            _refuse(path, f"holds {key}, a {type(value).__name__}")
+        if isinstance(value, str) and ("${" in value or value == "???"):
+            _refuse(path, f"refers to something else in {key}={value[:80]!r}")
+    if strange := next((key for key in content if not isinstance(key, str)), None):
+        _refuse(path, f"holds the key {strange!r}")
+    return {str(key): value for key, value in content.items()}
+
+
+def recorded_parts(path: Path, trust: Collection[str] = ()) -> dict[str, Any]:
+    """Return the settings, by dotted key, that an attack on captured updates takes from the run that made them.
+
+    Args:
+        path: the run's ``config.yaml``.
+        trust: what the user trusts beside what is registered: import paths or modules, and names of data sets.
+
+    Raises:
+        UserError: the file is no configuration of this version, or has something that is not registered.
+    """
+    found, parts = read_settings(path), captured_groups()
+    choices: dict[str, Any] = found["choices"] if isinstance(found.get("choices"), dict) else {}
+    for part in parts:
+        option = choices.get(part)
+        if not isinstance(option, str) or option not in options(part):
+            _refuse(path, f"has choices.{part}={option!r}{suggest(str(option), options(part), group=part)}")
+    registered = compose_file("config", [f"{part}={choices[part]}" for part in parts])
+    for part in parts:
+        if not isinstance(found.get(part), dict):
+            _refuse(path, f"has {part}={found.get(part)!r}")
+        expect_registered(part, found[part], registered[part], trust, where=f"{path} (its option {part}=)")
+    declared = [key for key, _ in declared_settings()]
+    for key in (f"{name}.{key}" for name in ("intercept", "threat_model") for key in found.get(name) or ()):
+        if key not in declared:
+            _refuse(path, f"has {key}{suggest(key, (name for name in declared if '.' in name))}")
+    taken = {}
+    for key in captured_keys():
+        above, _, name = key.rpartition(".")
+        section = select(found, above) if above else found
+        if not isinstance(section, dict) or name not in section:
+            _refuse(path, f"has no {key}")
+        taken[key] = section[name]
+    return taken | {f"choices.{part}": choices[part] for part in parts}
+
+
+def registered_run(path: Path, trust: Collection[str] = ()) -> dict[str, Any]:
+    """Return all settings of the run that wrote ``path``; what they build is registered or trusted.
+
+    Args:
+        path: of the file.
+        trust: see ``recorded_parts``.
+
+    Raises:
+        UserError: the file is no configuration of this version, or names something else.
+    """
+    found = read_settings(path)
+    choices: dict[str, Any] = found["choices"] if isinstance(found.get("choices"), dict) else {}
+    parts = [part for part in groups() if isinstance(found.get(part), dict)]
+    for part in parts:
+        if choices.get(part) not in options(part):
+            _refuse(path, f"has choices.{part}={choices.get(part)!r}")
+    registered = compose_file("config", [f"{part}={choices[part]}" for part in parts])
+    for part in parts:
+        expect_registered(part, found[part], registered[part], trust, where=f"{path} (its option {part}=)")
+    return found
+
+
+def expect_plain(overrides: Sequence[str], trust: Collection[str], *, where: str) -> None:
+    """Refuse overrides, from a file or from another machine, that import something or look into this machine.
+
+    Args:
+        overrides: in Hydra's grammar.
+        trust: see ``recorded_parts``.
+        where: they come from, to begin the message with.
+
+    Raises:
+        UserError: there is one.
+    """
+    for override in parse_overrides([text for listed in overrides for (text,) in expand_sweep([listed])]):
+        text, key = override.input_line or "", override.key_or_group
+        above, _, name = key.rpartition(".")
+        outside = key.partition(".")[0].partition("/")[0] in ("hydra", "trust") or "@" in text.partition("=")[0]
+        if outside or "${" in text or any(part.startswith("_") for part in above.split(".")):
+            raise UserError(f"{where} is expected to hold plain settings, but has {text[:80]!r}; remove that.")
+        for at, mapping in [(above, {name: override.value()}), *_mappings(override.value(), key)]:
+            for entry, value in mapping.items():
+                if str(entry).startswith("_"):
+                    _expect_trusted(f"{at}.{entry}", value, trust, where)
+
+
+def trusted(trust: str | Sequence[str] | None) -> frozenset[str]:
+    """Return the names in the user's setting ``trust``."""
+    return frozenset([trust] if isinstance(trust, str) else trust or ())
+
+
+def trust_in(overrides: Sequence[str]) -> frozenset[str]:
+    """Return the files and names that the user's own ``overrides`` trust."""
+    said = [override.value() for override in parse_overrides(overrides) if override.key_or_group == "trust"]
+    return frozenset(str(name) for value in said for name in (value if isinstance(value, list) else [value]))
+
+
+def expect_registered(
+    part: str, section: Mapping[str, Any], registered: Mapping[str, Any], trust: Collection[str], *, where: str
+) -> None:
+    """Refuse a section that builds something else than the option it names, or that lacks settings of it.
+
+    Args:
+        part: the section's name.
+        section: its settings, from a file.
+        registered: those of its option, from the package or a plugin.
+        trust: see ``recorded_parts``.
+        where: the section is found, to begin the message with.
+
+    Raises:
+        UserError: it does.
+    """
+    for key, value in _mappings(section, part):
+        for name in value:
+            if not isinstance(name, str):
+                raise UserError(f"{where} is expected to have settings by name, but {key} has {name!r}.")
+            is_own = name == _TARGET and key == part and value[name] == registered.get(_TARGET)
+            if name.startswith("_") and not is_own:
+                _expect_trusted(f"{key}.{name}", value[name], trust, where)
+    if section.get(_TARGET) != registered.get(_TARGET):
+        return
+    if missing := next(_missing(registered, section, part), None):
+        raise UserError(
+            f"{where} is expected to have all settings of its option, but lacks {missing}; it was written by another"
+            " version or changed."
+        )
+    if part == "data" and section.get("name") != registered.get("name") and str(section.get("name")) not in trust:
+        raise UserError(
+            f"{where} is expected to name the data {registered.get('name')} as its option does, but names"
+            f" {section.get('name')!r}; if you trust it, say trust={section.get('name')}."
+        )
+
+
+def _expect_trusted(key: str, target: object, trust: Collection[str], where: str) -> None:
+    """Refuse ``target`` unless ``trust`` names it, or the module that defines it."""
+    if key.rpartition(".")[2] != _TARGET or not isinstance(target, str) or not _IMPORT_PATH.fullmatch(target):
+        raise UserError(
+            f"{where} is expected to hold settings of what is registered here, but has {key}={str(target)[:80]!r};"
+            " remove that."
+        )
+    module, _, name = target.rpartition(".")
+    if target in trust or (module in trust and _is_defined_in(module, name)):
+        return
+    raise UserError(
+        f"{where} is expected to name only what this package or an installed plugin registers, but has {key}={target};"
+        f" running it runs code that the file names. If you know it and trust it, say trust={target}."
+    )
+
+
+def _is_defined_in(module: str, name: str) -> bool:
+    """Say whether the user's own ``module`` defines ``name``, instead of having imported it from elsewhere."""
+    try:
+        with own_modules(module):
+            found = getattr(importlib.import_module(module), name, None)
+    except ImportError as error:
+        raise UserError(f"trust={module} is expected to be a module, but can't be imported ({error}).") from error
+    home = str(getattr(found, "__module__", ""))
+    return home == module or home.startswith(f"{module}.")
+
+
+def _text_of(path: Path) -> str:
+    try:
+        if not path.is_file():
+            _refuse(path, "is no file")
+        with path.open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
+        if len(content) > MOST_BYTES:
+            _refuse(path, f"is larger than {MOST_BYTES >> 10} KiB")
+        return content.decode()
+    except OSError as error:
+        _refuse(path, f"can't be read ({error.strerror})")
+    except UnicodeDecodeError:
+        _refuse(path, "is no text")
+
+
+def _expect_small(path: Path, text: str) -> None:
+    """Look at the parser's events, before anything is built from them."""
+    depth = 0
+    for number, event in enumerate(yaml.parse(text, Loader=yaml.SafeLoader)):
+        if number == 2 and not isinstance(event, yaml.MappingStartEvent):
+            _refuse(path, "holds a list" if isinstance(event, yaml.SequenceStartEvent) else "holds no settings by name")
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if isinstance(event, yaml.AliasEvent):
+            _refuse(path, f"refers to something else by *{event.anchor}")
+        if depth > DEEPEST or number > MOST_VALUES:
+            _refuse(path, f"holds over {MOST_VALUES} values, or some within {DEEPEST} others")
+
+
+def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    match value:
+        case dict():
+            for key, entry in value.items():
+                yield from _leaves(entry, f"{name}.{key}" if name else str(key))
+        case list():
+            for entry in value:
+                yield from _leaves(entry, name)
+        case _:
+            yield name, value
+
+
+def _mappings(value: Any, name: str) -> Iterator[tuple[str, dict[Any, Any]]]:
+    """Yield all mappings within ``value``, itself included, by where they are."""
+    if isinstance(value, dict):
+        yield name, value
+        for key, entry in value.items():
+            yield from _mappings(entry, f"{name}.{key}")
+    elif isinstance(value, list):
+        for entry in value:
+            yield from _mappings(entry, name)
+
+
+def _missing(registered: Mapping[str, Any], section: Mapping[str, Any], name: str) -> Iterator[str]:
+    """Yield dotted names of what ``registered`` has and ``section`` lacks."""
+    for key, value in registered.items():
+        if key not in section or (isinstance(value, dict) and not isinstance(section[key], dict)):
+            yield f"{name}.{key}"
+        elif isinstance(value, dict):
+            yield from _missing(value, section[key], f"{name}.{key}")
+
+
+def _refuse(path: Path, what: str) -> NoReturn:
+    raise UserError(
+        f"{path} is expected to be YAML with settings of `fl-privacy`, but {what}; repair it or don't use it."
+    )
+
+
+PLACES = frozenset({"root", "folder", "path", "file", "generator", "policies", "cache", "public", *NAMING})
+"""Last parts of keys whose text names something on the machine that reads it."""
+
+
+def expect_no_place(overrides: Sequence[str], *, where: str, unread: Collection[str] = ()) -> None:
+    """Refuse overrides that name a file or folder of this machine at all, as of a run from the network.
+
+    A setting does so by what it decides (``PLACES``) or by what it says: text that leads outside, or in which a folder
+    is parted from what is in it.
+
+    Args:
+        overrides: in Hydra's grammar.
+        where: they come from, to begin the message with.
+        unread: settings that nothing on this machine reads.
+
+    Raises:
+        UserError: there is one.
+    """
+    for override in parse_overrides([text for listed in overrides for (text,) in expand_sweep([listed])]):
+        for name, text in _settings(override.key_or_group, override.value()):
+            parted = "/" in text or "\\" in text or leads_outside(text)
+            if name not in unread and text.strip() and (parted or name.rpartition(".")[2] in PLACES):
+                raise UserError(
+                    f"{where} is expected to name no file or folder of a node, but sets {name}; whoever runs the node"
+                    " says what it trains on, by data-path in its node config."
+                )
+
+
+def expect_below_here(overrides: Sequence[str], *, where: str) -> None:
+    """Refuse overrides with a value that leads out of the working directory, whatever setting it is of.
+
+    Args:
+        overrides: in Hydra's grammar.
+        where: they come from, to begin the message with.
+
+    Raises:
+        UserError: a value is an absolute path, one of a home folder, or goes up by ``..``.
+    """
+    for override in parse_overrides([text for listed in overrides for (text,) in expand_sweep([listed])]):
+        if any(map(leads_outside, _texts(override.value()))):
+            text = (override.input_line or "")[:80]
+            raise UserError(
+                f"{where} is expected to name no place outside of the working directory, but has {text!r}; take it out"
+                " of the file and say it on the command line."
+            )
+
+
+def leads_outside(text: str) -> bool:
+    """Say whether ``text``, taken as a path, may lead out of the working directory; on Windows too."""
+    posix, windows = PurePosixPath(text), PureWindowsPath(text)
+    absolute = posix.is_absolute() or bool(windows.drive or windows.root)
+    return absolute or text.startswith("~") or ".." in (*posix.parts, *windows.parts)
+
+
+def _settings(name: str, value: object) -> Iterator[tuple[str, str]]:
+    """Yield each setting within ``value`` that is text, by its full name."""
+    if isinstance(value, Mapping):
+        for key, entry in value.items():
+            yield from _settings(f"{name}.{key}", entry)
+    elif not isinstance(value, bool | int | float):
+        yield from ((name, text) for text in _texts(value))
+
+
+def _texts(value: object) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        yield from _texts([*value, *value.values()])
+    elif isinstance(value, Iterable) and not isinstance(value, str | bytes):
+        for entry in value:
+            yield from _texts(entry)
+    elif value is not None:
+        yield str(value)

@@ -1,0 +1,177 @@
+"""Where a run's results go.
+
+What a run is given: who carries its messages, and who is told how it goes on.
+"""
+
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Literal, Protocol
+
+from fl_privacy.attacks import Progress, no_progress
+from fl_privacy.errors import UserError
+from fl_privacy.federation import Audit, ClientSource, Evaluation, Round, RoundReport, Server, plain_rounds
+from fl_privacy.federation.interception import Interceptor
+from fl_privacy.models.gradients.memory import resolve_device
+from fl_privacy.progress import ShareLines, Stage, at_work, listening
+from fl_privacy.report import write_report
+from fl_privacy.runs.config import RunSettings, to_yaml
+from fl_privacy.runs.folder import RunFolder, folder_name, is_finished, read_environment
+from fl_privacy.runs.folder.environment import code_hash
+
+
+class Backend(Protocol):
+    """Runs ``rounds`` rounds on ``server`` as its caller asks for them.
+
+    A plain loop here, Flower elsewhere; all give the same numbers.
+    """
+
+    def __call__(
+        self,
+        server: Server,
+        source: ClientSource,
+        *,
+        rounds: int,
+        audit: Audit,
+        interceptor: Interceptor,
+    ) -> Generator[Round, None, object]:
+        """Train ``server.state`` for some rounds, and yield each."""
+        ...
+
+
+def plain_loop(
+    server: Server,
+    source: ClientSource,
+    *,
+    rounds: int,
+    audit: Audit,
+    interceptor: Interceptor,
+) -> Generator[Round, None, object]:
+    """Run every client in this process, one after the other."""
+    return plain_rounds(server, source(), rounds=rounds, audit=audit, interceptor=interceptor)
+
+
+class Monitor:
+    """Receives every step of a run; this one keeps it to itself."""
+
+    def say(self, text: str) -> None:
+        """Say in a line what happens next."""
+
+    def training(self, rounds: int) -> AbstractContextManager[None]:
+        """Enter the training of ``rounds`` rounds; progress reported within is of the next one."""
+        return nullcontext()
+
+    def round_done(self, report: RoundReport, evaluation: Evaluation | None, epsilon: float | None) -> None:
+        """Report a round that is over; ``evaluation`` where it was tested, ``epsilon`` under a guarantee."""
+
+    def counting(self, title: str, total: int) -> AbstractContextManager[Callable[[int], None]]:
+        """Enter other long work of ``total`` steps; the context takes how many are done."""
+        return nullcontext(lambda done: None)
+
+    def working(self, title: str) -> AbstractContextManager[None]:
+        """Begin other work, whose progress ``fl_privacy.progress`` reports."""
+        return nullcontext()
+
+    def attacking(self, what: str) -> AbstractContextManager[Progress]:
+        """Enter an attack on ``what``; the context takes its progress."""
+        return nullcontext(no_progress)
+
+
+class LineMonitor(Monitor):
+    """Prints now and then how far an attack is, where no command does: inside somebody's server or notebook."""
+
+    def attacking(self, what: str) -> AbstractContextManager[Progress]:
+        """Enter an attack on ``what``; what it is at is said with its progress."""
+        return self._attacking(f"Attacking {what}")
+
+    @contextmanager
+    def _attacking(self, title: str) -> Iterator[Progress]:
+        working = ""
+
+        def listen(stages: tuple[Stage, ...]) -> None:
+            nonlocal working
+            working = f", {at_work(stages)}" if stages else working
+
+        with listening(listen):
+            yield ShareLines(partial(print, flush=True), title, lambda: working)
+
+
+Command = Literal["run", "attack"]
+
+
+@dataclass(frozen=True, eq=False)
+class Destination:
+    """Location of a run: a folder named after its choices, and distinguished by the hash of all settings."""
+
+    command: Command
+    config: RunSettings
+
+    @cached_property
+    def identified(self) -> dict[str, object]:
+        """Return the settings as plain values, with the command that they were given to."""
+        return {"command": self.command, **self.config.plain()}
+
+    @property
+    def path(self) -> Path:
+        """Return the path of the folder, whether or not it exists."""
+        return Path(self.config.out) / folder_name(self._label, self.identified)
+
+    def finished_before(self, monitor: Monitor) -> Path | None:
+        """Return the folder with a new page, if there is nothing left to do; decided before anything is built.
+
+        Raises:
+            UserError: a setting that a finished run does not need any more is wrong.
+        """
+        resolve_device(self.config.device)
+        if self.config.overwrite or not is_finished(self.path):
+            return None
+        same_code = read_environment(self.path).get("code") in (None, code_hash())
+        whose = "" if same_code else ", by another version of the code"
+        monitor.say(f"Finished already{whose}; overwrite=true runs it again.")
+        self.write_page()
+        return self.path
+
+    def write_page(self) -> None:
+        """Write the page of what the folder holds, unless the settings do without."""
+        if self.config.page:
+            write_report([self.path])
+
+    def open(self) -> RunFolder:
+        """Open the folder, to record in.
+
+        Raises:
+            UserError: it can't be made.
+        """
+        config = self.config
+        try:
+            return RunFolder.open_or_create(
+                Path(config.out),
+                label=self._label,
+                config=self.identified,
+                config_text=f"command: {self.command}\n{to_yaml(config)}",
+                undefended=config.choices["defense"] == "none" and config.captured is None,
+                overwrite=config.overwrite,
+            )
+        except OSError as error:
+            raise UserError(
+                f"out is expected to be a folder that can be written, but {config.out} can't ({error.strerror});"
+                " set out=FOLDER."
+            ) from error
+
+    @property
+    def _label(self) -> str:
+        config = self.config
+        chosen = [config.called(part) for part in ("data", "model", "federation", "defense", "attack")]
+        front = [str(config.name)] if config.name is not None else [] if self.command == "run" else [self.command]
+        if (server := config.choices.get("server", "honest")) != "honest":
+            chosen.insert(-1, server)
+        if (inference := config.choices.get("inference", "none")) != "none":
+            chosen.append(inference)
+        label = "-".join([*front, *chosen])
+        if "/" in label or "\\" in label or not label.isprintable() or label.startswith("."):
+            raise UserError(
+                f"name is expected to be part of a folder's name, but got {config.name!r}; set out=FOLDER too."
+            )
+        return label

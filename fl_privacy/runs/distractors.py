@@ -1,0 +1,161 @@
+"""Images and texts that nobody attacks: what an original is distinguished from, and what no update tells."""
+
+import hashlib
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fl_privacy.data import Examples, LabelledExamples, TableExamples, TextExamples, images_of, load_data
+from fl_privacy.errors import UserError
+from fl_privacy.measure.distractors import Others
+from fl_privacy.measure.public_images import PublicImages
+from fl_privacy.rng import derive_generator
+from fl_privacy.types.modality import ROWS, TEXTS, Modality
+
+logger = logging.getLogger(__name__)
+
+MOST = 1000
+"""PublicImages, unless a run says otherwise."""
+
+MOST_NEAR = 10_000
+"""Public images among which the one nearest to an original is looked for, at most."""
+
+_MOST_VALUES = 1 << 26
+"""Pixels of all candidates; more of them are not taken, whatever their number."""
+
+_MOST_TEXTS = 10_000
+
+_PHOTOGRAPHS, _DIGITS = "photograph", "mnist_mini"
+"""Data sets that packages ship."""
+
+
+def unattacked_others(examples: LabelledExamples, number: int, *, seed: int, name: str) -> Others:
+    """Take ``number`` of the public ``examples`` at random; of texts, their frequencies.
+
+    Args:
+        examples: of the split that is not attacked.
+        number: of images; 0 takes none.
+        seed: of the choice.
+        name: of the data set.
+    """
+    order = torch.randperm(len(examples), generator=derive_generator(seed, "candidates"))
+    if (few := _FEW.get(examples.modality)) is not None:
+        return few(examples, order[:_MOST_TEXTS])
+    chosen = order[: at_most(number, examples.input_shape)].sort().values
+    if not len(chosen):
+        return Others()
+    batch = examples.batch(chosen)
+    images = images_of(examples)
+    more = None if images is None else images.images[order[:MOST_NEAR]]
+    return Others(candidates=_shared(batch.inputs, batch.labels, f"public images of {name}", more))
+
+
+_LATEST: OrderedDict[bytes, PublicImages] = OrderedDict()
+"""Of this process, the last few that were used; by all that they are of."""
+
+_MOST_LATEST, _MOST_KEPT = 2, 1 << 22
+"""How many, and of how many pixels at most: what is larger is not kept."""
+
+
+def _shared(images: Tensor, labels: Tensor | None, name: str, more: Tensor | None = None) -> PublicImages:
+    """Make public images, or take those of an earlier job that are the same: rows to compare with are made once."""
+    made = PublicImages(images=images, labels=labels, name=name, more=more)
+    if images.numel() > _MOST_KEPT:
+        return made
+    told = [tensor.contiguous().cpu() for tensor in (images, labels) if tensor is not None]
+    digest = hashlib.blake2b(repr([name, *((tensor.shape, tensor.dtype) for tensor in told)]).encode())
+    for tensor in told:
+        digest.update(tensor.numpy().tobytes())
+    found = _LATEST.setdefault(digest.digest(), made)
+    _LATEST.move_to_end(digest.digest())
+    while len(_LATEST) > _MOST_LATEST:
+        _LATEST.popitem(last=False)
+    return found
+
+
+def _texts(examples: LabelledExamples, chosen: Tensor) -> Others:
+    assert isinstance(examples, TextExamples)
+    return Others(texts=examples.tokens[chosen])
+
+
+def _rows(examples: LabelledExamples, chosen: Tensor) -> Others:
+    assert isinstance(examples, TableExamples)
+    labels = examples.labels[chosen] if examples.labels.dim() == 1 and not examples.labels.is_floating_point() else None
+    return Others(rows=examples.schema.cells(examples.inputs[chosen]), labels=labels)
+
+
+_FEW: Mapping[Modality, Callable[[LabelledExamples, Tensor], Others]] = {TEXTS: _texts, ROWS: _rows}
+"""Of which examples others are taken without asking how many."""
+
+
+def shipped_others(shape: tuple[int, ...], number: int = MOST, *, seed: int) -> Others:
+    """Take images for originals of ``shape`` (C, H, W) without known public images: those that packages ship.
+
+    These are cut out of photographs at random places and scales, half of them for images of one channel, whose other
+    half are handwritten digits. Where the packages are not installed there are none.
+
+    Args:
+        shape: of the originals.
+        number: of candidates; 0 takes none.
+        seed: of the choice.
+    """
+    if len(shape) != 3 or not (number := at_most(number, shape)):
+        return Others()
+    rng = derive_generator(seed, "candidates")
+    digits = _digits(shape, number // 2, rng) if shape[0] == 1 else torch.empty(0, *shape)
+    cuts = _cuts(shape, number - len(digits), rng)
+    if not len(images := torch.cat([digits, cuts])):
+        return Others()
+    kinds = ["cuts of photographs"] * bool(len(cuts)) + ["handwritten digits"] * bool(len(digits))
+    return Others(candidates=_shared(images, None, f"{' and '.join(kinds)} that packages ship"))
+
+
+def at_most(number: int, shape: tuple[int, ...]) -> int:
+    """Return ``number`` of images of ``shape``, or as many as memory should hold."""
+    return min(number, _MOST_VALUES // max(1, int(torch.tensor(shape).prod())))
+
+
+def _digits(shape: tuple[int, ...], number: int, rng: torch.Generator) -> Tensor:
+    found = next(_shipped(_DIGITS), None)
+    if found is None:
+        return torch.empty(0, *shape)
+    images = found.images[torch.randperm(len(found), generator=rng)[:number]].float() / 255
+    return functional.interpolate(images, size=shape[1:], mode="bilinear", antialias=True).clamp(0, 1)
+
+
+def _cuts(shape: tuple[int, ...], number: int, rng: torch.Generator) -> Tensor:
+    """Cut images (N, C, H, W) at random, between a tenth and the whole of a photograph's shorter side."""
+    pictures = [examples.images.float() / 255 for examples in _shipped(_PHOTOGRAPHS)]
+    if not pictures or shape[0] not in (1, 3):
+        return torch.empty(0, *shape)
+    every = [picture for some in pictures for picture in some]
+    made = []
+    for _ in range(number):
+        picture = every[int(torch.randint(len(every), (), generator=rng))]
+        height, width = picture.shape[-2:]
+        share = 0.1 + 0.9 * float(torch.rand((), generator=rng))
+        unit = share * min(height / shape[1], width / shape[2])
+        size = max(1, int(unit * shape[1])), max(1, int(unit * shape[2]))
+        top, left = (
+            int(torch.randint(total - part + 1, (), generator=rng))
+            for total, part in zip((height, width), size, strict=True)
+        )
+        cut = picture[:, top : top + size[0], left : left + size[1]]
+        cut = cut.mean(0, keepdim=True) if shape[0] == 1 else cut
+        made.append(functional.interpolate(cut[None], size=shape[1:], mode="bilinear", antialias=True)[0])
+    return torch.stack(made).clamp(0, 1)
+
+
+def _shipped(name: str) -> Iterator[Examples]:
+    """Yield the data set of an installed package; nothing where it is not installed."""
+    try:
+        found = load_data(name, image_size=256 if name == _PHOTOGRAPHS else None).train
+    except UserError as error:
+        logger.info("No candidates from %s: %s", name, error)
+        return
+    if (images := images_of(found)) is not None:
+        yield images

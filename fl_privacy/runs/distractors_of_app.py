@@ -1,0 +1,249 @@
+"""Images of an app's own data: what a client's attacked ones are distinguished from.
+
+Images of another kind would not do: what all pictures of a class have in common leads cuts of photographs by far, so
+that the mean of a class would be called read.
+"""
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset as TorchDataset
+
+from fl_privacy.data import Dataset, Examples
+from fl_privacy.data.app_data import as_sample, own_streams_put_back, samples
+from fl_privacy.federation import Failure
+from fl_privacy.federation.replies import attempt
+from fl_privacy.measure.distractors import Others
+from fl_privacy.measure.outcome import LEAST_CANDIDATES
+from fl_privacy.measure.public_images import PublicImages
+from fl_privacy.rng import derive_generator, streams_put_back
+from fl_privacy.runs.app_truth import KnownImages
+from fl_privacy.runs.distractors import MOST, at_most, shipped_others
+from fl_privacy.types import Batch, VictimId
+
+logger = logging.getLogger(__name__)
+
+NO_CLASS = -1
+"""Of images that packages ship."""
+
+SPARE = 100
+"""Images drawn beyond those asked for, from which come the ones in place of a client's own."""
+
+MOST_PLACES = 32
+"""Partitions whose images are candidates."""
+
+Samples = list[tuple[Tensor, int]]
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """An image of the app's data.
+
+    Attributes:
+        image: (C, H, W) in [0, 1].
+        label: its class.
+        place: of its partition and in it; ``None`` of one that no client trains on.
+    """
+
+    image: Tensor
+    label: int
+    place: tuple[int | None, int] | None
+
+
+def others_of_app(
+    data: KnownImages,
+    attacked: Sequence[VictimId],
+    truth: KnownImages,
+    shape: tuple[int, ...],
+    number: int = MOST,
+    *,
+    seed: int,
+    nodes: int | None = None,
+) -> Others:
+    """Take images that attacked ones are compared with: of the same data, or where there are few, shipped ones.
+
+    Those of a client are all but its own attacked ones, so that nothing that another client says changes them.
+
+    Args:
+        data: of the app; of a (train, test) pair or a data set of this package the second half is taken first.
+        attacked: victims, whose images are no candidates for victims of the same client.
+        truth: knows their images.
+        shape: (C, H, W) of an image.
+        number: of candidates; 0 takes none.
+        seed: of the choice.
+        nodes: that were connected, whose partitions are 0 to ``nodes - 1``; ``None`` takes the partitions that the
+            clients of ``attacked`` say that they hold.
+    """
+    if len(shape) != 3 or not (number := at_most(number, shape)):
+        return Others()
+    found = attempt(lambda: _drawn(data, _places(data, attacked, nodes, seed), number, seed))
+    if isinstance(found, Failure):
+        logger.warning("No candidates from the app's data: %s", found.reason)
+        found = []
+    alike = [each for each in found if tuple(each.image.shape) == shape]
+    left = _left_by_client(alike, attacked, truth, shape)
+
+    def others(chosen: Iterable[_Drawn]) -> Others:
+        return others_among([(each.image, each.label) for each in chosen], [], shape, number, seed=seed)
+
+    shared = others(alike)
+
+    @lru_cache(maxsize=1)  # victims come client by client
+    def beside(client: int) -> PublicImages | None:
+        return others(alike[k] for k in left[client]).candidates if client in left else shared.candidates
+
+    return replace(shared, beside=beside)
+
+
+def _left_by_client(
+    drawn: Sequence[_Drawn], attacked: Sequence[VictimId], truth: KnownImages, shape: tuple[int, ...]
+) -> dict[int, list[int]]:
+    """Return the indices of the ``drawn`` images that are no draws of a client's attacked ones, by client.
+
+    Only of clients that have some among them.
+    """
+    if not drawn:
+        return {}
+    images = PublicImages(images=torch.stack([each.image for each in drawn]).float().clamp(0, 1))
+    victims: dict[int, list[VictimId]] = {}
+    for victim in attacked:
+        victims.setdefault(victim.client, []).append(victim)
+    found = {}
+    for client, own in victims.items():
+        known = [batch.inputs for victim in own if (batch := truth.batch(victim)) is not None]
+        originals = [each for each in known if tuple(each.shape[1:]) == shape]
+        equal = images.equal(torch.cat([*originals, torch.empty(0, *shape)])).tolist()
+        partitions = {each.place[0] for each in drawn if each.place is not None}
+        taken = {(place, k) for place in partitions for k in truth.places_of(own, place)}
+        rest = [k for k, each in enumerate(drawn) if not equal[k] and each.place not in taken]
+        if len(rest) < len(drawn):
+            found[client] = rest
+    return found
+
+
+def others_among(
+    images: Samples, attacked: Sequence[Batch], shape: tuple[int, ...], number: int = MOST, *, seed: int
+) -> Others:
+    """Take those of ``images`` that are none of the ``attacked``; where they are few, with shipped ones among them.
+
+    Args:
+        images: of the same data, (C, H, W) in [0, 1] with their classes.
+        attacked: originals.
+        shape: (C, H, W) of an image.
+        number: of candidates, at most.
+        seed: of the choice.
+    """
+    taken, labels = torch.empty(0, *shape), torch.empty(0, dtype=torch.long)
+    if images:
+        taken = torch.stack([image for image, _ in images]).float().clamp(0, 1)
+        labels = torch.tensor([label for _, label in images])
+        originals = [batch.inputs for batch in attacked if tuple(batch.inputs.shape[1:]) == shape]
+        keep = ~PublicImages(images=taken).equal(torch.cat([*originals, torch.empty(0, *shape)]))
+        taken, labels = taken[keep][:number], labels[keep][:number]
+    if len(taken) >= min(LEAST_CANDIDATES, number):
+        return Others(candidates=PublicImages(images=taken, labels=labels, name="other images of the same data"))
+    shipped = shipped_others(shape, number - len(taken), seed=seed).candidates
+    if shipped is None:
+        return Others(candidates=PublicImages(images=taken, labels=labels, name="other images of the same data"))
+    if not len(taken):
+        return Others(candidates=shipped)
+    none = torch.full((len(shipped.images),), NO_CLASS)
+    every = torch.cat([taken, shipped.images]), torch.cat([labels, none])
+    name = f"{len(taken)} other images of the same data and {shipped.name}"
+    return Others(candidates=PublicImages(images=every[0], labels=every[1], name=name))
+
+
+def _places(known: KnownImages, attacked: Sequence[VictimId], nodes: int | None, seed: int) -> Sequence[int | None]:
+    """Return the partitions whose images are candidates; ``None`` alone where all clients have the same data."""
+    if known.of_client is None:
+        return [None]
+    if nodes is None:
+        return list(dict.fromkeys(known.partition(victim.client) for victim in attacked))
+    drawn = torch.randperm(max(1, nodes), generator=derive_generator(seed, "partitions"))
+    return sorted(drawn[:MOST_PLACES].tolist())
+
+
+def _drawn(known: KnownImages, places: Sequence[int | None], number: int, seed: int) -> list[_Drawn]:
+    """Draw at most ``number`` images from ``places``, in [0, 1]: first those that no client trains on."""
+    held: list[_Drawn] = []
+    trained: list[_Drawn] = []
+    most = 1 + (number + SPARE) // len(places)
+    for place in places:
+        found = attempt(lambda: _drawn_at(known, place, most, seed, number - len(held)))  # noqa: B023
+        if isinstance(found, Failure):
+            logger.warning("No candidates from the data of partition %s: %s", place, found.reason)
+        else:
+            held += found[0]
+            trained += found[1]
+    return held + trained
+
+
+def _drawn_at(
+    known: KnownImages, place: int | None, most: int, seed: int, wanted: int
+) -> tuple[list[_Drawn], list[_Drawn]]:
+    """Draw images of one place that no client trains on, and trained ones where fewer than ``wanted``.
+
+    At most ``most`` of each.
+    """
+    with streams_put_back():
+        data = known.data if place is None or known.of_client is None else known.of_client(place)
+        rng = derive_generator(seed, "candidates", place or 0)
+        second = _second_half(data)
+        held = (
+            []
+            if second is None
+            else [_Drawn(image, label, None) for _, image, label in _some(known, second, rng, most)]
+        )
+        if data is None or (second is not None and len(held) >= wanted):
+            return held, []
+        trained = [_Drawn(image, label, (place, index)) for index, image, label in _some(known, data, rng, most)]
+        return held, trained
+
+
+def _some(known: KnownImages, data: object, rng: torch.Generator, most: int) -> list[tuple[int, Tensor, int]]:
+    """Draw at most ``most`` examples: index, image in [0, 1] and class."""
+    with own_streams_put_back(data):
+        drawn = islice(_indexed_at_random(data, set(), rng), most)
+        return [(index, known.plain(image), label) for index, (image, label) in drawn]
+
+
+def _second_half(data: object) -> object | None:
+    """Return the part of ``data`` that no client trains on; ``None`` where there is no such part."""
+    if isinstance(data, Dataset):
+        return data.test
+    pair = isinstance(data, tuple | list) and len(data) > 1
+    if pair and all(isinstance(part, DataLoader | TorchDataset) for part in data[:2]):  # type: ignore[index]
+        return data[1]  # type: ignore[index]
+    return None
+
+
+def at_random(data: Any, taken: set[int], rng: torch.Generator) -> Iterator[tuple[Tensor, int]]:
+    """Yield the examples of ``data`` at random, but not those at the places ``taken``; in order where only that works.
+
+    Of a (train, test) pair or a data set of this package these are the first half's.
+    """
+    return (sample for _, sample in _indexed_at_random(data, taken, rng))
+
+
+def _indexed_at_random(data: Any, taken: set[int], rng: torch.Generator) -> Iterator[tuple[int, tuple[Tensor, int]]]:
+    if isinstance(data, Dataset):
+        data = data.train
+    if isinstance(data, tuple | list) and data and isinstance(data[0], DataLoader | TorchDataset):
+        data = data[0]
+    data = data.dataset if isinstance(data, DataLoader) else data
+    if not (hasattr(data, "__getitem__") and hasattr(data, "__len__")) and not isinstance(data, Examples):
+        yield from ((k, sample) for k, sample in enumerate(samples(data)) if k not in taken)
+        return
+    for index in torch.randperm(len(data), generator=rng).tolist():
+        if index in taken:
+            continue
+        if isinstance(data, Examples):
+            yield index, (data.images[index].float() / 255, int(data.labels[index]))
+        else:
+            yield index, as_sample(data[index])

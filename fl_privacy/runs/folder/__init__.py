@@ -1,0 +1,36 @@
+"""The folder of a run: what is recorded while it goes on, and how it is read back."""
+
+from typing import TYPE_CHECKING
+
+from fl_privacy.checks.packages import on_demand
+
+if TYPE_CHECKING:
+    from fl_privacy.measure.counts import Counts as Counts
+    from fl_privacy.measure.inferred import Finding as Finding, Measure as Measure
+    from fl_privacy.runs.folder.defense_choice import Candidate as Candidate
+    from fl_privacy.runs.folder.environment import describe_environment as describe_environment
+    from fl_privacy.runs.folder.identity import Identity as Identity
+    from fl_privacy.runs.folder.leakage import Reading as Reading
+    from fl_privacy.runs.folder.node_cost import append_node_cost as append_node_cost
+    from fl_privacy.runs.folder.ongoing import is_finished as is_finished
+    from fl_privacy.runs.folder.pictures import Film as Film, Pair as Pair, Sentence as Sentence, TextFilm as TextFilm
+    from fl_privacy.runs.folder.read import (
+        Baseline as Baseline,
+        PartitionTable as PartitionTable,
+        Run as Run,
+        find_baseline as find_baseline,
+        read_environment as read_environment,
+        read_run as read_run,
+        read_summary as read_summary,
+    )
+    from fl_privacy.runs.folder.summary import (
+        Leakage as Leakage,
+        Recognized as Recognized,
+        Summary as Summary,
+        Traced as Traced,
+    )
+    from fl_privacy.runs.folder.verdict import Verdict as Verdict, verdict_of as verdict_of
+    from fl_privacy.runs.folder.writer import RunFolder as RunFolder, folder_name as folder_name
+    from fl_privacy.types.victim_ids import Attacker as Attacker
+else:
+    __getattr__, __dir__, __all__ = on_demand(__name__)

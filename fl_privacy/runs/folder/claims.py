@@ -1,0 +1,151 @@
+"""``claim.json``: what came of claims of differential privacy, beside a run or on its own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from fl_privacy.checks import fits
+from fl_privacy.errors import UserError
+from fl_privacy.files import write_whole
+from fl_privacy.runs.folder.records import dump_json, parse_json
+
+if TYPE_CHECKING:
+    from fl_privacy.dp_check.verdict import ClaimVerdict
+
+CLAIM = "claim.json"
+_MOST_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClaimRecord:
+    """Outcome of one claim; see ``dp_check.verdict.ClaimVerdict``.
+
+    Attributes:
+        subject: who claims it.
+        status: ``contradicted``, ``doubted``, ``unsupported``, ``open``, ``untested`` or ``unclaimed``.
+        headline: in plain words.
+        sentence: with the figures.
+        meaning: what follows.
+        reason: which fact disagrees.
+        claimed: epsilon.
+        delta: of it.
+        unit: what is protected.
+        neighbors: how two inputs differ.
+        rounds: of the claim.
+        rdp: recomputed by Renyi divergences.
+        pld: recomputed by the privacy loss distribution.
+        lower: bound from below, by tests.
+        confidence: of it.
+        noticed: the least epsilon that the test would have noticed, or could have shown.
+        estimate: of one training, no bound.
+        missing: facts that nobody states.
+        notes: what the claim does not cover.
+    """
+
+    subject: str
+    status: Literal["contradicted", "doubted", "unsupported", "open", "untested", "unclaimed"]
+    headline: str
+    sentence: str
+    meaning: str
+    reason: str
+    claimed: float | None
+    delta: float | None
+    unit: str
+    neighbors: str | None
+    rounds: int | None
+    rdp: float | None
+    pld: float | None
+    lower: float | None
+    confidence: float | None
+    noticed: float | None
+    estimate: float | None
+    missing: Sequence[str]
+    notes: Sequence[str]
+
+    @property
+    def tone(self) -> Literal["leak", "open"]:
+        """Color of its headline; nothing makes a claim green."""
+        return "leak" if self.is_false else "open"
+
+    @property
+    def is_false(self) -> bool:
+        """Say whether the claim is contradicted."""
+        return self.status == "contradicted"
+
+    @property
+    def recomputed(self) -> float | None:
+        """Return the smaller of both accountants' numbers."""
+        known = [value for value in (self.rdp, self.pld) if value is not None]
+        return min(known) if known else None
+
+
+_KINDS: dict[str, Any] = {
+    **dict.fromkeys(("subject", "headline", "sentence", "meaning", "reason", "unit"), str),
+    "status": Literal["contradicted", "doubted", "unsupported", "open", "untested", "unclaimed"],
+    **dict.fromkeys(("claimed", "delta", "rdp", "pld", "lower", "confidence", "noticed", "estimate"), float | None),
+    "neighbors": str | None,
+    "rounds": int | None,
+    "missing": list[str],
+    "notes": list[str],
+}
+
+_ORDER = ("contradicted", "doubted", "unsupported", "open", "untested", "unclaimed")
+
+
+def records_of(verdicts: Sequence[ClaimVerdict]) -> tuple[ClaimRecord, ...]:
+    """Make records of ``verdicts``, what is false first."""
+    return in_order([ClaimRecord(**verdict.as_plain()) for verdict in verdicts])
+
+
+def in_order(records: Sequence[ClaimRecord]) -> tuple[ClaimRecord, ...]:
+    """Sort records, false claims first."""
+    return tuple(sorted(records, key=lambda record: _ORDER.index(record.status)))
+
+
+def as_json(records: Sequence[ClaimRecord]) -> str:
+    """Write ``records`` as the text of a ``claim.json``."""
+    return dump_json({"claims": [asdict(record) for record in records]}, indent=1)
+
+
+def write_claims(folder: Path, records: Sequence[ClaimRecord]) -> Path:
+    """Write ``claim.json`` into ``folder``."""
+    write_whole(folder / CLAIM, as_json(records))
+    return folder / CLAIM
+
+
+def read_claims(folder: Path) -> tuple[ClaimRecord, ...]:
+    """Read the claims of ``folder``; none where it has no ``claim.json``.
+
+    Raises:
+        UserError: the file is damaged.
+    """
+    path = folder / CLAIM
+    if not path.is_file():
+        return ()
+    wrong = UserError(f"{path} is expected to be as `fl-privacy check-dp` wrote it, but is damaged; remove it.")
+    if path.stat().st_size > _MOST_BYTES:
+        raise wrong
+    try:
+        raw = parse_json(path.read_text())
+    except (ValueError, UnicodeDecodeError) as error:
+        raise wrong from error
+    claims = raw.get("claims") if isinstance(raw, Mapping) else None
+    if not isinstance(claims, list) or not all(map(_is_claim, claims)):
+        raise wrong
+    return tuple(ClaimRecord(**{name: claim[name] for name in _KINDS}) for claim in claims)
+
+
+def _is_claim(claim: object) -> bool:
+    if not isinstance(claim, Mapping) or any(name not in claim for name in _KINDS):
+        return False
+    return all(
+        fits(0.0 if isinstance(claim[name], float) and math.isinf(claim[name]) else claim[name], kind)
+        for name, kind in _KINDS.items()
+    )
+
+
+assert {field.name for field in fields(ClaimRecord)} == set(_KINDS)

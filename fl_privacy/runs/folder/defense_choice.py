@@ -1,0 +1,303 @@
+"""Ways to train, and which of them may be chosen: those behind which no attack that was tried read anything.
+
+Which of the questions beside images were answered better than by chance.
+"""
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from fl_privacy.attacks.inference.kinds import About
+from fl_privacy.measure import FEW
+from fl_privacy.measure.inferred import Finding, Measure
+from fl_privacy.measure.intervals import share_at_most
+from fl_privacy.measure.registry import IMAGE_METRIC
+from fl_privacy.measure.rule import sure_end
+from fl_privacy.runs.folder.leakage import (
+    WORST,
+    Extent,
+    Reading,
+    extent_of,
+    leaks_most,
+    main_of,
+    most_exposed,
+    worst_by,
+)
+
+HEADLINE: Mapping[str, str] = {
+    "membership": "tpr_at_1_percent",
+    "source": "asr",
+    "attribute": "asr",
+    "property": "error",
+}
+"""What was asked -> the measure by which methods are compared."""
+
+LOW_LEAKS = frozenset({"error"})
+"""Measures of which low values mean that more was inferred."""
+
+TOLD: Mapping[str, str] = {
+    "membership": "who took part",
+    "source": "whose an example is",
+    "attribute": "what the examples are like",
+    "property": "what a client has",
+}
+"""What was asked -> what the server can tell, in a headline."""
+
+
+def is_above_chance(name: str, measure: Measure, *, among: int = 1) -> bool:
+    """Say whether chance is outside of the interval of the measure called ``name``, on the side that leaks.
+
+    Args:
+        name: of the measure.
+        measure: with its 95 % interval.
+        among: measures of which the best is looked at: the interval is as much wider as lets chance make any of them
+            seem better no more often than a single one (Bonferroni, for normal errors).
+    """
+    if name in LOW_LEAKS:
+        return sure_end(measure.value, measure.high, among=among) < measure.chance
+    return sure_end(measure.value, measure.low, among=among) > measure.chance
+
+
+def number_of_measures(findings: Sequence[Finding]) -> int:
+    """Count all measures of ``findings``, the best of which is looked at."""
+    return sum(len(finding.measures) for finding in findings)
+
+
+def told_apart(findings: Sequence[Finding]) -> tuple[str, ...]:
+    """Return the questions that were answered better than by chance, by any measure of any method: keys of ``TOLD``.
+
+    The more measures there are, the farther from chance the best has to be: one of many is above it by luck.
+    """
+    number = number_of_measures(findings)
+    leaks = {f.about for f in findings if any(is_above_chance(n, m, among=number) for n, m in f.measures.items())}
+    return tuple(about for about in dict.fromkeys(f.about for f in findings) if about in leaks)
+
+
+def strongest(findings: Sequence[Finding], about: str) -> tuple[Finding, Measure] | None:
+    """Return the method farthest above chance by the measure of the question; ``None`` where none has it."""
+    name = HEADLINE.get(about, "")
+    known = [(f, f.measures[name]) for f in findings if f.about == about and name in f.measures]
+    sign = -1 if name in LOW_LEAKS else 1
+    return max(known, key=lambda pair: (sign * pair[1].value, sign * pair[1].low), default=None)
+
+
+def disproves(findings: Sequence[Finding], *, epsilon: float) -> bool:
+    """Say whether an attack proved an epsilon beyond the one that is claimed."""
+    return any(f.proven_epsilon is not None and f.proven_epsilon > epsilon for f in findings)
+
+
+MEMBERSHIP_AT_MOST = 0.05
+"""TPR at 1 % FPR, five times that of guessing: beyond, members count as told from others."""
+
+ATTRIBUTE_AT_MOST = 0.1
+"""Success above that of the most frequent answer: beyond, an attribute counts as told."""
+
+ROUNDING = 1e-9
+"""Of accuracies: a loss of exactly the bound is within it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A way to train, attacked in all ways that were tried; each figure is of the attack that it is worst for.
+
+    Attributes:
+        name: in words.
+        accuracy: in the end, in [0, 1].
+        pmm: in percent of the undefended accuracy, ``None`` where that is unknown.
+        psnr: mean PSNR, in dB; of texts the mean of the metric that is shown first.
+        upper: upper end of its 95 % interval, as ``psnr``; infinite where there is none, as for a single image.
+        largest: PSNR of the image that was read best, as ``upper``.
+        read: examples that were read, of the attack that leaks most.
+        exact: of them, exactly.
+        identified: of them, among other candidates.
+        images: that were judged by the same attack.
+        unjudged: examples of which nobody can say, of the attack with most of them; failures among them.
+        groups: the smallest number of independent uploads behind a count.
+        exposed: images recognizable as what a defense put in their place, as ``groups``.
+        failures: images on which an attack failed, of the attack that failed most.
+        by: who leaks most, in words; empty where only one attacked.
+        judged_by: the metric that figures are of.
+        inferred: what was asked beside images -> the measure by which the strongest attack came farthest; ``None``
+            where it was asked of others and not of this one, or the attack failed.
+        undefended: whether clients don't defend themselves.
+        over_control: by how much the mean of ``judged_by`` is above that of the best guess without the update, of the
+            attacks and rounds the one in which that is least; ``None`` where that was not measured.
+    """
+
+    name: str
+    accuracy: float
+    pmm: float | None
+    psnr: float
+    upper: float
+    largest: float
+    read: int
+    exact: int
+    identified: int
+    images: int
+    unjudged: int
+    groups: int
+    exposed: int = 0
+    failures: int = 0
+    by: str = ""
+    judged_by: str = IMAGE_METRIC
+    inferred: Mapping[str, Measure | None] = field(default_factory=dict)
+    undefended: bool = False
+    over_control: float | None = None
+
+    @property
+    def tells(self) -> list[str]:
+        """List what may be inferred of clients beside images, by upper ends of intervals; what is not known may be."""
+        limits = {
+            About.MEMBERSHIP: lambda m: m.high <= MEMBERSHIP_AT_MOST,
+            About.ATTRIBUTE: lambda m: m.high <= m.chance + ATTRIBUTE_AT_MOST,
+        }
+        return [
+            about for about, kept in limits.items() if about in self.inferred and not _holds(kept, self.inferred[about])
+        ]
+
+    @property
+    def unknown(self) -> int:
+        """Count the examples of which nobody can say whether they were reconstructed."""
+        return max(self.unjudged, self.failures)
+
+    @property
+    def at_most(self) -> float:
+        """Return the share that is reconstructed at most, by 95 % confidence."""
+        return share_at_most(self.read, self.images, groups=self.groups or None) if self.images else 1.0
+
+    @property
+    def extent(self) -> Extent:
+        """Return how much it leaks; what nobody could judge counts as reconstructed."""
+        number = self.images + self.unknown
+        return Extent(
+            read=(self.read + self.unknown) / number if number else 1.0,
+            exact=self.exact / number if number else 1.0,
+            told=len(self.tells),
+            exposed=self.exposed / self.images if self.images else 0.0,
+            upper=self.upper,
+            mean=self.psnr,
+        )
+
+    def unread(self, psnr_below: float | None = None) -> bool:
+        """Say whether no attack reconstructed any example, none is unknown, and nothing else is inferred.
+
+        Args:
+            psnr_below: dB, where asked for: no attacked image, and no upper end of the mean's interval, reaches it.
+        """
+        return (
+            self.images > 0
+            and not (self.undefended or self.read or self.unknown or self.exposed or self.tells)
+            and (psnr_below is None or max(self.largest, self.upper) < psnr_below)
+        )
+
+    @property
+    def rests_on_few(self) -> bool:
+        """Say whether so few independent uploads were attacked that nothing can be relied on."""
+        return self.groups < FEW
+
+
+def _holds(kept: Callable[[Measure], bool], measure: Measure | None) -> bool:
+    return measure is not None and kept(measure)
+
+
+def candidate_of(
+    found: Sequence[Reading],
+    *,
+    name: str,
+    accuracy: float | None,
+    pmm: float | None,
+    findings: Sequence[Finding] = (),
+    asked: Collection[str] = (),
+    undefended: bool = False,
+) -> Candidate | None:
+    """Build the candidate from all attacks on one training; ``None`` without accuracy or images.
+
+    Args:
+        found: what was read of images.
+        name: in words.
+        accuracy: in [0, 1].
+        pmm: in percent.
+        findings: what was asked beside.
+        asked: what was asked of any of those compared.
+        undefended: whether clients don't defend themselves.
+    """
+    name_of_main = main_of(found)
+    worst, most = worst_by(name_of_main, found), leaks_most(found)
+    if accuracy is None or worst is None or most is None:
+        return None
+    statistics = [s for reading in found if (s := reading.statistic(name_of_main)) is not None]
+    extent, counts = extent_of(found), most.counts
+    return Candidate(
+        name=name,
+        accuracy=accuracy,
+        pmm=pmm,
+        psnr=extent.mean,
+        upper=extent.upper,
+        largest=max(s.max for s in statistics),
+        read=counts.read,
+        exact=counts.exact,
+        identified=counts.identified,
+        images=counts.judged,
+        unjudged=max(reading.counts.unjudged for reading in found),
+        groups=min(reading.counts.groups for reading in found if reading.counts.judged),
+        exposed=seen.recognizable if (seen := most_exposed(found)) else 0,
+        failures=max(reading.counts.failures for reading in found),
+        by=most.among(found),
+        judged_by=name_of_main,
+        inferred={about: (told[1] if (told := strongest(findings, about)) else None) for about in asked},
+        undefended=undefended,
+        over_control=least_over_control(found),
+    )
+
+
+def least_over_control(found: Sequence[Reading]) -> float | None:
+    """Return by how much attacks are above the best guess without the update, where that is least.
+
+    In each round that an attack attacked, the attacker counts who is farther above; ``None`` where one of them has no
+    control.
+    """
+    best: dict[tuple[str, int], float] = {}
+    for reading in found:
+        above, key = reading.leakage.over_control, (reading.attack, reading.round)
+        best[key] = max(best.get(key, -math.inf), -math.inf if above is None else above)
+    least = min(best.values(), default=-math.inf)
+    return least if math.isfinite(least) else None
+
+
+def asked_of(findings: Sequence[Finding]) -> set[str]:
+    """Return what of ``findings`` counts for the choice of a defense."""
+    return {finding.about for finding in findings} & {About.MEMBERSHIP, About.ATTRIBUTE}
+
+
+def comparable(candidates: Sequence[Candidate]) -> bool:
+    """Say whether all candidates are of one kind of examples."""
+    return len({c.judged_by for c in candidates}) <= 1
+
+
+def unread_undefended(candidates: Sequence[Candidate]) -> Candidate | None:
+    """Return the undefended baseline that leaks most if no baseline leaks at all, else ``None``."""
+    plain = [c for c in candidates if c.undefended]
+    if not comparable(candidates) or not plain or any(c.read for c in plain):
+        return None
+    return max(plain, key=lambda c: c.extent)
+
+
+def best_unread(candidates: Sequence[Candidate], psnr_below: float | None = None) -> Candidate | None:
+    """Return the most accurate candidate behind which nothing was reconstructed; of equals the one that leaks less.
+
+    ``None`` also where nothing was reconstructed undefended.
+    """
+    if not comparable(candidates) or unread_undefended(candidates):
+        return None
+    return most_accurate([c for c in candidates if c.unread(psnr_below)])
+
+
+def most_accurate(candidates: Sequence[Candidate]) -> Candidate | None:
+    """Return the most accurate candidate; of equals the one that leaks less, ``None`` of none."""
+    least_first = sorted(candidates, key=lambda c: c.extent)
+    return max(least_first, key=lambda c: c.accuracy, default=None)
+
+
+def extent_or_worst(candidate: Candidate | None, *, complete: bool = True) -> Extent:
+    """Return how much a candidate leaks; all there is where it is not known to the end."""
+    return candidate.extent if candidate is not None and complete else WORST

@@ -1,0 +1,99 @@
+"""Scores and runs as a table of pandas, from which one line makes a CSV file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fl_privacy.errors import UserError
+from fl_privacy.files import UNENCODABLE
+from fl_privacy.measure.scores import VictimScore
+from fl_privacy.runs.folder.read import Run, read_run
+from fl_privacy.types import Reconstruction
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+_EXAMPLES = ("image", "text", "row")
+"""Kinds of records that are of one attacked example each."""
+
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+"""How formulas of spreadsheets begin."""
+
+Tabled = VictimScore | Run | Path | str
+"""What ``evaluate`` returns, what ``read_run`` returns, or the folder of a run."""
+
+
+def to_dataframe(found: Tabled | Iterable[Tabled], *, kind: str | None = None) -> DataFrame:
+    """Make a table with a row for each attacked example, of scores, of runs or of their folders.
+
+    ``to_dataframe(evaluate(found, truth)).to_csv("read.csv")``.
+
+    Args:
+        found: one of them, or several.
+        kind: of a run's records instead of its examples, such as ``round``; :mod:`fl_privacy.types.schema` lists them.
+
+    Raises:
+        UserError: it is something else, or a run has no such records.
+    """
+    import pandas as pd  # noqa: PLC0415  (not needed by the core)
+
+    several = [found] if isinstance(found, VictimScore | Run | Path | str | Reconstruction) else list(found)
+    rows = [row for one in several for row in _rows(one, kind)]
+    if not rows:
+        raise UserError(f"Records of the kind {kind or 'image'} are expected, but there are none; name another kind.")
+    return pd.DataFrame(rows)
+
+
+def write_csv(runs: Sequence[Path], file: Path) -> Path:
+    """Write the attacked examples of ``runs`` to ``file``, a row each, and return it."""
+    table = to_dataframe(runs).map(_inert).rename(columns=_inert)
+    try:
+        table.to_csv(file, index=False, errors=UNENCODABLE)
+    except OSError as error:
+        raise UserError(f"{file} can't be written: {error.strerror or error}; give --csv another place.") from error
+    return file
+
+
+def _inert(value: Any) -> Any:
+    """Put an apostrophe in front of a text that a spreadsheet would take for a formula, and run."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
+
+
+def _rows(found: Tabled, kind: str | None) -> list[dict[str, Any]]:
+    if isinstance(found, VictimScore):
+        return _of_score(found)
+    if isinstance(found, Path | str):
+        found = read_run(Path(found))
+    if not isinstance(found, Run):
+        raise UserError(
+            f"Scores of evaluate, runs or their folders are expected, but got {type(found).__name__}; judge a"
+            " reconstruction by evaluate(found, Batch(images, labels)) first."
+        )
+    kinds = _EXAMPLES if kind is None else (kind,)
+    return [_flat(found.name, record) for record in found.records if record.get("kind") in kinds]
+
+
+def _of_score(score: VictimScore) -> list[dict[str, Any]]:
+    return [
+        {
+            "id": str(score.id),
+            "round": score.id.round,
+            "client": score.id.client,
+            "image": one.image,
+            "guess": one.guess,
+            **one.values,
+            **one.compared,
+            "label_source": score.label_source,
+            "certainty": str(one.certainty),
+            "member": score.member,
+            "attack_loss": score.attack_loss,
+            "failure": one.failure,
+        }
+        for one in score.images
+    ]
+
+
+def _flat(run: str, record: Mapping[str, Any]) -> dict[str, Any]:
+    return {"run": run, **{name: value for name, value in record.items() if name != "kind"}}

@@ -1,0 +1,326 @@
+"""What each attacker read in each round, and the one ordering by which everything is said to leak more or less.
+
+A run is attacked by a plain attacker and perhaps by an adaptive one, in one round or several, a training of a sweep by
+several attacks. Whatever a page says of it, by a figure, a color, a point or a sentence, is of the reading that leaks
+most by :class:`Extent`, and names attacker, knowledge, budget and the kind of uploads.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from fl_privacy.measure import FEW, METRICS, Statistic
+from fl_privacy.measure.counts import Counts
+from fl_privacy.measure.registry import IMAGE_METRIC, TABLE_METRIC, TEXT_METRIC
+from fl_privacy.runs.config._options import called
+from fl_privacy.runs.folder.records import records_of
+from fl_privacy.runs.folder.summary import Leakage, Recognized, Summary
+from fl_privacy.types.modality import IMAGES, MODALITIES, Modality
+from fl_privacy.types.victim_ids import Attacker, VictimId
+
+if TYPE_CHECKING:
+    from fl_privacy.runs.folder.identity import Identity
+    from fl_privacy.runs.folder.read import Run
+
+
+COMPARED: Mapping[str, tuple[str, ...]] = {
+    IMAGE_METRIC: ("psnr", "ssim", "lpips"),
+    TEXT_METRIC: ("token_f1", "token_recall", "rouge_l"),
+    TABLE_METRIC: ("cells_right", "categories_right", "numbers_right", "row_right"),
+}
+"""Main metric of a kind of example -> those that are shown side by side, itself first."""
+
+TRANSFORMED_METRIC = "transformed_psnr"
+"""How near guesses come to the images that a defense put in place of the originals."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Reading:
+    """Leakage by one attacker in one round.
+
+    Attributes:
+        attacker: who.
+        leakage: what came of it.
+        round: of the training that was attacked.
+        attack: name of the attack, where there are several.
+        undefended: whether clients did not defend themselves.
+    """
+
+    attacker: Attacker
+    leakage: Leakage
+    round: int = 0
+    attack: str = ""
+    undefended: bool = False
+
+    def statistic(self, metric: str) -> Statistic | None:
+        """Return the statistic over the images of the round; ``None`` if unmeasured, or the attack failed on all."""
+        return self.leakage.metrics.get(metric)
+
+    @property
+    def main(self) -> str:
+        """Return the metric that pages show first."""
+        return self.leakage.main
+
+    @property
+    def counts(self) -> Counts:
+        """Return how many were reconstructed."""
+        return self.leakage.counts
+
+    def counted_by(self, metric: str) -> Recognized | None:
+        """Return the count that a paper made by a threshold of ``metric``; ``None`` where it was not measured."""
+        return self.leakage.recognized_by(metric)
+
+    def among(self, others: Sequence[Reading]) -> str:
+        """Say what distinguishes it from ``others``; empty if nothing does."""
+        words = [f"{self.attacker} attacker"] if len({other.attacker for other in others}) > 1 else []
+        words += [self.attack] if len({other.attack for other in others}) > 1 else []
+        words += [f"round {self.round}"] if len({other.round for other in others}) > 1 else []
+        return ", ".join(words)
+
+
+@dataclass(frozen=True, kw_only=True, order=True)
+class Extent:
+    """How much leaks; larger is more. Fields are compared in their order.
+
+    Attributes:
+        read: share of the attacked examples that were read; what nobody could judge counts as read if asked for.
+        exact: share read exactly.
+        told: questions beside examples, such as who took part, that were answered better than by chance.
+        exposed: share recognizable as what a defense put in place of the originals.
+        upper: upper end of the 95 % interval of the main metric's mean; infinite where there is none.
+        mean: of the main metric.
+    """
+
+    read: float = 0.0
+    exact: float = 0.0
+    told: int = 0
+    exposed: float = 0.0
+    upper: float = -math.inf
+    mean: float = -math.inf
+
+
+WORST = Extent(read=1.0, exact=1.0, upper=math.inf, mean=math.inf)
+"""Of what was not attacked, or not to the end: it may leak more than all that was."""
+
+
+def extent_of(found: Sequence[Reading], *, told: int = 0, unknown_is_read: bool = True) -> Extent:
+    """Return how much all of ``found`` leak together: each figure of the reading that it is worst for.
+
+    Args:
+        found: of one run, training or defense.
+        told: see ``Extent``.
+        unknown_is_read: whether examples that nobody could judge count as read, as in the choice of a defense.
+    """
+    if not found:
+        return WORST if unknown_is_read else Extent(told=told)
+    statistics = [s for reading in found if (s := reading.statistic(reading.main)) is not None]
+    exposed = most_exposed(found)
+    return Extent(
+        read=max(_share(r.counts.read + r.counts.unjudged * unknown_is_read, r, unknown_is_read) for r in found),
+        exact=max(_share(r.counts.exact, r, unknown_is_read) for r in found),
+        told=told,
+        exposed=exposed.recognizable / exposed.n if exposed else 0.0,
+        upper=max((s.ci95[1] if s.ci95 else math.inf for s in statistics), default=math.inf),
+        mean=max((s.mean for s in statistics), default=math.inf),
+    )
+
+
+def _share(count: int, reading: Reading, of_all: bool) -> float:
+    number = reading.counts.images if of_all else reading.counts.judged
+    return count / number if number else float(of_all)
+
+
+def leaks_most(found: Sequence[Reading]) -> Reading | None:
+    """Return the reading of largest extent among those of which any example was judged; of equals the first."""
+    known = [(extent_of([reading], unknown_is_read=False), reading) for reading in found if reading.counts.judged]
+    return max(known, key=lambda pair: pair[0])[1] if known else None
+
+
+def readings_of(summary: Summary, attack: str = "", *, undefended: bool = False) -> list[Reading]:
+    """Return all readings in a run's ``summary``, round by round."""
+    return [
+        Reading(attacker=attacker, leakage=leakage, round=entry.round, attack=attack, undefended=undefended)
+        for entry in summary.attacked
+        for attacker, leakage in entry.by.items()
+    ]
+
+
+def worst_by(metric: str, found: Sequence[Reading]) -> Reading | None:
+    """Return the reading with the worst mean of ``metric``, for that metric's column; of equals the first."""
+    measured = [(reading, s.mean) for reading in found if (s := reading.statistic(metric)) is not None]
+    sign = 1 if metric not in METRICS or METRICS[metric].leaks == "high" else -1
+    return max(measured, key=lambda pair: sign * pair[1])[0] if measured else None
+
+
+def most_exposed(found: Sequence[Reading]) -> Recognized | None:
+    """Return the largest share of images that came out as a defense's substitutes; ``None`` if none did."""
+    bounds = [bound for reading in found if (bound := reading.counted_by(TRANSFORMED_METRIC))]
+    most = max(bounds, key=lambda bound: bound.recognizable / bound.n, default=None)
+    return most if most and most.recognizable else None
+
+
+def modality_attacked(found: Sequence[Reading]) -> Modality:
+    """Return the modality that was attacked, images by default."""
+    mains = {reading.main for reading in found}
+    return next((modality for modality in MODALITIES if modality.metric in mains), IMAGES)
+
+
+def main_of(found: Sequence[Reading]) -> str:
+    """Return the metric by which all of ``found`` can be compared; empty where images and texts were attacked."""
+    known = {reading.main for reading in found if reading.leakage.metrics}
+    return known.pop() if len(known) == 1 else "" if known else IMAGE_METRIC
+
+
+def in_round(found: Sequence[Reading], round: int) -> list[Reading]:
+    """Return the readings of one round."""
+    return [reading for reading in found if reading.round == round]
+
+
+def few(statistic: Statistic, kind: str = "image") -> str:
+    """Warn where there are too few images, or others of a ``kind``, for an interval; else return nothing."""
+    number, n = statistic.groups, statistic.n
+    if number >= FEW:
+        return ""
+    return f"only {number} {kind if number == n else 'upload'}{'' if number == 1 else 's'}"
+
+
+REHEARSED = (
+    "No client answers probes: the uploads that were attacked were computed by the server itself, of the first images"
+    " of data, one image in one step, undefended, with the models that clients were sent. What clients' own training"
+    " and defense make of a single image is measured with probe_mod in the client app."
+)
+"""In the threat model of an audit that had nothing of the clients that was worth attacking."""
+
+NOT_TESTED = "Not tested:"
+"""How sentences of a threat model begin that name attackers which were left out."""
+
+_BUDGETS = {"iterations": "iterations", "restarts": "restarts", "budget": "budget", "seconds": "seconds"}
+_PRIORS = ("generator", "prior", "image_prior", "denoiser")
+
+
+class AttackedUploads(StrEnum):
+    """Where the attacked uploads come from.
+
+    Attributes:
+        PROBES: extra uploads of chosen examples, each made as the client makes its own.
+        TRAINING: the updates that trained the model.
+        SERVER: uploads that the server computed itself, undefended, of images that it chose: no client made them.
+    """
+
+    PROBES = "probes"
+    TRAINING = "training"
+    SERVER = "server"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttackFacts:
+    """The attack: by whom, with what budget and knowledge, on which uploads.
+
+    Attributes:
+        attack: its name; empty where nothing was attacked or the name is not known.
+        budget: settings that bound the work, such as ``60 iterations``; empty for the attack's own.
+        server: name of a server attack that does not follow the protocol; empty for an honest one.
+        knowledge: what the threat model says that the attacker knows, a sentence each.
+        prior: what stood in for knowledge of how images look, by name; empty where nothing did.
+        source: what the attacked uploads are.
+        examples: fewest and most examples behind an attacked upload; ``None`` where nothing was attacked.
+        uploads: most uploads of one example that were intercepted.
+        trained: whether the model was trained in this run.
+        undefended: whether clients did not defend themselves.
+        defenses: names of the parts of the defense.
+        untried: what the threat model says was not tested, a sentence each.
+    """
+
+    attack: str = ""
+    budget: str = ""
+    server: str = ""
+    knowledge: tuple[str, ...] = ()
+    prior: str = ""
+    source: AttackedUploads = AttackedUploads.PROBES
+    examples: tuple[int, int] | None = None
+    uploads: int = 1
+    trained: bool = False
+    undefended: bool = False
+    defenses: tuple[str, ...] = ()
+    untried: tuple[str, ...] = ()
+
+
+def facts_of(run: Run) -> AttackFacts:
+    """Describe what the attackers of ``run`` tried."""
+    return described_facts(run.identity, run.records, threats=run.threat_model, defenses=run.defenses)
+
+
+def described_facts(
+    identity: Identity,
+    records: Sequence[Mapping[str, Any]],
+    *,
+    threats: Sequence[str] = (),
+    defenses: Sequence[str] = (),
+) -> AttackFacts:
+    """Return what the attackers tried, from the parts that a run's folder holds.
+
+    Args:
+        identity: of the run.
+        records: of ``metrics.jsonl``.
+        threats: the threat model, in sentences.
+        defenses: names of the parts of the defense.
+    """
+    images = [record for attacker in Attacker for record in records_of(records, "image", attacker)]
+    sizes = Counter({str(image["id"]): 0 for image in images})
+    for image in images:
+        sizes[str(image["id"])] = max(sizes[str(image["id"])], int(image["image"]) + 1)
+    sources = Counter(VictimId.parse(id).source for id in sizes)
+    attack, section = _chosen(identity, "attack")
+    server, _ = _chosen(identity, "server")
+    return AttackFacts(
+        attack="" if attack == "none" else attack,
+        budget=", ".join(_budget(section)),
+        server="" if server == "honest" else server,
+        knowledge=tuple(line for line in threats if line.startswith("The attacker")),
+        prior=next((str(section[name]) for name in _PRIORS if section.get(name)), ""),
+        source=_source(records, sizes, threats),
+        examples=(min(sizes.values()), max(sizes.values())) if sizes else None,
+        uploads=max(sources.values(), default=1),
+        trained=any(record["kind"] == "round" for record in records),
+        undefended=identity.undefended,
+        defenses=tuple(defenses),
+        untried=tuple(line.removeprefix(NOT_TESTED).strip() for line in threats if line.startswith(NOT_TESTED)),
+    )
+
+
+def _source(records: Sequence[Mapping[str, Any]], sizes: Mapping[str, int], threats: Sequence[str]) -> AttackedUploads:
+    """Return the recorded kind of uploads; for older runs, infer it from the threat model and the victims' ids."""
+    told = {str(record.get("uploads")) for record in records if record["kind"] == "attack"}
+    recorded = [source for source in AttackedUploads if source in told]
+    if len(recorded) == 1:
+        return recorded[0]
+    if REHEARSED in threats:
+        return AttackedUploads.SERVER
+    probed = sum(VictimId.parse(id).probe is not None for id in sizes)
+    return AttackedUploads.TRAINING if sizes and not probed else AttackedUploads.PROBES
+
+
+def _chosen(identity: Identity, group: str) -> tuple[str, Mapping[str, Any]]:
+    """Return the option of a configuration group by its name, and its settings."""
+    choices, section = identity.config.get("choices"), identity.config.get(group)
+    settings = section if isinstance(section, Mapping) else {}
+    option = called(str(choices.get(group) or ""), section) if isinstance(choices, Mapping) else ""
+    return option or str(settings.get("name", "") if isinstance(section, Mapping) else section or ""), settings
+
+
+def _budget(section: Mapping[str, Any]) -> list[str]:
+    words = []
+    for name, unit in _BUDGETS.items():
+        value = section.get(name)
+        if isinstance(value, bool) or value is None or (name == "restarts" and value == 1):
+            continue
+        if isinstance(value, int | float):
+            words.append(f"{value:,} {unit[:-1] if value == 1 and unit.endswith('s') else unit}")
+        elif isinstance(value, str):
+            words.append(f"{unit} {value}")
+    return words

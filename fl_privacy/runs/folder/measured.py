@@ -1,0 +1,248 @@
+"""The file of what studies measured: defenses in tables, from which advice is given.
+
+Written by a trade-off and by a benchmark beside their pages, and by ``fl-privacy advise --save``; read by one reader.
+"""
+
+import json
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from fl_privacy.attacks.inference.kinds import About
+from fl_privacy.checks import fits, in_words
+from fl_privacy.errors import UserError
+from fl_privacy.files import write_whole
+from fl_privacy.files.foreign import read_text
+from fl_privacy.measure import METRICS
+from fl_privacy.measure.inferred import Measure
+from fl_privacy.runs.folder.defense_choice import Candidate
+from fl_privacy.runs.folder.from_json import beginning, each, made
+from fl_privacy.runs.folder.study import THREATS, StudyRow, Threat, threats_of
+from fl_privacy.types.modality import modality_judged_by
+
+T = TypeVar("T")
+
+FORMAT = 3
+MEASURED = "measured.json"
+"""Name of the tables in the folder of a study."""
+
+STRONGEST, ADAPTIVE = "threat_model=strongest", "threat_model=adaptive"
+"""Of the attacks one of which has to have been tried before a defense is recommended; of images the former."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredDefense:
+    """A defense at one strength as it was trained and attacked, with figures of the worst attack under each threat.
+
+    Attributes:
+        name: in words.
+        overrides: that ask for it.
+        accuracy: in the end, in [0, 1].
+        by_threat: what attackers read; without those that were not measured.
+        seconds: that the defense takes one client in one round; NaN where that is unknown.
+        upload_bytes: of one client's update, as ``seconds``.
+        epsilon: spent in the end; ``None`` where there is no guarantee.
+        delta: of the epsilon; ``None`` where that is unknown, which promises little.
+    """
+
+    name: str
+    overrides: tuple[str, ...]
+    accuracy: float
+    by_threat: Mapping[Threat, Candidate]
+    seconds: float
+    upload_bytes: float
+    epsilon: float | None
+    delta: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredTable:
+    """Measurements of a sweep, or of one training of a benchmark.
+
+    Attributes:
+        settings: overrides of all of it, such as ``data=mnist_mini``.
+        attacks: names.
+        weights: of the model that was attacked, ``initial``, ``final`` or ``both``.
+        command: that measured it.
+        defenses: undefended first.
+        unknown: names of those that are not in it, since not all of them has been measured.
+        when: last day of the measurement and version of this package, or empty.
+        attackers: overrides of every attack, such as ``threat_model=strongest``; empty in files of older versions,
+            whose attackers knew no likelihoods, no priors and no blind deconvolution.
+    """
+
+    settings: tuple[str, ...]
+    attacks: tuple[str, ...]
+    weights: str
+    command: str
+    defenses: tuple[MeasuredDefense, ...]
+    unknown: tuple[str, ...] = ()
+    when: str = ""
+    attackers: tuple[str, ...] = ()
+
+    @property
+    def batch_sizes(self) -> tuple[int, ...]:
+        """Return the numbers of examples in the uploads that were attacked."""
+        return _batch_sizes(self.attackers, "batch_size") or (1,)
+
+    @property
+    def trained_batch_sizes(self) -> tuple[int, ...]:
+        """Return the batch size that clients trained with; empty where the settings do not say."""
+        return _batch_sizes(self.settings, "federation.plan.batch_size")
+
+    @property
+    def by_the_strongest(self) -> bool:
+        """Say whether the strongest attacker of such examples tried: only then is a defense recommended."""
+        return "auto" in self.attacks and any(each in self.attackers for each in self.strongest)
+
+    @property
+    def strongest(self) -> tuple[str, ...]:
+        """Return the overrides of the attackers that are strong enough: of texts and rows none has a prior."""
+        images = all(modality_judged_by(c.judged_by).pixels for d in self.defenses for c in d.by_threat.values())
+        return (STRONGEST,) if images else (STRONGEST, ADAPTIVE)
+
+    def matches(self, wanted: Sequence[str]) -> bool:
+        """Say whether the table was measured with the settings ``wanted``."""
+        return set(wanted) <= set(self.settings)
+
+
+def _batch_sizes(overrides: Sequence[str], key: str) -> tuple[int, ...]:
+    values = [value for name, _, value in (override.partition("=") for override in overrides) if name == key]
+    return tuple(sorted({int(value) for value in values if value.isdecimal()}))
+
+
+def when_measured(environments: Iterable[Mapping[str, Any]]) -> str:
+    """Name the last day and the versions of this package that ``environments`` of runs have; empty if none says."""
+    told = [environment for environment in environments if environment]
+    days = [str(environment["date"]).partition("T")[0] for environment in told if "date" in environment]
+    packages = [environment.get("packages", {}) for environment in told]
+    versions = sorted({str(package["fl-privacy"]) for package in packages if "fl-privacy" in package})
+    return ", ".join([*([max(days)] if days else []), *(f"fl-privacy {version}" for version in versions)])
+
+
+def measured_of(row: StudyRow, *, asked: Collection[str] = ()) -> MeasuredDefense | None:
+    """Measure ``row`` under each threat that was tried; ``None`` where its accuracy or what was read is not known.
+
+    Args:
+        row: of a study.
+        asked: what was asked beside examples, of any row of it.
+    """
+    cells, found = row.entry.attacks, dict[Threat, Candidate]()
+    if row.accuracy is None:
+        return None
+    for threat in threats_of(cells):
+        known = threat == "honest" or all(cell.server or row.knows_defense(cell) for cell in cells)
+        if known and row.heard(threat):
+            candidate = row.candidate(threat, asked=asked)
+            if candidate is None:
+                return None
+            found[threat] = candidate
+    return MeasuredDefense(
+        name=row.name,
+        overrides=row.entry.overrides,
+        accuracy=row.accuracy,
+        by_threat=found,
+        seconds=row.seconds,
+        upload_bytes=row.upload_bytes,
+        epsilon=row.epsilon,
+        delta=row.delta,
+    )
+
+
+def measured_rows(
+    rows: Sequence[StudyRow], *, is_whole: Callable[[StudyRow], bool], asked: Collection[str] = ()
+) -> tuple[tuple[MeasuredDefense, ...], tuple[str, ...]]:
+    """Return the rows of a study that are known, the undefended one first, and the names of those that are not.
+
+    Nothing is returned without the undefended one.
+
+    Args:
+        rows: undefended first.
+        is_whole: whether enough of a row finished to speak for it.
+        asked: what was asked beside examples.
+    """
+    found = [measured_of(row, asked=asked) if is_whole(row) else None for row in rows]
+    if not found or found[0] is None:
+        return (), tuple(row.name for row in rows)
+    unknown = tuple(row.name for row, known in zip(rows, found, strict=True) if known is None)
+    return tuple(known for known in found if known is not None), unknown
+
+
+def write_tables(path: Path, tables: Sequence[MeasuredTable]) -> None:
+    """Write ``tables`` as JSON; what is infinite, as a bound from a single image, is null."""
+    plain = {"format": FORMAT, "tables": [asdict(table) for table in tables]}
+    write_whole(path, json.dumps(_finite(plain), indent=1) + "\n")
+
+
+def read_tables(path: Path) -> tuple[MeasuredTable, ...]:
+    """Return the tables that ``write_tables`` wrote, trusting nothing in the file.
+
+    Raises:
+        UserError: there are none, or a field of one is not what it may be.
+    """
+    try:
+        raw = json.loads(read_text(path))
+        if not isinstance(raw, dict) or raw.get("format") != FORMAT:
+            raise ValueError(f"it is of no format {FORMAT}")
+        return each(_table, raw.get("tables"), "tables", at_least=1)
+    except (ValueError, RecursionError) as error:
+        raise UserError(
+            f"{path} is expected to hold tables as `fl-privacy advise --save` writes them, but"
+            f" {' '.join(str(error).split())[:200]}; measure and save them anew."
+        ) from error
+
+
+def _table(told: object, where: str) -> MeasuredTable:
+    return made(MeasuredTable, told, where, defenses=partial(each, _defense, at_least=2))
+
+
+def _defense(told: object, where: str) -> MeasuredDefense:
+    unknown = partial(_figure, missing=math.nan)
+    threats = partial(_named, _candidate, THREATS)
+    found = made(MeasuredDefense, told, where, by_threat=threats, seconds=unknown, upload_bytes=unknown)
+    if not 0 <= found.accuracy <= 1 or not found.by_threat:
+        raise ValueError(f"{where} has no accuracy between 0 and 1, or nothing that was read")
+    return found
+
+
+def _candidate(told: object, where: str) -> Candidate:
+    unbounded = partial(_figure, missing=math.inf)
+    figures = dict.fromkeys(("psnr", "upper", "largest"), unbounded)
+    found = made(Candidate, told, where, inferred=partial(_named, _measure, tuple(About)), **figures)
+    least = min(found.exact, found.identified, found.groups, found.failures, found.unjudged)
+    counts = found.exact + found.identified <= found.read <= found.images and found.images > 0 and least >= 0
+    highest = min(found.upper, found.largest)
+    if not counts or not (found.psnr <= highest or math.isclose(found.psnr, highest)):
+        raise ValueError(f"figures of {where} contradict each other")
+    if found.judged_by not in METRICS or not 0 <= found.accuracy <= 1:
+        raise ValueError(f"{where} has no accuracy between 0 and 1, or is judged by a metric that there is not")
+    return found
+
+
+def _measure(told: object, where: str) -> Measure | None:
+    return None if told is None else made(Measure, told, where)
+
+
+def _named(make: Callable[[object, str], T], names: Collection[str], told: object, where: str) -> dict[str, T]:
+    if not isinstance(told, dict) or not set(told) <= set(names):
+        raise ValueError(f"{where} is {beginning(told)}, not a mapping of some of {', '.join(names)}")
+    return {name: make(entry, f"{where}.{name}") for name, entry in told.items()}
+
+
+def _figure(told: object, where: str, *, missing: float) -> float:
+    if told is None:
+        return missing
+    if not isinstance(told, int | float) or not fits(told, float):
+        raise ValueError(f"{where} is {beginning(told)}, not {in_words(float | None)}")
+    return told
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {key: _finite(entry) for key, entry in value.items()}
+    return [_finite(entry) for entry in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,248 @@
+"""How far the work on a run's folder is, for whoever watches: ``progress.json``, what the attacker has by then as
+``progress.safetensors`` or ``progress-texts.json``, and ``plan.json`` of a sweep.
+
+A run's folder: what its files are called, whether it is in use, holds a run that has ended, or was put aside.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from filelock import FileLock, Timeout
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from fl_privacy.checks import fits
+from fl_privacy.errors import UserError
+from fl_privacy.files import write_private, write_whole
+from fl_privacy.runs.folder.pictures import Pieces, Pixels
+from fl_privacy.runs.folder.records import dump_json
+from fl_privacy.types.film import Frame, Snapshot, TextFrame
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+CONFIG, IDENTITY, METRICS, SUMMARY = "config.yaml", "run.json", "metrics.jsonl", "summary.json"
+"""Files of a run: its configuration, its identity, its records, and their summary when it ended."""
+
+CAPTURES = "captures"
+"""Folder within a run's, of the intercepted updates that are kept."""
+
+WAITING = ".waiting"
+"""Folder within a run's, of updates that wait for their attack where they are many; gone with the attack."""
+
+
+def is_finished(path: Path) -> bool:
+    """Say whether the run in folder ``path`` came to its end."""
+    return (path / SUMMARY).is_file()
+
+
+def expect_finished(path: Path) -> None:
+    """Raise ``UserError`` unless the run in folder ``path`` came to its end."""
+    if not is_finished(path):
+        raise UserError(f"{path} is expected to hold a finished run, but has no summary.json; start the run again.")
+
+
+def is_aside(path: Path) -> bool:
+    """Say whether ``move_aside`` renamed the folder ``path``."""
+    return re.search(r"-(interrupted|previous)-\d+$", path.name) is not None
+
+
+def move_aside(path: Path, why: str) -> None:
+    """Rename the folder ``path``, which this process holds, to the first free ``<path>-<why>-<number>``.
+
+    Updates that were to be attacked and are of no use any more do not stay.
+    """
+    shutil.rmtree(path / WAITING, ignore_errors=True)
+    number = 1
+    while (aside := path.with_name(f"{path.name}-{why}-{number}")).exists():
+        number += 1
+    path.rename(aside)
+
+
+LOCKS = ".locks"
+"""Folder beside the runs' folders: a lock within a run's folder would be moved or deleted with it, and two processes
+could then hold one each."""
+
+Lock = FileLock
+
+
+def hold(folder: Path) -> Lock:
+    """Lock ``folder``, which need not exist yet, for this process; ``release`` what is returned.
+
+    Raises:
+        UserError: another process holds it.
+        OSError: nothing can be written beside it.
+    """
+    folder = folder.resolve()
+    file = folder.parent / LOCKS / f"{folder.name}.lock"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(file, timeout=0, thread_local=False)
+    try:
+        lock.acquire()
+    except Timeout as error:
+        raise UserError(
+            f"{folder} is expected to be free, but another process is recording this very run; wait for it, or change"
+            " the seed or the out folder."
+        ) from error
+    return lock
+
+
+def release(lock: Lock | None) -> None:
+    """Release the lock that ``hold`` returned."""
+    if lock is not None:
+        lock.release()
+
+
+PROGRESS, PICTURES, TEXTS, PLAN = "progress.json", "progress.safetensors", "progress-texts.json", "plan.json"
+PICTURED = 3
+"""Guesses that are shown while an attack goes on."""
+TELL_EVERY = 2.0
+"""Seconds."""
+
+_MOST_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Ongoing:
+    """Work that goes on: ``what`` in words, the ``share`` that is done in [0, 1], and the seconds it took so far."""
+
+    what: str
+    share: float
+    seconds: float
+
+    @property
+    def left(self) -> float | None:
+        """Return the seconds left; ``None`` while nobody knows."""
+        return self.seconds * (1 - self.share) / self.share if self.share > 0 else None
+
+
+class Teller:
+    """Writes down how far the work in ``folder`` is, now and then; nothing is left when it is over."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path, self._pictures, self._texts = (folder / name for name in (PROGRESS, PICTURES, TEXTS))
+        self._told = self._pictured = 0.0
+
+    def telling(
+        self, what: str | Callable[[], str], progress: Callable[[int, int], None]
+    ) -> Callable[[int, int], None]:
+        """Wrap ``progress`` of the work ``what`` that starts now, to write it down; ``what`` may be a function."""
+        started = time.monotonic()
+
+        def tell(done: int, total: int) -> None:
+            progress(done, total)
+            now = time.monotonic()
+            if now - self._told >= TELL_EVERY:
+                self._told = now
+                share = min(1.0, done / max(total, 1))
+                content = {"what": what() if callable(what) else what, "share": share, "seconds": now - started}
+                with suppress(OSError):  # no reason to give up the work itself
+                    write_whole(self._path, dump_json(content))
+
+        return tell
+
+    def picture(self, frames: Sequence[Snapshot], pieces: Callable[[Tensor], Sequence[str]]) -> None:
+        """Show the images or texts that an attack has by now, to the owner of the folder alone.
+
+        Args:
+            frames: of victims.
+            pieces: a text's tokens (L,) as its tokenizer writes them.
+        """
+        now = time.monotonic()
+        if not frames or now - self._pictured < TELL_EVERY:
+            return
+        self._pictured = now
+        images = [frame.image.numpy() for frame in frames if isinstance(frame, Frame)][:PICTURED]
+        texts = [list(pieces(frame.tokens)) for frame in frames if isinstance(frame, TextFrame)][:PICTURED]
+        with suppress(OSError):
+            if images:
+                write_private(self._pictures, save({f"image-{k}": image for k, image in enumerate(images)}))
+            if texts:
+                write_private(self._texts, json.dumps({"texts": texts}, ensure_ascii=False))
+
+    def clear(self) -> None:
+        """Remove the files: nothing goes on any more."""
+        self._path.unlink(missing_ok=True)
+        self._pictures.unlink(missing_ok=True)
+        self._texts.unlink(missing_ok=True)
+
+
+def read_ongoing(folder: Path) -> Ongoing | None:
+    """Return what goes on in ``folder``, trusting nothing; ``None`` if nothing is written."""
+    content = _read(folder / PROGRESS)
+    kinds = {"what": str, "share": float, "seconds": float}
+    if not isinstance(content, dict) or not all(fits(content.get(name), kind) for name, kind in kinds.items()):
+        return None
+    return Ongoing(content["what"], min(1.0, max(0.0, content["share"])), max(0.0, content["seconds"]))
+
+
+def read_guesses(folder: Path) -> list[Pixels]:
+    """Return the guesses of the attack that goes on in ``folder``, trusting nothing; empty if there are none."""
+    try:
+        if not (folder / PICTURES).is_file():
+            return []
+        with safe_open(folder / PICTURES, framework="np") as file:
+            names = sorted(file.keys())[:PICTURED]
+            return [file.get_tensor(name) for name in names if _is_image(file.get_slice(name))]
+    except (SafetensorError, OSError, ValueError):
+        return []
+
+
+def _is_image(told: Any) -> bool:
+    """Say whether a tensor, by the header of its file, is an image that is not too large to be loaded."""
+    shape = told.get_shape()
+    return told.get_dtype() == "U8" and len(shape) == 3 and 0 < math.prod(shape) <= _MOST_BYTES
+
+
+def read_texts(folder: Path) -> list[Pieces]:
+    """Return the tokens that the attack in ``folder`` has by now, trusting nothing; empty if there are none."""
+    content = _read(folder / TEXTS)
+    texts = content.get("texts") if isinstance(content, dict) else None
+    return (
+        [tuple(text) for text in texts[:PICTURED]] if isinstance(texts, list) and fits(texts, list[list[str]]) else []
+    )
+
+
+def write_planned(out: Path, jobs: Sequence[str]) -> None:
+    """Write down which folders a sweep is going to fill in ``out``.
+
+    What other sweeps planned there and have not finished stays planned; one that goes on plans the same again.
+
+    Raises:
+        OSError: nothing can be written there.
+    """
+    file = out / LOCKS / f"{PLAN}.lock"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(file, timeout=10):  # another sweep may begin at this moment
+        before = read_planned(out)
+        planned = [job for job in before if job not in jobs and not is_finished(out / job)] + list(jobs)
+        if planned != before:
+            write_whole(out / PLAN, dump_json({"jobs": planned}))
+
+
+def read_planned(out: Path) -> list[str]:
+    """Return the folders that sweeps are going to fill in ``out``, or have filled; empty if nothing is written."""
+    content = _read(out / PLAN)
+    jobs = content.get("jobs") if isinstance(content, dict) else None
+    return [str(job) for job in jobs] if isinstance(jobs, list) and fits(jobs, list[str]) else []
+
+
+def _read(path: Path) -> object:
+    try:
+        if not path.is_file() or path.stat().st_size > _MOST_BYTES:
+            return None
+        found: object = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError):
+        return None
+    return found

@@ -1,0 +1,363 @@
+"""``reconstructions/``: originals, guesses and films of a round, images as bytes and texts as tokens.
+
+All of these files are for their owner alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from fl_privacy.checks import fits
+from fl_privacy.files import make_private_folder, write_private
+from fl_privacy.types.film import LARGEST, Frame, TextFrame
+from fl_privacy.types.victim_ids import Attacker
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fl_privacy.measure import VictimScore
+    from fl_privacy.types import Reconstruction
+
+
+UNREADABLE = (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
+"""What reading a file from elsewhere raises; of a type that NumPy lacks an ``AttributeError``."""
+
+MOST_BYTES = 1 << 30
+"""Of a file of pictures, or of films of them."""
+
+Pixels = NDArray[np.uint8]
+"""Images of (C, H, W), grey or color."""
+
+
+@dataclass(frozen=True, eq=False)
+class Pair:
+    """An original and its guesses.
+
+    Attributes:
+        original: what was attacked; ``None`` where nobody knows it.
+        guess: of the plain attacker; ``None`` where its attack failed.
+        adaptive: of the adaptive attacker; ``None`` where there was none, or its attack failed.
+        transformed: what the defense put in place of the original; ``None`` where it did not.
+    """
+
+    original: Pixels | None
+    guess: Pixels | None
+    adaptive: Pixels | None = None
+    transformed: Pixels | None = None
+
+
+def write_pairs(folder: Path, round: int, scores: Sequence[VictimScore], attacker: Attacker = Attacker.PLAIN) -> Path:
+    """Write what ``attacker`` made of ``round`` into ``folder``; a second call for a round adds a file."""
+    images = [image for score in scores for image in score.images]
+    known = [score.originals is not None for score in scores for _ in score.images]
+    tensors = {
+        "originals": np.concatenate([_bytes(s.guesses * 0 if s.originals is None else s.originals) for s in scores]),
+        "reconstructions": np.concatenate([_bytes(score.guesses) for score in scores]),
+        "found": np.asarray([image.failure is None for image in images]),
+    }
+    if not all(known):
+        tensors["known"] = np.asarray(known)
+    replaced = [_bytes(score.transformed) for score in scores if score.transformed is not None]
+    if len(replaced) == len(scores):
+        tensors["transformed"] = np.concatenate(replaced)
+    ids = [[str(score.id), image.image] for score in scores for image in score.images]
+    make_private_folder(folder, folder)
+    name = f"round-{round:04d}" + ("" if attacker == Attacker.PLAIN else f"-{attacker}")
+    path, number = folder / f"{name}.safetensors", 1
+    while path.exists():
+        path, number = folder / f"{name}-{number}.safetensors", number + 1
+    told = {"round": round, "attacker": attacker, "ids": ids}
+    # one entry, since several come out in an order of chance: equal runs leave equal bytes
+    write_private(path, save(tensors, metadata={"told": json.dumps(told)}))
+    return path
+
+
+def read_pairs(folder: Path) -> tuple[Mapping[tuple[str, int], Pair], list[str]]:
+    """Return the pairs of all files in ``folder`` by (victim id, image), and a line on each unreadable file."""
+    pairs: dict[tuple[str, int], Pair] = {}
+    problems = []
+    for path in sorted(folder.glob("round-*.safetensors")):
+        try:
+            for key, original, guess, attacker, transformed in _read(path):
+                pair = pairs.setdefault(key, Pair(original, None, transformed=transformed))
+                pairs[key] = (
+                    replace(pair, adaptive=guess) if attacker == Attacker.ADAPTIVE else replace(pair, guess=guess)
+                )
+        except UNREADABLE as error:
+            problems.append(f"{path.name} can't be read ({' '.join(str(error).split())[:200]})")
+    return pairs, problems
+
+
+def _read(path: Path) -> Iterator[tuple[tuple[str, int], Pixels | None, Pixels | None, str, Pixels | None]]:
+    """Yield (victim id, image), original, guess, whose it is, and what the defense put in place of the original."""
+    if path.stat().st_size > MOST_BYTES:
+        raise ValueError(f"it has {path.stat().st_size >> 20} MiB")
+    with safe_open(path, framework="np") as file:
+        told = json.loads(file.metadata()["told"])
+        originals, guesses, found = (file.get_tensor(n) for n in ("originals", "reconstructions", "found"))
+        transformed = file.get_tensor("transformed") if "transformed" in file.keys() else None  # noqa: SIM118
+        known = file.get_tensor("known") if "known" in file.keys() else np.ones_like(found)  # noqa: SIM118
+    ids, attacker = told["ids"], told["attacker"]
+    if not isinstance(ids, list) or not isinstance(attacker, str):
+        raise ValueError("its names are none")
+    if not len(originals) == len(guesses) == len(found) == len(ids):
+        raise ValueError(f"it names {len(ids)} images and holds {len(originals)}")
+    if guesses.shape != originals.shape or (transformed is not None and transformed.shape != originals.shape):
+        raise ValueError("its images are not of one shape")
+    for images in (originals, guesses) if transformed is None else (originals, guesses, transformed):
+        if images.dtype != np.uint8 or images.ndim != 4 or len(images) != len(ids) or not images.size:
+            raise ValueError(f"it holds images of shape {tuple(images.shape)} and type {images.dtype}")
+    if any(which.dtype != np.bool_ or which.shape != (len(ids),) for which in (found, known)):
+        raise ValueError("it does not say which were found")
+    if not all(isinstance(id, list) and len(id) == 2 and fits(id[0], str) and fits(id[1], int) for id in ids):
+        raise ValueError("its names are none")
+    for k, (victim, image) in enumerate(ids):
+        guess = guesses[k] if found[k] else None
+        original = originals[k] if known[k] else None
+        yield (victim, image), original, guess, attacker, None if transformed is None else transformed[k]
+
+
+def _bytes(images: Tensor) -> Pixels:
+    """Convert images in [0, 1] to uint8, (B, C, H, W)."""
+    shown: Pixels = (images.clamp(0, 1) * 255).round().byte().numpy()
+    return shown
+
+
+Pieces = tuple[str, ...]
+"""Tokens as the tokenizer writes them."""
+
+SENTENCE_FILES = "sentences-*.json"
+
+_MOST_BYTES = 1 << 28
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """A text and what was reconstructed of it.
+
+    Attributes:
+        original: ``None`` where nobody knows it.
+        guess: of the plain attacker; ``None`` where its attack failed.
+        adaptive: of the adaptive attacker; ``None`` where there was none, or its attack failed.
+    """
+
+    original: Pieces | None
+    guess: Pieces | None = None
+    adaptive: Pieces | None = None
+
+
+def write_sentences(
+    folder: Path, round: int, scores: Sequence[VictimScore], attacker: Attacker = Attacker.PLAIN
+) -> Path:
+    """Write what ``attacker`` reconstructed in ``round`` into ``folder``; a second call for a round adds a file."""
+    rows = [
+        {
+            "id": str(score.id),
+            "image": image.image,
+            "original": original and list(original),
+            "guess": guess and list(guess),
+        }
+        for score in scores
+        for image, (original, guess) in zip(score.images, score.sentences, strict=True)
+    ]
+    make_private_folder(folder, folder)
+    name = f"sentences-{round:04d}" + ("" if attacker == Attacker.PLAIN else f"-{attacker}")
+    path, number = folder / f"{name}.json", 1
+    while path.exists():
+        path, number = folder / f"{name}-{number}.json", number + 1
+    write_private(path, json.dumps({"attacker": attacker, "sentences": rows}, ensure_ascii=False))
+    return path
+
+
+def read_sentences(folder: Path) -> tuple[Mapping[tuple[str, int], Sentence], list[str]]:
+    """Return the sentences of all files in ``folder`` by (victim id, number), and a line on each unreadable one."""
+    found: dict[tuple[str, int], Sentence] = {}
+    problems = []
+    for path in sorted(folder.glob(SENTENCE_FILES)):
+        try:
+            if path.stat().st_size > _MOST_BYTES:
+                raise ValueError("it is too large")
+            content = json.loads(path.read_text(encoding="utf-8"))
+            for row in content["sentences"]:
+                key, original, guess = (row["id"], row["image"]), row["original"], row["guess"]
+                if not fits(list(key), list[str | int]) or not all(
+                    fits(t, list[str] | None) for t in (original, guess)
+                ):
+                    raise ValueError("a sentence is none")
+                known = found.setdefault(key, Sentence(original if original is None else tuple(original)))
+                read = guess if guess is None else tuple(guess)
+                adaptive = content["attacker"] == Attacker.ADAPTIVE
+                found[key] = replace(known, adaptive=read) if adaptive else replace(known, guess=read)
+        except UNREADABLE as error:
+            problems.append(f"{path.name} can't be read ({' '.join(str(error).split())[:200]})")
+    return found, problems
+
+
+FRAMES_AT_MOST = 64
+"""Of a victim, in a file from elsewhere."""
+
+
+_MOST_BYTES_OF_FILM = 1 << 24
+"""Of films of texts, in a file from elsewhere."""
+
+
+@dataclass(frozen=True)
+class TextFilm:
+    """The frames of an attack on one text.
+
+    Attributes:
+        id: of the victim.
+        image: which of its texts.
+        member: of the attacks that were tried, the one that the frames are of; empty where there was a single one.
+        at: where each frame stands in the history of losses.
+        frames: tokens of each.
+    """
+
+    id: str
+    image: int
+    member: str
+    at: tuple[int, ...]
+    frames: tuple[Pieces, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Film:
+    """The frames of an attack on one image.
+
+    Attributes:
+        id: of the victim.
+        image: which of its images.
+        member: of the attacks that were tried, the one that the frames are of; empty where there was a single one.
+        at: where each frame stands in the history of losses.
+        frames: (C, H, W) each, perhaps smaller than the image.
+    """
+
+    id: str
+    image: int
+    member: str
+    at: tuple[int, ...]
+    frames: tuple[Pixels, ...]
+
+
+def film_of(
+    found: Reconstruction, score: VictimScore, pieces: Callable[[Tensor], Sequence[str]]
+) -> Film | TextFilm | None:
+    """Return the film of ``found``, with the image or text it turned out to be of; ``None`` where nothing was filmed.
+
+    Args:
+        found: with snapshots.
+        score: of it.
+        pieces: a text's tokens (L,) as its tokenizer writes them.
+    """
+    image = next((image.image for image in score.images if image.guess == 0), None)
+    if not found.film or found.batch is None or image is None:
+        return None
+    told = {"id": str(found.id), "image": image, "member": found.member, "at": tuple(each.at for each in found.film)}
+    texts = tuple(tuple(pieces(each.tokens)) for each in found.film if isinstance(each, TextFrame))
+    if texts:
+        return TextFilm(**told, frames=texts)  # type: ignore[arg-type]
+    images = tuple(each.image.numpy() for each in found.film if isinstance(each, Frame))
+    return Film(**told, frames=images)  # type: ignore[arg-type]
+
+
+def write_films(folder: Path, films: Sequence[Film | TextFilm], attacker: Attacker = Attacker.PLAIN) -> list[Path]:
+    """Write the films of one round, by ``attacker``, into ``folder``; a file for each modality."""
+    make_private_folder(folder, folder)
+    images = [film for film in films if isinstance(film, Film)]
+    texts = [film for film in films if isinstance(film, TextFilm)]
+    written = []
+    if images:
+        tensors = {_name(k): np.stack(film.frames) for k, film in enumerate(images)}
+        metadata = {"told": json.dumps({"attacker": attacker, "films": [_told(film) for film in images]})}
+        written.append(_free(folder, f"{attacker}.safetensors"))
+        write_private(written[-1], save(tensors, metadata=metadata))
+    if texts:
+        rows = [{**_told(film), "frames": film.frames} for film in texts]
+        written.append(_free(folder, f"{attacker}.json"))
+        write_private(written[-1], json.dumps({"attacker": attacker, "films": rows}, ensure_ascii=False))
+    return written
+
+
+def _told(film: Film | TextFilm) -> dict[str, object]:
+    return {"id": film.id, "image": film.image, "member": film.member, "at": film.at}
+
+
+def _free(folder: Path, rest: str) -> Path:
+    """Return the first path ``film-<number>-<rest>`` that does not exist."""
+    number = 1
+    while (path := folder / f"film-{number:04d}-{rest}").exists():
+        number += 1
+    return path
+
+
+def read_films(folder: Path) -> tuple[Mapping[Attacker, Sequence[Film | TextFilm]], list[str]]:
+    """Return films of all files in ``folder`` by attacker, and a line on each unreadable file."""
+    found: dict[Attacker, list[Film | TextFilm]] = {}
+    problems = []
+    for path in sorted([*folder.glob("film-*.safetensors"), *folder.glob("film-*.json")]):
+        try:
+            attacker, films = (_read_texts if path.suffix == ".json" else _read_film)(path)
+        except UNREADABLE as error:
+            problems.append(f"{path.name} can't be read ({' '.join(str(error).split())[:200]})")
+        else:
+            found.setdefault(attacker, []).extend(films)
+    return found, problems
+
+
+def _read_film(path: Path) -> tuple[Attacker, Sequence[Film | TextFilm]]:
+    if path.stat().st_size > MOST_BYTES:
+        raise ValueError(f"it has {path.stat().st_size >> 20} MiB")
+    with safe_open(path, framework="np") as file:
+        told = json.loads((file.metadata() or {})["told"])
+        rows, names = told["films"], file.keys()
+        if not fits(rows, list[Mapping[str, str | int | list[int]]]) or len(rows) != len(names):
+            raise ValueError("it does not say whose films it holds")
+        tensors = [file.get_tensor(_name(k)) for k in range(len(rows))]
+    return Attacker(told["attacker"]), [_film(row, frames) for row, frames in zip(rows, tensors, strict=True)]
+
+
+def _read_texts(path: Path) -> tuple[Attacker, Sequence[Film | TextFilm]]:
+    if path.stat().st_size > _MOST_BYTES_OF_FILM:
+        raise ValueError("it is too large")
+    told = json.loads(path.read_text(encoding="utf-8"))
+    if not fits(told["films"], list[Mapping[str, str | int | list[int] | list[list[str]]]]):
+        raise ValueError("it does not say whose films it holds")
+    films = []
+    for row in told["films"]:
+        frames = row["frames"]
+        if not fits(frames, list[list[str]]) or not 0 < len(frames) <= FRAMES_AT_MOST:
+            raise ValueError("it holds frames that are no texts")
+        films.append(TextFilm(*_whose(row, len(frames)), tuple(map(tuple, frames))))
+    return Attacker(told["attacker"]), films
+
+
+def _name(number: int) -> str:
+    """Return the name under which a film is stored."""
+    return f"film-{number:02d}"
+
+
+def _film(row: Mapping[str, object], frames: Pixels) -> Film:
+    usual = frames.dtype == np.uint8 and frames.ndim == 4 and frames.size and len(frames) <= FRAMES_AT_MOST
+    if not usual or max(frames.shape[2:]) > LARGEST:
+        raise ValueError(f"it holds frames of shape {frames.shape} and type {frames.dtype}")
+    return Film(*_whose(row, len(frames)), tuple(frames))
+
+
+def _whose(row: Mapping[str, object], frames: int) -> tuple[str, int, str, tuple[int, ...]]:
+    """Parse victim, number in its batch, member, and when each of the ``frames`` frames was taken."""
+    id, image, member, at = row["id"], row["image"], row["member"], row["at"]
+    if not (isinstance(id, str) and isinstance(image, int) and isinstance(member, str) and fits(at, list[int])):
+        raise ValueError("it does not say whose films it holds")
+    places = [place for place in at if isinstance(place, int)] if isinstance(at, list) else []
+    if len(places) != frames or any(place < 0 for place in places):
+        raise ValueError("it does not say when each frame was")
+    return id, image, member, tuple(places)

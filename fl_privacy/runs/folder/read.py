@@ -1,0 +1,276 @@
+"""Runs' folders read back, finished or not: one, what an attack came to, and a baseline among many."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fl_privacy.checks import fits
+from fl_privacy.errors import UserError
+from fl_privacy.files.foreign import expect_regular_files
+from fl_privacy.runs.config.plugins import register_plugin_metrics
+from fl_privacy.runs.folder.claims import ClaimRecord, read_claims
+from fl_privacy.runs.folder.identity import FORMAT, Identity, training_hash
+from fl_privacy.runs.folder.ongoing import CAPTURES, CONFIG, IDENTITY, METRICS, SUMMARY, WAITING
+from fl_privacy.runs.folder.pictures import Film, Pair, Sentence, TextFilm, read_films, read_pairs, read_sentences
+from fl_privacy.runs.folder.records import (
+    ENVIRONMENT,
+    PARTS,
+    SENTENCES,
+    parse_json,
+    read_records,
+    records_of,
+    wrong_field,
+    wrong_identity,
+    wrong_partition,
+)
+from fl_privacy.runs.folder.row_files import RowPair, read_rows
+from fl_privacy.runs.folder.share import Shared, shared_as
+from fl_privacy.runs.folder.summary import Summary, summarize
+from fl_privacy.types.victim_ids import Attacker
+
+MOST_BYTES = 1 << 26
+"""Of a file of a run beside its records and tensors."""
+
+_FIGURES = list[float | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartitionTable:
+    """Examples of each client and class: ``counts[client][class]``."""
+
+    class_names: tuple[str, ...]
+    counts: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Run:
+    """All records of a run.
+
+    Attributes:
+        path: its folder.
+        identity: what was run.
+        config_text: ``config.yaml``.
+        environment: versions, hardware, seed.
+        threat_model: in sentences.
+        strengths: settings of the defense that its strength follows, those of its first part first.
+        partition: ``None`` if it was not recorded, as by an attack without training.
+        records: of ``metrics.jsonl``, in order.
+        summary: what they add up to, also for a run that did not finish.
+        finished: whether it came to its end.
+        problems: what is damaged, a line each.
+        shared: what a copy made for others holds; ``None`` for the run itself.
+        defenses: names of the parts of the defense.
+        claims: what came of claims of differential privacy, false ones first.
+    """
+
+    path: Path
+    identity: Identity
+    config_text: str
+    environment: Mapping[str, Any]
+    threat_model: tuple[str, ...]
+    strengths: tuple[str, ...]
+    partition: PartitionTable | None
+    records: tuple[Mapping[str, Any], ...]
+    summary: Summary
+    finished: bool
+    problems: tuple[str, ...]
+    shared: Shared | None = None
+    defenses: tuple[str, ...] = ()
+    claims: tuple[ClaimRecord, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    def of_kind(self, kind: str, attacker: Attacker = Attacker.PLAIN) -> list[Mapping[str, Any]]:
+        """Return the records of one kind, see ``schema.RECORDS``; those of attacks by ``attacker``."""
+        return records_of(self.records, kind, attacker)
+
+    def read_pairs(self) -> tuple[Mapping[tuple[str, int], Pair], list[str]]:
+        """Return originals and guesses by (victim id, image), and what is wrong with the files they are in."""
+        return read_pairs(self.path / "reconstructions")
+
+    def read_sentences(self) -> tuple[Mapping[tuple[str, int], Sentence], list[str]]:
+        """Return the texts by (victim id, number), and what is wrong with the files they are in."""
+        return read_sentences(self.path / "reconstructions")
+
+    def read_rows(self) -> tuple[Mapping[tuple[str, int], RowPair], list[str]]:
+        """Return the rows by (victim id, number), and what is wrong with the files they are in."""
+        return read_rows(self.path / "reconstructions")
+
+    def read_films(self) -> tuple[Mapping[Attacker, Sequence[Film | TextFilm]], list[str]]:
+        """Return how each attacker came to guesses, and what is wrong with the files they are in."""
+        return read_films(self.path / "reconstructions")
+
+
+def run_folder_of(path: Path) -> Path:
+    """Return the folder of a run for itself, or for the page in it, which is what commands print last."""
+    return path.parent if path.suffix == ".html" and (path.parent / IDENTITY).is_file() else path
+
+
+def read_run(path: Path) -> Run:
+    """Read what the run in folder ``path`` recorded; a killed run gives what it had written.
+
+    Raises:
+        UserError: ``path`` is not the folder of a run, or was damaged by something else than a kill.
+    """
+    register_plugin_metrics()
+    path = run_folder_of(path).resolve()
+    if not path.is_dir():
+        raise UserError(f"{path} is expected to be the folder of a run, but there is no such folder.")
+    if not (path / IDENTITY).is_file():
+        raise UserError(
+            f"{path} is expected to be the folder of a run, but has no run.json; give the folder that"
+            " `fl-privacy run` printed last."
+        )
+    expect_regular_files(path, without=(CAPTURES, WAITING))
+    records, problems = read_records(path / METRICS)
+    stored = _read_json(path / SUMMARY)
+    summary = None if stored is None else _summary(path, stored, records)
+    partition = _read_json(path / "partition.json")
+    environment = _read_json(path / "environment.json") or {}
+    threats = _read_json(path / "threat_model.json") or []
+    defense = _read_json(path / "defense.json") or []
+    for name, wrong in (
+        ("partition.json", wrong_partition(partition) if partition else None),
+        ("environment.json", wrong_field(environment, ENVIRONMENT)),
+        ("defense.json", None if fits(defense, PARTS) else "it is no list of parts"),
+        ("threat_model.json", None if fits(threats, SENTENCES) else "it is no list of sentences"),
+    ):
+        if wrong:
+            raise _damaged(path / name, wrong)
+    return Run(
+        path=path,
+        identity=read_identity(path / IDENTITY),
+        config_text=_read_text(path / CONFIG),
+        environment=environment,
+        threat_model=tuple(threats),
+        strengths=tuple(strength for part in defense if (strength := part.get("strength"))),
+        partition=_partition(partition) if partition else None,
+        records=tuple(records),
+        summary=summary or summarize(records, finished=False, undefended_accuracy=None, total_seconds=None),
+        finished=summary is not None,
+        problems=tuple(problems),
+        shared=shared_as(path),
+        defenses=tuple(name for part in defense if (name := part.get("name"))),
+        claims=read_claims(path),
+    )
+
+
+def read_summary(path: Path) -> Summary | None:
+    """Return the summary of the run in folder ``path``; ``None`` if it has not finished."""
+    expect_regular_files(path, without=(CAPTURES, WAITING))
+    stored = _read_json(path / SUMMARY)
+    return None if stored is None else _summary(path, stored, read_records(path / METRICS)[0])
+
+
+def read_environment(path: Path) -> Mapping[str, Any]:
+    """Return versions, hardware and seed of the run in folder ``path``; empty if they were not recorded.
+
+    Raises:
+        UserError: they are damaged.
+    """
+    found = _read_json(path / "environment.json") or {}
+    if wrong := wrong_field(found, ENVIRONMENT):
+        raise _damaged(path / "environment.json", wrong)
+    return found
+
+
+def read_identity(path: Path) -> Identity:
+    """Return the content of the file ``path``, a ``run.json``.
+
+    Raises:
+        UserError: it is damaged, or written by a later version.
+    """
+    try:
+        content = parse_json(_read_text(path))
+        found = content.pop("format")
+        if found != FORMAT:
+            raise UserError(f"{path} is expected in format {FORMAT}, but is in format {found}; update fl-privacy.")
+        if wrong := wrong_identity(content):
+            raise _damaged(path, wrong)
+        return Identity(**content)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{path} is expected to describe a run, but is damaged ({error}).") from error
+
+
+def _read_json(path: Path) -> Any:
+    if not path.is_file():
+        return None
+    try:
+        return parse_json(_read_text(path))
+    except ValueError as error:
+        raise UserError(f"{path} is expected to hold JSON, but is damaged ({error}); remove it.") from error
+
+
+def _read_text(path: Path) -> str:
+    """Return the text of a file; empty where there is no such file."""
+    if not path.is_file():
+        return ""
+    if path.stat().st_size > MOST_BYTES:
+        raise _damaged(path, f"it is larger than {MOST_BYTES >> 20} MiB")
+    try:
+        return path.read_text()
+    except UnicodeDecodeError as error:
+        raise _damaged(path, "it is no text") from error
+
+
+def _summary(path: Path, stored: object, records: Sequence[Mapping[str, Any]]) -> Summary:
+    """Sum up a finished run: its records, and the two figures that they do not have."""
+    seconds = stored.get("seconds") if isinstance(stored, Mapping) else None
+    accuracy = stored.get("undefended_accuracy") if isinstance(stored, Mapping) else None
+    total = seconds.get("total") if isinstance(seconds, Mapping) else None
+    if not isinstance(stored, Mapping) or not isinstance(seconds, Mapping) or not fits([accuracy, total], _FIGURES):
+        raise _damaged(path / SUMMARY, "it is no summary")
+    return summarize(records, finished=True, undefended_accuracy=accuracy, total_seconds=total)
+
+
+def _damaged(path: Path, what: str) -> UserError:
+    return UserError(f"{path} is expected to be as `fl-privacy` wrote it, but is damaged: {what}; remove it.")
+
+
+def _partition(content: Mapping[str, Any]) -> PartitionTable:
+    return PartitionTable(
+        class_names=tuple(content["class_names"]), counts=tuple(tuple(row) for row in content["counts"])
+    )
+
+
+def failed_attackers(path: Path) -> dict[Attacker, str]:
+    """Return attackers that failed on every image of the run in folder ``path``, with their most common reason."""
+    records, _ = read_records(path / METRICS)
+    found: dict[Attacker, str] = {}
+    for attacker in Attacker:
+        reasons = [record.get("failure") for record in records_of(records, "image", attacker)]
+        if reasons and all(reasons):
+            found[attacker] = Counter(map(str, reasons)).most_common(1)[0][0]
+    return found
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """A finished undefended run: its folder and its final test accuracy in [0, 1]."""
+
+    path: Path
+    accuracy: float
+
+
+def find_baseline(out: Path, config: Mapping[str, Any]) -> Baseline | None:
+    """Find the finished undefended run in ``out`` whose training differs from ``config`` in the defense alone."""
+    wanted = training_hash(config)
+    for summary in sorted(out.glob("*/summary.json")):
+        try:
+            identity = read_identity(summary.with_name(IDENTITY))
+            accuracy = parse_json(_read_text(summary))["final_accuracy"]
+        except (
+            UserError,
+            OSError,
+            ValueError,
+            KeyError,
+            TypeError,
+        ):  # no use as a baseline, and no reason to stop another run
+            continue
+        if identity.undefended and identity.training == wanted and isinstance(accuracy, float | int):
+            return Baseline(summary.parent, accuracy)
+    return None

@@ -1,0 +1,321 @@
+"""``metrics.jsonl``: one record a line, appended as it comes.
+
+Of what types the entries of a run's files are: what others sent may hold anything.
+"""
+
+import json
+import math
+import os
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+from fl_privacy.checks import fits, in_words
+from fl_privacy.errors import UserError
+from fl_privacy.files import UNENCODABLE
+from fl_privacy.measure import METRICS
+from fl_privacy.measure.inferred import FINDING
+from fl_privacy.runs.config.keys import sections
+from fl_privacy.runs.config.parse import select
+from fl_privacy.types.victim_ids import Attacker, VictimId
+
+Text = Mapping[str, str]
+Number = float | None
+"""JSON has no NaN, which becomes null."""
+
+RECORDS: dict[str, dict[str, Any]] = {
+    "round": {
+        "round": int,
+        "clients": list[int],
+        "excluded": Text,
+        "train_loss": Number,
+        "test_loss": Number,
+        "accuracy": Number,
+        "epsilon": Number,
+        "seconds": float,
+        "defense_seconds": Number,
+        "upload_bytes": float,
+    },
+    "image": {
+        "id": str,
+        "round": int,
+        "client": int,
+        "image": int,
+        "label_source": str | None,
+        "certainty": str,
+        "member": str,
+        "attack_loss": Number,
+        "failure": str | None,
+    },
+    "history": {"id": str, "round": int, "loss": list[float | None]},
+    "update_distortion": {"id": str, "round": int, "client": int},
+    "tracing": {
+        "round": int,
+        "distance": float,
+        "attacked_distance": float,
+        "participants": int,
+        "queries": int,
+    },
+    "attack": {"round": int, "victims": int, "seconds": float, "countermeasures": list[str]},
+    "policy": {"policy": str, "privacy": Number, "accuracy": Number, "fsim": Number},
+    "privacy": {"delta": float, "accountant": str, "missing": str | None},
+    "inference": FINDING,
+    "node": {
+        "fits": bool,
+        "memory": float,
+        "peak_bytes": float,
+        "held_by": str,
+        "cpu_seconds": Number,
+        "seconds": Number,
+        "joules": Number,
+        "repeats": Number,
+    },
+}
+"""Kind -> its fields. Other kinds, and fields beside these, are plain values."""
+
+_MODE = Literal["train", "eval"] | None
+OPTIONAL: dict[str, dict[str, Any]] = {
+    "attack": {"batch_norm": _MODE},
+    "image": dict.fromkeys(
+        (
+            *("candidates", "control_cells", "words_read", "words_there", "words_false", "words_of"),
+            *("chance", "word_chance"),
+        ),
+        Number,
+    ),
+}
+"""Kind -> fields that a record of it may lack."""
+
+AMOUNTS = frozenset(
+    {
+        *("seconds", "defense_seconds", "upload_bytes", "delta", "distance", "attacked_distance", *OPTIONAL["image"]),
+        *("memory", "peak_bytes", "cpu_seconds", "joules", "repeats"),
+    }
+)
+"""Fields, of any kind, whose numbers are never below zero, nor without end."""
+
+MOST = 1e18
+"""Of such an amount."""
+
+IDENTITY: dict[str, Any] = {
+    "label": str,
+    "hash": str,
+    "training": str,
+    "repeat": str,
+    "undefended": bool,
+    "config": Mapping[str, Any],
+}
+PARTITION: dict[str, Any] = {"class_names": list[str], "counts": list[list[int]]}
+ENVIRONMENT: dict[str, Any] = {"date": str, "packages": Text, "gpus": list[str]}
+SENTENCES = list[str]
+PARTS = list[Mapping[str, str | None]]
+
+LARGEST = 10**12
+"""Whole numbers beyond are no count of anything here."""
+
+_SIZES = ("batch_size", "federation.plan.batch_size")
+"""Settings with which pages count."""
+
+_PLAIN = str | float | bool | None
+_OPTIONAL = frozenset({"date", "packages", "gpus"})
+
+
+def wrong_field(content: object, fields: Mapping[str, Any]) -> str | None:
+    """Say what is wrong with a mapping that should have ``fields``; ``None`` if nothing is."""
+    if not isinstance(content, Mapping):
+        return f"it is {_shown(content)}, no mapping"
+    for name, annotation in fields.items():
+        if name not in content:
+            if name in _OPTIONAL:
+                continue
+            return f"{name} is missing"
+        if not fits(content[name], annotation) or _is_uncounted(content[name]):
+            return f"{name} is expected to be {in_words(annotation)}, but is {_shown(content[name])}"
+    return None
+
+
+def wrong_identity(content: object) -> str | None:
+    """Say what is wrong with the content of ``run.json``; ``None`` if nothing is."""
+    if (wrong := wrong_field(content, IDENTITY)) or not isinstance(content, Mapping):
+        return wrong
+    config = content["config"]
+    strange = [name for name in sections() if not isinstance(config.get(name, {}), Mapping)]
+    strange += [name for name in _SIZES if not fits(size := select(config, name), int | None) or _is_uncounted(size)]
+    return f"its config.{strange[0]} is {_shown(select(config, strange[0]))}" if strange else None
+
+
+def wrong_partition(content: object) -> str | None:
+    """Say what is wrong with the content of ``partition.json``; ``None`` if nothing is."""
+    if (wrong := wrong_field(content, PARTITION)) or not isinstance(content, Mapping):
+        return wrong
+    names, counts = content["class_names"], content["counts"]
+    uneven = not names or not counts or any(len(row) != len(names) for row in counts)
+    return "it has no count for each client and class" if uneven or any(map(_is_uncounted, counts)) else None
+
+
+def wrong_record(record: Mapping[str, Any]) -> str | None:
+    """Say what is wrong with a record of ``metrics.jsonl``; ``None`` if nothing is."""
+    kind = record["kind"]
+    fields = RECORDS.get(kind) if isinstance(kind, str) else None
+    if not isinstance(kind, str) or not fits(record.get("attacker", "plain"), Literal["plain", "adaptive"]):
+        return "its kind or attacker is none"
+    if fields is None:
+        return None
+    if wrong := wrong_field(record, fields):
+        return f"of a {kind}, {wrong}"
+    if "id" in fields and not _is_id(record["id"]):
+        return f"of a {kind}, id is {_shown(record['id'])}"
+    for name, value in record.items():
+        annotation = OPTIONAL.get(kind, {}).get(name, Number | bool if name in METRICS else _PLAIN)
+        if (name not in fields and not fits(value, annotation)) or (name in AMOUNTS and not _is_amount(value)):
+            return f"of a {kind}, {name} is {_shown(value)}"
+    return "of a tracing, participants is 0" if record.get("participants", 1) < 1 else None
+
+
+def _is_amount(value: object) -> bool:
+    return value is None or (isinstance(value, int | float) and fits(value, float) and 0 <= value <= MOST)
+
+
+def _is_uncounted(value: object) -> bool:
+    values = value if isinstance(value, list) else [value]
+    return any(not 0 <= v <= LARGEST for v in values if isinstance(v, int))
+
+
+def _is_id(text: str) -> bool:
+    try:
+        VictimId.parse(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:40]}..."
+
+
+MOST_BYTES = 1 << 29
+"""Of a file of records."""
+
+SYNC_EVERY = 5.0
+"""Seconds between two waits for the disk. A line survives the death of the process in any case."""
+
+
+class RecordWriter:
+    """Appends records, a line of JSON each, to a file."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("a", encoding="utf-8", errors=UNENCODABLE)
+        self._synced = time.monotonic()
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Write ``record`` as one line and hand it to the operating system."""
+        self._file.write(dump_json(record) + "\n")
+        self._file.flush()
+        if time.monotonic() - self._synced > SYNC_EVERY:
+            os.fsync(self._file.fileno())
+            self._synced = time.monotonic()
+
+    def close(self) -> None:
+        """Wait for the disk and close, which also holds where the disk is full."""
+        if not self._file.closed:
+            try:
+                os.fsync(self._file.fileno())
+            finally:
+                self._file.close()
+
+    def __enter__(self) -> "RecordWriter":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def read_records(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """Read the records in ``path``, and say what is wrong: a last line that a killed run left half written.
+
+    Raises:
+        UserError: another line is damaged.
+    """
+    if not path.is_file():
+        return [], [f"{path.name} is missing"]
+    if path.stat().st_size > MOST_BYTES:
+        raise UserError(
+            f"{path} is expected to hold a run's records, but has {path.stat().st_size >> 20} MiB, more than"
+            f" {MOST_BYTES >> 20}; remove it."
+        )
+    lines = path.read_bytes().split(b"\n")
+    records = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            records.append(_record(line))
+        except ValueError as error:
+            if number < len(lines):
+                raise UserError(
+                    f"{path} is expected to hold a JSON record a line, but line {number} is damaged ({error});"
+                    " remove that line."
+                ) from error
+            return records, [f"the last line of {path.name} is cut off"]
+    return records, []
+
+
+def records_of(records: Iterable[Mapping[str, Any]], kind: str, attacker: Attacker) -> list[Mapping[str, Any]]:
+    """Return the records of one kind and attacker; those that name no attacker belong to the plain one."""
+    return [r for r in records if r["kind"] == kind and r.get("attacker", Attacker.PLAIN) == attacker]
+
+
+def _record(line: bytes) -> dict[str, Any]:
+    record = parse_json(line.decode())
+    if not isinstance(record, dict) or "kind" not in record:
+        raise ValueError("not a record")
+    if wrong := wrong_record(record):
+        raise ValueError(wrong)
+    return record
+
+
+def dump_json(value: Any, *, indent: int | None = None) -> str:
+    """Write ``value`` as standard JSON: infinities become ``"inf"`` and ``"-inf"``, NaN becomes null."""
+    return json.dumps(_standard(value), allow_nan=False, indent=indent, ensure_ascii=False)
+
+
+def parse_json(text: str) -> Any:
+    """Parse what ``dump_json`` wrote, infinities restored; NaN comes back as ``None``.
+
+    Half a surrogate pair, which no page, table or chart can hold, is spelled out.
+    """
+    try:
+        return _restored(json.loads(text))
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+def _standard(value: Any) -> Any:
+    match value:
+        case float() if math.isnan(value):
+            return None
+        case float() if math.isinf(value):
+            return "inf" if value > 0 else "-inf"
+        case Mapping():
+            return {str(key): _standard(entry) for key, entry in value.items()}
+        case list() | tuple():
+            return [_standard(entry) for entry in value]
+    return value
+
+
+def _restored(value: Any) -> Any:
+    match value:
+        case "inf" | "-inf":
+            return float(value)
+        case str() if not value.isascii():
+            return value.encode(errors=UNENCODABLE).decode()
+        case dict():
+            return {key.encode(errors=UNENCODABLE).decode(): _restored(entry) for key, entry in value.items()}
+        case list():
+            return [_restored(entry) for entry in value]
+    return value

@@ -1,0 +1,117 @@
+"""``reconstructions/rows-*.json``: rows of a table, originals and guesses cell by cell, for their owner alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fl_privacy.checks import fits
+from fl_privacy.files import make_private_folder, write_private
+from fl_privacy.runs.folder.pictures import UNREADABLE
+from fl_privacy.types.victim_ids import Attacker
+
+if TYPE_CHECKING:
+    from fl_privacy.measure import VictimScore
+
+ROW_FILES = "rows-*.json"
+
+_MOST_BYTES = 1 << 28
+
+
+@dataclass(frozen=True)
+class RowGuess:
+    """A guess at one row of a table.
+
+    Attributes:
+        cells: as the table writes them.
+        right: which are right; empty where nobody knows the original.
+        certain: in [0, 1], how sure the attacker is of each.
+    """
+
+    cells: tuple[str, ...]
+    right: tuple[bool, ...]
+    certain: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class RowPair:
+    """A row of a table beside the guess at it.
+
+    Attributes:
+        columns: their names.
+        original: its cells; ``None`` where nobody knows it.
+        guess: of the plain attacker; ``None`` where its attack failed.
+        adaptive: of the adaptive attacker; ``None`` where there was none, or its attack failed.
+    """
+
+    columns: tuple[str, ...]
+    original: tuple[str, ...] | None
+    guess: RowGuess | None = None
+    adaptive: RowGuess | None = None
+
+
+def write_rows(folder: Path, round: int, scores: Sequence[VictimScore], attacker: Attacker = Attacker.PLAIN) -> Path:
+    """Write what ``attacker`` read in ``round`` into ``folder``; a second call for a round adds a file."""
+    found: list[dict[str, Any]] = []
+    columns: Sequence[str] = ()
+    for score in scores:
+        if (own := score.rows) is None:
+            continue
+        columns = own.columns
+        rows = zip(score.images, own.originals, own.guesses, own.right.tolist(), own.certain.tolist(), strict=True)
+        for image, original, guess, right, certain in rows:
+            found.append(
+                {
+                    "id": str(score.id),
+                    "image": image.image,
+                    "original": None if original is None else list(original),
+                    "guess": None if guess is None else list(guess),
+                    "right": [] if original is None else right,
+                    "certain": [float(f"{share:.2f}") for share in certain],
+                }
+            )
+    make_private_folder(folder, folder)
+    name = f"rows-{round:04d}" + ("" if attacker == Attacker.PLAIN else f"-{attacker}")
+    path, number = folder / f"{name}.json", 1
+    while path.exists():
+        path, number = folder / f"{name}-{number}.json", number + 1
+    content = {"attacker": attacker, "columns": list(columns), "rows": found}
+    write_private(path, json.dumps(content, ensure_ascii=False))
+    return path
+
+
+def read_rows(folder: Path) -> tuple[Mapping[tuple[str, int], RowPair], list[str]]:
+    """Return the rows of all files in ``folder`` by (victim id, number), and a line on each unreadable one."""
+    found: dict[tuple[str, int], RowPair] = {}
+    problems = []
+    for path in sorted(folder.glob(ROW_FILES)):
+        try:
+            if path.stat().st_size > _MOST_BYTES:
+                raise ValueError("it is too large")
+            content = json.loads(path.read_text(encoding="utf-8"))
+            columns, adaptive = content["columns"], content["attacker"] == Attacker.ADAPTIVE
+            if not fits(columns, list[str]):
+                raise ValueError("its columns are none")
+            for row in content["rows"]:
+                key = (row["id"], row["image"])
+                original, guess = _read(row, columns)
+                known = found.setdefault(key, RowPair(tuple(columns), original))
+                found[key] = replace(known, adaptive=guess) if adaptive else replace(known, guess=guess)
+        except UNREADABLE as error:
+            problems.append(f"{path.name} can't be read ({' '.join(str(error).split())[:200]})")
+    return found, problems
+
+
+def _read(row: Mapping[str, Any], columns: Sequence[str]) -> tuple[tuple[str, ...] | None, RowGuess | None]:
+    original, guess, right, certain = (row[name] for name in ("original", "guess", "right", "certain"))
+    sound = fits([row["id"], row["image"]], list[str | int]) and fits(right, list[bool])
+    sound = sound and all(fits(cells, list[str] | None) for cells in (original, guess))
+    sound = sound and fits(certain, list[float])
+    sizes = {len(cells) for cells in (original, guess, right or None, certain) if cells is not None}
+    if not sound or sizes != {len(columns)}:
+        raise ValueError("a row is none")
+    read = None if guess is None else RowGuess(tuple(guess), tuple(right), tuple(map(float, certain)))
+    return None if original is None else tuple(original), read

@@ -1,0 +1,113 @@
+"""A copy of a run's folder for others: its figures, and its pictures only with consent."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from fl_privacy.errors import UserError
+from fl_privacy.files import make_private_folder, write_private, write_whole
+from fl_privacy.files.foreign import read_text
+from fl_privacy.runs.folder.claims import CLAIM
+from fl_privacy.runs.folder.ongoing import CONFIG, IDENTITY, METRICS, SUMMARY
+
+Shared = Literal["figures", "originals"]
+"""What a copy holds: figures alone, or originals and reconstructions as well."""
+
+NOTE = "share.json"
+_MOST_NOTE = 1 << 12
+FIGURES = ("environment.json", "threat_model.json", "defense.json", "partition.json", CLAIM, METRICS, SUMMARY)
+PICTURES = ("reconstructions/*.safetensors", "reconstructions/*.json", "pictures/*.png")
+
+
+def copy_run(source: Path, destination: Path, *, with_originals: bool) -> None:
+    """Copy the run in the folder ``source`` to ``destination``, a new folder.
+
+    Never copied are captured updates and the final weights, which give images away as well. Of absolute paths in the
+    configuration only the last part is kept.
+
+    Args:
+        source: folder of a run, finished or not.
+        destination: the copy.
+        with_originals: also copy attacked images and reconstructions; the copy is then for its owner alone.
+
+    Raises:
+        UserError: the run's ``run.json`` is damaged, or a file is a link to what may be none of the run's.
+        OSError: something can't be read or written.
+    """
+    for name in (IDENTITY, CONFIG, *FIGURES):
+        if (source / name).is_symlink():
+            raise UserError(f"{source / name} is expected to be a file of the run, but is a link; remove it.")
+    kept = with_originals and shared_as(source) != "figures"
+    write = write_private if kept else write_whole
+    if kept:
+        make_private_folder(destination, destination)
+    else:
+        destination.mkdir(parents=True)
+    _copy_configuration(source, destination, write)
+    for name in FIGURES:
+        if (source / name).is_file():
+            write(destination / name, (source / name).read_bytes())
+    for pattern in PICTURES if kept else ():
+        for path in sorted(source.glob(pattern)):
+            if path.is_file() and not path.is_symlink():
+                make_private_folder(destination / path.parent.name, destination / path.parent.name)
+                write_private(destination / path.parent.name / path.name, path.read_bytes())
+    write(destination / NOTE, json.dumps({"holds": "originals" if kept else "figures"}))
+
+
+def shared_as(folder: Path) -> Shared | None:
+    """Return what the copy in ``folder`` holds; ``None`` if it is the folder of the run itself.
+
+    Raises:
+        UserError: the note on it is damaged.
+    """
+    note = folder / NOTE
+    if not note.is_file():
+        return None
+    try:
+        found = json.loads(read_text(note, _MOST_NOTE))
+    except (UserError, ValueError, RecursionError):
+        found = None
+    match found:
+        case {"holds": "originals"}:
+            return "originals"
+        case {"holds": "figures"}:
+            return "figures"
+    raise UserError(f'{note} is expected to hold {{"holds": "figures"}} or "originals", but is damaged; share it anew.')
+
+
+def _copy_configuration(source: Path, destination: Path, write: Any) -> None:
+    try:
+        content = json.loads(read_text(source / IDENTITY))
+        paths = _absolute_paths(content["config"])
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UserError(f"{source / 'run.json'} is expected to describe a run, but is damaged ({error}).") from error
+    shown = _with_names_only(content, paths)
+    write(destination / IDENTITY, json.dumps(shown, indent=1, ensure_ascii=False))
+    if (source / CONFIG).is_file():  # its text may fold or quote a path
+        write(destination / CONFIG, yaml.safe_dump(shown["config"], sort_keys=False, allow_unicode=True))
+
+
+def _absolute_paths(value: Any) -> dict[str, str]:
+    match value:
+        case str() if Path(value).is_absolute() and Path(value).name:
+            return {value: Path(value).name}
+        case Mapping():
+            return {path: name for entry in value.values() for path, name in _absolute_paths(entry).items()}
+        case list():
+            return {path: name for entry in value for path, name in _absolute_paths(entry).items()}
+    return {}
+
+
+def _with_names_only(value: Any, paths: Mapping[str, str]) -> Any:
+    match value:
+        case str():
+            return paths.get(value, value)
+        case Mapping():
+            return {key: _with_names_only(entry, paths) for key, entry in value.items()}
+        case list():
+            return [_with_names_only(entry, paths) for entry in value]
+    return value

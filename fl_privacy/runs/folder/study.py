@@ -1,0 +1,314 @@
+"""What came of a study: each defense at each strength, its trainings, and what every attack on it read.
+
+A trade-off and a benchmark are studies, and advice is of their rows.
+"""
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Literal, get_args
+
+from fl_privacy.measure import Statistic, pmm
+from fl_privacy.measure.inferred import Finding
+from fl_privacy.runs.config.study import UNDEFENDED, AttackCell
+from fl_privacy.runs.folder.defense_choice import Candidate, candidate_of, least_over_control
+from fl_privacy.runs.folder.leakage import Reading, readings_of
+from fl_privacy.runs.folder.ongoing import is_finished
+from fl_privacy.runs.folder.read import Run, read_run, read_summary
+from fl_privacy.runs.folder.summary import Leakage, Summary
+from fl_privacy.types.victim_ids import Attacker
+
+Threat = Literal["honest", "adaptive", "malicious"]
+"""Attackers that count: those that know nothing of the defense, those that know it as well, or servers that do not
+follow the protocol, too."""
+
+THREATS: tuple[Threat, ...] = get_args(Threat)
+
+
+@dataclass(frozen=True)
+class Versus:
+    """An attack and its attacker; ``worst`` is the one of the others that came nearest."""
+
+    attack: str
+    attacker: Attacker | Literal["worst"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyEntry:
+    """Folders with the results of a defense at one strength; jobs that did not finish have none.
+
+    Attributes:
+        family: of the defense; entries of one family make a curve. ``UNDEFENDED`` names the one without a defense.
+        strength: in words; empty for a defense at one strength.
+        overrides: that ask for it.
+        own: whether the user entered it.
+        trainings: folder of each training by its name, the main one first.
+        attacks: folder of each attack by its cell.
+        problems: why a job failed, by its folder's name.
+    """
+
+    family: str
+    strength: str = ""
+    overrides: tuple[str, ...] = ()
+    own: bool = False
+    trainings: Mapping[str, Path]
+    attacks: Mapping[AttackCell, Path]
+    problems: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Return family and strength."""
+        return f"{self.family} ({self.strength})" if self.strength else self.family
+
+    @property
+    def undefended(self) -> bool:
+        """Say whether the clients had no defense."""
+        return self.family == UNDEFENDED
+
+    @property
+    def training(self) -> Path:
+        """Return the folder of the main training."""
+        return next(iter(self.trainings.values()))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StudyRow:
+    """Results of a defense at one strength.
+
+    Attributes:
+        entry: what was done.
+        trainings: summaries of the trainings that finished, by name.
+        undefended: accuracy of the same trainings without a defense, in [0, 1].
+        readings: what was read in each cell whose attack finished, round by round.
+        attacks: the attacks that finished.
+    """
+
+    entry: StudyEntry
+    trainings: Mapping[str, Summary]
+    undefended: Mapping[str, float]
+    readings: Mapping[AttackCell, tuple[Reading, ...]]
+    attacks: Mapping[AttackCell, Run] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Return family and strength."""
+        return self.entry.name
+
+    @property
+    def training(self) -> Summary | None:
+        """Return the summary of the main training; ``None`` if it did not finish."""
+        return self.trainings.get(next(iter(self.entry.trainings)))
+
+    @property
+    def trained(self) -> bool:
+        """Say whether all trainings finished."""
+        return len(self.trainings) == len(self.entry.trainings)
+
+    @property
+    def complete(self) -> bool:
+        """Say whether the trainings and every attack finished."""
+        return self.trained and all(self.readings.get(cell) for cell in self.entry.attacks)
+
+    @property
+    def accuracy(self) -> float | None:
+        """Return the accuracy in the main training, in [0, 1]."""
+        return self.training.final_accuracy if self.training else None
+
+    @property
+    def pmm(self) -> float | None:
+        """Return the accuracy in percent of the undefended one; ``None`` if either training did not finish."""
+        undefended = self.undefended.get(next(iter(self.entry.trainings)))
+        return pmm(self.accuracy, undefended) if self.accuracy is not None and undefended else None
+
+    @property
+    def losses(self) -> dict[str, float]:
+        """Return the points of accuracy lost, by training."""
+        found = {name: s.final_accuracy for name, s in self.trainings.items() if name in self.undefended}
+        return {name: 100 * (self.undefended[name] - a) for name, a in found.items() if a is not None}
+
+    @property
+    def loss(self) -> float | None:
+        """Return the loss in the training that lost most; ``None`` unless all finished."""
+        return max(self.losses.values()) if len(self.losses) == len(self.entry.trainings) else None
+
+    @property
+    def seconds(self) -> float:
+        """Return the seconds that the defense takes one client a round, in the training in which that is most."""
+        return self._most("defense_seconds")
+
+    @property
+    def upload_bytes(self) -> float:
+        """Return the bytes of one client's update, in the training in which they are most."""
+        return self._most("upload_bytes")
+
+    @property
+    def epsilon(self) -> float | None:
+        """Return the epsilon spent in the training that spent most; ``None`` where one gives no guarantee."""
+        spent = [s.privacy.epsilon if s.privacy else None for s in self.trainings.values()]
+        known = [epsilon for epsilon in spent if epsilon is not None]
+        return max(known) if known and len(known) == len(spent) else None
+
+    @property
+    def delta(self) -> float | None:
+        """Return the delta of epsilon: the largest of any training; ``None`` where nothing was trained."""
+        return max((s.privacy.delta for s in self.trainings.values() if s.privacy), default=None)
+
+    @property
+    def upload(self) -> Mapping[str, Statistic]:
+        """Return size and time of one client's update in the main training."""
+        return self.training.upload if self.training else {}
+
+    @property
+    def update_distortion(self) -> Mapping[str, Statistic]:
+        """Return what the defense did to the attacked updates."""
+        return next((own for run in self.attacks.values() if (own := run.summary.update_distortion)), {})
+
+    @property
+    def findings(self) -> list[Finding]:
+        """List what was inferred beside examples, from the trainings and from the attacks."""
+        summaries = [*self.trainings.values(), *(run.summary for run in self.attacks.values())]
+        return [finding for summary in summaries for finding in summary.inferred]
+
+    @property
+    def all_readings(self) -> list[Reading]:
+        """List what was read by every attack in every round."""
+        return [reading for found in self.readings.values() for reading in found]
+
+    @cached_property
+    def leakage(self) -> Mapping[Versus, Leakage]:
+        """Return the leakage in the last attacked round, by who attacked."""
+        return {
+            Versus(cell.title, attacker): own[-1].leakage
+            for cell, found in self.readings.items()
+            for attacker in Attacker
+            if (own := [reading for reading in found if reading.attacker == attacker])
+        }
+
+    def statistic(self, versus: Versus, metric: str) -> Statistic | None:
+        """Return the statistic over the examples of one attack; ``None`` where it was not measured."""
+        leakage = self.leakage.get(versus)
+        return leakage.metrics.get(metric) if leakage else None
+
+    def heard(self, threat: Threat, uploads: str | None = None) -> list[Reading]:
+        """List what attackers up to ``threat`` reconstructed, from all ``uploads`` or from those of one name."""
+        return [
+            reading
+            for cell, found in self.readings.items()
+            for reading in found
+            if _counts(cell, reading, threat) and uploads in (None, cell.uploads)
+        ]
+
+    def knows_defense(self, cell: AttackCell) -> bool:
+        """Say whether an attacker of ``cell`` knew the defense, or there was none to know.
+
+        What is trained and uploaded alone, everybody knows.
+        """
+        defends = any(o.startswith("defense=") and o != "defense=none" for o in self.entry.overrides)
+        known = any(reading.attacker is Attacker.ADAPTIVE for reading in self.readings.get(cell, ()))
+        return known or self.entry.undefended or not defends
+
+    def candidate(
+        self, threat: Threat = "malicious", uploads: str | None = None, *, asked: Collection[str] = ()
+    ) -> Candidate | None:
+        """Return the worst result of attackers up to ``threat``; ``None`` without any, or if a training is missing.
+
+        Args:
+            threat: whose attacks count.
+            uploads: name of the only ones that count; all by default.
+            asked: what was asked beside examples, of any row of the study.
+        """
+        candidate = candidate_of(
+            self.heard(threat, uploads),
+            name=self.name,
+            accuracy=self.accuracy if self.trained else None,
+            pmm=self.pmm,
+            findings=self.findings,
+            asked=asked,
+            undefended=self.entry.undefended,
+        )
+        if candidate is None:
+            return None
+        passive = self.heard("honest" if threat == "honest" else "adaptive", uploads)
+        return replace(candidate, over_control=least_over_control(passive))
+
+    def missing(self, threat: Threat) -> list[AttackCell]:
+        """List the cells that are not known: no attack finished, or none knew of the defense.
+
+        An attack by an honest server counts unless it failed on some victim; one that knows the defense has to where
+        such attackers count. A malicious server that failed on all of them found none of the images that it looked for.
+        """
+        return [
+            cell
+            for cell in self.entry.attacks
+            if (
+                (threat == "malicious" or not cell.server)
+                and not any(
+                    cell.server or (r.statistic(r.main) and not r.leakage.failures) for r in self.readings.get(cell, ())
+                )
+            )
+            or not (threat == "honest" or cell.server or self.knows_defense(cell))
+        ]
+
+    def of_training(self, name: str, uploads: Collection[str]) -> "StudyRow":
+        """Return the results of one training alone.
+
+        Args:
+            name: of the training.
+            uploads: that clients trained so send.
+        """
+        entry = replace(
+            self.entry,
+            trainings={name: self.entry.trainings[name]},
+            attacks={cell: path for cell, path in self.entry.attacks.items() if cell.uploads in uploads},
+        )
+        return replace(
+            self,
+            entry=entry,
+            trainings={own: summary for own, summary in self.trainings.items() if own == name},
+            readings={cell: read for cell, read in self.readings.items() if cell.uploads in uploads},
+            attacks={cell: run for cell, run in self.attacks.items() if cell.uploads in uploads},
+        )
+
+    def _most(self, figure: str) -> float:
+        return max((s.upload[figure].mean for s in self.trainings.values() if figure in s.upload), default=math.nan)
+
+
+def threats_of(cells: Iterable[AttackCell]) -> tuple[Threat, ...]:
+    """Return the attackers that ``cells`` have, those that can do more last; malicious servers only where one is."""
+    tried = any(cell.server for cell in cells)
+    return tuple(threat for threat in THREATS if tried or threat != "malicious")
+
+
+def read_study(entries: Sequence[StudyEntry]) -> list[StudyRow]:
+    """Return a row for each of ``entries``, in their order; what has not finished is missing in it."""
+    trained = [
+        {name: s for name, path in entry.trainings.items() if (s := read_summary(path)) is not None}
+        for entry in entries
+    ]
+    undefended: dict[str, float] = {}
+    for entry, found in zip(entries, trained, strict=True):
+        for name, summary in found.items():
+            if entry.undefended and summary.final_accuracy is not None:
+                undefended.setdefault(name, summary.final_accuracy)
+    attacks = [{cell: read_run(path) for cell, path in entry.attacks.items() if is_finished(path)} for entry in entries]
+    return [
+        StudyRow(
+            entry=entry,
+            trainings=trainings,
+            undefended=undefended,
+            readings={
+                cell: tuple(readings_of(run.summary, cell.title, undefended=entry.undefended))
+                for cell, run in found.items()
+            },
+            attacks=found,
+        )
+        for entry, trainings, found in zip(entries, trained, attacks, strict=True)
+    ]
+
+
+def _counts(cell: AttackCell, reading: Reading, threat: Threat) -> bool:
+    if threat == "malicious":
+        return True
+    return not cell.server and (threat == "adaptive" or reading.attacker is Attacker.PLAIN)

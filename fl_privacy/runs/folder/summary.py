@@ -1,0 +1,415 @@
+"""What is known of a run: its accuracy, leakage and cost.
+
+What the records of a run add up to; the same for a finished run and for the rest of a killed one.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal
+
+from fl_privacy.measure import METRICS, NOT_METRICS, Statistic, aggregate, pmm
+from fl_privacy.measure.counts import Counts, counts_of
+from fl_privacy.measure.inferred import Finding, finding_of
+from fl_privacy.measure.intervals import ANY_VALUE, is_split
+from fl_privacy.measure.outcome import OUTCOME_COLUMNS
+from fl_privacy.measure.registry import LARGEST_PSNR
+from fl_privacy.measure.roc import promises_little
+from fl_privacy.runs.folder.records import records_of
+from fl_privacy.types.modality import IMAGES, MODALITIES
+from fl_privacy.types.victim_ids import Attacker, VictimId
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recognized:
+    """How many of ``n`` images a paper's own threshold counts; see ``metrics.Threshold``. No verdict rests on it."""
+
+    metric: str
+    value: float
+    leaks: Literal["above", "below"]
+    source: str
+    recognizable: int
+    n: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traced(Statistic):
+    """The tracing distance over the attacks on a round.
+
+    Attributes:
+        attacked: distance of the attacked images alone.
+        queries: images that were asked for.
+        participants: among whom they were traced, at most.
+        chance: distance of guessing.
+    """
+
+    attacked: float
+    queries: int
+    participants: int
+    chance: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leakage:
+    """The leakage by one attacker in one round.
+
+    Attributes:
+        metrics: by name, over the images on which the attack did not fail; intervals are over uploads.
+        counts: how many were read.
+        thresholds: the counts of the papers, for the metrics that have one.
+        tracing: ``None`` where nothing was traced.
+        label_sources: how labels were found -> on how many images.
+        certainties: how sure the attacker itself is -> of how many images, see :class:`fl_privacy.types.Certainty`.
+        members: which of the attacks that were tried read them -> how many images; empty of an attack that is one.
+        images: that were attacked.
+        failures: of them.
+        over_control: by how much the main metric of the guesses is above that of the best guess without the update,
+            mean; of images aligned, each at most ``LARGEST_PSNR``. ``None`` where no control was measured.
+    """
+
+    metrics: Mapping[str, Statistic] = field(default_factory=dict)
+    counts: Counts = field(default_factory=Counts)
+    thresholds: tuple[Recognized, ...] = ()
+    tracing: Traced | None = None
+    label_sources: Mapping[str, int] = field(default_factory=dict)
+    certainties: Mapping[str, int] = field(default_factory=dict)
+    members: Mapping[str, int] = field(default_factory=dict)
+    images: int = 0
+    failures: int = 0
+    over_control: float | None = None
+
+    @property
+    def main(self) -> str:
+        """Return the metric that is shown first: of images PSNR, of texts the F1 of their tokens."""
+        return next((modality.metric for modality in MODALITIES if modality.metric in self.metrics), IMAGES.metric)
+
+    def recognized_by(self, metric: str) -> Recognized | None:
+        """Return the count of a paper by ``metric``; ``None`` where that was not measured."""
+        return next((bound for bound in self.thresholds if bound.metric == metric), None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttackedRound:
+    """What leaked in a round; ``by`` has the attackers that attacked it. An image attacked in two rounds is one."""
+
+    round: int
+    by: Mapping[Attacker, Leakage]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TestedRound:
+    """A round after which the model was tested, its accuracy in [0, 1] and the epsilon spent by then, if any."""
+
+    round: int
+    accuracy: float
+    epsilon: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spent:
+    """Epsilon after the last round, what it refers to, or why it is ``missing``.
+
+    Attributes:
+        epsilon: ``None`` where there is no guarantee.
+        delta: of epsilon.
+        accountant: that computed it.
+        missing: why there is no guarantee.
+        unit: what is protected, ``example`` or ``client``; ``None`` where that was not recorded.
+        covered: whether the accountant's assumptions hold for how this run drew its batches.
+        rounds: of training that it covers.
+    """
+
+    epsilon: float | None
+    delta: float
+    accountant: str
+    missing: str | None
+    unit: str | None = None
+    covered: bool = False
+    rounds: int = 0
+
+    @property
+    def promises_little(self) -> bool:
+        """Say whether there is an epsilon, but one that must not be taken for protection."""
+        return self.epsilon is not None and promises_little(epsilon=self.epsilon, delta=self.delta)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seconds:
+    """Time it took; ``defense`` is summed over clients, ``total`` is wall time, ``None`` where it is not known."""
+
+    training: float
+    defense: float | None
+    attack: float
+    adaptive: float
+    total: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """Summary of a run.
+
+    Attributes:
+        finished: whether it came to its end.
+        attacked: the attacked rounds in order.
+        countermeasures: what the adaptive attacker did against the defense, a sentence each.
+        batch_norm: modes in the attacked uploads, none for models without.
+        update_distortion: what the defense did to the updates, by figure.
+        upload: of one client's reply in one round: ``upload_bytes`` and ``defense_seconds``.
+        privacy: ``None`` where nothing was trained.
+        tested: the rounds after which the model was tested.
+        final_accuracy: in [0, 1]; ``None`` where nothing was tested.
+        undefended_accuracy: of the same training without defense.
+        pmm: in percent.
+        seconds: it took.
+        upload_bytes: by all clients together.
+        inferred: what inference attacks found out beside images.
+    """
+
+    finished: bool
+    attacked: tuple[AttackedRound, ...]
+    countermeasures: tuple[str, ...]
+    batch_norm: tuple[str, ...]
+    update_distortion: Mapping[str, Statistic]
+    upload: Mapping[str, Statistic]
+    privacy: Spent | None
+    tested: tuple[TestedRound, ...]
+    final_accuracy: float | None
+    undefended_accuracy: float | None
+    pmm: float | None
+    seconds: Seconds
+    upload_bytes: int
+    inferred: tuple[Finding, ...] = ()
+
+    def last_by(self, attacker: Attacker) -> Leakage | None:
+        """Return what ``attacker`` achieved in the last round that it attacked; ``None`` if it attacked none."""
+        return next((entry.by[attacker] for entry in reversed(self.attacked) if attacker in entry.by), None)
+
+    @property
+    def plain(self) -> Leakage:
+        """Return the leakage by the plain attacker in the last round; nothing where there was none."""
+        return self.last_by(Attacker.PLAIN) or Leakage()
+
+    @property
+    def adaptive(self) -> Leakage | None:
+        """Return the leakage by the adaptive attacker in the last round."""
+        return self.last_by(Attacker.ADAPTIVE)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the content of ``summary.json`` without the verdict.
+
+        What the plain attacker reconstructed in the last round, and all else beside it.
+        """
+        content = asdict(self)
+        del content["finished"], content["countermeasures"]
+        seconds = content["seconds"].pop("adaptive")
+        adaptive = None
+        if self.adaptive is not None:
+            adaptive = {**_plain(self.adaptive), "countermeasures": self.countermeasures, "seconds": seconds}
+        attacked = [
+            {"round": entry.round, **{a: _plain(entry.by[a]) if a in entry.by else None for a in Attacker}}
+            for entry in self.attacked
+        ]
+        status = "finished" if self.finished else "interrupted"
+        return {"status": status, **_plain(self.plain), **content, "adaptive": adaptive, "attacked": attacked}
+
+
+def _plain(leakage: Leakage) -> dict[str, Any]:
+    return {**asdict(leakage), "counts": leakage.counts.as_plain()}
+
+
+_SHARE, _SIZE = (0.0, 1.0), (0.0, float("inf"))
+_RANGES = {"cosine": (-1.0, 1.0), "zeros": _SHARE, "solvable": _SHARE} | dict.fromkeys(
+    ("signal_to_distortion", "contraction", "error_bound", "condition", "upload_bytes", "defense_seconds", "distance"),
+    _SIZE,
+)
+"""What figures beside the metrics can be."""
+
+
+def summarize(
+    records: Sequence[Mapping[str, Any]],
+    *,
+    finished: bool,
+    undefended_accuracy: float | None,
+    total_seconds: float | None,
+) -> Summary:
+    """Summarize ``records`` of ``metrics.jsonl``.
+
+    Args:
+        records: in their order.
+        finished: whether the run came to its end.
+        undefended_accuracy: final accuracy of the same training without defense, for PMM.
+        total_seconds: of the whole run, wall time.
+    """
+    rounds = [r for r in records if r["kind"] == "round"]
+    plain, adaptive = (records_of(records, "attack", attacker) for attacker in Attacker)
+    tested = [
+        TestedRound(round=r["round"], accuracy=r["accuracy"], epsilon=r.get("epsilon"))
+        for r in rounds
+        if r.get("accuracy") is not None
+    ]
+    accuracy = tested[-1].accuracy if tested else None
+    return Summary(
+        finished=finished,
+        attacked=tuple(_attacked(records)),
+        countermeasures=tuple(dict.fromkeys(sentence for a in adaptive for sentence in a["countermeasures"])),
+        batch_norm=tuple(sorted({mode for a in plain if (mode := a.get("batch_norm"))})),
+        update_distortion=_statistics([r for r in records if r["kind"] == "update_distortion"], group=_batch),
+        upload=_upload(rounds) | _on_node(records),
+        privacy=_spent(records, rounds),
+        tested=tuple(tested),
+        final_accuracy=accuracy,
+        undefended_accuracy=undefended_accuracy,
+        pmm=pmm(accuracy, undefended_accuracy) if accuracy is not None and undefended_accuracy else None,
+        seconds=Seconds(
+            training=_total(rounds, "seconds"),
+            defense=None if any(r["defense_seconds"] is None for r in rounds) else _total(rounds, "defense_seconds"),
+            attack=_total(plain, "seconds"),
+            adaptive=_total(adaptive, "seconds"),
+            total=total_seconds,
+        ),
+        upload_bytes=int(_total(rounds, "upload_bytes")),
+        inferred=tuple(finding_of(r) for r in records if r["kind"] == "inference"),
+    )
+
+
+def _upload(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Statistic]:
+    replies = [(r, len(r["clients"])) for r in rounds if r["clients"]]
+    columns = {
+        "upload_bytes": [r["upload_bytes"] / number for r, number in replies],
+        "defense_seconds": [took / number for r, number in replies if (took := r["defense_seconds"]) is not None],
+    }
+    return {name: s for name, values in columns.items() if (s := aggregate(values, within=_SIZE))}
+
+
+def _on_node(records: Sequence[Mapping[str, Any]]) -> dict[str, Statistic]:
+    """Return statistics of a client's round on a small device, as it was measured last."""
+    last = next((r for r in reversed(records) if r["kind"] == "node"), None)
+    if last is None:
+        return {}
+    columns = {"node_cpu_seconds": last["cpu_seconds"], "node_joules": last["joules"]}
+    columns["node_peak_bytes"] = last["peak_bytes"] if last["fits"] else None
+    columns["node_fits"] = float(last["fits"])
+    return {name: s for name, value in columns.items() if value is not None and (s := aggregate([value], within=_SIZE))}
+
+
+def _spent(records: Sequence[Mapping[str, Any]], rounds: Sequence[Mapping[str, Any]]) -> Spent | None:
+    stated = next((r for r in records if r["kind"] == "privacy"), None)
+    if stated is None:
+        return None
+    return Spent(
+        epsilon=rounds[-1].get("epsilon") if rounds else None,
+        delta=stated["delta"],
+        accountant=stated["accountant"],
+        missing=stated["missing"],
+        unit=stated.get("unit"),
+        covered=stated.get("covered") is True,
+        rounds=len(rounds),
+    )
+
+
+def _attacked(records: Sequence[Mapping[str, Any]]) -> list[AttackedRound]:
+    images, traced = ({a: records_of(records, kind, a) for a in Attacker} for kind in ("image", "tracing"))
+    rounds = sorted({image["round"] for of_attacker in images.values() for image in of_attacker})
+
+    def of(round: int, found: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        return [record for record in found if record["round"] == round]
+
+    return [
+        AttackedRound(
+            round=round,
+            by={a: _leakage(own, of(round, traced[a])) for a in Attacker if (own := of(round, images[a]))},
+        )
+        for round in rounds
+    ]
+
+
+def _leakage(images: Sequence[Mapping[str, Any]], traced: Sequence[Mapping[str, Any]]) -> Leakage:
+    """Compute leakage with intervals over uploads, whose images were attacked together."""
+    columns = {name: [value for _, value in pairs] for name, pairs in _columns(images).items()}
+    sources = Counter(v["label_source"] for v in images if v.get("label_source") and not v["failure"])
+    return Leakage(
+        metrics=_statistics(images, group=lambda image: image["id"]),
+        counts=counts_of(images),
+        thresholds=tuple(
+            Recognized(
+                metric=name,
+                value=metric.threshold.value,
+                leaks=metric.side,
+                source=metric.threshold.source,
+                recognizable=sum(map(metric.is_leak, columns[name])),
+                n=len(columns[name]),
+            )
+            for name, metric in METRICS.items()
+            if metric.threshold and columns.get(name)
+        ),
+        tracing=_tracing(traced),
+        label_sources=dict(sources),
+        certainties=dict(Counter(v["certainty"] for v in images if v.get("failure") is None)),
+        members=dict(Counter(v["member"] for v in images if v["member"] and v.get("failure") is None).most_common()),
+        images=len(images),
+        failures=sum(r.get("failure") is not None for r in images),
+        over_control=_over_control(images),
+    )
+
+
+_CONTROLLED = (("token_f1", "control_f1"), ("cells_right", "control_cells"), ("aligned_psnr", "control_psnr"))
+"""Figures of a guess, and the same of the best guess without the update."""
+
+
+def _over_control(images: Sequence[Mapping[str, Any]]) -> float | None:
+    """Return the mean by which guesses are above their controls; ``None`` without any control."""
+    over = [
+        min(float(record[found]), LARGEST_PSNR) - float(record[control])
+        for record in images
+        for found, control in _CONTROLLED
+        if record.get("failure") is None and record.get(found) is not None and record.get(control) is not None
+    ]
+    return sum(over) / len(over) if over else None
+
+
+def _tracing(traced: Sequence[Mapping[str, Any]]) -> Traced | None:
+    distance = aggregate([r["distance"] for r in traced], within=_SHARE)
+    if distance is None:
+        return None
+    participants = [r["participants"] for r in traced]
+    return Traced(
+        **asdict(distance),
+        attacked=sum(r["attacked_distance"] for r in traced) / len(traced),
+        queries=sum(r["queries"] for r in traced),
+        participants=max(participants),
+        chance=sum(1 - 1 / number for number in participants) / len(participants),
+    )
+
+
+def _columns(records: Iterable[Mapping[str, Any]]) -> dict[str, list[tuple[Mapping[str, Any], float]]]:
+    """Return each figure's values with their records; failures and what could not be computed are left out."""
+    columns: dict[str, list[tuple[Mapping[str, Any], float]]] = {}
+    for record in records:
+        if record.get("failure") is None:
+            for name, value in record.items():
+                unnamed = name in OUTCOME_COLUMNS and name not in METRICS
+                if name not in NOT_METRICS and not unnamed and isinstance(value, int | float):
+                    columns.setdefault(name, []).append((record, float(value)))
+    return columns
+
+
+def _statistics(
+    records: Iterable[Mapping[str, Any]], *, group: Callable[[Mapping[str, Any]], str]
+) -> dict[str, Statistic]:
+    found = {}
+    for name, pairs in _columns(records).items():
+        within = METRICS[name].range if name in METRICS else _RANGES.get(name, ANY_VALUE)
+        statistic = aggregate([v for _, v in pairs], groups=[group(record) for record, _ in pairs], within=within)
+        if statistic is not None:
+            split = name in METRICS and is_split([v for _, v in pairs], groups=statistic.groups)
+            found[name] = replace(statistic, ci95=None) if split else statistic
+    return found
+
+
+def _batch(record: Mapping[str, Any]) -> str:
+    """Return a key that updates of several rounds share if they come from the same examples or the same client's."""
+    return VictimId.parse(str(record["id"])).source
+
+
+def _total(records: Iterable[Mapping[str, Any]], field: str) -> float:
+    return sum(record.get(field) or 0 for record in records)

@@ -1,0 +1,259 @@
+"""What may be said of a run: computed once, by the one rule of ``results.rule``; every page, line and file repeats it.
+
+Red takes something that was read beyond chance. Green takes a guarantee of differential privacy that bounds what is
+shown. Everything else is gray: that an attack read nothing tells of the attack.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Literal
+
+from fl_privacy.measure.counts import Counts
+from fl_privacy.measure.inferred import Finding
+from fl_privacy.measure.roc import identification_bound
+from fl_privacy.measure.rule import above_chance
+from fl_privacy.runs.folder.defense_choice import disproves, told_apart
+from fl_privacy.runs.folder.leakage import (
+    AttackedUploads,
+    AttackFacts,
+    Reading,
+    facts_of,
+    in_round,
+    leaks_most,
+    modality_attacked,
+    most_exposed,
+    readings_of,
+)
+from fl_privacy.runs.folder.summary import Recognized, Spent, Summary
+from fl_privacy.types.modality import IMAGES, Modality
+from fl_privacy.types.victim_ids import Certainty
+
+if TYPE_CHECKING:
+    from fl_privacy.runs.folder.read import Run
+
+Tone = Literal["leak", "bounded", "open"]
+"""Red, green, gray."""
+
+LEAK: Tone = "leak"
+BOUNDED: Tone = "bounded"
+OPEN: Tone = "open"
+
+BOUNDED_AT_MOST = 0.1
+"""Largest probability of naming the right example that a guarantee may leave to be called a bound: nine of ten attempts
+of whatever attacker fail. Among 1,001 candidates that is an epsilon of 4.6; epsilon 8 leaves certainty."""
+
+CANDIDATES = 1000
+"""Others among which the bound is said where guesses were compared with none, or with more than that."""
+
+
+class Ground(StrEnum):
+    """The reason for a verdict's tone.
+
+    Attributes:
+        READ: examples were read, beyond chance. Red.
+        TOLD: a question beside examples was answered better than by chance. Red.
+        REHEARSED: examples were read, but only of uploads that the server made itself, undefended: none of a client's
+            was attacked.
+        BOUNDED: differential privacy bounds whoever attacks. Green.
+        UNREAD: nothing was read of what was attacked.
+        BY_CHANCE: no more was identified than chance allows.
+        NO_TRUTH: the originals of most are not known.
+        FAILED: the attack failed on all.
+        OLDER: judged by a version that compared with no control.
+        UNTOLD: only questions beside examples were asked, and none was answered better than by chance.
+        NOTHING: nothing was attacked.
+    """
+
+    READ = "read"
+    TOLD = "told"
+    REHEARSED = "rehearsed"
+    BOUNDED = "bounded"
+    UNREAD = "unread"
+    BY_CHANCE = "by chance"
+    NO_TRUTH = "no truth"
+    FAILED = "failed"
+    OLDER = "older"
+    UNTOLD = "untold"
+    NOTHING = "nothing"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bound:
+    """What a guarantee of differential privacy leaves to any attacker.
+
+    Attributes:
+        epsilon: spent.
+        delta: as ``epsilon``.
+        unit: what is protected, ``example`` or ``client``.
+        rounds: of training that it covers.
+        candidates: others among which the right example is to be named.
+        at_most: probability of naming it; see ``identification_bound``.
+    """
+
+    epsilon: float
+    delta: float
+    unit: str
+    rounds: int
+    candidates: int
+    at_most: float
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Verdict:
+    """All that may be said of a run.
+
+    Attributes:
+        tone: see ``Tone``.
+        ground: why.
+        modality: of the examples.
+        facts: what was tried.
+        most: the reading that leaks most; ``None`` where nothing could be judged.
+        by_round: the reading that leaks most of each attacked round.
+        readings: all of them.
+        told: questions beside examples that were answered better than by chance.
+        asked: what came of all of them.
+        bound: of differential privacy, where it holds, whatever the tone.
+        exposed: images that came out as what a defense put in their place; ``None`` if none did.
+        proven: examples that one attacker proved, at most.
+    """
+
+    tone: Tone
+    ground: Ground
+    modality: Modality = IMAGES
+    facts: AttackFacts = field(default_factory=AttackFacts)
+    most: Reading | None = None
+    by_round: Mapping[int, Reading] = field(default_factory=dict)
+    readings: tuple[Reading, ...] = ()
+    told: tuple[str, ...] = ()
+    asked: tuple[Finding, ...] = ()
+    bound: Bound | None = None
+    exposed: Recognized | None = None
+    proven: int = 0
+
+    @property
+    def counts(self) -> Counts:
+        """Return the counts of the reading that leaks most."""
+        return self.most.counts if self.most else Counts()
+
+    def as_plain(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        most = self.most
+        return {
+            "tone": self.tone,
+            "ground": self.ground,
+            "most": most and {"attacker": most.attacker, "round": most.round, **most.counts.as_plain()},
+            "told": list(self.told),
+            "bound": self.bound and asdict(self.bound),
+            "attack": self.facts.attack,
+            "budget": self.facts.budget,
+            "uploads": self.facts.source,
+        }
+
+
+def verdict_of(run: Run) -> Verdict:
+    """Decide the verdict on ``run``."""
+    return judged(run.summary, facts_of(run), claim_is_false=any(claim.is_false for claim in run.claims))
+
+
+def judged(summary: Summary, facts: AttackFacts, *, claim_is_false: bool = False) -> Verdict:
+    """Judge what a run came to, and return what may be said of it.
+
+    Args:
+        summary: of the run.
+        facts: who attacked what in it.
+        claim_is_false: whether a claim of differential privacy of it is contradicted, so that it bounds nothing.
+    """
+    found = readings_of(summary, undefended=facts.undefended)
+    told, bound = told_apart(summary.inferred), _bound(summary.privacy, found, summary.inferred)
+    bound = None if claim_is_false else bound
+    ground = _ground(found, summary.inferred, told=bool(told), bound=bound, source=facts.source)
+    rounds = sorted({reading.round for reading in found})
+    return Verdict(
+        tone=_TONES.get(ground, OPEN),
+        ground=ground,
+        modality=modality_attacked(found),
+        facts=facts,
+        most=leaks_most(found),
+        by_round={r: most for r in rounds if (most := leaks_most(in_round(found, r))) is not None},
+        readings=tuple(found),
+        told=told,
+        asked=tuple(summary.inferred),
+        bound=bound,
+        exposed=most_exposed(found),
+        proven=max((r.leakage.certainties.get(Certainty.PROVEN, 0) for r in found), default=0),
+    )
+
+
+CHANCE_TONES: Mapping[bool, Tone] = {True: LEAK, False: OPEN}
+"""Whether an answer beside examples is better than chance -> its tone."""
+
+_TONES: Mapping[Ground, Tone] = {Ground.READ: LEAK, Ground.TOLD: LEAK, Ground.BOUNDED: BOUNDED}
+
+
+def tone_of(found: Sequence[Reading], source: AttackedUploads = AttackedUploads.PROBES) -> Tone:
+    """Return red where any of ``found`` leaks beyond chance, else gray: no reading makes anything green.
+
+    Args:
+        found: of one run, training or defense.
+        source: what was attacked.
+    """
+    return LEAK if source is not AttackedUploads.SERVER and is_read(found) else OPEN
+
+
+def is_read(found: Sequence[Reading]) -> bool:
+    """Say whether any of ``found`` leaks, and more than chance allows all of them together."""
+    return any(above_chance(reading.counts, among=len(found)) for reading in found)
+
+
+def lacks_truth(counts: Counts) -> bool:
+    """Say whether fewer examples were judged than have no known original: too few to speak for all."""
+    return counts.unknown > counts.judged
+
+
+def _ground(
+    found: Sequence[Reading],
+    inferred: Sequence[Finding],
+    *,
+    told: bool,
+    bound: Bound | None,
+    source: AttackedUploads,
+) -> Ground:
+    """Return the first ground that holds."""
+    counts = [reading.counts for reading in found]
+    judged, read = any(c.judged for c in counts), is_read(found)
+    cases = (
+        (tone_of(found, source) == LEAK, Ground.READ),
+        (told, Ground.TOLD),
+        (read, Ground.REHEARSED),
+        (not found and bool(inferred), Ground.UNTOLD),
+        (not found, Ground.NOTHING),
+        (any(c.older for c in counts), Ground.OLDER),
+        (all(c.failures == c.images for c in counts), Ground.FAILED),
+        (not judged or all(lacks_truth(c) for c in counts if c.judged), Ground.NO_TRUTH),
+        (any(c.read for c in counts), Ground.BY_CHANCE),
+        (bound is not None and bound.at_most <= BOUNDED_AT_MOST, Ground.BOUNDED),
+    )
+    return next((ground for holds, ground in cases if holds), Ground.UNREAD)
+
+
+def _bound(privacy: Spent | None, found: Sequence[Reading], inferred: Sequence[Finding]) -> Bound | None:
+    """Return the bound of a guarantee computed here, under assumptions that hold, and that nothing contradicts."""
+    if privacy is None or privacy.epsilon is None or not math.isfinite(privacy.epsilon):
+        return None
+    if privacy.unit is None or not privacy.covered or disproves(inferred, epsilon=privacy.epsilon):
+        return None
+    compared = [reading.counts.candidates for reading in found if reading.counts.candidates]
+    candidates = min([*compared, CANDIDATES])
+    bound = Bound(
+        epsilon=privacy.epsilon,
+        delta=privacy.delta,
+        unit=privacy.unit,
+        rounds=privacy.rounds,
+        candidates=candidates,
+        at_most=identification_bound(epsilon=privacy.epsilon, delta=privacy.delta, candidates=candidates),
+    )
+    return None if any(r.counts.interval[0] > bound.at_most for r in found) else bound

@@ -1,0 +1,303 @@
+"""The folder that a run writes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fl_privacy.effects import Part
+from fl_privacy.files import write_whole
+from fl_privacy.measure.inferred import Finding
+from fl_privacy.runs.folder.claims import read_claims
+from fl_privacy.runs.folder.environment import describe_environment
+from fl_privacy.runs.folder.identity import FORMAT, Identity, run_hash
+from fl_privacy.runs.folder.leakage import described_facts
+from fl_privacy.runs.folder.ongoing import (
+    CONFIG,
+    IDENTITY,
+    METRICS,
+    SUMMARY,
+    Lock,
+    Teller,
+    hold,
+    is_finished,
+    move_aside,
+    release,
+)
+from fl_privacy.runs.folder.pictures import film_of, write_films, write_pairs, write_sentences
+from fl_privacy.runs.folder.records import RecordWriter, dump_json, read_records
+from fl_privacy.runs.folder.row_files import write_rows
+from fl_privacy.runs.folder.summary import Summary, summarize
+from fl_privacy.runs.folder.verdict import judged
+from fl_privacy.types.victim_ids import Attacker, VictimId
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fl_privacy.federation import Evaluation, RoundReport
+    from fl_privacy.measure import VictimScore
+    from fl_privacy.measure.distortion import UpdateDistortion
+    from fl_privacy.measure.spn import Tracing
+    from fl_privacy.types import Reconstruction
+
+
+class RunFolder:
+    """Records a run as it goes on; whatever was recorded survives the death of the process.
+
+    Attributes:
+        path: the folder.
+        identity: of the run.
+        finished: whether it had been finished before; then nothing more can be recorded.
+        teller: writes down how far the work is.
+    """
+
+    def __init__(self, path: Path, identity: Identity, *, lock: Lock | None) -> None:
+        self.path, self.identity, self.finished = path, identity, lock is None
+        self._started = time.monotonic()
+        self._lock = lock
+        self._records = None if lock is None else RecordWriter(path / METRICS)
+        self.teller = Teller(path)
+        self._threats: tuple[str, ...] = ()
+
+    @classmethod
+    def open_or_create(
+        cls,
+        out: Path,
+        *,
+        label: str,
+        config: Mapping[str, Any],
+        config_text: str,
+        undefended: bool = False,
+        overwrite: bool = False,
+    ) -> RunFolder:
+        """Open or create the folder ``<out>/<label>-<hash>`` of the run that ``config`` describes.
+
+        A finished run is opened as it is. What an interrupted run of the same configuration left behind is moved
+        aside (``...-interrupted-1``), as is a finished run with ``overwrite`` (``...-previous-1``); nothing is
+        deleted but intercepted updates that were not to be kept.
+
+        Args:
+            out: folder of many runs; created if need be.
+            label: readable part of the name.
+            config: the resolved configuration as plain mappings, lists, strings and numbers.
+            config_text: the same as text, kept as ``config.yaml``.
+            undefended: whether clients don't defend themselves, so that other runs can compare with this one.
+            overwrite: run again what has finished.
+
+        Raises:
+            UserError: another process is recording this very run.
+        """
+        identity = Identity.of(label, config, undefended=undefended)
+        path = out / folder_name(label, config)
+        if is_finished(path) and not overwrite:
+            return cls(path, identity, lock=None)
+        with ExitStack() as unless_opened:
+            lock = hold(path)
+            unless_opened.callback(release, lock)
+            if is_finished(path) and not overwrite:  # by the process that held the lock a moment ago
+                return cls(path, identity, lock=None)
+            if path.exists():
+                move_aside(path, "previous" if is_finished(path) else "interrupted")
+            path.mkdir(parents=True)
+            write_whole(path / CONFIG, config_text)
+            write_whole(path / IDENTITY, dump_json({"format": FORMAT, **vars(identity)}, indent=1))
+            folder = cls(path, identity, lock=lock)
+            unless_opened.pop_all()
+        return folder
+
+    def write_environment(self, *, seed: int) -> None:
+        """Write versions, hardware and ``seed`` as ``environment.json``."""
+        write_whole(self.path / "environment.json", dump_json(describe_environment(seed=seed), indent=1))
+
+    def write_threat_model(self, sentences: Sequence[str]) -> None:
+        """Write who attacks, and what is seen and known, as ``threat_model.json``."""
+        self._threats = tuple(sentences)
+        write_whole(self.path / "threat_model.json", dump_json(list(sentences), indent=1))
+
+    def write_defense(self, parts: Iterable[Part]) -> None:
+        """Write each part of the defense and the setting that its strength follows, as ``defense.json``."""
+        content = [{"name": part.name, "strength": part.strength} for part in parts]
+        write_whole(self.path / "defense.json", dump_json(content, indent=1))
+
+    def write_partition(self, counts: Sequence[Sequence[int]], class_names: Sequence[str]) -> None:
+        """Write ``counts[client][class]`` examples, as ``partition.json``."""
+        content = {"class_names": list(class_names), "counts": [[int(n) for n in row] for row in counts]}
+        write_whole(self.path / "partition.json", dump_json(content))
+
+    def add_privacy(
+        self, *, delta: float, accountant: str, missing: str | None, unit: str | None = None, covered: bool = False
+    ) -> None:
+        """Record what the epsilons of the rounds refer to, see ``summary.Spent``, or why they are ``missing``."""
+        self._append(kind="privacy", delta=delta, accountant=accountant, missing=missing, unit=unit, covered=covered)
+
+    def add_round(
+        self, report: RoundReport, evaluation: Evaluation | None = None, *, epsilon: float | None = None
+    ) -> None:
+        """Record a round of training that is over.
+
+        Args:
+            report: of the round.
+            evaluation: on the test set; ``None`` where it was not tested.
+            epsilon: spent up to this round by the client that is worst off; ``None`` without guarantee.
+        """
+        self._append(
+            kind="round",
+            round=report.round,
+            accuracy=evaluation.accuracy if evaluation else None,
+            test_loss=evaluation.loss if evaluation else None,
+            train_loss=report.train_loss,
+            clients=list(report.clients),
+            excluded=dict(report.excluded),
+            seconds=report.seconds,
+            defense_seconds=report.defense_seconds,
+            upload_bytes=report.upload_bytes,
+            epsilon=epsilon,
+        )
+
+    def add_victim(self, score: VictimScore, *, attacker: Attacker = Attacker.PLAIN) -> None:
+        """Record a victim that was attacked by ``attacker`` and judged: a record for each of its images."""
+        id = score.id
+        for image in score.images:
+            self._append(
+                kind="image",
+                attacker=attacker,
+                id=str(id),
+                round=id.round,
+                client=id.client,
+                image=image.image,
+                **image.values,
+                **image.compared,
+                label_source=score.label_source,
+                certainty=image.certainty,
+                member=score.member,
+                attack_loss=score.attack_loss,
+                failure=image.failure,
+                **({} if score.labels is None else {"label": int(score.labels[image.image])}),
+            )
+        if score.history:
+            self._append(kind="history", attacker=attacker, id=str(id), round=id.round, loss=list(score.history))
+
+    def add_update_distortion(self, id: VictimId, distortion: UpdateDistortion, solving: Mapping[str, float]) -> None:
+        """Record what the defense did to the update ``id``.
+
+        Args:
+            id: of the observation.
+            distortion: of the whole update.
+            solving: further figures by name, on how a fully connected first layer can be solved for its input.
+        """
+        figures = {**asdict(distortion), **solving}
+        self._append(kind="update_distortion", id=str(id), round=id.round, client=id.client, **figures)
+
+    def add_tracing(self, tracing: Tracing, *, round: int, attacker: Attacker = Attacker.PLAIN) -> None:
+        """Record to whom the images attacked in ``round`` were traced by what ``attacker`` reconstructed."""
+        self._append(kind="tracing", attacker=attacker, round=round, **asdict(tracing))
+
+    def add_attack(
+        self,
+        *,
+        round: int,
+        victims: int,
+        seconds: float,
+        batch_norm: str | None = None,
+        attacker: Attacker = Attacker.PLAIN,
+        countermeasures: Sequence[str] = (),
+        candidates_from: str | None = None,
+        uploads: str | None = None,
+    ) -> None:
+        """Record one call of the attack, which took ``seconds`` for ``victims`` observations.
+
+        Args:
+            round: that was attacked.
+            victims: how many.
+            seconds: of the call.
+            batch_norm: mode in which the clients ran it, ``train`` or ``eval``; ``None`` for a model without.
+            attacker: who attacked.
+            countermeasures: what it did against the defense, a sentence each.
+            candidates_from: what images originals are distinguished from, if any.
+            uploads: what was attacked, a value of ``AttackedUploads``.
+        """
+        figures = {"victims": victims, "seconds": seconds, "batch_norm": batch_norm, "candidates_from": candidates_from}
+        figures |= {"uploads": uploads}
+        self._append(kind="attack", attacker=attacker, round=round, countermeasures=list(countermeasures), **figures)
+
+    def add_finding(self, finding: Finding) -> None:
+        """Record what an inference attack found out."""
+        self._append(kind="inference", **finding.as_record())
+
+    def save_reconstructions(
+        self, round: int, scores: Sequence[VictimScore], *, attacker: Attacker = Attacker.PLAIN
+    ) -> None:
+        """Keep originals and the guesses of ``attacker`` in ``round`` for the report."""
+        if scores and any(score.rows is not None for score in scores):
+            write_rows(self.path / "reconstructions", round, scores, attacker)
+        elif scores and scores[0].sentences:
+            write_sentences(self.path / "reconstructions", round, scores, attacker)
+        elif scores:
+            write_pairs(self.path / "reconstructions", round, scores, attacker)
+
+    def save_films(
+        self,
+        found: Sequence[Reconstruction],
+        scores: Sequence[VictimScore],
+        *,
+        pieces: Callable[[Tensor], Sequence[str]],
+        attacker: Attacker = Attacker.PLAIN,
+    ) -> None:
+        """Write the films of how ``attacker`` came to what it ``found``; ``pieces`` are a text's tokens."""
+        films = [film_of(one, score, pieces) for one, score in zip(found, scores, strict=True)]
+        if known := [film for film in films if film is not None]:
+            write_films(self.path / "reconstructions", known, attacker)
+
+    def finish(self, *, undefended_accuracy: float | None = None) -> Summary:
+        """Write ``summary.json``, which marks the run as finished, and return it.
+
+        Args:
+            undefended_accuracy: final accuracy of the same training without defense, for PMM.
+        """
+        if self._records is not None:
+            self._records.close()
+        records, _ = read_records(self.path / METRICS)
+        summary = summarize(
+            records,
+            finished=True,
+            undefended_accuracy=undefended_accuracy,
+            total_seconds=time.monotonic() - self._started,
+        )
+        self.teller.clear()
+        false = any(claim.is_false for claim in read_claims(self.path))
+        facts = described_facts(self.identity, records, threats=self._threats)
+        verdict = judged(summary, facts, claim_is_false=false)
+        write_whole(self.path / SUMMARY, dump_json({"verdict": verdict.as_plain(), **summary.as_json()}, indent=1))
+        self.finished = True
+        self.close()  # only now: whoever gets the lock next finds a finished run
+        return summary
+
+    def close(self) -> None:
+        """Stop recording; without ``finish`` the run counts as interrupted."""
+        try:
+            if self._records is not None:
+                self._records.close()
+                self.teller.clear()
+        finally:
+            release(self._lock)
+            self._lock = None
+
+    def __enter__(self) -> RunFolder:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _append(self, **record: Any) -> None:
+        if self._records is None:
+            raise RuntimeError(f"{self.path} holds a finished run; nothing can be added to it.")
+        self._records.append(record)
+
+
+def folder_name(label: str, config: Mapping[str, Any]) -> str:
+    """Return the folder's name for the run that ``config`` describes."""
+    return f"{label}-{run_hash(config)}"

@@ -1,0 +1,243 @@
+"""Attacks on what was intercepted of clients that this package did not write, and the page over them."""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from fl_privacy.attacks import ReconstructionAttack
+from fl_privacy.attacks.attack import trained_on
+from fl_privacy.defenses import ClientState, Defense
+from fl_privacy.effects import Description, settings_in_words
+from fl_privacy.federation import local_update
+from fl_privacy.federation.interception import by_id, describe_model, ids_of, only
+from fl_privacy.measure import MetricFunction
+from fl_privacy.measure.distractors import Others
+from fl_privacy.models import has_batch_norm, normalization_of
+from fl_privacy.models.gradients.choose_method import number_of_steps
+from fl_privacy.runs.app_truth import KnownImages
+from fl_privacy.runs.attack_stage import AttackStage, Judge
+from fl_privacy.runs.attacker_knowledge import AttackerKnowledge
+from fl_privacy.runs.destination import Monitor
+from fl_privacy.runs.folder import RunFolder
+from fl_privacy.types import Observation, VictimId
+
+MOST_FOUND = 12
+"""Sentences on single updates, those true of most first."""
+
+MOST_IMAGES, MOST_STEPS = 16, 8
+"""An update of more images or local steps is captured, but not attacked unless it is asked for: that takes hours, and
+tells of single images next to nothing, whatever one image would give away."""
+
+
+MOST_PIXELS, MOST_REPLAYED = 1 << 26, 10_000
+"""Numbers in the guess at an update, and its local steps, beyond which it is not attacked even if it is asked for."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Captured:
+    """Intercepted updates of a Flower app.
+
+    Attributes:
+        observations: those that are attacked, in order.
+        truth: what is known of the images behind them.
+        defense: what most clients say that they do to their updates; empty where they say nothing.
+        defenses: what each client says, by client.
+        adaptive: whether an attacker that knows the defense attacks as well.
+        sentences: what was found out about the app.
+        rehearsed: whether the server made these updates itself, and no client did.
+    """
+
+    observations: Sequence[Observation]
+    truth: KnownImages
+    defense: Description = ()
+    defenses: Mapping[int, Description] = field(default_factory=dict)
+    adaptive: bool = False
+    sentences: Sequence[str] = ()
+    rehearsed: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class AttackPlan:
+    """Plan of an attack on captured updates: the attack, its seed, threads and processes, further metrics, and other
+    images to compare with.
+    """
+
+    attack: ReconstructionAttack
+    seed: int = 0
+    threads: int | None = 1
+    jobs: int | None = None
+    functions: Mapping[str, MetricFunction] = field(default_factory=dict)
+    others: Others = field(default_factory=Others)
+
+
+def attack_captured(captured: Captured, plan: AttackPlan, folder: RunFolder, monitor: Monitor) -> None:
+    """Attack, judge as far as the truth is known, and record in ``folder``, which is left unfinished."""
+    folder.write_environment(seed=plan.seed)
+    folder.write_threat_model(list(captured.sentences))
+    folder.write_defense(captured.defense)
+    stage = AttackStage(
+        attack=plan.attack,
+        seed=plan.seed,
+        threads=plan.threads,
+        jobs=plan.jobs,
+        knowledge=AttackerKnowledge(
+            same_data=_same_data,
+            defense=captured.defense if captured.adaptive else None,
+            defenses=captured.defenses,
+        ),
+        judge=Judge(
+            truth=captured.truth,
+            functions=plan.functions,
+            others=plan.others,
+            prior=any(trained_on(plan.attack, o.input_shape) is not None for o in captured.observations),
+        ),
+        folder=folder,
+        monitor=monitor,
+        rehearsed=captured.rehearsed,
+    )
+    stage.run(by_id(captured.observations))
+
+
+def worth_attacking(
+    observations: Sequence[Observation], *, every: bool = False
+) -> tuple[Sequence[Observation], list[str]]:
+    """Choose which of ``observations`` to attack, and say in sentences what is left out.
+
+    Probes where clients answered any; else training updates of few images and steps. Figures over both would hide the
+    one among the other.
+
+    Args:
+        observations: that were captured.
+        every: attack all of them.
+    """
+    if every:
+        return _within_reason(observations)
+    probes = {id for id in ids_of(observations) if id.probe is not None}
+    sizes = {o.id: (o.upload.num_examples, _steps(o)) for o in only(observations, lambda id: id.probe is None)}
+    small = {id for id, (images, steps) in sizes.items() if images <= MOST_IMAGES and steps <= MOST_STEPS}
+    left = [size for id, size in sizes.items() if probes or id not in small]
+    said = []
+    if left:
+        images, steps = zip(*left, strict=True)
+        said.append(
+            f"Captured but not attacked: {len(left)} training updates, each of {_span(images)} images in"
+            f" {_span(steps)} local step{'' if set(steps) == {1} else 's'}."
+            " A single image is mixed with the others there; what one image in one step gives away"
+            " is the worst case, which a client with few images comes to."
+        )
+    return only(observations, (probes or small).__contains__), said
+
+
+def _within_reason(observations: Sequence[Observation]) -> tuple[Sequence[Observation], list[str]]:
+    """Keep all but those that claim more images or steps than memory or time is enough for."""
+    large = set()
+    for observation in observations:
+        images = observation.upload.num_examples
+        if images * math.prod(observation.input_shape) > MOST_PIXELS or _steps(observation) > MOST_REPLAYED:
+            large.add(observation.id)
+    said = [f"Not attacked: {len(large)} updates that say to be of more images or steps than can be guessed."]
+    return only(observations, lambda id: id not in large), said if large else []
+
+
+def rehearsed(observations: Sequence[Observation], truth: KnownImages, number: int) -> list[Observation]:
+    """Compute undefended uploads of one image in one step on the server, for each model that was sent.
+
+    Args:
+        observations: what was captured of the app: models sent and plan.
+        truth: whose first images are taken.
+        number: of images.
+    """
+    last = {id.round: place for place, id in enumerate(ids_of(observations))}
+    images, made = truth.first(number), []
+    for round, place in sorted(last.items()):
+        seen = observations[place]
+        plan = replace(seen.plan, epochs=None, steps=None, batch_size=None, momentum=0.0, nesterov=False)
+        for probe, batch in enumerate(images):
+            result = local_update(
+                seen.model,
+                seen.sent,
+                [batch],
+                num_examples=1,
+                plan=plan,
+                defense=Defense(),
+                state=ClientState(),
+                rng=torch.Generator(),
+                private_rng=torch.Generator(),
+            )
+            made.append(replace(seen, id=VictimId(round, 0, probe), upload=result.upload, plan=plan))
+    return made
+
+
+def describe_app(
+    observations: Sequence[Observation],
+    defense: Description,
+    found: Counter[str],
+    defenses: Mapping[int, Description] | None = None,
+) -> list[str]:
+    """Describe the threat model and what was found out about the clients, in sentences.
+
+    Args:
+        observations: that are attacked.
+        defense: that most clients tell of.
+        found: sentences on single updates, and on how many each was true of.
+        defenses: that each client tells of.
+    """
+    lines = [
+        "The server is honest but curious: it follows the protocol and reads what it receives. The clients are an app's"
+        " own, not this package's.",
+        "The attacker knows the architecture, the values each client was sent, and the local plan as told or as the"
+        " updates show it; no labels, no other images.",
+    ]
+    if observations:
+        model = observations[0].model
+        normalization = normalization_of(model)
+        lines.append(
+            "Images enter the model as they are, within [0, 1]: a client that normalizes them is read badly, and its"
+            " transform has to be told (transform= or data=)."
+            if normalization is None
+            else f"Images in [0, 1] are normalized before the model: {normalization.in_words()}."
+        )
+        if has_batch_norm(model) and any(o.plan.batch_norm == "train" for o in observations):
+            lines.append(
+                "In training mode batch norm takes each image's own brightness and contrast out of what the gradient"
+                " tells: reconstructions may have other colors than their originals."
+            )
+        lines += describe_model(model)
+    total = max(found.values(), default=0)
+    often = found.most_common(MOST_FOUND)
+    lines += [f"{said} (So in {n} of {total} updates.)" if n < total else said for said, n in often]
+    return lines + _what_clients_say(defense, defenses or {})
+
+
+def _what_clients_say(defense: Description, defenses: Mapping[int, Description]) -> list[str]:
+    if all(parts == defense for parts in defenses.values()):
+        if not defense:
+            return ["Clients tell of no defense."]
+        return [f"Clients say that they defend themselves: {_in_words(defense)}."]
+    told = Counter(_in_words(parts) for parts in defenses.values())
+    said = [
+        f"{number} of {len(defenses)} clients {f'say that they defend themselves: {text}' if text else 'tell of none'}."
+        for text, number in told.most_common()
+    ]
+    return [*said, "Each client is taken at its own word; the page goes by what more than half of them say."]
+
+
+def _in_words(defense: Description) -> str:
+    return (settings_in_words(defense) or defense[0].name) if defense else ""
+
+
+def _steps(observation: Observation) -> int:
+    return number_of_steps(observation.upload.num_examples, observation.plan)
+
+
+def _span(numbers: Sequence[int]) -> str:
+    low, high = min(numbers), max(numbers)
+    return str(high) if low == high else f"{low} to {high}"
+
+
+def _same_data(victim: VictimId) -> str | None:
+    """Name the examples of a probe, the same in every round; ``None`` for a training update's, which may change."""
+    return None if victim.probe is None else victim.source

@@ -1,0 +1,366 @@
+"""What inference attacks answered beside what is true.
+
+The examples that inference attacks are asked about, and the truth about them.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fl_privacy.attacks.inference import About
+from fl_privacy.data import LabelledExamples
+from fl_privacy.errors import UserError
+from fl_privacy.federation import Client
+from fl_privacy.measure import FEW, aggregate
+from fl_privacy.measure.roc import (
+    Estimate,
+    Separation,
+    answer_success,
+    auc,
+    auc_bound,
+    balanced_accuracy,
+    balanced_accuracy_bound,
+    correlation,
+    proven_epsilon,
+    thinned_curve,
+    threshold_success,
+    tpr_at,
+    tpr_bound,
+)
+from fl_privacy.rng import derive_generator, derive_seed
+from fl_privacy.runs.build import defenders_examples, held_out
+from fl_privacy.runs.folder import Finding, Measure
+from fl_privacy.runs.setup import Setup
+from fl_privacy.types import Batch
+
+PUBLIC = 5000
+"""Examples that the attacker holds, of the split without members."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Asked:
+    """The examples that attacks are asked about, and the truth about them, which attacks never see.
+
+    Attributes:
+        examples: C of them, members first.
+        members: how many are members.
+        clients: (C,) of whom membership is asked: of a member its owner; of others a client that has members of the
+            same class, so that what a client has of each class tells nothing.
+        from_test: whether the others are of the test split, since nothing was held out of the training's.
+        shares: (N, K) of each class among what each client trains on, by ascending id.
+        public: examples that the attacker holds, none of them asked about and no client's; ``None`` if there are none.
+        public_attributes: what these are beside their class, where the data say so.
+        public_rows: which they are of the split that is not attacked.
+    """
+
+    examples: Batch
+    members: int
+    clients: Tensor
+    from_test: bool
+    shares: Tensor
+    public: Batch | None
+    public_attributes: Tensor | None
+    public_rows: Tensor
+
+    @property
+    def is_member(self) -> Tensor:
+        """Say which of the examples are members, (C,)."""
+        return torch.arange(len(self.examples)) < self.members
+
+
+def ask(setup: Setup, members: int, others: int) -> Asked:
+    """Draw ``members`` examples of the clients of ``experiment`` and ``others`` that nobody trains on.
+
+    Raises:
+        UserError: there are fewer.
+    """
+    config, dataset, clients = setup.config, setup.dataset, setup.clients
+    rng = derive_generator(config.seed, "inference", "asked")
+    own = next(iter(clients.values())).examples
+    owners = torch.full((len(own),), -1)
+    for id, client in clients.items():
+        owners[client.indices] = id
+    owned = (owners >= 0).nonzero().flatten()
+    chosen = owned[_draw(members, len(owned), "members", "of the clients' examples", rng)]
+    from_test = others > 0 and config.holdout == 0
+    source = setup.unattacked if from_test else own
+    spare = torch.arange(len(setup.unattacked))
+    if others and not from_test:
+        spare = held_out(config.holdout, len(dataset.train), seed=config.seed).nonzero().flatten()
+    where = "of the test split" if from_test else "of those that holdout leaves"
+    outside = spare[_draw(others, len(spare), "others", where, rng)]
+    left = torch.ones(len(setup.unattacked), dtype=torch.bool)
+    left[outside if from_test else slice(0)] = False
+    left[defenders_examples(setup.unattacked) if setup.defense.informed else slice(0)] = False
+    public = left.nonzero().flatten()
+    public = public[torch.randperm(len(public), generator=rng)[:PUBLIC]]
+    parts, known = [own.batch(chosen), source.batch(outside)], setup.unattacked.attributes
+    inside, outer, *rest = _as_wide([*parts, setup.unattacked.batch(public)] if len(public) else parts, source)
+    alike = _alike(owners[chosen], own.labels[chosen], source.labels[outside], rng)
+    return Asked(
+        examples=Batch(torch.cat([inside.inputs, outer.inputs]), torch.cat([inside.labels, outer.labels])),
+        members=members,
+        clients=torch.cat([owners[chosen], alike]),
+        from_test=from_test,
+        shares=torch.stack([_shares(client) for _, client in sorted(clients.items())]),
+        public=rest[0] if rest else None,
+        public_attributes=known[public] if known is not None else None,
+        public_rows=public,
+    )
+
+
+def _as_wide(batches: Sequence[Batch], source: LabelledExamples) -> list[Batch]:
+    """Fill up texts of ``source`` with no tokens, so that all ``batches`` are as wide as the widest; others stay."""
+    if source.modality.continuous:
+        return list(batches)
+    widest = max(batch.inputs.shape[1] for batch in batches)
+
+    def filled(tokens: Tensor, none: int) -> Tensor:
+        return F.pad(tokens, (0, widest - tokens.shape[1]), value=none)
+
+    return [Batch(filled(b.inputs, -1), b.labels if b.labels.dim() == 1 else filled(b.labels, -100)) for b in batches]
+
+
+def _shares(client: Client) -> Tensor:
+    counts = client.examples.labels[client.indices].bincount(minlength=client.examples.num_classes)
+    return counts / counts.sum()
+
+
+def _alike(owners: Tensor, labels: Tensor, wanted: Tensor, rng: torch.Generator) -> Tensor:
+    """Draw for each class ``wanted`` the owner of a member of that class, of any where no member is."""
+    if not len(wanted):
+        return wanted
+    found = owners[torch.randint(len(owners), (len(wanted),), generator=rng)]
+    for label in wanted.unique().tolist():
+        own, asked = owners[labels == label], wanted == label
+        if len(own):
+            found[asked] = own[torch.randint(len(own), (int(asked.sum()),), generator=rng)]
+    return found
+
+
+def _draw(number: int, available: int, name: str, where: str, rng: torch.Generator) -> Tensor:
+    if number > available:
+        raise UserError(
+            f"inference.membership.{name} is expected to be at most {available}, the number {where}, but got {number};"
+            f" lower it{'' if name == 'members' else ', or raise holdout'}."
+        )
+    return torch.randperm(available, generator=rng)[:number]
+
+
+def expect_attributes(setup: Setup) -> None:
+    """Refuse to ask for attributes where there are none, or where an update is of several examples.
+
+    Raises:
+        UserError: so it is.
+    """
+    config, client = setup.config, next(iter(setup.clients.values()))
+    if client.examples.attributes is None:
+        raise UserError(
+            "inference=attribute is expected with data that have an attribute beside the class, but"
+            f" data={config.choices['data']} has none;"
+            " use data=cifar10_animals or mnist_parity, or load_with_attribute."
+        )
+    if config.batch_size != 1 or setup.audit.uploads != "probe":
+        raise UserError(
+            "inference=attribute is expected with uploads of single examples, but got"
+            f" intercept.uploads={setup.audit.uploads} batch_size={config.batch_size}; set intercept.uploads=probe"
+            " batch_size=1."
+        )
+
+
+def rehearsing(setup: Setup, asked: Asked) -> Client | None:
+    """Build a client of the attacker's own, which defends the public examples as the others do theirs.
+
+    ``None`` where the attacker does not know the defense, there is none, it exchanges the examples for others, or
+    nothing public has an attribute.
+    """
+    config, defense = setup.config, setup.defense
+    known = config.threat_model.knows_defense and defense.parts and not defense.examples
+    if not known or asked.public_attributes is None or not len(asked.public_rows):
+        return None
+    client = next(iter(setup.clients.values()))
+    seed = derive_seed(config.seed, "inference", "rehearsal")
+    return replace(client, examples=setup.unattacked, indices=asked.public_rows, seed=seed, audit_seed=None, guard=None)
+
+
+def attributes_of(setup: Setup) -> Tensor:
+    """Return the attributes (V,) of the probed examples; -1 where the defense exchanges a client's examples."""
+    found = []
+    for probe in setup.audit.probes:
+        client = setup.clients[probe.client]
+        known = None if client.defense.examples else client.examples.attributes
+        found.append(-1 if known is None else int(known[client.probed_examples(probe.number, 1)]))
+    return torch.tensor(found, dtype=torch.int64)
+
+
+TPR_AT = {"tpr_at_0.1_percent": 0.001, "tpr_at_1_percent": 0.01}
+"""Measures -> FPR."""
+
+FROM_TEST = (
+    "Those that nobody trained on are of the test split: what tells the splits apart counts as membership (holdout=N"
+    " takes them from the same split)."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spending:
+    """Epsilon that the worst-off client had spent by a round, ``None`` without guarantee, and its delta."""
+
+    epsilon: Callable[[int], float | None]
+    delta: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watched:
+    """What was watched: how many rounds, the last of them, and the ids of all clients in the order of the columns."""
+
+    rounds: int
+    last_round: int
+    clients: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class InferenceJudge:
+    """Compares the answers of inference attacks with the truth.
+
+    Attributes:
+        asked: the examples asked about.
+        attributes: (V,) of the victims, -1 where it is not known.
+        spending: of the clients.
+        seed: of resampling.
+    """
+
+    asked: Asked
+    attributes: Tensor
+    spending: Spending
+    seed: int
+
+    def findings(
+        self, about: About, answers: Mapping[str, Tensor], titles: Mapping[str, tuple[str, str]], watched: Watched
+    ) -> list[Finding]:
+        """Return a finding for each method."""
+        judges = {
+            About.MEMBERSHIP: self._membership,
+            About.SOURCE: self._source,
+            About.ATTRIBUTE: self._attribute,
+            About.PROPERTY: self._property,
+        }
+        return [
+            judges[about](
+                answer,
+                Finding(
+                    about=about,
+                    method=name,
+                    title=titles[name][0],
+                    source=titles[name][1],
+                    rounds=watched.rounds,
+                    last_round=watched.last_round,
+                ),
+                watched,
+            )
+            for name, answer in answers.items()
+        ]
+
+    def _membership(self, scores: Tensor, finding: Finding, watched: Watched) -> Finding:
+        columns = _columns(watched.clients, self.asked.clients)
+        own = scores[torch.arange(len(scores)), columns].double()
+        answered = own.isfinite()
+        member = self.asked.is_member
+        found = Separation(
+            positives=own[answered & member].numpy(), negatives=own[answered & ~member].numpy(), seed=self.seed
+        )
+        if min(len(found.positives), len(found.negatives)) < 2:
+            reason = "there is too little evidence, as of too few clients or rounds"
+            return replace(finding, failure=reason)
+        epsilon = self.spending.epsilon(watched.last_round)
+        left_out = int((~answered).sum())
+        notes = [FROM_TEST] * self.asked.from_test
+        notes += [f"{left_out} examples of clients that were never read are left out."] * bool(left_out)
+        fpr, tpr = thinned_curve(found)
+        return replace(
+            finding,
+            positives=len(found.positives),
+            negatives=len(found.negatives),
+            measures=self._measures(found, epsilon),
+            fpr=fpr,
+            tpr=tpr,
+            epsilon=epsilon,
+            delta=self.spending.delta,
+            proven_epsilon=proven_epsilon(found, delta=self.spending.delta if epsilon is not None else 0.0),
+            notes=notes,
+        )
+
+    def _source(self, scores: Tensor, finding: Finding, watched: Watched) -> Finding:
+        owners = _columns(watched.clients, self.asked.clients[: self.asked.members])
+        own = scores[: len(owners)]
+        answered = own.isfinite().any(1)
+        own, owners = own[answered].nan_to_num(nan=-math.inf), owners[answered]
+        if not len(own):
+            return replace(finding, failure="no client was read")
+        right = int((own.argmax(1) == owners).sum())
+        majority = float(owners.bincount().max()) / len(owners)
+        success = answer_success(right, len(owners), majority=majority)
+        return replace(finding, positives=len(owners), measures={"asr": _measure(success, None)})
+
+    def _attribute(self, scores: Tensor, finding: Finding, watched: Watched) -> Finding:
+        answered = scores.isfinite().all(1) & (self.attributes >= 0)
+        guessed, true = scores[answered].argmax(1), self.attributes[answered]
+        if not len(true):
+            return replace(finding, failure="no victim was read whose attribute is known")
+        majority = float(true.bincount().max()) / len(true)
+        success = answer_success(int((guessed == true).sum()), len(true), majority=majority)
+        return replace(finding, positives=len(true), measures={"asr": _measure(success, None)})
+
+    def _property(self, guessed: Tensor, finding: Finding, watched: Watched) -> Finding:
+        answered = guessed.isfinite().all(1)
+        guessed, shares = guessed[answered].double(), self.asked.shares[answered].double()
+        if len(guessed) < 2:
+            return replace(finding, failure="fewer than two clients were read")
+        errors = (guessed - shares).abs().mean(1).tolist()
+        by_mean = float((self.asked.shares.double().mean(0) - shares).abs().mean())
+        found = aggregate(errors, within=(0.0, 1.0))
+        assert found is not None
+        low, high = found.ci95 or (0.0, 1.0)
+        measures = {"error": Measure(value=found.mean, low=low, high=high, chance=by_mean)}
+        deviations = shares - shares.mean(0)
+        if deviations.abs().max() > 0 and len(guessed) >= FEW:
+            measures["correlation"] = _measure(
+                correlation((guessed - guessed.mean(0)).numpy(), deviations.numpy(), seed=self.seed), None
+            )
+        largest, wanted = guessed.argmax(1), shares.argmax(1)
+        majority = float(wanted.bincount().max()) / len(wanted)
+        success = answer_success(int((largest == wanted).sum()), len(wanted), majority=majority)
+        return replace(finding, positives=len(guessed), measures={**measures, "asr": _measure(success, None)})
+
+    def _measures(self, found: Separation, epsilon: float | None) -> dict[str, Measure]:
+        measures = {}
+        for name, rate in TPR_AT.items():
+            if (estimate := tpr_at(found, rate)) is not None:
+                measures[name] = _measure(estimate, self._tpr_bound(rate, epsilon))
+        budget = {"epsilon": epsilon or 0.0, "delta": self.spending.delta}
+        bounded = epsilon is not None and math.isfinite(epsilon)
+        measures["auc"] = _measure(auc(found), auc_bound(**budget) if bounded else None)
+        measures["balanced_accuracy"] = _measure(
+            balanced_accuracy(found), balanced_accuracy_bound(**budget) if bounded else None
+        )
+        measures["asr"] = _measure(threshold_success(found), None)
+        return measures
+
+    def _tpr_bound(self, fpr: float, epsilon: float | None) -> float | None:
+        if epsilon is None or not math.isfinite(epsilon):
+            return None
+        return float(tpr_bound(np.array([fpr]), epsilon=epsilon, delta=self.spending.delta)[0])
+
+
+def _measure(estimate: Estimate, bound: float | None) -> Measure:
+    return Measure(value=estimate.value, low=estimate.low, high=estimate.high, chance=estimate.chance, bound=bound)
+
+
+def _columns(clients: tuple[int, ...], asked: Tensor) -> Tensor:
+    places = {client: column for column, client in enumerate(clients)}
+    return torch.tensor([places[client] for client in asked.tolist()])

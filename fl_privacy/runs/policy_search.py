@@ -1,0 +1,369 @@
+"""Search transformation policies: one configuration, one folder, resumed where it was stopped.
+
+Scores of policies on the data and the model of a configuration.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from fl_privacy.checks import number, whole
+from fl_privacy.data import Dataset
+from fl_privacy.data.transformations import POLICY_FILE, TABLES, UNTRANSFORMED, Policy, Table, random_policies
+from fl_privacy.defenses.policy_search import (
+    GradientSimilarity,
+    PrivacyPlan,
+    Scored,
+    Selection,
+    Total,
+    TrainingPlan,
+    Variant,
+    accuracy_scores,
+    altered_shares,
+    fsim_scores,
+    normalized_scores,
+    privacy_scores,
+    require_fsim,
+    train_model,
+)
+from fl_privacy.errors import UserError
+from fl_privacy.files import write_whole
+from fl_privacy.files.foreign import read_text
+from fl_privacy.models.gradients.memory import resolve_device
+from fl_privacy.report.policy_search import Findings, render_search
+from fl_privacy.rng import derive_generator, derive_seed
+from fl_privacy.runs.build import build_dataset, build_network, build_parts
+from fl_privacy.runs.config import Options, to_yaml
+from fl_privacy.runs.config.building import check_arguments
+from fl_privacy.runs.config.parse import plain_value, read_section
+from fl_privacy.runs.destination import Monitor
+from fl_privacy.runs.folder import folder_name
+from fl_privacy.runs.folder.ongoing import CONFIG, Lock, hold, move_aside, release
+from fl_privacy.runs.folder.records import RecordWriter, dump_json, read_records
+from fl_privacy.runs.weights import load_weights, write_weights
+from fl_privacy.types import Batch, ModelState
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchSettings:
+    """The settings of ``conf/policy_search.yaml``, whose comments say what they mean."""
+
+    data: Options
+    partition: Options
+    model: Options
+    client: int | None
+    clients: int
+    policies: int
+    table: Table
+    keep: int
+    variant: Variant
+    points: int | None
+    images_per_class: int
+    alpha: float
+    beta: float
+    accuracy_draws: int
+    accuracy_images: int
+    accuracy_at_least: float | None
+    accuracy_share: float
+    altered_at_least: float
+    fsim_at_least: float | None
+    weights: str | None
+    training: Options
+    together: int
+    seed: int
+    device: str
+    out: str
+    name: str | None
+    overwrite: bool
+    choices: Options
+
+
+class PolicyScorer:
+    """Everything that policies are scored on, prepared once.
+
+    Args:
+        config: of ``conf/policy_search.yaml``.
+        privacy: how privacy is scored.
+        training: of the semi-trained model.
+        semi_trained: file of its values, written if it is not there.
+        monitor: told of the training.
+    """
+
+    def __init__(
+        self,
+        config: SearchSettings,
+        *,
+        privacy: PrivacyPlan,
+        training: TrainingPlan,
+        semi_trained: Path,
+        monitor: Monitor,
+    ) -> None:
+        dataset, self._device = _searched_data(config), resolve_device(config.device)
+        self._total: Total = "mean" if config.variant == "paper" else "sum"
+        self._privacy, self._seed, self._asks_fsim = privacy, config.seed, config.fsim_at_least is not None
+        self._model = build_network(config.model, dataset, seed=config.seed).to(self._device)
+        order = torch.randperm(len(dataset.train), generator=derive_generator(config.seed, "search", "split"))
+        number = max(1, round(config.training["share"] * len(dataset.train)))
+        if config.weights is not None:
+            state = load_weights(Path(config.weights), ModelState.of(self._model))
+        else:
+            seen = dataset.train.batch(order[:number], self._device)
+            state = _semi_trained(self._model, seen, training, config.seed, file=semi_trained, monitor=monitor)
+        self._similarity = GradientSimilarity(self._model, state, dataset.train.input_shape, device=self._device)
+        rest = dataset.train.subset(order[number:])
+        rows = [
+            (rest.labels == label).nonzero().flatten()[: config.images_per_class] for label in range(rest.num_classes)
+        ]
+        self._batch = rest.batch(torch.cat(rows), self._device)
+        draws = range(config.accuracy_draws)
+        seeds = [derive_seed(config.seed, "search", "model", draw) for draw in draws]
+        self._fresh = [_fresh(config.model, dataset, seed).to(self._device) for seed in seeds]
+        streams = [derive_generator(config.seed, "search", "batch", draw) for draw in draws]
+        self._draws = [
+            rest.batch(torch.randperm(len(rest), generator=rng)[: config.accuracy_images]).inputs.to(self._device)
+            for rng in streams
+        ]
+
+    def __call__(self, policies: Sequence[Policy]) -> list[Scored]:
+        """Score policies, in their order; the company of a policy changes no score beyond rounding."""
+        private = privacy_scores(self._similarity, self._batch, policies, plan=self._privacy, seed=self._seed)
+        accurate = accuracy_scores(self._model, self._fresh, self._draws, policies, seed=self._seed, total=self._total)
+        altered = altered_shares(self._batch.inputs, policies, seed=self._seed)
+        alike: Sequence[float | None] = [None] * len(policies)
+        if self._asks_fsim:
+            alike = fsim_scores(self._batch.inputs, policies, seed=self._seed)
+        rows = zip(policies, private, accurate, altered, alike, strict=True)
+        parts = [{"mean": s.mean, "variance": s.variance} if self._privacy.normalized else {} for s in private]
+        return [
+            Scored(policy=p, privacy=s.score, accuracy=a, altered=c, fsim=f, **own)
+            for (p, s, a, c, f), own in zip(rows, parts, strict=True)
+        ]
+
+
+def _searched_data(config: SearchSettings) -> Dataset:
+    """Load the data, of a single client where there is one that searches for itself."""
+    dataset = build_dataset(config.data)
+    if config.client is None:
+        return dataset
+    own = build_parts(config.partition, dataset.train, config.clients, seed=config.seed)[config.client]
+    if len(own) < _LEAST_IMAGES:
+        raise UserError(
+            f"A client with at least {_LEAST_IMAGES} images is expected, to train on one and score on another, but"
+            f" client={config.client} has {len(own)}; take another client, or fewer clients."
+        )
+    return replace(dataset, train=dataset.train.subset(own))
+
+
+_LEAST_IMAGES = 2
+
+
+def _semi_trained(
+    model: nn.Module, batch: Batch, plan: TrainingPlan, seed: int, *, file: Path, monitor: Monitor
+) -> ModelState:
+    if not file.is_file():
+        with monitor.counting("Training the model that policies are scored on", plan.epochs) as count:
+            state = train_model(model, batch, plan, seed=seed, progress=lambda done, total, loss: count(done))
+        write_weights(file, state)
+    return load_weights(file, ModelState.of(model))
+
+
+def _fresh(model: Mapping[str, Any], dataset: Dataset, seed: int) -> ModelState:
+    """Draw initial values of a draw's own."""
+    return ModelState.of(build_network(model, dataset, seed=seed))
+
+
+SCORES, PAGE, SEMI_TRAINED = "scores.jsonl", "search.html", "semi_trained.safetensors"
+
+
+def singles(table: Table) -> list[Policy]:
+    """List the single operations of ``table``, whose ranking explains the policies."""
+    return [Policy((index,), table) for index in range(len(TABLES[table]))]
+
+
+def search_policies(settings: Mapping[str, Any], monitor: Monitor) -> Path:
+    """Search as ``settings`` of ``conf/policy_search.yaml`` say; returns the folder with the policy set.
+
+    Raises:
+        UserError: a setting is wrong, or no policy fulfills the demands.
+    """
+    config = read_section(SearchSettings, settings)
+    plans = _Plans.of(config)
+    folder = _folder_of(config)
+    if not config.overwrite and (folder / POLICY_FILE).is_file() and _selected_by(folder) == asdict(plans.selection):
+        monitor.say("Finished already; overwrite=true searches again.")
+        return folder
+    lock = _claim(folder, overwrite=config.overwrite)
+    try:
+        (folder / POLICY_FILE).unlink(missing_ok=True)
+        write_whole(folder / CONFIG, to_yaml(plain_value(config)))
+        plain, *scored = _compared(_score_all(config, plans, folder, monitor), plans.privacy)
+        _write_results(config, plans, folder, scored, plain)
+    finally:
+        release(lock)
+    return folder
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Plans:
+    privacy: PrivacyPlan
+    selection: Selection
+    training: TrainingPlan
+
+    @classmethod
+    def of(cls, config: SearchSettings) -> "_Plans":
+        """Build the plans, checked before anything long begins."""
+        whole("seed", config.seed, at_least=0, example=1)
+        for name in ("policies", "images_per_class", "accuracy_draws", "accuracy_images", "together", "clients"):
+            whole(name, getattr(config, name), at_least=1, example=100)
+        if config.client is not None:
+            whole(
+                "client",
+                config.client,
+                at_least=0,
+                at_most=config.clients - 1,
+                example="raise clients, or take another",
+            )
+        training = config.training.plain()
+        share = training.pop("share")
+        number("training.share", share, above=0, below=1, example="the paper's is 0.1")
+        check_arguments(TrainingPlan, training, "training")
+        selection = Selection(**{field.name: getattr(config, field.name) for field in fields(Selection)})
+        if selection.fsim_at_least is not None:
+            require_fsim()
+        return cls(
+            privacy=PrivacyPlan.named(config.variant, points=config.points, alpha=config.alpha, beta=config.beta),
+            selection=selection,
+            training=TrainingPlan(**training),
+        )
+
+
+def _folder_of(config: SearchSettings) -> Path:
+    plain = plain_value(config)
+    front = [] if config.name is None else [str(config.name)]
+    own = [] if config.client is None else [f"client{config.client}"]
+    label = "-".join([*front, "search", config.choices["data"], config.choices["model"], *own])
+    unscored = {"together", *(field.name for field in fields(Selection))}
+    settings = {key: value for key, value in plain.items() if key not in unscored}
+    settings["fsim"] = config.fsim_at_least is not None
+    if config.client is None:  # of all images, as before clients could search for themselves
+        settings = {key: value for key, value in settings.items() if key not in ("client", "clients", "partition")}
+        settings["choices"] = {**settings["choices"], "partition": None}
+    return Path(config.out) / folder_name(label, {"command": "search-policies", **settings})
+
+
+def _claim(folder: Path, *, overwrite: bool) -> Lock:
+    """Hold ``folder``, which exists afterwards; with ``overwrite`` what it contained is moved aside."""
+    try:
+        lock = hold(folder)
+        if overwrite and folder.exists():
+            move_aside(folder, "previous" if (folder / POLICY_FILE).is_file() else "interrupted")
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"out is expected to be a folder that can be written, but {folder.parent} can't ({error.strerror});"
+            " set out=FOLDER."
+        ) from error
+    return lock
+
+
+def _selected_by(folder: Path) -> object:
+    """Return the demands by which the policies in ``folder`` were chosen."""
+    try:
+        return json.loads(read_text(folder / POLICY_FILE)).get("selection")
+    except (UserError, ValueError, AttributeError, RecursionError):
+        return None
+
+
+def _score_all(config: SearchSettings, plans: _Plans, folder: Path, monitor: Monitor) -> list[Scored]:
+    """Score no transformation and all policies, in the order of the search; known scores come from the folder."""
+    rng = derive_generator(config.seed, "search", "policies")
+    drawn = random_policies(config.policies, rng, table=config.table)
+    wanted = list(dict.fromkeys([UNTRANSFORMED, *singles(config.table), *drawn]))
+    known, _ = read_records(folder / SCORES)
+    write_whole(folder / SCORES, "".join(f"{dump_json(record)}\n" for record in known))
+    found = {scored.policy: scored for scored in (_from_record(record, config.table) for record in known)}
+    missing = [policy for policy in wanted if policy not in found]
+    if missing:
+        scorer = PolicyScorer(
+            config,
+            privacy=plans.privacy,
+            training=plans.training,
+            semi_trained=folder / SEMI_TRAINED,
+            monitor=monitor,
+        )
+        with RecordWriter(folder / SCORES) as records, monitor.counting("Scoring policies", len(wanted)) as count:
+            for start in range(0, len(missing), config.together):
+                for scored in scorer(missing[start : start + config.together]):
+                    found[scored.policy] = scored
+                    records.append(_as_record(scored))
+                count(len(found))
+    return [found[policy] for policy in wanted]
+
+
+def _compared(scored: Sequence[Scored], plan: PrivacyPlan) -> list[Scored]:
+    """Score policies beside each other where the plan does so."""
+    if not plan.normalized:
+        return list(scored)
+    means, variances = ([getattr(s, name) for s in scored] for name in ("mean", "variance"))
+    scores = normalized_scores(means, variances, plan)
+    return [replace(s, privacy=score) for s, score in zip(scored, scores, strict=True)]
+
+
+def _write_results(
+    config: SearchSettings, plans: _Plans, folder: Path, scored: Sequence[Scored], untransformed: Scored
+) -> None:
+    selection = plans.selection
+    chosen = selection.chosen(scored, untransformed.privacy)
+    found = Findings(
+        scored=scored,
+        untransformed=untransformed,
+        accepted=selection.accepted(scored, untransformed.privacy),
+        chosen=chosen,
+        threshold=selection.threshold(scored),
+        without_effect=[s for s in scored if not selection.has_effect(s)],
+    )
+    of = "" if config.client is None else f" (images of client {config.client} of {config.clients} alone)"
+    page = render_search(found, data=config.choices["data"] + of, model=config.choices["model"], seed=config.seed)
+    write_whole(folder / PAGE, page)
+    content = {
+        "table": config.table,
+        "policies": [str(s.policy) for s in chosen],
+        "scores": [_as_record(s) for s in chosen],
+        "selection": asdict(selection),
+        "accuracy_threshold": found.threshold,
+        "untransformed": _as_record(untransformed),
+        "without_effect": [str(s.policy) for s in found.without_effect],
+        "accepted": [_as_record(s) for s in found.accepted[:100]],
+        "single_operations": [_as_record(s) for s in found.singles],
+    }
+    write_whole(folder / POLICY_FILE, dump_json(content, indent=1))
+
+
+def _as_record(scored: Scored) -> dict[str, Any]:
+    return {
+        "kind": "policy",
+        "policy": str(scored.policy),
+        "privacy": scored.privacy,
+        "accuracy": scored.accuracy,
+        "altered": scored.altered,
+        "fsim": scored.fsim,
+        **({} if scored.mean is None else {"mean": scored.mean, "variance": scored.variance}),
+    }
+
+
+def _from_record(record: dict[str, Any], table: Table) -> Scored:
+    name = record["policy"]
+    return Scored(
+        policy=UNTRANSFORMED if name == str(UNTRANSFORMED) else Policy.parse(name, table),
+        privacy=record["privacy"],
+        accuracy=record["accuracy"],
+        altered=record["altered"],
+        fsim=record["fsim"],
+        mean=record.get("mean"),
+        variance=record.get("variance"),
+    )

@@ -1,0 +1,184 @@
+"""A malicious server in an experiment: made from its settings, put into the server's hand, its reading as an attack."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fl_privacy.attacks import Progress, ReconstructionAttack, no_progress
+from fl_privacy.attacks.malicious import ServerAttack, ThreatLevel
+from fl_privacy.data import LabelledExamples, expect_images
+from fl_privacy.errors import UserError
+from fl_privacy.federation import Audit, Server
+from fl_privacy.federation.interception import Interceptor
+from fl_privacy.models.gradients.choose_method import decayed, number_of_steps
+from fl_privacy.runs.config.building import instantiate
+from fl_privacy.types import LocalPlan, ModelState, Observation, Reconstruction, Upload, VictimId
+
+PUBLIC_IMAGES = 2000
+"""Of the split that is not attacked, from which a server knows what images are like."""
+
+
+EVERYBODY = -1
+"""Stands for the client where all are sent the same model."""
+
+
+def expect_named(section: Mapping[str, Any], group: str) -> None:
+    """Raise ``UserError`` unless ``section``, which makes nothing, says by a name that it is so."""
+    if not isinstance(name := section.get("name"), str):
+        raise UserError(f"{group}.name is expected to be text, but got {name!r}; leave it to {group}=NAME.")
+
+
+def build_server_attack(
+    section: Mapping[str, Any], public: LabelledExamples | None = None, attacked: LabelledExamples | None = None
+) -> ServerAttack | None:
+    """Build what the server that ``section`` names does beyond the protocol; ``None`` for an honest one.
+
+    Args:
+        section: ``server`` of the run.
+        public: images that the server holds.
+        attacked: the clients' own, some of which it holds where it asks about these.
+
+    Raises:
+        UserError: a setting is wrong.
+    """
+    if "_target_" not in section:
+        expect_named(section, "server")
+        return None
+    made = instantiate(section, "server")
+    if not isinstance(made, ServerAttack):
+        raise UserError(
+            f"server._target_={section['_target_']} is expected to return a ServerAttack, but got"
+            f" {type(made).__name__}."
+        )
+    if public is None:
+        return made
+    expect_images(public, "A malicious server")
+    held = public.batch(torch.arange(min(PUBLIC_IMAGES, len(public)))).inputs
+    if made.asks_of_members and attacked is not None:
+        own = attacked.batch(torch.arange(min(len(held), len(attacked)))).inputs
+        held = torch.stack([own, held[: len(own)]], 1).flatten(0, 1)
+    return made.informed(held)
+
+
+def expect_readable_sum(attack: ServerAttack | None, server: str, *, uploads: str, shares: str | None) -> None:
+    """Refuse settings under which ``attack`` has nothing to read.
+
+    Args:
+        attack: of the server.
+        server: its option, as errors call it.
+        uploads: ``intercept.uploads``.
+        shares: ``federation.plan.shares``.
+
+    Raises:
+        UserError: it reads the mean of training updates, and other things are intercepted, or weights are shared.
+    """
+    if attack is None or not attack.reads_sum:
+        return
+    if uploads != "update":
+        raise UserError(
+            f"server={server} reads the mean of the training updates, but intercept.uploads="
+            f"{uploads}; set intercept.uploads=update."
+        )
+    if shares == "weights":
+        raise UserError(
+            f"server={server} reads a mean of gradients or changes, but clients share their weights;"
+            " set federation.plan.shares=delta."
+        )
+
+
+def hand_over(
+    server: Server, attack: ServerAttack, audit: Audit, interceptor: Interceptor
+) -> tuple[Audit, Callable[[], list[Observation]]]:
+    """Make ``server`` send what ``attack`` crafts in the rounds of ``audit``.
+
+    Returns:
+        The replies to intercept, and a function to call after each round: where the mean of the replies is enough, it
+        returns the mean as the reply of each client attacked since it was last called.
+    """
+    of_means: list[Observation] = []
+
+    def take_means() -> list[Observation]:
+        taken = of_means.copy()
+        of_means.clear()
+        return taken
+
+    crafted: dict[int, tuple[ModelState, ModelState]] = {}
+
+    def tamper(state: ModelState, client: int) -> ModelState:
+        """Craft a model once for each model that is sent, and for each client where clients get different ones."""
+        key = client if attack.level is ThreatLevel.INCONSISTENT else EVERYBODY
+        if key not in crafted or crafted[key][0] is not state:
+            crafted[key] = state, attack.craft(interceptor.model, state, client)
+        return crafted[key][1]
+
+    server.tamper, server.tampered, server.learns = tamper, audit.rounds, attack.trains
+    if not attack.reads_sum:
+        return audit, take_means
+
+    def heard(round: int, mean: Upload, numbers: Mapping[int, int]) -> None:
+        idle = _decay(server.local_plan.in_round(round), numbers, {key: sent for key, (_, sent) in crafted.items()})
+        for client in sorted(audit.clients & numbers.keys()):
+            share = mean.num_examples / numbers[client]
+            left = {n: t - sum(idle[k][n] for k in idle if k != client) for n, t in mean.tensors.items()}
+            own = {name: share * t if t.is_floating_point() else t for name, t in left.items()}
+            rounding = share * mean.rounding
+            upload = replace(mean, tensors=own, num_examples=numbers[client], rounding=rounding)
+            observation = interceptor.observe(VictimId(round, client), sent=crafted[client][1], upload=upload)
+            of_means.extend([observation] if observation else [])
+
+    server.heard = heard
+    return replace(audit, rounds=frozenset()), take_means
+
+
+def _decay(
+    plan: LocalPlan, numbers: Mapping[int, int], sent: Mapping[int, ModelState]
+) -> Mapping[int, Mapping[str, Tensor]]:
+    """Return each client's part in the mean of all that is weight decay alone, by client and name; none without.
+
+    Args:
+        plan: of the round.
+        numbers: of examples that each client counts as.
+        sent: to each client, or to everybody.
+    """
+    if not plan.weight_decay or plan.shares == "gradient":
+        return {}
+    total, found = sum(numbers.values()), dict[int, Mapping[str, Tensor]]()
+    for client, number in numbers.items():
+        values, steps = sent.get(client, sent.get(EVERYBODY)), number_of_steps(number, plan)
+        assert values is not None, "whoever replies was sent something"
+        found[client] = {n: number / total * (decayed(p, plan, steps) - p) for n, p in values.parameters.items()}
+    return found
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ServerReading:
+    """Reads a malicious server's images from what it intercepted, as an attack.
+
+    Attributes:
+        server: what it crafted and how it reads that.
+        attack: goes on with updates that the server took apart; not used where it reads images itself.
+    """
+
+    server: ServerAttack
+    attack: ReconstructionAttack
+
+    def __call__(
+        self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
+    ) -> list[Reconstruction]:
+        """See :class:`fl_privacy.attacks.ReconstructionAttack`."""
+        found: dict[int, Reconstruction] = {}
+        left: dict[int, Observation] = {}
+        for place, observation in enumerate(observations):
+            result = self.server.read(observation)
+            if isinstance(result, Reconstruction):
+                found[place] = result
+                progress(len(found), len(observations))
+            else:
+                left[place] = result
+        if left:
+            further = self.attack(list(left.values()), seed=seed, progress=progress)
+            found |= dict(zip(left, further, strict=True))
+        return [found[place] for place in range(len(observations))]

@@ -1,0 +1,354 @@
+"""All parts of a run, an attack or a measurement, built in one place."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor, nn
+
+from fl_privacy.attacks import ReconstructionAttack
+from fl_privacy.attacks.attack import trained_on
+from fl_privacy.attacks.malicious import ServerAttack
+from fl_privacy.data import Dataset, LabelledExamples, Vocabulary, texts_of
+from fl_privacy.defenses import ClientState, Defense
+from fl_privacy.effects import Description, mixing
+from fl_privacy.errors import UserError
+from fl_privacy.federation import Audit, Client, Probe, Server, ServerPlan, private_names, public_state
+from fl_privacy.federation.interception import Interceptor
+from fl_privacy.models.gradients.memory import resolve_device
+from fl_privacy.progress import counted
+from fl_privacy.runs.attack_stage import PARTICIPANTS, AttackStage, Judge, Tracer
+from fl_privacy.runs.attacker_knowledge import (
+    MOST_PUBLIC,
+    AttackerKnowledge,
+    data_names,
+    public_examples,
+    side_information_of,
+)
+from fl_privacy.runs.build import (
+    agreed_network,
+    audit_of,
+    build_dataset,
+    build_defense,
+    build_guard,
+    build_metrics,
+    build_plan,
+    data_and_clients,
+    prepare_defense,
+)
+from fl_privacy.runs.config import RunSettings
+from fl_privacy.runs.destination import Monitor
+from fl_privacy.runs.distractors import unattacked_others
+from fl_privacy.runs.folder import RunFolder
+from fl_privacy.runs.ground_truth import ClientStates, GroundTruth, fresh_states, sees_other_images
+from fl_privacy.runs.server_attack import ServerReading, build_server_attack
+from fl_privacy.runs.summed_probes import SummedProbes
+from fl_privacy.runs.threat_model import describe_threats
+from fl_privacy.runs.weights import starting_values
+from fl_privacy.types import Knowledge, LocalPlan, ModelState, Observation, Upload
+from fl_privacy.types.schema import schema_of
+
+VICTIM = 0
+"""The client whose updates are attacked where nobody trains."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Setup:
+    """Parts of a run, an attack or a measurement: clients, server, what is intercepted and what attackers may know.
+
+    Attributes:
+        config: what it was built from.
+        dataset: what the clients share and the server tests on.
+        model: the architecture, holding the initial values.
+        clients: by id; of an attack without a training those attacked and those that collude.
+        server: at the initial values, or those in ``config.weights``; ``None`` where nobody trains.
+        audit: what is intercepted.
+        unattacked: examples without victims, which the attacker may be given some of.
+        states: what the clients keep for themselves by the time that they are attacked.
+        server_attack: what the server does beyond the protocol; ``None`` for an honest one.
+        masking: by which the server sees sums over clients alone where nobody trains; ``None`` where it sees each.
+    """
+
+    config: RunSettings
+    dataset: Dataset
+    model: nn.Module
+    clients: Mapping[int, Client]
+    server: Server
+    audit: Audit
+    unattacked: LabelledExamples
+    states: ClientStates = field(default_factory=fresh_states)
+    server_attack: ServerAttack | None = None
+    masking: SummedProbes | None = None
+
+    @property
+    def rounds(self) -> int:
+        """Return how many rounds the clients train."""
+        return self.config.federation.rounds
+
+    @property
+    def device(self) -> torch.device:
+        """Return the device on which clients train."""
+        return resolve_device(self.config.device)
+
+    @property
+    def _first(self) -> Client:
+        return next(iter(self.clients.values()))
+
+    @property
+    def defense(self) -> Defense:
+        return self._first.defense
+
+    @property
+    def plan(self) -> LocalPlan:
+        return self._first.plan
+
+    @property
+    def _input_shape(self) -> tuple[int, ...]:
+        return self._first.examples.input_shape
+
+    @property
+    def transforms(self) -> bool:
+        """Say whether the model sees other images than the truth behind what is intercepted."""
+        return sees_other_images(self.defense, self.plan, self.audit.uploads)
+
+    def interceptor(self) -> Interceptor:
+        """Build the interceptor that turns uploads into observations."""
+        examples = self._first.examples
+        return Interceptor(
+            model=self.model,
+            plan=self.plan,
+            input_shape=self._input_shape,
+            num_classes=examples.num_classes,
+            side_information=side_information_of(
+                self.config.threat_model, self.clients, batch_size=self.config.batch_size, seed=self.config.seed
+            ),
+        )
+
+    def observe(self, sent: ModelState, *, round: int = 0) -> list[Observation]:
+        """Intercept the audit's probes where clients are sent ``sent``, without a training.
+
+        Or what a malicious server makes of it.
+        """
+        found: list[Observation] = []
+        interceptor = self.interceptor()
+        for probe in counted("victim", self.audit.probes):
+            client, state = self.clients[probe.client], self.states[probe.client]
+
+            def ask(
+                values: ModelState, client: Client = client, state: ClientState = state, number: int = probe.number
+            ) -> Upload:
+                if self.masking is not None:
+                    return self.masking.mean_of_clients(client, state, values, round=round, probe=number)
+                return client.probe(values, state, round=round, probe=number, batch_size=self.audit.batch_size).upload
+
+            given = (
+                self.server_attack.question(self.model, sent, probe.client, ask)
+                if self.server_attack
+                else (sent, ask(sent))
+            )
+            observation = interceptor.observe(
+                probe.in_round(round), sent=given[0], upload=given[1], states=self.states.__getitem__
+            )
+            found += [observation] if observation else []
+        return found
+
+    def ground_truth(self) -> GroundTruth:
+        """Return the examples behind the updates, for judging alone."""
+        return GroundTruth(clients=self.clients, batch_size=self.config.batch_size, states=self.states)
+
+    def knowledge(self, truth: GroundTruth) -> AttackerKnowledge:
+        """Return what the attackers know; the labels are those of ``truth``."""
+
+        def labels(observation: Observation) -> Tensor:
+            return (truth.replay(observation).transformed if self.transforms else truth.batch(observation.id)).labels
+
+        def lengths(observation: Observation) -> Tensor:
+            return (truth.batch(observation.id).inputs >= 0).sum(1)
+
+        return AttackerKnowledge(
+            same_data=data_names(self.clients),
+            labels=labels if self.config.threat_model.knows_labels else None,
+            public=public_examples(self.config.threat_model.public_images, self.unattacked),
+            defense=self._described if self.config.threat_model.knows_defense else None,
+            remembers=self.config.attack.get("start") == "previous",
+            lengths=lengths if self._tells_lengths else None,
+        )
+
+    @property
+    def _described(self) -> Description | None:
+        """Return the public description of what is done to updates; ``None`` where nothing is."""
+        summed = (self.masking.part,) if self.masking is not None else ()
+        return (*self.defense.parts, *summed) or None
+
+    def judge(self, truth: GroundTruth) -> Judge:
+        """Build the judge that scores by ``truth``."""
+        return Judge(
+            truth=truth,
+            transforms=self.transforms,
+            distorts=bool(self.defense.parts) and not private_names(self.model, self.defense),
+            functions=build_metrics(self.config.bpki, self.config.evaluator, self.dataset, self.unattacked),
+            tracer=Tracer(
+                participants=PARTICIPANTS if self.config.tracing is None else self.config.tracing,
+                clients=self.clients,
+                queries=self.config.tracing_queries,
+                seed=self.config.seed,
+            ),
+            vocabulary=self._vocabulary,
+            schema=schema_of(self.model),
+            others=unattacked_others(
+                self.unattacked,
+                self.config.candidates,
+                seed=self.config.seed,
+                name=self.dataset.name,
+            ),
+            augments=self.transforms and not (self.defense.examples or self.defense.data),
+        )
+
+    def stage(self, attack: ReconstructionAttack, folder: RunFolder, monitor: Monitor) -> AttackStage:
+        """Build the stage that attacks what is intercepted, by ``attack``, and records the results in ``folder``."""
+        truth = self.ground_truth()
+        return AttackStage(
+            attack=ServerReading(server=self.server_attack, attack=attack) if self.server_attack else attack,
+            seed=self.config.seed,
+            threads=self.config.attack_threads,
+            jobs=self.config.jobs,
+            knowledge=self.knowledge(truth),
+            judge=replace(self.judge(truth), prior=self._has_prior(attack)),
+            folder=folder,
+            monitor=monitor,
+            films=self.config.films,
+        )
+
+    def _has_prior(self, attack: ReconstructionAttack) -> bool:
+        """Say whether the attacker knows what images are like, by which guesses need a control."""
+        if not self.dataset.train.modality.pixels:
+            return False
+        return self.config.threat_model.public_images != 0 or trained_on(attack, self._input_shape) is not None
+
+    @property
+    def _vocabulary(self) -> Vocabulary | None:
+        texts = texts_of(self.dataset.train)
+        return None if texts is None else texts.vocabulary
+
+    def threat_model(self) -> list[str]:
+        """Say in sentences who attacks, and what is seen and known."""
+        return describe_threats(
+            self.model,
+            self.plan,
+            self.audit,
+            self.defense,
+            self._assumed_knowledge(),
+            secure_aggregation=self.config.secure_aggregation["name"],
+            server=self.server_attack,
+            guarded="_target_" in self.config.guard,
+        )
+
+    def _assumed_knowledge(self) -> Knowledge:
+        """Return the knowledge of the strongest attacker, before there is an update: its tensors are empty."""
+        given, nothing, defense = self.config.threat_model, torch.empty(0), self.defense
+        public = min(MOST_PUBLIC, len(self.unattacked)) if given.public_images is None else given.public_images
+        adaptive = given.knows_defense and self._described is not None
+        return Knowledge(
+            labels=nothing if given.knows_labels else None,
+            defense=self._described if adaptive else None,
+            same_data="" if adaptive and (mixing(defense.parts) or not defense.changes_images) else None,
+            public_images=torch.empty(public) if public else None,
+            previous=nothing if self.config.attack.get("start") == "previous" else None,
+            private=ModelState({}, {}) if defense.private else None,
+            colluder=given.colluder if defense.private or given.features_of == "trained" else None,
+            features=nothing if given.knows_features else None,
+            features_at=given.features_at,
+            front=ModelState({}, {}) if given.knows_features and given.features_of == "trained" else None,
+            lengths=nothing if self._tells_lengths else None,
+        )
+
+    @property
+    def _tells_lengths(self) -> bool:
+        return self._vocabulary is not None and self.config.threat_model.knows_lengths
+
+
+def build_setup(config: RunSettings) -> Setup:
+    """Build what the run of ``config`` is made of.
+
+    Raises:
+        UserError: a setting is out of its range, or parts do not fit each other.
+    """
+    dataset, clients = data_and_clients(config)
+    return Setup(
+        config=config,
+        dataset=dataset,
+        model=clients[0].model,
+        clients=clients,
+        server=server_of(config, clients),
+        audit=audit_of(config, config.federation.rounds, clients),
+        unattacked=dataset.test,
+        server_attack=build_server_attack(config.server, dataset.test, dataset.train),
+    )
+
+
+def build_untrained(config: RunSettings) -> Setup:
+    """Build one client that holds a split of the data, perhaps one that colludes, and nobody who trains.
+
+    Raises:
+        UserError: there are too few examples, or a setting is wrong.
+    """
+    dataset, defense = build_dataset(config.data), build_defense(config.defense)
+    plan = build_plan(config.federation.plan, config.model)
+    victims, batch_size = config.victims, config.batch_size
+    attacked, unattacked = dataset.test, dataset.train
+    if config.split == "train":
+        attacked, unattacked = unattacked, attacked
+    model = agreed_network(config, dataset, clients=1 if config.threat_model.colluder is None else 2)
+    prepare_defense(defense, dataset, model)
+    owner = Client(
+        id=VICTIM,
+        examples=attacked,
+        indices=torch.arange(len(attacked)),
+        model=model,
+        plan=plan,
+        defense=defense,
+        seed=config.seed,
+        device=resolve_device(config.device),
+        threads=config.client_threads,
+        guard=build_guard(config, dataset),
+    )
+    if victims * batch_size > owner.number_of_examples:
+        raise UserError(
+            f"{victims} victims of {batch_size} examples are expected to fit into the {config.split} split, but there"
+            f" are {owner.number_of_examples} examples; lower victims or batch_size."
+        )
+    if config.threat_model.colluder == VICTIM:
+        raise UserError(f"colluder is expected to be another client than {VICTIM}, the victim; set colluder=1.")
+    colluders = () if config.threat_model.colluder is None else (config.threat_model.colluder,)
+    clients = {VICTIM: owner, **{client: replace(owner, id=client) for client in colluders}}
+    return Setup(
+        config=config,
+        dataset=dataset,
+        model=model,
+        clients=clients,
+        server=server_of(config, clients),
+        audit=Audit(probes=tuple(Probe(VICTIM, k) for k in range(victims)), batch_size=batch_size),
+        unattacked=unattacked,
+        server_attack=build_server_attack(config.server, unattacked, attacked),
+        masking=SummedProbes.of(config),
+    )
+
+
+def server_of(config: RunSettings, clients: Mapping[int, Client]) -> Server:
+    """Build the server of ``clients``, at the values that a training of ``config`` starts from."""
+    first, section = next(iter(clients.values())), config.federation
+    rounds, every = section.rounds, config.evaluate_every
+    return Server(
+        state=starting_values(config.weights, public_state(first.model, first.defense)),
+        local_plan=first.plan,
+        plan=ServerPlan(
+            aggregation=section.aggregation,
+            fraction=section.fraction,
+            lr=section.server_lr,
+            norm_factor=section.norm_factor,
+        ),
+        clients=sorted(clients),
+        seed=config.seed,
+        personal=bool(private_names(first.model, first.defense)),
+        tested=frozenset({*range(every, rounds + 1, every), rounds}),
+    )

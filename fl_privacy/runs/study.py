@@ -1,0 +1,332 @@
+"""The jobs of a study: each defense of a grid or track is trained once, and attacked by every attack or in every cell.
+
+A user's own defense is one of them, found in a file or by its import path.
+"""
+
+import hashlib
+import importlib
+import inspect
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Generic, TypeVar
+
+from fl_privacy.checks import fits
+from fl_privacy.defenses import Defense
+from fl_privacy.errors import UserError, in_one_line
+from fl_privacy.files import write_whole
+from fl_privacy.files.foreign import expanded, read_text
+from fl_privacy.runs.app_captures import app_captures, as_captured
+from fl_privacy.runs.config import RunSettings, compose_run
+from fl_privacy.runs.config._options import options
+from fl_privacy.runs.config.building import own_modules
+from fl_privacy.runs.config.compose import override_keys
+from fl_privacy.runs.config.keys import is_within
+from fl_privacy.runs.config.study import AttackCell, GridPoint, Study, grid_points
+from fl_privacy.runs.destination import Command, Destination
+from fl_privacy.runs.folder import is_finished
+from fl_privacy.runs.folder.ongoing import write_planned
+from fl_privacy.runs.folder.records import dump_json, parse_json
+from fl_privacy.runs.folder.study import StudyEntry
+from fl_privacy.runs.privacy import calibrated, noise_for_budget
+
+S = TypeVar("S", bound=Study)
+
+REFINER = "refiner"
+"""The defense that looks at images with an evaluation network."""
+
+PROBLEMS = "problems.json"
+"""File in the folder of a study: why jobs failed."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run or attack of a study.
+
+    Attributes:
+        command: which of the two.
+        config: what it is given.
+        folder: where its results are once it has finished.
+    """
+
+    command: Command
+    config: RunSettings
+    folder: Path
+
+    @property
+    def finished(self) -> bool:
+        """Say whether the job has finished."""
+        return is_finished(self.folder)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedPoint:
+    """A defense at one strength: its jobs.
+
+    Attributes:
+        point: of the study.
+        trainings: by name.
+        early: those of the first rounds alone, where a cell attacks their model.
+        attacks: by cell.
+    """
+
+    point: GridPoint
+    trainings: Mapping[str, Job]
+    early: Mapping[str, Job]
+    attacks: Mapping[AttackCell, Job]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyPlan(Generic[S]):
+    """All jobs of a study.
+
+    Attributes:
+        study: what they come from.
+        out: the folder of their folders.
+        points: in the order of the study.
+    """
+
+    study: S
+    out: Path
+    points: tuple[PlannedPoint, ...]
+
+    def stages(self) -> Iterator[list[Job]]:
+        """Yield what can be done side by side, stage after stage: trainings, then attacks; each job once."""
+        trainings = [job for planned in self.points for job in (*planned.trainings.values(), *planned.early.values())]
+        for stage in (trainings, [job for planned in self.points for job in planned.attacks.values()]):
+            yield list({job.folder: job for job in stage}.values())
+
+    @property
+    def evaluators(self) -> dict[Path, tuple[str, ...]]:
+        """Return files of the evaluation networks that the study needs, and how ``train-evaluator`` makes them."""
+        return {_evaluator_file(self.out, self.study, name): own for name, own in self.study.evaluators.items()}
+
+    def entries(self, problems: Mapping[str, str] | None = None) -> list[StudyEntry]:
+        """Return where the results of each point are, once there are any.
+
+        Args:
+            problems: why jobs failed, by their folder's name.
+        """
+        return [
+            StudyEntry(
+                family=planned.point.family,
+                strength=planned.point.strength,
+                overrides=planned.point.overrides,
+                own=planned.point.family in self.study.entry,
+                trainings={name: job.folder for name, job in planned.trainings.items()},
+                attacks={cell: job.folder for cell, job in planned.attacks.items()},
+                problems=problems or {},
+            )
+            for planned in self.points
+        ]
+
+
+def plan_study(study: S) -> StudyPlan[S]:
+    """Plan the jobs of ``study``.
+
+    Raises:
+        UserError: the configuration of one is wrong.
+    """
+    composed = _Composed(study)
+    points = tuple(_planned(study, point, composed) for point in study.points)
+    return StudyPlan(study=study, out=composed.out, points=points)
+
+
+def planned_job(command: Command, config: RunSettings) -> Job:
+    """Plan the job of ``command`` with ``config``; ``UserError`` if its privacy budget can't be met."""
+    return Job(command, config, Destination(command, calibrated(config)).path)
+
+
+def write_plan(command: Command, configs: Sequence[RunSettings]) -> None:
+    """Write down which folders ``command`` is going to fill with ``configs``, for whoever watches.
+
+    Jobs that can't begin are left out, they tell why when it is their turn; and where a job attacks what an app
+    uploaded, whose notes name its folder, there is no plan.
+    """
+    planned: dict[Path, list[str]] = {}
+    for config in configs:
+        with suppress(UserError):
+            begun = calibrated(config)
+            if begun.captured:
+                if app_captures(begun.captured) is not None:
+                    return
+                begun = as_captured(begun)
+            folder = Destination(command, begun).path
+            planned.setdefault(folder.parent, []).append(folder.name)
+    for out, names in planned.items():
+        with suppress(OSError):  # the jobs say that nothing can be written there
+            write_planned(out, names)
+
+
+def _evaluator_file(out: Path, study: Study, training: str) -> Path:
+    return out / f"evaluator-{list(study.trainings).index(training)}.safetensors"
+
+
+class _Composed:
+    """Configurations of a study's jobs; what points share is composed once, since Hydra takes a while.
+
+    Args:
+        study: whose.
+    """
+
+    def __init__(self, study: Study) -> None:
+        main = study.training(study.points[0], next(iter(study.trainings)))
+        self.out = Path(compose_run([o for o in main if o.startswith("out=")]).out)
+        self._shared: dict[tuple[str, ...], RunSettings] = {}
+        self._defenses: dict[GridPoint, RunSettings] = {}
+
+    def __call__(self, point: GridPoint, overrides: list[str], changes: Mapping[str, object]) -> RunSettings:
+        """Compose ``overrides``, those of ``point`` included, with ``changes`` of them by dotted key."""
+        keys = override_keys(point.overrides)
+        others = [key for key in override_keys(overrides) if key not in keys]
+        alone = "defense" in keys and all(is_within(key, ["defense"]) for key in keys)
+        if not alone or any(is_within(key, ["defense"]) for key in others):
+            return compose_run(overrides).changed(changes)
+        if point not in self._defenses:
+            self._defenses[point] = compose_run(point.overrides)
+        own = self._defenses[point]
+        rest = tuple(o for o, key in zip(overrides, override_keys(overrides), strict=True) if key not in keys)
+        if rest not in self._shared:
+            self._shared[rest] = compose_run(rest)
+        of_point = {"defense": own.defense, "choices.defense": own.choices["defense"]}
+        return self._shared[rest].changed({**of_point, **changes})
+
+
+def read_problems(out: Path) -> dict[str, str]:
+    """Return why jobs failed when they were last tried, by their folder's name."""
+    path = out / PROBLEMS
+    if not path.is_file():
+        return {}
+    try:
+        found = parse_json(read_text(path))
+    except ValueError as error:
+        raise UserError(f"{path} is expected to hold JSON, but is damaged ({error}); remove it.") from error
+    if not fits(found, dict[str, str]):
+        raise UserError(f"{path} is expected to name a reason for each job, but does not; remove it.")
+    return dict(found)
+
+
+def write_problems(out: Path, problems: Mapping[str, str]) -> None:
+    """Write ``problems`` for the page of a later call."""
+    if out.is_dir():
+        write_whole(out / PROBLEMS, dump_json(dict(problems), indent=1))
+
+
+def _planned(study: Study, point: GridPoint, composed: _Composed) -> PlannedPoint:
+    early_ones = {plan.training for plan in study.attacks.values() if plan.state == "early"}
+
+    def changes(training: str, **further: object) -> dict[str, object]:
+        looks = f"defense={REFINER}" in point.overrides and training in study.evaluators
+        own = {"defense.evaluator": str(_evaluator_file(composed.out, study, training))} if looks else {}
+        named = {"name": study.entry[point.family]} if point.family in study.entry else {}
+        return {**named, **own, **further}
+
+    def training(name: str, *, early: bool) -> Job:
+        return planned_job("run", composed(point, study.training(point, name, early=early), changes(name)))
+
+    trainings = {name: training(name, early=False) for name in study.trainings}
+    early = {name: training(name, early=True) for name in sorted(early_ones)}
+    noise = {name: noise_for_budget(job.config) for name, job in trainings.items()}
+
+    def attack(cell: AttackCell) -> Job:
+        """Plan an attack; it faces the noise that the training was calibrated to."""
+        plan = study.attacks[cell]
+        model = {"untrained": None, "early": early.get(plan.training), "trained": trainings[plan.training]}[plan.state]
+        weights = {"weights": str(model.folder)} if model else {}
+        own = changes(plan.training, **weights, **noise[plan.training])
+        return planned_job("attack", composed(point, study.attacking(point, cell), own))
+
+    return PlannedPoint(
+        point=point, trainings=trainings, early=early, attacks={cell: attack(cell) for cell in study.cells}
+    )
+
+
+def find_entry(entry: str, strengths: Sequence[str]) -> tuple[list[GridPoint], str]:
+    """Return the points of the defense that ``entry`` names, and the SHA-256 of the code that makes it.
+
+    Args:
+        entry: ``my_defense.py`` with one function that returns a ``Defense``, ``my_defense.py:function``,
+            ``package.module.function``, or the name of an option of ``defense=`` that a plugin registers.
+        strengths: ``defense.KEY=VALUE``, of which one may list several values.
+
+    Raises:
+        UserError: there is no such defense.
+    """
+    if entry in options("defense"):
+        content = options("defense")[entry].read_bytes()
+        return _points(entry, [f"defense={entry}", *strengths]), hashlib.sha256(content).hexdigest()
+    path, _, name = entry.partition(":")
+    if path.endswith(".py"):
+        module = _module_in(Path(path))
+    elif path.count("."):
+        named, _, name = entry.rpartition(".")
+        module = _module_called(named)
+    else:
+        raise UserError(
+            f"--entry is expected to be a file as my_defense.py, an import path as package.module.function or the name"
+            f" of a registered defense, but got {entry!r}."
+        )
+    function = _function_in(module, name)
+    overrides = ["defense=custom", f"defense._target_={module.__name__}.{function}", *strengths]
+    file = module.__file__
+    return _points(function, overrides), hashlib.sha256(
+        Path(file).read_bytes() if file else module.__name__.encode()
+    ).hexdigest()
+
+
+def _points(family: str, overrides: Sequence[str]) -> list[GridPoint]:
+    return list(grid_points(family, overrides))
+
+
+def _module_in(path: Path) -> ModuleType:
+    """Import the module in the file ``path``, which worker processes can import as well."""
+    path = expanded(path).resolve()
+    if not path.is_file():
+        raise UserError(f"--entry is expected to be a Python file, but there is no {path}.")
+    name = path.stem
+    if not name.isidentifier():
+        raise UserError(f"--entry is expected to be a file that can be imported, but {path.name} can't; rename it.")
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
+    found = sys.modules.get(name) or find_spec(name)
+    origin = getattr(found, "__file__", None) or getattr(found, "origin", None)
+    if origin is None or Path(origin).resolve() != path:
+        raise UserError(f"--entry is expected to be a file with a name of its own, but {name} is {origin}; rename it.")
+    return _module_called(name)
+
+
+def _module_called(name: str) -> ModuleType:
+    try:
+        with own_modules(name):
+            return importlib.import_module(name)
+    except (Exception, SystemExit) as error:
+        raise UserError(f"--entry names {name}, which can't be imported: {in_one_line(error)}") from error
+
+
+def _function_in(module: ModuleType, name: str) -> str:
+    """Return ``name``, or the name of the one function of ``module`` that is declared to return a ``Defense``."""
+    if name:
+        if not callable(getattr(module, name, None)):
+            raise UserError(f"--entry names the function {name}, but {module.__name__} has none.")
+        return name
+    found = [
+        name
+        for name, function in inspect.getmembers(module, inspect.isfunction)
+        if function.__module__ == module.__name__ and not name.startswith("_") and _returns_defense(function)
+    ]
+    if len(found) != 1:
+        there = f"has {', '.join(found)}" if found else "has none"
+        raise UserError(
+            f"--entry is expected to hold one function that is annotated to return a Defense, but {module.__name__}"
+            f" {there}; name it as {module.__name__}.py:FUNCTION."
+        )
+    return found[0]
+
+
+def _returns_defense(function: object) -> bool:
+    annotation = inspect.signature(function).return_annotation  # type: ignore[arg-type]
+    return annotation is Defense or annotation in ("Defense", "defenses.Defense", "fl_privacy.defenses.Defense")

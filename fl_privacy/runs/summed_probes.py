@@ -1,0 +1,83 @@
+"""What an honest server sees behind secure aggregation where nobody trains: means over clients of one example each."""
+
+from dataclasses import dataclass
+
+import torch
+
+from fl_privacy.defenses.defense import ClientState
+from fl_privacy.effects import Part, Summed
+from fl_privacy.errors import UserError
+from fl_privacy.federation import Client
+from fl_privacy.rng import derive_generator
+from fl_privacy.runs.config.settings import RunSettings
+from fl_privacy.types import ModelState, Upload
+
+
+@dataclass(frozen=True, kw_only=True)
+class SummedProbes:
+    """Clients of one example each, whose updates are seen as their mean alone.
+
+    Attributes:
+        clients: behind one mean, which is that of a batch of as many examples.
+        clip: largest absolute value that an update may hold.
+        levels: of a quantized value.
+        seed: of the rounding.
+    """
+
+    clients: int
+    clip: float
+    levels: int
+    seed: int
+
+    @classmethod
+    def of(cls, config: RunSettings) -> "SummedProbes | None":
+        """Build the probes of a run under SecAgg+; ``None`` without.
+
+        Raises:
+            UserError: a sum is of a single client.
+        """
+        section = config.secure_aggregation
+        if section["name"] != "secagg":
+            return None
+        if config.batch_size < 2:
+            raise UserError(
+                "The command attack reads the sum of batch_size clients of one example each behind"
+                f" secure_aggregation=secagg, which is expected to be of at least 2, but got {config.batch_size};"
+                " set batch_size=8, or secure_aggregation=none."
+            )
+        return cls(
+            clients=config.batch_size, clip=float(section["clip"]), levels=int(section["levels"]), seed=config.seed
+        )
+
+    @property
+    def part(self) -> Part:
+        """Return the public description of the sum."""
+        return Part("secagg", {"clients": self.clients}, Summed(clients=self.clients, rounding=self.rounding))
+
+    @property
+    def rounding(self) -> float:
+        """Return the largest standard deviation that rounding each update at random to whole levels gives a mean."""
+        return float(self.clip / self.levels / self.clients**0.5)
+
+    def mean_of_clients(
+        self, client: Client, state: ClientState, sent: ModelState, *, round: int, probe: int
+    ) -> Upload:
+        """Return the mean of the updates of ``clients`` clients, with one example each of those of the ``probe``."""
+        rng = derive_generator(self.seed, "secagg", round, probe)
+        first = probe * self.clients
+        uploads = [
+            client.probe(sent, state, round=round, probe=first + number, batch_size=1).upload
+            for number in range(self.clients)
+        ]
+        tensors = {
+            name: torch.stack([self._rounded(upload.tensors[name], rng) for upload in uploads]).mean(0)
+            for name in uploads[0].tensors
+        }
+        buffers = {name: torch.stack([u.buffers[name].float() for u in uploads]).mean(0) for name in uploads[0].buffers}
+        return Upload(tensors=tensors, buffers=buffers, num_examples=self.clients, rounding=self.rounding)
+
+    def _rounded(self, tensor: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
+        """Round to the protocol's levels at random, without bias."""
+        step = 2 * self.clip / self.levels
+        places = (tensor.double().clamp(-self.clip, self.clip) + self.clip) / step
+        return ((places + torch.rand(tensor.shape, generator=rng)).floor() * step - self.clip).to(tensor)

@@ -1,0 +1,265 @@
+"""The threat model of a run in sentences, for its report.
+
+What an attack's generator of images was trained on: said in every report, and never the victims.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fl_privacy.attacks import ReconstructionAttack
+from fl_privacy.attacks.adaptive import uncountered
+from fl_privacy.attacks.attack import trained_on
+from fl_privacy.attacks.malicious import ServerAttack, ThreatLevel
+from fl_privacy.defenses import Defense
+from fl_privacy.effects import Description, Mixed, mixing
+from fl_privacy.errors import UserError
+from fl_privacy.federation import Audit
+from fl_privacy.models import TextModel, has_batch_norm
+from fl_privacy.types import Knowledge, LocalPlan
+from fl_privacy.types.modality import ROWS, TEXTS, Modality, modality_of
+
+_SHARED = {
+    "gradient": "the gradient of one batch",
+    "delta": "the change of its weights after local training",
+    "weights": "its weights after local training",
+}
+
+_MODES = {"train": "training mode", "eval": "evaluation mode"}
+
+_SECURE = {
+    "secagg": "The server sees the sum of the updates, numbers of examples, training losses and whole-number buffers;"
+    " SecAgg+ hides each update. A server that breaks the protocol and asks for both kinds of key shares unmasks them.",
+    "ckks": "The server sees ciphertexts, numbers of examples and the largest value in each tensor; the clients share"
+    " the secret key: one of them that colludes with the server reveals every update.",
+}
+
+
+_GUARDED = (
+    " They look at each model before they train on it and refuse what looks crafted (guard=on); a server that knows the"
+    " guard can stay within it."
+)
+
+
+_SCHEMA = (
+    "The attacker knows the table's schema, which all clients share: names, kinds and categories of the columns, mean,"
+    " deviation, least and largest value of numbers."
+)
+
+
+def describe_threats(
+    model: nn.Module,
+    plan: LocalPlan,
+    audit: Audit,
+    defense: Defense,
+    knowledge: Knowledge,
+    *,
+    secure_aggregation: str,
+    server: ServerAttack | None,
+    guarded: bool = False,
+) -> list[str]:
+    """Say who attacks, what is seen, what is known, what is defended.
+
+    Args:
+        model: architecture.
+        plan: of the clients.
+        audit: what is attacked.
+        defense: of the clients.
+        knowledge: of the attacker that knows most.
+        secure_aggregation: by which the server is kept from reading updates, or ``none``.
+        server: what it does beyond the protocol, if anything.
+        guarded: whether clients refuse models that look crafted.
+    """
+    defended = _describe_defense(defense) + _GUARDED * guarded
+    if secure_aggregation != "none":
+        known = knowledge.describe(modality_of(model)) if server is None and secure_aggregation == "secagg" else []
+        return [*_server(server), _SECURE[secure_aggregation], *known, defended]
+    lines = [
+        *_server(server),
+        f"Each client uploads {_SHARED[plan.shares]}.",
+        *_attacked(audit),
+    ]
+    if plan.augments:
+        like = "likewise" if plan.augment_probes else "not"
+        left = f", those of the extra batches are {like}" if audit.uploads == "probe" else ""
+        lines.append(f"Training images are {_augmentation(plan)} at random{left}.")
+    if has_batch_norm(model):
+        lines.append(_batch_norm(plan, audit.uploads))
+    if plan.frozen:
+        lines.append(f"Neither trained nor uploaded: {', '.join(plan.frozen)}.")
+    lines += _OF_MODEL.get(modality_of(model), lambda model, plan: [])(model, plan)
+    lines.append("The attacker knows the architecture, the values each client was sent, and the local plan.")
+    lines += knowledge.describe(modality_of(model))
+    if knowledge.defense is not None:
+        lines.append("That is the adaptive attacker; a plain one that knows nothing of the defense attacks as well.")
+        if names := uncountered(_left_of(knowledge, audit)):
+            lines.append(
+                f"Not tested: an attacker that makes use of what it knows of {' and '.join(names)}; there is no"
+                " countermeasure against it here, and the adaptive attacker attacks it as if unknown."
+            )
+    return [*lines, defended]
+
+
+def _left_of(knowledge: Knowledge, audit: Audit) -> Description:
+    """Return the parts of a known defense but those that mix images, where what they mix in can be taken out again."""
+    parts = knowledge.defense or ()
+    alone = audit.uploads == "probe" and audit.batch_size == 1
+    if not alone or knowledge.public_images is None or mixing(parts) is None:
+        return parts
+    return tuple(part for part in parts if not isinstance(part.effect, Mixed))
+
+
+def _embeddings(model: nn.Module, plan: LocalPlan) -> list[str]:
+    """Say whether the gradient of the embeddings shows the tokens."""
+    assert isinstance(model, TextModel)
+    if model.word_weight in plan.held(name for name, _ in model.named_parameters()):
+        return ["The gradient of the tokens' embeddings is not uploaded."]
+    return [
+        "The gradient of the tokens' embeddings is uploaded: where no defense and no tied head fills its rows, those"
+        " that are not zero name the tokens of a batch."
+    ]
+
+
+_OF_MODEL: Mapping[Modality, Callable[[nn.Module, LocalPlan], list[str]]] = {
+    TEXTS: _embeddings,
+    ROWS: lambda model, plan: [_SCHEMA],
+}
+"""What the model alone tells of examples of a kind."""
+
+
+def _server(attack: ServerAttack | None) -> list[str]:
+    """Say how far the server goes, and what was left untried."""
+    level = attack.level if attack else ThreatLevel.HONEST
+    first = (
+        "The server is honest but curious: it follows the protocol and reads what it receives."
+        if attack is None
+        else f"The server is malicious ({level}). {attack.told}"
+    )
+    others = [other.value for other in ThreatLevel if other not in (level, ThreatLevel.HONEST)]
+    if attack is not None:
+        others = [f"any other server with {level}", *others]
+    return [first, f"Not tested: {', '.join(others)}, clients of the server's own (Sybils)."]
+
+
+def _examples(number: int) -> str:
+    return "one example" if number == 1 else f"{number} examples"
+
+
+def _attacked(audit: Audit) -> list[str]:
+    clients = f"{len(audit.clients)} client{'s' * (len(audit.clients) != 1)}"
+    if audit.uploads != "probe":
+        return [f"Attacked are the training updates of {clients}."]
+    sentences = []
+    if audit.probes or not audit.listens:
+        sentences.append(
+            f"Attacked are {len(audit.probes)} extra batches of {_examples(audit.batch_size)}: each client sends them"
+            " through its own defended update as if they were all its data; the model is not trained on these uploads."
+        )
+    if audit.listens:
+        sentences.append(
+            f"The training updates of {clients} in {len(audit.rounds)} round{'s' * (len(audit.rounds) != 1)} are read"
+            " for what they tell beside images; the attacker holds the examples that it asks about, with their classes."
+        )
+    return sentences
+
+
+@dataclass(frozen=True)
+class Whereabouts:
+    """Location of the clients and their data, as a server knows it.
+
+    Attributes:
+        simulated: they draw from the run's seed; deployed ones draw from secrets of their own.
+        own_data: they train on folders of their nodes, not on the data that the run names.
+    """
+
+    simulated: bool = True
+    own_data: bool = False
+
+
+def who_draws(clients: Whereabouts) -> str:
+    """Say where the clients' randomness and data come from, in a sentence or two."""
+    if clients.simulated:
+        return (
+            "This is a simulation: all that clients draw at random, noise too, derives from the run's seed, which the"
+            " attacker is not told. Deployed clients draw it from secrets of their own."
+        )
+    drawn = "Clients are deployed: what they draw at random derives from secrets that stay on their nodes."
+    if not clients.own_data:
+        return drawn
+    return f"{drawn} They train on data of their own, which nobody else has seen: the test data are the server's."
+
+
+def _batch_norm(plan: LocalPlan, uploads: str) -> str:
+    training = f"Batch norm of training is in {_MODES[plan.batch_norm]} and its running statistics are {plan.buffers}"
+    if uploads != "probe":
+        return f"{training}."
+    same = plan.batch_norm == plan.probe_batch_norm
+    return f"{training}; that of the attacked batches is in {_MODES[plan.probe_batch_norm]}{' as well' * same}."
+
+
+def _augmentation(plan: LocalPlan) -> str:
+    return " and ".join(["cropped"] * bool(plan.crop_padding) + ["flipped"] * plan.flip)
+
+
+def _describe_defense(defense: Defense) -> str:
+    if not defense.parts:
+        return "Clients do not defend themselves."
+    parts = [(part.name, ", ".join(f"{key}={value}" for key, value in part.settings.items())) for part in defense.parts]
+    return f"Clients defend themselves with {' and '.join(f'{n} ({s})' if s else n for n, s in parts)}."
+
+
+def expect_readable_updates(aggregation: str, where: str) -> None:
+    """Refuse secure aggregation where every update has to be seen.
+
+    Args:
+        aggregation: ``secure_aggregation.name``.
+        where: that is, to begin the message with.
+
+    Raises:
+        UserError: ``secure_aggregation`` is another one than ``none``.
+    """
+    if aggregation != "none":
+        raise UserError(
+            f"{where} reads every update and is expected with secure_aggregation=none, but got {aggregation};"
+            " use `fl-privacy run` with backend=loop and attack=none, or `fl-privacy attack secure_aggregation=secagg"
+            " batch_size=8` for what the sum of eight clients of one example gives away."
+        )
+
+
+LOOKED_AT = 1000
+"""Images of those that victims come from, at equal distances."""
+
+MOST_SEEN = 10.0
+"""Percent of them that a generator may have seen: data sets hold a few images twice, in one split and in another."""
+
+
+def describe_image_prior(
+    attack: ReconstructionAttack | None, image: Sequence[int], victims: Tensor | None
+) -> list[str]:
+    """Describe the generator of ``attack`` in a sentence; none where it has no generator.
+
+    Args:
+        attack: what is run.
+        image: (C, H, W).
+        victims: (N, C, H, W) images that those attacked are among, uint8 or in [0, 1]; ``None`` where they are unknown.
+
+    Raises:
+        UserError: there is no generator of such images, or it was trained on these.
+    """
+    known = None if attack is None else trained_on(attack, image)
+    if known is None:
+        return []
+    said = f"The attacker looks among the images of a generator that was trained on {known.words()}"
+    if not len(known.fingerprints) or victims is None:
+        return [f"{said}; whether a victim's image was among these is not checked."]
+    chosen = torch.arange(len(victims))[:: max(1, len(victims) // LOOKED_AT)]
+    share = 100 * float(known.seen(victims[chosen]).double().mean())
+    if share > MOST_SEEN:
+        raise UserError(
+            f"attack.generator is expected not to have seen the victims, but it was trained on {known.words()}, with"
+            f" {share:.0f} % of the images that they come from; attack another split, or train one on other images"
+            " (fl-privacy train-generator split=test)."
+        )
+    return [f"{said}; {share:.1f} % of the images that victims are taken from were among them."]

@@ -1,0 +1,6 @@
+"""Real nodes: the keys, certificates, commands and services that they need, and a trial of them on loopback."""
+
+from fl_privacy.site.deploy.loopback import check_deployment
+from fl_privacy.site.deploy.writing import write_deployment
+
+__all__ = ["check_deployment", "write_deployment"]

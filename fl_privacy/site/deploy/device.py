@@ -1,0 +1,257 @@
+"""What a client's round costs on a small device: one core, little memory (Refiner, Appendix O, measured).
+
+A command held to one core and so much memory, as on a small device.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fl_privacy.errors import UserError, say
+from fl_privacy.runs.folder import append_node_cost, read_run
+from fl_privacy.runs.folder.ongoing import CONFIG, IDENTITY, expect_finished, is_aside, is_finished
+
+MIB = 1 << 20
+_CGROUP = Path("/sys/fs/cgroup")
+_WATCH_SECONDS = 0.02
+_POWER = Path("/sys/class/powercap")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """Outcome of a command that was kept within limits.
+
+    Attributes:
+        status: its exit status; negative where a signal ended it.
+        out: what it printed.
+        complaint: what it printed as errors.
+        peak: bytes of its own, at most; pages of the files that it reads are not counted, the system drops them.
+        too_large: whether it was ended for its memory.
+        held_by: who held it to its memory, in words.
+    """
+
+    status: int
+    out: str
+    complaint: str
+    peak: int
+    too_large: bool
+    held_by: str
+
+
+def run_limited(command: Sequence[str], *, memory: int, core: int, environment: Mapping[str, str]) -> Held:
+    """Run ``command`` on the core numbered ``core`` with at most ``memory`` bytes.
+
+    A memory cgroup holds it where this user may make one. Otherwise this process looks every 20 ms and ends it; a peak
+    between two looks is missed then. (``ulimit -v`` counts addresses, most of which PyTorch never touches.)
+    """
+    with _cgroup(memory) as group, tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as complaint:
+        process = subprocess.Popen(
+            [sys.executable, "-c", _ENTER, str(core), str(group or ""), *command],
+            stdout=out,
+            stderr=complaint,
+            env=dict(environment),
+        )
+        peak = 0
+        try:
+            while process.poll() is None:
+                peak = max(peak, _own_bytes(process.pid))
+                if group is None and peak > memory:
+                    process.kill()
+                time.sleep(_WATCH_SECONDS)
+        finally:
+            process.kill()
+            process.wait()
+        too_large = peak > memory if group is None else _killed_for_memory(group)
+        out.seek(0)
+        complaint.seek(0)
+        return Held(
+            status=process.returncode,
+            out=out.read(),
+            complaint=complaint.read(),
+            peak=peak,
+            too_large=too_large,
+            held_by="its parent" if group is None else "a memory cgroup",
+        )
+
+
+_ENTER = """
+import os, sys
+core, group, *command = sys.argv[1:]
+if hasattr(os, "sched_setaffinity"):
+    os.sched_setaffinity(0, {int(core)})
+if group:
+    with open(os.path.join(group, "cgroup.procs"), "w") as file:
+        file.write(str(os.getpid()))
+os.execvp(command[0], command)
+"""
+
+
+def joules_so_far() -> float | None:
+    """Return the joules that the processor packages used (RAPL), which wrap around; ``None`` if unknown."""
+    try:
+        counters = [
+            int((zone / "energy_uj").read_text())
+            for zone in _POWER.glob("intel-rapl:?")
+            if (zone / "name").read_text().startswith("package")  # the zone of the whole machine holds them as well
+        ]
+    except OSError:
+        return None
+    return sum(counters) / 1e6 if counters else None
+
+
+@contextmanager
+def _cgroup(memory: int) -> Iterator[Path | None]:
+    """Make a group of processes with ``memory`` bytes together, gone afterwards; ``None`` where none can be made."""
+    for root, limit in ((_CGROUP / "memory", "memory.limit_in_bytes"), (_CGROUP, "memory.max")):
+        group = root / f"fl-privacy-{os.getpid()}"
+        if not (root / "cgroup.procs").exists():
+            continue
+        try:
+            group.mkdir()
+        except OSError:
+            continue
+        try:
+            (group / limit).write_text(str(memory))
+        except OSError:
+            group.rmdir()
+            continue
+        try:
+            yield group
+        finally:
+            with suppress(OSError):  # its last process may not be gone yet
+                group.rmdir()
+        return
+    yield None
+
+
+def _killed_for_memory(group: Path) -> bool:
+    for name in ("memory.oom_control", "memory.events"):
+        if (file := group / name).exists():
+            told = dict(line.split() for line in file.read_text().splitlines())
+            return int(told.get("oom_kill", 0)) > 0
+    return False
+
+
+def _own_bytes(pid: int) -> int:
+    """Return the anonymous memory of a process, else all resident memory; 0 once it is gone."""
+    try:
+        told = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return 0
+    found = dict(line.split(":", 1) for line in told.splitlines() if ":" in line)
+    value = found.get("RssAnon") or found.get("VmRSS")
+    return int(value.split()[0]) * 1024 if value else 0
+
+
+ENOUGH_SECONDS = 20.0
+"""A round that takes more CPU time is not repeated."""
+
+
+def measure_nodes(
+    runs: Sequence[Path], *, memory: int, core: int | None = None, repeats: int = 3, trust: Sequence[str] = ()
+) -> Iterator[str]:
+    """Measure a client round of each of ``runs`` and add it to the run's records.
+
+    Each is done in a process of its own, on one core with one thread. What it came to stands on the run's page and on
+    those that compare it, ``Figure`` of section ``upload``.
+
+    Args:
+        runs: folders of runs that have finished, or of sweeps over such.
+        memory: bytes that the node has.
+        core: number of the core; the first that this process may use.
+        repeats: rounds, one after the other, the client's state kept.
+        trust: import paths that the runs may name beside what is registered.
+
+    Yields:
+        A line for each run, once it is measured.
+
+    Raises:
+        UserError: a folder holds no run, or a client fails for another reason than its memory.
+    """
+    if repeats < 1:
+        raise UserError(f"--repeats is expected to be at least 1, but got {repeats}.")
+    if memory < 128 * MIB:
+        raise UserError(f"--memory is expected to be at least 128 MiB, but got {memory / MIB:g}.")
+    chosen = [run for folder in runs for run in _runs_in(folder)]
+    for run in chosen:
+        yield _measure(run, memory, core, repeats, trust)
+
+
+def _runs_in(folder: Path) -> list[Path]:
+    """Return the folder itself, or the finished trainings of a sweep."""
+    if (folder / IDENTITY).is_file():
+        if read_run(folder).identity.config.get("command") != "run":
+            raise UserError(f"{folder} is expected to be a training by `fl-privacy run`, but is none; give one.")
+        expect_finished(folder)
+        return [folder]
+    found = sorted(path.parent for path in folder.glob("*/run.json") if not is_aside(path.parent))
+    trained = [path for path in found if is_finished(path) and read_run(path).identity.config.get("command") == "run"]
+    if not trained:
+        raise UserError(f"{folder} is expected to hold runs that trained, but holds none; give what `run` printed.")
+    return trained
+
+
+def _measure(run: Path, memory: int, core: int | None, repeats: int, trust: Sequence[str]) -> str:
+    chosen = min(os.sched_getaffinity(0)) if core is None and hasattr(os, "sched_getaffinity") else core or 0
+    command = [sys.executable, "-m", "fl_privacy.site.deploy.device", str(run.resolve()), str(repeats), *trust]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    ended = run_limited(command, memory=memory, core=chosen, environment=environment)
+    if ended.too_large:
+        append_node_cost(run, fits=False, memory=memory, peak_bytes=ended.peak, held_by=ended.held_by)
+        return f"{run.name}: does not fit into {memory / MIB:g} MiB"
+    if ended.status:
+        raise UserError(f"A client of {run} is expected to train on the node, but did not ({_why(ended)}).")
+    cost = json.loads(ended.out.splitlines()[-1])
+    append_node_cost(run, fits=True, memory=memory, peak_bytes=ended.peak, held_by=ended.held_by, **cost)
+    return f"{run.name}: {cost['cpu_seconds']:.3g} CPU s a round, {ended.peak / MIB:.0f} MiB at most"
+
+
+def _why(ended: Held) -> str:
+    said = ended.complaint.strip().splitlines()
+    return said[-1] if said else f"status {ended.status}"
+
+
+def _one_client(run: Path, repeats: int, trust: Sequence[str]) -> dict[str, Any]:
+    """Run rounds of the first client of ``run``, in this process."""
+    import torch  # noqa: PLC0415
+
+    from fl_privacy.defenses import ClientState  # noqa: PLC0415
+    from fl_privacy.federation import public_state  # noqa: PLC0415
+    from fl_privacy.runs.build import clients_of  # noqa: PLC0415
+    from fl_privacy.runs.config import RunSettings  # noqa: PLC0415
+    from fl_privacy.runs.config.untrusted import registered_run  # noqa: PLC0415
+
+    torch.set_num_threads(1)
+    settings = registered_run(run / CONFIG, trust)
+    del settings["command"]
+    client = clients_of(RunSettings.of(settings))[0]
+    sent, state = public_state(client.model, client.defense), ClientState()
+    rounds = []
+    for round in range(repeats):
+        joules, cpu, wall = joules_so_far(), time.process_time(), time.perf_counter()
+        client.update(sent, state, round=round)
+        after = joules_so_far()
+        used = after - joules if after is not None and joules is not None and after >= joules else None
+        rounds.append((time.process_time() - cpu, time.perf_counter() - wall, used))
+        if rounds[0][0] > ENOUGH_SECONDS:
+            break
+    joules_used = [used for *_, used in rounds if used is not None]
+    return {
+        "cpu_seconds": statistics.median(cpu for cpu, *_ in rounds),
+        "seconds": statistics.median(wall for _, wall, _ in rounds),
+        "joules": statistics.median(joules_used) if joules_used else None,
+        "repeats": len(rounds),
+    }
+
+
+if __name__ == "__main__":
+    say(json.dumps(_one_client(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])))

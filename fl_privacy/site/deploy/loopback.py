@@ -1,0 +1,432 @@
+"""A SuperLink and SuperNodes as separate processes on this machine's loopback interface.
+
+``fl-privacy deploy OUT --check``: what is in the folder, tried on loopback.
+"""
+
+import json
+import os
+import shlex
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fl_privacy.errors import UserError
+from fl_privacy.site.deploy.certificates import expect_valid, make_authority, make_node_key
+from fl_privacy.site.deploy.writing import Deployment
+
+ADDRESS = "127.0.0.1"
+START_SECONDS = 90.0
+JOIN_SECONDS = 300.0
+STOP_SECONDS = 10.0
+_POLL = 0.2
+
+JOINED = "SuperNode ID:"
+"""What a node says once the SuperLink has let it in."""
+
+
+def free_port() -> int:
+    """Find a port of the loopback interface that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind((ADDRESS, 0))
+        return int(probe.getsockname()[1])
+
+
+@dataclass(frozen=True)
+class Secured:
+    """Files by which a SuperLink is known to its nodes; see ``write_deployment``."""
+
+    authority: Path
+    certificate: Path
+    key: Path
+
+
+@dataclass(eq=False)
+class LoopbackFederation:
+    """A federation of processes on loopback, with their logs, ended with the context.
+
+    Attributes:
+        folder: of state, logs and Flower's configuration.
+        secured: TLS and node authentication; ``None`` is plain text without.
+        environment: variables beside those of this process.
+        port: of the SuperLink.
+        database: of the SuperLink, a file in ``folder``; ``None`` keeps it in memory, which no slow disk locks.
+    """
+
+    folder: Path
+    secured: Secured | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+    port: int = field(default_factory=free_port)
+    database: str | None = "superlink.db"
+    _processes: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict, init=False)
+
+    @property
+    def address(self) -> str:
+        """Return the address of the SuperLink."""
+        return f"{ADDRESS}:{self.port}"
+
+    def start_superlink(self) -> None:
+        """Start the SuperLink and wait until it listens.
+
+        Raises:
+            UserError: it ended, or took too long.
+        """
+        self._write_config()
+        command = ["flower-superlink", "--host", ADDRESS, "--port", str(self.port)]
+        held = ":flwr-in-memory:" if self.database is None else str(self.folder / self.database)
+        command += ["--database", held, "--disable-runtime-dependency-installation"]
+        if self.secured:
+            command += ["--ssl-ca-certfile", str(self.secured.authority), "--enable-supernode-auth"]
+            command += ["--ssl-certfile", str(self.secured.certificate), "--ssl-keyfile", str(self.secured.key)]
+        else:
+            command += ["--insecure"]
+        self.start("superlink", command)
+        self.wait_for("superlink", lambda: _answers(self.port), "listen")
+
+    def register(self, public_key: Path) -> None:
+        """Register a node's key with the SuperLink."""
+        self.flwr("supernode", "register", str(public_key), "loopback")
+
+    def start_node(
+        self,
+        name: str,
+        config: Mapping[str, object],
+        *,
+        key: Path | None = None,
+        superlink: str | None = None,
+        authority: Path | None = None,
+        extra: tuple[str, ...] = (),
+    ) -> None:
+        """Start a node by ``fl-privacy supernode``.
+
+        Args:
+            name: of the process.
+            config: of the node.
+            key: its private key, where nodes are authenticated.
+            superlink: another address than this SuperLink's, such as a proxy's.
+            authority: another one than this SuperLink's.
+            extra: arguments.
+        """
+        command = [sys.executable, "-m", "fl_privacy", "supernode", "--superlink", superlink or self.address]
+        command += [
+            "--port",
+            str(free_port()),
+            "--node-config",
+            " ".join(f"{key}={json.dumps(value)}" for key, value in config.items()),
+            *extra,
+        ]
+        if self.secured:
+            command += ["--root-certificates", str(authority or self.secured.authority)]
+        else:
+            command += ["--insecure"]
+        if key:
+            command += ["--auth-supernode-private-key", str(key)]
+        self.start(name, command)
+
+    def wait_for_node(self, name: str, seconds: float = JOIN_SECONDS) -> None:
+        """Wait until a node has joined.
+
+        A run that is started before takes turns with all nodes that load PyTorch. Flower starts its server once more
+        for each 30 seconds that this takes, until so many load that none comes to an end.
+
+        Raises:
+            UserError: it has ended before, or takes longer.
+        """
+        self.wait_for(name, lambda: JOINED in self.said(name), "join the SuperLink", seconds)
+
+    def run(self, name: str, app: Path, run_config: Mapping[str, object]) -> None:
+        """Start ``flwr run``, whose process ends with the run."""
+        given = " ".join(f"{key}={json.dumps(value)}" for key, value in run_config.items())
+        self.start(name, ["flwr", "run", str(app), "loopback", "--stream", "--run-config", given])
+
+    def flwr(self, *arguments: str) -> str:
+        """Run Flower's command line, and return what it prints.
+
+        Raises:
+            UserError: it failed.
+        """
+        done = subprocess.run(
+            ["flwr", *arguments],
+            env=self.variables(),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=START_SECONDS,
+        )
+        if done.returncode:
+            raise UserError(f"flwr {shlex.join(arguments)} is expected to succeed, but said: {_last(done.stderr)}")
+        return done.stdout
+
+    def start(self, name: str, command: list[str]) -> None:
+        """Start a process in a group of its own, its output in ``NAME.log``."""
+        with self.log(name).open("ab") as log:
+            self._processes[name] = subprocess.Popen(
+                command,
+                env=self.variables(),
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def log(self, name: str) -> Path:
+        """Return the path of what the process ``name`` has printed."""
+        return self.folder / f"{name}.log"
+
+    def said(self, name: str) -> str:
+        """Return the content of ``log(name)``."""
+        return self.log(name).read_text(errors="replace")
+
+    def ended(self, name: str) -> int | None:
+        """Return the exit status of a process; ``None`` while it runs."""
+        return self._processes[name].poll()
+
+    def kill(self, name: str) -> None:
+        """End a process alone at once, as a power cut does: what it had started has to notice by itself."""
+        self._processes[name].kill()
+        self._processes[name].wait()
+
+    def wait_for(self, name: str, ready: object, what: str, seconds: float = START_SECONDS) -> None:
+        """Wait until ``ready()`` is true.
+
+        Raises:
+            UserError: the process has ended before, or it takes longer than ``seconds``.
+        """
+        assert callable(ready)
+        deadline = time.monotonic() + seconds
+        while not ready():
+            if (status := self.ended(name)) is not None:
+                if ready():
+                    return
+                raise UserError(f"{name} is expected to {what}, but ended with {status}: {_last(self.said(name))}")
+            if time.monotonic() > deadline:
+                raise UserError(
+                    f"{name} is expected to {what} within {seconds:g} s, but did not; see {self.log(name)}."
+                )
+            time.sleep(_POLL)
+
+    def wait(self, name: str, seconds: float) -> int:
+        """Exit status of a process, waited for."""
+        try:
+            return self._processes[name].wait(seconds)
+        except subprocess.TimeoutExpired as error:
+            raise UserError(
+                f"{name} is expected to end within {seconds:g} s, but did not: {_last(self.said(name))}"
+            ) from error
+
+    def stop(self) -> None:
+        """End all processes of the federation, and those that they have started."""
+        for process in self._processes.values():
+            _signal(process, signal.SIGTERM)
+        deadline = time.monotonic() + STOP_SECONDS
+        for process in self._processes.values():
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, deadline - time.monotonic()))
+            _signal(process, signal.SIGKILL)
+            process.wait()
+
+    def variables(self) -> dict[str, str]:
+        """Return the environment of the processes: Flower's configuration is here, and it calls nobody."""
+        told = {
+            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
+            "FLWR_HOME": str(self.folder / "flwr"),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "PYTHONDONTWRITEBYTECODE": "",  # else each process compiles all that it imports
+        }
+        return {**os.environ, **told, **self.environment}
+
+    def _write_config(self) -> None:
+        home = self.folder / "flwr"
+        home.mkdir(parents=True, exist_ok=True)
+        trust = f"root-certificates = {json.dumps(str(self.secured.authority))}" if self.secured else "insecure = true"
+        (home / "config.toml").write_text(
+            f'[superlink]\ndefault = "loopback"\n\n[superlink.loopback]\naddress = "{self.address}"\n{trust}\n'
+        )
+
+
+@contextmanager
+def loopback_federation(federation: LoopbackFederation) -> Iterator[LoopbackFederation]:
+    """Start ``federation``, and end it when the context ends."""
+    federation.folder.mkdir(parents=True, exist_ok=True)
+    try:
+        yield federation
+    finally:
+        federation.stop()
+
+
+def _answers(port: int) -> bool:
+    try:
+        socket.create_connection((ADDRESS, port), timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
+def _signal(process: "subprocess.Popen[bytes]", number: int) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, number)
+
+
+def _last(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1][:300] if lines else "nothing"
+
+
+MOST_NODES = 4
+"""So many of the nodes are tried."""
+
+ROUNDS = 2
+RUN_SECONDS = 300.0
+REFUSAL_SECONDS = 60.0
+ONCE = ("--max-retries", "1", "--patience", "0")
+UNREGISTERED, UNKNOWN_AUTHORITY = "unregistered node", "another authority"
+"""What is expected to be refused."""
+
+
+def check_deployment(folder: Path, say: Callable[[str], None]) -> int:
+    """Try what ``write_deployment`` wrote: a line for each thing that works or does not.
+
+    Returns:
+        0 if all of it works, else 1.
+
+    Raises:
+        UserError: the folder holds no deployment, or one behind policies.
+    """
+    deployment = Deployment.read(folder)
+    behind = [node for node in map(deployment.node, range(deployment.nodes)) if (node / "site.yaml").exists()]
+    if behind:
+        raise UserError(
+            f"--check is expected without policies, since it tries this package's own clients, but {behind[0]} has a"
+            " site.yaml; move it away for the trial."
+        )
+    trial = _Trial(deployment, say)
+    trial.step("private keys are their owner's alone", lambda: _expect_private(deployment))
+    trial.step("the SuperLink's certificate", lambda: _certificate(deployment))
+    with tempfile.TemporaryDirectory(prefix="fl-privacy-deploy-") as work:
+        server = deployment.superlink
+        secured = Secured(server / "ca.crt", server / "superlink.crt", server / "superlink.key")
+        with loopback_federation(LoopbackFederation(Path(work).resolve(), secured)) as federation:
+            if trial.step("the SuperLink starts with TLS", federation.start_superlink):
+                _try_nodes(trial, deployment, federation)
+    return int(trial.failed)
+
+
+@dataclass
+class _Trial:
+    deployment: Deployment
+    say: Callable[[str], None]
+    failed: bool = field(default=False, init=False)
+
+    def step(self, what: str, work: Callable[[], str | None]) -> bool:
+        """Do ``work`` as one step of the trial, and say how it went."""
+        started = time.monotonic()
+        try:
+            detail = work()
+        except (UserError, OSError) as error:
+            self.failed = True
+            self.say(f"FAILED  {what}: {error}")
+            return False
+        self.say(f"ok      {what}{f': {detail}' if detail else ''} ({time.monotonic() - started:.1f} s)")
+        return True
+
+
+def _try_nodes(trial: _Trial, deployment: Deployment, federation: LoopbackFederation) -> None:
+    numbers = range(min(deployment.nodes, MOST_NODES))
+    stranger = federation.folder / "stranger"
+    make_node_key(stranger, stranger.with_suffix(".pub"))
+    make_authority(federation.folder / "other.crt", federation.folder / "other.key")
+
+    def register() -> None:
+        for number in numbers:
+            federation.register(deployment.node(number) / "node.pub")
+
+    def run() -> str:
+        for number in numbers:
+            node = deployment.node(number)
+            config = {
+                "partition-id": number,
+                "num-partitions": len(numbers),
+                "fl-privacy-state": str(federation.folder / f"state-{number}"),
+                "fl-privacy-key": str(node / "state.key"),
+            }
+            federation.start_node(f"node-{number}", config, key=node / "node.key")
+        for number in numbers:
+            federation.wait_for_node(f"node-{number}")
+        return small_run(federation, deployment.app, len(numbers))
+
+    def start_stranger() -> None:
+        federation.start_node(UNREGISTERED, {}, key=stranger, extra=ONCE)
+
+    def start_misled() -> None:
+        key, other = deployment.node(0) / "node.key", federation.folder / "other.crt"
+        federation.start_node(UNKNOWN_AUTHORITY, {}, key=key, authority=other, extra=ONCE)
+
+    if not trial.step(f"{len(numbers)} node keys are registered", register):
+        return
+    trial.step(
+        "a node whose key is not registered is refused", lambda: _refused(federation, UNREGISTERED, start_stranger)
+    )
+    trial.step(
+        "a SuperLink of another authority is refused", lambda: _refused(federation, UNKNOWN_AUTHORITY, start_misled)
+    )
+    if trial.step(f"{ROUNDS} rounds with {len(numbers)} nodes", run):
+        trial.step(
+            "what nodes keep is encrypted and their own", lambda: _expect_sealed(federation.folder, len(numbers))
+        )
+
+
+def small_run(federation: LoopbackFederation, app: Path, nodes: int) -> str:
+    """Train for two rounds with private layers on the embedded digits, and return what came of it."""
+    overrides = (
+        f"federation.clients={nodes} federation.rounds={ROUNDS} federation.plan.batch_size=16 defense=spn attack=none"
+        f" baseline=false device=cpu out={federation.folder / 'runs'}"
+    )
+    federation.run("run", app, {"overrides": overrides, "round-timeout": 120})
+    federation.wait("run", RUN_SECONDS)
+    done = list((federation.folder / "runs").rglob("summary.json"))
+    if len(done) != 1:
+        raise UserError(
+            f"The run is expected to finish, but did not; the end of its log: {federation.said('run')[-300:]}"
+        )
+    return "finished"
+
+
+def _refused(federation: LoopbackFederation, name: str, start: Callable[[], None]) -> str:
+    start()
+    status = federation.wait(name, REFUSAL_SECONDS)
+    if status == 0:
+        raise UserError(f"{name} is expected to be refused, but ended well; see its log.")
+    return f"it ended with status {status}"
+
+
+def _certificate(deployment: Deployment) -> str:
+    end = expect_valid(deployment.superlink / "superlink.crt", deployment.authority[0], deployment.host)
+    return f"for {deployment.host} until {end:%Y-%m-%d}"
+
+
+def _expect_private(deployment: Deployment) -> None:
+    nodes = [deployment.node(number) for number in range(deployment.nodes)]
+    keys = [deployment.superlink / "superlink.key", *(n / name for n in nodes for name in ("node.key", "state.key"))]
+    for key in keys:
+        if stat.S_IMODE(key.stat().st_mode) & 0o077:
+            raise UserError(f"{key} is expected to be its owner's alone, but others may read it; run chmod 600 on it.")
+
+
+def _expect_sealed(folder: Path, nodes: int) -> str:
+    kept = [path for path in folder.glob("state-*/**/*") if path.is_file()]
+    if len([path for path in kept if path.suffix == ".state"]) != nodes:
+        raise UserError(f"Each of {nodes} nodes is expected to keep its private part, but {len(kept)} files are there.")
+    for path in kept:
+        content = path.read_bytes()  # of a lock, nothing
+        if stat.S_IMODE(path.stat().st_mode) & 0o077 or (content and not content.startswith(b"fl-privacy sealed")):
+            raise UserError(f"{path} is expected to be encrypted and its owner's alone, but is not.")
+    return f"{len(kept)} files"

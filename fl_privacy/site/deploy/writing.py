@@ -1,0 +1,217 @@
+"""The folder of a deployment: who gets which file."""
+
+import ipaddress
+import json
+import re
+import secrets
+import shutil
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+
+from fl_privacy.checks import one_of, whole
+from fl_privacy.errors import UserError
+from fl_privacy.files import PRIVATE_FOLDER, write_private, write_whole
+from fl_privacy.site.deploy.certificates import make_authority, make_node_key, make_server_certificate
+from fl_privacy.site.gate import READY
+
+KEY_BYTES = 32
+FIRST_RUNTIME_PORT = 9100
+"""Of the loopback port by which a SuperNode and its worker talk; one more for each node."""
+
+_EXECUTABLE = 0o755
+_LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_LONGEST_HOST = 253
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """Settings of a folder of ``write_deployment``.
+
+    Attributes:
+        folder: as an absolute path.
+        host: by which nodes reach the SuperLink.
+        port: as ``host``.
+        nodes: how many.
+    """
+
+    folder: Path
+    host: str
+    port: int
+    nodes: int
+
+    @classmethod
+    def read(cls, folder: Path) -> "Deployment":
+        """Load the deployment of ``folder``.
+
+        Raises:
+            UserError: the folder holds none.
+        """
+        try:
+            held = json.loads((folder / "deployment.json").read_text())
+            return cls(folder.resolve(), str(held["host"]), int(held["port"]), int(held["nodes"]))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UserError(
+                f"{folder} is expected to be what `fl-privacy deploy {folder}` writes, but holds no deployment.json;"
+                " write it first."
+            ) from error
+
+    @property
+    def authority(self) -> tuple[Path, Path]:
+        """Return certificate and key of the authority."""
+        return self.folder / "ca" / "ca.crt", self.folder / "ca" / "ca.key"
+
+    @property
+    def superlink(self) -> Path:
+        """Return the folder for the SuperLink's machine."""
+        return self.folder / "superlink"
+
+    @property
+    def app(self) -> Path:
+        """Return the folder for ``flwr run``."""
+        return self.folder / "app"
+
+    def node(self, number: int) -> Path:
+        """Return the folder for the machine of node ``number``, from 0."""
+        return self.folder / f"node-{number}"
+
+
+def write_deployment(folder: Path, *, nodes: int, host: str, port: int, policy: str = "") -> Path:
+    """Write keys, certificates, commands, services and an app into ``folder``; those that are there are kept.
+
+    Args:
+        folder: made for its owner alone.
+        nodes: how many.
+        host: name or address by which they reach the SuperLink.
+        port: as ``host``.
+        policy: one of ``fl_privacy.site.gate.READY``: each node's site.yaml begins as it, and its start.sh runs the
+            node's app behind it. One that is there is kept.
+
+    Raises:
+        UserError: a value is out of range, or the folder was written for another host.
+    """
+    if policy:
+        one_of("--policy", policy, READY)
+    whole("--nodes", nodes, at_least=1, at_most=10_000, example=4)
+    whole("--port", port, at_least=1, at_most=65535, example=8000)
+    if not _is_host(host):
+        raise UserError(f"--host is expected to be a name or an address, but got {host!r}; try localhost.")
+    deployment = Deployment(folder.resolve(), host, port, nodes)
+    if (folder / "deployment.json").exists() and (old := Deployment.read(folder)).host != host:
+        raise UserError(f"{folder} is expected to be for {host}, but was written for {old.host}; take another folder.")
+    _private_folder(folder)
+    _write_keys(deployment)
+    _write_texts(deployment)
+    if policy:
+        _write_policies(deployment, policy)
+    told = {key: value for key, value in asdict(deployment).items() if key != "folder"}
+    write_whole(folder / "deployment.json", json.dumps(told, indent=1) + "\n")
+    return folder / "README.md"
+
+
+def _write_keys(deployment: Deployment) -> None:
+    certificate, key = deployment.authority
+    for room in (certificate.parent, deployment.superlink, *map(deployment.node, range(deployment.nodes))):
+        _private_folder(room)
+    if not key.exists():
+        make_authority(certificate, key)
+    server = deployment.superlink / "superlink.crt", deployment.superlink / "superlink.key"
+    if not server[1].exists():
+        make_server_certificate(*server, host=deployment.host, authority=deployment.authority)
+    for number in range(deployment.nodes):
+        node = deployment.node(number)
+        if not (node / "node.key").exists():
+            make_node_key(node / "node.key", node / "node.pub")
+        if not (node / "state.key").exists():
+            write_private(node / "state.key", secrets.token_bytes(KEY_BYTES))
+    for room in (deployment.superlink, *map(deployment.node, range(deployment.nodes))):
+        shutil.copyfile(certificate, room / "ca.crt")
+
+
+def _write_texts(deployment: Deployment) -> None:
+    values = {
+        "host": f"[{deployment.host}]" if ":" in deployment.host else deployment.host,
+        "port": deployment.port,
+        "nodes": deployment.nodes,
+    }
+    folder, last = deployment.folder, deployment.nodes - 1
+    for name in ("README.md", "Dockerfile"):
+        _write(folder / name, name, values | {"last": last})
+    if not (folder / "constraints.txt").exists():
+        write_whole(folder / "constraints.txt", "".join(f"{one}\n" for one in installed_versions()))
+    _write(folder / "register.sh", "register.sh", values, executable=True)
+    _write(deployment.superlink / "start.sh", "superlink.sh", values, executable=True)
+    _write(deployment.superlink / "fl-privacy-superlink.service", "superlink.service", values)
+    services = []
+    for number in range(deployment.nodes):
+        node, mine = deployment.node(number), values | {"number": number, "runtime": FIRST_RUNTIME_PORT + number}
+        _write(node / "start.sh", "node.sh", mine, executable=True)
+        _write(node / f"fl-privacy-node-{number}.service", "node.service", mine)
+        services.append(_text("compose-node.yaml", mine))
+    _write(folder / "compose.yaml", "compose.yaml", values | {"node_services": "".join(services)})
+    (folder / "flwr").mkdir(exist_ok=True)
+    (folder / "app").mkdir(exist_ok=True)
+    _write(folder / "flwr" / "config.toml", "config.toml", values | {"ca": json.dumps(str(deployment.authority[0]))})
+    _write(folder / "app" / "pyproject.toml", "app.toml", values)
+
+
+def _write_policies(deployment: Deployment, name: str) -> None:
+    """Write each node's own policy: its data are in ``data``, its ledger in ``ledger`` and the anchor elsewhere."""
+    ready = (files("fl_privacy.site.gate") / "policies" / f"{name}.yaml").read_text(encoding="utf-8")
+    own = ready.replace("~/.local/share/fl_privacy/ledger", "ledger/ledger").replace("reads: []", "reads: [data]")
+    for number in range(deployment.nodes):
+        node = deployment.node(number)
+        _private_folder(node / "data")
+        if not (node / "site.yaml").exists():
+            write_private(node / "site.yaml", own)
+
+
+def installed_versions() -> list[str]:
+    """List ``name==version`` of this package and all that it needs here, for the container's image."""
+    found, waiting = dict[str, str](), ["fl-privacy"]
+    while waiting:
+        name = waiting.pop()
+        if name in found:
+            continue
+        try:
+            found[name] = metadata.version(name).partition("+")[0]  # torch's +cpu is another index's
+        except metadata.PackageNotFoundError:
+            continue
+        waiting += [_NAME.match(line)[0].lower() for line in metadata.requires(name) or [] if _NAME.match(line)]  # type: ignore[index]
+    return [f"{name}=={version}" for name, version in sorted(found.items())]
+
+
+def _write(path: Path, template: str, values: dict[str, object], *, executable: bool = False) -> None:
+    write_whole(path, _text(template, values))
+    if executable:
+        path.chmod(_EXECUTABLE)
+
+
+def _text(template: str, values: dict[str, object]) -> str:
+    text = (files("fl_privacy.site.deploy") / "templates" / template).read_text(encoding="utf-8")
+    return _Template(text).substitute(values)
+
+
+class _Template(Template):
+    """``@{name}`` is a value, ``@@`` an at sign: shell and compose files keep their own dollars."""
+
+    delimiter = "@"
+
+
+def _is_host(text: str) -> bool:
+    """Say whether ``text`` is an address, of either version, or a name of letters, digits, dots and hyphens."""
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        labels = text.split(".")
+        named = len(text) <= _LONGEST_HOST and all(map(_LABEL.fullmatch, labels))
+        return named and not labels[-1].isdigit()  # 1.2.3 and 1.2.3.400 are no addresses
+    return "%" not in text
+
+
+def _private_folder(folder: Path) -> None:
+    folder.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
+    folder.chmod(PRIVATE_FOLDER)

@@ -1,0 +1,259 @@
+"""A process that is kept apart, and the two pipes on which it is talked to."""
+
+import errno
+import fcntl
+import json
+import logging
+import os
+import secrets
+import select
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import IO, Any
+
+from fl_privacy.errors import say, visible
+from fl_privacy.site.gate.framing import framed
+from fl_privacy.site.gate.isolation import Held, Wishes
+from fl_privacy.site.gate.rules import RefusedError
+from fl_privacy.site.gate.warden import ENDED
+
+logger = logging.getLogger(__name__)
+
+PIECE = 1 << 20
+"""Bytes that are written or read at once."""
+
+MOST_PARTS = 100_000
+"""Parts of a message: arrays, and what is beside them."""
+
+LONGEST_LINE = 1000
+"""Bytes of a line that an app prints; a longer one goes on in another."""
+
+LINES_AT_ONCE, LINES_EACH_SECOND = 1000, 1.0
+"""Lines of an app that are printed; what it says beyond is counted."""
+
+LARGEST_WORD = 1 << 16
+"""Bytes of what a process says of itself."""
+
+GIVEN = ("PATH", "LANG", "LC_ALL", "TZ", "PYTHONPATH", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
+"""Variables of the environment that such a process is given."""
+
+
+class Apart:
+    """A process of a module of this package that gives up what it may do before it loads anybody's code.
+
+    It has no terminal, none of this process's descriptors and few variables of its environment. It is the caller's to
+    ``close`` it.
+
+    Args:
+        module: that it runs; it answers ``Held`` to its first message.
+        wishes: what it may reach; ``temporary`` is chosen here.
+        variables: environment of the process, with that in ``GIVEN``.
+
+    Raises:
+        OSError: no process, thread, folder or pipe is to be had.
+    """
+
+    def __init__(self, module: str, wishes: Wishes, variables: Mapping[str, str]) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pipes: list[int] = []
+        self._folder: Path | None = Path(tempfile.mkdtemp(prefix="fl-privacy-cell-")).resolve()
+        theirs: list[int] = []
+        try:
+            work = self._folder / "work"
+            for folder in (work, self._folder / "root"):
+                folder.mkdir(mode=0o700)
+            for mine in (0, 1):  # read, written
+                ends = os.pipe()
+                self._pipes.append(ends[mine])
+                theirs.append(ends[1 - mine])
+                os.set_blocking(ends[mine], False)
+                if hasattr(fcntl, "F_SETPIPE_SZ"):
+                    with suppress(OSError):  # as much as the system allows a user, so that weights take fewer turns
+                        fcntl.fcntl(ends[mine], fcntl.F_SETPIPE_SZ, PIECE)
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", module],
+                stdin=theirs[1],
+                stdout=theirs[0],
+                stderr=subprocess.PIPE,
+                cwd=work,
+                env=_environment(work, variables),
+                start_new_session=True,
+            )
+            threading.Thread(target=_relay, args=(self._process.stderr,), daemon=True).start()
+        except BaseException as error:
+            if self._process is not None and self._process.stderr is not None:
+                self._process.stderr.close()
+            self.close()
+            if isinstance(error, RuntimeError):
+                raise OSError(errno.EAGAIN, str(error)) from error
+            raise
+        finally:
+            for descriptor in theirs:
+                os.close(descriptor)
+        self.wishes = replace(wishes, temporary=str(work))
+
+    def begin(self, asked: Mapping[str, Any], deadline: float) -> Held:
+        """Say what is wished and ``asked``, and return what keeps the process apart, said before it loads any code.
+
+        Raises:
+            RefusedError: it has ended, or took too long.
+        """
+        self.send([json.dumps({**asked, "wishes": self.wishes.as_plain()}).encode()], deadline)
+        (told,) = self.receive(LARGEST_WORD, deadline)
+        return Held(**json.loads(told))
+
+    @property
+    def is_quiet(self) -> bool:
+        """Say whether the process is there and has said nothing that nobody asked for."""
+        if self._process is None or self._process.poll() is not None:
+            return False
+        poll = select.poll()
+        poll.register(self._pipes[0], select.POLLIN)
+        return not poll.poll(0)
+
+    def close(self) -> None:
+        """End the process, with all that it has started, and remove its folder; a second time does nothing."""
+        process, pipes, folder = self._process, self._pipes, self._folder
+        self._process, self._pipes, self._folder = None, [], None
+        if process is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        for descriptor in pipes:
+            os.close(descriptor)
+        if folder is not None:
+            remove(folder)
+
+    def send(self, parts: Sequence[bytes], deadline: float) -> None:
+        """Send a message.
+
+        Raises:
+            RefusedError: the process has ended, or does not read it by ``deadline`` of the monotonic clock.
+        """
+        for part in framed(parts):
+            content = memoryview(part)
+            while content:
+                self._wait(1, select.POLLOUT, deadline)
+                try:
+                    content = content[os.write(self._pipes[1], content[:PIECE]) :]
+                except BlockingIOError:
+                    continue
+                except OSError as error:
+                    raise RefusedError("app", f"its process has ended{self.status()}") from error
+
+    def receive(self, most: int, deadline: float) -> list[bytes]:
+        """Return the parts of the next message, of at most ``most`` bytes in all.
+
+        Raises:
+            RefusedError: the process has ended, says too much, or nothing by ``deadline`` of the monotonic clock.
+        """
+        (number,) = struct.unpack(">Q", self._bytes(8, deadline))
+        if not 0 < number <= MOST_PARTS:
+            raise RefusedError("size", f"the app replied {number} parts, and at most {MOST_PARTS} are read")
+        sizes = struct.unpack(f">{number}Q", self._bytes(8 * number, deadline))
+        if sum(sizes) > most:
+            raise RefusedError("size", f"the app replied {sum(sizes)} bytes, and at most {most} are read")
+        return [self._bytes(size, deadline) for size in sizes]
+
+    def status(self) -> str:
+        """Say in a phrase how the process ended, where it has: by itself, or by a limit."""
+        with suppress(subprocess.TimeoutExpired):
+            if self._process is not None:
+                code = self._process.wait(10.0)
+                return f": it went beyond {ENDED[code]}" if code in ENDED else f" with status {code}"
+        return ""
+
+    def _bytes(self, size: int, deadline: float) -> bytes:
+        found = bytearray(size)
+        rest = memoryview(found)
+        while rest:
+            self._wait(0, select.POLLIN, deadline)
+            try:
+                length = os.readv(self._pipes[0], [rest[:PIECE]])
+            except BlockingIOError:
+                continue
+            if not length:
+                raise RefusedError("app", f"its process has ended{self.status()}")
+            rest = rest[length:]
+        return bytes(found)
+
+    def _wait(self, pipe: int, event: int, deadline: float) -> None:
+        if self._process is None:
+            raise RefusedError("app", "its process has ended")
+        poll = select.poll()
+        poll.register(self._pipes[pipe], event)
+        left = deadline - time.monotonic()
+        if left <= 0 or not poll.poll(left * 1000):
+            raise RefusedError("time", "the app did not answer in time")
+
+
+def remove(folder: Path) -> None:
+    """Remove a folder in which somebody else has made what they liked; what can't be removed stays, and is logged.
+
+    Folders are taken out of each other first: they may lie deeper than calls nest or names reach.
+    """
+    prefix, taken = folder / f"taken-{secrets.token_hex(8)}", 0
+    try:
+        pending = [folder]
+        while pending:
+            here = pending.pop()
+            here.chmod(0o700)
+            with os.scandir(here) as found:
+                entries = [(Path(entry.path), entry.is_dir(follow_symlinks=False)) for entry in found]
+            for path, is_folder in entries:
+                if not is_folder:
+                    path.unlink()
+                elif here == folder:
+                    pending.append(path)
+                else:
+                    path.chmod(0o700)
+                    pending.append(path.rename(f"{prefix}-{taken}"))
+                    taken += 1
+            if here != folder:
+                here.rmdir()
+        folder.rmdir()
+    except OSError as error:
+        logger.warning("The folder %s could not be removed: %s", folder, error)
+
+
+def _environment(work: Path, variables: Mapping[str, str]) -> dict[str, str]:
+    given = {name: os.environ[name] for name in GIVEN if name in os.environ}
+    if paths := given.get("PYTHONPATH"):  # it works elsewhere
+        given["PYTHONPATH"] = os.pathsep.join(str(Path(one).absolute()) for one in paths.split(os.pathsep) if one)
+    return {
+        **given,
+        "HOME": str(work),
+        "TMPDIR": str(work),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONUNBUFFERED": "1",
+        **variables,
+    }
+
+
+def _relay(said: IO[bytes]) -> None:
+    """Print what the app says on this process's standard error, without what would move a terminal's cursor."""
+    left, since, dropped = float(LINES_AT_ONCE), time.monotonic(), 0
+    with said, suppress(OSError, ValueError):
+        while line := said.readline(LONGEST_LINE):
+            now = time.monotonic()
+            left, since = min(LINES_AT_ONCE, left + (now - since) * LINES_EACH_SECOND), now
+            if left < 1:
+                dropped += 1
+                continue
+            left -= 1
+            if dropped:
+                say(f"app: ({dropped} lines were left out)", aside=True)
+                dropped = 0
+            say(f"app: {visible(line.decode(errors='replace').rstrip())}", aside=True)
+    if dropped:
+        with suppress(OSError, ValueError):
+            say(f"app: ({dropped} lines were left out)", aside=True)

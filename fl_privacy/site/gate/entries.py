@@ -1,0 +1,246 @@
+"""What a ledger says, line by line, and what its lines add up to."""
+
+import copy
+import hashlib
+import json
+import math
+import time
+from collections import deque
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+
+from fl_privacy.errors import UserError
+from fl_privacy.site.gate.accounting import epsilon_of
+
+DAY = 86_400.0
+BELIEVED = 31 * DAY
+"""The longest step of a clock that is believed if nothing else says how much time has passed."""
+YEARS = (-62_135_596_800.0, 253_402_300_799.0)
+"""Seconds since 1970 that are a date of the years 1 to 9999."""
+BEGINNING = "0" * 64
+"""What the first entry follows."""
+ASKED = "asked"
+"""Outcome of an entry whose app has not replied yet; it counts as a reply that left."""
+
+
+class ExhaustedError(UserError):
+    """The budget or the rounds of a day are used up: nothing leaves."""
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A point in time.
+
+    Attributes:
+        clock: seconds since 1970, as the clock said, which anybody may have set.
+        boot: identity of the machine's boot; empty if unknown.
+        up: seconds that the machine has run since then, suspended or not; nobody sets them.
+    """
+
+    clock: float
+    boot: str = ""
+    up: float = 0.0
+
+    def since(self, earlier: "Moment") -> float | None:
+        """Return the seconds that have passed: those that the machine ran, or a step of the clock that is believed.
+
+        ``None``: nobody knows.
+        """
+        if self.boot and self.boot == earlier.boot:
+            return max(0.0, self.up - earlier.up)
+        passed = self.clock - earlier.clock
+        return passed if 0 <= passed <= BELIEVED else None
+
+
+def moment_now() -> Moment:
+    """Return the present moment of this machine."""
+    return Moment(time.time(), _boot(), time.clock_gettime(time.CLOCK_BOOTTIME))
+
+
+@lru_cache(maxsize=1)
+def _boot() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()[:8]
+    except OSError:
+        return ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One entry of the ledger: a message that the app was asked.
+
+    It is written as ``ASKED`` and synced before the app is asked. Once the app has replied, a second line with the same
+    number says what came of it; an entry without one counts as a reply that left.
+
+    Attributes:
+        number: from 1.
+        when: seconds since 1970, never below those of an earlier entry, as far as they have surely passed.
+        kind: of message: ``train``, ``evaluate``, ``query``; ``mended`` in place of a torn line.
+        outcome: ``sent``, ``ASKED``, or why nothing of the app left: ``refused``, ``failed``.
+        rho: of zCDP, of a change that is there or not; 0 of what carries no weights; ``None`` where no noise bounds it.
+            With noise, a reply that was refused spends as one that was sent: an app may fail to say something.
+        run: of Flower.
+        app: that answered.
+        policy: beginning of the SHA-256 of the policy's file.
+        before: SHA-256 of the line before.
+        clock, boot, up: the ``Moment`` of writing; ``None`` in lines of earlier versions.
+    """
+
+    number: int
+    when: float
+    kind: str
+    outcome: str
+    rho: float | None
+    run: str
+    app: str
+    policy: str
+    before: str
+    clock: float | None = None
+    boot: str = ""
+    up: float = 0.0
+
+    @property
+    def moment(self) -> Moment:
+        """Return the moment of writing."""
+        return Moment(self.when if self.clock is None else self.clock, self.boot, self.up)
+
+    @property
+    def line(self) -> bytes:
+        """Return the entry as its line of the file, with the line's end."""
+        told = dict(vars(self))
+        if self.clock is None:
+            for name in ("clock", "boot", "up"):
+                del told[name]
+        return json.dumps(told, separators=(",", ":"), ensure_ascii=True).encode() + b"\n"
+
+    @classmethod
+    def read(cls, line: bytes) -> "Entry":
+        """Parse a line that ``line`` has written.
+
+        Raises:
+            ValueError, TypeError: it is no such line, to the byte.
+        """
+        found = json.loads(line)
+        if not isinstance(found, dict):
+            raise ValueError("no entry")
+        entry = cls(**found)
+        texts = entry.kind, entry.outcome, entry.run, entry.app, entry.policy, entry.before, entry.boot
+        numbers = entry.when, entry.up, entry.moment.clock, entry.rho or 0.0
+        if not (type(entry.number) is int and all(type(one) is str for one in texts)):
+            raise ValueError("no number or text")
+        if not all(type(one) in {int, float} and math.isfinite(one) for one in numbers) or numbers[-1] < 0:
+            raise ValueError("no finite number")
+        if entry.rho is False or entry.when > 2 * YEARS[1] or entry.line != line:
+            raise ValueError("not as it was written")
+        return entry
+
+
+def is_date(seconds: float) -> bool:
+    """Say whether a calendar has ``seconds`` since 1970."""
+    return YEARS[0] <= seconds <= YEARS[1]
+
+
+@dataclass
+class Account:
+    """The sum of a ledger's lines.
+
+    Attributes:
+        entries: how many messages the app was asked.
+        digest: of the last line.
+        asked: digest of the last line that began an entry.
+        when: of the last line.
+        moment: of the last line.
+        rho: spent, of changes that are there or not.
+        unbounded: weights that left without noise.
+        recent: when messages reached the app in the last day, and of which kind.
+        open: entries without an outcome, by number.
+        size: of the file, bytes.
+    """
+
+    entries: int = 0
+    digest: str = BEGINNING
+    asked: str = BEGINNING
+    when: float = YEARS[0]
+    moment: Moment = Moment(math.inf)
+    rho: float = 0.0
+    unbounded: int = 0
+    recent: deque[tuple[float, str]] = field(default_factory=deque)
+    open: dict[int, Entry] = field(default_factory=dict)
+    size: int = 0
+
+    def copy(self) -> "Account":
+        """Return an account that can be added to while this one stays."""
+        found = copy.copy(self)
+        found.recent, found.open = self.recent.copy(), self.open.copy()
+        return found
+
+    def add(self, entry: Entry, line: bytes) -> None:
+        """Add the next line and what it says.
+
+        Raises:
+            ValueError: it does not follow the last one.
+        """
+        if entry.before != self.digest or entry.when < self.when:
+            raise ValueError("another line came before")
+        self.digest, self.when, self.moment = hashlib.sha256(line).hexdigest(), entry.when, entry.moment
+        self.size += len(line)
+        if entry.number != self.entries + 1:
+            return self._settle(entry)
+        self.entries, self.asked = entry.number, self.digest
+        self.rho += entry.rho or 0.0
+        self.unbounded += entry.rho is None
+        if entry.outcome == ASKED:
+            self.open[entry.number] = entry
+        while self.recent and self.recent[0][0] <= entry.when - DAY:
+            self.recent.popleft()
+        return self.recent.append((entry.when, "train" if entry.kind == "mended" else entry.kind))
+
+    def _settle(self, entry: Entry) -> None:
+        """Take what came of an earlier entry; weights without noise that did not leave are given back."""
+        asked = self.open.pop(entry.number, None)
+        given_back = asked is not None and asked.rho is None and entry.rho == 0.0
+        changed = {name: getattr(entry, name) for name in ("when", "outcome", "before", "clock", "boot", "up")}
+        changed |= {"rho": 0.0} if given_back else {}
+        if asked is None or entry.outcome == ASKED or entry != replace(asked, **changed):
+            raise ValueError("no such entry is open")
+        self.unbounded -= given_back
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """The limits that a ledger enforces.
+
+    Attributes:
+        epsilon: ``None`` counts only.
+        delta: at which it is kept.
+        factor: of the unit of protection, see ``accounting.FACTORS``.
+        rounds_per_day: messages of each kind that reach the app; ``None`` are all.
+    """
+
+    epsilon: float | None = None
+    delta: float = 1e-5
+    factor: float = 1.0
+    rounds_per_day: int | None = None
+
+    def spent(self, account: Account) -> float:
+        """Compute the epsilon of all that has left; infinite where weights left without noise."""
+        return math.inf if account.unbounded else epsilon_of(self.factor * account.rho, self.delta)
+
+    def expect_room(self, account: Account, rho: float | None, kind: str, when: float) -> None:
+        """Refuse a message whose reply would go beyond.
+
+        Raises:
+            ExhaustedError: it would.
+        """
+        if self.epsilon is not None:
+            after = replace(account, rho=account.rho + (rho or 0.0), unbounded=account.unbounded + (rho is None))
+            if self.spent(after) > self.epsilon:
+                raise ExhaustedError(
+                    f"The budget of epsilon {self.epsilon:g} is used up: {self.spent(account):.4g} is spent and this"
+                    " reply would go beyond."
+                )
+        if self.rounds_per_day is not None:
+            recent = [one for one in account.recent if one[0] > when - DAY and one[1] == kind]
+            if len(recent) >= self.rounds_per_day:
+                raise ExhaustedError(f"The {self.rounds_per_day} rounds of this day are used up.")

@@ -1,0 +1,239 @@
+"""What a policy lets in and out, as functions of records: nothing here knows Flower, processes or files."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fl_privacy.site.gate.policy import Arrays, SitePolicy, Values
+from fl_privacy.site.gate.protecting import noised
+from fl_privacy.site.gate.rules import RefusedError, Rule
+
+NUMPY = "numpy.ndarray"
+"""How Flower calls NumPy's own format."""
+
+COUNTERS = ("int8", "int16", "int32", "int64", "uint8", "bool")
+"""Whole numbers that a model may hold."""
+
+VARIANCE = "running_var"
+"""Last name of what noise must not make negative."""
+
+
+@dataclass(frozen=True)
+class RawArray:
+    """An array as Flower carries it."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    stype: str
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Records:
+    """All that a message holds: record -> key -> value."""
+
+    arrays: Mapping[str, Mapping[str, RawArray]] = field(default_factory=dict)
+    metrics: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    config: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        """Return the size in bytes of arrays, texts and lists."""
+        arrays = sum(len(array.data) for record in self.arrays.values() for array in record.values())
+        values = [v for held in (self.metrics, self.config) for record in held.values() for v in record.values()]
+        return arrays + sum(8 * len(v) if isinstance(v, str | bytes | list | tuple) else 8 for v in values)
+
+
+def admit(policy: SitePolicy, kind: str, content: Records) -> Records:
+    """Return what the app may be given of a message, which is all of it.
+
+    Raises:
+        RefusedError: something is in it that the policy does not name, or messages of this kind are not answered.
+    """
+    if policy.reply(kind) is None:
+        raise RefusedError("kind", f"a message of kind {kind!r:.400}")
+    if content.size > policy.receives.most_bytes:
+        raise RefusedError("size", f"a message of {content.size} bytes")
+    for name, record in content.arrays.items():
+        if name not in policy.receives.arrays:
+            raise RefusedError("record", f"arrays in the record {name!r:.400}")
+        for key, array in record.items():
+            _expect_finite(f"{name}/{key}", array_values(f"{name}/{key}", array))
+    if found := [name for name, record in content.metrics.items() if record]:
+        raise RefusedError("record", f"metrics in the record {found[0]!r:.400}")
+    return replace(content, metrics={}, config=_kept("receives", policy.receives.config, content.config, drops=False))
+
+
+def release(policy: SitePolicy, kind: str, received: Records, replied: Records) -> Records:
+    """Return what may leave of the app's reply, noised where the policy says so.
+
+    All of the arrays that came in, or none; their names and order, and those of the rules, are the policy's or the
+    coordinator's, so that the app chooses none.
+
+    Raises:
+        RefusedError: something is in it that the policy does not name.
+    """
+    reply = policy.reply(kind)
+    if reply is None:
+        raise RefusedError("kind", f"a reply to a message of kind {kind!r:.400}")
+    values = {
+        "metrics": _kept("metrics", reply.metrics, replied.metrics, drops=policy.drops),
+        "config": _kept("config", reply.config, replied.config, drops=policy.drops),
+    }
+    if not any(replied.arrays.values()):
+        if reply.arrays is not None and any(received.arrays.values()):
+            raise RefusedError("arrays", "the reply has no arrays")
+        return Records(arrays={}, **values)
+    if reply.arrays is None:
+        raise RefusedError("record", f"arrays in the record {next(iter(replied.arrays))!r:.400}")
+    return Records(arrays=_released_arrays(policy, reply.arrays, received, replied), **values)
+
+
+def noise_alone(policy: SitePolicy, kind: str, received: Records) -> Records | None:
+    """Return what leaves if the app failed: noise on what came in, since no noise covers an error.
+
+    ``None`` where the policy has no noise, or a reply holds something of the app's own choice besides.
+    """
+    reply = policy.reply(kind)
+    if policy.noising is None or reply is None or reply.arrays is None or reply.arrays.counters != "received":
+        return None
+    if any(rule.value is None for values in (reply.metrics, reply.config) for rule in values.rules.values()):
+        return None
+    renamed = {reply.arrays.record or name: record for name, record in received.arrays.items()}
+    return release(policy, kind, received, Records(arrays=renamed))
+
+
+def _released_arrays(
+    policy: SitePolicy, rule: Arrays, received: Records, replied: Records
+) -> dict[str, dict[str, RawArray]]:
+    placed = _matched(rule, received, replied)
+    before = {place: array_values("/".join(place), received.arrays[place[0]][place[1]]) for place in placed}
+    after = {place: _checked(place, before[place], array, rule) for place, array in placed.items()}
+    floats = [place for place, array in before.items() if array.dtype.kind == "f"]
+    if policy.noising is None:
+        for place in floats:
+            _expect_finite("/".join(place), after[place])
+    else:
+        if not all(np.isfinite(after[place]).all() for place in floats):
+            after |= {place: before[place] for place in floats}  # no change: noise covers no refusal
+        moved = noised([before[place] for place in floats], [after[place] for place in floats], policy.noising)
+        after |= {place: _sane(place, array) for place, array in zip(floats, moved, strict=True)}
+    renamed = {name: rule.record or name for name in received.arrays}
+    found: dict[str, dict[str, RawArray]] = {renamed[name]: {} for name, record in received.arrays.items() if record}
+    for (name, key), array in after.items():
+        found[renamed[name]][key] = raw_array(array, fortran=_is_fortran(before[name, key]))
+    return found
+
+
+def _matched(rule: Arrays, received: Records, replied: Records) -> dict[tuple[str, str], RawArray]:
+    """Match the reply's arrays to the received ones and return them in the received order."""
+    sent = {name: record for name, record in replied.arrays.items() if record}
+    came = {name: record for name, record in received.arrays.items() if record}
+    if rule.record is not None and len(came) == 1 and sent.keys() == {rule.record}:
+        sent = {next(iter(came)): sent[rule.record]}
+    if sent.keys() != came.keys():
+        raise RefusedError("record", f"arrays in the records {sorted(sent)!r:.400} where {sorted(came)!r:.400} came in")
+    for name, record in sent.items():
+        if record.keys() != came[name].keys():
+            odd = sorted(record.keys() ^ came[name].keys())
+            raise RefusedError("arrays", f"{name} has other arrays than came in, such as {odd[:2]!r:.400}")
+    return {(name, key): sent[name][key] for name, record in came.items() for key in record}
+
+
+def _checked(place: tuple[str, str], before: npt.NDArray[Any], array: RawArray, rule: Arrays) -> npt.NDArray[Any]:
+    """Check one array of the reply, and return it as it may leave, except for noise."""
+    where = "/".join(place)
+    if before.dtype.kind != "f":
+        if rule.counters == "received":
+            return before
+        if array.dtype != str(before.dtype):
+            raise RefusedError("dtype", f"{where} is of {array.dtype!r:.40} where {before.dtype} came in")
+    elif array.dtype != str(before.dtype) or array.dtype not in rule.dtypes:
+        raise RefusedError("dtype", f"{where} is of {array.dtype!r:.40}; {before.dtype} came in")
+    if tuple(array.shape) != before.shape:
+        raise RefusedError("shape", f"{where} is of shape {array.shape!r:.400} where {before.shape} came in")
+    return array_values(where, array)
+
+
+def _sane(place: tuple[str, str], array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Bring noised values back to finite ones, and variances to at least 0.
+
+    The outcome depends on the noised values alone.
+    """
+    limit = np.finfo(array.dtype).max
+    array = np.clip(array, -limit, limit)
+    return np.maximum(array, 0) if place[1].rpartition(".")[2] == VARIANCE else array
+
+
+def _kept(
+    where: str, values: Values, held: Mapping[str, Mapping[str, Any]], *, drops: bool
+) -> dict[str, dict[str, Any]]:
+    """Filter records of values by the rules, in the order of the rules."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, record in held.items():
+        if name not in values.records or (record and not values.rules):
+            if not drops and record:
+                raise RefusedError("record", f"{where} in the record {name!r:.400}")
+            continue
+        if not drops and (odd := [key for key in record if key not in values.rules]):
+            raise RefusedError("key", f"{where} in the record {name!r:.400} has {odd[0]!r:.400}")
+        free = {key: rule for key, rule in values.rules.items() if rule.value is None and key in record}
+        found[name] = {key: _passed(f"{name}/{key}", rule, record[key]) for key, rule in free.items()}
+    fixed = {key: rule.fixed for key, rule in values.rules.items() if rule.value is not None}
+    if fixed:  # whatever the app says, or leaves out
+        found.setdefault(values.records[0], {}).update(fixed)
+    return {name: found[name] for name in values.records if name in found}
+
+
+def _passed(where: str, rule: Rule, value: Any) -> Any:
+    return value if isinstance(value, bool) and rule.exact and rule.length is None else rule.apply(where, value)
+
+
+def _expect_finite(where: str, values: npt.NDArray[Any]) -> None:
+    if values.dtype.kind == "f" and not np.isfinite(values).all():
+        raise RefusedError("finite", f"{where} has values that are not finite")
+
+
+def array_values(where: str, array: RawArray) -> npt.NDArray[Any]:
+    """Decode the values of ``array``, read-only; its bytes must match what it claims exactly.
+
+    Raises:
+        RefusedError: they are not.
+    """
+    if array.stype != NUMPY:
+        raise RefusedError("bytes", f"{where} is of the format {array.stype!r:.40}")
+    if array.dtype not in ("float16", "float32", "float64", *COUNTERS):
+        raise RefusedError("dtype", f"{where} is of {array.dtype!r:.40}")
+    shape = tuple(array.shape)
+    dtype, size = np.dtype(array.dtype), math.prod(shape)
+    for fortran in (False, True):
+        header = _header(array.dtype, shape, fortran)
+        if array.data.startswith(header) and len(array.data) == len(header) + size * dtype.itemsize:
+            values = np.frombuffer(array.data, dtype=dtype, offset=len(header))
+            return values.reshape(shape, order="F" if fortran else "C")
+    raise RefusedError("bytes", f"{where} claims {array.dtype} of shape {shape!r:.400}, its bytes are something else")
+
+
+def raw_array(values: npt.NDArray[Any], *, fortran: bool = False) -> RawArray:
+    """Encode ``values`` byte for byte as Flower does, in Fortran's order if asked for."""
+    dtype, shape = str(values.dtype), tuple(values.shape)
+    return RawArray(dtype, shape, NUMPY, _header(dtype, shape, fortran) + values.tobytes("F" if fortran else "C"))
+
+
+def _is_fortran(values: npt.NDArray[Any]) -> bool:
+    return values.flags.f_contiguous and not values.flags.c_contiguous
+
+
+@lru_cache(maxsize=4096)
+def _header(dtype: str, shape: tuple[int, ...], fortran: bool) -> bytes:
+    """Return the header that ``numpy.save`` writes before the values."""
+    buffer = BytesIO()
+    told = {"descr": np.lib.format.dtype_to_descr(np.dtype(dtype)), "fortran_order": fortran, "shape": shape}
+    np.lib.format.write_array_header_1_0(buffer, told)
+    return buffer.getvalue()

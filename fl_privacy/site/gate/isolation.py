@@ -1,0 +1,429 @@
+"""Keep a process apart: no network, no files but those it is given, room in memory alone, limits of all it starts.
+
+Each means is tried; what holds is said. Standard library alone, before anything else is imported.
+"""
+
+import errno
+import os
+import re
+import resource
+import signal
+import sys
+import threading
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fl_privacy.site.gate import linux_calls as kernel
+from fl_privacy.site.gate.warden import Room, watched
+
+SYSTEM = ("/usr", "/lib", "/lib64", "/lib32", "/bin", "/sbin", "/sys/devices/system")
+"""Places of the system that any program reads."""
+
+SETTINGS = (
+    "/etc/ld.so.cache",
+    "/etc/localtime",
+    "/etc/timezone",
+    "/etc/passwd",
+    "/etc/group",
+    "/etc/nsswitch.conf",
+    "/etc/mime.types",
+    "/etc/os-release",
+    "/etc/alternatives",
+    "/etc/fonts",
+)
+DEVICES = ("/dev/null", "/dev/full", "/dev/random", "/dev/urandom")
+"""Without ``/dev/zero``, whose shared mappings are memory that is counted nowhere."""
+
+GRAPHICS = ("/dev/dri", *(f"/dev/nvidia{name}" for name in ("0", "ctl", "-uvm", "-uvm-tools", "-modeset")))
+PROCESS = tuple(
+    f"/proc/{name}" for name in ("self", "cpuinfo", "meminfo", "stat", "sys/kernel", "sys/vm", "filesystems")
+)
+"""Of ``/proc`` where it is the machine's own; other processes' command lines tell addresses."""
+
+SHARED_MEMORY, OTHER_TEMPORARY = "/dev/shm", "/tmp"
+
+MOST_FILES = 200_000
+"""Files and folders without a disk."""
+
+SLACK = 1 << 30
+"""Bytes of addresses beside those of memory that a process may reserve: stacks of threads, which hardly fill them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wishes:
+    """What a process may still reach in isolation.
+
+    Attributes:
+        temporary: a folder of its own, that it works in; its neighbor ``root`` becomes its root.
+        reads, writes: places beside the system's and Python's.
+        sealed: whether no socket or pipe in ``reads`` and ``writes`` leads out, whenever somebody makes it.
+        layered: folders that it reads, and whose changes go with the process.
+        hidden: folders and files within these that it finds empty.
+        most_bytes: of memory, of the process and all that it starts together, and of files that it writes.
+        most_processes: at once.
+        internet: whether sockets of the internet may be made, which reach nothing in a network of its own.
+    """
+
+    temporary: str
+    reads: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
+    sealed: bool = False
+    layered: tuple[str, ...] = ()
+    hidden: tuple[str, ...] = ()
+    most_bytes: int = 8 << 30
+    most_processes: int = 128
+    internet: bool = False
+
+    def as_plain(self) -> dict[str, Any]:
+        """Return plain values for another process."""
+        return asdict(self)
+
+    @classmethod
+    def of_plain(cls, told: dict[str, Any]) -> "Wishes":
+        """Return the wishes behind plain values."""
+        plain: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in told.items()}
+        return cls(**plain)
+
+    @property
+    def scratch(self) -> tuple[str, ...]:
+        """Return the places of a root of its own that are in memory."""
+        return (OTHER_TEMPORARY, self.temporary, SHARED_MEMORY)
+
+
+@dataclass
+class Held:
+    """What keeps a process apart, and what could not be had, in words."""
+
+    network: list[str] = field(default_factory=list)
+    files: list[str] = field(default_factory=list)
+    processes: list[str] = field(default_factory=list)
+    bounds: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+
+    @property
+    def is_enough(self) -> bool:
+        """Say whether neither the network nor files of others can be reached."""
+        return bool(self.network and self.files)
+
+    @property
+    def is_all(self) -> bool:
+        """Say whether all means but Landlock hold: an own root, network and processes, and bounds of the whole."""
+        return OWN_ROOT in self.files and "seccomp" in self.network and bool(self.bounds)
+
+    def in_words(self) -> str:
+        """Describe the isolation for a log."""
+        held = [f"{what}: {', '.join(by) or 'OPEN'}" for what, by in self._held()]
+        missing = f" Not to be had: {'; '.join(self.missing)}." if self.missing else ""
+        return f"The app is kept from {'; '.join(held)}.{missing}"
+
+    def _held(self) -> list[tuple[str, list[str]]]:
+        return [
+            ("the network", self.network),
+            ("files", self.files),
+            ("other processes", self.processes),
+            ("more memory, processes and files than it may have", self.bounds or [ONE_BY_ONE]),
+        ]
+
+
+OWN_ROOT = "a root of its own"
+UNSEALED = "sockets in files, since one of the site's could be among those that the app reads or writes"
+ONE_BY_ONE = "OPEN but for each process's own memory"
+
+
+def keep_apart(wishes: Wishes) -> Held:
+    """Keep this process, which has one thread, apart; returns in a child of a child, whose end ends this process.
+
+    This process then counts what the app uses. The child is the first one of the new process table: it does nothing
+    but wait, and all others end with it.
+
+    Raises:
+        OSError: limits of memory can't be set.
+    """
+    held = Held()
+    if sys.platform != "linux" or threading.active_count() > 1:
+        held.missing.append("namespaces, Landlock and seccomp, which are Linux's, of a process with one thread")
+        _limit(wishes, 0)
+        return held
+    own_root = _enter_namespaces(held, wishes)
+    if not held.bounds:
+        kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+    os.chdir(wishes.temporary)
+    _limit(wishes, SLACK if held.bounds else 0)
+    try:
+        kernel.drop_capabilities()
+    except (OSError, KeyError) as error:
+        held.missing.append(f"giving up privileges ({error})")
+    _landlock(wishes, held, own_root)
+    try:
+        unix_sockets = own_root and UNSEALED not in held.missing
+        kernel.restrict_calls(unix_sockets=unix_sockets, internet=own_root and wishes.internet)
+        held.network.append("seccomp")
+        held.processes.append("seccomp")
+    except OSError as error:
+        held.missing.append(f"seccomp ({error})")
+    return held
+
+
+def _enter_namespaces(held: Held, wishes: Wishes) -> bool:
+    """Make mounts, processes, network and root this process's own; return whether the root is."""
+    user, group, parent = os.getuid(), os.getgid(), os.getppid()
+    wanted = kernel.NEWNS | kernel.NEWPID | kernel.NEWNET | kernel.NEWIPC | kernel.NEWUTS
+    try:
+        kernel.unshare(wanted | kernel.NEWUSER)
+        for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
+            Path(f"/proc/self/{name}").write_text(text, encoding="ascii")
+    except OSError as error:
+        try:
+            kernel.unshare(wanted)
+        except OSError:
+            held.missing.append(f"namespaces ({error})")
+            return False
+    held.network.append("a network namespace")
+    held.processes.append("a process namespace")
+    ready, tell = os.pipe()
+    if child := os.fork():
+        os.close(tell)
+        _wait_outside(child, parent, ready, wishes)
+    os.close(ready)
+    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+    if own_root := _change_root(wishes, held):
+        _bound(wishes)
+        held.bounds.append("what all its processes use together is counted from outside")
+    os.write(tell, b"1" if own_root else b"0")
+    os.close(tell)
+    if (app := os.fork()) == 0:
+        os.setsid()  # the kernel shares processors out by session, then by process: who counts has its share
+        os.nice(5)
+        return own_root
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # which the first process of a namespace does not hear
+    _close_all()
+    while (ended := os.wait())[0] != app:
+        continue
+    os._exit(os.waitstatus_to_exitcode(ended[1]) & 0xFF)
+
+
+def _wait_outside(child: int, parent: int, ready: int, wishes: Wishes) -> None:
+    """Count what the app uses until it has ended, and end this process with it; does not return."""
+    _close_all(ready)
+    own_root = os.read(ready, 1)
+    if own_root == b"1":  # the root has changed for this process too
+        os._exit(watched(child, parent, Room(wishes.most_bytes, wishes.most_processes), wishes.temporary))
+    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
+
+
+def _close_all(*but: int) -> None:
+    """Close all descriptors but standard error, and ``but``."""
+    for number in range(64):
+        if number not in (2, *but):
+            try:
+                os.close(number)
+            except OSError:
+                continue
+
+
+def _bound(wishes: Wishes) -> None:
+    """Have the kernel refuse processes far beyond those allowed."""
+    tasks = Room(wishes.most_bytes, wishes.most_processes).most_tasks
+    for place, value in (("sys/kernel/pid_max", tasks), ("self/oom_score_adj", 1000)):
+        try:
+            Path(f"/proc/{place}").write_text(str(value), encoding="ascii")
+        except OSError:  # an older kernel has one number for the whole machine
+            continue
+    kernel.mount("", "/proc", None, _LOCKED | kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
+    if tuple(map(int, os.uname().release.split("-")[0].split(".")[:2])) >= (5, 14):  # by user and namespace since
+        resource.setrlimit(resource.RLIMIT_NPROC, (tasks, tasks))
+
+
+_LOCKED = kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY
+
+
+def _change_root(wishes: Wishes, held: Held) -> bool:
+    """Make a root that holds what may be read and written; return whether it could be made."""
+    root = str(Path(wishes.temporary).with_name("root"))
+    flags = kernel.MS_NOSUID | kernel.MS_NODEV
+    try:
+        kernel.mount("", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
+        kernel.mount("tmpfs", root, "tmpfs", flags, "size=16m,mode=0755")
+        space = Path(root, ".space")
+        space.mkdir()
+        kernel.mount("tmpfs", str(space), "tmpfs", flags, f"mode=0700,size={wishes.most_bytes},nr_inodes={MOST_FILES}")
+        Path(root, "proc").mkdir()
+        kernel.mount("proc", f"{root}/proc", "proc", flags | kernel.MS_NOEXEC)
+        given = (*readable(wishes), *wishes.reads)
+        if not {OTHER_TEMPORARY, "/"}.intersection(given):
+            _bind(OTHER_TEMPORARY, root, source=_folder(space / "tmp"))
+        bound = _outermost(given)
+        for place in bound:
+            _bind(place, root, read_only=True)
+        if wishes.sealed and not (_sealed(wishes.reads, root, bound, _folder(space / "sealed")) and not wishes.writes):
+            held.missing.append(UNSEALED)
+        for place in (*DEVICES, *GRAPHICS, *wishes.writes):
+            _bind(place, root)
+        for place in (wishes.temporary, SHARED_MEMORY):
+            _bind(place, root, source=_folder(space / Path(place).name))
+        for number, place in enumerate(wishes.layered):
+            _layer(place, root, space / f"layer{number}", held)
+        for place in _seen_at(wishes.hidden, bound):
+            if Path(root + place).is_dir():
+                kernel.mount("tmpfs", root + place, "tmpfs", flags | kernel.MS_RDONLY, "size=4k,mode=0555")
+            elif Path(root + place).exists():
+                kernel.mount("/dev/null", root + place, None, kernel.MS_BIND)
+        Path(root, "dev/fd").symlink_to("/proc/self/fd")
+        kernel.detach(str(space))
+        kernel.mount("", root, None, _LOCKED | flags)
+        kernel.enter_root(root)
+    except (OSError, KeyError) as error:
+        held.missing.append(f"{OWN_ROOT} ({error})")
+        return False
+    held.files.append(OWN_ROOT)
+    return True
+
+
+def _folder(place: Path) -> str:
+    place.mkdir(mode=0o700)
+    return str(place)
+
+
+def _sealed(places: Iterable[str], root: str, bound: Iterable[str], empty: str) -> bool:
+    """Lay an overlay over folders, in which files are the same and sockets and pipes others.
+
+    Returns:
+        Whether no other one can be reached; nothing is laid over mounts of others.
+    """
+    sealed = True
+    for real in map(os.path.realpath, places):
+        for target in [root + place for place in _seen_at((real,), bound)]:
+            if not os.path.lexists(target) or os.path.isfile(real):  # noqa: PTH113
+                continue
+            told = f"lowerdir={_escaped(real)}:{_escaped(empty)},userxattr"
+            try:
+                if real == "/" or any(place != target for place in _mounts_within(target)):
+                    raise OSError(errno.EINVAL, "others are in it")
+                kernel.mount("overlay", target, "overlay", kernel.MS_NOSUID | kernel.MS_NODEV, told)
+            except OSError:
+                sealed = False
+    return sealed
+
+
+def _layer(place: str, root: str, space: Path, held: Held) -> None:
+    """Show the folder ``place``, be it there or not, such that what is written to it is in memory."""
+    source, above, work = os.path.realpath(place), space / "above", space / "work"
+    for folder in (above, work):
+        folder.mkdir(mode=0o700, parents=True)
+    if not os.path.isdir(source):  # noqa: PTH112
+        _bind(place, root, source=str(above))
+        return
+    Path(root + place).mkdir(parents=True, exist_ok=True)
+    try:
+        kernel.mount(
+            "overlay",
+            root + place,
+            "overlay",
+            kernel.MS_NOSUID | kernel.MS_NODEV,
+            f"lowerdir={_escaped(source)},upperdir={_escaped(str(above))},workdir={_escaped(str(work))},userxattr",
+        )
+    except OSError as error:
+        held.missing.append(f"writing to {place} ({error})")
+        _bind(place, root, read_only=True)
+
+
+def _escaped(place: str) -> str:
+    """Write a place as an option of a mount does, in which these letters part others."""
+    for letter in "\\,:":
+        place = place.replace(letter, f"\\{letter}")
+    return place
+
+
+def readable(wishes: Wishes) -> list[str]:
+    """List Python, what is installed for it, and the system's libraries."""
+    python = [sys.prefix, sys.base_prefix, sys.exec_prefix, *(entry for entry in sys.path if entry)]
+    found = dict.fromkeys(str(Path(each).absolute()) for each in python)
+    return [*SYSTEM, *SETTINGS, *(each for each in found if each != wishes.temporary)]
+
+
+def _outermost(places: Iterable[str]) -> list[str]:
+    """Return those of ``places``, and what they link to, that lie in no other one."""
+    found: list[str] = []
+    both = [each for place in places for each in (os.path.abspath(place), os.path.realpath(place))]  # noqa: PTH100
+    for place in sorted(dict.fromkeys(both), key=len):
+        if not any(place == other or place.startswith(f"{other.rstrip('/')}/") for other in found):
+            found.append(place)
+    return found
+
+
+def _seen_at(places: Iterable[str], bound: Iterable[str]) -> Iterator[str]:
+    """Yield where ``places`` are seen within those ``bound``, each of which a link may name a second time."""
+    held = [(place, os.path.realpath(place)) for place in bound]
+    for place in places:
+        parent, name = os.path.split(place)
+        real = os.path.join(os.path.realpath(parent), name)  # noqa: PTH118
+        for shown, source in held:
+            if real == source or real.startswith(f"{source.rstrip('/')}/"):
+                yield shown + real[len(source) :]
+
+
+def _bind(place: str, root: str, *, source: str = "", read_only: bool = False) -> None:
+    """Bind ``source``, by default ``place`` itself, at ``place`` inside ``root``, if there is such a thing."""
+    source, target = source or os.path.realpath(place), root + place
+    if not os.path.exists(source) or os.path.ismount(target):  # noqa: PTH110
+        return
+    Path(target).parent.mkdir(parents=True, exist_ok=True)
+    if os.path.isdir(source):  # noqa: PTH112
+        Path(target).mkdir(exist_ok=True)
+    elif not os.path.exists(target):  # noqa: PTH110
+        Path(target).touch()
+    kernel.mount(source, target, None, kernel.MS_BIND | kernel.MS_REC)
+    if read_only:
+        _make_read_only(os.path.realpath(target))
+
+
+def _make_read_only(target: str) -> None:
+    """Let nothing be changed at the mount ``target``, nor in those within it.
+
+    Raises:
+        OSError: it can't be had of one that can be reached.
+    """
+    for place, flags in ({target: 0} | _mounts_within(target)).items():
+        try:
+            kernel.mount("", place, None, _LOCKED | flags)
+        except OSError as error:  # another one lies over it, or it is in a folder of somebody else's
+            if place == target or error.errno not in {errno.ENOENT, errno.EINVAL, errno.EACCES}:
+                raise
+
+
+def _mounts_within(target: str) -> dict[str, int]:
+    """Return the flags of mounts at ``target`` and in it."""
+    told = {b"nosuid": kernel.MS_NOSUID, b"nodev": kernel.MS_NODEV, b"noexec": kernel.MS_NOEXEC}
+    found = {}
+    for line in Path("/proc/self/mountinfo").read_bytes().splitlines():
+        words = line.split()
+        place = os.fsdecode(re.sub(rb"\\([0-7]{3})", lambda code: bytes([int(code[1], 8)]), words[4]))
+        if place == target or place.startswith(f"{target}/"):
+            found[place] = sum(told.get(option, 0) for option in words[5].split(b","))
+    return found
+
+
+def _landlock(wishes: Wishes, held: Held, own_root: bool) -> None:
+    abi = kernel.landlock_abi()
+    if not abi:
+        held.missing.append("Landlock, which the kernel does not have")
+        return
+    reads = [*readable(wishes), *wishes.reads, *(("/proc",) if own_root else PROCESS)]
+    own = (*wishes.scratch, *wishes.layered) if own_root else (wishes.temporary,)
+    try:
+        kernel.restrict_files(reads, [*DEVICES, *GRAPHICS, *wishes.writes, *own], abi)
+    except OSError as error:
+        held.missing.append(f"Landlock ({error})")
+        return
+    held.files.append(f"Landlock {abi}")
+    held.processes.append(f"Landlock {abi}")
+
+
+def _limit(wishes: Wishes, slack: int) -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (wishes.most_bytes, wishes.most_bytes))
+    resource.setrlimit(resource.RLIMIT_DATA, (wishes.most_bytes + slack, wishes.most_bytes + slack))

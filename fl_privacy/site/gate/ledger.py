@@ -1,0 +1,325 @@
+"""The ledger of what has left a site: written and synced before the app is asked, chained, anchored elsewhere."""
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import math
+import os
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from fl_privacy.errors import UserError
+from fl_privacy.files import PRIVATE_FILE, make_missing_private, write_private
+from fl_privacy.files.foreign import open_regular
+from fl_privacy.site.gate.entries import BEGINNING, DAY, YEARS, Account, Entry, Limits, Moment, is_date, moment_now
+
+LARGEST_LEDGER = 1 << 30
+LARGEST_LINE = 1 << 12
+_DIGEST = re.compile("[0-9a-f]{64}")
+
+
+class LedgerError(UserError):
+    """The ledger can't be trusted or written: nothing leaves."""
+
+
+class Ledger:
+    """The file, which several processes may share.
+
+    A line is written in one piece, the file and then the anchor are synced, and only then does the caller go on. The
+    anchor, in another folder, has number and digest of the last entry: a ledger without that entry, put back from a
+    copy, is noticed. It can't be noticed where both are put back together.
+
+    Args:
+        path: of the file; made for its owner alone where neither it nor the anchor exists.
+        anchor: of the anchor.
+        clock: the present, as ``Moment``, or in seconds since 1970 alone.
+
+    Raises:
+        LedgerError: both are one place, or one is within the other.
+    """
+
+    def __init__(self, path: Path, anchor: Path, *, clock: Callable[[], Moment | float] = moment_now) -> None:
+        self.path, self.anchor, self._clock = path, anchor, clock
+        real, other = Path(os.path.realpath(path)), Path(os.path.realpath(anchor))
+        if real.is_relative_to(other) or other.is_relative_to(real):
+            raise LedgerError(f"The anchor of {path} is expected elsewhere, but is {anchor}; take a folder of its own.")
+        self._known = Account()
+        self._looked = Moment(math.inf)
+        self._time = YEARS[0]
+
+    def account(self) -> Account:
+        """Return the account of what has left so far.
+
+        Raises:
+            LedgerError: file or anchor is missing, torn, changed, older than the other, or not its owner's alone.
+        """
+        with self._locked() as descriptor:
+            return self._read(descriptor)
+
+    def append(
+        self,
+        *,
+        kind: str,
+        outcome: str,
+        rho: float | None,
+        run: str,
+        app: str,
+        policy: str,
+        limits: Limits | None = None,
+    ) -> Account:
+        """Write an entry that lasts, before the app is asked; with ``limits`` only where it is within them.
+
+        Raises:
+            ExhaustedError: it is not.
+            LedgerError: it can't be written, or see ``account``; what was written in part is taken back.
+        """
+        with self._locked() as descriptor:
+            account = self._read(descriptor)
+            told = {"kind": kind, "outcome": outcome, "run": run[:64], "app": app[:200], "policy": policy}
+            entry = self._next(account, **told, rho=rho)
+            if limits is not None:
+                limits.expect_room(account, rho, kind, entry.when)
+            return self._write(descriptor, account, entry)
+
+    def settle(self, number: int, outcome: str, rho: float | None) -> Account:
+        """Write what came of the open entry ``number``; a crash that loses it leaves the entry open, which counts.
+
+        Args:
+            number: of the entry.
+            outcome: see ``Entry``.
+            rho: as it was, or 0 where weights without noise did not leave.
+
+        Raises:
+            LedgerError: the entry is not open, it can't be written, or see ``account``.
+        """
+        with self._locked() as descriptor:
+            account = self._read(descriptor)
+            if (asked := account.open.get(number)) is None:
+                raise LedgerError(f"The ledger {self.path} is expected to have entry {number} open, but has not.")
+            told = {name: getattr(asked, name) for name in ("number", "kind", "run", "app", "policy")}
+            return self._write(descriptor, account, self._next(account, **told, outcome=outcome, rho=rho))
+
+    def mend(self, rho: float | None) -> bool:
+        """Put an entry that spends ``rho`` in place of a torn last line; whether there was one.
+
+        Raises:
+            LedgerError: anything else is wrong with it.
+        """
+        with self._locked() as descriptor:
+            size = os.fstat(descriptor).st_size
+            torn = len(os.pread(descriptor, LARGEST_LINE, max(0, size - LARGEST_LINE)).rpartition(b"\n")[2])
+            if not torn:
+                return False
+            account = self._read(descriptor, size - torn)
+            os.ftruncate(descriptor, size - torn)
+            told = {"kind": "mended", "outcome": "sent", "run": "", "app": "", "policy": ""}
+            self._write(descriptor, account, self._next(account, **told, rho=rho))
+            return True
+
+    def entries(self) -> list[Entry]:
+        """Return all entries, with what came of each, after checking their chain.
+
+        Raises:
+            LedgerError: see ``account``.
+        """
+        found: list[Entry] = []
+        with self._locked() as descriptor:
+            self._read(descriptor)
+            for line in _lines(descriptor, 0, os.fstat(descriptor).st_size):
+                entry = Entry.read(line)
+                found[entry.number - 1 :] = [entry, *found[entry.number :]]
+        return found
+
+    def _next(self, account: Account, **told: Any) -> Entry:
+        """Make the line that follows ``account``, as of now."""
+        moment = self._moment()
+        about = {"clock": moment.clock, "boot": moment.boot, "up": moment.up, "before": account.digest}
+        return Entry(**{"number": account.entries + 1, **told, **about, "when": self._now(account, moment)})
+
+    def _moment(self) -> Moment:
+        told = self._clock()
+        moment = told if isinstance(told, Moment) else Moment(told)
+        if not is_date(moment.clock):
+            raise LedgerError(f"The clock is expected to say a date, but says {moment.clock} s since 1970; set it.")
+        return moment
+
+    def _now(self, account: Account, moment: Moment) -> float:
+        """Return the time by the ledger, which goes on by what has passed since its last line, or the last look at it.
+
+        A clock that is set forward frees nothing, and one that is set back, or right again, locks nothing for longer
+        than a day. Once a day has passed nothing is left to be freed, and the clock is taken as it is.
+        """
+        if not account.entries:
+            self._time = moment.clock
+        elif (passed := moment.since(account.moment)) is not None:
+            self._time = account.when + passed
+        else:
+            self._time = max(self._time, account.when) + (moment.since(self._looked) or 0.0)
+        self._looked = moment
+        if self._time >= account.when + DAY:
+            self._time = max(self._time, moment.clock)
+        return self._time
+
+    def _write(self, descriptor: int, account: Account, entry: Entry) -> Account:
+        line = entry.line
+        if len(line) > LARGEST_LINE or account.size + len(line) > LARGEST_LEDGER:
+            raise LedgerError("The ledger is expected to stay within its size, but is full; begin another one.")
+        after = account.copy()
+        try:
+            after.add(Entry.read(line), line)  # what could not be read again would end the ledger
+        except (ValueError, TypeError) as error:
+            raise LedgerError(f"The ledger {self.path} is expected to be given an entry, but got {entry}.") from error
+        anchored = False
+        try:
+            _write_all(descriptor, line)
+            if after.entries > account.entries:
+                os.fsync(descriptor)
+                anchored = True
+                self._drop_anchor(after)
+        except OSError as error:
+            with contextlib.suppress(OSError, LedgerError):
+                if anchored and self._anchored(after.size)[0] > account.entries:
+                    self._drop_anchor(account)  # else the entry that it has stays, and counts
+                os.ftruncate(descriptor, account.size)
+                os.fsync(descriptor)
+            raise LedgerError(f"The ledger {self.path} can't be written: {error.strerror or error}.") from error
+        self._known = after
+        return after
+
+    def _drop_anchor(self, account: Account) -> None:
+        write_private(self.anchor, json.dumps({"entries": account.entries, "digest": account.asked}))
+        _sync_folder(self.anchor.parent)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[int]:
+        """Open the ledger, make it if it is the first time, and lock it."""
+        try:
+            descriptor = self._opened()
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+                _expect_own(descriptor, self.path)
+                yield descriptor
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise LedgerError(f"The ledger {self.path} can't be opened: {error.strerror or error}.") from error
+
+    def _opened(self) -> int:
+        flags = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW
+        begun = os.path.lexists(self.anchor)  # looked for first: another process makes the ledger before it
+        with contextlib.suppress(FileNotFoundError):
+            return _regular(self.path, flags)
+        if begun:
+            raise LedgerError(
+                f"The ledger {self.path} is missing, but its anchor {self.anchor} says that it was begun; put it back."
+            )
+        for folder in (self.path.parent, self.anchor.parent):
+            make_missing_private(folder)
+        descriptor = _regular(self.path, flags | os.O_CREAT)
+        _sync_folder(self.path.parent)
+        return descriptor
+
+    def _read(self, descriptor: int, size: int | None = None) -> Account:
+        """Compute the account of the file, or of its first ``size`` bytes, reading only the lines that are new."""
+        size = os.fstat(descriptor).st_size if size is None else size
+        if size > LARGEST_LEDGER:
+            raise LedgerError(f"The ledger is expected to have at most {LARGEST_LEDGER >> 20} MiB, but is larger.")
+        entries, digest = self._anchored(size)
+        account = self._known.copy() if self._known.size <= size and self._is_known(descriptor) else Account()
+        seen = account.asked if account.entries == entries else None
+        for line in _lines(descriptor, account.size, size):
+            self._add(account, line)
+            seen = account.asked if account.entries == entries else seen
+        if seen not in {None, digest}:
+            raise LedgerError(f"The ledger {self.path} is not the one that {self.anchor} knows: its past was changed.")
+        if account.entries < (known := max(entries, self._known.entries)):
+            raise LedgerError(
+                f"The ledger {self.path} is older than it was: it has {account.entries} entries of the {known}"
+                f" that {self.anchor} knows of; put the newest one back."
+            )
+        self._known = account
+        return account
+
+    def _add(self, account: Account, line: bytes) -> None:
+        """Parse a line and add it to ``account``."""
+        if not line.endswith(b"\n") and len(line) < LARGEST_LINE:
+            raise LedgerError(
+                f"The ledger {self.path} ends in a torn line; `fl-privacy policy show-ledger SITE.yaml --mend` counts"
+                " it as one reply."
+            )
+        try:
+            entry = Entry.read(line)
+        except (ValueError, TypeError, RecursionError) as error:
+            raise LedgerError(
+                f"The ledger {self.path} has a line that is no entry, after {account.entries}."
+            ) from error
+        try:
+            account.add(entry, line)
+        except ValueError as error:
+            raise LedgerError(f"The ledger {self.path} was changed: entry {entry.number} does not follow.") from error
+
+    def _is_known(self, descriptor: int) -> bool:
+        """Say whether the last known line is still where it was."""
+        tail = os.pread(descriptor, min(self._known.size, LARGEST_LINE), max(0, self._known.size - LARGEST_LINE))
+        line = tail[:-1].rpartition(b"\n")[2] + b"\n"
+        return self._known.size > 0 and hashlib.sha256(line).hexdigest() == self._known.digest
+
+    def _anchored(self, size: int) -> tuple[int, str]:
+        """Return number and digest of the last entry that the anchor of a ledger of ``size`` bytes knows."""
+        try:
+            with os.fdopen(_regular(self.anchor, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
+                _expect_own(file.fileno(), self.anchor)
+                found = json.loads(file.read(LARGEST_LINE))
+            entries, digest = found["entries"], found["digest"]
+            if type(entries) is not int or entries < 0 or not _DIGEST.fullmatch(digest):
+                raise ValueError("no anchor")
+        except FileNotFoundError:
+            if size:
+                raise LedgerError(
+                    f"The anchor {self.anchor} of the ledger {self.path} is missing; put it back."
+                ) from None
+            self._drop_anchor(Account())  # it begins, or the process that began it was ended
+            return 0, BEGINNING
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            raise LedgerError(f"The anchor {self.anchor} of the ledger can't be read; put it back.") from error
+        return entries, digest
+
+
+def _lines(descriptor: int, start: int, end: int) -> Iterator[bytes]:
+    """Yield the lines between two places of a file; a longer one than ``LARGEST_LINE`` in pieces."""
+    with os.fdopen(os.dup(descriptor), "rb") as file:
+        file.seek(start)
+        while line := file.readline(min(LARGEST_LINE, end - start)):
+            start += len(line)
+            yield line
+
+
+def _regular(path: Path, flags: int) -> int:
+    try:
+        return open_regular(path, flags, PRIVATE_FILE)
+    except UserError as error:
+        raise LedgerError(str(error)) from error
+
+
+def _write_all(descriptor: int, line: bytes) -> None:
+    if (written := os.write(descriptor, line)) != len(line):
+        raise OSError(None, f"only {written} of {len(line)} bytes fit")
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _expect_own(descriptor: int, path: Path) -> None:
+    status = os.fstat(descriptor)
+    if status.st_mode & 0o077 or status.st_uid != os.geteuid():
+        raise LedgerError(f"{path} is expected to be its user's alone, but others own or read it; chmod 600 it.")
+    if status.st_nlink != 1:
+        raise LedgerError(f"{path} is expected to have one name, but has {status.st_nlink}; remove its hard links.")

@@ -1,0 +1,468 @@
+"""A site's policy: what may come in and leave, written by who owns the data, read from one file."""
+
+import hashlib
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from fl_privacy import checks
+from fl_privacy.errors import UserError
+from fl_privacy.files.foreign import expanded, open_regular
+from fl_privacy.site.gate import READY
+from fl_privacy.site.gate.accounting import FACTORS
+from fl_privacy.site.gate.entries import Limits
+from fl_privacy.site.gate.ledger import Ledger
+from fl_privacy.site.gate.protecting import Noising
+from fl_privacy.site.gate.rules import Rule
+
+VERSION = 1
+LARGEST_POLICY = 1 << 20
+KINDS = ("train", "evaluate", "query")
+DTYPES = ("float16", "float32", "float64")
+MIB = 1 << 20
+
+LEAST_MEMORY = 512
+"""MiB without which an app can hardly load PyTorch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Values:
+    """The numbers or texts that a policy lets pass in records.
+
+    Attributes:
+        records: names that they may have.
+        rules: by key.
+    """
+
+    records: tuple[str, ...]
+    rules: Mapping[str, Rule] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Receives:
+    """What a policy lets the app receive.
+
+    Attributes:
+        arrays: names of records of arrays.
+        config: records of settings.
+        run_config: keys of the run's configuration that the app is given; ``None`` are all.
+        guard: whether a model that looks crafted is refused.
+        most_bytes: of a message.
+    """
+
+    arrays: tuple[str, ...] = ()
+    config: Values = field(default_factory=lambda: Values(records=("config",)))
+    run_config: tuple[str, ...] | None = ()
+    guard: bool = True
+    most_bytes: int = 1024 * MIB
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arrays:
+    """How arrays leave: those that came in, under the same names, of the same shapes, finite.
+
+    Attributes:
+        dtypes: floating-point types that may leave; each array leaves in the type that it came in.
+        counters: whole numbers leave as they were ``received``, or as the app ``sent`` them.
+        record: the one record of arrays leaves under this name; ``None`` keeps the names that came in.
+    """
+
+    dtypes: tuple[str, ...] = ("float32",)
+    counters: str = "received"
+    record: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reply:
+    """What may leave in the reply to one kind of message."""
+
+    arrays: Arrays | None = None
+    metrics: Values = field(default_factory=lambda: Values(records=("metrics",)))
+    config: Values = field(default_factory=lambda: Values(records=()))
+
+    @property
+    def bits(self) -> float:
+        """Return how many bits an app can put beside the weights at most, including the choice of records."""
+        held = [values for values in (self.metrics, self.config) if values.rules]
+        free = [(len(values.records), rule) for values in held for rule in values.rules.values() if rule.value is None]
+        return sum(records * (rule.bits + 1) for records, rule in free)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Protect:
+    """What is done to the change of the parameters before it leaves.
+
+    Attributes:
+        noising: clipping and noise; ``None`` where a defense acts instead.
+        unit: whose presence epsilon is about, see ``accounting.FACTORS``.
+        defense: name of a defense of this package that acts on uploads.
+        options: of the defense.
+    """
+
+    noising: Noising | None = None
+    unit: str = "client"
+    defense: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """What may be spent on the data behind the node.
+
+    Attributes:
+        epsilon: at most; ``None`` counts replies only.
+        delta: at which it holds.
+        ledger: its file.
+        anchor: of the ledger's last entry, in a folder that is not put back together with it.
+    """
+
+    epsilon: float | None
+    delta: float
+    ledger: Path
+    anchor: Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class AppLimits:
+    """What a policy lets the app's process do.
+
+    Attributes:
+        reads: places that it may read beside Python and what is installed.
+        writes: places that it may write beside a temporary folder of its own.
+        environment: variables that it is given beside a few.
+        most_bytes: of memory, of the process and all that it starts together, files in its temporary folder included.
+        most_processes: at once.
+        seconds: for one message, on the wall.
+        required: the gate does not start where the kernel can't take the network and the files away.
+    """
+
+    reads: tuple[Path, ...] = ()
+    writes: tuple[Path, ...] = ()
+    environment: tuple[str, ...] = ()
+    most_bytes: int = 8192 * MIB
+    most_processes: int = 128
+    seconds: float = 3600.0
+    required: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class SitePolicy:
+    """A site's policy, as its file states it.
+
+    Attributes:
+        sends: by kind of message, ``train`` or with its action ``query.stats``; others are not answered.
+        drops: leaves out what is not named where this can be done; otherwise all of the reply is refused.
+        bare: a coordinator hears one line whatever was refused.
+        every_seconds: replies leave at multiples of it after their message came; 0 at once.
+        digest: beginning of the SHA-256 of the file.
+    """
+
+    receives: Receives = field(default_factory=Receives)
+    sends: Mapping[str, Reply] = field(default_factory=dict)
+    drops: bool = False
+    bare: bool = False
+    every_seconds: float = 0.0
+    protect: Protect | None = None
+    budget: Budget | None = None
+    rounds_per_day: int | None = None
+    app: AppLimits = field(default_factory=AppLimits)
+    digest: str = ""
+
+    @property
+    def noising(self) -> Noising | None:
+        """Return the policy's clipping and noise, if it has any."""
+        return self.protect.noising if self.protect else None
+
+    @property
+    def limits(self) -> Limits:
+        """Return the limits of the ledger."""
+        return Limits(
+            epsilon=self.budget.epsilon if self.budget else None,
+            delta=self.budget.delta if self.budget else 1e-5,
+            factor=FACTORS[self.protect.unit] if self.protect else 1.0,
+            rounds_per_day=self.rounds_per_day,
+        )
+
+    def rho(self, kind: str) -> float | None:
+        """Return rho of the reply to a message of ``kind``; ``None`` where weights leave without noise."""
+        reply = self.reply(kind)
+        if reply is None or reply.arrays is None:
+            return 0.0
+        return self.noising.rho if self.noising else None
+
+    def reply(self, kind: str) -> Reply | None:
+        """Return what may leave in answer to a message of ``kind``.
+
+        Kinds are Flower's ``train``, ``train.default`` or ``query.other``.
+        """
+        return self.sends.get(plain_kind(kind))
+
+
+def plain_kind(message_type: str) -> str:
+    """Return the kind of a message of Flower's, which takes ``train`` and ``train.default`` for the same."""
+    return message_type.removesuffix(".default")
+
+
+def read_policy(path: str | Path) -> SitePolicy:
+    """Load the policy in a file, or one of ``READY`` by its name.
+
+    Raises:
+        UserError: it can't be read, others than its owner may write it, or it says something else than a policy.
+    """
+    if str(path) in READY:
+        return parse_policy(
+            (files("fl_privacy.site.gate") / "policies" / f"{path}.yaml").read_bytes(), str(path), Path.cwd()
+        )
+    place = expanded(path)
+    try:
+        with os.fdopen(open_regular(place), "rb") as file:
+            status = os.fstat(file.fileno())
+            if status.st_size > LARGEST_POLICY:
+                raise UserError(f"{place} is expected to be a file of at most 1 MiB, but is larger.")
+            if status.st_mode & 0o022 or status.st_uid not in (0, os.geteuid()):
+                raise UserError(f"{place} is expected to be written by its owner alone, but others may; chmod go-w it.")
+            return parse_policy(file.read(), str(place), place.absolute().parent)
+    except OSError as error:
+        raise UserError(
+            f"The policy {place} is expected to be a file, or one of {', '.join(READY)}, but can't be read"
+            f" ({error.strerror}); check its name."
+        ) from error
+
+
+def parse_policy(content: bytes, name: str, folder: Path) -> SitePolicy:
+    """Parse the policy in the YAML ``content``.
+
+    Args:
+        content: of the file.
+        name: for errors.
+        folder: from which its relative places are.
+
+    Raises:
+        UserError: it is no policy.
+    """
+    from fl_privacy.site.gate.plain_yaml import loaded  # noqa: PLC0415
+
+    told = loaded(content, name)
+    try:
+        return _policy(told, folder, hashlib.sha256(content).hexdigest()[:16])
+    except UserError as error:
+        raise UserError(f"{name}: {error}") from error
+
+
+def _policy(given: object, folder: Path, digest: str) -> SitePolicy:
+    told = _table("The policy", given, "version", "receives", "sends", "protect", "budget", "rounds_per_day", "app")
+    checks.one_of("version", told.get("version"), (VERSION,))
+    sends = dict(_mapping("sends", told.get("sends")))
+    unnamed, refusals = sends.pop("unnamed", "refuse"), sends.pop("refusals", "reason")
+    every = sends.pop("every_seconds", 0.0)
+    checks.one_of("sends.unnamed", unnamed, ("refuse", "drop"))
+    checks.one_of("sends.refusals", refusals, ("reason", "bare"))
+    checks.number("sends.every_seconds", every, at_least=0, at_most=86_400, example=10)
+    replies = {kind: _reply(kind, reply) for kind, reply in sends.items()}
+    if twice := [kind for kind in replies if plain_kind(kind) != kind and plain_kind(kind) in replies]:
+        raise UserError(f"sends is expected to name {plain_kind(twice[0])} once, but names {twice[0]} as well.")
+    rounds = told.get("rounds_per_day")
+    policy = SitePolicy(
+        receives=_receives(told.get("receives")),
+        sends={plain_kind(kind): reply for kind, reply in replies.items() if reply is not None},
+        drops=unnamed == "drop",
+        bare=refusals == "bare",
+        every_seconds=every,
+        protect=None if told.get("protect") is None else _protect(told["protect"]),
+        budget=None if told.get("budget") is None else _budget(told["budget"], folder),
+        rounds_per_day=None if rounds is None else checks.whole("rounds_per_day", rounds, at_least=1, example=50),
+        app=_app(told.get("app"), folder),
+        digest=digest,
+    )
+    if (policy.rounds_per_day is not None or policy.noising) and policy.budget is None:
+        raise UserError(
+            "protect.noise and rounds_per_day are expected with a budget, whose ledger counts, but there is none."
+        )
+    _expect_apart(policy)
+    if policy.protect and any(reply.arrays and reply.arrays.counters == "sent" for reply in policy.sends.values()):
+        raise UserError(
+            "counters is expected to be received with protect, but whole numbers that leave as the app sent them are"
+            " protected by nothing."
+        )
+    if policy.budget and policy.budget.epsilon is not None and policy.noising is None:
+        raise UserError("budget.epsilon is expected with protect.noise, but nothing makes noise; leave epsilon out.")
+    return policy
+
+
+def _expect_apart(policy: SitePolicy) -> None:
+    """Refuse a ledger where the app reads or writes."""
+    if policy.budget is None:
+        return
+    for name, place in (("ledger", policy.budget.ledger), ("anchor", policy.budget.anchor)):
+        if within := holder_of(place, (*policy.app.reads, *policy.app.writes)):
+            raise UserError(
+                f"budget.{name} is expected to be away from what the app reads, but is in {within}; move it."
+            )
+
+
+def holder_of(place: Path, given: Iterable[Path]) -> Path | None:
+    """Return the first of the places ``given`` to an app that ``place`` is in, links followed; ``None`` if none."""
+    real = place.resolve()
+    return next((one for one in given if real.is_relative_to(one.resolve())), None)
+
+
+def _receives(given: object) -> Receives:
+    told = _table("receives", given, "records", "run_config", "guard", "max_mib")
+    records = _table("receives.records", told.get("records"), "arrays", "config")
+    guard, most, run_config = told.get("guard", True), told.get("max_mib", 1024), told.get("run_config", ())
+    checks.one_of("receives.guard", guard, (True, False))
+    checks.whole("receives.max_mib", most, at_least=1, at_most=65_536, example=1024)
+    return Receives(
+        arrays=_names("receives.records.arrays", records.get("arrays", ())),
+        config=_values("receives.records.config", records.get("config"), ("config",), Rule(exact=True)),
+        run_config=None if run_config == "any" else _names("receives.run_config", run_config),
+        guard=guard,
+        most_bytes=most * MIB,
+    )
+
+
+def _reply(kind: str, given: object) -> Reply | None:
+    if given == "refuse" or given is False:
+        return None
+    category, _, action = kind.partition(".")
+    if category not in KINDS or (action and not action.isidentifier()):
+        raise UserError(f"sends is expected to name train, evaluate, query or query.ACTION, but got {kind!r}.")
+    told = _table(f"sends.{kind}", given, "arrays", "metrics", "config")
+    return Reply(
+        arrays=None if told.get("arrays") in (None, False) else _arrays(f"sends.{kind}.arrays", told["arrays"]),
+        metrics=_values(f"sends.{kind}.metrics", told.get("metrics"), ("metrics",), Rule()),
+        config=_values(f"sends.{kind}.config", told.get("config"), ("config",), Rule()),
+    )
+
+
+def _arrays(where: str, given: object) -> Arrays:
+    told = _table(where, given, "like", "finite", "dtype", "counters", "record")
+    checks.one_of(f"{where}.like", told.get("like"), ("received",))
+    checks.one_of(f"{where}.finite", told.get("finite", True), (True,))
+    checks.one_of(f"{where}.counters", told.get("counters", "received"), ("received", "sent"))
+    dtype = told.get("dtype", "float32")
+    dtypes = (dtype,) if isinstance(dtype, str) else tuple(dtype) if isinstance(dtype, list) else (dtype,)
+    for one in dtypes:
+        checks.one_of(f"{where}.dtype", one, DTYPES)
+    if (record := told.get("record")) is not None and not isinstance(record, str):
+        raise UserError(f"{where}.record is expected to be a name, but got {record!r}.")
+    return Arrays(dtypes=dtypes, counters=told.get("counters", "received"), record=record)
+
+
+def _protect(given: object) -> Protect:
+    told = _mapping("protect", given)
+    if "defense" in told:
+        if not isinstance(told["defense"], str):
+            raise UserError(f"protect.defense is expected to be a name, but got {told['defense']!r}; try pruning.")
+        options = {str(key): value for key, value in told.items() if key != "defense"}
+        return Protect(defense=told["defense"], options=options)
+    told = _table("protect", given, "clip_norm", "noise")
+    noise = _table("protect.noise", told.get("noise"), "mechanism", "noise_multiplier", "unit")
+    checks.one_of("protect.noise.mechanism", noise.get("mechanism", "gaussian"), ("gaussian",))
+    checks.one_of("protect.noise.unit", unit := noise.get("unit", "client"), FACTORS)
+    for name, table, key in (("protect", told, "clip_norm"), ("protect.noise", noise, "noise_multiplier")):
+        if key not in table:
+            raise UserError(f"{name}.{key} is expected, but is missing; try 1.0.")
+    return Protect(noising=Noising(clip_norm=told["clip_norm"], noise_multiplier=noise["noise_multiplier"]), unit=unit)
+
+
+def _budget(given: object, folder: Path) -> Budget:
+    told = _table("budget", given, "epsilon", "delta", "per", "ledger", "anchor")
+    checks.one_of("budget.per", told.get("per", "data"), ("data",))
+    if "ledger" not in told:
+        raise UserError("budget.ledger is expected to name a file, but is missing; try ledger: ledger.")
+    ledger = _place("budget.ledger", told["ledger"], folder)
+    anchor = _place("budget.anchor", told["anchor"], folder) if "anchor" in told else _usual_anchor(ledger)
+    Ledger(ledger, anchor)  # which are two places
+    if (epsilon := told.get("epsilon")) is not None:
+        checks.number("budget.epsilon", epsilon, above=0, at_most=1e6, example=8)
+    delta = checks.number("budget.delta", told.get("delta", 1e-5), above=0, below=1, example=1e-5)
+    return Budget(epsilon=epsilon, delta=delta, ledger=ledger, anchor=anchor)
+
+
+def _usual_anchor(ledger: Path) -> Path:
+    """Choose the anchor's place in the user's state folder, which is not restored together with the ledger's."""
+    import platformdirs  # noqa: PLC0415
+
+    name = hashlib.sha256(str(ledger).encode()).hexdigest()[:16]
+    return Path(platformdirs.user_state_dir("fl_privacy")) / "anchors" / name
+
+
+def _app(given: object, folder: Path) -> AppLimits:
+    told = _table(
+        "app", given, "reads", "writes", "environment", "memory_mib", "processes", "seconds", "isolation", "network"
+    )
+    checks.one_of("app.network", told.get("network", "none"), ("none",))
+    checks.one_of("app.isolation", isolation := told.get("isolation", "required"), ("required", "where_possible"))
+    memory, processes = told.get("memory_mib", 8192), told.get("processes", 128)
+    checks.whole("app.memory_mib", memory, at_least=LEAST_MEMORY, at_most=1 << 24, example=8192)
+    checks.whole("app.processes", processes, at_least=1, at_most=100_000, example=128)
+    return AppLimits(
+        reads=tuple(_place("app.reads", one, folder) for one in _listed("app.reads", told.get("reads", ()))),
+        writes=tuple(_place("app.writes", one, folder) for one in _listed("app.writes", told.get("writes", ()))),
+        environment=_names("app.environment", told.get("environment", ())),
+        most_bytes=memory * MIB,
+        most_processes=processes,
+        seconds=checks.number("app.seconds", told.get("seconds", 3600.0), above=0, at_most=1e6, example=3600),
+        required=isolation == "required",
+    )
+
+
+def _values(where: str, given: object, records: tuple[str, ...], rule: Rule) -> Values:
+    """Parse rules by key; ``rule`` applies to keys that are only listed."""
+    if given is None or given is False:
+        return Values(records=records)
+    told = _table(where, given, "records", "allow")
+    named = _names(f"{where}.records", told["records"]) if "records" in told else records
+    allowed = told.get("allow", ())
+    if isinstance(allowed, Mapping):
+        return Values(
+            records=named,
+            rules={
+                str(key): rule if one in (None, True) else Rule.read(f"{where}.{key}", one)
+                for key, one in allowed.items()
+            },
+        )
+    return Values(records=named, rules=dict.fromkeys(_names(f"{where}.allow", allowed), rule))
+
+
+def _mapping(where: str, given: object) -> Mapping[str, Any]:
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):
+        raise UserError(f"{where} is expected to be a mapping of names, but got {given!r:.80}.")
+    return given
+
+
+def _table(where: str, given: object, *known: str) -> Mapping[str, Any]:
+    told = _mapping(where, given)
+    if odd := [key for key in told if key not in known]:
+        raise UserError(f"{where} is expected to say {', '.join(known)}, but got {odd[0]!r}.")
+    return told
+
+
+def _listed(where: str, given: object) -> Sequence[Any]:
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        raise UserError(f"{where} is expected to be a list, but got {given!r:.80}.")
+    return given
+
+
+def _names(where: str, given: object) -> tuple[str, ...]:
+    """Parse a list of names, or a mapping of names to true."""
+    if isinstance(given, Mapping):
+        for key, value in given.items():
+            checks.one_of(f"{where}.{key}", value, (True, False))
+        given = [key for key, value in given.items() if value]
+    found = _listed(where, given)
+    if odd := [one for one in found if not isinstance(one, str)]:
+        raise UserError(f"{where} is expected to list names, but got {odd[0]!r}.")
+    return tuple(dict.fromkeys(found))
+
+
+def _place(where: str, given: object, folder: Path) -> Path:
+    if not isinstance(given, str) or not given:
+        raise UserError(f"{where} is expected to name a place, but got {given!r}.")
+    return Path(os.path.normpath(folder / expanded(given)))

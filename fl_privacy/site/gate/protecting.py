@@ -1,0 +1,137 @@
+"""Clip the change of the parameters and add noise on a grid, so that no floating-point number tells what it hides."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+import numpy.typing as npt
+
+from fl_privacy import checks
+from fl_privacy.site.gate.discrete_gaussian import SCALE, Integers, discrete_gaussian
+
+Piece = tuple[npt.NDArray[np.generic], npt.NDArray[np.generic]]
+"""Values before and after, (n,) each."""
+
+LARGEST = float(np.finfo(np.float64).max)
+
+_SHRINK = 1e-7
+"""By which a change that is too long after rounding is made shorter, at least."""
+
+_BLOCK = 1 << 15
+"""Values that are worked on at once, as fit a processor's cache."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Noising:
+    """Clipping and noise of a change.
+
+    Attributes:
+        clip_norm: largest l2 norm of the change of all arrays together, above 0.
+        noise_multiplier: standard deviation of the noise of each value over ``clip_norm``, from 1/1000 to 1000.
+    """
+
+    clip_norm: float
+    noise_multiplier: float
+
+    def __post_init__(self) -> None:
+        checks.number("protect.clip_norm", self.clip_norm, above=0, at_most=1e12, example=1.0)
+        checks.number("protect.noise.noise_multiplier", self.noise_multiplier, at_least=1e-3, at_most=1e3, example=1.1)
+
+    @property
+    def step(self) -> float:
+        """Return the step of the grid: 2^-20 of the noise's standard deviation."""
+        return self.clip_norm * self.noise_multiplier / SCALE
+
+    @property
+    def longest(self) -> int:
+        """Return the largest squared norm of a clipped change, in steps: its norm is at most ``clip_norm``."""
+        return int(Fraction(SCALE) ** 2 / Fraction(self.noise_multiplier) ** 2)
+
+    @property
+    def rho(self) -> float:
+        """Return the zCDP rho of one reply whose change is there or not: 1 / (2 noise_multiplier^2)."""
+        return 0.5 / self.noise_multiplier**2
+
+
+def noised(
+    received: Sequence[npt.NDArray[np.generic]],
+    replied: Sequence[npt.NDArray[np.generic]],
+    noising: Noising,
+    *,
+    draw: Callable[[int], Integers] = discrete_gaussian,
+) -> list[npt.NDArray[np.generic]]:
+    """Return ``received`` plus the clipped and noised change to ``replied``, in the types of ``received``.
+
+    The change is measured in float64, brought to the norm, and rounded to whole steps whose sum of squares is checked
+    in integers; noise is added in integers. What leaves depends on these integers and on what came in alone.
+
+    Args:
+        received: floating-point arrays as they came, of any shapes; finite.
+        replied: of the same shapes; finite.
+        noising: how.
+        draw: function from a number to that many values of noise; only tests replace it.
+    """
+    pieces = list(_pieces(received, replied))
+    steps = clipped(pieces, noising)
+    steps += draw(len(steps))
+    made = [np.empty(before.shape, before.dtype) for before in received]
+    into = [piece for array in made for piece in _cut(array.reshape(-1))]
+    start = 0
+    for (before, _), after in zip(pieces, into, strict=True):
+        moved = steps[start : start + len(before)] * noising.step
+        with np.errstate(over="ignore"):
+            after[:] = (moved + before.astype(np.float64)).astype(before.dtype)
+        start += len(before)
+    return made
+
+
+def clipped(pieces: Sequence[Piece], noising: Noising) -> Integers:
+    """Round a change to whole steps of the grid, scaled to a norm of at most ``clip_norm``.
+
+    Args:
+        pieces: values before and after, each pair (n,) and finite; the change is made again where it is needed, which
+            costs less than to keep it.
+        noising: how.
+
+    Returns:
+        (sum of n,).
+    """
+    largest = max((float(np.abs(_change(*piece)).max(initial=0.0)) for piece in pieces), default=0.0)
+    norm = largest * math.sqrt(sum(_squares(_change(*piece) / largest) for piece in pieces)) if largest > 0 else 0.0
+    with np.errstate(over="ignore"):
+        factor = min(1.0, noising.clip_norm / norm) if norm > 0 else 1.0
+    steps: Integers = np.empty(sum(len(before) for before, _ in pieces), np.int64)
+    while True:
+        start = length = 0
+        for piece in pieces:
+            # largest * factor first: a change near the largest number would overflow in steps
+            moved = np.rint(_change(*piece) * factor / noising.step)
+            within = steps[start : start + len(moved)]
+            within[:] = moved
+            length += int(np.dot(within, within))
+            start += len(moved)
+        if length <= noising.longest:
+            return steps
+        factor *= min(math.sqrt(noising.longest / length), 1 - _SHRINK)
+
+
+def _squares(values: npt.NDArray[np.float64]) -> float:
+    return float(np.square(values, out=values).sum())
+
+
+def _change(before: npt.NDArray[np.generic], after: npt.NDArray[np.generic]) -> npt.NDArray[np.float64]:
+    """Compute a change in float64, limited to float64's largest number."""
+    with np.errstate(over="ignore"):
+        change = after.astype(np.float64) - before.astype(np.float64)
+    return np.clip(change, -LARGEST, LARGEST, out=change)
+
+
+def _pieces(received: Sequence[npt.NDArray[np.generic]], replied: Sequence[npt.NDArray[np.generic]]) -> Iterator[Piece]:
+    for before, after in zip(received, replied, strict=True):
+        yield from zip(_cut(before.reshape(-1)), _cut(after.reshape(-1)), strict=True)
+
+
+def _cut(values: npt.NDArray[np.generic]) -> list[npt.NDArray[np.generic]]:
+    return [values[start : start + _BLOCK] for start in range(0, len(values), _BLOCK)]

@@ -1,0 +1,173 @@
+"""Each rule of a policy as one plain sentence, and what it leaves open."""
+
+import math
+from collections.abc import Iterable, Iterator
+
+from fl_privacy.site.gate.accounting import FACTORS, epsilon_of, most_rho
+from fl_privacy.site.gate.policy import MIB, AppLimits, Protect, Reply, SitePolicy, Values
+from fl_privacy.site.gate.protecting import Noising
+
+UNITS = {
+    "client": "whether the site's change of a round is there or zero",
+    "any_data": "between any two data sets that the site could hold",
+}
+
+
+def rules_in_words(policy: SitePolicy) -> list[str]:
+    """Describe each rule of ``policy`` in a sentence."""
+    return [
+        *_received(policy),
+        *(sentence for kind, reply in sorted(policy.sends.items()) for sentence in _sent(policy, kind, reply)),
+        f"Messages of any other kind than {_listed(sorted(policy.sends)) or 'none'} are not answered.",
+        "A reply with anything else "
+        + (
+            "leaves without it; arrays that are not those that came in are refused."
+            if policy.drops
+            else "is refused as a whole."
+        ),
+        "Of a refusal the coordinator hears "
+        + (
+            "one line that is always the same."
+            if policy.bare
+            else "one line with the reason, without names and values of the app."
+        ),
+        *_protected(policy),
+        *_counted(policy),
+        *_app(policy.app),
+        *(
+            [f"Replies leave {policy.every_seconds:g} s after their message, or a multiple of it."]
+            if policy.every_seconds
+            else []
+        ),
+    ]
+
+
+def warnings_of(policy: SitePolicy) -> list[str]:
+    """Describe what the policy leaves open, one sentence each."""
+    found = []
+    if policy.noising is None and any(reply.arrays for reply in policy.sends.values()):
+        found.append(
+            "Nothing bounds what the weights carry: an app can write examples into them. Only noise bounds that."
+        )
+    if policy.noising is not None and (kinds := [kind for kind, reply in policy.sends.items() if reply.bits > 2]):
+        found.append(f"Epsilon does not cover the numbers beside the weights that leave for {_listed(sorted(kinds))}.")
+    if not policy.every_seconds:
+        found.append(
+            "When a reply leaves says how long the app took, which an app can choose; every_seconds makes it coarse."
+        )
+    if policy.rounds_per_day is None:
+        found.append("Nothing limits how many messages are answered in a day.")
+    if policy.budget is None:
+        found.append("Nothing counts what has left; a budget with a ledger would.")
+    if not policy.app.required:
+        found.append("Where the kernel can't take the network or files away from the app, it runs all the same.")
+    if policy.receives.run_config is None:
+        found.append("The app is given all of the run's configuration, texts too.")
+    return found
+
+
+def _received(policy: SitePolicy) -> Iterator[str]:
+    receives = policy.receives
+    arrays = _listed(receives.arrays)
+    yield f"The app is given arrays in the record {arrays}." if arrays else "The app is given no arrays."
+    if receives.config.rules:
+        yield f"The app is given these settings of a message: {_values(receives.config)}."
+    else:
+        yield "The app is given no settings of a message."
+    if receives.run_config is None:
+        yield "The app is given the run's whole configuration."
+    else:
+        given = _listed(receives.run_config) or "nothing"
+        yield f"Of the run's configuration the app is given {given}."
+    yield "A message with anything else, or a number that is not finite, is refused."
+    if receives.guard:
+        yield "A model is refused whose weights look crafted, or are not those of the run's last accepted model."
+    yield f"A message of more than {receives.most_bytes // MIB} MiB is refused."
+
+
+def _sent(policy: SitePolicy, kind: str, reply: Reply) -> Iterator[str]:
+    if reply.arrays is not None:
+        named = f" in the record {reply.arrays.record}" if reply.arrays.record else ""
+        counters = "as they came in" if reply.arrays.counters == "received" else "as the app says"
+        yield (
+            f"In reply to {kind} the arrays leave that came in{named}: all of them, with the same names and shapes,"
+            f" finite, of {_listed(reply.arrays.dtypes)}; whole numbers {counters}."
+        )
+    else:
+        yield f"In reply to {kind} no arrays leave."
+    for values in (reply.metrics, reply.config):
+        for key, rule in values.rules.items():
+            yield f"In reply to {kind} {key} leaves {rule.in_words()}."
+    yield f"Beside arrays a reply to {kind} carries at most {math.ceil(reply.bits)} bits that an app can choose."
+
+
+def _protected(policy: SitePolicy) -> Iterator[str]:
+    protect = policy.protect
+    if protect is None:
+        yield "Weights leave as the app says."
+    elif protect.noising is None:
+        yield f"The defense {protect.defense} acts on the change of the weights before it leaves."
+    else:
+        yield from _noised(protect, protect.noising)
+
+
+def _noised(protect: Protect, noising: Noising) -> Iterator[str]:
+    yield f"The change of the weights is clipped to a norm of {noising.clip_norm:g} over all arrays."
+    yield (
+        f"Discrete Gaussian noise of standard deviation {noising.clip_norm * noising.noise_multiplier:g} is added to"
+        f" each value of it, on a grid of {noising.step:.3g}."
+    )
+    yield f"Epsilon is about {UNITS[protect.unit]}."
+
+
+def _counted(policy: SitePolicy) -> Iterator[str]:
+    if policy.budget is not None:
+        yield f"Each message is written into {policy.budget.ledger} before the app is asked, over all apps and runs."
+        if policy.budget.epsilon is not None and (replies := replies_within(policy)):
+            yield (
+                f"Nothing leaves beyond an epsilon of {policy.budget.epsilon:g} at delta {policy.budget.delta:g}: that"
+                f" is {replies} replies with weights."
+            )
+    if policy.rounds_per_day is not None:
+        yield f"At most {policy.rounds_per_day} messages of a kind are answered in 24 hours."
+
+
+def replies_within(policy: SitePolicy) -> int:
+    """Compute how many replies with weights a budget lets out in all; 0 without a budget of epsilon."""
+    if policy.budget is None or policy.budget.epsilon is None or policy.protect is None or policy.noising is None:
+        return 0
+    one = FACTORS[policy.protect.unit] * policy.noising.rho
+    return int(most_rho(policy.budget.epsilon, policy.budget.delta) / one * (1 + 1e-9))
+
+
+def course_of(policy: SitePolicy, replies: int) -> float:
+    """Compute epsilon after ``replies`` replies with weights; infinite without noise."""
+    if policy.protect is None or policy.noising is None:
+        return math.inf if replies else 0.0
+    delta = policy.budget.delta if policy.budget else 1e-5
+    return epsilon_of(replies * FACTORS[policy.protect.unit] * policy.noising.rho, delta)
+
+
+def _app(limits: AppLimits) -> Iterator[str]:
+    where = "the gate does not start where the kernel can't" if limits.required else "where the kernel can"
+    yield f"The app runs in a process of its own, without network ({where})."
+    yield (
+        f"Beside Python and what is installed the app reads {_listed(map(str, limits.reads)) or 'nothing'} and writes"
+        f" {_listed(map(str, limits.writes)) or 'nothing but a temporary folder'}."
+    )
+    yield (
+        f"The app has {limits.seconds:g} s for a message, and {limits.most_bytes // MIB} MiB of memory and"
+        f" {limits.most_processes} processes in all, where the kernel has namespaces; else each process has the memory."
+    )
+
+
+def _values(values: Values) -> str:
+    alike: dict[str, list[str]] = {}
+    for key, rule in values.rules.items():
+        alike.setdefault(rule.in_words(), []).append(key)
+    return "; ".join(f"{_listed(keys)} {words}" for words, keys in alike.items())
+
+
+def _listed(names: Iterable[str]) -> str:
+    found = list(names)
+    return found[0] if len(found) == 1 else f"{', '.join(found[:-1])} and {found[-1]}" if found else ""

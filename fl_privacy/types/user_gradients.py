@@ -1,0 +1,360 @@
+"""What a gradient that a user hands over is of: its model, its names, how many examples, which loss."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from fl_privacy.errors import UserError
+from fl_privacy.models.checkpointing import without_checkpointing
+from fl_privacy.models.losses import Loss, LossLike, loss_of
+from fl_privacy.models.tied_weights import once_each
+from fl_privacy.models.unwrap_model import detached_copy, plain_model, plain_names, unwrapped
+
+_ROUNDING = {torch.float64: 1e-10, torch.float32: 1e-6}
+"""Singular values below this share of the largest are rounding, by the type of the gradient."""
+
+_APART = 10.0
+"""Times rounding, the singular value from which a second example shows."""
+
+_GAP = 100.0
+"""By which the last singular value that counts is above the first that does not."""
+
+_MOST, _SPARE = 256, 8
+"""Examples that are counted at most, and combinations of columns beyond."""
+
+_LARGE = 1 << 22
+"""Elements of a gradient from which its rank is looked at only where no other tells."""
+
+COUNTED_BY_RANK = "The gradient is taken for that of"
+"""How the note begins of a batch whose size nobody stated."""
+
+_LOOKED_AT = 1 << 16
+"""Values that say in which type of floating point all were computed."""
+
+_SAME = 1e-4
+"""Distance of an output's gradient from that of one example."""
+
+
+@dataclass(frozen=True, eq=False)
+class SharedGradient:
+    """Shared gradient of one batch.
+
+    Attributes:
+        model: as attacks take it; of a copy no value is used.
+        parameters, buffers: copies of the values that the user's model holds.
+        gradients: by the names of its parameters.
+        batch_size: B.
+        num_classes: K, the number of outputs.
+        loss: the one given.
+        notes: how the batch size was found, where it is not that of a single example, or that the rank contradicts it.
+    """
+
+    model: nn.Module
+    parameters: dict[str, Tensor]
+    buffers: dict[str, Tensor]
+    gradients: dict[str, Tensor]
+    batch_size: int
+    num_classes: int
+    loss: Loss | None
+    notes: tuple[str, ...] = ()
+
+
+def read_gradients(
+    model: nn.Module,
+    gradients: Mapping[str, Tensor] | Sequence[Tensor],
+    *,
+    input_shape: Sequence[int],
+    batch_size: int | None,
+    loss: LossLike | None,
+) -> SharedGradient:
+    """Find out from what ``gradients`` were computed; see :meth:`fl_privacy.types.Observation.of_gradients`."""
+    shape, named = tuple(input_shape), named_tensors(model, gradients)
+    plain = plain_model(model, shape)
+    inner, names = unwrapped(model), plain_names(unwrapped(model))
+    parameters = {names[name]: p.detach().clone() for name, p in inner.named_parameters()}
+    buffers = {names[name]: b.detach().clone() for name, b in inner.named_buffers()}
+    num_classes, vectors = _watched(plain, shape, parameters)
+    evidence = _Evidence(parameters, named, num_classes, vectors)
+    found = batch_size
+    notes: tuple[str, ...] = ()
+    if batch_size is None:
+        found = evidence.batch_size()
+        if found is None:
+            raise UserError(
+                "batch_size is expected, since the gradient does not show how many examples it is of; give batch_size=1"
+                " for a single one."
+            )
+        if found > 1:
+            notes = (f"{COUNTED_BY_RANK} {found} examples, the rank of those of linear layers.",)
+    elif isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+        raise UserError(f"batch_size is expected to be a whole number of at least 1, but got {batch_size!r}.")
+    elif (least := evidence.batch_size() or 1) > batch_size:
+        notes = (
+            f"The gradient of a layer that takes one vector of each example has rank {least}, more than batch_size="
+            f"{batch_size}, which is taken as stated: values that were dropped or rounded raise a rank.",
+        )
+    assert found is not None
+    known = None if loss is None else loss_of(loss, num_classes, next(plain.parameters()))
+    return SharedGradient(plain, parameters, buffers, named, found, num_classes, known, notes)
+
+
+def expect_range(given: tuple[float, float]) -> tuple[float, float]:
+    """Return ``given`` as the least and the largest value of inputs.
+
+    Raises:
+        UserError: they are no two numbers of which the second is larger.
+    """
+    try:
+        low, high = (float(value) for value in given)
+    except (TypeError, ValueError):
+        low = high = float("nan")
+    if not float("-inf") < low < high < float("inf"):
+        raise UserError(
+            f"input_range is expected to be two numbers, the larger one last, but got {given!r}; try (0, 1)."
+        )
+    return low, high
+
+
+def as_tensor(value: object) -> object:
+    """Return an array of NumPy as a tensor of the same precision; other values unchanged."""
+    return torch.as_tensor(value) if isinstance(value, np.ndarray | np.generic) else value
+
+
+def named_tensors(model: nn.Module, gradients: Mapping[str, Any] | Sequence[Any]) -> dict[str, Tensor]:
+    """Rename gradients to the names that the model has without wrappers, each once and detached.
+
+    Arrays of NumPy become tensors.
+    """
+    inner, plain = unwrapped(model), plain_names(unwrapped(model))
+    own = {plain[name]: p for name, p in inner.named_parameters(remove_duplicate=False)}
+    if not isinstance(gradients, Mapping):
+        values = list(gradients)
+        gradients = dict(zip(_names_in_order(inner, len(values)), values, strict=True))
+    gradients = {
+        name: as_tensor(value)
+        for name, value in gradients.items()
+        if value is not None or name not in plain or own[plain[name]].requires_grad
+    }
+    wrapped = {name: plain.get(name, name) for name in gradients}
+    if model is not inner:
+        outer = plain_names(model)
+        wrapped = {name: outer.get(name, wrapped[name]) for name in gradients}
+    for name, gradient in gradients.items():
+        known, got = own.get(wrapped[name]), getattr(gradient, "shape", None)
+        if known is None or got != known.shape:
+            wanted = "of a parameter of the model" if known is None else f"a tensor {tuple(known.shape)}"
+            what = type(gradient).__name__ if got is None else tuple(got)
+            raise UserError(f"The gradient {name} is expected to be {wanted}, but is {what}; name those there are.")
+    renamed = {wrapped[name]: g.detach() for name, g in gradients.items()}
+    return once_each(inner, renamed) if plain == {name: name for name in plain} else renamed
+
+
+def _names_in_order(inner: nn.Module, count: int) -> list[str]:
+    """Return the names of all parameters, or of those that are trained where there are ``count`` of these."""
+    trained = [name for name, p in inner.named_parameters() if p.requires_grad]
+    names = [name for name, _ in inner.named_parameters()]
+    if count not in (len(names), len(trained)):
+        frozen, which = "", "model.parameters()"
+        if len(trained) < len(names):
+            frozen = f", or of the {len(trained)} that are trained"
+            which = "[p for p in model.parameters() if p.requires_grad]"
+        raise UserError(
+            f"A gradient is expected for each of {len(names)} parameters{frozen}, but got {count};"
+            f" torch.autograd.grad(loss, {which}) has them."
+        )
+    return [plain_names(inner)[name] for name in (names if count == len(names) else trained)]
+
+
+class _LinearCalls(TorchFunctionMode):
+    """The inputs' shape of every linear operation within the context, by the weight that it is called with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes: dict[int, list[torch.Size]] = {}
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func is F.linear and len(args) > 1:
+            self.shapes.setdefault(id(args[1]), []).append(args[0].shape)
+        return func(*args, **(kwargs or {}))
+
+
+def count_outputs(model: nn.Module, shape: tuple[int, ...], parameters: Mapping[str, Tensor]) -> int:
+    """Return K, the number of outputs of ``model`` for images of ``shape``."""
+    return _watched(model, shape, parameters)[0]
+
+
+@without_checkpointing()
+def _watched(model: nn.Module, shape: tuple[int, ...], parameters: Mapping[str, Tensor]) -> tuple[int, frozenset[str]]:
+    """Return K, and the linear layers whose gradients distinguish examples.
+
+    Those that one vector of each example enters, once.
+
+    Where features hardly differ from image to image, the gradient of two of one class is that of one to all digits.
+    """
+    copied = detached_copy(model).eval().requires_grad_(True)
+    own = dict(copied.named_parameters())
+    with torch.no_grad():
+        for name, value in own.items():
+            value.copy_(parameters[name])
+    like = next(iter(own.values()))
+    images = torch.rand((2, *shape), generator=torch.Generator().manual_seed(0)).to(like)
+    images[1] *= 0.5
+    with _LinearCalls() as calls, torch.enable_grad():
+        outputs: Tensor = copied(images)
+        slope = (outputs.logsumexp(1) - outputs[:, 0]).sum() + outputs.square().sum() * (outputs.shape[1] == 1)
+    vectors = {}
+    for path, module in copied.named_modules():
+        weight = dict(module.named_parameters(recurse=False)).get("weight") if isinstance(module, nn.Linear) else None
+        shapes = calls.shapes.get(id(weight), [])
+        if weight is not None and len(shapes) == 1 and len(shapes[0]) == 2:
+            vectors[path] = weight
+    found = torch.autograd.grad(slope, list(vectors.values()), allow_unused=True) if vectors else ()
+    telling = (path for path, gradient in zip(vectors, found, strict=True) if gradient is not None and _tells(gradient))
+    return outputs.shape[1], frozenset(telling)
+
+
+def _tells(gradient: Tensor) -> bool:
+    """Say whether two examples of one class are seen in the gradient (M, N) of both."""
+    values = torch.linalg.svdvals(_sketched(_sketched(gradient.detach()).T).cpu().double())
+    return len(values) > 1 and float(values[1]) > _APART * _rounding(gradient) * float(values[0])
+
+
+def computed_in(values: Tensor) -> torch.dtype:
+    """Return the type of floating point that ``values`` were computed in, however they are stored.
+
+    What mixed precision computes in half precision ends in zeros when it is stored in single precision, also as the
+    sum of a few batches.
+    """
+    values = values.detach().flatten()[:_LOOKED_AT]
+    if values.dtype == torch.float64 and bool((values.float() == values).all()):
+        values = values.float()
+    if values.dtype != torch.float32:
+        return values.dtype
+    bits = values[values != 0].contiguous().view(torch.int32)
+    if len(bits) < 4 or float((bits & 0xF != 0).float().mean()) > 0.01:
+        return torch.float32
+    return torch.float16 if bool((bits & 0x1FFF == 0).all() & (bits & 0xFFFF != 0).any()) else torch.bfloat16
+
+
+def _rounding(gradient: Tensor) -> float:
+    return _ROUNDING.get(computed_in(gradient), 0.03)
+
+
+def _sketched(values: Tensor) -> Tensor:
+    """Return random combinations of the columns (M, N), of the same rank where it is small (Halko et al. 2011)."""
+    values = values.double() if values.numel() <= _LARGE else values.float()
+    if values.shape[1] <= _MOST + _SPARE:
+        return values
+    rng = torch.Generator().manual_seed(0)
+    return values @ torch.randn(values.shape[1], _MOST + _SPARE, generator=rng).to(values)
+
+
+@dataclass(frozen=True, eq=False)
+class _Evidence:
+    """Evidence of how many examples a gradient is of.
+
+    Attributes:
+        parameters: of the model, by name.
+        gradients: as ``parameters``.
+        num_classes: K.
+        vectors: the linear layers that one vector of each example enters.
+    """
+
+    parameters: Mapping[str, Tensor]
+    gradients: Mapping[str, Tensor]
+    num_classes: int
+    vectors: frozenset[str]
+
+    def batch_size(self) -> int | None:
+        """Return the largest rank of a layer's gradient with room for as many more; ``None`` where none has.
+
+        Also where values were left out or drawn.
+
+        A layer's gradient is a sum of one product of two vectors for each example. That of the output layer's columns
+        adds up to 0 under cross entropy, which takes one from its rank.
+        """
+        told, whole, full = list[int](), list[int](), 0
+        for name in sorted(self.vectors, key=self._size):
+            if told and self._size(name) > _LARGE:
+                break
+            rank, room = self._rank(name)
+            if 0 < rank <= max(1, room // 2) and rank < room:
+                told.append(rank)
+                whole += [] if self._has_holes(name) else [rank]
+            elif rank:
+                full = max(full, rank)
+        told = whole or told
+        if told and max(told) >= full and not self._pruned():
+            return max(told)
+        return 1 if self._is_of_one() else None
+
+    def _size(self, name: str) -> int:
+        """Return the number of elements of a layer's gradient."""
+        weight = self.gradients.get(f"{name}.weight")
+        return 0 if weight is None else weight.numel()
+
+    def _rank(self, name: str) -> tuple[int, int]:
+        """Rank of a layer's gradient and the most that it can be; (0, 0) where that can't be said."""
+        weight = self.gradients.get(f"{name}.weight")
+        if weight is None or not bool(weight.any()):
+            return 0, 0
+        joined = self._joined(name)
+        if not bool(joined.isfinite().all()):
+            return 0, 0
+        room = min(int(joined.any(1).sum()), int(joined.any(0).sum()))
+        if weight.shape[0] == self.num_classes:
+            room = min(room, self.num_classes - 1)
+        values = torch.linalg.svdvals(_sketched(_sketched(joined).T).cpu().double())
+        values, room = values / values[0], min(room, _MOST)
+        rank = int((values > _rounding(weight)).sum())
+        if rank < len(values) and float(values[rank]) * _GAP > float(values[rank - 1]):
+            return 0, 0
+        return rank, room
+
+    def _joined(self, name: str) -> Tensor:
+        """Return a layer's gradient (M, N + 1), the bias last, where there is one."""
+        weight, bias = self.gradients[f"{name}.weight"], self.gradients.get(f"{name}.bias")
+        joined = weight.float() if weight.dtype != torch.float64 else weight
+        return joined if bias is None else torch.cat([joined, bias.to(joined)[:, None]], 1)
+
+    def _pruned(self) -> bool:
+        """Say whether somebody has put zeros between the values of the output layer's gradient."""
+        outputs = (n for n in self.vectors if len(self.gradients.get(f"{n}.weight", ())) == self.num_classes)
+        return any(self._has_holes(name) for name in outputs)
+
+    def _has_holes(self, name: str) -> bool:
+        """Say whether a layer's gradient is zero at a neuron and an input of which others are not.
+
+        A zero raises the rank. In front of an output layer there is none unless a defense or somebody's rounding put
+        it there; an earlier layer has some where a neuron sees one example alone, of which the input is zero.
+        """
+        size = self._joined(name).abs()
+        rows = size[size.amax(1) > 1e-30]  # smaller ones are the rounding of a probability of zero
+        return bool((rows[:, rows.any(0)] == 0).any())
+
+    def _is_of_one(self) -> bool:
+        """Say whether the gradient of one or two outputs is that of a single example, to all digits."""
+        names = [(f"{name}.weight", f"{name}.bias") for name in self.vectors]
+        names = [own for own in names if set(own) <= self.gradients.keys() & self.parameters.keys()]
+        names = [own for own in names if len(self.gradients[own[1]]) == self.num_classes]
+        if self.num_classes > 2 or len(names) != 1:
+            return False
+        weight, bias = (self.gradients[name].double() for name in names[0])
+        if not bool(bias.any()):
+            return False
+        features = weight.T @ bias / bias.square().sum()
+        if float((weight - bias[:, None] * features).norm()) > _SAME * float(weight.norm()):
+            return False
+        own = [self.parameters[name].double() for name in names[0]]
+        outputs = own[0] @ features + own[1]
+        made = outputs.sigmoid() if self.num_classes == 1 else outputs.softmax(0)
+        target = (made - bias).detach()
+        return bool((target - target.round()).abs().max() < _SAME)
