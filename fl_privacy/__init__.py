@@ -6,6 +6,7 @@ and models run where only PyTorch is installed, and nothing waits for Flower tha
 
 from typing import TYPE_CHECKING
 
+from fl_privacy._moved import answer_to_old_names
 from fl_privacy.checks.packages import on_demand
 
 if TYPE_CHECKING:
@@ -37,3 +38,5 @@ if TYPE_CHECKING:
     )
 else:
     __getattr__, __dir__, __all__ = on_demand(__name__)
+
+answer_to_old_names()

@@ -1,0 +1,146 @@
+"""Modules under the names that they had, for code and settings that import them by these."""
+
+import importlib
+import sys
+import warnings
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+MOVED = {
+    "attacks.auto.members": "attacks.auto.sub_attacks",
+    "attacks.exact.traced": "attacks.exact.fx_graph",
+    "attacks.gradient_inversion.captured": "attacks.gradient_inversion.cuda_graph",
+    "attacks.gradient_inversion.modality": "attacks.gradient_inversion.other_modalities",
+    "attacks.gradient_inversion.rounds": "attacks.gradient_inversion.matching_targets",
+    "attacks.gradient_inversion.undisclosed": "attacks.gradient_inversion.infer_client",
+    "attacks.text.candidates": "attacks.text.token_candidates",
+    "checkpointing": "models.checkpointing",
+    "config": "runs.config",
+    "config.foreign": "runs.config.untrusted",
+    "config.reading": "runs.config.parse",
+    "cores": "federation.cores",
+    "deploy": "site.deploy",
+    "dp_check.asked": "dp_check.check",
+    "experiment": "runs",
+    "experiment.candidates": "runs.distractors",
+    "experiment.fitted_uploads": "auditing.fitted_uploads",
+    "experiment.ladder": "auditing.scenarios",
+    "experiment.ladder_adapters": "auditing.scenario_adapters",
+    "experiment.ladder_members": "auditing.scenario_members",
+    "experiment.ladder_problem": "auditing.scenario_problem",
+    "experiment.ladder_scores": "auditing.scenario_scores",
+    "experiment.ladder_words": "auditing.scenario_words",
+    "experiment.run_folder": "runs.destination",
+    "experiment.server_reading": "runs.server_attack",
+    "experiment.unattacked": "runs.distractors_of_app",
+    "federation.audit": "federation.interception_plan",
+    "film": "types.film",
+    "fitted": "attacks.fitted",
+    "flower.answers": "flower.reply_cache",
+    "flower.app_claims": "auditing.app_claims",
+    "flower.audit_report": "auditing.strategy_report",
+    "flower.audited_claims": "auditing.strategy_claims",
+    "flower.audited_model": "auditing.strategy_model",
+    "flower.canary_mod": "flower.mods.canary_mod",
+    "flower.cell": "flower.app_process",
+    "flower.kept_norms": "flower.local_batch_norm",
+    "flower.probe": "flower.mods.probe",
+    "flower.untouched": "auditing.app",
+    "flower.untouched.app": "auditing.app.bundle",
+    "flower.untouched.moved": "auditing.app.old_names",
+    "foreign_files": "files.foreign",
+    "gate": "site.gate",
+    "gate.kernel": "site.gate.linux_calls",
+    "gradients": "models.gradients",
+    "gradients.examples": "models.gradients.per_example",
+    "gradients.fastest": "models.gradients.choose_method",
+    "guard": "defenses.guard",
+    "inference": "attacks.inference",
+    "interception": "federation.interception",
+    "interception.kept_norms": "federation.interception.local_batch_norm",
+    "interception.recognition": "federation.interception.infer_plan",
+    "interception.waiting": "federation.interception.observation_buffer",
+    "losses": "models.losses",
+    "malicious": "attacks.malicious",
+    "malicious.reading": "attacks.malicious.from_layer",
+    "metrics": "measure",
+    "metrics.controls": "measure.distractors",
+    "metrics.looks": "measure.descriptors",
+    "modality": "types.modality",
+    "network_files": "files.networks",
+    "packages": "checks.packages",
+    "parallel": "federation.parallel",
+    "pieces": "data.token_display",
+    "plain_models": "models.unwrap_model",
+    "plan": "types.plan",
+    "policy_search": "defenses.policy_search",
+    "pretrained": "models.pretrained",
+    "processes": "federation.processes",
+    "regression": "auditing.regression",
+    "results": "runs.folder",
+    "results.candidates": "runs.folder.defense_choice",
+    "results.counts": "measure.counts",
+    "results.findings": "measure.inferred",
+    "results.folder": "runs.folder.writer",
+    "results.made": "runs.folder.from_json",
+    "results.readings": "runs.folder.leakage",
+    "results.rule": "measure.rule",
+    "results.survivors": "measure.aggregate_leakage",
+    "schema": "types.schema",
+    "shared_gradients": "types.user_gradients",
+    "shared_updates": "types.user_updates",
+    "tally": "federation.tally",
+    "tapping": "auditing.instrument",
+    "tapping.copies": "auditing.clear_text.copies",
+    "tapping.findings": "auditing.clear_text.findings",
+    "tapping.inventory": "auditing.clear_text.inventory",
+    "tapping.spelled": "auditing.clear_text.spelled",
+    "tied_weights": "models.tied_weights",
+    "transformations": "data.transformations",
+    "trees": "attacks.trees",
+    "victim_ids": "types.victim_ids",
+}
+"""Old name -> new one, within this package; what a package holds moved with it, unless it is named itself."""
+
+IN_SETTINGS = ("guard", "inference", "malicious")
+"""Their old names stay in settings, so that a run keeps its hash: no warning."""
+
+
+class MovedFinder(MetaPathFinder):
+    """Finds a moved module under its old name: the same module, with one line of warning."""
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        """Return a spec that loads the module from where it is now; ``None`` for all other names."""
+        if (new := new_name(fullname)) is None:
+            return None
+        if fullname.split(".")[1] not in IN_SETTINGS:
+            warnings.warn(f"{fullname} is {new} now; the old name goes with version 0.4.", DeprecationWarning, stacklevel=2)
+        return ModuleSpec(fullname, _Alias(new), origin=new, is_package=True)
+
+
+class _Alias(Loader):
+    def __init__(self, new: str) -> None:
+        self.new = new
+
+    def exec_module(self, module: ModuleType) -> None:
+        sys.modules[module.__name__] = importlib.import_module(self.new)
+
+
+def new_name(fullname: str) -> str | None:
+    """Return where the module ``fullname`` is now; ``None`` if it never moved."""
+    package, _, name = fullname.partition(".")
+    if package != __package__ or not name:
+        return None
+    parts = name.split(".")
+    for length in range(len(parts), 0, -1):
+        if (new := MOVED.get(".".join(parts[:length]))) is not None:
+            return ".".join([package, new, *parts[length:]])
+    return None
+
+
+def answer_to_old_names() -> None:
+    """Let ``import`` find moved modules, once."""
+    if not any(isinstance(finder, MovedFinder) for finder in sys.meta_path):
+        sys.meta_path.append(MovedFinder())
