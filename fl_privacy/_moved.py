@@ -111,12 +111,16 @@ IN_SETTINGS = ("guard", "inference", "malicious")
 class MovedFinder(MetaPathFinder):
     """Finds a moved module under its old name: the same module, with one line of warning."""
 
-    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         """Return a spec that loads the module from where it is now; ``None`` for all other names."""
         if (new := new_name(fullname)) is None:
             return None
         if fullname.split(".")[1] not in IN_SETTINGS:
-            warnings.warn(f"{fullname} is {new} now; the old name goes with version 0.4.", DeprecationWarning, stacklevel=2)
+            warnings.warn(
+                f"{fullname} is {new} now; the old name goes with version 0.4.", DeprecationWarning, stacklevel=2
+            )
         return ModuleSpec(fullname, _Alias(new), origin=new, is_package=True)
 
 

@@ -72,7 +72,7 @@ def node_cost(
 
     A memory cgroup holds the process where this user may make one, else its parent looks and ends it.
     """
-    from fl_privacy.site.deploy.device import MIB, measure_nodes
+    from fl_privacy.site.deploy.device import MIB, measure_nodes  # noqa: PLC0415
 
     for line in measure_nodes(runs, memory=memory * MIB, core=core, repeats=repeats, trust=trust or ()):
         say(line)

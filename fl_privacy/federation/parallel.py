@@ -345,7 +345,7 @@ def attack_by_all_cores(
     processes: int | None = None,
     progress: Progress = no_progress,
 ) -> list[Reconstruction]:
-    """Attack all ``observations`` in parts, which processes share out; see :func:`fl_privacy.federation.processes.in_processes`.
+    """Attack all ``observations`` in parts, which processes share out; see ``federation.processes.in_processes``.
 
     The parts, and so every bit of the result, are the same however many processes there are. What computes on a GPU,
     or is shared out by Ray, stays in this process.

@@ -1,6 +1,8 @@
 """The edge to Flower: clients, strategies, apps and backends; translates records, adds no mathematics."""
 
-from fl_privacy.auditing.strategy import AuditedStrategy, audit
+from typing import TYPE_CHECKING
+
+from fl_privacy.checks.packages import on_demand
 from fl_privacy.flower._node_memory import NodeMemory, node_memory, node_secret
 from fl_privacy.flower.backends import rounds_in_process, rounds_on_grid, rounds_on_ray
 from fl_privacy.flower.client_app import numpy_client_app, simulated_client_app
@@ -28,6 +30,9 @@ from fl_privacy.flower.reply_cache import answer_once_mod
 from fl_privacy.flower.secagg import local_dp_mod
 from fl_privacy.flower.strategy import Federated
 from fl_privacy.flower.wrappers import Sane
+
+if TYPE_CHECKING:
+    from fl_privacy.auditing.strategy import AuditedStrategy, audit
 
 __all__ = [
     "ATSClient",
@@ -66,3 +71,5 @@ __all__ = [
     "simulated_client_app",
     "train_step",
 ]
+
+__getattr__ = on_demand(__name__, {"fl_privacy.auditing.strategy": ("AuditedStrategy", "audit")})

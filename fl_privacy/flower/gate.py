@@ -48,7 +48,7 @@ class Gate:
     An app in this process can reach all that this process can. ``fl-privacy supernode --policy`` therefore runs it in
     another one: ``Gate(policy).around(Cell("package.module:app", policy.app))``.
 
-    ``refused`` has the last refusals, as reason (see ``fl_privacy.site.gate.rules.REASONS``) and detail; ``left_out`` what
+    ``refused`` has the last refusals, as reason (see ``site.gate.rules.REASONS``) and detail; ``left_out`` what
     replies had beside what left, where the policy drops it, and how often.
 
     Args:

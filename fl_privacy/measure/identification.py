@@ -40,7 +40,7 @@ def identify(
     These are the negative and any other change of brightness and contrast, a shift by up to a tenth of the width,
     mirrors and quarter turns, rotation by up to 15 degrees, a cut of 70 % or more, a frame, blur, coarse pixels, the
     loss of one half, another order of tiles, and the order within the batch. A guess and another image are compared in
-    several ways (``fl_privacy.measure.descriptors``, ``turning``), in each of which candidates get the same tries as the
+    several ways (``measure.descriptors``, ``turning``), in each of which candidates get the same tries as the
     original: of all changes, the best for each counts. The strength of an image is Fisher's z of its correlation
     relative to mean and spread over ``REFERENCE`` candidates; the original has to lead in one way. Among the candidates
     are their mean and that of each of their classes, so that a guess that shows what a class has in common is nearer to

@@ -121,11 +121,8 @@ def _reads_itself(run: Run) -> bool:
     """Say whether the malicious server needs no attack to get images from an upload."""
     section = run.identity.config.get("server")
     target = str(section.get("_target_", "")) if isinstance(section, Mapping) else ""
-    attack = (
-        getattr(malicious, target.rpartition(".")[2], None)
-        if target.startswith("fl_privacy.attacks.malicious.")
-        else None
-    )
+    known = target.startswith(("fl_privacy.malicious.", "fl_privacy.attacks.malicious."))
+    attack = getattr(malicious, target.rpartition(".")[2], None) if known else None
     return attack is not None and bool(attack.reads_images)
 
 

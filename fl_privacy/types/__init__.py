@@ -249,7 +249,7 @@ class Observation:
             input_shape: (C, H, W), or (F,) or F of rows.
             batch_size: examples behind the gradient; ``None`` counts them by the rank of the layers' gradients.
             batch_norm: mode of batch norm, if another than the model's.
-            loss: name of ``fl_privacy.models.losses.NAMED_LOSSES``, a loss of PyTorch, or a function (outputs, labels) ->
+            loss: name of ``models.losses.NAMED_LOSSES``, a loss of PyTorch, or a function (outputs, labels) ->
                 scalar; ``None``: the attack takes the known one that gives the output layer's gradient.
             input_range: least and largest value of an input.
             schema: of the rows (F,) of a table; ``Schema.inferred(inputs)`` finds one.

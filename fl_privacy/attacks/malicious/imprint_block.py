@@ -58,14 +58,15 @@ class ImprintBlock(nn.Module):
         self.pattern = amplitude / bins * signs
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.pattern = fn(self.pattern)
         return self
 
     def forward(self, images: Tensor) -> Tensor:
         """Add the pattern to images (B, C, H, W)."""
         passed = self.activation(self.measure(self.separate(self.scale * images).flatten(1)))
-        return images + passed.sum(1).view(-1, 1, 1, 1) * self.pattern
+        marked: Tensor = images + passed.sum(1).view(-1, 1, 1, 1) * self.pattern
+        return marked
 
 
 def imprinted(model: nn.Module, block: ImprintBlock) -> nn.Module:

@@ -58,7 +58,7 @@ def leaves_such_a_bias(
     whole = ((LEVELS * images.double()).round() / LEVELS).reshape(len(images), *observation.input_shape)
     told = []
     for some, at, found, near in zip(
-        *(each.split(max(1, _AT_ONCE // len(labels))) for each in (whole, rows, measured, error)), strict=True
+        *(torch.split(each, max(1, _AT_ONCE // len(labels))) for each in (whole, rows, measured, error)), strict=True
     ):
         own = of_labels(values[bias], some, labels)[torch.arange(len(some)), :, at]
         own = own * observation.plan.loss_scale / observation.upload.num_examples
