@@ -64,7 +64,7 @@ def check_dp(  # noqa: PLR0917
     folder = Path(subject)
     kind = _kind_of(folder)
     from fl_privacy.report.claims import write_claims_page  # noqa: PLC0415
-    from fl_privacy.runs.folder.claims import (
+    from fl_privacy.runs.folder.claims import (  # noqa: PLC0415
         as_json as claims_as_json,
         in_order,
         read_claims,

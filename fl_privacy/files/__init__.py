@@ -13,8 +13,8 @@ UNENCODABLE = "backslashreplace"
 """What becomes of half a surrogate pair, which JSON from elsewhere or a file's name may hold and no UTF-8 can: it is
 spelled as JSON spells it."""
 
-_PACKAGE = Path(__file__).resolve().parent
-CONFIG_DIR = _PACKAGE / "conf" if (_PACKAGE / "conf").is_dir() else _PACKAGE.parent / "conf"
+PACKAGE = Path(__file__).resolve().parents[1]
+CONFIG_DIR = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parent / "conf"
 """What there is to choose from: inside the package in a wheel, beside it in a checkout and in a Flower app bundle."""
 
 CACHE_VARIABLE = "FL_PRIVACY_CACHE"

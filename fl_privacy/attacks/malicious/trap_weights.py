@@ -136,7 +136,8 @@ def _distinct(images: Tensor) -> Tensor:
 def _apart(images: Tensor, others: Tensor) -> Tensor:
     """Return root mean square distances (N, M), in levels, of ``images`` (N, D) and ``others`` (M, D)."""
     distances: Tensor = torch.cdist(LEVELS * images, LEVELS * others, compute_mode="use_mm_for_euclid_dist")
-    return distances / images.shape[1] ** 0.5
+    width: float = images.shape[1] ** 0.5
+    return distances / width
 
 
 def _layer(model: nn.Module, state: ModelState, input_shape: tuple[int, ...]) -> FirstLayer:

@@ -26,7 +26,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from fl_privacy.checks.packages import missing_extra
 from fl_privacy.errors import UserError, in_one_line, is_out_of_memory, what_was_asked
-from fl_privacy.files import user_cache_folder, write_whole
+from fl_privacy.files import PACKAGE, user_cache_folder, write_whole
 from fl_privacy.runs.config._options import suggest
 from fl_privacy.runs.config.parse import expect_type
 
@@ -145,7 +145,6 @@ def _first_line(error: BaseException) -> str:
     return (str(error) or type(error).__name__).strip().splitlines()[0]
 
 
-PACKAGE = Path(__file__).resolve().parent.parent
 FILE = "signatures.json"
 
 _PLAIN = {"int": int, "float": float, "bool": bool, "str": str, "null": NoneType}

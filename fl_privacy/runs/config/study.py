@@ -9,14 +9,14 @@ from typing import Any, Literal
 
 from fl_privacy.checks import fits, in_words, whole
 from fl_privacy.errors import UserError
-from fl_privacy.files import CONFIG_DIR
+from fl_privacy.files import CONFIG_DIR, PACKAGE
 from fl_privacy.runs.config._options import suggest
 from fl_privacy.runs.config.compose import expand_sweep, merge_overrides, override_keys, swept_key
 from fl_privacy.runs.config.keys import is_within, keys_of
 from fl_privacy.runs.config.settings import Role
 from fl_privacy.runs.config.untrusted import expect_below_here, expect_plain, read_settings, trust_in
 
-GRIDS = Path(__file__).resolve().parent.parent / "grids"
+GRIDS = PACKAGE / "grids"
 
 _SECTIONS: dict[str, Any] = {
     "settings": list[str],
@@ -209,7 +209,7 @@ def grid_points(family: str, overrides: Sequence[str]) -> Iterable[GridPoint]:
         yield GridPoint(family, f"{key.rpartition('.')[2].replace('_', ' ')} {value}".strip(), tuple(point))
 
 
-TRACKS = Path(__file__).resolve().parent.parent / "tracks"
+TRACKS = PACKAGE / "tracks"
 
 _SECTIONS_OF_TRACK: dict[str, Any] = {
     "version": int,

@@ -10,6 +10,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from fl_privacy.files import PACKAGE
+
 PACKAGES = (
     "fl-privacy",
     "torch",
@@ -48,9 +50,9 @@ def describe_environment(*, seed: int) -> dict[str, Any]:
 @cache
 def code_hash() -> str:
     """Return the SHA-256 of the sources of this package, as they were when it was first asked."""
-    package, content = Path(__file__).resolve().parents[1], hashlib.sha256()
-    for path in sorted(package.rglob("*.py")):
-        content.update(path.relative_to(package).as_posix().encode())
+    content = hashlib.sha256()
+    for path in sorted(PACKAGE.rglob("*.py")):
+        content.update(path.relative_to(PACKAGE).as_posix().encode())
         content.update(hashlib.sha256(path.read_bytes()).digest())
     return content.hexdigest()
 
