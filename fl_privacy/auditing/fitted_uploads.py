@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -22,10 +22,10 @@ from fl_privacy.attacks.trees import (
 from fl_privacy.auditing.clear_text.findings import Leak
 from fl_privacy.auditing.instrument.fitted import Fitted
 from fl_privacy.auditing.scenario_problem import reason_of
-from fl_privacy.auditing.scenario_scores import EXACT_ROW, MOST_SHOWN, Row
-from fl_privacy.auditing.scenarios import Rung
+from fl_privacy.auditing.scenario_scores import EXACT_ROW, MOST_SHOWN
 from fl_privacy.errors import UserError
 from fl_privacy.federation.replies import Failure, attempt
+from fl_privacy.measure.answer import Answer, Scenario, Shown
 from fl_privacy.measure.chance import chance_of_upload, combined
 from fl_privacy.measure.counts import Counts
 from fl_privacy.measure.intervals import binomial_tail
@@ -39,27 +39,30 @@ SWEEPS, VICTIMS = 8, 20
 DRAWN, MANY_ROWS = (9, 2), 500
 """Draws of guesses without trees, of which the best says what chance gives; fewer of a client with many rows."""
 
-_TREES = "Rows behind the client's trees, all rounds together"
-_BESIDE = "One row of the fitted model, by who knows the client's others"
-_SUMS = "Rows that came or went between two rounds, or are alone in their class"
+SCENARIOS = {
+    "trees": Scenario(
+        name="trees",
+        title="Rows behind the client's trees, all rounds together",
+        source="trees that clients upload",
+    ),
+    "logistic": Scenario(
+        name="logistic",
+        title="One row of the fitted model, by who knows the client's others",
+        uploads="the fitted model; a worst case, as the attacker has all the client's rows but one",
+        source="fitted models that clients upload, each time knowing all other rows of the client",
+    ),
+    "sums": Scenario(
+        name="sums",
+        title="Rows that came or went between two rounds, or are alone in their class",
+        uploads="means and variances by class",
+        source="means and variances that clients upload",
+    ),
+}
+"""What is attacked of fitted models, by name."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class FittedRung(Rung):
-    """A rung of the ladder for fitted models.
-
-    Attributes:
-        called: its title.
-        source: what it was read from, in a sentence.
-    """
-
-    called: str = ""
-    source: str = "fitted models that clients upload"
-
-    @property
-    def title(self) -> str:
-        """Return the name of the rung that a report shows."""
-        return self.called
+def _not_attacked(name: str, reason: str) -> Answer:
+    return Answer(scenario=replace(SCENARIOS[name], uploads=""), kind="row", reason=reason)
 
 
 @dataclass(eq=False)
@@ -98,25 +101,20 @@ class FittedUploads:
             self.fits.setdefault(client, []).append(fits[-1])
         return found
 
-    def climb(self, *, clients: int, seed: int, seconds: float) -> Iterator[FittedRung]:
-        """Attack what was kept, kind by kind; what a client's values make fail is a reason on its own rung."""
+    def attack_all(self, *, clients: int, seed: int, seconds: float) -> Iterator[Answer]:
+        """Attack what was kept, kind by kind; what a client's values make fail is the reason of its own answer."""
         if self.exchanges:
-            yield _tried("trees", _TREES, lambda: _trees_rung(self, clients, seed, seconds))
+            yield _tried("trees", lambda: _trees(self, clients, seed, seconds))
         kinds = {client: fits[-1].kind for client, fits in self.fits.items() if client in self.parameters}
-        for name, called, kind, rung in (
-            ("logistic", _BESIDE, "LogisticRegression", _logistic_rung),
-            ("sums", _SUMS, "GaussianNB", _sums_rung),
-        ):
+        for name, kind, attacked in (("logistic", "LogisticRegression", _logistic), ("sums", "GaussianNB", _sums)):
             chosen = [client for client, one in kinds.items() if one == kind][:clients]
             if chosen:
-                yield _tried(name, called, lambda: rung(self, chosen, seed))  # noqa: B023 (called at once)
+                yield _tried(name, lambda: attacked(self, chosen, seed))  # noqa: B023 (called at once)
 
 
-def _tried(name: str, called: str, rung: Callable[[], FittedRung]) -> FittedRung:
-    found = attempt(rung)
-    if isinstance(found, Failure):
-        return FittedRung(name=name, called=called, kind="row", reason=f"the attack failed ({found.reason[:200]})")
-    return found
+def _tried(name: str, attacked: Callable[[], Answer]) -> Answer:
+    found = attempt(attacked)
+    return _not_attacked(name, f"the attack failed ({found.reason[:200]})") if isinstance(found, Failure) else found
 
 
 def _tree_leaks(sent: bytes, reply: bytes, where: str) -> list[Leak]:
@@ -154,7 +152,7 @@ def _counts_leak(first: FirstTree, where: str) -> Leak:
     )
 
 
-def _trees_rung(kept: FittedUploads, clients: int, seed: int, seconds: float) -> FittedRung:
+def _trees(kept: FittedUploads, clients: int, seed: int, seconds: float) -> Answer:
     """Reconstruct rows and judge them beside as many rows of another client."""
     began, counts, control, shown, notes = time.perf_counter(), [0, 0, 0], [0, 0], [], []
     chances: list[float] = []
@@ -187,7 +185,7 @@ def _trees_rung(kept: FittedUploads, clients: int, seed: int, seconds: float) ->
         cells.append((len(truth), scored.cells, unseen.cells, found.misfit))
         shown += _shown(truth, guesses, scored.match, scored.right)
     if not cells:
-        return FittedRung(name="trees", called=_TREES, kind="row", reason=reason or "no tree was read", notes=())
+        return _not_attacked("trees", reason or "no tree was read")
     judged = Counts(
         exact=counts[0], recognizable=counts[1], nothing=counts[2], groups=len(cells), chance=combined(chances)
     )
@@ -199,17 +197,14 @@ def _trees_rung(kept: FittedUploads, clients: int, seed: int, seconds: float) ->
         f" right. Of single cells {ours:.0f} % are right, {theirs:.0f} % of guesses that never saw the trees"
         " (as many rows of another client, or the client's columns shuffled where there is no other).",
     )
-    return FittedRung(
-        name="trees",
-        called=_TREES,
-        made=f"{rounds} round{'s' * (rounds != 1)} of trees",
-        source="trees that clients upload",
+    return Answer(
+        scenario=replace(SCENARIOS["trees"], uploads=f"{rounds} round{'s' * (rounds != 1)} of trees"),
         kind="row",
         counts=judged,
         control=Counts(recognizable=control[0], nothing=control[1] - control[0], groups=len(cells)),
         seconds=time.perf_counter() - began,
         notes=tuple(notes),
-        shown=sorted(shown, key=lambda one: not one.read)[:MOST_SHOWN],
+        shown=sorted(shown, key=lambda one: not one.reconstructed)[:MOST_SHOWN],
     )
 
 
@@ -259,25 +254,25 @@ def _exact_rows(truth: np.ndarray, guesses: np.ndarray, match: np.ndarray) -> in
     return int((np.nan_to_num(apart) <= EXACT_ROW * spread).all(1).sum())
 
 
-def _shown(truth: np.ndarray, guesses: np.ndarray, match: np.ndarray, right: np.ndarray) -> list[Row]:
+def _shown(truth: np.ndarray, guesses: np.ndarray, match: np.ndarray, right: np.ndarray) -> list[Shown]:
     """Choose the rows with most cells right, as shares of the features' ranges."""
     low, spread = np.nanmin(truth, 0), np.maximum(np.nanmax(truth, 0) - np.nanmin(truth, 0), 1e-12)
     order = np.argsort(-right.sum(1), kind="stable")[:MOST_SHOWN]
     chosen = [int(row) for row in order if match[row] >= 0]
     return [
-        Row(
+        Shown(
             original=((truth[row] - low) / spread).tolist(),
             guess=((guesses[match[row]] - low) / spread).tolist(),
-            read=bool(right[row].all()),
+            reconstructed=bool(right[row].all()),
         )
         for row in chosen
     ]
 
 
-def _logistic_rung(kept: FittedUploads, clients: Sequence[int], seed: int) -> FittedRung:
+def _logistic(kept: FittedUploads, clients: Sequence[int], seed: int) -> Answer:
     """Solve for single rows by who knows all others, from the upload and, as control, from the model as sent."""
     began, read, unseen, judged, residuals = time.perf_counter(), 0, 0, 0, []
-    shown: list[Row] = []
+    shown: list[Shown] = []
     chances: list[float] = []
     rng = np.random.default_rng(seed)
     for client in clients:
@@ -294,10 +289,10 @@ def _logistic_rung(kept: FittedUploads, clients: Sequence[int], seed: int) -> Fi
             read, unseen, judged = read + hits[0], unseen + hits[1], judged + 1
             guess = _guess(optima[0], fit.rows, labels, rest)
             chances.append(1.0 if guess is None else _fits_alone(guess[0], fit.rows, int(row)))
-            shown.append(_logistic_row(guess, fit.rows, int(row), read=bool(hits[0])))
+            shown.append(_logistic_row(guess, fit.rows, int(row), is_read=bool(hits[0])))
     if not judged:
         reason = "the arrays of the reply are not the weights and intercepts of the model that was fitted"
-        return FittedRung(name="logistic", called=_BESIDE, kind="row", reason=reason)
+        return _not_attacked("logistic", reason)
     left = float(np.median(residuals))
     note = (
         "The upload is the optimum of the client's loss, so weights are equations on its rows: sums of rows, weighted"
@@ -306,17 +301,14 @@ def _logistic_rung(kept: FittedUploads, clients: Sequence[int], seed: int) -> Fi
         else "The upload is not the optimum of the client's loss: the fit was stopped before, so that the equations of"
         " an optimum do not hold. That hides rows from this attack, and is no guarantee against others."
     )
-    return FittedRung(
-        name="logistic",
-        called=_BESIDE,
-        made="the fitted model; a worst case, as the attacker has all the client's rows but one",
-        source="fitted models that clients upload, each time knowing all other rows of the client",
+    return Answer(
+        scenario=SCENARIOS["logistic"],
         kind="row",
         counts=Counts(exact=read, nothing=judged - read, groups=judged, chance=combined(chances)),
         control=Counts(exact=unseen, nothing=judged - unseen, groups=judged),
         seconds=time.perf_counter() - began,
         notes=(f"{note} What is left of these equations is {left:.2g} of their terms.",),
-        shown=sorted(shown, key=lambda one: not one.read)[:MOST_SHOWN],
+        shown=sorted(shown, key=lambda one: not one.reconstructed)[:MOST_SHOWN],
     )
 
 
@@ -368,13 +360,13 @@ def _is_read(optimum: LogisticOptimum | None, rows: np.ndarray, labels: np.ndarr
     return int(found is not None and bool((np.abs(found[0] - rows[row]) <= EXACT_ROW * spread).all()))
 
 
-def _logistic_row(found: tuple[np.ndarray, int] | None, rows: np.ndarray, row: int, *, read: bool) -> Row:
+def _logistic_row(found: tuple[np.ndarray, int] | None, rows: np.ndarray, row: int, *, is_read: bool) -> Shown:
     low, spread = rows.min(0), np.maximum(np.ptp(rows, axis=0), 1e-12)
     guess = None if found is None else ((found[0] - low) / spread).tolist()
-    return Row(original=((rows[row] - low) / spread).tolist(), guess=guess, read=read)
+    return Shown(original=((rows[row] - low) / spread).tolist(), guess=guess, reconstructed=is_read)
 
 
-def _sums_rung(kept: FittedUploads, clients: Sequence[int], seed: int) -> FittedRung:
+def _sums(kept: FittedUploads, clients: Sequence[int], seed: int) -> Answer:
     """Reconstruct the rows that came or went between rounds, or are alone in a class, from means and variances."""
     began, exact, part, changed = time.perf_counter(), 0, 0, 0
     chances: list[float] = []
@@ -398,12 +390,9 @@ def _sums_rung(kept: FittedUploads, clients: Sequence[int], seed: int) -> Fitted
             else "no row came or went between two rounds, and none is alone in its class; means and variances give"
             " such rows exactly (fl_privacy.attacks.fitted.rows_between)"
         )
-        return FittedRung(name="sums", called=_SUMS, kind="row", reason=reason)
-    return FittedRung(
-        name="sums",
-        called=_SUMS,
-        made="means and variances by class",
-        source="means and variances that clients upload",
+        return _not_attacked("sums", reason)
+    return Answer(
+        scenario=SCENARIOS["sums"],
         kind="row",
         counts=Counts(
             exact=exact,

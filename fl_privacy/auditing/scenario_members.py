@@ -15,7 +15,8 @@ from fl_privacy.auditing.instrument.program import Program, tensors_in
 from fl_privacy.auditing.instrument.watch import Watched
 from fl_privacy.auditing.scenario_problem import NotAttackedError, cleaned, names_in, reason_of, uploaded_tensors
 from fl_privacy.federation.replies import Failure, attempt
-from fl_privacy.measure.aggregate_leakage import Survivor, members_told
+from fl_privacy.measure.aggregate_leakage import members_told
+from fl_privacy.measure.answer import Answer
 
 MOST, LEAST = 40, 8
 """Examples of a client that are asked about."""
@@ -78,7 +79,7 @@ class _Losses:
         return np.asarray(found)
 
 
-def members_of(clients: Sequence[Trained], seen: Watched, seconds: float) -> Survivor:
+def members_of(clients: Sequence[Trained], seen: Watched, seconds: float) -> Answer:
     """Ask of examples of several clients which one trained on them.
 
     Args:
@@ -89,11 +90,11 @@ def members_of(clients: Sequence[Trained], seen: Watched, seconds: float) -> Sur
     started = time.perf_counter()
     made = attempt(lambda: _members(clients, seen, seconds))
     if isinstance(made, Failure):
-        return Survivor(name="members", reason=reason_of(made))
+        return Answer(question="members", reason=reason_of(made))
     return replace(made, seconds=time.perf_counter() - started)
 
 
-def _members(clients: Sequence[Trained], seen: Watched, seconds: float) -> Survivor:
+def _members(clients: Sequence[Trained], seen: Watched, seconds: float) -> Answer:
     if len(clients) < 2:
         raise NotAttackedError("one client alone was asked again, and there are no others' examples to tell apart")
     losses = _losses(seen)

@@ -20,13 +20,12 @@ from fl_privacy.auditing.instrument.watch import Watched
 from fl_privacy.data.app_data import find_normalization
 from fl_privacy.errors import UserError
 from fl_privacy.federation.replies import Failure
+from fl_privacy.measure.answer import Kind
 from fl_privacy.models.checkpointing import without_checkpointing
 from fl_privacy.models.losses import CROSS_ENTROPY, Loss, loss_of
 from fl_privacy.models.unwrap_model import detached_copy, unwrapped
 from fl_privacy.rng import streams_put_back
 from fl_privacy.types import Knowledge, LocalPlan, ModelState, Observation, Tensors, Upload, VictimId
-
-Kind = Literal["image", "row", "text", "other"]
 
 LEAST_SIDE = 4
 """Pixels of an image's shorter side."""

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fl_privacy.auditing.scenario_problem import Problem
 from fl_privacy.measure import evaluate_all
+from fl_privacy.measure.answer import Answer, Shown
 from fl_privacy.measure.chance import Coincidences, chance_of_upload, combined, either
 from fl_privacy.measure.counts import Counts, counts_of
 from fl_privacy.measure.descriptors import COARSE, Moved, Standing, largest
@@ -38,43 +39,8 @@ MANY = 100
 MOST_SHOWN = 8
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Picture:
-    """An image and the guess at it, (C, H, W) in [0, 1]."""
-
-    original: Tensor
-    guess: Tensor | None
-    read: bool
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Row:
-    """Features of a row and of the guess at it, as shares of their ranges."""
-
-    original: Sequence[float]
-    guess: Sequence[float] | None
-    read: bool
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Scored:
-    """The scores of one rung.
-
-    Attributes:
-        counts: of the examples.
-        control: the same of other examples' guesses; ``None`` where there is a single upload.
-        labels: right ones, and how many are known; ``None`` where there are none.
-        shown: some of them.
-    """
-
-    counts: Counts
-    control: Counts | None = None
-    labels: tuple[int, int] | None = None
-    shown: Sequence[Any] = ()
-
-
-def score(problems: Sequence[Problem], found: Sequence[Reconstruction], loaded: Sequence[Tensor], seed: int) -> Scored:
-    """Compare reconstructions with the truth.
+def score(problems: Sequence[Problem], found: Sequence[Reconstruction], loaded: Sequence[Tensor], seed: int) -> Answer:
+    """Compare reconstructions with the truth; the answer lacks its scenario.
 
     Args:
         problems: with the truth, one for each reconstruction.
@@ -83,7 +49,7 @@ def score(problems: Sequence[Problem], found: Sequence[Reconstruction], loaded: 
         seed: of the choice among them.
     """
     truths = [_batch(problem) for problem in problems]
-    counted: Callable[..., tuple[Counts, Sequence[Any]]]
+    counted: Callable[..., tuple[Counts, Sequence[Shown]]]
     if problems[0].kind == "image":
         counted = partial(_images, others=_candidates(problems[0], truths, loaded, seed))
     else:
@@ -98,7 +64,13 @@ def score(problems: Sequence[Problem], found: Sequence[Reconstruction], loaded: 
     control = counted(turned, of)[0] if turned else None
     if control is None and counts.chance is None and counts.candidates < LEAST_CANDIDATES and not counts.exact:
         counts = replace(counts, chance=1.0)
-    return Scored(counts=counts, control=control, labels=_labels(problems, found), shown=shown[:MOST_SHOWN])
+    return Answer(
+        kind=problems[0].kind,
+        counts=counts,
+        control=control,
+        labels=_labels(problems, found),
+        shown=shown[:MOST_SHOWN],
+    )
 
 
 def _turned(
@@ -169,7 +141,7 @@ def _candidates(problem: Problem, truths: Sequence[Batch], loaded: Sequence[Tens
     return others_among(images, list(truths), shape, 1000, seed=seed)
 
 
-def _images(found: Sequence[Reconstruction], truths: Sequence[Batch], others: Others) -> tuple[Counts, list[Picture]]:
+def _images(found: Sequence[Reconstruction], truths: Sequence[Batch], others: Others) -> tuple[Counts, list[Shown]]:
     shaped = [
         guess
         if guess.batch is None or guess.batch.inputs.shape == truth.inputs.shape
@@ -185,8 +157,8 @@ def _images(found: Sequence[Reconstruction], truths: Sequence[Batch], others: Ot
             read = counts_of([record]).read > 0
             guess = result.guesses[place] if image.guess is not None else None
             assert result.originals is not None
-            pictures.append(Picture(original=result.originals[place], guess=guess, read=read))
-    pictures.sort(key=lambda one: not one.read)
+            pictures.append(Shown(original=result.originals[place], guess=guess, reconstructed=read))
+    pictures.sort(key=lambda one: not one.reconstructed)
     return counts_of(records), pictures
 
 
@@ -211,7 +183,7 @@ def without_once(rows: Tensor, own: Tensor) -> Tensor:
     return rows[left]
 
 
-def _count_rows(found: Sequence[Reconstruction], truths: Sequence[Batch], others: Tensor) -> tuple[Counts, list[Row]]:
+def _count_rows(found: Sequence[Reconstruction], truths: Sequence[Batch], others: Tensor) -> tuple[Counts, list[Shown]]:
     """Count rows that are exact, or nearer to their guess than all others, where chance does not make as many so.
 
     Args:
@@ -220,13 +192,13 @@ def _count_rows(found: Sequence[Reconstruction], truths: Sequence[Batch], others
         others: (N, F) what rows are distinguished from.
     """
     exact = identified = nothing = failures = 0
-    shown: list[Row] = []
+    shown: list[Shown] = []
     chances, equal = [], Coincidences.counted(_neighbors(others))
     for place, (guess, truth) in enumerate(zip(found, truths, strict=True)):
         wanted = truth.inputs.flatten(1).float()
         if guess.batch is None or guess.batch.inputs.flatten(1).shape != wanted.shape:
             failures += len(wanted)
-            shown += [Row(original=row.tolist(), guess=None, read=False) for row in wanted]
+            shown += [Shown(original=row.tolist(), guess=None, reconstructed=False) for row in wanted]
             continue
         given = guess.batch.inputs.detach().float().flatten(1).clamp(0, 1)
         given = given[assign(given, wanted)] if len(wanted) > 1 else given
@@ -242,8 +214,8 @@ def _count_rows(found: Sequence[Reconstruction], truths: Sequence[Batch], others
         nothing += int((~(is_exact | near)).sum())
         read = (is_exact | near).tolist()
         rows = zip(wanted.tolist(), given.tolist(), read, strict=True)
-        shown += [Row(original=row, guess=made, read=own) for row, made, own in rows]
-    shown.sort(key=lambda one: not one.read)
+        shown += [Shown(original=row, guess=made, reconstructed=own) for row, made, own in rows]
+    shown.sort(key=lambda one: not one.reconstructed)
     counts = Counts(
         exact=exact,
         identified=identified,

@@ -1,7 +1,6 @@
 """The words of a text, in no order, from the rows of an embedding that an upload changed."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,7 +10,8 @@ from fl_privacy.auditing.instrument.program import tensors_in
 from fl_privacy.auditing.instrument.watch import Watched
 from fl_privacy.auditing.scenario_adapters import MOST_TEXTS
 from fl_privacy.auditing.scenario_problem import uploaded_tensors
-from fl_privacy.auditing.scenario_scores import MOST_SHOWN, Scored
+from fl_privacy.auditing.scenario_scores import MOST_SHOWN
+from fl_privacy.measure.answer import Answer, Shown
 from fl_privacy.measure.chance import BAND, chance_of_words, combined, words_f1
 from fl_privacy.measure.counts import Counts
 from fl_privacy.measure.outcome import MARGIN_F1
@@ -29,16 +29,7 @@ READ_F1 = 0.8
 """F1 of the different words from which on a text counts as read in this way."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Words:
-    """Numbers of the different words of a text, and those read."""
-
-    original: Sequence[int]
-    guess: Sequence[int]
-    read: bool
-
-
-def words_of(found: Sequence[tuple[Watched, Any]], *, uploaded: bool) -> Scored | None:
+def words_of(found: Sequence[tuple[Watched, Any]], *, uploaded: bool) -> Answer | None:
     """Compare each text's words with those that the change of the embedding shows; ``None`` without texts.
 
     Args:
@@ -200,7 +191,7 @@ def scored_words(
     total: int,
     others: Sequence[set[int]] = (),
     texts: Sequence[Sequence[set[int]]] | None = None,
-) -> Scored:
+) -> Answer:
     """Score pairs of an upload's words and those read.
 
     Args:
@@ -241,11 +232,12 @@ def scored_words(
         for pair, control, (_, is_chance) in zip(read, controls, chances, strict=True)
     ]
     shown = [
-        Words(original=sorted(truth), guess=sorted(guess), read=own)
+        Shown(original=sorted(truth), guess=sorted(guess), reconstructed=own)
         for (truth, guess), own in zip(read, good, strict=True)
     ]
     apart = [control >= READ_F1 for control, guess in zip(controls, turned, strict=True) if guess is not None]
-    return Scored(
+    return Answer(
+        kind="text",
         counts=counted(good, [found for found, _ in chances]),
         control=counted(apart, []) if apart else None,
         shown=shown[:MOST_SHOWN],

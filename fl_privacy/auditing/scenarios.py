@@ -1,10 +1,10 @@
-"""From the worst case to what an app really does: each rung is an upload that the app's own code made."""
+"""Scenarios of an audit, from the worst case to what an app really does: its own code makes the uploads of each."""
 
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -26,7 +26,6 @@ from fl_privacy.auditing.scenario_adapters import (
 )
 from fl_privacy.auditing.scenario_members import members_of
 from fl_privacy.auditing.scenario_problem import (
-    Kind,
     NotAttackedError,
     Problem,
     gradient_plan,
@@ -36,12 +35,11 @@ from fl_privacy.auditing.scenario_problem import (
     seconds_of_evaluation,
     uploaded_tensors,
 )
-from fl_privacy.auditing.scenario_scores import Scored, score
+from fl_privacy.auditing.scenario_scores import score
 from fl_privacy.auditing.scenario_words import scored_words, words_in_training, words_of
 from fl_privacy.federation.replies import Failure, attempt
-from fl_privacy.measure.aggregate_leakage import ClassTrace, Survivor, classes_told, words_told
-from fl_privacy.measure.counts import Counts
-from fl_privacy.measure.rule import above_chance
+from fl_privacy.measure.aggregate_leakage import ClassTrace, classes_told, words_told
+from fl_privacy.measure.answer import Answer, Scenario
 from fl_privacy.runs.foreign_app import MOST_IMAGES, MOST_STEPS
 from fl_privacy.types import Observation, Reconstruction
 
@@ -64,7 +62,7 @@ LEAST_ASKED = 20.0
 MOST_IN_A_BATCH = 64
 """Examples of a step that is attacked."""
 
-RUNGS = {
+SCENARIOS = {
     "evaluation": "One example in evaluation mode: the gradient, without batch norm over the batch and dropout",
     "gradient": "One example: the gradient, before anything leaves",
     "one": "One example in one step, as it is uploaded",
@@ -75,7 +73,7 @@ RUNGS = {
 """Name -> title, from the worst case up."""
 
 
-class Again(Protocol):
+class RepeatedReply(Protocol):
     """The answer of a client that was asked a second time."""
 
     @property
@@ -86,7 +84,7 @@ class Again(Protocol):
     def matched(self) -> Matched: ...
 
 
-Ask = Callable[[OnlyExamples | None], Again | Failure]
+Ask = Callable[[OnlyExamples | None], RepeatedReply | Failure]
 """Lets a client answer again on some of its examples alone."""
 
 
@@ -120,59 +118,26 @@ class Client:
         return [torch.cat(parts) for parts in found.values()]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Rung:
-    """The result of one rung of the ladder.
+def scenario_of(name: str, *, uploads: str = "", examples: int = 1) -> Scenario:
+    """Describe the uploads of a scenario named in ``SCENARIOS``; a bare gradient does not leave a client."""
+    leaves = name not in ("evaluation", "gradient")
+    return Scenario(name=name, title=SCENARIOS[name], uploads=uploads, leaves=leaves, examples=examples)
 
-    Attributes:
-        name: in ``RUNGS``.
-        made: what the upload is of, in a phrase.
-        uploaded: whether it is what leaves a client.
-        kind: of the examples.
-        counts: of what was attacked; ``None`` where nothing was.
-        control: the same of guesses at other examples' uploads, which never saw these.
-        reason: why it was not attacked.
-        seconds: it took.
-        size: examples behind an upload, at most.
-        labels: of how many examples the class was right, and of how many it is known.
-        notes: sentences.
-        shown: pairs to show: pictures, rows or words.
-    """
 
-    name: str
-    made: str = ""
-    uploaded: bool = True
-    kind: Kind = "other"
-    counts: Counts | None = None
-    control: Counts | None = None
-    reason: str = ""
-    seconds: float = 0.0
-    size: int = 1
-    labels: tuple[int, int] | None = None
-    notes: tuple[str, ...] = ()
-    shown: Sequence[Any] = ()
-
-    @property
-    def title(self) -> str:
-        """Return the name of the rung that a report shows."""
-        return RUNGS[self.name]
-
-    @property
-    def read_beyond_chance(self) -> bool:
-        """Say whether more was reconstructed than chance and control allow."""
-        return self.counts is not None and above_chance(self.counts, among=len(RUNGS), control=self.control)
+def _not_attacked(name: str, reason: str) -> Answer:
+    return Answer(scenario=scenario_of(name), reason=reason)
 
 
 @dataclass(eq=False)
-class Ladder:
-    """Attacks an app's client by harder and harder rungs.
+class Scenarios:
+    """Attacks an app's clients in scenarios that grow harder.
 
     Attributes:
         clients: that may be asked again.
-        attack: on all rungs.
-        victims: examples on the rungs of single ones.
+        attack: in all scenarios.
+        victims: examples in the scenarios of single ones.
         seed: of attacks and comparisons.
-        seconds: after which no further rung is begun.
+        seconds: after which no further scenario is begun.
         attack_within: the same with so many evaluations for each upload, where its usual work would take too long.
         tell: hears what goes on.
     """
@@ -186,8 +151,8 @@ class Ladder:
     tell: Callable[[str], None] = field(default=lambda text: None, repr=False)
     _single: Watched | None = field(default=None, init=False, repr=False)
 
-    def survivors(self, traces: Sequence[ClassTrace]) -> Iterator[Survivor]:
-        """Yield what the training's own uploads leak beside single examples; call it after ``climb``.
+    def aggregate(self, traces: Sequence[ClassTrace]) -> Iterator[Answer]:
+        """Yield what the training's own uploads leak beside single examples; call it after ``attack_all``.
 
         Args:
             traces: of clients whose labels were seen.
@@ -200,10 +165,10 @@ class Ladder:
         if self._single is not None:
             yield members_of(self.clients, self._single, MEMBER_SECONDS)
         elif self.clients:
-            yield Survivor(name="members", reason="no step on a single example was seen, by which losses are found")
+            yield Answer(question="members", reason="no step on a single example was seen, by which losses are found")
 
-    def climb(self) -> Iterator[Rung]:
-        """Yield one rung after the other, each as soon as it is done."""
+    def attack_all(self) -> Iterator[Answer]:
+        """Yield the answer of one scenario after the other, each as soon as it is done."""
         started = time.perf_counter()
         if not self.clients:
             return
@@ -212,7 +177,7 @@ class Ladder:
         if seen.training and any(isinstance(each, kinds) for part in seen.modules for each in part.modules()):
             still = attempt(lambda: self._singles(later=False, evaluation=True))
             found, reason = still if not isinstance(still, Failure) else ([], reason_of(still))
-            yield replace(self._rung("gradient", found, reason), name="evaluation")
+            yield self._singly("evaluation", found, reason)
         singles = attempt(lambda: self._singles(later=False))
         if isinstance(singles, Failure):
             singles = [], reason_of(singles)
@@ -221,31 +186,31 @@ class Ladder:
         late = f"no time was left of {self.seconds:.0f} seconds; --seconds gives more"
         for name in ("gradient", "one"):
             if time.perf_counter() - started > max(self.seconds, LEAST_ASKED):
-                yield Rung(name=name, uploaded=name == "one", reason=late)
+                yield _not_attacked(name, late)
             else:
-                yield self._rung(name, found, reason)
-        steps = (self._batch_rung, self._all_rung, self._later_rung)
+                yield self._singly(name, found, reason)
+        steps = (self._one_batch, self._whole_training, self._last_round)
         for step, name in zip(steps, ("batch", "all", "later"), strict=True):
             if time.perf_counter() - started > self.seconds and name != "all":
                 if name != "later" or self._has_later:
-                    yield Rung(name=name, reason=late)
+                    yield _not_attacked(name, late)
                 continue
             made = attempt(step)
             if isinstance(made, Failure):
-                made = Rung(name=name, reason=reason_of(made))
+                made = _not_attacked(name, reason_of(made))
             if made is not None:
                 yield made
 
-    def _singles(self, *, later: bool, evaluation: bool = False) -> tuple[list[tuple[Client, Again]], str]:
+    def _singles(self, *, later: bool, evaluation: bool = False) -> tuple[list[tuple[Client, RepeatedReply]], str]:
         """Collect the clients' answers on one example each, and the reason if there are none."""
-        found: list[tuple[Client, Again]] = []
+        found: list[tuple[Client, RepeatedReply]] = []
         reason, started = "", time.perf_counter()
         for number in range(self.victims):
             client = self.clients[number % len(self.clients)]
             ask = client.ask_later if later else client.ask
             if ask is None:
                 continue
-            if number and time.perf_counter() - started > max(self.seconds / len(RUNGS), LEAST_ASKED):
+            if number and time.perf_counter() - started > max(self.seconds / len(SCENARIOS), LEAST_ASKED):
                 reason = reason or f"a client takes {(time.perf_counter() - started) / number:.0f} seconds to answer"
                 break
             self.tell(f"Asking clients for uploads of one example: {number} of {self.victims}")
@@ -265,45 +230,32 @@ class Ladder:
             found.append((client, again))
         return found, reason
 
-    def _rung(self, name: str, found: Sequence[tuple[Client, Again]], reason: str) -> Rung:
-        uploaded = name != "gradient"
+    def _singly(self, name: str, found: Sequence[tuple[Client, RepeatedReply]], reason: str) -> Answer:
+        """Attack uploads of one example each, or their gradients."""
         if not found:
-            return Rung(name=name, uploaded=uploaded, reason=reason or "no client answered")
+            return _not_attacked(name, reason or "no client answered")
         started = time.perf_counter()
-        of = f"{'upload' if uploaded else 'gradient'}{'s' * (len(found) != 1)}"
-        self.tell(f"Attacking {len(found)} {of} of one example{' each' * (len(found) != 1)}")
-        made = attempt(lambda: self._attacked(found, uploaded=uploaded))
-        if isinstance(made, Failure):
-            return Rung(name=name, uploaded=uploaded, reason=reason_of(made))
-        scored, notes, kind = made
+        what = "upload" if scenario_of(name).leaves else "gradient"
+        self.tell(f"Attacking {len(found)} {what}{'s' * (len(found) != 1)} of one example{' each' * (len(found) != 1)}")
+        answer = attempt(lambda: self._attacked(found, uploaded=scenario_of(name).leaves))
+        if isinstance(answer, Failure):
+            return _not_attacked(name, reason_of(answer))
         sizes = {max(1, again.watched.loaded) for _, again in found}
         of = "one example" if sizes == {1} else f"{max(sizes)} examples, since its code takes no fewer,"
-        what, clients = "upload" if uploaded else "gradient", len({client.number for client, _ in found})
+        clients = len({client.number for client, _ in found})
         said = f"{len(found)} {what}{'s' * (len(found) != 1)} of {clients} client{'s' * (clients != 1)}"
-        return Rung(
-            name=name,
-            made=f"{said}, each of {of} in one step",
-            uploaded=uploaded,
-            kind=kind,
-            counts=scored.counts,
-            control=scored.control,
-            seconds=time.perf_counter() - started,
-            size=max(sizes),
-            labels=scored.labels,
-            notes=notes,
-            shown=scored.shown,
-        )
+        uploads = scenario_of(name, uploads=f"{said}, each of {of} in one step", examples=max(sizes))
+        return replace(answer, scenario=uploads, seconds=time.perf_counter() - started)
 
-    def _attacked(
-        self, found: Sequence[tuple[Client, Again]], *, uploaded: bool
-    ) -> tuple[Scored, tuple[str, ...], Kind]:
+    def _attacked(self, found: Sequence[tuple[Client, RepeatedReply]], *, uploaded: bool) -> Answer:
         """Attack answers, texts by the words that their embeddings show."""
         words = words_of([(client.watched, again) for client, again in found], uploaded=uploaded)
         if words is not None:
-            return words, ("Words are read from the rows of the embedding that changed; their order is not.",), "text"
+            note = "Words are read from the rows of the embedding that changed; their order is not."
+            return replace(words, notes=(note,))
         tokens = words_of_uploads([(client.watched, again) for client, again in found], uploaded=uploaded)
         if tokens is not None:
-            return *_by_first_block(tokens, found), "text"
+            return _by_first_block(tokens, found)
         problems = [read_problem(again.watched, client.inputs()) for client, again in found]
         observations = []
         for number, ((_, again), problem) in enumerate(zip(found, problems, strict=True)):
@@ -320,8 +272,8 @@ class Ladder:
         guesses, hurried = self._reconstructions(observations)
         if all(guess.batch is None for guess in guesses):
             raise NotAttackedError((guesses[0].failure or "the attack gave no guess").partition(" (")[0].rstrip("."))
-        scored = score(problems, guesses, [tensor for client, _ in found for tensor in client.inputs()], self.seed)
-        return scored, (*_notes(problems[0], observations[0], guesses), *hurried), problems[0].kind
+        answer = score(problems, guesses, [tensor for client, _ in found for tensor in client.inputs()], self.seed)
+        return replace(answer, notes=(*_notes(problems[0], observations[0], guesses), *hurried))
 
     def _reconstructions(self, observations: Sequence[Observation]) -> tuple[list[Reconstruction], tuple[str, ...]]:
         """Reconstruct all observations together if they share a network, else one after the other.
@@ -337,7 +289,7 @@ class Ladder:
 
     def _attack_for(self, observations: Sequence[Observation]) -> tuple[ReconstructionAttack, tuple[str, ...]]:
         """Choose the attack, reduced by its work where the time is short, and a sentence that says so."""
-        limit = max(LEAST_SECONDS, self.seconds / len(RUNGS) / len(observations))
+        limit = max(LEAST_SECONDS, self.seconds / len(SCENARIOS) / len(observations))
         number = max(LEAST_EVALUATIONS, int(limit / seconds_of_evaluation(observations[0])))
         if self.attack_within is None or number >= EVALUATIONS["quick"]:
             return self.attack, ()
@@ -359,7 +311,7 @@ class Ladder:
             made, batch=replace(made.batch, inputs=guesses), member="rows of neurons that see one input alone"
         )
 
-    def _batch_rung(self) -> Rung:
+    def _one_batch(self) -> Answer:
         started = time.perf_counter()
         self.tell("Attacking an upload of one batch")
         client = self.clients[0]
@@ -367,32 +319,24 @@ class Ladder:
         if isinstance(again, Failure):
             again = client.ask(None)
         if isinstance(again, Failure):
-            return Rung(name="batch", reason=f"the app's code fails on a single batch ({again.reason})")
+            return _not_attacked("batch", f"the app's code fails on a single batch ({again.reason})")
         size = again.watched.loaded if again.watched.cut else 0
         if not size and again.watched.program is not None:
             size = max((len(t) for t in again.watched.program.constants.values() if t.dim()), default=0)
         steps = again.watched.steps
         if steps != 1:
-            return Rung(name="batch", reason=f"its code makes {steps} steps on a single batch")
+            return _not_attacked("batch", f"its code makes {steps} steps on a single batch")
         if size > MOST_IN_A_BATCH:
-            return Rung(
-                name="batch", reason=f"a batch has {size} examples; beyond {MOST_IN_A_BATCH} it is not attacked"
-            )
-        scored, notes, kind = self._attacked([(client, again)], uploaded=True)
-        return Rung(
-            name="batch",
-            made=f"1 upload of 1 client, of {size} examples in one step",
-            size=max(1, size),
-            kind=kind,
-            counts=scored.counts,
-            control=scored.control,
+            return _not_attacked("batch", f"a batch has {size} examples; beyond {MOST_IN_A_BATCH} it is not attacked")
+        answer = self._attacked([(client, again)], uploaded=True)
+        uploads = f"1 upload of 1 client, of {size} examples in one step"
+        return replace(
+            answer,
+            scenario=scenario_of("batch", uploads=uploads, examples=max(1, size)),
             seconds=time.perf_counter() - started,
-            labels=scored.labels,
-            notes=notes,
-            shown=scored.shown,
         )
 
-    def _all_rung(self) -> Rung:
+    def _whole_training(self) -> Answer:
         watched = self.clients[0].watched
         examples, steps = watched.loaded or 0, watched.steps
         said = f"{examples or 'all its'} examples in {steps} step{'s' * (steps != 1)}"
@@ -407,35 +351,30 @@ class Ladder:
             )
         elif steps == 1:
             reason = f"this is what the training itself uploads, of {said}: the rung below"
-        return Rung(name="all", made=f"the training's own uploads, of {said}", reason=reason)
+        return Answer(scenario=scenario_of("all", uploads=f"the training's own uploads, of {said}"), reason=reason)
 
     @property
     def _has_later(self) -> bool:
         return any(client.ask_later is not None for client in self.clients)
 
-    def _later_rung(self) -> Rung | None:
-        if not self._has_later:
-            return None
-        found, reason = self._singles(later=True)
-        return replace(self._rung("one", found, reason), name="later")
+    def _last_round(self) -> Answer | None:
+        return self._singly("later", *self._singles(later=True)) if self._has_later else None
 
 
-def _by_first_block(
-    read: Sequence[FirstBlock], found: Sequence[tuple[Client, Again]]
-) -> tuple[Scored, tuple[str, ...]]:
+def _by_first_block(read: Sequence[FirstBlock], found: Sequence[tuple[Client, RepeatedReply]]) -> Answer:
     """Score what was read from layers that see single tokens, and say how much that is."""
     others = other_texts([client.watched for client, _ in found])
-    scored = scored_words([(one.truth, one.guess) for one in read], len(read), others, [one.texts for one in read])
+    answer = scored_words([(one.truth, one.guess) for one in read], len(read), others, [one.texts for one in read])
     words = sum(len(one.truth) for one in read)
     right = sum(len(one.guess & one.truth) for one in read)
     false = sum(len(one.guess - one.truth) for one in read)
     named = f"Of {words} different words of {len(read)} uploads {right} were named, and {false} that are not there."
-    return scored, (NOTE, named, *dict.fromkeys(one.said for one in read[:1]))
+    return replace(answer, notes=(NOTE, named, *dict.fromkeys(one.said for one in read[:1])))
 
 
-def _on_one(ask: Ask, number: int, *, evaluation: bool = False) -> Again | Failure:
+def _on_one(ask: Ask, number: int, *, evaluation: bool = False) -> RepeatedReply | Failure:
     """Ask for an answer on one example, else in every pass, else on two, which batch norm needs."""
-    tried: Again | Failure = Failure("nothing was tried")
+    tried: RepeatedReply | Failure = Failure("nothing was tried")
     for only in (
         OnlyExamples(first=number),
         OnlyExamples(first=number, repeats=True),
@@ -467,21 +406,3 @@ def _notes(problem: Problem, observation: Observation, guesses: Sequence[Reconst
     by = sorted({guess.member for guess in guesses if guess.member})
     said += [f"The attacks that read most: {', '.join(by)}."] if by else []
     return tuple(said)
-
-
-def as_plain(rung: Rung) -> Mapping[str, Any]:
-    """Return the rung as plain data for JSON."""
-    return {
-        "rung": rung.name,
-        "title": rung.title,
-        "made": rung.made,
-        "uploaded": rung.uploaded,
-        "kind": rung.kind,
-        "counts": rung.counts and rung.counts.as_plain(),
-        "control": rung.control and rung.control.as_plain(),
-        "labels": rung.labels and list(rung.labels),
-        "reason": rung.reason,
-        "seconds": round(rung.seconds, 1),
-        "size": rung.size,
-        "notes": list(rung.notes),
-    }

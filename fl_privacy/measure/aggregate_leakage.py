@@ -7,12 +7,11 @@ nothing: a server knows that without reading any one client's upload.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from fl_privacy.measure.answer import Answer, Scenario
 from fl_privacy.measure.roc import Z95, Estimate, Separation, auc
-from fl_privacy.measure.rule import sure_end
 
 LEAST_FREE = 5
 """Independent numbers below which a correlation says nothing."""
@@ -22,76 +21,6 @@ LEAST_CLIENTS = 3
 
 MOST_OUTPUTS = 4
 """Times as many outputs as classes up to which an array is taken for the bias of outputs."""
-
-TITLES = {
-    "classes": "Which client has more of which class than others",
-    "words": "Which client has which words or categories",
-    "members": "Which of two examples a client trained on",
-}
-"""Name -> what is asked, as readers know it."""
-
-MEASURES = {
-    "classes": "correlation with the truth; 0 is what guessing gives",
-    "words": "a client's own words or categories beside those read, F1; the control reads another client's upload",
-    "members": "share of pairs that are told apart; 0.5 is what guessing gives",
-}
-"""Name -> what the number is."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Survivor:
-    """The answer to one question about what survives a defense.
-
-    Attributes:
-        name: in ``TITLES``.
-        made: what it was asked of, in a phrase.
-        found: with its 95 % interval; ``None`` where it was not measured.
-        control: the same without the client's upload.
-        reason: why it was not measured.
-        seconds: it took.
-        notes: sentences.
-    """
-
-    name: str
-    made: str = ""
-    found: Estimate | None = None
-    control: Estimate | None = None
-    reason: str = ""
-    seconds: float = 0.0
-    notes: tuple[str, ...] = ()
-
-    @property
-    def title(self) -> str:
-        """Return the name that a report shows."""
-        return TITLES[self.name]
-
-    @property
-    def told(self) -> bool:
-        """Say whether the upload reveals more than guessing and than the control."""
-        if self.found is None or self.control is None:
-            return False
-        least = sure_end(self.found.value, self.found.low, among=len(TITLES))
-        return least > self.found.chance and least > self.control.value
-
-    def as_plain(self) -> Mapping[str, Any]:
-        """Return the survivor as plain data for JSON."""
-
-        def plain(value: Estimate | None) -> Mapping[str, float] | None:
-            if value is None:
-                return None
-            return {"value": round(value.value, 4), "low": round(value.low, 4), "high": round(value.high, 4)}
-
-        return {
-            "name": self.name,
-            "title": self.title,
-            "made": self.made,
-            "found": plain(self.found),
-            "control": plain(self.control),
-            "told": self.told,
-            "reason": self.reason,
-            "seconds": round(self.seconds, 1),
-            "notes": list(self.notes),
-        }
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -134,7 +63,7 @@ def class_trace(
     return ClassTrace(change=change, counts=np.bincount(labels, minlength=len(change)).astype(np.float64))
 
 
-def classes_told(traces: Sequence[ClassTrace]) -> Survivor:
+def classes_told(traces: Sequence[ClassTrace]) -> Answer:
     """Measure how well changes of the last bias reveal how a client's classes differ from the others'.
 
     The gradient of a cross entropy by that bias is what the model expected of each class less what was there (Wainakh
@@ -145,23 +74,23 @@ def classes_told(traces: Sequence[ClassTrace]) -> Survivor:
         reason = (
             f"fewer than {LEAST_CLIENTS} clients were seen with classes and a bias of their outputs that they upload"
         )
-        return Survivor(name="classes", reason=reason)
+        return Answer(question="classes", reason=reason)
     counts = np.stack([trace.counts / trace.counts.sum() for trace in traces])
     there = counts.sum(0) > 0
     changes = np.stack([trace.change / max(np.linalg.norm(trace.change), 1e-30) for trace in traces])[:, there]
     free = (len(traces) - 1) * (int(there.sum()) - 1)
     if free < LEAST_FREE:
         said = f"{len(traces)} clients with {int(there.sum())} classes are too few to say; more --nodes may do"
-        return Survivor(name="classes", reason=said)
+        return Answer(question="classes", reason=said)
     truth = _apart(counts[:, there])
     if not np.abs(truth).max() > 1e-9:
-        return Survivor(name="classes", reason="all clients have the same share of each class: nothing is to be told")
+        return Answer(question="classes", reason="all clients have the same share of each class: nothing is to be told")
     changes = _apart(changes)
     found = _correlation(changes, truth, free)
-    return Survivor(
-        name="classes",
-        made=f"{len(traces)} uploads of the whole training, {int(there.sum())} classes",
-        found=found,
+    return Answer(
+        question="classes",
+        scenario=Scenario(uploads=f"{len(traces)} uploads of the whole training, {int(there.sum())} classes"),
+        estimate=found,
         control=_correlation(np.roll(changes, 1, 0), truth, free),
         notes=(
             "From the last layer's bias alone, less what all clients have in common. The control reads another"
@@ -171,29 +100,30 @@ def classes_told(traces: Sequence[ClassTrace]) -> Survivor:
     )
 
 
-def words_told(read: Sequence[tuple[set[int], set[int]]]) -> Survivor:
+def words_told(read: Sequence[tuple[set[int], set[int]]]) -> Answer:
     """Measure how well rows of an embedding that moved reveal a client's words.
 
     Args:
         read: the words of a client and those read from its upload, as numbers.
     """
     if len(read) < LEAST_CLIENTS:
-        return Survivor(
-            name="words", reason=f"fewer than {LEAST_CLIENTS} clients were seen to upload an embedding of words"
+        return Answer(
+            question="words", reason=f"fewer than {LEAST_CLIENTS} clients were seen to upload an embedding of words"
         )
     common = set.intersection(*[truth for truth, _ in read])
     own = [(truth - common, guess - common) for truth, guess in read]
     turned = [(truth, own[(k + 1) % len(own)][1]) for k, (truth, _) in enumerate(own)]
-    return Survivor(
-        name="words",
-        made=f"{len(read)} uploads of the whole training, {sum(len(truth) for truth, _ in own)} words in all",
-        found=_mean([_f1(*pair) for pair in own]),
+    words = sum(len(truth) for truth, _ in own)
+    return Answer(
+        question="words",
+        scenario=Scenario(uploads=f"{len(read)} uploads of the whole training, {words} words in all"),
+        estimate=_mean([_f1(*pair) for pair in own]),
         control=_mean([_f1(*pair) for pair in turned]),
         notes=("Words that all clients have are left out.",),
     )
 
 
-def members_told(inside: np.ndarray, outside: np.ndarray, before: tuple[np.ndarray, np.ndarray], made: str) -> Survivor:
+def members_told(inside: np.ndarray, outside: np.ndarray, before: tuple[np.ndarray, np.ndarray], made: str) -> Answer:
     """Measure how well losses separate examples that a client trained on from others' (Yeom et al. 2018).
 
     Args:
@@ -205,7 +135,7 @@ def members_told(inside: np.ndarray, outside: np.ndarray, before: tuple[np.ndarr
     found = auc(Separation(positives=inside, negatives=outside))
     control = auc(Separation(positives=before[0], negatives=before[1]))
     note = "By how much the client's model lowers an example's loss; the control has the losses of the model sent."
-    return Survivor(name="members", made=made, found=found, control=control, notes=(note,))
+    return Answer(question="members", scenario=Scenario(uploads=made), estimate=found, control=control, notes=(note,))
 
 
 def _apart(values: np.ndarray) -> np.ndarray:

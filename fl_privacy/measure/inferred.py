@@ -4,23 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from fl_privacy.measure.roc import Estimate
+
 
 @dataclass(frozen=True, kw_only=True)
-class Measure:
-    """A figure with its 95 % interval.
+class Measure(Estimate):
+    """An estimate, beside the largest that the clients' differential privacy allows; ``None`` where it bounds none."""
 
-    Attributes:
-        value: itself.
-        low: lower end.
-        high: upper end.
-        chance: what guessing gives.
-        bound: the largest that the clients' differential privacy allows; ``None`` where there is none.
-    """
-
-    value: float
-    low: float
-    high: float
-    chance: float
     bound: float | None = None
 
 

@@ -16,10 +16,10 @@ import numpy as np
 
 from fl_privacy.checks import fits, in_words
 from fl_privacy.files import write_private
-from fl_privacy.measure.aggregate_leakage import TITLES, Survivor
+from fl_privacy.measure.answer import QUESTIONS, Answer, Scenario, Shown
 from fl_privacy.measure.counts import Counts, Words
 from fl_privacy.measure.roc import Estimate
-from fl_privacy.report.untouched import KINDS, AppPage, Step, render_app
+from fl_privacy.report.untouched import AppPage, render_app
 from fl_privacy.runs.folder.from_json import beginning, each, made
 
 PAGE, RECORD = "report.html", "audit.json"
@@ -28,8 +28,8 @@ PAGE, RECORD = "report.html", "audit.json"
 LARGEST_PICTURE = 1 << 24
 """Numbers of a picture."""
 
-LARGEST_NUMBER, MOST_COUNTED, MOST_STEPS, MOST_SHOWN, MOST_VALUES = 1 << 63, 10_000, 100, 1000, 1 << 21
-"""What a page may hold: whole numbers, examples of a rung, rungs, letters of a headline on a terminal, and values."""
+LARGEST_NUMBER, MOST_COUNTED, MOST_ANSWERS, MOST_SHOWN, MOST_VALUES = 1 << 63, 10_000, 100, 1000, 1 << 21
+"""What a page may hold: whole numbers, examples of an answer, answers, letters of a headline on a terminal, and values."""
 
 FINDING: Mapping[str, Any] = {
     "severity": Literal["data", "facts", "look"],
@@ -53,24 +53,13 @@ class Ran:
         nodes: clients.
         rounds: number of rounds of training; ``None`` if unknown.
         models: names of networks, and in how many answers each was seen.
-        rungs: rungs of the ladder as plain data.
         seconds: time of the training, and of all.
     """
 
     nodes: int
     rounds: int | None
     models: Mapping[str, int]
-    rungs: Sequence[Mapping[str, Any]]
     seconds: Mapping[str, float]
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Example:
-    """An example and the guess at it, as the page shows them: a picture, a row or words."""
-
-    original: Any
-    guess: Any
-    read: bool
 
 
 def write_audit(folder: Path, page: AppPage, ran: Ran) -> Mapping[str, Any]:
@@ -87,8 +76,8 @@ def write_audit(folder: Path, page: AppPage, ran: Ran) -> Mapping[str, Any]:
         "rounds": ran.rounds,
         "models": dict(ran.models),
         "findings": list(page.findings),
-        "rungs": list(ran.rungs),
-        "survivors": [one.as_plain() for one in page.survivors],
+        "rungs": [_plain_rung(answer) for answer in page.steps],
+        "survivors": [_plain_survivor(answer) for answer in page.aggregate],
         "inventory": list(page.lines),
         "stated": dict(page.stated),
         "problems": list(page.problems),
@@ -117,8 +106,7 @@ def terminal_line(page: AppPage, path: Path) -> str:
 def page_to_json(page: AppPage, ran: Ran) -> str:
     """Serialize a page and its run."""
     told = {field.name: getattr(page, field.name) for field in fields(page)}
-    told["steps"] = [_plain_step(step) for step in page.steps]
-    told["survivors"] = [asdict(one) for one in page.survivors]
+    told["answers"] = [_plain_answer(answer) for answer in page.answers]
     return json.dumps({"page": told, "ran": asdict(ran)}, default=str)
 
 
@@ -145,27 +133,66 @@ def page_of_json(content: bytes | str) -> tuple[AppPage, Ran]:
         ran = made(Ran, told["ran"], "ran")
     except (RecursionError, TypeError, OverflowError, AttributeError) as error:
         raise ValueError(f"it can't be read: {type(error).__name__}") from error
-    if len(page.steps) > MOST_STEPS or len(page.survivors) > MOST_STEPS:
-        raise ValueError(f"it has more than {MOST_STEPS} rungs or questions")
-    if any(one.name not in TITLES for one in page.survivors) or any(step.kind not in KINDS for step in page.steps):
-        raise ValueError("it has a question or a kind of examples that there is not")
+    if len(page.answers) > MOST_ANSWERS:
+        raise ValueError(f"it has more than {MOST_ANSWERS} answers")
     return page, ran
 
 
-def _plain_step(step: Step) -> dict[str, Any]:
-    told = {field.name: getattr(step, field.name) for field in fields(step)}
-    for name in ("counts", "control"):
+def _plain_answer(answer: Answer) -> dict[str, Any]:
+    told = {field.name: getattr(answer, field.name) for field in fields(answer)}
+    for name in ("scenario", "counts", "estimate", "control"):
         told[name] = told[name] and asdict(told[name])
-    show = _PLAIN.get(step.kind, lambda values: [v.item() if isinstance(v, np.generic) else v for v in values])
+    show = _PLAIN.get(answer.kind, lambda values: [v.item() if isinstance(v, np.generic) else v for v in values])
     told["shown"] = [
         {
             "original": show(one.original),
             "guess": None if one.guess is None else show(one.guess),
-            "read": bool(one.read),
+            "reconstructed": bool(one.reconstructed),
         }
-        for one in step.shown
+        for one in answer.shown
     ]
     return told
+
+
+def _plain_rung(answer: Answer) -> Mapping[str, Any]:
+    """Return an answer about single examples as ``audit.json`` has it."""
+    found = (answer.counts, answer.control)
+    counts, control = (value.as_plain() if isinstance(value, Counts) else None for value in found)
+    return {
+        "rung": answer.scenario.name,
+        "title": answer.scenario.title,
+        "made": answer.scenario.uploads,
+        "uploaded": answer.scenario.leaves,
+        "kind": answer.kind,
+        "counts": counts,
+        "control": control,
+        "labels": answer.labels and list(answer.labels),
+        "reason": answer.reason,
+        "seconds": round(answer.seconds, 1),
+        "size": answer.scenario.examples,
+        "notes": list(answer.notes),
+    }
+
+
+def _plain_survivor(answer: Answer) -> Mapping[str, Any]:
+    """Return an answer about all examples of clients as ``audit.json`` has it."""
+
+    def plain(value: object) -> Mapping[str, float] | None:
+        if not isinstance(value, Estimate):
+            return None
+        return {"value": round(value.value, 4), "low": round(value.low, 4), "high": round(value.high, 4)}
+
+    return {
+        "name": answer.question,
+        "title": QUESTIONS[answer.question].title,
+        "made": answer.scenario.uploads,
+        "found": plain(answer.estimate),
+        "control": plain(answer.control),
+        "told": answer.leaks,
+        "reason": answer.reason,
+        "seconds": round(answer.seconds, 1),
+        "notes": list(answer.notes),
+    }
 
 
 def _plain_picture(image: Any) -> dict[str, Any]:
@@ -193,18 +220,23 @@ def _values(told: object, where: str) -> tuple[float, ...]:
     return tuple(told)
 
 
-def _step(told: object, where: str) -> Step:
-    kind = told.get("kind") if isinstance(told, dict) else None
+def _answer(told: object, where: str) -> Answer:
+    kind, question = (told.get("kind"), told.get("question")) if isinstance(told, dict) else (None, None)
     show = _CHECKED.get(str(kind), _values)
-    example = partial(made, Example, original=show, guess=lambda v, w: None if v is None else show(v, w))
     return made(
-        Step,
+        Answer,
         told,
         where,
+        scenario=partial(made, Scenario),
         counts=_counts,
-        control=_counts,
+        estimate=_estimate,
+        control=_counts if question == "examples" else _estimate,
         labels=lambda value, place: None if value is None else _labels(value, place),
-        shown=partial(each, example, at_least=0),
+        shown=partial(
+            each,
+            partial(made, Shown, original=show, guess=lambda v, w: None if v is None else show(v, w)),
+            at_least=0,
+        ),
     )
 
 
@@ -254,8 +286,7 @@ _CHECKED: Mapping[str, Callable[[object, str], Any]] = {"image": _picture}
 """Kind of examples -> how one is taken from JSON."""
 
 _PARTS: Mapping[str, Callable[[object, str], object]] = {
-    "steps": partial(each, _step, at_least=0),
-    "survivors": partial(each, partial(made, Survivor, found=_estimate, control=_estimate), at_least=0),
+    "answers": partial(each, _answer, at_least=0),
     "findings": partial(each, partial(_like, FINDING), at_least=0),
     "lines": partial(each, partial(_like, LINE), at_least=0),
     "volumes": partial(each, partial(_like, VOLUME), at_least=0),

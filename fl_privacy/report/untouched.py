@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 
-from fl_privacy.measure.aggregate_leakage import MEASURES, Survivor
+from fl_privacy.measure.answer import QUESTIONS, Answer
 from fl_privacy.measure.counts import Counts
+from fl_privacy.measure.roc import Estimate
 from fl_privacy.report.gallery import data_uri
 from fl_privacy.report.numbers import seconds, size
 from fl_privacy.report.page import render
@@ -36,46 +38,6 @@ READ_MEANS: Mapping[str, str] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
-    """One rung of the ladder as the page shows it.
-
-    Attributes:
-        title, made: what it is of.
-        kind: of the examples.
-        uploaded: whether it leaves a client.
-        counts, control: what was read of it, and by guesses at others' uploads.
-        beyond: whether that is more than chance and control allow.
-        reason: why it was not attacked.
-        labels: right ones and how many are known.
-        seconds: of the attack.
-        size: examples behind an upload.
-        source: what was read from, where it is no upload of so many examples in a step.
-        notes: sentences.
-        shown: pairs of pictures, rows or words.
-    """
-
-    title: str
-    made: str
-    kind: str
-    uploaded: bool
-    counts: Counts | None
-    control: Counts | None
-    beyond: bool
-    reason: str
-    labels: tuple[int, int] | None
-    seconds: float
-    size: int = 1
-    source: str = ""
-    notes: Sequence[str] = ()
-    shown: Sequence[Any] = ()
-
-    @property
-    def tone(self) -> Tone:
-        """Return red where something uploaded was reconstructed, else gray: a failed attack makes nothing green."""
-        return LEAK if self.uploaded and self.beyond else OPEN
-
-
-@dataclass(frozen=True, kw_only=True)
 class AppPage:
     """All figures and sentences of an unedited app's page.
 
@@ -83,8 +45,7 @@ class AppPage:
         app: its name.
         lede: what was run, in sentences.
         findings: what leaves in clear: severity, what, where, why, in how many of how many replies.
-        steps: of the ladder, as far as it is climbed.
-        survivors: what else the training's own uploads tell.
+        answers: of attacks, scenario by scenario, then what else the training's own uploads tell.
         lines: of the inventory.
         volumes: messages and bytes by direction and kind.
         facts: how clients train, name and value.
@@ -99,8 +60,7 @@ class AppPage:
     app: str
     lede: str
     findings: Sequence[Mapping[str, Any]] = ()
-    steps: Sequence[Step] = ()
-    survivors: Sequence[Survivor] = ()
+    answers: Sequence[Answer] = ()
     lines: Sequence[Mapping[str, Any]] = ()
     volumes: Sequence[Mapping[str, Any]] = ()
     facts: Sequence[tuple[str, str]] = ()
@@ -115,8 +75,17 @@ class AppPage:
     def tone(self) -> Tone:
         """Return the color of the first line."""
         clear = any(finding["severity"] == "data" for finding in self.findings)
-        read = any(step.tone == LEAK for step in self.steps) or any(one.told for one in self.survivors)
-        return LEAK if clear or read else OPEN
+        return LEAK if clear or any(answer.leaks for answer in self.answers) else OPEN
+
+    @property
+    def steps(self) -> list[Answer]:
+        """List the answers about single examples."""
+        return [answer for answer in self.answers if answer.question == "examples"]
+
+    @property
+    def aggregate(self) -> list[Answer]:
+        """List the answers about all examples of a client."""
+        return [answer for answer in self.answers if answer.question != "examples"]
 
     @property
     def silent(self) -> bool:
@@ -126,14 +95,14 @@ class AppPage:
     @property
     def further(self) -> list[str]:
         """Say what else was found, a sentence each, below the headline."""
-        read = [step for step in self.steps if step.tone == LEAK]
+        read = [step for step in self.steps if step.leaks]
         clear = any(finding["severity"] == "data" for finding in self.findings)
-        found = [_read(step) for step in read if clear or step is not max(read, key=_share)]
-        told = [_told(one) for one in self.survivors if one.told]
-        own = [step for step in self.steps if step.title.startswith("All its examples")]
+        found = [_read(step) for step in read if clear or step is not max(read, key=attrgetter("share"))]
+        told = [_told(one) for one in self.aggregate if one.leaks]
+        own = [step for step in self.steps if step.scenario.name == "all"]
         if read and own and own[0].counts is None:
             asked = "That is the worst case: clients were asked for such uploads"
-            found.append(f"{asked}; in {own[0].made}, no single example was looked for")
+            found.append(f"{asked}; in {own[0].scenario.uploads}, no single example was looked for")
         if told and (read or clear):
             found.append(f"The training's own uploads tell {_and(told)}")
         if self._facts and not read and not told:
@@ -150,12 +119,12 @@ class AppPage:
         return list(found.values())
 
     @property
-    def shown_first(self) -> Step | None:
+    def shown_first(self) -> Answer | None:
         """Return the step whose examples are open: the one that the headline is of, else the first one attacked."""
         shown = [step for step in self.steps if step.shown]
-        read = [step for step in shown if step.tone == LEAK]
-        sent = [step for step in shown if step.uploaded]
-        return max(read, key=_share) if read else max(sent, key=_share) if sent else next(iter(shown), None)
+        read = [step for step in shown if step.leaks]
+        sent = [step for step in shown if step.scenario.leaves]
+        return max(read or sent, key=attrgetter("share"), default=next(iter(shown), None))
 
     @property
     def _facts(self) -> list[Mapping[str, Any]]:
@@ -169,10 +138,10 @@ class AppPage:
         if clear:
             first = clear[0]
             return f"Clients send data as they are: {first['what']}, in {first['times']} of {first['of']} replies"
-        read = [step for step in self.steps if step.tone == LEAK]
+        read = [step for step in self.steps if step.leaks]
         if read:
-            return _read(max(read, key=_share))
-        told = [one for one in self.survivors if one.told]
+            return _read(max(read, key=attrgetter("share")))
+        told = [one for one in self.aggregate if one.leaks]
         if told:
             said = f"What clients upload tells the server {_and([_told(one) for one in told])}"
             return f"{said}. {self._of_chance()}" if self._uploads_attacked else said
@@ -184,12 +153,12 @@ class AppPage:
         return self._nothing_read()
 
     @property
-    def _uploads_attacked(self) -> list[Step]:
-        return [step for step in self.steps if step.counts is not None and step.counts.judged and step.uploaded]
+    def _uploads_attacked(self) -> list[Answer]:
+        return [step for step in self.steps if step.counts is not None and step.counts.judged and step.scenario.leaves]
 
     def _of_chance(self) -> str:
         """Say how many examples were read of the upload of which most were, where that is no more than chance."""
-        most = max(self._uploads_attacked, key=_share)
+        most = max(self._uploads_attacked, key=attrgetter("share"))
         assert most.counts is not None
         of = f"{most.counts.read} of {_number(most.counts.judged, KINDS[most.kind])}"
         said = f"The server's attacks read {of} from uploads, no more than chance allows"
@@ -208,7 +177,7 @@ class AppPage:
             return f"No upload was attacked: {self._why}. Of gradients, which do not leave as such, {of}"
         if self.going_on:
             return "No upload was attacked yet"
-        if any(one.found for one in self.survivors):
+        if any(one.estimate for one in self.aggregate):
             return (
                 "No single example was looked for, and what was asked of uploads told no more than guessing: that tells"
                 " of these attacks, and is no guarantee"
@@ -223,25 +192,22 @@ class AppPage:
     @property
     def _why(self) -> str:
         """Say why no upload was attacked, by the first that was to be: for want of time, or what was not understood."""
-        asked = (step for step in self.steps if step.uploaded and not step.title.startswith("All its examples"))
+        asked = (step for step in self.steps if step.scenario.leaves and step.scenario.name != "all")
         return next((step.reason for step in asked if step.reason), "no attack here fits what this app uploads")
 
 
-def _share(step: Step) -> float:
-    return (step.counts.share or 0.0) if step.counts else 0.0
-
-
-def _told(one: Survivor) -> str:
-    assert one.found is not None and one.control is not None
-    name = one.title[0].lower() + one.title[1:]
-    return f"{name} ({one.found.value:.2f}; control {one.control.value:.2f})"
+def _told(one: Answer) -> str:
+    assert one.estimate is not None and isinstance(one.control, Estimate)
+    title = QUESTIONS[one.question].title
+    name = title[0].lower() + title[1:]
+    return f"{name} ({one.estimate.value:.2f}; control {one.control.value:.2f})"
 
 
 def _and(parts: Sequence[str]) -> str:
     return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
 
 
-def _single_words(step: Step) -> int:
+def _single_words(step: Answer) -> int:
     """Count the words read of texts of which most were not, where few are wrong and few are in the other texts."""
     if step.kind not in _READ_IN_WORDS:
         return 0
@@ -252,16 +218,16 @@ def _single_words(step: Step) -> int:
     return right if right > 2 * wrong and (len(pairs) < 2 or right > 2 * turned) else 0
 
 
-def _read(step: Step) -> str:
+def _read(step: Answer) -> str:
     counts, what = step.counts, KINDS[step.kind]
     assert counts is not None
     of = f"{counts.read} of {_number(counts.judged, what)}"
     how = "The server read"
-    if step.source:
-        return f"{how} {of} from {step.source}"
+    if step.scenario.source:
+        return f"{how} {of} from {step.scenario.source}"
     if step.kind in _READ_IN_WORDS:
         how = "The server read the words of"
-        of = of if step.size == 1 else f"{counts.read} of {_number(counts.judged, 'upload')}"
+        of = of if step.scenario.examples == 1 else f"{counts.read} of {_number(counts.judged, 'upload')}"
     return f"{how} {of} from what clients upload of {_made_of(step)}"
 
 
@@ -274,9 +240,10 @@ def _were(number: int) -> str:
     return "was" if number == 1 else "were"
 
 
-def _made_of(step: Step) -> str:
-    made = "one example in one step" if step.size == 1 else f"{step.size} examples in one step"
-    return f"{made}, in the last round" if "last round" in step.title else made
+def _made_of(step: Answer) -> str:
+    number = step.scenario.examples
+    made = "one example in one step" if number == 1 else f"{number} examples in one step"
+    return f"{made}, in the last round" if step.scenario.name == "later" else made
 
 
 def render_app(page: AppPage) -> str:
@@ -287,26 +254,26 @@ def render_app(page: AppPage) -> str:
         findings=[{**finding, "label": SEVERITIES[finding["severity"]]} for finding in page.findings],
         steps=[_view(step, number, opened=step is page.shown_first) for number, step in enumerate(page.steps, 1)],
         notes=list(dict.fromkeys(note for step in page.steps for note in step.notes)),
-        survivors=[_survivor(one) for one in page.survivors],
+        survivors=[_survivor(one) for one in page.aggregate],
         attacked=any(step.counts for step in page.steps),
-        measured=any(one.found for one in page.survivors),
+        measured=any(one.estimate for one in page.aggregate),
         open_lines=page.lines[:MOST_LINES],
         more_lines=page.lines[MOST_LINES:],
         size=size,
     )
 
 
-def _view(step: Step, number: int, *, opened: bool) -> dict[str, Any]:
-    counts, control = step.counts, step.control
+def _view(step: Answer, number: int, *, opened: bool) -> dict[str, Any]:
+    counts, control = step.counts, step.control if isinstance(step.control, Counts) else None
     low, high = counts.interval if counts is not None else (0.0, 1.0)
     return {
         "number": number,
         "step": step,
         "opened": opened,
-        "tone": step.tone,
+        "tone": LEAK if step.leaks else OPEN,
         "read": "" if counts is None else f"{counts.read} of {counts.judged + counts.failures}",
         "interval": "" if counts is None else f"{100 * low:.0f} to {100 * high:.0f} %",
-        "control": ("none" if step.source else "none: one upload")
+        "control": ("none" if step.scenario.source else "none: one upload")
         if control is None
         else f"{control.read} of {control.judged + control.failures}",
         "labels": "" if step.labels is None else f"{step.labels[0]} of {step.labels[1]}",
@@ -316,7 +283,7 @@ def _view(step: Step, number: int, *, opened: bool) -> dict[str, Any]:
     }
 
 
-def _shown(step: Step) -> dict[str, list[dict[str, Any]]]:
+def _shown(step: Answer) -> dict[str, list[dict[str, Any]]]:
     """Return what the page shows of a step, by the name that its template has for examples of that kind."""
     if step.kind not in _VIEWS:
         return {}
@@ -324,12 +291,12 @@ def _shown(step: Step) -> dict[str, list[dict[str, Any]]]:
     return {name: [view(one) for one in step.shown]}
 
 
-def _survivor(one: Survivor) -> dict[str, Any]:
-    found, control = one.found, one.control
+def _survivor(one: Answer) -> dict[str, Any]:
+    found, control = one.estimate, one.control if isinstance(one.control, Estimate) else None
     return {
         "one": one,
-        "measure": MEASURES[one.name],
-        "tone": LEAK if one.told else OPEN,
+        "question": QUESTIONS[one.question],
+        "tone": LEAK if one.leaks else OPEN,
         "value": "" if found is None else f"{found.value:.2f}",
         "interval": "" if found is None else f"{found.low:.2f} to {found.high:.2f}",
         "control": "" if control is None else f"{control.value:.2f}",
@@ -343,7 +310,7 @@ def _picture(one: Any) -> dict[str, Any]:
     return {
         "original": uri(one.original),
         "guess": "" if one.guess is None else uri(one.guess),
-        "read": one.read,
+        "read": one.reconstructed,
         "small": min(one.original.shape[1:]) < 128,
     }
 
@@ -354,12 +321,12 @@ def _row(one: Any) -> dict[str, Any]:
             return "no guess"
         return " ".join(f"{value:.2f}" for value in values[:20]) + (" …" if len(values) > 20 else "")
 
-    return {"original": numbers(one.original), "guess": numbers(one.guess), "read": one.read}
+    return {"original": numbers(one.original), "guess": numbers(one.guess), "read": one.reconstructed}
 
 
 def _words(one: Any) -> dict[str, Any]:
     truth, guess = set(one.original), set(one.guess)
-    return {"right": len(truth & guess), "there": len(truth), "wrong": len(guess - truth), "read": one.read}
+    return {"right": len(truth & guess), "there": len(truth), "wrong": len(guess - truth), "read": one.reconstructed}
 
 
 _VIEWS: dict[str, tuple[str, Callable[[Any], dict[str, Any]]]] = {

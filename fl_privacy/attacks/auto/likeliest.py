@@ -7,13 +7,13 @@ from fl_privacy.attacks.attack import Report, seconds_left, within
 from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError
 from fl_privacy.attacks.gradient_inversion.grouping import Group
 from fl_privacy.attacks.gradient_inversion.sme import SurrogateModel
-from fl_privacy.attacks.likelihood.attack import Answer, MaximumAPosteriori
+from fl_privacy.attacks.likelihood.attack import MaximumAPosteriori, WithPosterior
 from fl_privacy.attacks.likelihood.blind import BlindDeconvolution
 from fl_privacy.effects import OtherImages, PrivateLayers, PrivateLoss
 from fl_privacy.models.gradients import number_of_steps
 from fl_privacy.types import Certainty, Observation, Reconstruction
 
-Answers = Mapping[int, Answer]
+Answers = Mapping[int, WithPosterior]
 """By position."""
 
 _SHARE = 0.25

@@ -187,7 +187,7 @@ class MaximumAPosteriori:
 
         return attack_in_groups(observations, attack, progress=progress, see=seen_through)
 
-    def explain(self, group: Group, seed: int, report: Report) -> dict[int, "Answer"]:
+    def explain(self, group: Group, seed: int, report: Report) -> dict[int, "WithPosterior"]:
         """Find the likeliest images of a ``group``, by position.
 
         Raises:
@@ -198,7 +198,7 @@ class MaximumAPosteriori:
             raise NotAttackableError("Images are expected, whose likelihood is compared, but got texts or rows.")
         with cpu_threads(1):
             prepared = prepare(self._settings, group, seed)
-        results = {p: Answer(failed(group.observations[p], why)) for p, why in prepared.failures.items()}
+        results = {p: WithPosterior(failed(group.observations[p], why)) for p, why in prepared.failures.items()}
         capacity = max(1, prepared.capacity)
         for begin in range(0, len(prepared.victims), capacity):
             victims = prepared.victims[begin : begin + capacity]
@@ -220,7 +220,9 @@ class MaximumAPosteriori:
             most_victims=self.most_victims,
         )
 
-    def _explain(self, prepared: Prepared, victims: Sequence[PreparedVictim], report: Report) -> dict[int, "Answer"]:
+    def _explain(
+        self, prepared: Prepared, victims: Sequence[PreparedVictim], report: Report
+    ) -> dict[int, "WithPosterior"]:
         first, like = victims[0].observation, next(prepared.observer.parameters())
         prior = self.prior_of(first).to(like)
         if prepared.rounds[0].known.transforms:  # which are drawn anew in each round
@@ -327,7 +329,7 @@ class Posterior:
 
 
 @dataclass(frozen=True, eq=False)
-class Answer:
+class WithPosterior:
     """A reconstruction, with the posterior by which others may be compared with it."""
 
     reconstruction: Reconstruction
@@ -460,9 +462,11 @@ def _sentences(likelihood: Likelihood, prior: PixelPrior, *, noisy: bool) -> tup
     return tuple(said)
 
 
-def _answer(found: Explained, row: int, victim: PreparedVictim, said: tuple[str, ...], posterior: Posterior) -> Answer:
+def _answer(
+    found: Explained, row: int, victim: PreparedVictim, said: tuple[str, ...], posterior: Posterior
+) -> WithPosterior:
     if not math.isfinite(float(found.loss[row])):
-        return Answer(failed(victim.observation, "The likelihood is not finite; check the update."))
+        return WithPosterior(failed(victim.observation, "The likelihood is not finite; check the update."))
     made = Reconstruction(
         id=victim.observation.id,
         batch=Batch(found.images[row].float().cpu(), found.labels[row].cpu()),
@@ -472,4 +476,4 @@ def _answer(found: Explained, row: int, victim: PreparedVictim, said: tuple[str,
         countermeasures=said,
         member="maximum a posteriori",
     )
-    return Answer(made, posterior, row)
+    return WithPosterior(made, posterior, row)

@@ -24,20 +24,19 @@ from fl_privacy.auditing.app.mirror import in_one_process, mirrored
 from fl_privacy.auditing.app.old_names import lent_in_words, moved_names_lent
 from fl_privacy.auditing.app.own_files import copied_files
 from fl_privacy.auditing.app.remedies import with_remedies
-from fl_privacy.auditing.app.tapped_grid import Answer, TappedGrid
-from fl_privacy.auditing.fitted_uploads import FittedRung
+from fl_privacy.auditing.app.tapped_grid import KeptReply, TappedGrid
 from fl_privacy.auditing.instrument.matching import Matched
 from fl_privacy.auditing.instrument.watch import OnlyExamples
-from fl_privacy.auditing.scenarios import Client as LadderClient, Ladder, Rung, as_plain
+from fl_privacy.auditing.scenarios import Client as AskedClient, Scenarios
 from fl_privacy.auditing.strategy import AuditedStrategy
 from fl_privacy.checks import whole
 from fl_privacy.errors import UserError
 from fl_privacy.federation.replies import Failure, attempt
 from fl_privacy.files import make_private_folder
 from fl_privacy.files.foreign import expanded
-from fl_privacy.measure.aggregate_leakage import Survivor
+from fl_privacy.measure.answer import Answer
 from fl_privacy.report.app_record import PAGE, Ran, folder_name, terminal_line, write_audit
-from fl_privacy.report.untouched import AppPage, Step
+from fl_privacy.report.untouched import AppPage
 from fl_privacy.rng import streams_put_back
 
 logger = logging.getLogger(__name__)
@@ -147,9 +146,9 @@ def audit_app(
         run.trained = time.perf_counter() - run.started
         run.write("The training is done; single examples are attacked now.")
         with streams_put_back():
-            climbed = attempt(run.climb)
-        if isinstance(climbed, Failure):
-            run.problems.append(f"Attacks ended before all were made: {climbed.reason}")
+            attacked = attempt(run.attack_all)
+        if isinstance(attacked, Failure):
+            run.problems.append(f"Attacks ended before all were made: {attacked.reason}")
         return run.finish()
 
 
@@ -164,8 +163,7 @@ class _Run:
         self.asked_data: set[str] = set()
         self.problems: list[str] = []
         self.notes: list[str] = []
-        self.rungs: list[Rung] = []
-        self.survivors: list[Survivor] = []
+        self.answers: list[Answer] = []
         self.started, self.trained = time.perf_counter(), 0.0
         self.record: Mapping[str, Any] = {}
         self._refreshed = 0.0
@@ -177,10 +175,10 @@ class _Run:
             self._refreshed = time.perf_counter()
             self.write("The app trains; what leaves in clear is shown as it is seen.")
 
-    def climb(self) -> None:
-        """Ask clients again and attack, rung by rung."""
+    def attack_all(self) -> None:
+        """Ask clients again and attack, scenario by scenario."""
         assert self.grid is not None
-        ladder = Ladder(
+        scenarios = Scenarios(
             clients=_clients(self.grid),
             attack=attack_named("auto")(budget=self.asked.budget),
             attack_within=lambda number: attack_named("auto")(evaluations=number),
@@ -189,19 +187,20 @@ class _Run:
             seconds=self.asked.seconds,
             tell=self.tell,
         )
-        for rung in ladder.climb():
-            self.rungs.append(rung)
-            self.write("Further rungs are attacked.")
+        for answer in scenarios.attack_all():
+            self._add(answer, "Further scenarios are attacked.")
         self.tell("Attacking what is not trained by steps")
-        fitted = self.grid.fitted.climb(
+        fitted = self.grid.fitted.attack_all(
             clients=self.asked.clients, seed=self.asked.seed or 0, seconds=self.asked.seconds
         )
-        for rung in fitted:
-            self.rungs.append(rung)
-            self.write("Further rungs are attacked.")
-        for survivor in ladder.survivors(list(self.grid.traces.values())):
-            self.survivors.append(survivor)
-            self.write("Further questions are asked of the training's own uploads.")
+        for answer in fitted:
+            self._add(answer, "Further scenarios are attacked.")
+        for answer in scenarios.aggregate(list(self.grid.traces.values())):
+            self._add(answer, "Further questions are asked of the training's own uploads.")
+
+    def _add(self, answer: Answer, going_on: str) -> None:
+        self.answers.append(answer)
+        self.write(going_on)
 
     def write(self, going_on: str) -> AppPage:
         """Write the page of what is known so far."""
@@ -249,8 +248,7 @@ class _Run:
                 }
                 for one in grid.findings()
             ],
-            steps=[_step(rung) for rung in self.rungs],
-            survivors=self.survivors,
+            answers=self.answers,
             lines=[_line(line) for line in grid.inventory.lines()],
             volumes=[
                 {"direction": way[0], "kind": way[1], "messages": n, "bytes": grid.inventory.bytes[way]}
@@ -272,7 +270,7 @@ class _Run:
         said = f"{self.app.name}, not a line of it edited, with {nodes} client{'s' * (nodes != 1)} in one process"
         said += f" over {rounds} round{'s' * (rounds != 1)}." if rounds else "."
         attacked = len({node for node, _ in self.grid.answers})
-        if attacked and self.rungs:
+        if attacked and self.answers:
             asked = "1 client was" if attacked == 1 else f"{attacked} clients were"
             said += f" The server is honest but curious; {asked} asked again for uploads of few examples."
         return said
@@ -294,7 +292,6 @@ class _Run:
             nodes=self.nodes,
             rounds=self.grid.rounds or self.asked.rounds,
             models=dict(self.grid.models),
-            rungs=[as_plain(rung) for rung in self.rungs],
             seconds={"training": round(self.trained, 1), "all": round(time.perf_counter() - self.started, 1)},
         )
 
@@ -315,20 +312,20 @@ def own_audits_left_out() -> Iterator[list[bool]]:
         AuditedStrategy.start = original  # type: ignore[method-assign]
 
 
-def _clients(grid: TappedGrid) -> list[LadderClient]:
+def _clients(grid: TappedGrid) -> list[AskedClient]:
     found = []
     for node in dict.fromkeys(node for node, _ in grid.answers):
         first, latest = grid.answers[node, "first"], grid.answers.get((node, "latest"))
 
-        def ask(only: OnlyExamples | None, answer: Answer = first) -> Any:
+        def ask(only: OnlyExamples | None, answer: KeptReply = first) -> Any:
             return grid.ask_again(answer, only, program=True)
 
-        def later(only: OnlyExamples | None, answer: Answer | None = latest) -> Any:
+        def later(only: OnlyExamples | None, answer: KeptReply | None = latest) -> Any:
             assert answer is not None
             return grid.ask_again(answer, only, program=True)
 
         found.append(
-            LadderClient(
+            AskedClient(
                 number=node,
                 ask=ask,
                 ask_later=None if latest is None else later,
@@ -338,25 +335,6 @@ def _clients(grid: TappedGrid) -> list[LadderClient]:
             )
         )
     return found
-
-
-def _step(rung: Rung) -> Step:
-    return Step(
-        title=rung.title,
-        made=rung.made,
-        kind=rung.kind,
-        uploaded=rung.uploaded,
-        counts=rung.counts,
-        control=rung.control,
-        beyond=rung.read_beyond_chance,
-        reason=rung.reason,
-        labels=rung.labels,
-        seconds=rung.seconds,
-        size=rung.size,
-        source=rung.source if isinstance(rung, FittedRung) else "",
-        notes=rung.notes,
-        shown=rung.shown,
-    )
 
 
 def _line(line: Any) -> dict[str, Any]:

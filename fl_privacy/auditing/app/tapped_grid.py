@@ -42,7 +42,7 @@ MOST_JOINED = 1000
 
 
 @dataclass(eq=False)
-class Answer:
+class KeptReply:
     """A client's answer to a training message, with all it takes to make the client answer again.
 
     Attributes:
@@ -108,7 +108,7 @@ class TappedGrid(LocalGrid):
         self.replies: Counter[str] = Counter()
         self.stated: dict[str, set[float]] = {}
         self.trained_by: Counter[str] = Counter()
-        self.answers: dict[tuple[int, str], Answer] = {}
+        self.answers: dict[tuple[int, str], KeptReply] = {}
         self.failures: Counter[str] = Counter()
         self.models: Counter[str] = Counter()
         self.summaries: list[dict[str, Any]] = []
@@ -245,7 +245,7 @@ class TappedGrid(LocalGrid):
             self.stated.setdefault(key, set()).add(value)
         if before is not None and seen.steps and len(seen.modules):
             message, context, streams = before
-            answer = Answer(down.node, down.round, message, context, streams, seen, sent, uploaded, pairs)
+            answer = KeptReply(down.node, down.round, message, context, streams, seen, sent, uploaded, pairs)
             self.answers[down.node, "first" if (down.node, "first") not in self.answers else "latest"] = answer
 
     def _count(self, kind: str, leaks: Sequence[Leak]) -> None:
@@ -290,7 +290,9 @@ class TappedGrid(LocalGrid):
         if trace is not None:
             self.traces[down.node] = trace
 
-    def ask_again(self, answer: Answer, only: OnlyExamples | None, *, program: bool = False) -> "Again | Failure":
+    def ask_again(
+        self, answer: KeptReply, only: OnlyExamples | None, *, program: bool = False
+    ) -> "RepeatedReply | Failure":
         """Ask the client again with the same message and state, with ``only`` some examples from its loaders.
 
         Nothing of the client's own state is touched, and all random streams are put back.
@@ -310,12 +312,12 @@ class TappedGrid(LocalGrid):
         found = attempt(lambda: matched(up, answer.sent, seen.before, seen.values(), seen.gradients))
         if isinstance(found, Failure):
             return found
-        return Again(up, seen, found)
+        return RepeatedReply(up, seen, found)
 
 
 @dataclass(frozen=True, eq=False)
-class Again:
-    """An answer that was asked for again; attributes as of ``Answer``."""
+class RepeatedReply:
+    """An answer that was asked for again; attributes as of ``KeptReply``."""
 
     reply: dict[str, np.ndarray] = field(repr=False)
     watched: Watched

@@ -12,7 +12,7 @@ from fl_privacy.measure import FEW
 from fl_privacy.measure.inferred import Finding, Measure
 from fl_privacy.measure.intervals import share_at_most
 from fl_privacy.measure.registry import IMAGE_METRIC
-from fl_privacy.measure.rule import sure_end
+from fl_privacy.measure.rule import above_chance
 from fl_privacy.runs.folder.leakage import (
     WORST,
     Extent,
@@ -45,17 +45,8 @@ TOLD: Mapping[str, str] = {
 
 
 def is_above_chance(name: str, measure: Measure, *, among: int = 1) -> bool:
-    """Say whether chance is outside of the interval of the measure called ``name``, on the side that leaks.
-
-    Args:
-        name: of the measure.
-        measure: with its 95 % interval.
-        among: measures of which the best is looked at: the interval is as much wider as lets chance make any of them
-            seem better no more often than a single one (Bonferroni, for normal errors).
-    """
-    if name in LOW_LEAKS:
-        return sure_end(measure.value, measure.high, among=among) < measure.chance
-    return sure_end(measure.value, measure.low, among=among) > measure.chance
+    """Say whether the measure called ``name`` is above chance, as the best of ``among`` measures that are looked at."""
+    return above_chance(measure, among=among, low_leaks=name in LOW_LEAKS)
 
 
 def number_of_measures(findings: Sequence[Finding]) -> int:
