@@ -12,33 +12,28 @@ import numpy as np
 import pytest
 
 from fl_privacy.auditing.app.remedies import remedies, with_remedies
-from fl_privacy.auditing.scenario_scores import Picture, Row
-from fl_privacy.auditing.scenario_words import Words
 from fl_privacy.cli import sandbox
 from fl_privacy.cli.sandbox import Allowed, Bounds, Sandbox, bounds_of, caches, openings
 from fl_privacy.errors import UserError
-from fl_privacy.measure.aggregate_leakage import Estimate, Survivor
+from fl_privacy.measure.answer import Answer, Kind, Scenario, Shown
 from fl_privacy.measure.counts import Counts
+from fl_privacy.measure.roc import Estimate
 from fl_privacy.report.app_record import Ran, page_of_json, page_to_json, terminal_line, write_audit
-from fl_privacy.report.untouched import AppPage, Step, render_app
+from fl_privacy.report.untouched import AppPage, render_app
 from fl_privacy.site.gate.apart import Apart
 from fl_privacy.site.gate.isolation import Held
 from tests.gate import probes
 from tests.gate.test_apart import MODULE, ROOT
 
-RAN = Ran(nodes=2, rounds=1, models={"Net": 2}, rungs=({"rung": "one"},), seconds={"all": 1.0})
+RAN = Ran(nodes=2, rounds=1, models={"Net": 2}, seconds={"all": 1.0})
 
 
-def step(kind: str, shown: list[Any]) -> Step:
-    return Step(
-        title="One example",
-        made="2 uploads",
+def step(kind: Kind, shown: list[Shown]) -> Answer:
+    return Answer(
+        scenario=Scenario(name="one", title="One example", uploads="2 uploads"),
         kind=kind,
-        uploaded=True,
         counts=Counts(exact=1, nothing=1, groups=2, candidates=99),
         control=Counts(nothing=2, groups=2),
-        beyond=True,
-        reason="",
         labels=(1, 2),
         seconds=0.5,
         shown=shown,
@@ -48,8 +43,8 @@ def step(kind: str, shown: list[Any]) -> Step:
 def page() -> AppPage:
     rng = np.random.default_rng(0)
     pictures = [
-        Picture(original=rng.random((3, 4, 5)), guess=rng.random((3, 4, 5)), read=True),  # type: ignore[arg-type]
-        Picture(original=rng.random((1, 2, 2)), guess=None, read=False),  # type: ignore[arg-type]
+        Shown(original=rng.random((3, 4, 5)), guess=rng.random((3, 4, 5)), reconstructed=True),
+        Shown(original=rng.random((1, 2, 2)), guess=None, reconstructed=False),
     ]
     finding = {"severity": "facts", "what": "a sum", "where": "m/a", "why": "few", "kind": "train", "times": 1, "of": 2}
     line = {"direction": "up", "kind": "train", "record": "m", "key": "a", "what": "number", "example": "1"}
@@ -57,12 +52,12 @@ def page() -> AppPage:
         app="app",
         lede="An app.",
         findings=[finding],
-        steps=[
+        answers=[
             step("image", pictures),
-            step("row", [Row(original=[0.25, float("nan")], guess=None, read=False)]),
-            step("text", [Words(original=[1, 2], guess=[2, 7], read=True)]),
+            step("row", [Shown(original=[0.25, float("nan")], guess=None, reconstructed=False)]),
+            step("text", [Shown(original=[1, 2], guess=[2, 7], reconstructed=True)]),
+            Answer(question="classes", estimate=Estimate(value=0.5, low=0.1, high=0.9, chance=0.0)),
         ],
-        survivors=[Survivor(name="classes", found=Estimate(value=0.5, low=0.1, high=0.9, chance=0.0))],
         lines=[{**line, "size": 8.0, "messages": 1, "rounds": [1]}],
         volumes=[{"direction": "up", "kind": "train", "messages": 1, "bytes": 9}],
         facts=[("Network", "Net")],
@@ -81,7 +76,7 @@ def test_a_page_is_the_same_on_the_other_side() -> None:
 
 @pytest.mark.parametrize("chance", [None, 0.0, 0.5])
 def test_probabilities_are_no_counts(chance: float | None) -> None:
-    text = changed("page.steps.0.counts.chance", chance)
+    text = changed("page.answers.0.counts.chance", chance)
     counts = page_of_json(text)[0].steps[0].counts
     assert counts is not None and counts.chance == chance
 
@@ -91,7 +86,7 @@ def told() -> dict[str, Any]:
 
 
 def changed(place: str, value: object) -> str:
-    """Put ``value`` at the place ``page.steps.0.kind`` of a page."""
+    """Put ``value`` at the place ``page.answers.0.kind`` of a page."""
     found: Any = told()
     here, *_ = [found]
     *way, last = [int(part) if part.isdigit() else part for part in place.split(".")]
@@ -109,32 +104,32 @@ def changed(place: str, value: object) -> str:
         ("more", 1),
         ("page.app", 1),
         ("page.more", ""),
-        ("page.steps", {}),
-        ("page.steps.0", "step"),
-        ("page.steps.0.kind", "unknown"),
-        ("page.steps.0.kind", ["image"]),
-        ("page.steps.0.counts.exact", -1),
-        ("page.steps.0.counts.exact", 10**9),
-        ("page.steps.0.counts.exact", 10**400),
-        ("page.steps.0.counts.exact", 1.5),
-        ("page.steps.0.counts.groups", 3),
-        ("page.steps.0.counts.luck", 2.0),
-        ("page.steps.0.counts.luck", None),
-        ("page.steps.0.counts.chance", 2.0),
-        ("page.steps.0.counts.chance", float("nan")),
-        ("page.steps.0.counts.identified_by_chance", -0.5),
-        ("page.steps.0.counts.words", None),
-        ("page.steps.0.labels", [1]),
-        ("page.steps.0.beyond", "yes"),
-        ("page.steps.0.shown.0.original.shape", [3, 4, 6]),
-        ("page.steps.0.shown.0.original.shape", [3, -4, -5]),
-        ("page.steps.0.shown.0.original.shape", [60]),
-        ("page.steps.0.shown.0.original.levels", "data:text/html,<script>"),
-        ("page.steps.0.shown.0.original", "x"),
-        ("page.steps.1.shown.0.original", ["<script>"]),
-        ("page.survivors.0.name", "other"),
-        ("page.survivors.0.found", {"value": 1.0}),
-        ("page.survivors.0.found.value", float("nan")),
+        ("page.answers", {}),
+        ("page.answers.0", "step"),
+        ("page.answers.0.kind", "unknown"),
+        ("page.answers.0.kind", ["image"]),
+        ("page.answers.0.counts.exact", -1),
+        ("page.answers.0.counts.exact", 10**9),
+        ("page.answers.0.counts.exact", 10**400),
+        ("page.answers.0.counts.exact", 1.5),
+        ("page.answers.0.counts.groups", 3),
+        ("page.answers.0.counts.luck", 2.0),
+        ("page.answers.0.counts.luck", None),
+        ("page.answers.0.counts.chance", 2.0),
+        ("page.answers.0.counts.chance", float("nan")),
+        ("page.answers.0.counts.identified_by_chance", -0.5),
+        ("page.answers.0.counts.words", None),
+        ("page.answers.0.labels", [1]),
+        ("page.answers.0.scenario.leaves", "yes"),
+        ("page.answers.0.shown.0.original.shape", [3, 4, 6]),
+        ("page.answers.0.shown.0.original.shape", [3, -4, -5]),
+        ("page.answers.0.shown.0.original.shape", [60]),
+        ("page.answers.0.shown.0.original.levels", "data:text/html,<script>"),
+        ("page.answers.0.shown.0.original", "x"),
+        ("page.answers.1.shown.0.original", ["<script>"]),
+        ("page.answers.3.question", "other"),
+        ("page.answers.3.estimate", {"value": 1.0}),
+        ("page.answers.3.estimate.value", float("nan")),
         ("page.findings.0.severity", "none"),
         ("page.findings.0.what", ""),
         ("page.findings.0.what", None),
@@ -240,11 +235,17 @@ def test_what_an_app_prints_is_bounded_and_moves_no_cursor(lying: Any, capfd: py
     assert "\x07" not in printed
 
 
-def test_a_page_that_can_not_be_shown_is_refused_in_a_line(tmp_path: Path) -> None:
+def test_a_page_that_can_not_be_shown_is_refused_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = Sandbox(tmp_path, {}, tmp_path / "out", Allowed())
     one.name, one.folder = "app", tmp_path
+    monkeypatch.setattr("fl_privacy.report.app_record.render_app", lambda page: {}["a figure that is not there"])
     with pytest.raises(ValueError, match="what it said is no page"):
-        one._write(changed("page.steps.0.counts", None).encode())
+        one._write(page_to_json(page(), RAN).encode())
+
+
+def test_a_page_does_not_say_by_itself_that_more_than_chance_was_found() -> None:
+    shown = page_of_json(changed("page.answers.0.counts", None))[0]
+    assert not shown.answers[0].above_chance and shown.answers[0].counts is None
 
 
 def test_an_audit_that_was_cut_says_so_on_its_page(tmp_path: Path) -> None:

@@ -33,12 +33,12 @@ def test_trees_give_exact_facts_and_rows_beside_guesses() -> None:
     kept, told = trees()
     assert sum("numbers of rows and labels" in each for each in told) == 1
     assert "120 rows" in next(each for each in told if "numbers of rows" in each)
-    (rung,) = kept.climb(clients=2, seed=0, seconds=60.0)
-    assert rung.title.startswith("Rows behind")
-    assert rung.counts is not None and rung.control is not None
-    assert rung.counts.judged == rung.control.judged == 120
-    assert not rung.read_beyond_chance or rung.counts.read > rung.control.read
-    assert "never saw the trees" in rung.notes[0]
+    (answer,) = kept.attack_all(clients=2, seed=0, seconds=60.0)
+    assert answer.title.startswith("Rows behind")
+    assert answer.counts is not None and answer.control is not None
+    assert answer.counts.judged == answer.control.judged == 120
+    assert not answer.above_chance or answer.counts.read > answer.control.read
+    assert "never saw the trees" in answer.notes[0]
 
 
 def test_clients_of_the_same_data_are_no_guess_without_the_trees() -> None:
@@ -47,8 +47,8 @@ def test_clients_of_the_same_data_are_no_guess_without_the_trees() -> None:
         1: kept.fits[0],
         2: [replace(one, rows=one.rows[::-1], labels=one.labels[::-1]) for one in kept.fits[0]],
     }
-    (beside,) = kept.climb(clients=1, seed=0, seconds=60.0)
-    (alone,) = trees()[0].climb(clients=1, seed=0, seconds=60.0)
+    (beside,) = kept.attack_all(clients=1, seed=0, seconds=60.0)
+    (alone,) = trees()[0].attack_all(clients=1, seed=0, seconds=60.0)
     assert beside.control == alone.control and beside.counts == alone.counts
 
 
@@ -57,9 +57,9 @@ def test_a_model_that_is_none_is_a_problem_and_no_end() -> None:
     bad = {"arrays/0": np.frombuffer(b'{"learner": 3}', np.uint8)}
     assert kept.note(0, {}, bad, []) == []
     assert kept.problems
-    (rung,) = kept.climb(clients=1, seed=0, seconds=60.0)
-    assert rung.counts is None
-    assert rung.reason
+    (answer,) = kept.attack_all(clients=1, seed=0, seconds=60.0)
+    assert answer.counts is None
+    assert answer.reason
 
 
 def fitted(kind: type, rows: np.ndarray, labels: np.ndarray, **options: object) -> tuple[object, Fitted]:
@@ -82,10 +82,10 @@ def test_an_optimum_gives_a_row_to_who_knows_the_others_and_a_stopped_fit_does_n
         model, fit = fitted(LogisticRegression, rows[order], labels[order], **options)
         sent = {"a/0": np.zeros((3, 4)), "a/1": np.zeros(3)}
         kept.note(0, sent, {"a/0": model.coef_, "a/1": model.intercept_}, [fit])
-        (found[name],) = kept.climb(clients=1, seed=0, seconds=60.0)
+        (found[name],) = kept.attack_all(clients=1, seed=0, seconds=60.0)
     assert found["optimum"].counts.exact == 20
     assert found["optimum"].control.exact == 0
-    assert found["optimum"].read_beyond_chance
+    assert found["optimum"].above_chance
     assert found["stopped"].counts.exact == 0
     assert "not the optimum" in found["stopped"].notes[0]
 
@@ -99,8 +99,8 @@ def test_a_row_between_two_rounds_of_sums(beside: tuple[str, ...]) -> None:
         told = [*(getattr(model, name) for name in beside), model.theta_, model.var_, model.class_count_]
         arrays = {f"a/{place}": array for place, array in enumerate(told)}
         kept.note(0, arrays, arrays, [fit])
-    (rung,) = kept.climb(clients=1, seed=0, seconds=60.0)
-    assert (rung.counts.exact, rung.counts.judged) == (1, 1)
+    (answer,) = kept.attack_all(clients=1, seed=0, seconds=60.0)
+    assert (answer.counts.exact, answer.counts.judged) == (1, 1)
 
 
 def _sums(kept: FittedUploads, rows: np.ndarray, labels: np.ndarray) -> None:
@@ -123,13 +123,13 @@ def test_a_row_for_another_and_a_row_alone_are_read_of_sums() -> None:
     for first in same[:2]:
         chosen = np.append(first, np.setdiff1d(np.arange(100), same[:2]))
         _sums(partly, other[chosen][:, :4], labels[chosen])
-    (rung,) = partly.climb(clients=1, seed=0, seconds=60.0)
-    assert (rung.counts.exact, rung.counts.recognizable, rung.counts.judged) == (0, 2, 2)
-    assert rung.read_beyond_chance
+    (answer,) = partly.attack_all(clients=1, seed=0, seconds=60.0)
+    assert (answer.counts.exact, answer.counts.recognizable, answer.counts.judged) == (0, 2, 2)
+    assert answer.above_chance
     for kept, number in ((swapped, 2), (alone, 1)):
-        (rung,) = kept.climb(clients=1, seed=0, seconds=60.0)
-        assert (rung.counts.exact, rung.counts.judged) == (number, number)
-        assert rung.read_beyond_chance and rung.source.startswith("means and variances")
+        (answer,) = kept.attack_all(clients=1, seed=0, seconds=60.0)
+        assert (answer.counts.exact, answer.counts.judged) == (number, number)
+        assert answer.above_chance and answer.scenario.source.startswith("means and variances")
 
 
 def test_a_row_of_values_that_many_have_is_in_a_table_by_chance() -> None:
@@ -143,11 +143,11 @@ def test_a_row_of_values_that_many_have_is_in_a_table_by_chance() -> None:
     kept = FittedUploads()
     for last in (59, 60):
         _sums(kept, binary[:last], binary[:last, 0].astype(int))
-    (rung,) = kept.climb(clients=1, seed=0, seconds=60.0)
-    assert rung.counts is not None and rung.counts.read == 1 and not rung.read_beyond_chance
+    (answer,) = kept.attack_all(clients=1, seed=0, seconds=60.0)
+    assert answer.counts is not None and answer.counts.read == 1 and not answer.above_chance
 
 
-def test_values_that_are_none_are_a_reason_on_their_own_rung() -> None:
+def test_values_that_are_none_are_a_reason_on_their_own_answer() -> None:
     rows, labels = load_iris(return_X_y=True)
     kept = FittedUploads()
     for number, (kind, arrays) in enumerate(
@@ -159,13 +159,13 @@ def test_values_that_are_none_are_a_reason_on_their_own_rung() -> None:
         _, fit = fitted(kind, rows, labels)
         for _ in range(2):
             kept.note(number, arrays, arrays, [fit])
-    rungs = list(kept.climb(clients=2, seed=0, seconds=60.0))
-    assert [rung.name for rung in rungs] == ["logistic", "sums"]
-    assert all(rung.counts is None and rung.reason for rung in rungs)
+    answers = list(kept.attack_all(clients=2, seed=0, seconds=60.0))
+    assert [answer.name for answer in answers] == ["logistic", "sums"]
+    assert all(answer.counts is None and answer.reason for answer in answers)
 
 
 def test_an_attack_that_fails_ends_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     kept, _ = trees()
-    monkeypatch.setattr("fl_privacy.auditing.fitted_uploads._trees_rung", lambda *given: 1 / 0)
-    (rung,) = kept.climb(clients=1, seed=0, seconds=60.0)
-    assert rung.reason == "the attack failed (ZeroDivisionError: division by zero)"
+    monkeypatch.setattr("fl_privacy.auditing.fitted_uploads._trees_answer", lambda *given: 1 / 0)
+    (answer,) = kept.attack_all(clients=1, seed=0, seconds=60.0)
+    assert answer.reason == "the attack failed (ZeroDivisionError: division by zero)"

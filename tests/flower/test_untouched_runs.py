@@ -235,18 +235,18 @@ def test_nothing_is_told_of_noise() -> None:
     rng = np.random.default_rng(0)
     traces = [ClassTrace(change=rng.normal(size=10), counts=rng.integers(1, 20, 10).astype(float)) for _ in range(6)]
     found = classes_told(traces)
-    assert found.found is not None and not found.told and found.found.low < 0 < found.found.high
+    assert found.estimate is not None and not found.leaks and found.estimate.low < 0 < found.estimate.high
     few = classes_told(traces[:1])
     assert few.found is None and "3 clients" in few.reason
     same = [ClassTrace(change=rng.normal(size=10), counts=np.ones(10)) for _ in range(4)]
     assert "same share" in classes_told(same).reason
     losses = rng.normal(size=(4, 50))
-    assert not members_told(losses[0], losses[1], (losses[2], losses[3]), "").told
+    assert not members_told(losses[0], losses[1], (losses[2], losses[3]), "").leaks
     apart = members_told(losses[0] + 9, losses[1], (losses[2], losses[3]), "")
-    assert apart.told and apart.found is not None and apart.found.value == 1.0
+    assert apart.leaks and apart.estimate is not None and apart.estimate.value == 1.0
     words = [({1, 2, k}, {1, 2, k}) for k in (3, 4, 5)]
-    assert words_told(words).told
-    assert not words_told([(own, {1, 2, 9}) for own, _ in words]).told
+    assert words_told(words).leaks
+    assert not words_told([(own, {1, 2, 9}) for own, _ in words]).leaks
 
 
 def test_casts_that_do_nothing_are_no_part_of_the_way(tmp_path: Path) -> None:

@@ -15,12 +15,12 @@ from fl_privacy.auditing.app.bundle import read_app
 from fl_privacy.auditing.app.loaded import LoadedBy
 from fl_privacy.auditing.app.review import review_app
 from fl_privacy.auditing.instrument.watch import Watched
-from fl_privacy.auditing.scenario_words import Words
 from fl_privacy.errors import UserError
-from fl_privacy.measure.aggregate_leakage import Estimate, Survivor
+from fl_privacy.measure.answer import Answer, Scenario, Shown
 from fl_privacy.measure.counts import Counts
+from fl_privacy.measure.roc import Estimate
 from fl_privacy.report.app_record import folder_name
-from fl_privacy.report.untouched import AppPage, Step, render_app
+from fl_privacy.report.untouched import AppPage, render_app
 from tests.flower.untouched_apps import LANGUAGE, LISTED, OWN_SERVER, PLAIN, SERVER, audited, rung, write
 
 SENT = "ArrayRecord(net.state_dict()), **"
@@ -228,13 +228,11 @@ def test_a_review_reads_claims_answers_and_own_strategies(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("read", [0, 1])
 def test_a_headline_of_classes_says_how_many_examples_were_read_beside(read: int) -> None:
-    step = Step(
-        title="One example in one step", made="one example", kind="image", uploaded=True, control=None, beyond=False,
-        counts=Counts(identified=read, nothing=4 - read, groups=4, candidates=476), reason="", labels=None, seconds=1.0,
-    )  # fmt: skip
+    counts = Counts(identified=read, nothing=4 - read, groups=4, candidates=476)
+    step = Answer(scenario=Scenario(title="One example in one step"), kind="image", counts=counts)
     found, control = (Estimate(value=v, low=v - 0.1, high=v + 0.1, chance=0.0) for v in (0.8, 0.0))
-    classes = Survivor(name="classes", found=found, control=control)
-    page = AppPage(app="a", lede="", steps=[step], survivors=[classes])
+    classes = Answer(question="classes", estimate=found, control=control)
+    page = AppPage(app="a", lede="", answers=[step, classes])
     assert page.headline.endswith(
         f"The server's attacks read {read} of 4 images from uploads, no more than chance allows"
     )
@@ -248,15 +246,13 @@ def test_a_headline_of_classes_says_how_many_examples_were_read_beside(read: int
     ],
 )
 def test_a_headline_says_what_rows_were_read_from(number: int, source: str, said: str, alone: str) -> None:
-    step = Step(
-        title="Rows", made="one", kind="row", uploaded=True, control=None, beyond=True, reason="", labels=None,
-        seconds=1.0, source=source, counts=Counts(exact=number, groups=number), notes=("First.",),
-    )  # fmt: skip
-    other = replace(step, beyond=False, uploaded=False, notes=("First.", "Second."))
-    page = AppPage(app="a", lede="", steps=[step, other])
+    counts, uploads = Counts(exact=number, groups=number), Scenario(title="Rows", source=source)
+    step = Answer(scenario=uploads, kind="row", counts=counts, notes=("First.",))
+    other = replace(step, scenario=replace(uploads, leaves=False), notes=("First.", "Second."))
+    page = AppPage(app="a", lede="", answers=[step, other])
     assert page.headline == f"The server read {said}"
     assert render_app(page).count("First.") == render_app(page).count("Second.") == 1
-    assert AppPage(app="a", lede="", steps=[replace(step, uploaded=False)]).headline.endswith(alone)
+    assert AppPage(app="a", lede="", answers=[replace(other, notes=())]).headline.endswith(alone)
 
 
 @pytest.mark.parametrize("turned", [False, True])
@@ -264,12 +260,10 @@ def test_a_headline_says_which_single_words_were_read_of_texts_that_were_not(tur
     """Words that guesses at other texts have as well are no words read."""
     texts = [set(range(10 * k, 10 * k + 10)) for k in range(3)]
     guesses = [{0, 1}, {10}, {20, 5}]
-    shown = [Words(original=tuple(texts[k - turned]), guess=tuple(guesses[k]), read=False) for k in range(3)]
-    step = Step(
-        title="One example in one step", made="one example", kind="text", uploaded=True, control=None, beyond=False,
-        counts=Counts(nothing=3, groups=3, candidates=0), reason="", labels=None, seconds=1.0, shown=shown,
-    )  # fmt: skip
-    said = AppPage(app="a", lede="", steps=[step]).headline
+    shown = [Shown(original=tuple(texts[k - turned]), guess=tuple(guesses[k]), reconstructed=False) for k in range(3)]
+    counts = Counts(nothing=3, groups=3, candidates=0)
+    step = Answer(scenario=Scenario(title="One example in one step"), kind="text", counts=counts, shown=shown)
+    said = AppPage(app="a", lede="", answers=[step]).headline
     assert said.startswith("The server's attacks read 0 of 3 texts from uploads, no more than chance allows")
     assert (", but 4 single words of them:" in said) != turned
 

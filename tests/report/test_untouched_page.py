@@ -3,7 +3,6 @@
 import re
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,9 +11,9 @@ import pytest
 from fl_privacy.auditing.app import audit
 from fl_privacy.auditing.app.bundle import read_app
 from fl_privacy.errors import UserError
-from fl_privacy.measure.aggregate_leakage import Survivor
+from fl_privacy.measure.answer import Answer, Scenario, Shown
 from fl_privacy.measure.counts import Counts
-from fl_privacy.report.untouched import AppPage, Step, render_app
+from fl_privacy.report.untouched import AppPage, render_app
 from tests.flower.untouched_apps import PLAIN, audited, write
 
 LATE = "no time was left of 30 seconds; --seconds gives more"
@@ -25,16 +24,16 @@ LINE = {
 }  # fmt: skip
 
 
-def step(title: str, read: int | None, *, uploaded: bool = True, kind: str = "image", **told: Any) -> Step:
-    """Make a step at which ``read`` of two were read; ``None`` where nothing was attacked."""
+def step(title: str, read: int | None, *, uploaded: bool = True, kind: str = "image", reason: str = "") -> Answer:
+    """Make an answer by which ``read`` of two were reconstructed; ``None`` where nothing was attacked."""
     shape = (1, 8, 8) if kind == "image" else (8,)
-    pair = SimpleNamespace(original=np.zeros(shape), guess=np.ones(shape), read=bool(read))
+    pair = Shown(original=np.zeros(shape), guess=np.ones(shape), reconstructed=bool(read))
     counts = None if read is None else Counts(exact=read, nothing=2 - read, groups=2, candidates=39)
-    plain = {
-        "made": "2 uploads", "control": None, "beyond": bool(read), "reason": "", "labels": None, "seconds": 1.0,
-        "shown": [] if counts is None else [pair],
-    }  # fmt: skip
-    return Step(title=title, kind=kind, uploaded=uploaded, counts=counts, **(plain | told))
+    name = "all" if title.startswith("All its examples") else "one"
+    return Answer(
+        scenario=Scenario(name=name, title=title, uploads="2 uploads", leaves=uploaded), kind=kind, counts=counts,
+        reason=reason, seconds=1.0, shown=[] if counts is None else [pair],  # type: ignore[arg-type]
+    )  # fmt: skip
 
 
 GRADIENT = step("The gradient", 0, uploaded=False)
@@ -53,27 +52,27 @@ def opened(page: AppPage) -> list[str]:
         ([step("The gradient", 2, uploaded=False), step("One", None)], "The gradient"),
     ],
 )
-def test_the_pictures_that_are_open_are_those_of_the_headline(steps: list[Step], wanted: str) -> None:
-    assert opened(AppPage(app="a", lede="", steps=steps, lines=[LINE])) == [wanted]
+def test_the_pictures_that_are_open_are_those_of_the_headline(steps: list[Answer], wanted: str) -> None:
+    assert opened(AppPage(app="a", lede="", answers=steps, lines=[LINE])) == [wanted]
 
 
 @pytest.mark.parametrize("reason", [LATE, UNKNOWN, "its code makes no step on a single example"])
 def test_a_headline_says_why_no_upload_was_attacked(reason: str) -> None:
     rest = step("All its examples in all its steps", None, reason="this is what the training uploads")
     missed = [step("One", None, reason=reason), step("Batch", None, reason=LATE), rest]
-    page = AppPage(app="a", lede="", steps=[step("The gradient", 2, uploaded=False), *missed], lines=[LINE])
+    page = AppPage(app="a", lede="", answers=[step("The gradient", 2, uploaded=False), *missed], lines=[LINE])
     assert page.headline.startswith(f"No upload was attacked: {reason}. Of gradients") and "could" not in page.headline
-    alone = replace(page, steps=missed)
+    alone = replace(page, answers=missed)
     assert alone.headline == f"Not attacked: {reason}; what leaves is listed below"
-    none = replace(page, steps=[])
+    none = replace(page, answers=[])
     assert none.headline == "Not attacked: no attack here fits what this app uploads; what leaves is listed below"
 
 
 def test_an_audit_of_which_nothing_came_has_no_empty_sections() -> None:
     missed = step("One", None, reason="no client answered")
     page = AppPage(
-        app="a", lede="", problems=["The app's server ended with an error"], steps=[missed],
-        survivors=[Survivor(name="members", reason="no step was seen")],
+        app="a", lede="", problems=["The app's server ended with an error"],
+        answers=[missed, Answer(question="members", reason="no step was seen")],
     )  # fmt: skip
     heads = re.findall(r"<h2>(.*?)</h2>", render_app(page))
     assert heads == ["What leaves a client in clear"]
@@ -82,7 +81,7 @@ def test_an_audit_of_which_nothing_came_has_no_empty_sections() -> None:
 
 
 def test_a_row_and_its_guess_are_cards_on_a_phone() -> None:
-    shown = render_app(AppPage(app="a", lede="", steps=[step("One", 2, kind="row")], lines=[LINE]))
+    shown = render_app(AppPage(app="a", lede="", answers=[step("One", 2, kind="row")], lines=[LINE]))
     assert 'class="cards rows-read"' in shown
     assert re.search(r'<td data-label="Row">0.00 .*?<td data-label="Guess">1.00 .*?<td data-label="Read">yes', shown)
 

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from fl_privacy.auditing.scenario_scores import _count_rows, score
 from fl_privacy.auditing.scenario_words import scored_words
-from fl_privacy.auditing.scenarios import Rung
 from fl_privacy.measure import evaluate_all
+from fl_privacy.measure.answer import Answer
 from fl_privacy.measure.counts import Counts, counts_of
 from fl_privacy.measure.distractors import Others
 from fl_privacy.measure.public_images import PublicImages
@@ -109,13 +109,11 @@ def test_rows_of_an_app_are_not_read_by_random_guesses(size: int, others: int, w
         truth, guess, public = (torch.rand(n, width, generator=rng) for n in (size, size, others))
         counts, _ = _count_rows([guessed(guess)], [Batch(truth, torch.zeros(size))], public)
         read += counts.read
-        red += Rung(name="batch", kind="row", counts=counts).read_beyond_chance
+        red += Answer(kind="row", counts=counts).above_chance
     assert red == 0 and read <= 0.002 * 20 * size + 1
     counts, shown = _count_rows([guessed(truth.flip(0))], [Batch(truth, torch.zeros(size))], public)
     assert counts.exact == size == sum(one.read for one in shown)
-    assert Rung(name="batch", kind="row", counts=counts).read_beyond_chance is (
-        size > 1 or counts.by_chance < LEVEL / 6
-    )
+    assert Answer(kind="row", counts=counts).above_chance is (size > 1 or counts.by_chance < LEVEL / 6)
     near = truth + 0.05 * torch.randn(truth.shape, generator=rng)
     counts, _ = _count_rows([guessed(near.flip(0))], [Batch(truth, torch.zeros(size))], public)
     assert width < 30 or others < 100 or counts.identified == size
@@ -128,22 +126,22 @@ def test_rows_of_few_values_are_equal_by_chance() -> None:
         truth, guess, public = (torch.rand(n, 4, generator=rng).round() for n in (16, 16, 200))
         counts, _ = _count_rows([guessed(guess)], [Batch(truth, torch.zeros(16))], public)
         assert counts.read == 0, "chance has as many equal"
-        red += Rung(name="batch", kind="row", counts=counts).read_beyond_chance
+        red += Answer(kind="row", counts=counts).above_chance
     assert red == 0
 
 
 def test_without_a_control_nothing_is_more_than_chance() -> None:
     truth = torch.rand(4, 5)
     counts, _ = _count_rows([guessed(truth)], [Batch(truth, torch.zeros(4))], torch.empty(0, 5))
-    assert counts.exact == 4 and not Rung(name="batch", kind="row", counts=counts).read_beyond_chance
+    assert counts.exact == 4 and not Answer(kind="row", counts=counts).above_chance
     alone = scored_words([({1, 2, 3, 4}, {1, 2, 3, 4})], 1)
     assert alone.counts.read == 1 and alone.control is None
-    assert not Rung(name="one", kind="text", counts=alone.counts, control=alone.control).read_beyond_chance
+    assert not Answer(kind="text", counts=alone.counts, control=alone.control).above_chance
     other = [{k, k + 1, k + 2, k + 3} for k in range(10, 2000, 3)]
     beside = scored_words([({1, 2, 3, 4}, {1, 2, 3, 4})], 1, other)
-    assert Rung(name="one", kind="text", counts=beside.counts).read_beyond_chance
+    assert Answer(kind="text", counts=beside.counts).above_chance
     everybodys = scored_words([({1, 2, 3, 4}, {1, 2, 3, 4})], 1, [{1, 2, 3, 4, k} for k in range(10, 600)])
-    assert not Rung(name="one", kind="text", counts=everybodys.counts).read_beyond_chance
+    assert not Answer(kind="text", counts=everybodys.counts).above_chance
 
 
 def problem(kind: str, truth: Tensor) -> SimpleNamespace:
@@ -161,10 +159,10 @@ def test_uploads_of_the_same_example_are_no_control(kind: str, shape: tuple[int,
     scored = score([problem(kind, truth) for truth in truths], found, [data], 0)  # type: ignore[arg-type]
     assert scored.counts.read == 5 and scored.control is not None
     assert (scored.control.read, scored.control.judged) == (0, 5), "beside the only other one"
-    assert Rung(name="one", kind=kind, counts=scored.counts, control=scored.control).read_beyond_chance  # type: ignore[arg-type]
+    assert Answer(kind=kind, counts=scored.counts, control=scored.control).above_chance  # type: ignore[arg-type]
     alike = score([problem(kind, truth) for truth in truths[:4]], found[:4], [data], 0)  # type: ignore[arg-type]
     assert alike.counts.read == 4 and alike.control is None
-    assert Rung(name="one", kind=kind, counts=alike.counts).read_beyond_chance  # type: ignore[arg-type]
+    assert Answer(kind=kind, counts=alike.counts).above_chance  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
