@@ -29,7 +29,7 @@ LARGEST_PICTURE = 1 << 24
 """Numbers of a picture."""
 
 LARGEST_NUMBER, MOST_COUNTED, MOST_ANSWERS, MOST_SHOWN, MOST_VALUES = 1 << 63, 10_000, 100, 1000, 1 << 21
-"""What a page may hold: whole numbers, examples of an answer, answers, letters of a headline on a terminal, and values."""
+"""What a page may hold: whole numbers, examples of an answer, answers, letters of a headline, and values."""
 
 FINDING: Mapping[str, Any] = {
     "severity": Literal["data", "facts", "look"],
