@@ -10,7 +10,7 @@ from pathlib import Path
 
 from kept_rows import Row, markdown, read_rows
 
-from fl_privacy.measure.aggregate_leakage import Survivor
+from fl_privacy.measure.answer import Answer
 from fl_privacy.measure.roc import Estimate
 
 README = Path(__file__).resolve().parents[1] / "README.md"
@@ -73,7 +73,7 @@ def _line(kind: str, own: Sequence[Row]) -> list[str]:
 def _is_told(one: Row) -> bool:
     """Say by the present rule whether a question about a whole training was answered better than by chance."""
     found, control = (each and Estimate(**each, chance=CHANCE[one["name"]]) for each in (one["found"], one["control"]))
-    return Survivor(name=one["name"], found=found, control=control).told
+    return Answer(question=one["name"], estimate=found, control=control).leaks
 
 
 def written(text: str) -> str:

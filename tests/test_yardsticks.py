@@ -12,16 +12,16 @@ import pytest
 from tests.test_shape import ROOT
 
 CEILINGS = {
-    "things at the top of the package": 53,
+    "things at the top of the package": 20,
     "lines of the package": 100_095,
     "files": 517,
-    "private helpers of at most 6 lines, called once": 372,
-    "public class names with two homes": 30,
+    "private helpers of at most 6 lines, called once": 369,
+    "public class names with two homes": 27,
     "argument lines without their noun, in percent": 44,
     "words in docstrings": 156_046,
     "words of our own in docstrings": 373,
     "words of our own in docs and README": 238,
-    "words in the guide": 33_792,
+    "words in the guide": 33_789,
 }
 """Lower a ceiling as soon as the figure is below it; raise none."""
 

@@ -4,15 +4,13 @@ import copy
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import flop_registry
 
 from fl_privacy.auditing.instrument.matching import Matched
 from fl_privacy.auditing.instrument.program import Call, Own, Program, ReplayModel, beside, refs_in, tensors_in
@@ -21,7 +19,6 @@ from fl_privacy.data.app_data import find_normalization
 from fl_privacy.errors import UserError
 from fl_privacy.federation.replies import Failure
 from fl_privacy.measure.answer import Kind
-from fl_privacy.models.checkpointing import without_checkpointing
 from fl_privacy.models.losses import CROSS_ENTROPY, Loss, loss_of
 from fl_privacy.models.unwrap_model import detached_copy, unwrapped
 from fl_privacy.rng import streams_put_back
@@ -35,9 +32,6 @@ FEW_ROWS = 10
 
 NEARLY_AS_ONE = 1e-2
 """Relative error up to which a gradient is that of all examples as one batch."""
-
-CALL, PRODUCT = 1e-5, 5e-11
-"""Seconds of a usual processor, for each call of PyTorch and each operation of a product of matrices."""
 
 OPTIMIZERS = {"SGD": "sgd", "Adam": "adam", "AdamW": "adamw"}
 """Class of PyTorch -> name in a plan."""
@@ -259,35 +253,6 @@ def gradient_plan(seen: Watched) -> LocalPlan:
     """Return the plan under which the gradient itself is seen."""
     mode: Literal["train", "eval"] = "train" if seen.training else "eval"
     return LocalPlan(shares="gradient", batch_norm=mode, probe_batch_norm=mode, mode=mode)
-
-
-class _Work(TorchDispatchMode):
-    """Counts what is computed."""
-
-    calls, products = 0, 0.0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out, count = func(*args, **(kwargs or {})), flop_registry.get(func._overloadpacket)
-        self.calls += 1
-        self.products += count(*args, **(kwargs or {}), out_val=out) if count else 0.0
-        return out
-
-
-@without_checkpointing()
-def seconds_of_evaluation(observation: Observation) -> float:
-    """Estimate a usual processor's seconds of an attack's step: the gradient of a gradient, on gray examples.
-
-    The same on all machines.
-    """
-    model = detached_copy(observation.model).train(observation.plan.mode == "train")
-    gray = torch.full((observation.upload.num_examples, *observation.input_shape), 0.5, requires_grad=True)
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    with streams_put_back(), _Work() as work:
-        first = torch.autograd.grad(model(gray).sum(), parameters, create_graph=True, allow_unused=True)
-        size = [g.square().sum() for g in first if g is not None and g.requires_grad]
-        if size:
-            torch.autograd.grad(torch.stack(size).sum(), gray, allow_unused=True)
-    return CALL * work.calls + PRODUCT * work.products
 
 
 def uploaded_tensors(reply: dict[str, np.ndarray], found: Matched) -> dict[str, Tensor]:

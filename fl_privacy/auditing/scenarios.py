@@ -24,6 +24,7 @@ from fl_privacy.auditing.scenario_adapters import (
     words_of_training,
     words_of_uploads,
 )
+from fl_privacy.auditing.scenario_cost import seconds_of_evaluation
 from fl_privacy.auditing.scenario_members import members_of
 from fl_privacy.auditing.scenario_problem import (
     NotAttackedError,
@@ -32,7 +33,6 @@ from fl_privacy.auditing.scenario_problem import (
     plan_of,
     read_problem,
     reason_of,
-    seconds_of_evaluation,
     uploaded_tensors,
 )
 from fl_privacy.auditing.scenario_scores import score

@@ -64,27 +64,20 @@ def check_dp(  # noqa: PLR0917
     folder = Path(subject)
     kind = _kind_of(folder)
     from fl_privacy.report.claims import write_claims_page  # noqa: PLC0415
-    from fl_privacy.runs.folder.claims import (  # noqa: PLC0415
-        as_json as claims_as_json,
-        in_order,
-        read_claims,
-        records_of,
-        write_claims,
-    )
+    from fl_privacy.runs.folder import claims  # noqa: PLC0415
 
-    records = records_of(_verdicts(subject, kind, asked, train=train))
+    records = claims.records_of(_verdicts(subject, kind, asked, train=train))
     if kind == "run":
-        records = in_order(
-            [*records, *(r for r in read_claims(folder) if r.subject not in {n.subject for n in records})]
-        )
+        new = {record.subject for record in records}
+        records = claims.in_order([*records, *(r for r in claims.read_claims(folder) if r.subject not in new)])
     page = write_claims_page(
         records,
         out or (folder / "claim.html" if kind == "run" else Path("claim.html")),
         title=folder.name if kind != "name" else subject,
     )
     if kind == "run":
-        write_claims(folder, records)
-    say(claims_as_json(records) if as_json else _in_words(records, page))
+        claims.write_claims(folder, records)
+    say(claims.as_json(records) if as_json else _in_words(records, page))
     if any(record.is_false for record in records):
         raise typer.Exit(EXIT_FALSE)
 

@@ -34,7 +34,7 @@ def test_trees_give_exact_facts_and_rows_beside_guesses() -> None:
     assert sum("numbers of rows and labels" in each for each in told) == 1
     assert "120 rows" in next(each for each in told if "numbers of rows" in each)
     (answer,) = kept.attack_all(clients=2, seed=0, seconds=60.0)
-    assert answer.title.startswith("Rows behind")
+    assert answer.scenario.title.startswith("Rows behind")
     assert answer.counts is not None and answer.control is not None
     assert answer.counts.judged == answer.control.judged == 120
     assert not answer.above_chance or answer.counts.read > answer.control.read
@@ -160,12 +160,12 @@ def test_values_that_are_none_are_a_reason_on_their_own_answer() -> None:
         for _ in range(2):
             kept.note(number, arrays, arrays, [fit])
     answers = list(kept.attack_all(clients=2, seed=0, seconds=60.0))
-    assert [answer.name for answer in answers] == ["logistic", "sums"]
+    assert [answer.scenario.name for answer in answers] == ["logistic", "sums"]
     assert all(answer.counts is None and answer.reason for answer in answers)
 
 
 def test_an_attack_that_fails_ends_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     kept, _ = trees()
-    monkeypatch.setattr("fl_privacy.auditing.fitted_uploads._trees_answer", lambda *given: 1 / 0)
+    monkeypatch.setattr("fl_privacy.auditing.fitted_uploads._trees", lambda *given: 1 / 0)
     (answer,) = kept.attack_all(clients=1, seed=0, seconds=60.0)
     assert answer.reason == "the attack failed (ZeroDivisionError: division by zero)"

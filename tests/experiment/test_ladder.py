@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from fl_privacy.auditing.scenario_problem import seconds_of_evaluation
-from fl_privacy.auditing.scenarios import LEAST_EVALUATIONS, Ladder
+from fl_privacy.auditing.scenario_cost import seconds_of_evaluation
+from fl_privacy.auditing.scenarios import LEAST_EVALUATIONS, Scenarios
 
 
 def observed(width: int) -> Any:
@@ -21,7 +21,7 @@ def observed(width: int) -> Any:
 
 def test_an_attack_is_cut_by_its_work_and_not_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else an app in a sandbox, or on a busy machine, has other pictures on its page."""
-    ladder = Ladder(clients=(), attack="usual", attack_within=lambda number: number, seconds=1.0)  # type: ignore[arg-type, return-value]
+    ladder = Scenarios(clients=(), attack="usual", attack_within=lambda number: number, seconds=1.0)  # type: ignore[arg-type, return-value]
     small, large = observed(4), observed(8000)
     torch.manual_seed(0)
     found = [ladder._attack_for([one]) for one in (small, large)]

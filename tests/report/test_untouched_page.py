@@ -96,7 +96,7 @@ def test_an_interrupted_audit_says_so_on_its_page(tmp_path: Path, monkeypatch: p
         assert 'http-equiv="refresh"' in page and re.search(r"Written 20\d\d-\d\d-\d\d \d\d:\d\d:\d\d UTC", page)
         raise Stopped
 
-    monkeypatch.setattr(audit._Run, "climb", interrupted)
+    monkeypatch.setattr(audit._Run, "attack_all", interrupted)
     with pytest.raises(Stopped):
         audited(tmp_path, "stopped", PLAIN, clients=1)
     page = next(tmp_path.rglob(audit.PAGE)).read_text()
