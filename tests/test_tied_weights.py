@@ -1,7 +1,7 @@
 import torch
 from torch import nn
 
-from fl_privacy.models.tied_weights import all_parameter_names, first_names, once_each
+from fl_privacy.models.unwrap_model import all_parameter_names, first_names, once_each
 
 
 def tied() -> nn.Module:

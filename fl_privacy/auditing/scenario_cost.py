@@ -6,8 +6,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from fl_privacy.models.checkpointing import without_checkpointing
-from fl_privacy.models.unwrap_model import detached_copy
+from fl_privacy.models.unwrap_model import detached_copy, without_checkpointing
 from fl_privacy.rng import streams_put_back
 from fl_privacy.types import Observation
 

@@ -12,7 +12,7 @@ from fl_privacy import checks
 from fl_privacy.defenses.defense import ClientState, Defense, ModelHook, PrivateHook
 from fl_privacy.effects import Part, PrivateLayers
 from fl_privacy.errors import UserError
-from fl_privacy.models.tied_weights import first_names
+from fl_privacy.models.unwrap_model import first_names
 
 Start = Literal["own", "shared"]
 """Initial private values: ``own``, drawn by each client, or ``shared``, those of the model."""

@@ -19,7 +19,7 @@ from fl_privacy.defenses import ClientState
 from fl_privacy.defenses.encoding import decode, encode, plainly_shortest
 from fl_privacy.errors import UserError
 from fl_privacy.federation import LocalResult
-from fl_privacy.models.tied_weights import first_names, once_each
+from fl_privacy.models.unwrap_model import first_names, once_each
 from fl_privacy.types import ModelState, Tensors, Upload
 
 NUMPY = "numpy.ndarray"

@@ -14,7 +14,7 @@ from fl_privacy.effects import ClippedExamples, Noise, PrivateRelease
 from fl_privacy.errors import UserError
 from fl_privacy.federation.replies import UnfitMessageError, norm
 from fl_privacy.flower.records import STATISTICS
-from fl_privacy.models.tied_weights import all_parameter_names, first_names
+from fl_privacy.models.unwrap_model import all_parameter_names, first_names
 from fl_privacy.rng import streams_put_back
 from fl_privacy.types import Tensors
 

@@ -2,12 +2,15 @@
 
 import copy
 import re
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.utils import checkpoint
 
 from fl_privacy.errors import UserError
 
@@ -150,3 +153,70 @@ def _expect_outputs(made: object) -> None:
         f"The model is expected to return outputs (B, K), but returns {got} for two images; wrap it in a module that"
         " returns the tensor that the loss is of."
     )
+
+
+def all_parameter_names(model: nn.Module) -> frozenset[str]:
+    """Return every name under which ``model.state_dict()`` holds a parameter, second names of tied weights included."""
+    return frozenset(first_names(model))
+
+
+def first_names(model: nn.Module) -> dict[str, str]:
+    """Map every name of a parameter to the one that ``model.named_parameters()`` has for the same tensor."""
+    first: dict[int, str] = {}
+    pairs = model.named_parameters(remove_duplicate=False)
+    return {name: first.setdefault(id(parameter), name) for name, parameter in pairs}
+
+
+def once_each(model: nn.Module, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return ``values`` by name with a tied weight once, under its first name.
+
+    Where only a second name is there, its value goes under the first. Names that ``model`` does not have stay.
+    """
+    first = first_names(model)
+    found = {name: value for name, value in values.items() if first.get(name, name) == name}
+    for name, value in values.items():
+        found.setdefault(first.get(name, name), value)
+    return found
+
+
+_NAMES = (
+    "CheckpointFunction",
+    "_checkpoint_without_reentrant_generator",
+    "_checkpoint_without_reentrant_generator_impl",
+)
+"""What ``torch.utils.checkpoint.checkpoint`` calls by name, whoever imported it: one of the last two, by version."""
+
+_lock, _uses, _own = threading.Lock(), list[None](), dict[str, Any]()
+
+
+class _Called:
+    """The reentrant checkpoint as a plain call."""
+
+    @staticmethod
+    def apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
+        return function(*args)
+
+
+def _nothing(*args: Any, **options: Any) -> Iterator[None]:
+    """Do nothing before and behind the layers of a checkpoint."""
+    yield
+
+
+@contextmanager
+def without_checkpointing() -> Iterator[None]:
+    """Compute what a model checkpoints once, and keep it; also as the decorator of a function."""
+    with _lock:
+        if not _uses:
+            for name in _NAMES:
+                if hasattr(checkpoint, name):
+                    _own[name] = getattr(checkpoint, name)
+                    setattr(checkpoint, name, _Called if name == _NAMES[0] else _nothing)
+        _uses.append(None)
+    try:
+        yield
+    finally:
+        with _lock:
+            _uses.pop()
+            if not _uses:
+                for name, value in _own.items():
+                    setattr(checkpoint, name, value)

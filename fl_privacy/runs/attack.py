@@ -13,13 +13,12 @@ from fl_privacy.errors import UserError, blamed_on
 from fl_privacy.federation.interception import only, stored_observations
 from fl_privacy.runs.app import report_app
 from fl_privacy.runs.app_captures import app_captures, as_captured, captures_of, expect_of, load_app
-from fl_privacy.runs.build import attack_of_run
+from fl_privacy.runs.build import attack_of_run, build_inferences
 from fl_privacy.runs.config import RunSettings
 from fl_privacy.runs.destination import Destination, Monitor
 from fl_privacy.runs.folder import RunFolder
 from fl_privacy.runs.inference_judge import Spending
 from fl_privacy.runs.inference_stage import InferenceStage
-from fl_privacy.runs.inferences import build_inferences
 from fl_privacy.runs.privacy import calibrated
 from fl_privacy.runs.setup import Setup, build_setup, build_untrained
 from fl_privacy.runs.threat_model import LOOKED_AT, describe_image_prior, expect_readable_updates

@@ -15,7 +15,8 @@ from torch import nn
 from fl_privacy import defenses
 from fl_privacy.attacks import GradientInversion, ReconstructionAttack
 from fl_privacy.attacks.gradient_inversion.word_order import NO_PUBLIC_TEXTS
-from fl_privacy.attacks.inference import About
+from fl_privacy.attacks.inference import About, AttributeInference, Inference
+from fl_privacy.attacks.inference.attribute import ADAPTIVE, AdaptiveAttributeInference
 from fl_privacy.checks import whole
 from fl_privacy.data import (
     Dataset,
@@ -43,10 +44,14 @@ from fl_privacy.models.gradients.memory import resolve_device
 from fl_privacy.rng import derive_generator, derive_seed
 from fl_privacy.runs.config import RunSettings
 from fl_privacy.runs.config._options import CUSTOM, called, options
-from fl_privacy.runs.config.building import check_arguments, instantiate, locate_target, plain_settings
-from fl_privacy.runs.config.plugins import register_plugin_metrics
+from fl_privacy.runs.config.building import (
+    check_arguments,
+    instantiate,
+    locate_target,
+    plain_settings,
+    register_plugin_metrics,
+)
 from fl_privacy.runs.config.settings import BpkiSettings
-from fl_privacy.runs.inferences import build_inferences
 from fl_privacy.runs.server_attack import build_server_attack, expect_named
 from fl_privacy.types import LocalPlan
 from fl_privacy.types.modality import IMAGES, ROWS, TEXTS, Modality
@@ -415,3 +420,38 @@ def attack_called(attack: str | ReconstructionAttack) -> tuple[ReconstructionAtt
     name, *settings = attack.split() or [""]
     config = compose_run([f"attack={name}", *settings])
     return build_attack(config.attack, device=config.device, threads=config.attack_threads), name
+
+
+def build_inferences(settings: Mapping[str, Any]) -> dict[str, Inference]:
+    """Build the attacks that the section ``inference`` names, by name; empty for ``inference=none``.
+
+    Raises:
+        UserError: one of them is none, or its settings are wrong.
+    """
+    found = {}
+    for name, section in settings.items():
+        if not isinstance(section, Mapping) or "_target_" not in section:
+            continue
+        made = instantiate(section, f"inference.{name}")
+        if not isinstance(getattr(made, "about", None), About) or not callable(getattr(made, "begin", None)):
+            raise UserError(
+                f"inference.{name}._target_={section['_target_']} is expected to return an Inference, but got"
+                f" {type(made).__name__}."
+            )
+        found[name] = made
+    return found
+
+
+def with_adaptive(inferences: Mapping[str, Inference]) -> dict[str, Inference]:
+    """Add to each attack on attributes the one of an attacker who knows the defense."""
+    found = dict(inferences)
+    for name, inference in inferences.items():
+        if isinstance(inference, AttributeInference) and not inference.adaptive:
+            found[f"{name}{ADAPTIVE}"] = AdaptiveAttributeInference(methods=inference.methods, public=inference.public)
+    return found
+
+
+def pool_size(inferences: Sequence[Inference]) -> tuple[int, int]:
+    """Return how many members and others all of them ask about together."""
+    members = max((int(getattr(i, "members", 0)) for i in inferences), default=0)
+    return members, max((int(getattr(i, "others", 0)) for i in inferences), default=0)

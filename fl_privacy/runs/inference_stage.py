@@ -14,6 +14,7 @@ from fl_privacy.federation import Client, Failure, Probe
 from fl_privacy.federation.replies import attempt
 from fl_privacy.progress import counted
 from fl_privacy.rng import cpu_threads
+from fl_privacy.runs.build import build_inferences, pool_size, with_adaptive
 from fl_privacy.runs.destination import Monitor
 from fl_privacy.runs.folder import Finding, RunFolder
 from fl_privacy.runs.inference_judge import (
@@ -26,7 +27,6 @@ from fl_privacy.runs.inference_judge import (
     expect_attributes,
     rehearsing,
 )
-from fl_privacy.runs.inferences import build_inferences, pool_size, with_adaptive
 from fl_privacy.runs.setup import Setup
 from fl_privacy.types import Batch, ModelState, Observation
 

@@ -11,10 +11,15 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from fl_privacy.errors import UserError
-from fl_privacy.models.checkpointing import without_checkpointing
 from fl_privacy.models.losses import Loss, LossLike, loss_of
-from fl_privacy.models.tied_weights import once_each
-from fl_privacy.models.unwrap_model import detached_copy, plain_model, plain_names, unwrapped
+from fl_privacy.models.unwrap_model import (
+    detached_copy,
+    once_each,
+    plain_model,
+    plain_names,
+    unwrapped,
+    without_checkpointing,
+)
 
 _ROUNDING = {torch.float64: 1e-10, torch.float32: 1e-6}
 """Singular values below this share of the largest are rounding, by the type of the gradient."""

@@ -8,8 +8,7 @@ from torch import Tensor, nn
 
 from fl_privacy.errors import UserError
 from fl_privacy.models.losses import Loss, LossLike, loss_of
-from fl_privacy.models.tied_weights import first_names, once_each
-from fl_privacy.models.unwrap_model import detached_copy, plain_model, plain_names, unwrapped
+from fl_privacy.models.unwrap_model import detached_copy, first_names, once_each, plain_model, plain_names, unwrapped
 from fl_privacy.types.plan import LocalPlan
 from fl_privacy.types.user_gradients import as_tensor, count_outputs
 

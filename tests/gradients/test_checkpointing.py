@@ -9,7 +9,7 @@ from torch.utils import checkpoint
 from fl_privacy import Observation, reconstruct
 from fl_privacy.defenses import dp_sgd
 from fl_privacy.flower import train_step
-from fl_privacy.models.checkpointing import without_checkpointing
+from fl_privacy.models.unwrap_model import without_checkpointing
 from fl_privacy.types import Certainty
 
 SHAPE = (1, 4, 4)

@@ -11,7 +11,7 @@ from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError,
 from fl_privacy.attacks.gradient_inversion.infer_client import disclosed, restored
 from fl_privacy.attacks.gradient_inversion.unmixing import as_mixture, unmixed
 from fl_privacy.errors import in_one_line, is_out_of_memory
-from fl_privacy.models.checkpointing import without_checkpointing
+from fl_privacy.models.unwrap_model import without_checkpointing
 from fl_privacy.progress import counted
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import ModelState, Observation, Reconstruction

@@ -14,8 +14,7 @@ from fl_privacy.attacks.gradient_inversion.other_modalities import search_of
 from fl_privacy.models import normalized
 from fl_privacy.models.gradients import frozen_copy
 from fl_privacy.models.losses import CROSS_ENTROPY
-from fl_privacy.models.tied_weights import once_each
-from fl_privacy.models.unwrap_model import detached_copy
+from fl_privacy.models.unwrap_model import detached_copy, once_each
 from fl_privacy.types import Certainty, LocalPlan, ModelState, Observation, Reconstruction, Tensors
 from fl_privacy.types.plan import Normalization
 

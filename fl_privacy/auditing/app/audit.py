@@ -20,9 +20,8 @@ from flwr.app import Context, RecordDict
 from fl_privacy.attacks.named import attack_named
 from fl_privacy.auditing.app.bundle import App, read_pairs
 from fl_privacy.auditing.app.loaded import LoadedBy
-from fl_privacy.auditing.app.mirror import in_one_process, mirrored
+from fl_privacy.auditing.app.mirror import copied_files, in_one_process, mirrored
 from fl_privacy.auditing.app.old_names import lent_in_words, moved_names_lent
-from fl_privacy.auditing.app.own_files import copied_files
 from fl_privacy.auditing.app.remedies import with_remedies
 from fl_privacy.auditing.app.tapped_grid import KeptReply, TappedGrid
 from fl_privacy.auditing.instrument.matching import Matched

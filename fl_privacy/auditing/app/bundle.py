@@ -16,7 +16,7 @@ from flwr.serverapp import ServerApp
 
 from fl_privacy.errors import UserError, blamed_on
 from fl_privacy.files.foreign import expanded
-from fl_privacy.flower.inside.loading import loaded, parse_config_args
+from fl_privacy.flower.inside.identity import loaded, parse_config_args
 
 LARGEST_BUNDLE = 1 << 30
 """Bytes that a bundle may unpack to."""

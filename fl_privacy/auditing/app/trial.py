@@ -17,9 +17,8 @@ from flwr.serverapp.strategy import Strategy
 
 from fl_privacy.auditing.app.audit import own_audits_left_out, seeded, working_in
 from fl_privacy.auditing.app.bundle import App, Config, read_pairs
-from fl_privacy.auditing.app.mirror import in_one_process, mirrored
+from fl_privacy.auditing.app.mirror import copied_files, in_one_process, mirrored
 from fl_privacy.auditing.app.old_names import lent_in_words, moved_names_lent
-from fl_privacy.auditing.app.own_files import copied_files
 from fl_privacy.federation.replies import Failure, attempt, printable
 from fl_privacy.flower.gate import Gate
 from fl_privacy.flower.grids import LocalGrid

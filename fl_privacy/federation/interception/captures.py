@@ -28,7 +28,7 @@ from fl_privacy.effects import Description, from_plain
 from fl_privacy.errors import UserError
 from fl_privacy.federation.replies import MOST_EXAMPLES
 from fl_privacy.files.foreign import expect_regular_files
-from fl_privacy.models.tied_weights import once_each
+from fl_privacy.models.unwrap_model import once_each
 from fl_privacy.types import Knowledge, LocalPlan, ModelState, Observation, Tensors, Upload, VictimId
 
 FORMAT = 1

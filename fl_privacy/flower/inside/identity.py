@@ -2,11 +2,15 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
+from flwr.common.config import parse_config_args
+from flwr.supercore.object_ref import load_app
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-__all__ = ["Run", "empty_run", "identify_process", "identity_put_back"]
+__all__ = ["Run", "empty_run", "identify_process", "identity_put_back", "loaded", "parse_config_args"]
 
 
 def identify_process() -> None:
@@ -27,3 +31,12 @@ def identity_put_back() -> Iterator[None]:
 def empty_run() -> Run:
     """Return the run of a grid that serves one alone."""
     return Run.create_empty(run_id=1)
+
+
+def loaded(reference: str, folder: Path) -> Any:
+    """Load the object that ``module:attribute`` names in ``folder``.
+
+    Raises:
+        ValueError: it names nothing there.
+    """
+    return load_app(reference, ValueError, folder)

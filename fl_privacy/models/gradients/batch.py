@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fl_privacy.models.checkpointing import without_checkpointing
+from fl_privacy.models.unwrap_model import without_checkpointing
 from fl_privacy.types import Batch, ModelState, Tensors
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]

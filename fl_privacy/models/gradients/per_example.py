@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from torch.func import grad_and_value, vmap
 
 from fl_privacy.errors import UserError
-from fl_privacy.models.checkpointing import without_checkpointing
 from fl_privacy.models.gradients.batch import LossChange, batch_loss, loss_gradients
 from fl_privacy.models.gradients.choose_method import same_gradients
 from fl_privacy.models.gradients.layer_rules import LayerCall, parameter_gradients, weight_factors
 from fl_privacy.models.gradients.layered import Layered, add_up, pays
 from fl_privacy.models.gradients.sketch import GradientSketch
 from fl_privacy.models.gradients.victims import VictimModel, frozen_copy, plain_attention
+from fl_privacy.models.unwrap_model import without_checkpointing
 from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors
 
 _CHUNK_ELEMENTS = 1 << 26

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from fl_privacy.errors import UserError, say
-from fl_privacy.runs.folder import append_node_cost, read_run
-from fl_privacy.runs.folder.ongoing import CONFIG, IDENTITY, expect_finished, is_aside, is_finished
+from fl_privacy.runs.folder import read_run
+from fl_privacy.runs.folder.ongoing import CONFIG, IDENTITY, METRICS, expect_finished, is_aside, is_finished
+from fl_privacy.runs.folder.records import RecordWriter
 
 MIB = 1 << 20
 _CGROUP = Path("/sys/fs/cgroup")
@@ -206,12 +207,12 @@ def _measure(run: Path, memory: int, core: int | None, repeats: int, trust: Sequ
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     ended = run_limited(command, memory=memory, core=chosen, environment=environment)
     if ended.too_large:
-        append_node_cost(run, fits=False, memory=memory, peak_bytes=ended.peak, held_by=ended.held_by)
+        _append(run, fits=False, memory=memory, peak_bytes=ended.peak, held_by=ended.held_by)
         return f"{run.name}: does not fit into {memory / MIB:g} MiB"
     if ended.status:
         raise UserError(f"A client of {run} is expected to train on the node, but did not ({_why(ended)}).")
     cost = json.loads(ended.out.splitlines()[-1])
-    append_node_cost(run, fits=True, memory=memory, peak_bytes=ended.peak, held_by=ended.held_by, **cost)
+    _append(run, fits=True, memory=memory, peak_bytes=ended.peak, held_by=ended.held_by, **cost)
     return f"{run.name}: {cost['cpu_seconds']:.3g} CPU s a round, {ended.peak / MIB:.0f} MiB at most"
 
 
@@ -251,6 +252,14 @@ def _one_client(run: Path, repeats: int, trust: Sequence[str]) -> dict[str, Any]
         "joules": statistics.median(joules_used) if joules_used else None,
         "repeats": len(rounds),
     }
+
+
+def _append(run: Path, **measured: float | str | bool | None) -> None:
+    """Append to a finished run what a client's round takes; what was not measured is ``None``."""
+    expect_finished(run)
+    missing = [name for name in ("cpu_seconds", "seconds", "joules", "repeats") if name not in measured]
+    with RecordWriter(run / METRICS) as records:
+        records.append({"kind": "node", **measured, **dict.fromkeys(missing)})
 
 
 if __name__ == "__main__":
