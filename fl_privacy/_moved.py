@@ -98,4 +98,4 @@ def new_name(fullname: str) -> str | None:
 def answer_to_old_names() -> None:
     """Let ``import`` find moved modules, once."""
     if not any(isinstance(finder, MovedFinder) for finder in sys.meta_path):
-        sys.meta_path.append(MovedFinder())
+        sys.meta_path.insert(0, MovedFinder())  # before what would load a moved package's modules a second time

@@ -13,12 +13,12 @@ from tests.test_shape import ROOT
 
 CEILINGS = {
     "things at the top of the package": 20,
-    "lines of the package": 100_095,
+    "lines of the package": 100_111,
     "files": 517,
     "private helpers of at most 6 lines, called once": 369,
     "public class names with two homes": 27,
     "argument lines without their noun, in percent": 44,
-    "words in docstrings": 156_046,
+    "words in docstrings": 156_074,
     "words of our own in docstrings": 373,
     "words of our own in docs and README": 238,
     "words in the guide": 33_789,
