@@ -3,56 +3,56 @@
 import importlib
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-MOVED = {
-    "checkpointing": "models.unwrap_model",
-    "config": "runs.config",
-    "cores": "federation.cores",
-    "deploy": "site.deploy",
-    "experiment": "runs",
-    "film": "types.film",
-    "fitted": "attacks.fitted",
-    "flower.canary_mod": "flower.mods.canary_mod",
-    "flower.probe": "flower.mods.probe",
-    "flower.untouched": "auditing.app",
-    "foreign_files": "files.foreign",
-    "gate": "site.gate",
-    "gradients": "models.gradients",
-    "guard": "defenses.guard",
-    "inference": "attacks.inference",
-    "interception": "federation.interception",
-    "losses": "models.losses",
-    "malicious": "attacks.malicious",
-    "metrics": "measure",
-    "metrics.controls": "measure.distractors",
-    "modality": "types.modality",
-    "network_files": "files.networks",
-    "packages": "checks.packages",
-    "parallel": "federation.parallel",
-    "pieces": "data.token_display",
-    "plain_models": "models.unwrap_model",
-    "plan": "types.plan",
-    "policy_search": "defenses.policy_search",
-    "pretrained": "models.pretrained",
-    "processes": "federation.processes",
-    "regression": "auditing.regression",
-    "results": "runs.folder",
-    "results.readings": "runs.folder.leakage",
-    "results.rule": "measure.rule",
-    "schema": "types.schema",
-    "shared_gradients": "types.user_gradients",
-    "shared_updates": "types.user_updates",
-    "tally": "federation.tally",
-    "tapping": "auditing.instrument",
-    "tied_weights": "models.unwrap_model",
-    "transformations": "data.transformations",
-    "trees": "attacks.trees",
-    "victim_ids": "types.victim_ids",
-}
+_NAMES = """
+    attacks.auto.members=attacks.auto.sub_attacks attacks.exact.traced=attacks.exact.fx_graph
+    attacks.gradient_inversion.captured=attacks.gradient_inversion.cuda_graph
+    attacks.gradient_inversion.modality=attacks.gradient_inversion.other_modalities
+    attacks.gradient_inversion.rounds=attacks.gradient_inversion.matching_targets
+    attacks.gradient_inversion.undisclosed=attacks.gradient_inversion.infer_client
+    attacks.text.candidates=attacks.text.token_candidates checkpointing=models.unwrap_model config=runs.config
+    config.foreign=runs.config.untrusted config.plugins=runs.config.building config.reading=runs.config.parse
+    cores=federation.cores deploy=site.deploy dp_check.asked=dp_check.check experiment=runs
+    experiment.candidates=runs.distractors experiment.fitted_uploads=auditing.fitted_uploads
+    experiment.inferences=runs.build experiment.ladder=auditing.scenarios
+    experiment.ladder_adapters=auditing.scenario_adapters experiment.ladder_members=auditing.scenario_members
+    experiment.ladder_problem=auditing.scenario_problem experiment.ladder_scores=auditing.scenario_scores
+    experiment.ladder_words=auditing.scenario_words experiment.run_folder=runs.destination
+    experiment.server_reading=runs.server_attack experiment.unattacked=runs.distractors_of_app
+    federation.audit=federation.interception_plan film=types.film fitted=attacks.fitted flower._audit=auditing.strategy
+    flower._defend=flower.mods.defend flower._defense_mod=flower.mods.defense_mod
+    flower._guard_mod=flower.mods.guard_mod flower._train_step=flower.mods.train_step flower.answers=flower.reply_cache
+    flower.app_claims=auditing.app_claims flower.audit_report=auditing.strategy_report
+    flower.audited_claims=auditing.strategy_claims flower.audited_model=auditing.strategy_model
+    flower.canary_mod=flower.mods.canary_mod flower.cell=flower.app_process flower.inside.loading=flower.inside.identity
+    flower.kept_norms=flower.local_batch_norm flower.probe=flower.mods.probe flower.untouched=auditing.app
+    flower.untouched.app=auditing.app.bundle flower.untouched.moved=auditing.app.old_names
+    flower.untouched.own_files=auditing.app.mirror foreign_files=files.foreign gate=site.gate
+    gate.kernel=site.gate.linux_calls gradients=models.gradients gradients.examples=models.gradients.per_example
+    gradients.fastest=models.gradients.choose_method guard=defenses.guard inference=attacks.inference
+    interception=federation.interception interception.kept_norms=federation.interception.local_batch_norm
+    interception.recognition=federation.interception.infer_plan
+    interception.waiting=federation.interception.observation_buffer losses=models.losses malicious=attacks.malicious
+    malicious.reading=attacks.malicious.from_layer metrics=measure metrics.controls=measure.distractors
+    metrics.looks=measure.descriptors modality=types.modality network_files=files.networks packages=checks.packages
+    parallel=federation.parallel pieces=data.token_display plain_models=models.unwrap_model plan=types.plan
+    policy_search=defenses.policy_search pretrained=models.pretrained processes=federation.processes
+    regression=auditing.regression results=runs.folder results.candidates=runs.folder.defense_choice
+    results.counts=measure.counts results.findings=measure.inferred results.folder=runs.folder.writer
+    results.made=runs.folder.from_json results.readings=runs.folder.leakage results.rule=measure.rule
+    results.survivors=measure.aggregate_leakage schema=types.schema shared_gradients=types.user_gradients
+    shared_updates=types.user_updates tally=federation.tally tapping=auditing.instrument
+    tapping.copies=auditing.clear_text.copies tapping.findings=auditing.clear_text.findings
+    tapping.inventory=auditing.clear_text.inventory tapping.spelled=auditing.clear_text.spelled
+    tied_weights=models.unwrap_model transformations=data.transformations trees=attacks.trees
+    victim_ids=types.victim_ids
+"""
+
+MOVED: Mapping[str, str] = dict(pair.split("=") for pair in _NAMES.split())
 """Old name -> new one, within this package; what a package holds moved with it, unless it is named itself."""
 
 IN_SETTINGS = ("guard", "inference", "malicious")
