@@ -33,7 +33,7 @@ fuzz: $(STAMP)
 
 # A sweep, a trade-off and a policy search, each killed twenty times at random points, come to the same tables.
 kill: $(STAMP)
-	FL_PRIVACY_KILLS=20 OMP_NUM_THREADS=1 $(BIN)/pytest tests/experiment/test_kills.py -s
+	FL_PRIVACY_KILLS=20 OMP_NUM_THREADS=1 $(BIN)/pytest tests/experiment/test_kills.py -m 'long or not long' -s
 
 # A SuperLink and SuperNodes as processes on loopback: keys, certificates, a node that is killed, what is on the wire.
 test-deploy: $(STAMP)

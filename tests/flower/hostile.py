@@ -265,7 +265,7 @@ def _second(name: str, factor: float) -> Change:
 def _ordered(order: list[int]) -> Change:
     def change(content: RecordDict) -> None:
         items = list(content.array_records["arrays"].items())
-        content["arrays"] = ArrayRecord(dict(items[k] for k in order))
+        content["arrays"] = ArrayRecord(dict(items[k] for k in order if k < len(items)))  # some are gone before
 
     return change
 

@@ -309,7 +309,7 @@ def test_a_thread_that_can_not_be_had_leaves_nothing_behind(monkeypatch: pytest.
     with pytest.raises(OSError, match="new thread"):
         Apart(MODULE, Wishes(temporary=""), {})
     assert started[0].returncode is not None
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before, "others may be closed meanwhile"
     assert not list(tmp_path.iterdir())
 
 
@@ -320,5 +320,5 @@ def test_a_process_that_can_not_be_had_leaves_nothing_open(monkeypatch: pytest.M
     before = len(list(Path("/proc/self/fd").iterdir()))
     with pytest.raises(OSError, match="no more"):
         Apart(MODULE, Wishes(temporary=""), {})
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before, "others may be closed meanwhile"
     assert not list(tmp_path.iterdir())
