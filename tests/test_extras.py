@@ -1,4 +1,4 @@
-"""What runs without the optional packages, and the line that names the extra of one that is missing."""
+"""What runs without the optional packages, and the line that names what installs one that is missing."""
 
 import json
 import re
@@ -10,29 +10,31 @@ from pathlib import Path
 
 import pytest
 
-from fl_privacy.checks.packages import EXTRAS, lacks
+from fl_privacy.checks.packages import INSTALLED_BY, lacks
 from fl_privacy.errors import UserError
 
 ROOT = Path(__file__).resolve().parent.parent
-OPTIONAL = ("flower", "ray", "dp", "crypto", "fsim", "cma", "text")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 ATTACK = ["attack", "model=mlp", "attack=idlg", "attack.iterations=5", "victims=2"]
 WITHOUT = {
-    "backend=flower": (["run", "backend=flower"], "flower"),
-    "backend=ray": (["run", "backend=ray"], "flower"),
-    "secagg": (["run", "secure_aggregation=secagg", "attack=none"], "flower"),
-    "flower_mod": (["attack", "defense=local_dp_mod", "model=mlp"], "flower"),
-    "supernode": (["supernode"], "flower"),
-    "deploy": (["deploy", "out"], "flower"),
-    "shards": ([*ATTACK, "attack.shards=2", "seed=1"], "ray"),
-    "text": (["run", "data=sst2", "model=bert_tiny"], "text"),
-    "epsilon": (["run", "defense=dp_sgd", "privacy.epsilon=8", "model=mlp"], "dp"),
-    "ckks": (["run", "secure_aggregation=ckks", "attack=none", "federation.rounds=1", "model=mlp"], "crypto"),
-    "fsim": (["search-policies", "fsim_at_least=0.5"], "fsim"),
-    "evolution": (["attack", "attack=ggl", "attack.optimizer=cma"], "cma"),
+    "backend=flower": (["run", "backend=flower"], "flwr[simulation]"),
+    "backend=ray": (["run", "backend=ray"], "flwr[simulation]"),
+    "secagg": (["run", "secure_aggregation=secagg", "attack=none"], "flwr[simulation]"),
+    "flower_mod": (["attack", "defense=local_dp_mod", "model=mlp"], "flwr[simulation]"),
+    "supernode": (["supernode"], "flwr[simulation]"),
+    "deploy": (["deploy", "out"], "cryptography"),
+    "shards": ([*ATTACK, "attack.shards=2", "seed=1"], "flwr[simulation]"),
+    "text": (["run", "data=sst2", "model=bert_tiny"], "fl-privacy[text]"),
+    "epsilon": (["run", "defense=dp_sgd", "privacy.epsilon=8", "model=mlp"], "fl-privacy[dp]"),
+    "ckks": (
+        ["run", "secure_aggregation=ckks", "attack=none", "federation.rounds=1", "model=mlp"],
+        "fl-privacy[crypto]",
+    ),
+    "fsim": (["search-policies", "fsim_at_least=0.5"], "fl-privacy[fsim]"),
+    "evolution": (["attack", "attack=ggl", "attack.optimizer=cma"], "fl-privacy[cma]"),
 }
-"""A command that needs an extra, and the extra."""
+"""A command that needs a package, and what installs it."""
 
 PROGRAM = """
 import json, sys, io, contextlib
@@ -63,7 +65,7 @@ def said(folder: Path) -> dict[str, list[str]]:
     """Collect what each command answers in a process without any of the optional packages."""
     commands = {"attack": ATTACK, **{name: command for name, (command, _) in WITHOUT.items()}}
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, json.dumps([list(EXTRAS), commands])],
+        [sys.executable, "-c", PROGRAM, json.dumps([list(INSTALLED_BY), commands])],
         cwd=folder,
         capture_output=True,
         text=True,
@@ -83,26 +85,26 @@ def test_a_line_names_the_extra_that_is_missing(name: str, said: dict[str, list[
     status, error = said[name]
     assert status == 2, error
     (line,) = [line for line in error.splitlines() if line.startswith("error:")]
-    assert f"pip install 'fl-privacy[{WITHOUT[name][1]}]'" in line
+    assert f"pip install '{WITHOUT[name][1]}'" in line
     assert "Traceback" not in error
 
 
 def test_so_does_the_python_interface(said: dict[str, list[str]]) -> None:
     kind, text = said["audit"]
     assert kind == UserError.__name__
-    assert "fl-privacy[flower]" in text
+    assert "pip install 'flwr[simulation]'" in text
 
 
-def test_the_extras_are_those_of_the_project() -> None:
-    """Each package that is named is brought by its extra, and no extra by the plain installation."""
+def test_what_installs_a_package_is_what_the_project_says() -> None:
+    """The plain installation brings Flower and Ray, an extra what it names; the core goes without either."""
     extras = PROJECT["optional-dependencies"]
-    for package, extra in EXTRAS.items():
+    for package, install in INSTALLED_BY.items():
+        extra = re.search(r"^fl-privacy\[(\w+)\]$", install)
         wanted = "flwr[simulation]" if package == "ray" else package.replace("_", "-")  # as registries spell it
-        assert any(required.startswith(wanted) for required in extras[extra])
-        assert not any(re.match(rf"{package}\b(?!-)", required) for required in PROJECT["dependencies"])
-        assert extra in extras["all"][0]
-        assert f"fl-privacy[{extra}]" in str(lacks(package, "It"))
-    assert set(EXTRAS.values()) == set(OPTIONAL)
+        brought = PROJECT["dependencies"] if extra is None else extras[extra[1]]
+        assert any(required.startswith(wanted) for required in brought), package
+        assert extra is None or extra[1] in extras["all"][0]
+        assert f"pip install '{install}'" in str(lacks(package, "It"))
 
 
 def test_the_version_is_told(capfd: pytest.CaptureFixture[str]) -> None:

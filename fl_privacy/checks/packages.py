@@ -13,33 +13,33 @@ from types import ModuleType
 
 from fl_privacy.errors import UserError
 
-EXTRAS: Mapping[str, str] = {
-    "flwr": "flower",
-    "cryptography": "flower",
-    "ray": "ray",
-    "opacus": "dp",
-    "dp_accounting": "dp",
-    "tenseal": "crypto",
-    "piq": "fsim",
-    "cma": "cma",
-    "tokenizers": "text",
-    "peft": "text",
+INSTALLED_BY: Mapping[str, str] = {
+    "flwr": "flwr[simulation]",
+    "cryptography": "cryptography",
+    "ray": "flwr[simulation]",
+    "opacus": "fl-privacy[dp]",
+    "dp_accounting": "fl-privacy[dp]",
+    "tenseal": "fl-privacy[crypto]",
+    "piq": "fl-privacy[fsim]",
+    "cma": "fl-privacy[cma]",
+    "tokenizers": "fl-privacy[text]",
+    "peft": "fl-privacy[text]",
 }
-"""What is imported -> the extra that installs it."""
+"""What is imported, and what the core goes without -> what installs it."""
 
 
 def lacks(package: str, what: str, *, instead: str = "") -> UserError:
     """Return the error of ``what`` (``Epsilon``, ``backend=ray``) where ``package`` is missing.
 
     Args:
-        package: as it is imported, one of ``EXTRAS``.
+        package: as it is imported, one of ``INSTALLED_BY``.
         what: needs it.
         instead: what else helps, "or leave it null".
     """
     other = f", {instead}" if instead else ""
     return UserError(
         f"{what} is expected to find the package {package}, but it is not installed; run"
-        f" `pip install 'fl-privacy[{EXTRAS[package]}]'`{other}."
+        f" `pip install '{INSTALLED_BY[package]}'`{other}."
     )
 
 
@@ -58,7 +58,7 @@ def missing_extra(error: BaseException) -> UserError | None:
     cause: BaseException | None = error
     while cause is not None:
         package = (cause.name or "").partition(".")[0] if isinstance(cause, ImportError) else ""
-        if package in EXTRAS:
+        if package in INSTALLED_BY:
             return lacks(package, "This")
         cause = cause.__cause__ or cause.__context__
     return None
