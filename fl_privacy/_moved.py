@@ -15,7 +15,7 @@ _NAMES = """
     attacks.gradient_inversion.rounds=attacks.gradient_inversion.matching_targets
     attacks.gradient_inversion.undisclosed=attacks.gradient_inversion.infer_client
     attacks.text.candidates=attacks.text.token_candidates checkpointing=models.unwrap_model config=runs.config
-    config.foreign=runs.config.untrusted config.plugins=runs.config.building config.reading=runs.config.parse
+    config.foreign=runs.config.untrusted config.reading=runs.config.parse
     cores=federation.cores deploy=site.deploy dp_check.asked=dp_check.check experiment=runs
     experiment.candidates=runs.distractors experiment.fitted_uploads=auditing.fitted_uploads
     experiment.inferences=runs.build experiment.ladder=auditing.scenarios
@@ -28,7 +28,7 @@ _NAMES = """
     flower._guard_mod=flower.mods.guard_mod flower._train_step=flower.mods.train_step flower.answers=flower.reply_cache
     flower.app_claims=auditing.app_claims flower.audit_report=auditing.strategy_report
     flower.audited_claims=auditing.strategy_claims flower.audited_model=auditing.strategy_model
-    flower.canary_mod=flower.mods.canary_mod flower.cell=flower.app_process flower.inside.loading=flower.inside.identity
+    flower.cell=flower.app_process flower.inside.loading=flower.inside.identity
     flower.kept_norms=flower.local_batch_norm flower.probe=flower.mods.probe flower.untouched=auditing.app
     flower.untouched.app=auditing.app.bundle flower.untouched.moved=auditing.app.old_names
     flower.untouched.own_files=auditing.app.mirror foreign_files=files.foreign gate=site.gate
@@ -39,13 +39,13 @@ _NAMES = """
     interception.waiting=federation.interception.observation_buffer losses=models.losses malicious=attacks.malicious
     malicious.reading=attacks.malicious.from_layer metrics=measure metrics.controls=measure.distractors
     metrics.looks=measure.descriptors modality=types.modality network_files=files.networks packages=checks.packages
-    parallel=federation.parallel pieces=data.token_display plain_models=models.unwrap_model plan=types.plan
+    parallel=federation.parallel pieces=types.modality plain_models=models.unwrap_model plan=types.plan
     policy_search=defenses.policy_search pretrained=models.pretrained processes=federation.processes
     regression=auditing.regression results=runs.folder results.candidates=runs.folder.defense_choice
     results.counts=measure.counts results.findings=measure.inferred results.folder=runs.folder.writer
     results.made=runs.folder.from_json results.readings=runs.folder.leakage results.rule=measure.rule
     results.survivors=measure.aggregate_leakage schema=types.schema shared_gradients=types.user_gradients
-    shared_updates=types.user_updates tally=federation.tally tapping=auditing.instrument
+    shared_updates=types.user_updates tally=federation.cores tapping=auditing.instrument
     tapping.copies=auditing.clear_text.copies tapping.findings=auditing.clear_text.findings
     tapping.inventory=auditing.clear_text.inventory tapping.spelled=auditing.clear_text.spelled
     tied_weights=models.unwrap_model transformations=data.transformations trees=attacks.trees

@@ -19,7 +19,7 @@ OPTIONS = {
     "fl_privacy/models/alexnet_vgg.py:__init__": "facts of the data, the layers' sizes and kinds, normalization",
     "fl_privacy/models/resnet.py:__init__": "likewise, with strides",
     "fl_privacy/models/torchvision_models.py:__init__": "likewise, of a transformer",
-    "fl_privacy/types/__init__.py:of_update": "what an attacker knows of a client; a caller names the few that matter",
+    "fl_privacy/types/nouns.py:of_update": "what an attacker knows of a client; a caller names the few that matter",
 }
 """Whose parameters are the options of ``conf/`` or of a call, which a user sets one by one -> why there are so many."""
 

@@ -13,10 +13,9 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from fl_privacy.data.token_display import BEGINNINGS, as_shown
 from fl_privacy.errors import UserError
 from fl_privacy.types import Batch
-from fl_privacy.types.modality import IMAGES, ROWS, TEXTS, Modality
+from fl_privacy.types.modality import BEGINNINGS, IMAGES, ROWS, TEXTS, Modality, as_shown
 from fl_privacy.types.schema import Schema
 
 

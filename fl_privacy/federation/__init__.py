@@ -1,41 +1,53 @@
 """A federated round without any framework: clients, server, which uploads are audited, and the plain loop."""
 
-from fl_privacy.federation.client import Client, ClientSource, Personalized
-from fl_privacy.federation.evaluation import Evaluation, evaluate_model, mean_evaluation
-from fl_privacy.federation.interception_plan import Audit, Probe, audited_rounds, spread_probes
-from fl_privacy.federation.replay import Replay, examples_behind
-from fl_privacy.federation.replies import Failure, attempt, sort_out
-from fl_privacy.federation.rounds import Round, RoundReport, finish_round, plain_rounds, run_all, with_personalized
-from fl_privacy.federation.server import Server, ServerPlan, upload_bytes
-from fl_privacy.federation.training import LocalResult, local_update, private_names, public_state
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "Audit",
-    "Client",
-    "ClientSource",
-    "Evaluation",
-    "Failure",
-    "LocalResult",
-    "Personalized",
-    "Probe",
-    "Replay",
-    "Round",
-    "RoundReport",
-    "Server",
-    "ServerPlan",
-    "attempt",
-    "audited_rounds",
-    "evaluate_model",
-    "examples_behind",
-    "finish_round",
-    "local_update",
-    "mean_evaluation",
-    "plain_rounds",
-    "private_names",
-    "public_state",
-    "run_all",
-    "sort_out",
-    "spread_probes",
-    "upload_bytes",
-    "with_personalized",
-]
+from fl_privacy.checks.packages import on_demand
+
+if TYPE_CHECKING:
+    from fl_privacy.federation.client import (
+        Client as Client,
+        ClientSource as ClientSource,
+        Personalized as Personalized,
+    )
+    from fl_privacy.federation.evaluation import (
+        Evaluation as Evaluation,
+        evaluate_model as evaluate_model,
+        mean_evaluation as mean_evaluation,
+    )
+    from fl_privacy.federation.interception_plan import (
+        Audit as Audit,
+        Probe as Probe,
+        audited_rounds as audited_rounds,
+        spread_probes as spread_probes,
+    )
+    from fl_privacy.federation.replay import (
+        Replay as Replay,
+        examples_behind as examples_behind,
+    )
+    from fl_privacy.federation.replies import (
+        Failure as Failure,
+        attempt as attempt,
+        sort_out as sort_out,
+    )
+    from fl_privacy.federation.rounds import (
+        Round as Round,
+        RoundReport as RoundReport,
+        finish_round as finish_round,
+        plain_rounds as plain_rounds,
+        run_all as run_all,
+        with_personalized as with_personalized,
+    )
+    from fl_privacy.federation.server import (
+        Server as Server,
+        ServerPlan as ServerPlan,
+        upload_bytes as upload_bytes,
+    )
+    from fl_privacy.federation.training import (
+        LocalResult as LocalResult,
+        local_update as local_update,
+        private_names as private_names,
+        public_state as public_state,
+    )
+else:
+    __getattr__, __dir__, __all__ = on_demand(__name__)

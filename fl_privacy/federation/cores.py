@@ -67,3 +67,18 @@ def _quota(folder: Path) -> float | None:
         if len(numbers) == 2 and numbers[0].isdigit() and numbers[1].isdigit() and int(numbers[1]):
             return int(numbers[0]) / int(numbers[1])
     return None
+
+
+class Tally:
+    """Adds up how many victims the parts have done."""
+
+    def __init__(self) -> None:
+        self._done: dict[int, float] = {}
+
+    def tell(self, part: int, done: float) -> None:
+        """Note that ``part`` has done ``done`` victims."""
+        self._done[part] = done
+
+    def total(self) -> float:
+        """Return the victims done by all."""
+        return sum(self._done.values())

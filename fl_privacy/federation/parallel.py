@@ -24,8 +24,8 @@ from fl_privacy.attacks.attack import trained_on
 from fl_privacy.attacks.gradient_inversion.execution import multiplications_of_a_layer
 from fl_privacy.checks.packages import expect_package
 from fl_privacy.errors import UserError
+from fl_privacy.federation.cores import Tally
 from fl_privacy.federation.processes import Done, in_processes
-from fl_privacy.federation.tally import Tally
 from fl_privacy.models.pretrained.generator import Provenance
 from fl_privacy.rng import derive_seed, streams_put_back
 from fl_privacy.types import Observation, Reconstruction

@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from fl_privacy.data.token_display import as_shown
 from fl_privacy.report.gallery import SHOWN, certainty_of, place_of, rank_by, whose_label
 from fl_privacy.report.numbers import metric, title
 from fl_privacy.runs.folder import Run, Sentence
+from fl_privacy.types.modality import as_shown
 from fl_privacy.types.victim_ids import Attacker
 
 CAPTION = ("token_f1", "rouge_l", "exact_match")

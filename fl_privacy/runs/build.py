@@ -49,8 +49,8 @@ from fl_privacy.runs.config.building import (
     instantiate,
     locate_target,
     plain_settings,
-    register_plugin_metrics,
 )
+from fl_privacy.runs.config.plugins import register_plugin_metrics
 from fl_privacy.runs.config.settings import BpkiSettings
 from fl_privacy.runs.server_attack import build_server_attack, expect_named
 from fl_privacy.types import LocalPlan

@@ -12,8 +12,8 @@ from flwr.clientapp.typing import ClientAppCallable
 from flwr.supercore.task_identity import TaskIdentity
 
 from fl_privacy.errors import UserError
+from fl_privacy.flower import canary_mod
 from fl_privacy.flower.inside.identity import identify_process
-from fl_privacy.flower.mods import canary_mod
 from fl_privacy.flower.mods.canary_mod import CANARIES, SCORES, canaries_of
 from fl_privacy.runs.folder.claims import read_claims
 

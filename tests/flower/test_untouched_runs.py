@@ -237,7 +237,7 @@ def test_nothing_is_told_of_noise() -> None:
     found = classes_told(traces)
     assert found.estimate is not None and not found.leaks and found.estimate.low < 0 < found.estimate.high
     few = classes_told(traces[:1])
-    assert few.found is None and "3 clients" in few.reason
+    assert few.estimate is None and "3 clients" in few.reason
     same = [ClassTrace(change=rng.normal(size=10), counts=np.ones(10)) for _ in range(4)]
     assert "same share" in classes_told(same).reason
     losses = rng.normal(size=(4, 50))

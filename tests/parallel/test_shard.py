@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import torch
 
 from fl_privacy.attacks import Progress, no_progress
+from fl_privacy.federation.cores import Tally
 from fl_privacy.federation.parallel import attack_part, cut
-from fl_privacy.federation.tally import Tally
 from fl_privacy.types import Observation, Reconstruction
 from tests.attacks.victims import observations, smooth_net
 

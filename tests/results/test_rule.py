@@ -112,7 +112,7 @@ def test_rows_of_an_app_are_not_read_by_random_guesses(size: int, others: int, w
         red += Answer(kind="row", counts=counts).above_chance
     assert red == 0 and read <= 0.002 * 20 * size + 1
     counts, shown = _count_rows([guessed(truth.flip(0))], [Batch(truth, torch.zeros(size))], public)
-    assert counts.exact == size == sum(one.read for one in shown)
+    assert counts.exact == size == sum(one.reconstructed for one in shown)
     assert Answer(kind="row", counts=counts).above_chance is (size > 1 or counts.by_chance < LEVEL / 6)
     near = truth + 0.05 * torch.randn(truth.shape, generator=rng)
     counts, _ = _count_rows([guessed(near.flip(0))], [Batch(truth, torch.zeros(size))], public)

@@ -27,8 +27,7 @@ from omegaconf import DictConfig, OmegaConf
 from fl_privacy.checks.packages import missing_extra
 from fl_privacy.errors import UserError, in_one_line, is_out_of_memory, what_was_asked
 from fl_privacy.files import PACKAGE, user_cache_folder, write_whole
-from fl_privacy.measure import Metric, register_metric
-from fl_privacy.runs.config._options import options, suggest
+from fl_privacy.runs.config._options import suggest
 from fl_privacy.runs.config.parse import expect_type
 
 
@@ -290,20 +289,3 @@ def _annotation(code: Any) -> Any:
     if kind == "list":
         return Sequence[found[0]] if found else Sequence  # type: ignore[valid-type]
     return Mapping[found] if found else Mapping  # type: ignore[misc, valid-type]
-
-
-@cache
-def register_plugin_metrics() -> None:
-    """Register the metrics of all installed plugins, once in a process; a plugin's other options need no such step.
-
-    Raises:
-        UserError: one can't be made, is no metric, or its name is taken.
-    """
-    for name, path in options("metric").items():
-        from fl_privacy.runs.config.building import instantiate  # noqa: PLC0415 (Hydra, which reading a run does without)
-
-        section = OmegaConf.load(path)
-        metric = instantiate(section, f"metric.{name}") if isinstance(section, DictConfig) else None
-        if not isinstance(metric, Metric):
-            raise UserError(f"{path} is expected to make a Metric, but makes a {type(metric).__name__}; repair it.")
-        register_metric(name, metric)

@@ -1,0 +1,26 @@
+"""Metrics of installed plugins: an option ``conf/metric/NAME.yaml`` names what makes one."""
+
+from functools import cache
+
+from omegaconf import DictConfig, OmegaConf
+
+from fl_privacy.errors import UserError
+from fl_privacy.measure import Metric, register_metric
+from fl_privacy.runs.config._options import options
+
+
+@cache
+def register_plugin_metrics() -> None:
+    """Register the metrics of all installed plugins, once in a process; a plugin's other options need no such step.
+
+    Raises:
+        UserError: one can't be made, is no metric, or its name is taken.
+    """
+    for name, path in options("metric").items():
+        from fl_privacy.runs.config.building import instantiate  # noqa: PLC0415 (Hydra, which reading a run does without)
+
+        section = OmegaConf.load(path)
+        metric = instantiate(section, f"metric.{name}") if isinstance(section, DictConfig) else None
+        if not isinstance(metric, Metric):
+            raise UserError(f"{path} is expected to make a Metric, but makes a {type(metric).__name__}; repair it.")
+        register_metric(name, metric)
