@@ -1,51 +1,71 @@
 """Attacks on intercepted updates."""
 
-from fl_privacy.attacks._reconstruct import reconstruct
-from fl_privacy.attacks._refiner_aware import refiner_aware
-from fl_privacy.attacks._refiner_solved import refiner_solved
-from fl_privacy.attacks._tableak import tableak
-from fl_privacy.attacks.attack import Progress, ReconstructionAttack, no_progress
-from fl_privacy.attacks.auto import AutoAttack
-from fl_privacy.attacks.exact import AnalyticInversion, CocktailParty, ExactInversion
-from fl_privacy.attacks.feature_inversion import ModelInversion
-from fl_privacy.attacks.feature_presets import model_inversion
-from fl_privacy.attacks.ggl_gifd import ggl, gifd
-from fl_privacy.attacks.gradient_inversion.attack import GradientInversion
-from fl_privacy.attacks.gradient_inversion.sme import SurrogateModel
-from fl_privacy.attacks.lamp_tag import lamp, tag
-from fl_privacy.attacks.likelihood import BlindDeconvolution, MaximumAPosteriori
-from fl_privacy.attacks.presets import adam_dlg, ats_attack, dlg, grad_inversion, idlg, inverting_gradients, sapag
-from fl_privacy.attacks.text import BagOfWords, Dager
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "AnalyticInversion",
-    "AutoAttack",
-    "BagOfWords",
-    "BlindDeconvolution",
-    "CocktailParty",
-    "Dager",
-    "ExactInversion",
-    "GradientInversion",
-    "MaximumAPosteriori",
-    "ModelInversion",
-    "Progress",
-    "ReconstructionAttack",
-    "SurrogateModel",
-    "adam_dlg",
-    "ats_attack",
-    "dlg",
-    "ggl",
-    "gifd",
-    "grad_inversion",
-    "idlg",
-    "inverting_gradients",
-    "lamp",
-    "model_inversion",
-    "no_progress",
-    "reconstruct",
-    "refiner_aware",
-    "refiner_solved",
-    "sapag",
-    "tableak",
-    "tag",
-]
+from fl_privacy.checks.packages import on_demand
+
+if TYPE_CHECKING:
+    from fl_privacy.attacks._reconstruct import (
+        reconstruct as reconstruct,
+    )
+    from fl_privacy.attacks._refiner_aware import (
+        refiner_aware as refiner_aware,
+    )
+    from fl_privacy.attacks._refiner_solved import (
+        refiner_solved as refiner_solved,
+    )
+    from fl_privacy.attacks._tableak import (
+        tableak as tableak,
+    )
+    from fl_privacy.attacks.attack import (
+        Progress as Progress,
+        ReconstructionAttack as ReconstructionAttack,
+        no_progress as no_progress,
+    )
+    from fl_privacy.attacks.auto import (
+        AutoAttack as AutoAttack,
+    )
+    from fl_privacy.attacks.exact import (
+        AnalyticInversion as AnalyticInversion,
+        CocktailParty as CocktailParty,
+        ExactInversion as ExactInversion,
+    )
+    from fl_privacy.attacks.feature_inversion import (
+        ModelInversion as ModelInversion,
+    )
+    from fl_privacy.attacks.feature_presets import (
+        model_inversion as model_inversion,
+    )
+    from fl_privacy.attacks.ggl_gifd import (
+        ggl as ggl,
+        gifd as gifd,
+    )
+    from fl_privacy.attacks.gradient_inversion.attack import (
+        GradientInversion as GradientInversion,
+    )
+    from fl_privacy.attacks.gradient_inversion.sme import (
+        SurrogateModel as SurrogateModel,
+    )
+    from fl_privacy.attacks.lamp_tag import (
+        lamp as lamp,
+        tag as tag,
+    )
+    from fl_privacy.attacks.likelihood import (
+        BlindDeconvolution as BlindDeconvolution,
+        MaximumAPosteriori as MaximumAPosteriori,
+    )
+    from fl_privacy.attacks.presets import (
+        adam_dlg as adam_dlg,
+        ats_attack as ats_attack,
+        dlg as dlg,
+        grad_inversion as grad_inversion,
+        idlg as idlg,
+        inverting_gradients as inverting_gradients,
+        sapag as sapag,
+    )
+    from fl_privacy.attacks.text import (
+        BagOfWords as BagOfWords,
+        Dager as Dager,
+    )
+else:
+    __getattr__, __dir__, __all__ = on_demand(__name__)
