@@ -1,4 +1,4 @@
-"""Rows of a table as what is optimized, and many attempts at them pooled into one (TabLeak, Vero et al. 2023)."""
+"""Rows of a table as variables, and many attempts at them pooled into one (TabLeak, Vero et al. 2023)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,21 +14,20 @@ from fl_privacy.models.pretrained.generator import Provenance
 from fl_privacy.types.schema import Schema
 
 _RARE = 1e-4
-"""Share that a first guess gives a category at least."""
+"""Least share of a category in a first guess."""
 
 _FAR = -1e9
-"""What fills up the logits of columns with fewer categories than the one with most."""
+"""Logit that pads columns with fewer categories than the largest."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TableRows:
-    """Rows (V, B, F) out of free variables: a softmax over each column's categories, numbers within their bounds.
+    """Rows (V, B, F) from free variables: a softmax over each column's categories, and bounded numbers.
 
     Attributes:
-        schema: of the rows.
-        bounded: numbers are a sigmoid between the least and the largest that the schema knows, if it does.
-        counted: categories that no row has are left out, and the first guess has as many rows of the others as the
-            first layer's gradient tells (:mod:`fl_privacy.attacks.gradient_inversion.table_evidence`).
+        bounded: ``True`` computes numbers by a sigmoid between the bounds of the schema, if it has any.
+        counted: ``True`` leaves out categories that no row has, and starts from the counts of the others
+            (:mod:`fl_privacy.attacks.gradient_inversion.table_evidence`).
         spread: standard deviation of the first variables of categories.
     """
 
@@ -39,7 +38,7 @@ class TableRows:
     stages: int = 1
 
     def size(self, shape: Shape) -> int:
-        """Return the number of variables, B F."""
+        """Return B F."""
         return int(torch.Size(shape).numel())
 
     def start(self, blank: Blank) -> Tensor:
@@ -79,7 +78,7 @@ class TableRows:
         return evidence_of(blank.observation, self.schema, tuple(counts))
 
     def held(self, blank: Blank) -> Tensor:
-        """Return a mask (F,): 1 of what a row may have, 0 of categories that none has."""
+        """Return a mask (F,), 0 for categories that no row has."""
         found = self._evidence(blank)
         return torch.ones(self.schema.width) if found is None else found.present.float()
 
@@ -109,19 +108,17 @@ class TableRows:
         return standard.index_copy(-1, numbers, own)
 
     def penalty(self, variables: Tensor, shape: Shape) -> Tensor:
-        """Return no penalty, zeros (V,): any row is as likely as another."""
+        """Return zeros (V,): any row is as likely as another."""
         return variables.new_zeros(len(variables))
 
     def confined(self, variables: Tensor, held: Tensor, shape: Shape) -> Tensor:
-        """Return ``variables`` unchanged: each value gives a valid row."""
+        """Return ``variables``: each value gives a valid row."""
         return variables
 
     def following(self, variables: Tensor, held: Tensor, labels: Tensor, shape: Shape) -> NextSource | None:
-        """Return ``None``: no other source of rows follows."""
         return None
 
     def provenance(self, image: Sequence[int]) -> Provenance | None:
-        """Return ``None``: rows need no trained prior."""
         return None
 
 
@@ -132,7 +129,7 @@ def costs(schema: Schema, cells: Tensor, others: Tensor) -> Tensor:
 
 
 def assigned(cost: Tensor) -> Tensor:
-    """Assign each row of ``cost`` (B, B) its column, least in sum, (B,)."""
+    """Assign a column (B,) to each row of ``cost`` (B, B), with the least sum."""
     if len(cost) == 1:
         return torch.zeros(1, dtype=torch.long)
     try:
@@ -144,7 +141,7 @@ def assigned(cost: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Pooled:
-    """What many attempts at the same rows have in common.
+    """The common result of many attempts at the same rows.
 
     Attributes:
         rows: (B, F) as a model takes them.
@@ -160,16 +157,12 @@ class Pooled:
 
 
 def pool(schema: Schema, attempts: Tensor, losses: Tensor, labels: Tensor | None = None) -> Pooled:
-    """Take the median of attempts whose rows were put into the order of the best of them (TabLeak, section 4.1).
+    """Return the median of attempts whose rows were put into the order of the best one's (TabLeak, section 4.1).
 
     Args:
-        schema: of the rows.
         attempts: (R, B, F) as a model takes them.
         losses: (R,).
-        labels: (R, B) of the rows, which are exchanged within a class alone; ``None``: any with any.
-
-    Returns:
-        The shares of categories and the numbers that half of the attempts are above, made rows of the schema.
+        labels: labels (R, B) of the rows, which are exchanged within a class; ``None``: any with any.
     """
     order = losses.argsort()
     attempts = attempts[order]
