@@ -35,10 +35,10 @@ _LEAST_KNOWN = 2
 def without_adam(observation: Observation) -> Observation:
     """Return the observation of the gradient g behind one step of Adam; any other observation stays.
 
-    Adam's first step divides the gradient by its size, ``-delta / lr = g / (|g| + eps)``, so that ``|g| = eps r / (1 -
-    r)`` for the size r of the quotient, which a weight in single precision holds to half of its last digit over the
-    learning rate. With PyTorch's settings sizes below 1e-3 are known, to a few percent below 1e-4. For one example a
-    linear layer's gradient is a product of two vectors, which gives the rest.
+    Adam's first step is ``-delta / lr = g / (|g| + eps)``, so that ``|g| = eps r / (1 - r)`` for its size r, which a
+    weight in single precision holds to half of its last digit over the learning rate. With PyTorch's settings sizes
+    below 1e-3 are known, to a few percent below 1e-4. For one example a linear layer's gradient is a product of two
+    vectors, which gives the rest.
 
     If a step is longer than Adam's, or none is half as long, the observation stays, with a note.
     """
@@ -121,7 +121,7 @@ def _complete(lows: dict[str, Tensor], highs: dict[str, Tensor], signs: Tensors,
 
 
 def _product(logs: Tensor, weights: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
-    """Fit the logarithms (M, N) by one number a row plus one a column; zeros if nothing is known."""
+    """Fit the logarithms (M, N) by one number a row plus one a column."""
     columns = logs.new_zeros(logs.shape[1])
     of_rows, of_columns = weights.sum(1).clamp_min(1e-300), weights.sum(0).clamp_min(1e-300)
     values = torch.where(known, logs, 0.0)
@@ -132,7 +132,7 @@ def _product(logs: Tensor, weights: Tensor, known: Tensor) -> tuple[Tensor, Tens
 
 
 def _of_gradient(observation: Observation, found: tuple[Tensors, Tensors, Tensors], penalty: float) -> Observation:
-    """Return the observation of a gradient within the bounds found, without the L2 penalty."""
+    """Return the observation of a gradient within bounds, without the L2 penalty."""
     lows, highs, signs = found
     sent, matched, total = observation.sent.parameters, 0, 0
     tensors, bounds = dict[str, Tensor](), dict[str, tuple[Tensor, Tensor]]()

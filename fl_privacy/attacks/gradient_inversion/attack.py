@@ -1,4 +1,4 @@
-"""Gradient inversion: find inputs whose gradient is the observed one, for many victims at once."""
+"""Find inputs whose gradient is the observed one, for many victims at once."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -38,7 +38,7 @@ class Found:
     films: Mapping[int, tuple[Snapshot, ...]] = field(default_factory=dict)
 
     def or_better(self, other: "Found") -> "Found":
-        """Keep the solution with the lower loss for each victim; ``other`` is the later one."""
+        """Keep the solution with the lower loss for each victim."""
         rows = other.loss < self.loss
         labels = torch.where(rows.view(-1, *[1] * (self.labels.dim() - 1)), other.labels, self.labels)
         return Found(
@@ -65,7 +65,7 @@ def minimize_in_stages(
     """Minimize ``problem`` from ``variables`` (V, N).
 
     A generator may have several stages, each starting from the last one's result. Each victim keeps the stage with the
-    least loss, without the penalty on latents, which only the first stage has.
+    least loss without the penalty on latents.
     """
     source = prepared.settings.source
     stages, best = 1 if source is None else source.stages, None
@@ -164,7 +164,7 @@ class _Restarted:
 def attack_victims(prepared: Prepared, report: Report) -> dict[int, Reconstruction]:
     """Attack every victim until an attempt is accepted or the restarts are used up.
 
-    Only the first attempt below ``accept`` counts, so that the outcome does not depend on how attempts are batched.
+    Only the first attempt below ``accept`` counts, so that the batching of attempts has no effect.
     """
     together = prepared.attempts_together
     capacity = max(1, prepared.capacity // together) * together
@@ -247,10 +247,10 @@ class GradientInversion(Settings):
     """Minimize ``objective(gradient(guess), observed) + priors(guess)`` over the guess of each victim.
 
     Victims that share model, values sent, plan and shapes are attacked together. Each draws from
-    ``derive_generator(seed, "attack", observation.id, restart)`` and depends on other victims only through the last
-    bits of batched products. Dozens of moves of L-BFGS, or signs of gradients, can enlarge these to another result of
-    the same kind. With ``most_victims=1`` a result does not depend on the others at all. The same call with as many CPU
-    threads gives the same bits. An update of several local steps is matched by replaying them.
+    ``derive_generator(seed, "attack", observation.id, restart)`` and depends on others only through the last bits of
+    batched products, which dozens of moves of L-BFGS, or signs of gradients, can enlarge to another result of the same
+    kind; with ``most_victims=1`` not at all. The same call with as many CPU threads gives the same bits. Several local
+    steps are matched by replaying them.
     """
 
     def __post_init__(self) -> None:
@@ -261,7 +261,6 @@ class GradientInversion(Settings):
     def __call__(
         self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
     ) -> list[Reconstruction]:
-        """Attack all ``observations``; see :class:`fl_privacy.attacks.attack.ReconstructionAttack`."""
         return attack_in_groups(
             observations,
             lambda group, report: self._attack(group, seed, report),

@@ -1,4 +1,4 @@
-"""Infer an unknown loss of a client from the gradient of its output layer."""
+"""Infer an unknown loss from the output layer's gradient."""
 
 import torch
 import torch.nn.functional as F
@@ -53,9 +53,7 @@ SOFT_LABELS = (
 def found_loss(observation: Observation, model: nn.Module) -> tuple[Loss, str]:
     """Infer the loss of a client, with a sentence on how, empty for plain cross entropy.
 
-    Args:
-        observation: observation without a known loss.
-        model: frozen model with the values sent, in double precision.
+    ``model`` is frozen, with the values sent, in double precision.
 
     Raises:
         NotAttackableError: no known loss fits the update.
@@ -75,9 +73,9 @@ def found_loss(observation: Observation, model: nn.Module) -> tuple[Loss, str]:
 
 
 def _computed_in(gradient: Tensor) -> torch.dtype:
-    """Return the type that a gradient was computed in, also if it was scaled afterwards.
+    """Return the type that a gradient was computed in, even if it was scaled afterwards.
 
-    Half precision has so few values that many of a layer are equal.
+    Half precision has so few values that many are equal.
     """
     values = gradient[gradient != 0].abs().sort().values
     coarse = len(values) >= _COARSE_FROM and float((values.diff() == 0).float().mean()) > _EQUAL
@@ -168,7 +166,7 @@ def _likely(loss: Loss, labels: Tensor) -> bool:
 
 
 def _smoothed(labels: Tensor) -> Loss:
-    """Return the cross entropy of soft labels (1, K), with label smoothing if all but one are the same."""
+    """Return the cross entropy of soft labels (1, K), with label smoothing if all others are equal."""
     others = labels[0].sort().values[:-1]
     share = float(others.mean()) * labels.shape[1]
     if labels.shape[1] > 2 and float(others.std()) < _WHOLE * float(others.mean()) and 0 < share < 1:

@@ -1,4 +1,4 @@
-"""Functions with closed-form derivatives, computed in few passes over large tensors."""
+"""Functions with closed-form derivatives in few passes."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,12 +13,12 @@ def angular_distance(
 ) -> Tensor:
     """Return half the squared distance (V,) of two unit vectors, 1 minus their cosine, with all digits down to zero.
 
-    The derivative by the guesses is the full one, with the change of length.
+    The derivative by the guesses includes the change of length.
 
     Args:
         guesses, observed: parts (V, n) of the vectors, of any n.
         length, observed_length: lengths (V,) of the whole vectors.
-        elsewhere: squared distance (V,) of the unit vectors' other parts.
+        elsewhere: squared distance (V,) of the other parts.
     """
     found: Tensor = _AngularDistance.apply(length, observed_length, elsewhere, len(guesses), *guesses, *observed)
     return found

@@ -1,4 +1,4 @@
-"""Evaluate a problem on a GPU as one CUDA graph: the same kernels in the same order, without Python's delays."""
+"""Evaluate a problem on a GPU as one CUDA graph, without Python's delays between kernels."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -54,7 +54,6 @@ class CapturedEvaluation:
         self._graph: _Graph | None = None
 
     def __call__(self, problem: Problem, variables: Tensor) -> tuple[Tensor, Tensor]:
-        """Return loss (V,) and gradient (V, N)."""
         tensors = tensors_of(problem)
         shapes = [tensor.shape for tensor in (variables, *tensors)]
         if shapes != self._shapes:
@@ -99,7 +98,6 @@ class _Graph:
         return loss.clone(), gradient.clone()
 
     def _write(self, variables: Tensor, tensors: Sequence[Tensor]) -> None:
-        """Copy the variables, and tensors that have changed."""
         self._variables.copy_(variables)
         if len(self._written) != len(tensors) or any(a is not b for a, b in zip(self._written, tensors, strict=True)):
             for place, tensor in zip(self._tensors, tensors, strict=True):

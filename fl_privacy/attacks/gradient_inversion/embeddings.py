@@ -1,4 +1,4 @@
-"""Texts as variables: the embeddings of their words, and their decoding to tokens."""
+"""Texts as variables: embeddings of words, and their decoding."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +24,6 @@ class WordEmbeddings:
 
     Attributes:
         table: embeddings (n, d) of the tokens.
-        first: first guess.
         norm: weight of the squared difference between the mean length of the guess and of embeddings, as a share of the
             latter (LAMP, Balunovic et al. 2022, Eq. 5).
     """
@@ -109,7 +108,7 @@ class WordEmbeddings:
 
 
 def known_lengths(observation: Observation) -> Tensor | None:
-    """Return the lengths (B,) of the texts: those given, or a single one's from the gradient of the positions."""
+    """Return the texts' lengths (B,): those given, or a single one's by the positions' gradient."""
     told, model = observation.knowledge.lengths, observation.model
     if told is not None or not isinstance(model, TextModel) or model.position_weight is None:
         return told

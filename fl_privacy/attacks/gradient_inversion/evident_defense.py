@@ -79,7 +79,7 @@ def _same_draws(device: torch.device) -> Iterator[None]:
 
 
 def evident_defense(observation: Observation, usual: Usual) -> Description:
-    """Infer the parts of a defense that the update shows; empty if it looks like a plain gradient."""
+    """Infer the parts of a defense that the update shows."""
     update = observation.update()
     if (effect := _quantized(update)) is not None:
         return (Part("few levels", effect=effect),)
@@ -116,7 +116,7 @@ def seen_through(observations: Sequence[Observation], *, clips: bool = False) ->
 
 
 def _usual_if_any(observation: Observation) -> Usual | None:
-    """Measure undefended gradients; ``None`` if the model doesn't take such images, which the attack reports."""
+    """Measure undefended gradients; ``None`` if the model doesn't take such images."""
     try:
         return usual_of(observation)
     except (RuntimeError, ValueError, IndexError, TypeError, AttributeError):
@@ -124,7 +124,7 @@ def _usual_if_any(observation: Observation) -> Usual | None:
 
 
 def scattered_zeros(update: Tensors) -> float:
-    """Return the share of zeros among weight elements in no empty row or column, which silent neurons leave."""
+    """Return the share of zeros in no empty row or column, which silent neurons leave."""
     zeros = total = 0
     for value in update.values():
         if value.dim() > 1:
@@ -144,7 +144,7 @@ def _empty_columns(observation: Observation, update: Tensors) -> float:
 
 
 def _sparse(update: Tensors) -> Sparse:
-    """Describe zeros that a defense put there; the kept values of each layer bound the others."""
+    """Describe a defense's zeros; the kept values of each layer bound the others."""
     votes = total = 0
     for value in update.values():
         kept = value[value != 0].abs()
@@ -164,7 +164,7 @@ def _quantized(update: Tensors) -> Quantized | None:
 
 
 def grid_bits(value: Tensor) -> int | None:
-    """Return the bits of an even grid, up to the largest magnitude, that ``value`` lies on; ``None`` without one."""
+    """Return the bits of an even grid, up to the largest magnitude, that ``value`` lies on, if any."""
     most = max(2, min(2**_MOST_BITS, value.numel() // 2))
     if len(torch.unique(value.flatten()[: 2 * most])) > most:
         return None

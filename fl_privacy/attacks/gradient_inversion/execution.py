@@ -1,4 +1,4 @@
-"""Evaluate a problem fast: compiled or recorded, in chunks that fit into memory, on threads that pay."""
+"""Evaluate a problem fast: compiled or recorded, in chunks that fit into memory."""
 
 import logging
 import os
@@ -28,15 +28,12 @@ _ALIASES = (torch.ops.aten.alias.default, torch.ops.aten.detach.default)
 
 
 def recording_pays(victims: int, evaluations: int) -> bool:
-    """Return ``True`` if running without autograd wins back the second or more that recording takes."""
+    """Return ``True`` if running without autograd wins back the time of recording."""
     return victims <= _FEW_VICTIMS and evaluations >= _EVALUATIONS
 
 
 class RecordedEvaluation:
-    """``Problem.evaluate``, recorded once and then run without autograd, with the same result to the last bit.
-
-    The first evaluations, and problems of other shapes, run unrecorded.
-    """
+    """``Problem.evaluate``, recorded once and then run without autograd, with the same result to the last bit."""
 
     def __init__(self) -> None:
         self._calls = 0
@@ -82,7 +79,7 @@ def operations(problem: Problem, variables: Tensor, tensors: list[Tensor]) -> fx
 
 
 def _recorded(problem: Problem, variables: Tensor, tensors: list[Tensor]) -> fx.GraphModule | None:
-    """Record the operations; ``None`` if they differ between evaluations, or can't be recorded."""
+    """Record the operations; ``None`` if they vary or can't be recorded."""
     try:
         program = operations(problem, variables, tensors)
     except RuntimeError:
@@ -137,9 +134,9 @@ def check_compiler() -> None:
 def compiling_pays(device: torch.device, *, runs: int, written: float, tensors: int) -> bool:
     """Return ``True`` if a compiled program wins back the time of compiling; no time is measured.
 
-    On a CPU fused operations save a fifth to a quarter of the time, which grows with the bytes ``written`` in all runs;
-    compiling takes one thread some seconds for each of the matched ``tensors`` (LeNet, ConvNet, ResNet-20: 50, 110, 170
-    s on a busy machine). A GPU saves the time between operations, whatever the number of victims.
+    On a CPU fused operations save a fifth to a quarter of the time, which grows with the bytes ``written``; compiling
+    takes one thread some seconds for each of ``tensors`` (LeNet, ConvNet, ResNet-20: 50, 110, 170 s on a busy machine).
+    A GPU saves the time between operations, whatever the number of victims.
     """
     if compiler() is None:
         return False
@@ -149,7 +146,7 @@ def compiling_pays(device: torch.device, *, runs: int, written: float, tensors: 
 
 
 class CompiledEvaluation:
-    """``Problem.evaluate``, compiled for the shapes of the first call; other shapes run uncompiled.
+    """``Problem.evaluate``, compiled for the shapes of the first call.
 
     A program that fails to compile or gives other numbers is not used, with a warning.
     """
@@ -193,7 +190,7 @@ class CompiledEvaluation:
 
 
 def _compiled(problem: Problem, variables: Tensor, tensors: Sequence[Tensor]) -> _Program:
-    """Compile loss and gradient from a trace, since ``torch.compile`` does not follow double backward passes."""
+    """Compile loss and gradient from a trace, as ``torch.compile`` does not follow double backward passes."""
     with for_a_compiler():
         graph = operations(problem, variables, list(tensors))
     mode = "reduce-overhead" if variables.is_cuda else None
@@ -209,7 +206,7 @@ def _compiled(problem: Problem, variables: Tensor, tensors: Sequence[Tensor]) ->
 
 
 def agree(found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -> bool:
-    """Return ``True`` if loss and gradient agree for each victim, as far as finite values are expected."""
+    """Return ``True`` if loss and gradient agree for each victim where finite values are expected."""
     rows = [values.reshape(len(values), -1) for values in (*found, *expected)]
     return all(
         bool(((a - b).norm(dim=1) <= _TOLERANCE * b.norm(dim=1))[b.isfinite().all(1)].all())
@@ -234,15 +231,9 @@ def written_bytes(problem: Problem, variables: Tensor) -> int:
 def victims_at_once(
     problem: Problem, variables: Tensor, optimizer: Optimizer | EvolutionStrategy, *, victims: int
 ) -> int:
-    """Choose the number of victims attacked at once, by a trial with one.
+    """Choose the number of victims attacked at once, by a trial with one, ``variables`` (1, N).
 
     It depends on the free memory only if that is too little, which is logged, as other chunks change the last bits.
-
-    Args:
-        problem: problem of one victim.
-        variables: (1, N).
-        optimizer: optimizer whose state is counted.
-        victims: number of victims.
     """
     state = optimizer.moments * variables.numel() * variables.element_size()
     observed = sum(target.size for target in problem.rounds[0].targets.values()) * variables.element_size()

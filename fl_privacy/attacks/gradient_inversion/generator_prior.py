@@ -23,7 +23,7 @@ LATENT = -1
 
 @dataclass(frozen=True)
 class NamedGenerator:
-    """A generator given by its file ``path``, opened at first need and then kept, even if the file changes."""
+    """A generator given by its file ``path``, opened at first need and then kept."""
 
     path: str | None
 
@@ -53,13 +53,13 @@ class NamedGenerator:
 class Generated:
     """Images that a generator makes, B for each victim.
 
-    The variables are its latents (GGL, Li et al. 2022), or the difference of a layer's output from the one found
-    before, which stays in an l1 ball (GIFD, Fang et al. 2023).
+    Variables are its latents (GGL, Li et al. 2022), or a layer's difference from its output found before, within an l1
+    ball (GIFD, Fang et al. 2023).
 
     Attributes:
         weight: weight of the penalty on latents.
         layer: layer whose output is optimized; ``LATENT`` for its input.
-        deeper: number of layers optimized afterwards, in order.
+        deeper: number of layers optimized afterwards.
         reach: radius of the ball, in shares of the l1 norm of an image's features.
     """
 
@@ -142,7 +142,7 @@ class Generated:
 
 
 def onto_l1_ball(vectors: Tensor, radius: Tensor) -> Tensor:
-    """Project ``vectors`` (N, n) onto l1 balls of ``radius`` (N,), at least 0 (Duchi et al. 2008, Figure 1)."""
+    """Project ``vectors`` (N, n) onto l1 balls of ``radius`` (N,) >= 0 (Duchi et al. 2008, Figure 1)."""
     size = vectors.abs()
     falling = size.sort(1, descending=True).values
     excess = falling.cumsum(1) - radius[:, None]

@@ -1,4 +1,4 @@
-"""Attack many observations in groups: which make one victim, and which victims are attacked together."""
+"""Attack many observations in groups."""
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,8 +27,7 @@ class Victim:
     """The observations from which one victim's examples are reconstructed together.
 
     Attributes:
-        position: place of ``observation`` in the caller's sequence.
-        observation: last update.
+        position: place of ``observation``, the last update, in the caller's sequence.
         earlier: updates before it from the same examples.
         positions: places of all of them.
     """
@@ -40,7 +39,7 @@ class Victim:
 
 
 def victims_of(observations: Iterable[tuple[int, Observation]]) -> list[Victim]:
-    """Make one victim of each observation, or of all those known to come from the same examples.
+    """Make one victim of each observation, or of those known to come from the same examples.
 
     Only attackers that know the defense join rounds, as an adaptive attacker does.
     """
@@ -65,7 +64,7 @@ class Group:
 
     Attributes:
         observations: observations by position in the caller's sequence.
-        earlier: the same victims, at the same positions, in each other round that is attacked with this one.
+        earlier: the same victims in each other round that is attacked with this one.
     """
 
     observations: dict[int, Observation] = field(default_factory=dict)
@@ -73,11 +72,10 @@ class Group:
 
     @property
     def first(self) -> Observation:
-        """Return one of the observations, for what all share."""
         return next(iter(self.observations.values()))
 
     def takes(self, victim: Victim) -> bool:
-        """Return ``True`` if ``victim``, whose shapes fit, was sent the same values in all rounds."""
+        """Return ``True`` if ``victim`` was sent the same values in all rounds."""
         rounds = [self.first, *(group.first for group in self.earlier)]
         pairs = zip(rounds, [victim.observation, *victim.earlier], strict=True)
         return all(
@@ -88,7 +86,6 @@ class Group:
         )
 
     def alone(self, position: int) -> "Group":
-        """Return a group of the victim at ``position``."""
         return Group({position: self.observations[position]}, [one.alone(position) for one in self.earlier])
 
     def add(self, victim: Victim) -> None:
@@ -126,14 +123,13 @@ def attack_in_groups(
     as_victims: Callable[[Iterable[tuple[int, Observation]]], list[Victim]] = victims_of,
     see: Callable[[Sequence[Observation]], Sequence[Observation]] = list,
 ) -> list[Reconstruction]:
-    """Reconstruct each observation, in their order, by attacking them in groups.
+    """Reconstruct each observation, in order, by attacking them in groups.
 
     Args:
         attack: attack on a group, which fails with ``NotAttackableError``; after another error (:data:`UNFORESEEN`)
             each victim is attacked alone, so that only those with an error fail.
         progress: callback, a thousand parts for each victim.
         wrong: reason why an observation can't be attacked, or ``None``.
-        as_victims: grouping of observations into victims.
         see: change of the observations after undisclosed parts were inferred.
     """
     asked, known = observations, disclosed(list(map(as_mixture, observations)))
@@ -159,7 +155,7 @@ def attack_in_groups(
 
 
 def _attacked(group: Group, attack: GroupAttack, report: Report) -> Mapping[int, Reconstruction]:
-    """Attack ``group`` at once, or each victim alone if one of them ends the attack by an error."""
+    """Attack ``group`` at once, or each victim alone if one ends the attack by an error."""
     try:
         return attack(group, report)
     except NotAttackableError as reason:
@@ -181,10 +177,10 @@ def failed(observation: Observation, reason: str) -> Reconstruction:
 
 
 def broke_off(observation: Observation, error: Exception) -> Reconstruction:
-    """Return a failed reconstruction, since the attack ended in an unforeseen ``error``.
+    """Return a failed reconstruction after an unforeseen ``error``.
 
     Raises:
-        Exception: ``error``, if memory ran out, which says nothing about the victim.
+        Exception: ``error``, if memory ran out.
     """
     if is_out_of_memory(error):
         raise error
@@ -213,7 +209,7 @@ def read_each(
 
     Args:
         observations: gradients, or steps of SGD.
-        reader: (one of a group) -> attack on each of that group; either may raise ``NotAttackableError``.
+        reader: (one of a group) -> attack on each of it; either may raise ``NotAttackableError``.
         name: name of the attack's random streams.
     """
 
@@ -225,7 +221,7 @@ def read_each(
 
 
 def read_group(group: Group, read: Reading, *, name: str, seed: int, report: Report) -> dict[int, Reconstruction]:
-    """Reconstruct each of a group, by position, each with a random stream of its own; see :func:`read_each`."""
+    """Reconstruct each of a group, by position; see :func:`read_each`."""
     results, total = dict[int, Reconstruction](), len(group.observations)
     for position, observation in counted(name, list(group.observations.items())):
 
@@ -256,7 +252,7 @@ def expect_gradient(observation: Observation) -> None:
 
 
 def without_labels(observation: Observation) -> Reconstruction:
-    """Return a failed reconstruction, as there is no gradient to infer labels from."""
+    """Return a failed reconstruction without a gradient to infer labels from."""
     return failed(observation, "The output layer's gradient is expected, to infer labels from, but there is none.")
 
 

@@ -1,4 +1,4 @@
-"""Infer what is undisclosed of a client before an attack: loss, mode, scale of inputs, gradient behind Adam."""
+"""Infer what is undisclosed of a client: loss, mode, scale of inputs, gradient behind Adam."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -29,7 +29,7 @@ _RETURNS_MORE = "In training the model returns more than its outputs; it is atta
 
 @dataclass(frozen=True)
 class _Passes:
-    """Reasons, by passes over the same images, why training mode, or any mode, can't be attacked."""
+    """Reasons, by passes over the same images, why training, or any, mode can't be attacked."""
 
     not_in_training: str = ""
     in_no_mode: str = ""
@@ -44,10 +44,7 @@ _scaled: "WeakKeyDictionary[nn.Module, dict[tuple[float, float], nn.Module]]" = 
 
 @dataclass(frozen=True, eq=False)
 class Disclosed:
-    """A completed observation, with a loss, in a mode without draws, of inputs in [0, 1].
-
-    ``wrong`` is the reason why it can't be attacked, or ``None``.
-    """
+    """A completed observation, with a loss, in a mode without draws, of inputs in [0, 1], or ``wrong``."""
 
     observation: Observation
     wrong: str | None = None
@@ -62,7 +59,7 @@ def disclosed(observations: Sequence[Observation]) -> list[Disclosed]:
 def restored(observation: Observation, attacked: Disclosed, found: Reconstruction) -> Reconstruction:
     """Return ``found`` in the scale of the client's inputs, with a sentence for each inference.
 
-    Assumptions on labels are left out if the labels reproduce the update.
+    Assumptions on labels are left out if these reproduce the update.
     """
     assumed = {WHOLE_LABELS, SOFT_LABELS} if found.certainty is not Certainty.APPROXIMATE else set[str]()
     notes = tuple(dict.fromkeys(n for n in (*attacked.observation.notes, *found.notes) if n not in assumed))
@@ -98,7 +95,7 @@ def _once_each(observation: Observation, states: dict[tuple[int, int], ModelStat
 
 
 def _without_draws(observation: Observation) -> Observation:
-    """Switch to evaluation mode if the model draws at random in training, or returns more than outputs."""
+    """Switch to evaluation mode if the model draws or returns more than outputs in training."""
     if not _covers(observation):
         return observation
     plan = observation.plan
@@ -118,7 +115,6 @@ def _evaluating(plan: LocalPlan) -> LocalPlan:
 
 
 def _covers(observation: Observation) -> bool:
-    """Return ``True`` if the values fit the model; else the attack reports the reason."""
     assumed = observation.assumed().parameters
     return all(
         name in assumed and assumed[name].shape == parameter.shape and bool(assumed[name].isfinite().all())

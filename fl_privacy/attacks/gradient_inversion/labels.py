@@ -1,4 +1,4 @@
-"""The labels of a victim: given, inferred from the gradient of the output layer, or left to be optimized."""
+"""The labels of a victim: given, inferred from the output layer's gradient, or optimized."""
 
 import torch
 from torch import Tensor, nn
@@ -20,18 +20,17 @@ OutputLayer = tuple[str, str | None]
 def usual_outputs(
     model: nn.Module, shape: tuple[int, ...], layer: OutputLayer, rng: torch.Generator, gradient: Tensors | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Estimate the mean softmax (K,) and mean input (F,) of a client's output layer by images of noise.
+    """Estimate the mean softmax (K,) and mean input (F,) of a client's output layer by random inputs.
 
-    The images' mean softmax is drawn to equal shares, the more the further their answers are apart: a model that
-    answers all alike answers a client so, too; otherwise its answers follow the classes, none of which is known to be
-    rarer.
+    Their mean softmax is drawn to equal shares, the more the further their answers are apart: a model that answers all
+    alike answers a client so, too; otherwise its answers follow the classes, none of which is known to be rarer.
 
     With the layer's ``gradient``, the client's own features count by the share of it that they explain. For gradients G
     (K, F) of the weight and b of the bias, h = G^T b / |b|^2 are those features if all examples have the same, and rho
-    = |b h^T|^2 / |G|^2 is that share. With d and e the deviations from equal shares of the answer to h and of that to
-    noise, their mean m is trusted by d e / |m|^2 within [0, 1], as independent errors cancel there (James and Stein
-    1961). ``experiments/label_counts.py`` compares alternatives; features by class from quotients (iLRG, Ma et al.
-    2023) find fewer labels on trained LeNets.
+    = |b h^T|^2 / |G|^2 is that share. With d and e the deviations from equal shares of the answer to h and of the mean
+    answer, their mean m is trusted by d e / |m|^2 within [0, 1], as independent errors cancel there (James and Stein
+    1961). ``experiments/label_counts.py`` compares alternatives; features by class (iLRG, Ma et al. 2023) find fewer
+    labels on trained LeNets.
 
     Args:
         shape: (C, H, W), or (L,) of tokens.
@@ -59,7 +58,7 @@ def usual_outputs(
 
 @torch.no_grad()
 def _answer_of_common_features(model: nn.Module, layer: tuple[str, str], gradient: Tensors) -> tuple[Tensor, Tensor]:
-    """Return the answer (K,) to the features that all examples share, and the share of ``gradient`` they explain."""
+    """Return the answer (K,) to features that all examples share, and the share of ``gradient`` they explain."""
     whole, residual = (gradient[name] for name in layer)
     size = residual.square().sum().clamp_min(_least(residual))
     features = whole.T @ residual / size
@@ -97,7 +96,7 @@ def choose_labels(
     """Choose labels (B,) or (B, K), ``None`` if they are optimized, and name their source.
 
     Raises:
-        NotAttackableError: there is no way to labels, with the reason.
+        NotAttackableError: there are none, with the reason.
     """
     told, like = observation.knowledge.labels, next(model.parameters())
     if policy == "optimize":
@@ -146,7 +145,7 @@ def choose_labels(
 def output_layer(model: nn.Module, num_classes: int) -> tuple[str, str | None] | None:
     """Return the names of weight (K, F) and bias (K,) of the last linear layer with K outputs.
 
-    A weight computed from other parameters, as by a spectral norm, keeps its usual name, under which no gradient comes.
+    A weight computed from other parameters, as by a spectral norm, has a name without a gradient.
     """
     layers = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear) and m.out_features == num_classes}
     if not layers:
@@ -164,7 +163,7 @@ def output_layer(model: nn.Module, num_classes: int) -> tuple[str, str | None] |
 def logit_layer(model: nn.Module, num_classes: int) -> tuple[str, str | None] | None:
     """Return the names of weight (1, F) and bias (1,) of a last linear layer with one output, as before a sigmoid.
 
-    That output is the second of two logits of which the first is 0.
+    It is the second of two logits of which the first is 0.
     """
     last = next((module for module in reversed(list(model.modules())) if isinstance(module, nn.Linear)), None)
     return output_layer(model, 1) if num_classes == 2 and last is not None and last.out_features == 1 else None
@@ -173,7 +172,7 @@ def logit_layer(model: nn.Module, num_classes: int) -> tuple[str, str | None] | 
 def _labels_of(
     observation: Observation, model: nn.Module, layer: tuple[str, str | None], gradient: Tensors, policy: LabelPolicy
 ) -> tuple[Tensor | None, str]:
-    """Find labels under a loss other than plain cross entropy: solved for, counted, or optimized."""
+    """Find labels under other losses than plain cross entropy: solved for, counted, or optimized."""
     loss, size, shape = observation.loss or CROSS_ENTROPY, observation.upload.num_examples, observation.input_shape
     evidence = _evidence(gradient, layer)
     if evidence is not None and size == 1:
@@ -215,8 +214,7 @@ def nearest_counts(expected: Tensor, total: int, number: int) -> list[Tensor]:
 def single_label(gradient: Tensors, layer: tuple[str, str | None]) -> Tensor | None:
     """Infer the label (1,) of a single example; ``None`` if the output layer's gradient was withheld.
 
-    It is the least entry of the bias gradient ``p - y``, or of the row sums of the weight's (iDLG, Zhao et al. 2020,
-    Eq. 4).
+    It is the least entry of the bias gradient ``p - y``, or of the weight's row sums (iDLG, Zhao et al. 2020, Eq. 4).
     """
     evidence = _evidence(gradient, layer)
     return None if evidence is None else evidence.argmin().view(1)
@@ -228,9 +226,8 @@ def infer_labels(
     """Infer the labels of a batch, sorted; ``None`` if the output layer's gradient was withheld.
 
     The counts are ``n_k = B (p_k - b_k)`` for the mean bias gradient ``b`` and the mean ``probabilities`` p (K,) of
-    guessed inputs (similar to LLG, Wainakh et al. 2022), rounded to whole numbers that sum to B. Without a bias, ``b``
-    is the row sums divided by the sum of ``features`` (F,), the layer's mean input for guessed inputs. ``gradient`` is
-    that of the mean loss, unscaled.
+    guessed inputs (similar to LLG, Wainakh et al. 2022), rounded to sum to B. Without a bias, ``b`` is the row sums
+    divided by the sum of ``features`` (F,), the layer's mean input. ``gradient`` is that of the mean loss, unscaled.
     """
     if batch_size == 1:
         return single_label(gradient, layer)
@@ -259,7 +256,7 @@ def _evidence(gradient: Tensors, layer: tuple[str, str | None]) -> Tensor | None
 
 
 def _to_labels(expected: Tensor, total: int) -> Tensor:
-    """Round ``expected`` to counts that sum to ``total``, as sorted labels; a surplus is taken from all in turn."""
+    """Round ``expected`` to sorted labels, ``total`` in all; a surplus is taken from all in turn."""
     wanted = expected.double().clamp(0, _MOST_EXPECTED)
     counts = wanted.floor()
     counts = (counts - _taken_from_each(counts, total)).clamp_min(0)
@@ -271,7 +268,7 @@ def _to_labels(expected: Tensor, total: int) -> Tensor:
 
 
 def _taken_from_each(counts: Tensor, total: int) -> int:
-    """Find the largest number that all ``counts`` (K,) can lose, down to 0, and still sum to ``total``."""
+    """Find the largest number that all ``counts`` (K,) can lose, down to 0, and still reach ``total``."""
     low, high = 0, int(counts.max().nan_to_num(0.0)) + 1
     while high - low > 1:
         middle = (low + high) // 2

@@ -1,7 +1,4 @@
-"""The few numbers per layer and victim from which every objective is computed.
-
-A linear layer's gradient over the positions of a text is formed and compared in the cache, a few victims at a time.
-"""
+"""The few numbers per layer and victim from which objectives are computed."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,8 +21,7 @@ class Target:
     Attributes:
         value: (V, n) flattened; (V, 0) if it is known by its factors.
         squared: (V,) sum of squares.
-        variance: (V,) over the n elements.
-        mean: (V,) over the n elements.
+        variance, mean: (V,) over the n elements.
         low, high: bounds (V, n) of the undefended tensor if the defense hid its value; guesses within them fit fully.
     """
 
@@ -59,7 +55,7 @@ class Target:
 
 
 class LayerStatistics(Protocol):
-    """Statistics of the guessed gradient g' against the observed one g of one tensor; each number is (V,)."""
+    """Statistics of the guessed gradient g' against the observed g of one tensor."""
 
     @property
     def target(self) -> Target: ...
@@ -75,7 +71,7 @@ class LayerStatistics(Protocol):
         ...
 
     def apart(self, scale: Tensor, observed_scale: Tensor) -> Tensor:
-        """Return ||scale g' - observed_scale g||^2 for factors (V,), as exact as a sum of squared differences."""
+        """Return ||scale g' - observed_scale g||^2 for factors (V,), as exact as squared differences."""
         ...
 
     @property
@@ -90,13 +86,13 @@ class LayerStatistics(Protocol):
 
     @property
     def difference(self) -> Tensor:
-        """Return g' - g (V, n), for objectives that are ``elementwise`` and no sum of the above."""
+        """Return g' - g (V, n), for objectives that are ``elementwise``."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class Explicit:
-    """Statistics of a formed gradient (V, *shape); if the target has bounds, of g plus the distance to the bounds."""
+    """Statistics of a formed gradient (V, *shape), with values moved to the bounds of the target, if any."""
 
     gradient: Tensor
     target: Target
@@ -146,7 +142,6 @@ class Products:
         deltas: (V, O, P).
         inputs: (V, D, P).
         factors: factors of the observed gradient.
-        target: statistics of the observed gradient, without values.
     """
 
     deltas: Tensor
@@ -191,7 +186,7 @@ class Products:
 
     @cached_property
     def _along(self) -> Tensor:
-        """Return the gradient (V, r, q) in the coordinates of the observed one."""
+        """Return the gradient (V, r, q) in the observed one's coordinates."""
         return self._delta_parts[0] @ self._input_parts[0].mT
 
     @cached_property
@@ -251,11 +246,7 @@ def weighted_distance(
 ) -> Tensor:
     """Sum ``a ||g' - g||^2 + b sum |g' - g|`` over the tensors, (V,); differentiable once.
 
-    Args:
-        formed: gradients (V, *shape).
-        factored: factors of the other gradients.
-        targets: observed tensors, without bounds.
-        weights: a and b of each tensor.
+    ``formed`` are gradients (V, *shape), ``factored`` the factors of others, and ``weights`` a and b.
     """
     observed = [torch.cat([targets[name].value for name in formed], 1)] if formed else []
     joined = [torch.cat([gradient.reshape(len(gradient), -1) for gradient in formed.values()], 1)] if formed else []
@@ -273,11 +264,11 @@ def weighted_distance(
 
 @dataclass(frozen=True, eq=False)
 class _Plan:
-    """The tensors to compare, with their weights.
+    """The tensors to compare.
 
     Attributes:
         elementwise: a and b (n,) of the joined formed gradients.
-        products: a and b of each gradient that is a product.
+        products: a and b of each product.
         observed: (V, n) of each tensor.
     """
 
@@ -287,7 +278,7 @@ class _Plan:
 
 
 class _Compare(torch.autograd.Function):
-    """Maps plan, joined formed gradients (V, n), deltas (V, P, O) and inputs (V, P, D) to the loss (V,)."""
+    """Maps plan, joined gradients (V, n), deltas (V, P, O) and inputs (V, P, D) to the loss (V,)."""
 
     @staticmethod
     def forward(ctx: Any, plan: _Plan, *tensors: Tensor) -> Tensor:
@@ -315,9 +306,9 @@ class _Compare(torch.autograd.Function):
 def _products(
     loss: Tensor, deltas: Tensor, inputs: Tensor, observed: Tensor, weights: tuple[float, float], *, wanted: bool
 ) -> list[Tensor]:
-    """Add the products' distance from ``observed`` to ``loss`` (V,); return the slopes by both factors if ``wanted``.
+    """Add the distance of products over P from ``observed`` to ``loss`` (V,); return the slopes if ``wanted``.
 
-    The products are over P of ``deltas`` (V, P, O) and ``inputs`` (V, P, D).
+    The factors are ``deltas`` (V, P, O) and ``inputs`` (V, P, D).
     """
     squared, absolute = weights
     shape = (deltas.shape[2], inputs.shape[2])

@@ -1,4 +1,4 @@
-"""Choose the tensors, gradients and defense with which the updates of one round are matched."""
+"""Choose how the updates of one round are matched."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -37,11 +37,10 @@ class PreparedRound:
 
     Attributes:
         observations: observations by the victims' positions.
-        victim_model: the model with the attacker's values, the matched tensors, and the plan and loss as known.
+        victim_model: the model with the attacker's values, the matched tensors, and plan and loss as known.
         unrolls: ``True`` if local steps are replayed.
         ranks: ranks of the gradients that need not be formed.
         compared: weights whose gradients are formed and compared a few victims at a time.
-        known: the known defense.
         unknowns: unknowns of a hidden gradient.
     """
 
@@ -81,7 +80,7 @@ class PreparedRound:
 
 
 def _left_by_optimizers(observations: Sequence[Observation]) -> Bounds:
-    """Stack the bounds that the clients' optimizers leave on their gradients; empty if a client has none."""
+    """Stack the bounds that optimizers leave on gradients; empty if a client has none."""
     each = [o.knowledge.bounds for o in observations]
     told = [bounds for bounds in each if bounds is not None]
     if len(told) < len(each):
@@ -152,7 +151,7 @@ def _trial(victim_model: VictimModel, first: Observation) -> torch.Tensor:
 def _choose(
     victim_model: VictimModel, trial: torch.Tensor, *, unrolls: bool, elementwise: bool
 ) -> tuple[VictimGradients, Mapping[str, int], Sequence[str]]:
-    """Choose the gradients' computation, the ranks of those not formed, and the weights compared by parts."""
+    """Choose how gradients are computed, ranks of those not formed, and weights compared by parts."""
     if unrolls:
         return _unrolled(victim_model, trial), {}, ()
     of_one = trial.shape[2:3] if getattr(victim_model.model, "next_token", False) else ()

@@ -22,7 +22,7 @@ _HISTORY = 100
 
 @dataclass(frozen=True, eq=False)
 class Minimum:
-    """The best variables (V, N) and loss (V,) of each victim, and losses (T, V), thinned and nan once it has finished.
+    """The best variables (V, N) and loss (V,), and losses (T, V), thinned, and nan once a victim has finished.
 
     ``snapshots`` holds the best variables (N,) of filmed victims at some rows of the history.
     """
@@ -34,15 +34,15 @@ class Minimum:
 
 
 class Standing:
-    """State of a descent: the victims in the batch, with finished ones until :meth:`select` removes them.
+    """State of a descent, with finished victims until :meth:`select` removes them.
 
     Attributes:
         active: numbers of the victims in the batch.
         best: variables (V, N) with the lowest loss so far.
         rescued_at: (V,) best loss when a victim last went back to it.
         over: (V,) mask of the finished victims.
-        share_done: share of all work done, with removed victims.
-        snapped: rows of the batch with a snapshot just taken.
+        share_done: share of all work done.
+        snapped: rows with a snapshot just taken.
     """
 
     def __init__(self, variables: Tensor, iterations: int, filmed: Sequence[int] = ()) -> None:
@@ -88,7 +88,7 @@ class Standing:
             self._due = [row for row in self._due if values[row] != values[row]]
 
     def note(self, over: Tensor, iteration: Tensor) -> int:
-        """Mark the victims that are ``over`` (V,), note the ``iteration`` (V,) of all, and count those left."""
+        """Mark the victims ``over`` (V,), note the ``iteration`` (V,) of all, and count those left."""
         self.over = self.over | over
         self._rows_over = self.over.tolist()
         done = iteration.tolist()
@@ -115,7 +115,6 @@ class Standing:
         self._due = [number for number, row in enumerate(kept) if row in self._due]
 
     def minimum(self) -> Minimum:
-        """Return the result of all victims."""
         self._keep()
         return self._found
 
@@ -142,7 +141,7 @@ def search(
     report: Report,
     filmed: Sequence[int] = (),
 ) -> Minimum:
-    """Minimize ``problem`` for V victims by populations of candidates; see :func:`minimize`.
+    """Minimize ``problem`` by populations of candidates; see :func:`minimize`.
 
     Args:
         variables: (V, N), for shape, dtype and device alone: the populations start around 0.
@@ -182,7 +181,7 @@ def search(
 
 
 def _judged(problem: Problem, candidates: Tensor, victims: Sequence[int], capacity: int) -> Tensor:
-    """Return the losses (A, P) of ``candidates`` (A, P, N) for the victims numbered ``victims``."""
+    """Return the losses (A, P) of ``candidates`` (A, P, N) for ``victims``."""
     flat = candidates.flatten(0, 1)
     owners = torch.tensor(victims, device=flat.device).repeat_interleave(candidates.shape[1])
     losses = []
@@ -227,7 +226,6 @@ def frames_of(problem: Pictured, variables: Tensor, rows: Sequence[int]) -> list
 
 
 def _snapshot(problem: Pictured, at: int, guess: Tensor) -> Snapshot:
-    """Take a snapshot of images (B, C, H, W) or texts (B, L, d + 1)."""
     source = problem.settings.source if isinstance(problem, Problem) else None
     if isinstance(source, WordEmbeddings):
         return TextFrame(at, source.read(guess[:1])[0].cpu())
@@ -235,7 +233,7 @@ def _snapshot(problem: Pictured, at: int, guess: Tensor) -> Snapshot:
 
 
 def _of_rows(problem: Pictured, rows: Tensor) -> Pictured:
-    """Select ``rows`` of what images depend on; the observed updates, which are large, stay."""
+    """Select ``rows`` of what images depend on, without the large observed updates."""
     if not isinstance(problem, Problem):
         return problem
     labels, held = problem.labels, problem.held
@@ -246,7 +244,7 @@ _COMPACT_BELOW = 0.75
 
 
 class Minimizable(Pictured, Protocol):
-    """A loss of the variables (V, N) of V victims, the first of which are pixels."""
+    """A loss of variables (V, N), the first of which are pixels."""
 
     @property
     def pixels(self) -> int: ...
@@ -270,9 +268,7 @@ P_contra = TypeVar("P_contra", contravariant=True)
 class Moves(Protocol[P_contra]):
     """Moves of variables that no slope leads to."""
 
-    def due(self, iteration: int) -> bool:
-        """Return ``True`` if a move follows after ``iteration`` iterations."""
-        ...
+    def due(self, iteration: int) -> bool: ...
 
     def __call__(self, problem: P_contra, variables: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
         """Return the variables (V, N) to go on from."""
@@ -315,7 +311,6 @@ def minimize(
         generators: random stream of each victim.
         enough: loss (V,) below which a victim has finished.
         evaluate: (problem, variables) -> loss (V,) and gradient (V, N).
-        report: callback for the share of the work done.
         filmed: victims with snapshots.
     """
     state = Standing(variables, descent.iterations, filmed)

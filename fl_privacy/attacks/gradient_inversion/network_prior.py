@@ -20,9 +20,9 @@ _SMALLEST = 4
 class Untrained:
     """A convolutional decoder for each victim (deep image prior, Ulyanov et al. 2018; CI-Net, Zhang et al. 2023).
 
-    Noise of a few pixels, fixed for each image, is doubled in size, convolved, normalized and rectified until it has
-    the image's size; a convolution and a sigmoid make colors. A victim's images share the weights ``scale (w + unit
-    x)``, with w from N(0, 1), scale by He et al. (2015), and variables x from 0, which suit learning rates of pixels.
+    Fixed noise of a few pixels is doubled in size, convolved, normalized and rectified up to the image's size; a
+    convolution and a sigmoid make colors. A victim's images share the weights ``scale (w + unit x)``, with w from N(0,
+    1), scale by He et al. (2015), and variables x from 0.
 
     Attributes:
         width: number of channels.
@@ -86,7 +86,7 @@ class Untrained:
         return None
 
     def _sides(self, shape: Shape) -> list[tuple[int, int]]:
-        """Return (height, width) of the maps, from input to image; each is half of the next, rounded up."""
+        """Return (height, width) of the maps, from input to image, each half of the next, rounded up."""
         sides = [(int(shape[2]), int(shape[3]))]
         while min(sides[0]) // 2 >= _SMALLEST:
             sides.insert(0, (-(-sides[0][0] // 2), -(-sides[0][1] // 2)))

@@ -1,4 +1,4 @@
-"""Estimate the noise in an update, and the smoothness of the likeliest images behind it."""
+"""Estimate the noise in an update, and the smoothness of the likeliest images."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -39,7 +39,7 @@ def noise_over_gradient(observation: Observation) -> float | None:
     """Return the norm of the noise in the update over that of the gradient, at most 3.
 
     Gradients of cross entropy by the logits sum to zero over the classes, and so do the columns of the output layer's
-    weight and bias; their sums are noise, or rounding of 1e-6 in single precision.
+    weight and bias; their sums are noise, or rounding of 1e-6.
 
     Returns:
         ``None`` without an output layer, with too few columns, or for steps of Adam.
@@ -52,7 +52,7 @@ def noise_over_gradient(observation: Observation) -> float | None:
 
 
 def ratio_of_gradient(gradient: Tensors, observation: Observation) -> float:
-    """Return the noise ratio of a noiseless ``gradient``: rounding, or more if the model has no softmax."""
+    """Return the noise ratio of a noiseless ``gradient``: rounding, or more without softmax."""
     layer = output_layer(observation.model, observation.num_classes)
     return (layer and _ratio(gradient, [name for name in layer if name])) or 0.0
 
@@ -76,10 +76,7 @@ objective and to the angle of the whole update."""
 def smoothing_of(
     observations: Sequence[Observation], problem: Callable[[slice], Problem], at_once: int
 ) -> list[Smoothing] | None:
-    """Measure the smoothing of each observation, ``at_once`` at a time; ``None`` if the noise is unknown.
-
-    ``problem`` builds the problem of some of them.
-    """
+    """Measure the smoothing of each observation, ``at_once`` at a time; ``None`` if the noise is unknown."""
     ratios = [noise_over_gradient(observation) for observation in observations]
     told = [ratio for ratio in ratios if ratio is not None]
     if len(told) < len(ratios):
@@ -94,11 +91,10 @@ def smoothing_of(
 def _smoothing(problem: Problem, ratios: Sequence[float]) -> tuple[Tensor, Tensor]:
     """Return weights (V,) of total variation at which noise doesn't show, for the attack's objective and the angle.
 
-    The best weight grows with the noise (Rudin, Osher and Fatemi 1992). Its effect on pixels is rehearsed: if the
+    The best weight grows with the noise (Rudin, Osher and Fatemi 1992), whose effect on pixels is rehearsed: if the
     gradient of public images is matched but for noise as loud as the update's, ``ratios`` (V,), all of the slope is
     noise. The move of a pixel follows from the objective's rise towards other images; moves below ``_EDGE`` are
-    smoothed less. Weights are zero if a rehearsal shows nothing, as behind layers that are silent for the public
-    images.
+    smoothed less. Weights are zero if a rehearsal shows nothing.
     """
     loud = torch.tensor(ratios).to(problem.zero_loss())
     rng = derive_generator(0, "rehearsed noise")
@@ -136,7 +132,7 @@ def _gradients(one: Round, images: Tensor, labels: Tensor) -> Tensors:
 
 
 def _noisy(gradients: Tensors, noise: Tensors, loud: Tensor) -> dict[str, Target]:
-    """Add ``noise``, the same for all victims, at ``loud`` (V,) times the gradient's norm."""
+    """Add ``noise`` at ``loud`` (V,) times the gradient's norm."""
     length = torch.stack([value.flatten(1).square().sum(1) for value in gradients.values()]).sum(0).sqrt()
     each = loud * length / torch.stack([value.square().sum() for value in noise.values()]).sum().sqrt()
     return {

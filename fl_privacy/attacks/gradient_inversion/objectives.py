@@ -1,4 +1,4 @@
-"""Distances between guessed and observed gradient, as functions of a few numbers per layer."""
+"""Distances between guessed and observed gradient."""
 
 import fnmatch
 from collections.abc import Iterable, Mapping, Sequence
@@ -41,7 +41,7 @@ class SumOfDistances(Protocol):
     """An objective that, in some settings, is a weighted sum of distances."""
 
     def coefficients(self, names: Sequence[str]) -> Coefficients | None:
-        """Return the coefficients of the tensors ``names``; ``None`` if the objective is no such sum."""
+        """Return the coefficients of the tensors ``names``; ``None`` if it is no such sum."""
         ...
 
 
@@ -128,10 +128,10 @@ class L1:
 class Cosine:
     """1 - cosine of guessed and observed gradient (Geiping et al. 2020, Eq. 4).
 
-    Computed as half the squared distance of the unit vectors, which keeps its digits down to a loss of zero.
+    Computed as half the squared distance of the unit vectors, which keeps its digits down to zero.
 
     Attributes:
-        per_layer: mean distance of the tensors instead of one angle over all of them.
+        per_layer: mean distance of the tensors instead of one angle.
         epsilon: least divisor of a tensor's dot product with ``per_layer``, as in the authors' code; tensors of
             rounding errors, such as biases before batch norm in training mode, get a loss of 1 without a slope.
     """
@@ -181,10 +181,9 @@ class GaussianKernel:
 
     Attributes:
         form: formula of sigma_l^2. ``literal``: the variance of the observed g_l over its elements, as printed, whose
-            slope is 0 in floating point. ``normalized``: that times the number of elements; the exponent is of order 1.
+            slope is 0 in floating point. ``normalized``: times the number of elements; the exponent is of order 1.
         bandwidth: factor on sigma_l^2.
-        depth: decline of Q_l from 1 to ``last`` over the tensors: none, linear, or by a constant factor. The paper
-            gives no values.
+        depth: decline of Q_l from 1 to ``last`` over the tensors; the paper gives no values.
         last: Q of the last tensor, above 0.
         per: unit of one kernel: each ``tensor``, or a ``layer`` (weight and bias), as in the paper.
     """
@@ -238,9 +237,8 @@ class WeightedL2L1:
     """Squared Euclidean distance plus ``alpha`` times the absolute one of each tensor (TAG, Deng et al. 2021, Eq. 5).
 
     Attributes:
-        alpha: weight of the first tensor's absolute distance.
         last: factor on ``alpha`` at the last tensor, linear between.
-        relative: division by the loss of a zero gradient, so that the size of gradients does not count.
+        relative: division by a zero gradient's loss, so that the size of gradients does not count.
     """
 
     alpha: float = 0.1

@@ -1,4 +1,4 @@
-"""The parts of gradient inversion that differ between images, texts and rows of a table."""
+"""The parts of gradient inversion that differ between images, texts and rows."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -48,18 +48,18 @@ class Search:
 
     Attributes:
         adapted: (settings, observation) -> settings for such examples.
-        variables_of_one: (observation, all of its group) -> shape of the variables of one example.
+        variables_of_one: (observation, all of its group) -> shape of one example's variables.
         input_of_one: (observation) -> shape of one example at the model's input.
         trial: random numbers (..., *input) -> inputs that the model takes.
         matched: (names, model) -> names of the tensors to compare.
         proxies: (model, shape, rng) -> inputs that stand for an unknown client's.
-        corrects: ``True`` draws the model's mean answer to proxies to equal shares, as far as it is chance.
+        corrects: ``True`` draws the model's mean answer to proxies to equal shares.
         read: (settings, result) -> examples to report.
-        answer: (settings, attempts, the chosen one) -> examples, and the certainty of their cells or ``None``.
+        answer: (settings, attempts, the chosen one) -> examples, and their cells' certainty or ``None``.
         elementwise_parts: ``True`` compares weights of linear layers a few victims at a time.
         completed: ``True`` infers what is undisclosed of a client first.
         filmed: ``True`` if guesses can be looked at.
-        varies: reason why victims of a group differ in shape, so that nothing can be compiled; empty if they do not.
+        varies: reason why victims differ in shape, so that nothing can be compiled, or empty.
     """
 
     adapted: Callable[[Settings, Observation], Settings] = lambda settings, observation: settings
@@ -103,7 +103,7 @@ def _proxy_images(model: nn.Module, shape: tuple[int, ...], rng: torch.Generator
 
 
 def _natural_noise(shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
-    """Draw images (N, C, H, W), mostly gray, whose amplitudes fall with the frequency as in photographs."""
+    """Draw images (N, C, H, W), mostly gray, with amplitudes by frequency as in photographs."""
     height, width = shape[-2:]
     rows, columns = torch.fft.fftfreq(height)[:, None], torch.fft.rfftfreq(width)[None]
     amplitude = (rows.square() + columns.square()).clamp_min(1 / max(height, width) ** 2).rsqrt()
@@ -119,7 +119,6 @@ def _read_images(settings: Settings, found: Tensor) -> Tensor:
 
 
 def _seeking_words(settings: Settings, observation: Observation) -> Settings:
-    """Optimize the embeddings of words, without priors of images."""
     values = observation.assumed().parameters[_text_model(observation.model).word_weight]
     dtype = torch.float64 if settings.dtype == "float64" else torch.float32
     table = values.to(settings.device or values.device, dtype)
@@ -155,7 +154,6 @@ def _read_texts(settings: Settings, found: Tensor) -> Tensor:
 
 
 def _seeking_rows(settings: Settings, observation: Observation) -> Settings:
-    """Optimize shares of categories, and numbers, without priors of images."""
     schema = schema_of(observation.model)
     assert schema is not None
     rows = TableRows(schema=schema, bounded=settings.bounded, counted=settings.counted)
@@ -169,7 +167,7 @@ def _proxy_rows(model: nn.Module, shape: tuple[int, ...], rng: torch.Generator) 
 
 
 def _answer_of_rows(settings: Settings, attempts: Sequence[Attempt], chosen: Attempt) -> tuple[Tensor, Tensor | None]:
-    """Return rows (B, F) and the certainty (B, C) of cells, of the accepted attempt or of all pooled."""
+    """Return rows (B, F) and the certainty (B, C) of cells, of the accepted attempt or of all."""
     assert isinstance(settings.source, TableRows)
     schema, finite = settings.source.schema, [a for a in attempts if math.isfinite(a.loss)]
     pooled = pool(

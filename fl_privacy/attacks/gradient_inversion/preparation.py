@@ -1,4 +1,4 @@
-"""Prepare a group of victims once, and build the problems of any chunk of it."""
+"""Prepare a group of victims, and build the problems of its chunks."""
 
 import math
 import warnings
@@ -43,7 +43,7 @@ _ATTEMPTS_THROUGH_TRANSFORMS = 128
 
 @dataclass(frozen=True, eq=False)
 class PreparedVictim:
-    """A victim of a group, with labels (B,) or (B, K), ``None`` if they are optimized, and their source."""
+    """A victim, with labels (B,) or (B, K), ``None`` if they are optimized, and their source."""
 
     position: int
     observation: Observation
@@ -58,8 +58,8 @@ class Prepared:
     Attributes:
         shape: (B, C, H, W) of one victim.
         rounds: matched updates, the last round's first.
-        observer: the model in evaluation mode, with its running statistics.
-        failures: reasons why the other victims can't be attacked, by position.
+        observer: the model in evaluation mode.
+        failures: reasons why the other victims can't be attacked.
     """
 
     settings: Settings
@@ -92,7 +92,6 @@ class Prepared:
 
     @property
     def _attempts_each(self) -> int:
-        """Return the attempts at each transformation."""
         asked, transforms = self.settings.restarts, len(self.rounds[0].known.transforms)
         return min(asked, max(1, _ATTEMPTS_THROUGH_TRANSFORMS // transforms)) if transforms else asked
 
@@ -250,7 +249,6 @@ class Prepared:
 
     @property
     def _obstacle(self) -> str | None:
-        """Return the reason why the problems can't be compiled, if any."""
         if self.rounds[0].known.transforms:
             return "its guesses go through transformations that differ from attempt to attempt"
         if self.search.varies:
@@ -262,7 +260,7 @@ class Prepared:
         return None
 
     def _trial(self) -> tuple[Problem, Tensor]:
-        """Build the problem of a single victim and its start, to size the evaluations."""
+        """Build the problem and start of a single victim, to size the evaluations."""
         victim = self.victims[:1]
         return self._unsmoothed(victim, [0]), self.start(victim, [0])[0]
 
@@ -272,10 +270,10 @@ class Prepared:
 
 
 def prepare(settings: Settings, group: Group, seed: int) -> Prepared:
-    """Make ``group`` ready for the attack of ``settings``.
+    """Prepare ``group`` for the attack of ``settings``.
 
     Raises:
-        NotAttackableError: no victim of the group can be attacked.
+        NotAttackableError: no victim can be attacked.
     """
     first, search = group.first, search_of(group.first.model)
     settings = search.adapted(settings, first)

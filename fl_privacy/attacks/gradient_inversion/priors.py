@@ -1,4 +1,4 @@
-"""Priors of natural images: terms added to the attack's objective."""
+"""Priors of natural images."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,12 +12,7 @@ from fl_privacy.models.gradients.hooks import Call, entering
 
 @dataclass(frozen=True, eq=False)
 class BatchStatistics:
-    """The guess's statistics in a batch-norm layer and the running ones, by channel.
-
-    Attributes:
-        mean, variance: (V, C) of the layer's inputs.
-        usual_mean, usual_variance: (C,) running statistics sent with the model.
-    """
+    """The guess's (V, C) and the running (C,) statistics in a batch-norm layer."""
 
     mean: Tensor
     variance: Tensor
@@ -32,7 +27,7 @@ class Guess:
     Attributes:
         images: (V, B, C, H, W), before any transformation known of the client.
         attempts: number of neighboring rows that are attempts at the same victim.
-        batch_statistics: callback for the statistics of each batch-norm layer, in order, for the transformed images.
+        batch_statistics: callback for the statistics of each batch-norm layer, for transformed images.
     """
 
     images: Tensor
@@ -55,10 +50,10 @@ class TotalVariation:
     """Total variation: the mean absolute (or Euclidean) difference of neighboring pixels.
 
     Attributes:
-        isotropic: mean length of the (horizontal, vertical) difference instead of the sum of both mean absolute ones.
+        isotropic: mean length of the (horizontal, vertical) difference instead of both mean absolute ones.
         summed: sum over pixels and channels instead of their mean, as in published formulas.
-        relative: division by the image's contrast relative to a photograph's (:data:`CONTRAST`), for models that
-            normalize by the batch and hardly see contrast, so that faint images would count as smooth.
+        relative: value at a photograph's contrast (:data:`CONTRAST`), for models that normalize by the batch and hardly
+            see contrast, so that faint images would count as smooth.
     """
 
     weight: float = 1e-4
@@ -106,10 +101,7 @@ class ColorRange:
 class BatchNormStatistics:
     """Distance of the batch statistics of the guess to the running ones (GradInversion, Yin et al. 2021, R_BN).
 
-    Sum over layers of ``||mean - usual mean|| + ||variance - usual variance||``; 0 for a model without batch norm.
-
-    Attributes:
-        first: extra factor on the first layer.
+    Sum over layers of ``||mean - usual mean|| + ||variance - usual variance||``, ``first`` times for the first layer.
     """
 
     weight: float = 0.1
@@ -127,7 +119,7 @@ class BatchNormStatistics:
 class GroupConsistency:
     """Distance to the mean image of all attempts at the victim (GradInversion, Yin et al. 2021, R_group).
 
-    The mean is that of the moment, and not differentiated.
+    The current mean is not differentiated.
     """
 
     weight: float = 1e-2
@@ -143,7 +135,7 @@ def _length(vectors: Tensor) -> Tensor:
 
 
 def batch_statistics(model: nn.Module, images: Tensor) -> list[BatchStatistics]:
-    """Return the statistics in every batch-norm layer of ``model``, in evaluation mode, for images (V, B, C, H, W)."""
+    """Return the statistics in every batch-norm layer of ``model`` for images (V, B, C, H, W)."""
     layers = {
         name: module
         for name, module in model.named_modules()

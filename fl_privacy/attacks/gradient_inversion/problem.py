@@ -37,13 +37,13 @@ _SMALL = 1 << 13
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Round:
-    """The updates of V victims in one round, and the guessed gradients to compare with them.
+    """The updates of V victims in one round, and the guessed gradients.
 
     Attributes:
-        gradients: gradients of the victims' losses; :class:`Layered` if there are ``factors`` or ``compared``.
+        gradients: gradients of the losses; :class:`Layered` if there are ``factors`` or ``compared``.
         targets: observed tensors.
         factors: factors of observed tensors whose gradients are not formed.
-        clip: the client's clipping, applied to the guessed gradient too.
+        clip: the client's clipping, also of the guessed gradient.
         compared: weights whose gradients are formed and compared a few victims at a time.
     """
 
@@ -55,7 +55,7 @@ class Round:
 
     @cached_property
     def small(self) -> tuple[Sequence[str], Target] | None:
-        """Return names and target of the small tensors to join; ``None`` for fewer than two."""
+        """Return names and target of the small tensors, if there are two."""
         names = [
             name
             for name, target in self.targets.items()
@@ -69,9 +69,9 @@ class Round:
         """Compute the statistics of each tensor.
 
         Args:
-            images: images (V, B, C, H, W), about in [0, 1], as the model sees them.
+            images: (V, B, C, H, W), about in [0, 1], as the model sees them.
             labels: (V, B) or probabilities (V, B, K).
-            hidden: gradient (V, B, F) that a private loss sends back into the features; requires :class:`Layered`.
+            hidden: gradient (V, B, F) that a private loss sends back; requires :class:`Layered`.
             by_layer: ``False`` joins small tensors under the first's name.
         """
         joined = None if by_layer else self.small
@@ -130,7 +130,7 @@ class Problem:
     Attributes:
         shape: (B, C, H, W) of one victim.
         labels: (V, B) or (V, B, K); ``None`` if they are optimized.
-        observer: the model in evaluation mode, with its running statistics.
+        observer: the model in evaluation mode.
         attempts: number of neighboring victims that are attempts at the same one.
         held: values (V, m) that the source holds fixed.
     """
@@ -148,7 +148,6 @@ class Problem:
 
     @cached_property
     def pixels(self) -> int:
-        """Return the number of pixels or of the source's variables."""
         source = self.settings.source
         return int(torch.Size(self.shape).numel()) if source is None else source.size(self.shape)
 
@@ -167,7 +166,7 @@ class Problem:
         return self.of_outputs.expected(logits.reshape(-1, self.shape[0], self.num_classes))
 
     def hidden_gradients(self, variables: Tensor) -> Sequence[Tensor | None]:
-        """Return the gradients (V, B, F) that a private loss sends back into the features, one a round, or ``None``."""
+        """Return the gradients (V, B, F) that a private loss sends back into the features, one a round."""
         unknowns = self.constraints.unknowns
         if unknowns is None:
             return [None] * len(self.rounds)
@@ -194,7 +193,7 @@ class Problem:
         return loss if known.smoothness is None else loss + known.smoothness * self.roughness(guess)
 
     def roughness(self, guess: Guess) -> Tensor:
-        """Return the total variation (V,), at equal contrast if the model hardly depends on contrast."""
+        """Return the total variation (V,), at equal contrast if the model ignores contrast."""
         return (_relative_roughness if self.constraints.any_contrast else _plain_roughness)(guess)
 
     def mismatch(self, images: Tensor, labels: Tensor, hidden: Sequence[Tensor | None]) -> Tensor:
@@ -216,10 +215,10 @@ class Problem:
         return torch.stack([self.settings.objective(statistics) for statistics in zeros]).sum(0)
 
     def blank_loss(self) -> Tensor:
-        """Return the objective (V,) of gray images, at most ``_LARGE`` of a zero gradient's: the unit of smoothness.
+        """Return the objective (V,) of gray images, the unit of smoothness, at most ``_LARGE`` of a zero gradient's.
 
-        If a gradient hardly depends on the images, gray ones come far nearer than zero: 1e-5 of its distance behind a
-        LeNet with sigmoids.
+        If a gradient hardly depends on the images, gray ones come far nearer: to 1e-5 of its distance behind a LeNet
+        with sigmoids.
         """
         zero, known = self.zero_loss(), self.constraints
         images = zero.new_full((len(zero), *self.shape), 0.5)

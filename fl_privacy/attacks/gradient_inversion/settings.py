@@ -38,16 +38,13 @@ _CHOICES = {
 class Rearranging:
     """Moves among the iterations of a descent on embeddings of words.
 
-    Each move compares ``tries`` orders of the decoded words: two words exchanged, a word moved, a sequence moved, a
+    Each move compares ``tries`` orders of the decoded words: two words exchanged, a word or a sequence moved, a
     beginning put to the end. The best has the least mismatch of gradients plus ``prior`` times the mean negative log
-    likelihood under a language model of public texts, in units of the median difference of orders from the best. The
-    texts of a batch take turns, all victims at once.
+    likelihood under a language model of public texts, in units of the median difference of orders from the best.
 
     Attributes:
         every: iterations between moves.
         burn_in: share of the iterations before the first move; 1 moves words at the end alone.
-        tries: orders compared, with the present one.
-        prior: weight of the language model.
         last: most moves at the end, as long as they improve the text.
         starts: random first guesses, of which the one with the least mismatch is kept; then as many orders of it.
     """
@@ -75,22 +72,19 @@ class Settings:
     Attributes:
         source: source of the images instead of pixels; ``start`` and ``space`` then have no effect.
         reading: decoding of embeddings to tokens.
-        embedding_norm: weight of the squared difference between the mean length of the embeddings found and that of
-            tokens, as a share of the latter (LAMP, Balunovic et al. 2022).
-        moves: moves of words among the iterations.
-        bounded: ``True`` keeps numbers of a table within the bounds of its schema.
+        embedding_norm: weight of the squared difference between the mean length of embeddings and that of tokens, as a
+            share of the latter (LAMP, Balunovic et al. 2022).
+        bounded: ``True`` keeps numbers of a table within its schema's bounds.
         counted: ``True`` leaves out categories that no row has, by the first layer's gradient.
-        pooled: ``True`` takes the median of the attempts at a table's rows, put into one order, instead of the best
-            (TabLeak, Vero et al. 2023).
+        pooled: ``True`` takes the median of the attempts at a table's rows, in one order, instead of the best (TabLeak,
+            Vero et al. 2023).
         evident: ``True`` if an attacker given no defense uses what the update shows of it: zeros, few levels, empty
             columns, else the norm, to which the guess is clipped (GGL, Li et al. 2022, section 4.2).
         projection: projection to [0, 1] after each iteration.
         as_they_come: ``True`` reports pixels outside of [0, 1].
         into_range: final mapping to [0, 1].
-        restarts: most attempts from different starts; the first below ``accept`` is taken, else the one with the least
-            loss.
-        enough: share of a zero gradient's loss (with ``L2``: of the observed squared norm) below which a victim has
-            finished.
+        restarts: most attempts; the first below ``accept`` is taken, else the one with the least loss.
+        enough: share of a zero gradient's loss (with ``L2``: of the observed squared norm) that finishes a victim.
         accept: such a share, below which a victim is not attacked again.
         noise: standard deviation of Gaussian noise on the pixels' gradient.
         device: device of the computation; ``None``: that of the values sent.

@@ -1,4 +1,4 @@
-"""Surrogate model extension: match many local steps by one gradient at a model on the way to the returned one."""
+"""Surrogate model extension: match many local steps by one gradient at a model on the way."""
 
 import math
 from collections.abc import Sequence
@@ -72,15 +72,13 @@ class SurrogateModel:
     def __call__(
         self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
     ) -> list[Reconstruction]:
-        """Attack all ``observations``; see :class:`fl_privacy.attacks.ReconstructionAttack`."""
-
         def attack(group: Group, report: Report) -> dict[int, Reconstruction]:
             return self.solve(group, seed, report)
 
         return attack_in_groups(observations, attack, progress=progress)
 
     def solve(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
-        """Attack the victims of a ``group`` together, and return results by position.
+        """Attack the victims of a ``group``, each at its own model, by position.
 
         Raises:
             NotAttackableError: the update is a gradient, one step of Adam, or not of images.
@@ -167,7 +165,7 @@ def _reconstruction(victim: PreparedVictim, images: Tensor, share: float, histor
 
 @dataclass(frozen=True, eq=False)
 class _Between:
-    """The models of V victims between two, and their gradients' angles to the way between them.
+    """The models of V victims between two.
 
     Attributes:
         sent: values (*shape).
@@ -209,7 +207,7 @@ class _Between:
         return self.sent[self.names[0]].dtype
 
     def _can_be_mapped(self, shape: tuple[int, ...]) -> bool:
-        """Return ``True`` if all victims' gradients can be computed at once, and differentiated once more."""
+        """Return ``True`` if gradients of all victims can be computed at once and differentiated."""
         images = torch.full((len(self.labels), *shape), 0.5).to(self.labels.device, self.dtype).requires_grad_()
         try:
             with differentiable_twice():
@@ -235,7 +233,7 @@ class _Between:
         return 1 - dot / (squared * observed).clamp_min(torch.finfo(dot.dtype).tiny).sqrt()
 
     def _gradients(self, at: Tensors, images: Tensor) -> Tensors:
-        """Return the gradients (V, *shape) at each victim's own parameters (V, *shape)."""
+        """Return the gradients (V, *shape) at each victim's parameters."""
         if self.mapped:
             found: Tensors = vmap(grad(self.loss))(at, images, self.labels)
             return found
@@ -248,6 +246,6 @@ class _Between:
 
 
 def _roughness(images: Tensor) -> Tensor:
-    """Return the mean absolute differences (V,) of neighboring pixels, both directions together."""
+    """Return the mean absolute differences (V,) of neighboring pixels."""
     down, right = images.diff(dim=-2), images.diff(dim=-1)
     return down.abs().flatten(1).mean(1) + right.abs().flatten(1).mean(1)

@@ -1,4 +1,4 @@
-"""Labels of any loss from the output layer's gradient: exact if its outputs are known, else counts."""
+"""Labels of any loss from the output layer's gradient."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ class Head:
 
     @classmethod
     def of(cls, network: nn.Module, inputs: Tensor, path: str, layer: nn.Module) -> "Head":
-        """Run ``network`` on ``inputs``, and keep the graph behind its output ``layer`` at ``path``."""
+        """Run ``network`` on ``inputs``, and keep the graph behind its output ``layer``."""
         with torch.no_grad(), leaving({path: layer}) as calls:
             network(inputs)
         leaf = calls[-1].output.detach().requires_grad_()
@@ -56,7 +56,7 @@ def labels_behind(head: Head, loss: Loss, slopes: Tensor) -> tuple[Tensor, float
     """Solve for labels (B,) or rows (B, K) that give ``slopes`` (B, K), and return the share left unexplained.
 
     Classes are found by the direction of their slopes alone, so that class weights and clipping do no harm. Rows solve
-    linear equations, since all usual losses are linear in their targets.
+    linear equations, since usual losses are linear in their targets.
     """
     found: list[tuple[Tensor, float]] = []
     if loss.targets == "classes":
@@ -70,7 +70,7 @@ def labels_behind(head: Head, loss: Loss, slopes: Tensor) -> tuple[Tensor, float
 
 
 def _best_classes(head: Head, loss: Loss, slopes: Tensor) -> tuple[Tensor, float]:
-    """Return the class (B,) of each example, and the largest share of a row left unexplained."""
+    """Return the class (B,) of each example, and the largest share left unexplained."""
     size, number = slopes.shape
     apart = []
     for label in range(number):
@@ -103,7 +103,7 @@ def _rows(head: Head, loss: Loss, slopes: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class SingleExample:
-    """The output layer's gradient of one example: the head of its features, and slopes (1, K) by its outputs."""
+    """The output layer's gradient of one example: head of its features, and slopes (1, K)."""
 
     head: Head
     slopes: Tensor
@@ -112,7 +112,7 @@ class SingleExample:
     def of(
         cls, model: nn.Module, shape: tuple[int, ...], layer: OutputNames, gradient: Tensors
     ) -> "SingleExample | None":
-        """Build it from the unscaled ``gradient``; ``None`` if that is not of one example, or a part is missing.
+        """Build it from the unscaled ``gradient``; ``None`` if that is incomplete or not of one example.
 
         Weight and bias have the gradients s h^T and s, which give the features h.
         """
@@ -133,7 +133,7 @@ class SingleExample:
 def counted_labels(
     model: nn.Module, loss: Loss, shape: tuple[int, ...], layer: OutputNames, *, evidence: Tensor, size: int
 ) -> Tensor:
-    """Find labels (B,) of a batch, sorted, whose summed slopes point in the direction of ``evidence`` (K,).
+    """Find labels (B,), sorted, whose summed slopes point in the direction of ``evidence`` (K,).
 
     Each class has the slopes of noise; labels are added, then changed, one by one. Lengths do not count, since class
     weights change them.

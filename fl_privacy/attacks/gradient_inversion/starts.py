@@ -1,4 +1,4 @@
-"""Spaces and sources of the images that are optimized, and first guesses."""
+"""Spaces, first guesses and sources of images."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -50,7 +50,7 @@ def project(images: Tensor, how: Projection) -> Tensor:
 
 
 def scaled_to_range(images: Tensor, how: Scaling) -> Tensor:
-    """Bring finished guesses (..., C, H, W) to [0, 1] separately; one of a single level is always cut."""
+    """Bring finished guesses (..., C, H, W) to [0, 1]; one of a single level is always cut."""
     if how == "clamp":
         return images.clamp(0, 1)
     low, high = images.amin((-3, -2, -1), keepdim=True), images.amax((-3, -2, -1), keepdim=True)
@@ -78,9 +78,7 @@ class Blank:
 class Start(Protocol):
     """Draws the first variables of a victim, of ``blank.shape`` and on the CPU."""
 
-    def __call__(self, blank: Blank) -> Tensor:
-        """Return the variables."""
-        ...
+    def __call__(self, blank: Blank) -> Tensor: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +111,7 @@ class Constant:
 
 @dataclass(frozen=True, kw_only=True)
 class Pattern:
-    """Start from a random patch tiled over the image (Wei et al. 2020; Fan et al. 2020), pixels from U[0, 1].
+    """Start from a random patch, U[0, 1], tiled over the image (Wei et al. 2020; Fan et al. 2020).
 
     Attributes:
         size: side of the patch in pixels.
@@ -130,11 +128,7 @@ class Pattern:
 
 @dataclass(frozen=True, kw_only=True)
 class PublicMean:
-    """Start from the mean of the attacker's public images.
-
-    Attributes:
-        of_class: ``True`` averages the images of each example's class, if it has any.
-    """
+    """Start from the mean of public images, with ``of_class`` of those of each example's class, if any."""
 
     of_class: bool = False
 
@@ -162,7 +156,7 @@ class PublicMean:
 
 @dataclass(frozen=True)
 class Previous:
-    """Start from the result for the same examples in an earlier round; in the first round as ``Normal``."""
+    """Start from the result for the same examples in an earlier round, if any."""
 
     def __call__(self, blank: Blank) -> Tensor:
         previous = blank.observation.knowledge.previous
@@ -215,10 +209,7 @@ Shape = Sequence[int]
 
 
 class ImageSource(Protocol):
-    """Turns variables (V, n) and fixed values (V, m) into the images of V victims.
-
-    A victim's first values are drawn on the CPU, from its stream alone.
-    """
+    """Turns variables (V, n) and fixed values (V, m) into images; first values are drawn on the CPU."""
 
     def size(self, shape: Shape) -> int:
         """Return n."""
@@ -254,7 +245,7 @@ class ImageSource(Protocol):
         ...
 
     def provenance(self, image: Sequence[int]) -> Provenance | None:
-        """Return what it was trained on, for images (C, H, W); ``None`` if it was not.
+        """Return its training data, for images (C, H, W), or ``None``.
 
         Raises:
             UserError: there is no such source for these images.

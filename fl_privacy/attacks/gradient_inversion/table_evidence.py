@@ -1,4 +1,4 @@
-"""Infer the columns of a table from the first layer's gradient, before any row is sought."""
+"""Infer the columns of a table from the first layer's gradient."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ class Evidence:
 
 
 def first_linear(model: nn.Module, width: int) -> str | None:
-    """Return the path of the linear layer with a bias that the rows (B, F) enter; ``None`` if it is not the first."""
+    """Return the path of the linear layer with a bias that the rows (B, F) enter, if it is the first."""
     for path, module in model.named_modules():
         if next(module.children(), None) is None and next(module.parameters(), None) is not None:
             sound = isinstance(module, nn.Linear) and module.in_features == width and module.bias is not None
@@ -52,7 +52,7 @@ def evidence_of(observation: Observation, schema: Schema, counts: tuple[float, .
 
     With d_i the gradient that row x_i sends back, the weight's gradient is ``sum d_i x_i'`` and the bias' ``sum d_i``:
     a category's column without shift and scale sums d_i over its rows. In a young network a class's d_i are alike, so
-    that the sum shows their number. ``counts`` (K,) are the rows of each class, as far as known.
+    that the sum shows their number. ``counts`` (K,) are the known rows of each class.
     """
     path = first_linear(observation.model, schema.width)
     gradient = as_gradient(observation)
@@ -71,7 +71,7 @@ def evidence_of(observation: Observation, schema: Schema, counts: tuple[float, .
 
 
 def _some_of_each(present: Tensor, schema: Schema) -> Tensor:
-    """Add to (F,) all numbers, and all categories of a column that seems to have none."""
+    """Add to (F,) all numbers, and all categories of a column without any."""
     found = present.clone()
     found[schema.number_values] = True
     places, there = schema.groups
@@ -82,7 +82,7 @@ def _some_of_each(present: Tensor, schema: Schema) -> Tensor:
 
 
 def _usual_returns(observation: Observation, schema: Schema, path: str) -> Tensor:
-    """Return the gradients (K, N, M) that random rows send back to the layer under each class's loss."""
+    """Return the gradients (K, N, M) that random rows send back under each class's loss."""
     sent = observation.assumed()
     like = next(iter(sent.parameters.values()))
     model = frozen_copy(observation.model, sent, observation.plan, device=like.device, dtype=torch.float32).eval()
@@ -97,9 +97,9 @@ def _usual_returns(observation: Observation, schema: Schema, path: str) -> Tenso
 
 
 def _posterior(sums: Tensor, returns: Tensor, schema: Schema, counts: Sequence[float]) -> Tensor:
-    """Estimate shares of categories and means of numbers, (K, F), in the rows of each class, by ``sums`` (M, F).
+    """Estimate shares of categories and means of numbers, (K, F), in each class, by ``sums`` (M, F).
 
-    A Gaussian model: prior counts of rows, and gradients with the mean and covariance of ``returns`` (K, N, M).
+    A Gaussian model: prior counts of rows, and mean and covariance of ``returns`` (K, N, M).
     """
     classes, size, usual = len(returns), sum(counts), schema.usual.double()
     means = returns.mean(1) / size
@@ -123,7 +123,7 @@ def _posterior(sums: Tensor, returns: Tensor, schema: Schema, counts: Sequence[f
 
 
 def _tidied(shares: Tensor, schema: Schema, present: Tensor) -> Tensor:
-    """Turn (K, F) into shares of each column that add up to 1, and numbers within their bounds."""
+    """Turn (K, F) into shares that add up to 1 in a column, and numbers within bounds."""
     found = shares.clone()
     places, there = schema.groups
     if len(places):

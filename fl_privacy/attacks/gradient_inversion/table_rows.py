@@ -1,4 +1,4 @@
-"""Rows of a table as variables, and many attempts at them pooled into one (TabLeak, Vero et al. 2023)."""
+"""Rows of a table as variables, and pooled attempts (TabLeak, Vero et al. 2023)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,8 +25,8 @@ class TableRows:
     """Rows (V, B, F) from free variables: a softmax over each column's categories, and bounded numbers.
 
     Attributes:
-        bounded: ``True`` computes numbers by a sigmoid between the bounds of the schema, if it has any.
-        counted: ``True`` leaves out categories that no row has, and starts from the counts of the others
+        bounded: ``True`` computes numbers by a sigmoid between the schema's bounds.
+        counted: ``True`` leaves out categories that no row has, and starts from the others' counts
             (:mod:`fl_privacy.attacks.gradient_inversion.table_evidence`).
         spread: standard deviation of the first variables of categories.
     """
@@ -38,7 +38,6 @@ class TableRows:
     stages: int = 1
 
     def size(self, shape: Shape) -> int:
-        """Return B F."""
         return int(torch.Size(shape).numel())
 
     def start(self, blank: Blank) -> Tensor:
@@ -58,7 +57,7 @@ class TableRows:
         return drawn.flatten()
 
     def _middles(self, blank: Blank) -> Tensor:
-        """Return shares of categories and means of numbers, (B, F) or (F,), for a first guess."""
+        """Return shares of categories and means of numbers, (B, F) or (F,)."""
         schema, found = self.schema, self._evidence(blank)
         if found is None:
             return schema.usual
@@ -87,7 +86,7 @@ class TableRows:
         return self.rows(variables.reshape(-1, *shape), held)
 
     def rows(self, free: Tensor, held: Tensor) -> Tensor:
-        """Turn free variables (V, B, F) into rows (V, B, F), of categories that ``held`` (V, F) allows."""
+        """Turn free variables (V, B, F) into rows, of categories that ``held`` (V, F) allows."""
         schema = self.schema
         places, there = (each.to(free.device) for each in schema.groups)
         found = free
@@ -112,7 +111,6 @@ class TableRows:
         return variables.new_zeros(len(variables))
 
     def confined(self, variables: Tensor, held: Tensor, shape: Shape) -> Tensor:
-        """Return ``variables``: each value gives a valid row."""
         return variables
 
     def following(self, variables: Tensor, held: Tensor, labels: Tensor, shape: Shape) -> NextSource | None:
@@ -123,7 +121,7 @@ class TableRows:
 
 
 def costs(schema: Schema, cells: Tensor, others: Tensor) -> Tensor:
-    """Count the cells in which each row of ``cells`` (..., B, C) differs from each row of ``others``, (..., B, B)."""
+    """Count the cells in which rows of ``cells`` (..., B, C) and of ``others`` differ, (..., B, B)."""
     apart = (cells[..., :, None, :] - others[..., None, :, :]).abs()
     return (apart > schema.tolerances.to(cells)).sum(-1).double()
 
@@ -152,17 +150,17 @@ class Pooled:
     certainty: Tensor
 
     def certainty_of(self, rows: Tensor, schema: Schema) -> Tensor:
-        """Return the certainty (B, C) of the same rows, in the order of ``rows`` (B, F)."""
+        """Return the certainty (B, C) in the order of ``rows`` (B, F)."""
         return self.certainty[assigned(costs(schema, schema.cells(rows), schema.cells(self.rows)))]
 
 
 def pool(schema: Schema, attempts: Tensor, losses: Tensor, labels: Tensor | None = None) -> Pooled:
-    """Return the median of attempts whose rows were put into the order of the best one's (TabLeak, section 4.1).
+    """Return the median of attempts whose rows were put into the best one's order (TabLeak, section 4.1).
 
     Args:
         attempts: (R, B, F) as a model takes them.
         losses: (R,).
-        labels: labels (R, B) of the rows, which are exchanged within a class; ``None``: any with any.
+        labels: labels (R, B) of the rows, which are exchanged within a class only.
     """
     order = losses.argsort()
     attempts = attempts[order]

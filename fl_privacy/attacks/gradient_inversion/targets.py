@@ -13,7 +13,7 @@ LocalSteps = Literal["unroll", "first_order"]
 
 
 def needs_unrolling(plan: LocalPlan, num_examples: int, local_steps: LocalSteps) -> bool:
-    """Return ``True`` if local steps have to be replayed, as the update is no scaled gradient."""
+    """Return ``True`` if local steps have to be replayed."""
     if plan.shares == "gradient" or local_steps == "first_order":
         return False
     return plan.optimizer != "sgd" or number_of_steps(num_examples, plan) > 1
@@ -34,7 +34,7 @@ def accumulated_gradient(observation: Observation) -> Tensors:
 def as_gradient(observation: Observation) -> Tensors:
     """Return the update as a mean gradient at the weights sent: exact for one step of SGD, first order for more.
 
-    Adam's steps keep only the gradient's sign.
+    Adam's steps keep only the sign.
     """
     plan, total = observation.plan, accumulated_gradient(observation)
     if plan.shares == "gradient" or plan.optimizer != "sgd":

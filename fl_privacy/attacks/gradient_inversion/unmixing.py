@@ -19,7 +19,7 @@ _LEAST_SHARE, _LEAST_VARIANCE = 1e-3, 1e-3
 
 
 def as_mixture(observation: Observation) -> Observation:
-    """Return ``observation`` as one of a mixture, which is all that its update depends on."""
+    """Return ``observation`` as one of a mixture, on which alone its update depends."""
     known = observation.knowledge
     if mixing(known.defense) is None:
         return observation
@@ -28,14 +28,10 @@ def as_mixture(observation: Observation) -> Observation:
 
 
 def unmixed(observations: Sequence[Observation], found: Sequence[Reconstruction]) -> list[Reconstruction]:
-    """Replace mixtures in ``found`` by the image that those of the same example have in common.
+    """Replace mixtures in ``found`` by the image that those of the same example share.
 
-    The attacker has to know the defense, and public images for the class means of the other images. Batches stay, as it
-    is unknown which image of one mixture is which of another.
-
-    Args:
-        observations: attacked observations, those of the same example in the order in which they were seen.
-        found: mixture behind each.
+    The attacker has to know the defense, and public images for the others' class means. Batches stay, as their images
+    can't be assigned across mixtures.
     """
     together: dict[object, list[int]] = {}
     for place, (observation, own) in enumerate(zip(observations, found, strict=True)):
@@ -71,16 +67,13 @@ def _in_words(number: int) -> str:
 
 @torch.no_grad()
 def common_image(observation: Observation, mixtures: Sequence[Batch]) -> Batch:
-    """Find the image that ``mixtures`` of the same example have in common, with its label, by expectation maximization.
+    """Find the image, with its label, that ``mixtures`` of the same example share, by expectation maximization.
 
-    A pixel of a mixture is unchanged or negated, with probabilities given its expectation: the image's share, by its
-    part of the label, and the others' class means with theirs. The mixtures less these are noisy views of the image,
-    whose mean and variances under a normal prior decide the signs anew. At first the image is as uncertain as under the
-    prior, so that the first signs do not decide.
+    A pixel of a mixture is unchanged or negated, with probabilities by its expectation: the shares, by labels, of the
+    image and of the others' class means. Mixtures less these are noisy views of the image, whose mean and variances
+    under a normal prior decide the signs anew, at first with the prior's full uncertainty.
 
-    Args:
-        observation: one of the observations; its attacker knows public images.
-        mixtures: (1, C, H, W) in [0, 1] with labels (1,) or (1, K).
+    ``mixtures`` are (1, C, H, W) in [0, 1] with labels (1,) or (1, K).
     """
     known, effect = observation.knowledge, mixing(observation.knowledge.defense)
     assert known.public_images is not None and effect is not None
@@ -100,7 +93,7 @@ def common_image(observation: Observation, mixtures: Sequence[Batch]) -> Batch:
 
 
 def _of_classes(labels: Tensor, classes: int) -> Tensor:
-    """Return the share (K,) of each class in the labels (1,) or (1, K) of a mixture."""
+    """Return the share (K,) of each class in a mixture's labels (1,) or (1, K)."""
     hot = labels[0] if labels.dim() == 2 else torch.nn.functional.one_hot(labels[0], classes)
     return hot.float().cpu()
 
@@ -109,9 +102,9 @@ def _solved(seen: Tensor, own: Tensor, others: Tensor, prior: PixelPrior, label:
     """Find the image (N,) behind mixtures.
 
     Args:
-        seen: (U, N) mixtures, some of their pixels negated.
-        own: (U,) shares of the image.
-        others: (U, K) shares of images of each class; any public images have the rest.
+        seen: mixtures (U, N).
+        own: shares (U,) of the image.
+        others: shares (U, K) of images of each class; any public images have the rest.
         label: class of the image.
     """
     rest = (1 - own - others.sum(1)).clamp_min(0)

@@ -1,4 +1,4 @@
-"""Moves of words in a guessed text, which no slope leads to (LAMP, Balunovic et al. 2022, section 4.2)."""
+"""Moves of words in a guessed text (LAMP, Balunovic et al. 2022, section 4.2)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,13 +23,7 @@ _DISCOUNT = 0.75
 
 @dataclass(frozen=True, eq=False)
 class _Counts:
-    """Counts of sequences of n tokens, by sorted numbers.
-
-    Attributes:
-        contexts: numbers of their first n - 1 tokens.
-        totals: count of each context.
-        followers: number of different tokens after each.
-    """
+    """Counts of sequences of n tokens and of their first n - 1, the ``contexts``, by sorted numbers."""
 
     keys: Tensor
     counts: Tensor
@@ -46,7 +40,6 @@ class LanguageModel:
 
     Attributes:
         texts: public tokens (N, L), then -1.
-        size: tokens of the vocabulary.
     """
 
     texts: Tensor
@@ -54,7 +47,7 @@ class LanguageModel:
 
     @torch.no_grad()
     def surprise(self, tokens: Tensor) -> Tensor:
-        """Return the mean negative log likelihood (n,) of a token of texts (n, L), in nats; 0 for an empty text."""
+        """Return the mean negative log likelihood (n,) of a token of texts (n, L), in nats."""
         there = tokens >= 0
         likelihood = torch.full(tokens.shape, 1 / self.size, dtype=torch.float64)
         for length, counts in enumerate(self._counts, start=1):
@@ -72,7 +65,7 @@ class LanguageModel:
         return self.size + 1
 
     def _keys(self, tokens: Tensor, length: int) -> Tensor:
-        """Return the number (n, L) of the ``length`` tokens up to each; a text's beginning is a token of its own."""
+        """Return the number (n, L) of the ``length`` tokens up to each."""
         begun = torch.nn.functional.pad(tokens.long().clamp_min(0), (length - 1, 0), value=self.size)
         keys = torch.zeros_like(tokens, dtype=torch.long)
         for part in begun.unfold(1, length, 1).unbind(-1):
@@ -92,7 +85,7 @@ class LanguageModel:
 
 
 def _found(keys: Tensor, values: Tensor, wanted: Tensor) -> Tensor:
-    """Look up ``values`` of the sorted ``keys`` for each of ``wanted``; 0 if there is no such key."""
+    """Look up ``values`` of the sorted ``keys`` for each of ``wanted``, or 0."""
     at = torch.searchsorted(keys, wanted).clamp_max(max(0, len(keys) - 1))
     return torch.where(keys[at] == wanted, values[at], 0).double()
 
@@ -170,7 +163,7 @@ class Rearranged:
         return read, self._mismatch(problem, read[:, None])[:, 0]
 
     def _best(self, problem: Problem, read: Tensor, text: int, generators: Sequence[torch.Generator]) -> Tensor:
-        """Return the best (V, B, L) of several orders of one text of ``read`` (V, N), by default the present one."""
+        """Return the best (V, B, L) of several orders of one text of ``read`` (V, N)."""
         source, (batch, longest) = problem.settings.source, problem.shape[:2]
         assert isinstance(source, WordEmbeddings)
         orders = torch.arange(longest).repeat(len(read), self.moves.tries, batch, 1)
@@ -202,11 +195,11 @@ class Rearranged:
 def rearranged(
     moves: Rearranging | None, observation: Observation, *, iterations: int, capacity: int
 ) -> Rearranged | None:
-    """Build the moves of an attack on the group of ``observation``; ``None`` if it makes none.
+    """Build the moves of an attack on the group of ``observation``, if it makes any.
 
     Raises:
         NotAttackableError: the model is not of text.
-        UserError: a language model is asked for, but no public text is known.
+        UserError: a language model is needed, but no public text is known.
     """
     if moves is None:
         return None
