@@ -110,7 +110,6 @@ def _expect_observations(asked: Sequence[object]) -> None:
 def _on(
     device: torch.device, attack: ReconstructionAttack, asked: Sequence[Observation], seed: int, progress: Progress
 ) -> list[Reconstruction]:
-    """Attack on ``device``, and return results on the CPU."""
     models = {id(one.model): detached_copy(one.model).to(device) for one in asked}  # one for all: they are batched
     sent = {id(one.sent): one.sent.to(device) for one in asked}
     moved = [replace(one.to(device), model=models[id(one.model)], sent=sent[id(one.sent)]) for one in asked]

@@ -1,4 +1,4 @@
-"""Gradient inversion by an attacker that knows Refiner (appendix M and section 6)."""
+"""Gradient inversion that knows Refiner (appendix M and section 6)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -28,7 +28,6 @@ class Sphere:
     tangent, 1 - sqrt(1 - radius^2 / ||g||^2).
 
     Attributes:
-        objective: distance of gradients.
         radius: Refiner's epsilon, an l2 norm.
     """
 
@@ -52,7 +51,7 @@ class Sphere:
 
 @dataclass(frozen=True)
 class NoiseRatio:
-    """Prior: noise ratio of the guess by Refiner's evaluation network, away from robust data.
+    """Prior: the guess's noise ratio by Refiner's evaluation network, away from robust data.
 
     Attributes:
         evaluator: file of the network; ``None``: the small one for gray images.
@@ -83,9 +82,9 @@ def refiner_aware(
 ) -> GradientInversion:
     """Search images whose gradient is epsilon away from Refiner's upload, or images unlike noise.
 
-    Both are ours, after the paper's Appendix M, which solves for such a gradient and inverts it (``refiner_solved``),
-    and weaker than ``base`` in our measurements: the sphere's middle is a better guess than any point on it.
-    ``threat_model=adaptive`` adds averaging of uploads of the same image over rounds.
+    Both are ours, after the paper's Appendix M (``refiner_solved``), and weaker than ``base`` in our measurements: the
+    sphere's middle is a better guess than any point on it. ``threat_model=adaptive`` averages uploads of an image over
+    rounds.
 
     Args:
         base: attack whose objective and optimizer are used.

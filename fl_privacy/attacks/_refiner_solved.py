@@ -1,4 +1,4 @@
-"""Refiner's adaptive attacker: solve for a gradient, then invert it (Fan et al. 2025, Appendix M)."""
+"""Refiner's adaptive attacker: solve for a gradient and invert it (Fan et al. 2025, Appendix M)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -27,15 +27,15 @@ def solve_gradient(
 ) -> Tensors:
     """Return a gradient g' with ``|w (g* - g')|^2 = squared``, found by descent from random values (Appendix M).
 
-    Each element's distance d decays as d exp(-w^2 s) along the descent; s is found by bisection, without a rate or a
-    number of steps. A nearer start stays.
+    Each element's distance d decays as d exp(-w^2 s), with s by bisection, without a rate or a number of steps. A
+    nearer start stays.
 
     Args:
         upload: g*.
         weights: w, at least 0.
         squared: the constant, above 0.
         rng: random stream of the start from N(0, 1), which the paper leaves open.
-        scaled: ``True`` starts from each tensor's own standard deviation instead of 1.
+        scaled: ``True`` starts from each tensor's own standard deviation.
         spread: factor on the start.
     """
     flat = torch.cat([t.detach().flatten().double().cpu() for t in upload.values()])
@@ -60,7 +60,7 @@ def solve_gradient(
 
 @dataclass(frozen=True, kw_only=True)
 class SolvedInversion(GradientInversion):
-    """Gradient inversion of a gradient g' at a given weighted distance from the upload.
+    """Gradient inversion of a gradient g' at a weighted distance from the upload.
 
     Attributes:
         constant: ``|w (g* - g')|^2``, above 0; ``None``: ``radius`` squared times the mean of w squared.
@@ -76,7 +76,6 @@ class SolvedInversion(GradientInversion):
     def __call__(
         self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
     ) -> list[Reconstruction]:
-        """Solve for each victim's g', then attack all."""
         return super().__call__([self._moved(each, seed) for each in observations], seed=seed, progress=progress)
 
     def _moved(self, observation: Observation, seed: int) -> Observation:
@@ -109,13 +108,12 @@ def refiner_solved(
     scaled: bool = False,
     **options: Unpack[GradientOptions],
 ) -> SolvedInversion:
-    """Solve the weighted equation ``|w (g* - g')|^2 = const`` for g' and invert it (Refiner, Appendix M).
+    """Solve ``|w (g* - g')|^2 = const`` for g' and invert it (Refiner, Appendix M).
 
     The result is noise: the equation, as published, leaves most elements at their random start. ``base`` alone
     reconstructs far more.
 
     Args:
-        base: attack whose objective and optimizer are used.
         radius: Refiner's epsilon, above 0, without a ``constant``.
         constant: const; ``None``: ``radius`` squared times the mean of w squared, as the paper gives no value.
         decay: tau of the weights of layers, in (0, 1].

@@ -1,4 +1,4 @@
-"""TabLeak: rows of a table by descents on relaxed rows, pooled over attempts (Vero et al., ICML 2023)."""
+"""TabLeak: rows of a table by descents on relaxed rows (Vero et al., ICML 2023)."""
 
 from typing import Unpack
 
@@ -21,11 +21,10 @@ def tableak(
     """Build TabLeak: softmax of logits for categories, cosine of gradients, signed Adam, median of the attempts.
 
     Numbers stay within the schema's bounds, as in the authors' program. Beyond the paper, ``counted`` leaves out
-    categories that no row has by the first layer's gradient, and starts from the counts of the others
-    (:mod:`fl_privacy.attacks.gradient_inversion.table_evidence`); a third of the paper's attempts and iterations then
-    reconstructs more. ``attack=tableak_paper`` has 1500 iterations, 30 restarts and no counts; its softmax has
-    temperature 1, which the authors' program cools by default. ``pooled`` takes the median of the attempts' ordered
-    rows instead of the best attempt.
+    categories that no row has, and starts from the counts of the others
+    (:mod:`fl_privacy.attacks.gradient_inversion.table_evidence`); a third of the paper's work then reconstructs more.
+    ``attack=tableak_paper`` has 1500 iterations, 30 restarts and no counts; its softmax has temperature 1, which the
+    authors' program cools. ``pooled`` takes the median of the attempts' ordered rows instead of the best.
     """
     published = GradientInversion(
         objective=Cosine(),

@@ -1,4 +1,4 @@
-"""The interface of attacks, which turn observations into reconstructions without the truth, and their time limits.
+"""The interface of attacks, and time limits of their searches.
 
 ``with within(5.0)`` limits every ``for step in timely(range(400))`` below it, in this thread only.
 """
@@ -26,12 +26,12 @@ def no_progress(done: int, total: int) -> None:
 
 
 def part_of(report: Report, begin: float, end: float) -> Report:
-    """Map the progress of a part, in [0, 1], to the span from ``begin`` to ``end``."""
+    """Map shares of a part, in [0, 1], to the span from ``begin`` to ``end``."""
     return lambda share: report(begin + (end - begin) * share)
 
 
 def part_of_work(progress: Progress, begin: float, end: float) -> Progress:
-    """Map the progress of a part of the work to the span from ``begin`` to ``end`` of the whole."""
+    """Map the progress of a part to the span from ``begin`` to ``end`` of the whole."""
     return lambda done, total: progress(round(1000 * (begin + (end - begin) * done / max(total, 1))), 1000)
 
 
@@ -39,7 +39,7 @@ class ReconstructionAttack(Protocol):
     """Guesses the batch behind each update.
 
     Each victim draws from ``derive_generator(seed, "attack", observation.id, ...)``, so that adding one changes no
-    other result. A victim that can't be attacked gets a ``Reconstruction`` with ``failure`` set.
+    other result. A victim that can't be attacked gets a ``failure``.
     """
 
     def __call__(
@@ -54,12 +54,12 @@ class Trained(Protocol):
     """An attack with a part that was trained on images."""
 
     def provenance(self, image: Sequence[int]) -> Provenance | None:
-        """Return what it was trained on, for images (C, H, W); ``None`` if it was not."""
+        """Return its training data, for images (C, H, W), or ``None``."""
         ...
 
 
 def trained_on(attack: ReconstructionAttack, image: Sequence[int]) -> Provenance | None:
-    """Return what a part of ``attack`` was trained on, for images (C, H, W), or ``None``.
+    """Return the training data of a part of ``attack``, for images (C, H, W), or ``None``.
 
     Raises:
         UserError: there is no such part for these images.
@@ -76,8 +76,8 @@ class Limit:
 
     Attributes:
         end: time on the clock of ``time.perf_counter``.
-        around: limit of the work that contains this one.
-        cut: ``True`` once the clock has ended a search within it.
+        around: outer limit.
+        cut: ``True`` once the clock has ended a search.
     """
 
     end: float = math.inf
@@ -90,7 +90,7 @@ _limit: ContextVar[Limit | None] = ContextVar("limit", default=None)
 
 @contextmanager
 def within(seconds: float) -> Iterator[Limit]:
-    """Limit the work in the context to ``seconds`` from now, or to a shorter outer limit."""
+    """Limit the work in the context to ``seconds``, or to a shorter outer limit."""
     around = _limit.get()
     limit = Limit(time.perf_counter() + min(seconds, seconds_left()), around)
     before = _limit.set(limit)
@@ -101,7 +101,7 @@ def within(seconds: float) -> Iterator[Limit]:
 
 
 def even_share(among: int) -> AbstractContextManager[Limit]:
-    """Limit the first of ``among`` pieces of work to an even share of the time left."""
+    """Limit the first of ``among`` pieces of work to an even share of the time."""
     return within(seconds_left() / among)
 
 

@@ -29,14 +29,14 @@ def model_inversion(
     """Build model inversion by server and colluding client (FDL-PP, Gu et al. 2021, Algorithm 3).
 
     ``form="published"`` minimizes the squared distance of features plus ``total_variation`` (0.1; the paper gives no
-    value) times the sum of absolute differences of neighboring pixels. ``relative`` divides the distance by the
-    features' squared length and takes the mean of the differences (weight 1e-3).
+    value) times the sum of absolute differences of neighboring pixels. ``relative`` divides by the features' squared
+    length and takes the mean (weight 1e-3).
 
-    The paper runs L-BFGS for 1,500 or 2,000 iterations at a step length of 0.01 or 0.001; ``lr=1`` with
-    ``line_search="strong_wolfe"`` reaches the same minimum in a tenth.
+    The paper runs L-BFGS for 1,500 or 2,000 iterations at step length 0.01 or 0.001; ``lr=1`` with
+    ``line_search="strong_wolfe"`` reaches that minimum in a tenth.
 
-    ``recover_at`` names a later module whose input Lemma 1 gives in closed form. The ``matching`` options are for a
-    search of the private layers' output without one: ``l2`` by L-BFGS, ``cosine`` by signed Adam.
+    ``recover_at`` names a later module whose input Lemma 1 gives in closed form. Without one, ``matching`` searches the
+    private layers' output: ``l2`` by L-BFGS, ``cosine`` by signed Adam.
     """
     found = (
         GradientInversion(objective=L2(), optimizer=LBFGS(), start=Uniform(), iterations=matching_iterations)

@@ -1,4 +1,4 @@
-"""Attacks that search images among those of a trained generator."""
+"""Attacks that search images of a trained generator."""
 
 from typing import Literal, Unpack
 
@@ -27,17 +27,15 @@ def ggl(
 ) -> GradientInversion:
     """Build generative gradient leakage (Li et al. 2022): search the latents whose images fit the update.
 
-    The objective is the squared L2 distance of gradients plus ``weight`` times a penalty on latents. Adam, learning
-    rate 0.01, takes 4,000 iterations (Refiner, Fan et al. 2025); CMA-ES 500 with 50 candidates each, as in GGL's code.
-    A defense that the update shows (zeros, few levels, empty columns, else its norm) is applied to the guess.
+    The objective is the squared L2 distance of gradients plus a penalty on latents. Adam, learning rate 0.01, takes
+    4,000 iterations (Refiner, Fan et al. 2025); CMA-ES 500, as in GGL's code. A defense that the update shows (zeros,
+    few levels, empty columns, else its norm) is applied to the guess.
 
     Args:
         generator: file of ``fl-privacy train-generator``, or ``faces`` for the one in the package gan-face-generate.
-        optimizer: ``adam``, or ``cma``, which needs the package of that name.
-        lr: learning rate of Adam.
+        optimizer: ``adam``, or ``cma``, which needs that package.
         population: candidates of CMA-ES in each iteration.
         deviation: standard deviation of the first ones.
-        penalty: ``kl`` or ``norm``; see :data:`fl_privacy.attacks.gradient_inversion.generator_prior.Penalty`.
         weight: weight of the penalty, at least 0; the authors' 0.1 is for distances that are not relative, and
             otherwise keeps latents from fitting (``experiments/RESULTS.md``).
         relative: ``True`` divides the distance by the observed squared norm, so that a weight fits every model.
@@ -71,16 +69,13 @@ def gifd(
 ) -> GradientInversion:
     """Build GIFD (Fang et al. 2023): search latents first, then features within the generator.
 
-    After the latents, the first layer's output is optimized within an l1 ball around the result, then the second's, and
-    so on; the images of the stage that fits best are kept. Cosine distance, Adam with a falling rate, ``iterations`` a
-    stage.
+    After the latents, each layer's output is optimized in turn, within an l1 ball around the result; the images of the
+    stage that fits best are kept. Cosine distance, Adam with a falling rate, ``iterations`` a stage.
 
     Args:
-        generator: file; see :func:`ggl`.
-        layers: number of the generator's layers optimized in turn; 0 stops at the latents.
+        layers: number of layers optimized; 0 stops at the latents.
         reach: radius of the ball, in shares of the l1 norm of an image's features, at least 0. The authors' radii fit
             their generators.
-        lr: learning rate of Adam.
         total_variation: weight; if the angle between gradients is small, even 1e-4 leaves nothing but gray.
     """
     whole("attack.layers", layers, at_least=0, example=2)

@@ -25,10 +25,10 @@ def tag(
 ) -> GradientInversion:
     """Build TAG (Deng et al. 2021): L2 and L1 distance of gradients, more L1 near the input, AdamW.
 
-    Embeddings are optimized from normal noise and decoded to the nearest tokens; rate, falling to zero, and iterations
-    are those of public implementations (0.05, 1,000). Their clipping matters once a model has learned: guesses on the
-    way have gradients dozens of times as long as a text that the model is sure of. The gradient of the embeddings is
-    not matched, since these are optimized; its rows give ``attack=dager`` the tokens.
+    Embeddings are optimized from normal noise and decoded to the nearest tokens, with rate and iterations of public
+    implementations (0.05 falling to zero, 1,000). Their clipping matters once a model has learned, as guesses then have
+    gradients dozens of times too long. The gradient of the embeddings is not matched; its rows give ``attack=dager``
+    the tokens.
 
     Args:
         lr, weight_decay: settings of AdamW; untrained models leak more with ``lr=0.2, weight_decay=0.05``.
@@ -64,15 +64,14 @@ def lamp(
 
     Settings are those of the authors' code for BERT: cosine of each tensor, the embeddings' mean length held at that of
     tokens (weight 1 at BERT's length of 1.4), 2,000 iterations of Adam at 0.01, 0.2 in units of BERT's embeddings,
-    times 0.89 every 50, and the best of 200 orders of the words. The language model, there GPT-2, is
-    :class:`fl_privacy.attacks.gradient_inversion.word_order.LanguageModel` of public texts.
+    times 0.89 every 50, and the best of 200 orders. The language model, there GPT-2, is made of public texts
+    (:class:`fl_privacy.attacks.gradient_inversion.word_order.LanguageModel`).
 
     Four things differ. Slopes are clipped, as published for the largest model only: they fall to a thousandth within
-    dozens of iterations, and Adam, whose second moment remembers a thousand, would hardly move. Decoded tokens are
-    ordered, since embeddings make up for their position. Orders are compared after the descent, as long as that
-    improves: every 75 iterations, as published (``burn_in=0.1``), sets the descent back on our small models, as does
-    the best of 500 random ``starts``. The language model counts as much as the usual mismatch of orders, which differs
-    between models.
+    dozens of iterations, and Adam, which remembers a thousand, would hardly move. Decoded tokens are ordered, since
+    embeddings make up for their position. Orders are compared after the descent: every 75 iterations, as published
+    (``burn_in=0.1``), sets it back on our small models, as does the best of 500 random ``starts``. The language model
+    counts as much as the usual mismatch of orders, which differs between models.
 
     Args:
         lr: learning rate of Adam, in units of the root mean square of embeddings.

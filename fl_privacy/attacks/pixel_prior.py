@@ -1,4 +1,4 @@
-"""A normal distribution of images, learned from public images or of photographs in general."""
+"""Normal distributions of images, learned from public images or of photographs in general."""
 
 import math
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class PixelPrior:
 
     Attributes:
         means: (K, N) of each class.
-        bases: (K, M, N) of each class, scaled by the standard deviations; or (1, M, N) of all.
+        bases: (K, M, N), or (1, M, N) for all, scaled by the standard deviations.
         residual: standard deviation of a pixel in the directions left out.
         images: number of public images, 0 for photographs in general.
     """
@@ -51,7 +51,7 @@ class PixelPrior:
         return self.means[own], own if len(self.bases) > 1 else torch.zeros_like(own)
 
     def images_of(self, variables: Tensor, labels: Tensor) -> Tensor:
-        """Return the pixels (V, B, N) of ``variables`` (V, B, M) with ``labels`` (V, B)."""
+        """Return the pixels (V, B, N) of ``variables`` (V, B, M)."""
         means, which = self.of(labels)
         if len(self.bases) == 1:
             return torch.add(means, variables @ self.bases[0])
@@ -87,8 +87,7 @@ _learned = WeakTensorKeyDictionary()
 def learn_prior(images: Tensor, labels: Tensor | None, num_classes: int) -> PixelPrior:
     """Learn the prior of public ``images`` (N, C, H, W) in [0, 1] with classes ``labels`` (N,) if known.
 
-    It has the mean and the principal components of the covariance of each class, drawn to that of all classes; without
-    classes, those of all images. Results are cached by images.
+    It has the mean and principal components of each class, drawn to those of all; results are cached by images.
     """
     if images not in _learned:
         _learned[images] = _learn(images, labels, num_classes)
@@ -137,10 +136,7 @@ def _of_class(centered: Tensor, within: Tensor, number: int) -> Tensor:
 
 @lru_cache(maxsize=8)
 def prior_of_photographs(shape: tuple[int, ...]) -> PixelPrior:
-    """Build the prior of photographs of ``shape`` (C, H, W): amplitudes fall with the frequency (Field 1987).
-
-    It varies gray and color by the ``_MOST_COMPONENTS`` strongest cosines in both directions.
-    """
+    """Build the prior of photographs of ``shape`` (C, H, W): amplitudes fall with the frequency (Field 1987)."""
     channels, height, width = shape
     rows, columns = _cosines(height), _cosines(width)
     frequency = (torch.arange(height)[:, None] ** 2 + torch.arange(width)[None] ** 2).double()
@@ -156,14 +152,14 @@ def prior_of_photographs(shape: tuple[int, ...]) -> PixelPrior:
 
 
 def _cosines(side: int) -> Tensor:
-    """Return the orthonormal cosines (side, side) of a line of pixels, by frequency."""
+    """Return the orthonormal cosines (side, side), by frequency."""
     place = (torch.arange(side).double() + 0.5) * math.pi / side
     waves = torch.cos(torch.arange(side).double()[:, None] * place)
     return torch.div(waves, waves.square().sum(1, keepdim=True).sqrt())
 
 
 def _colors(channels: int) -> Tensor:
-    """Return orthogonal mixes (C, C) of the channels: gray, and color a third as strong."""
+    """Return orthogonal mixes (C, C) of channels: gray, and color a third as strong."""
     if channels == 1:
         return torch.ones(1, 1).double()
     basis, _ = torch.linalg.qr(torch.cat([torch.ones(channels, 1), torch.eye(channels)[:, :-1]], 1).double())

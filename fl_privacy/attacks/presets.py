@@ -1,4 +1,4 @@
-"""Published attacks by descent on a distance of gradients: DLG and its descendants, Inverting Gradients, ATS, SAPAG."""
+"""Published attacks by descent on a distance of gradients."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -43,11 +43,10 @@ def inverting_gradients(
 ) -> GradientInversion:
     """Build Inverting Gradients (Geiping et al. 2020): cosine, total variation, signed Adam, clamped.
 
-    The paper optimizes images normalized by their data's ``mean`` and ``std``, here those of natural images. Total
-    variation is that of normalized images, with the weight 1e-4 (on pixels: over ``std``); the published code's default
-    is 0.1.
+    The paper optimizes images normalized by their data's ``mean`` and ``std``, here those of natural images, with total
+    variation at weight 1e-4 (on pixels: over ``std``); the published code's default is 0.1.
 
-    Variants of later work: ``per_layer`` (mean of the tensors' cosine distances), ``sign="soft"``, ``noise`` (standard
+    Later variants: ``per_layer`` (mean of the tensors' cosine distances), ``sign="soft"``, ``noise`` (standard
     deviation on the pixels' gradient), ``isotropic`` (Euclidean total variation), and instead of clamping
     ``projection="minmax"``, or ``"none"`` with the penalty ``color_range`` on pixels outside [0, 1].
     """
@@ -121,14 +120,14 @@ def ats_attack(
     """Build an attack "optimizer + distance" of ATS (Gao et al. 2021, Table 4; 2023, Section 5.1).
 
     Adam and SGD are those of "Inverting Gradients": signed, 4800 iterations with step decay, total variation 1e-4,
-    clamped; SGD with learning rate 0.01 and Nesterov momentum, as in its code.
+    clamped; SGD with learning rate 0.01 and Nesterov momentum.
 
     L-BFGS differs by ``variant``. ``paper``: "the same setting" as DLG (learning rate 1, neither total variation nor
-    clamping), 300 iterations, the best of 16 by its own loss. ``code`` is the authors' program: learning rate 1e-4 on
-    normalized images, which hardly leaves its start; with the cosine signed and clamped, total variation 1e-4, 300
-    iterations, 16 restarts; with L2 total variation 1e-3, 50 iterations, 2 restarts.
+    clamping), 300 iterations, the best of 16 by its own loss. ``code``: learning rate 1e-4 on normalized images, which
+    hardly leaves its start; with the cosine signed and clamped, total variation 1e-4, 300 iterations, 16 restarts; with
+    L2 total variation 1e-3, 50 iterations, 2 restarts.
 
-    ``total_variation`` is for images normalized by mean 0.5 and standard deviation 0.25; ``None``: the variant's.
+    ``total_variation`` is for images normalized by mean 0.5 and standard deviation 0.25.
 
     Raises:
         UserError: there is no such optimizer, distance or variant.
@@ -169,11 +168,11 @@ def dlg(
 ) -> GradientInversion:
     """Build DLG (Zhu et al. 2019): L2, L-BFGS, image and soft label from N(0, 1) together.
 
-    ``enough`` and ``accept`` are shares of the observed squared norm, below which a victim has finished, and is not
-    attacked again; 1e-9 is about the 1e-6 at which iDLG's code stops on its LeNet. Steps have the length ``lr``, as
-    published, unless there is a ``line_search``. Later work adds ``total_variation`` (FDL-PP, Gu et al. 2021, Algorithm
-    2). ``relative`` divides the loss by the observed squared norm, without which L-BFGS stops at once on a trained
-    model's small gradients.
+    A victim has finished below the share ``enough`` of the observed squared norm, and is not attacked again below
+    ``accept``; 1e-9 is about the 1e-6 at which iDLG's code stops on its LeNet. Steps have the length ``lr``, as
+    published, without a ``line_search``. Later work adds ``total_variation`` (FDL-PP, Gu et al. 2021, Algorithm 2).
+    ``relative`` divides by the observed squared norm, without which L-BFGS stops at once on a trained model's small
+    gradients.
     """
     published = GradientInversion(
         objective=L2(relative=relative),
@@ -224,11 +223,10 @@ def sapag(
 
     L-BFGS has rate 1 and 500 iterations (paper: LeNet), AdamW rate 1e-3 and 20,000 (ResNet-18). The paper projects
     images to [0, 1] after each iteration; here AdamW alone does, as L-BFGS takes the jump for curvature and stops at
-    once (measured on LeNet; see ``experiments/RESULTS.md``).
+    once (``experiments/RESULTS.md``).
 
-    ``bandwidth`` is 1 for AdamW, whose steps do not shrink with the slope, and 10 for L-BFGS, which would end on the
-    saturated kernel of 1 under normal weights; its tolerances are smaller, as losses are shares of a saturated
-    kernel's. The kernel's options are those of
+    ``bandwidth`` is 1 for AdamW, and 10 for L-BFGS, which would end on the saturated kernel of 1 under normal weights;
+    its tolerances are smaller, as losses are shares of a saturated kernel's. For the kernel's options see
     :class:`fl_privacy.attacks.gradient_inversion.objectives.GaussianKernel`; the printed formula is ``form="literal"``.
     """
     one_of("attack.optimizer", optimizer, ("lbfgs", "adamw"))

@@ -73,25 +73,24 @@ Given = tuple[Batch, str]
 class AutoAttack:
     """The strongest attacker without a setting, like AutoAttack (Croce and Hein 2020) for gradient inversion.
 
-    Exact solutions come first: ``attack=cocktail_party`` for batches, then ``attack=exact``, also for single images
-    behind convolutions. Proven victims, or those whose update is reproduced to rounding, need no descent.
+    Exact solutions come first: ``attack=cocktail_party`` for batches, then ``attack=exact``. Victims that are proven,
+    or whose update is reproduced to rounding, need no descent.
 
-    For the others several descents compete from several starts under successive halving: L-BFGS on the angle and on the
-    distance of the updates if the model is smooth, else signed Adam with little and with much total variation, and
-    batch-norm statistics if they were sent. Unproven solutions are starts, too. If a hidden layer in front of a ReLU
-    leaks the features of a batch, all take its labels, and one attempt is held to the features. All answer a defense
-    that is known or that the update shows (zeros, few levels, empty columns, noise); if it leaves fewer values than
-    pixels, by smooth images, and if it added noise, by images of matching smoothness
+    For the others descents from several starts compete under successive halving: L-BFGS on angle and distance of the
+    updates for smooth models, else signed Adam with little and with much total variation, and batch-norm statistics if
+    they were sent. Unproven solutions are starts, too. Features leaked by a hidden layer in front of a ReLU give labels
+    to all, and one attempt is held to them. All answer a defense that is known or that the update shows (zeros, few
+    levels, empty columns, noise), by smooth images if it leaves fewer values than pixels or added noise
     (:mod:`fl_privacy.attacks.gradient_inversion.noise`).
 
-    Texts are reconstructed by ``attack=dager`` and :class:`fl_privacy.attacks.auto.texts.TextMembers`, rows of a table
-    by :class:`fl_privacy.attacks.auto.tables.TableMembers`. One rule without the truth compares results:
-    :mod:`fl_privacy.attacks.auto.judgment`.
+    Texts are reconstructed by :class:`fl_privacy.attacks.auto.texts.TextMembers`, rows of a table by
+    :class:`fl_privacy.attacks.auto.tables.TableMembers`. :mod:`fl_privacy.attacks.auto.judgment` compares results
+    without the truth.
 
     Attributes:
-        budget: work for a victim: ``quick``, ``standard`` or ``thorough``, reproducible numbers of evaluations, or
-            seconds, which are not reproducible. Seconds are those of all victims together, shared evenly by those left;
-            exact solutions take at most three quarters. An attempt always has 25 evaluations.
+        budget: work for a victim: ``quick``, ``standard`` or ``thorough``, reproducible numbers of evaluations; or
+            seconds, not reproducible, shared among all victims, of which exact solutions take at most three quarters.
+            An attempt always has 25 evaluations.
         evaluations: evaluations of loss and gradient for each victim, instead of ``budget``. The number logged for a
             budget in seconds repeats its descents, and their starts unless a search for exact solutions took more than
             ``evaluations / 12`` rounds or was cut by the clock.
@@ -114,7 +113,6 @@ class AutoAttack:
     def __call__(
         self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
     ) -> list[Reconstruction]:
-        """Attack all ``observations``; see :class:`fl_privacy.attacks.ReconstructionAttack`."""
         kinds = {modality_of(observation.model) for observation in observations}
         if len(kinds) == 1 and (own := _MEMBERS.get(kinds.pop())) is not None:
             members = own(evaluations=self._named, device=self.device, most_victims=self.most_victims)
@@ -139,7 +137,6 @@ class AutoAttack:
 
     @property
     def _seconds(self) -> float:
-        """Return the seconds of a victim; infinite for a budget in evaluations."""
         return math.inf if self._named else float(self.budget)
 
     def _attack(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
@@ -179,10 +176,7 @@ class AutoAttack:
     def _race(
         self, group: Group, partly: dict[int, list[Given]], features: dict[int, HiddenFeatures], seed: int
     ) -> tuple[Race, int]:
-        """Set up the race, with the evaluations of each victim: those given, or those that the time allows.
-
-        A start that is no solution takes the place of another.
-        """
+        """Set up the race, with the evaluations given or affordable; a start that is no solution replaces another."""
         started = any(found_by == ON_THE_WAY for given in partly.values() for _, found_by in given)
 
         def entered(evaluations: int) -> Race:
@@ -213,7 +207,7 @@ class AutoAttack:
 def _solved(
     group: Group, seed: int, evaluations: int | None, report: Report
 ) -> tuple[dict[int, Reconstruction], dict[int, list[Given]]]:
-    """Solve the victims that equations give, by position, and find images from which others may start."""
+    """Return the victims solved by equations, and images from which others may start, by position."""
     if group.first.knowledge.features is not None:
         return _from_features(group, seed, evaluations, report), {}
     if any(isinstance(part.effect, Transformed) for part in group.first.knowledge.defense or ()):
@@ -239,7 +233,6 @@ def _solved(
 
 
 def _taken_apart(group: Group, seed: int, *, steps: int, report: Report) -> dict[int, Reconstruction]:
-    """Solve, by position, batches mixed by a fully connected first layer."""
     if group.first.upload.num_examples == 1:
         return {}
     found = CocktailParty(steps=steps)(list(group.observations.values()), seed=seed, progress=_shares(report))
@@ -251,7 +244,7 @@ def _taken_apart(group: Group, seed: int, *, steps: int, report: Report) -> dict
 
 
 def _features_of(group: Group, seed: int) -> dict[int, HiddenFeatures]:
-    """Find, by position, features that a later fully connected layer leaks exactly."""
+    """Find features, by position, that a later fully connected layer leaks exactly."""
     path = first_hidden_layer(group.first)
     if path is None:
         return {}
@@ -266,7 +259,6 @@ def _features_of(group: Group, seed: int) -> dict[int, HiddenFeatures]:
 
 
 def _from_features(group: Group, seed: int, evaluations: int | None, report: Report) -> dict[int, Reconstruction]:
-    """Attack, by position, victims through their private layers' outputs."""
     asked = list(group.observations.values())
 
     def inversion(evaluations: int) -> ModelInversion:

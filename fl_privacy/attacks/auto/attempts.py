@@ -50,11 +50,10 @@ class Attempt:
 
     @property
     def left_below(self) -> float:
-        """Return the mismatch of the widest tensor below which other images may replace the given ones."""
+        """Return the mismatch of the widest tensor below which others may replace given images."""
         return self.widest * math.exp(-self.margin)
 
     def judged(self, judged: Judgment, row: int) -> "Attempt":
-        """Return a copy with the judgment of ``row``."""
         mismatch, widest = float(judged.mismatch[row]), float(judged.widest[row])
         return replace(self, mismatch=mismatch, widest=widest, score=float(judged.score[row]))
 
@@ -75,7 +74,7 @@ class Attempt:
 
 
 def ranked(attempts: Sequence[Attempt]) -> list[Attempt]:
-    """Sort attempts, the best first, with those that suit the widest tensor worse behind given images."""
+    """Sort attempts, the best first; those that suit the widest tensor worse come after given images."""
     given = [attempt for attempt in attempts if attempt.given]
     known = min((attempt.widest for attempt in given), default=math.inf)
     below = min((attempt.left_below for attempt in given), default=math.inf)

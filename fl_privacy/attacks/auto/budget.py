@@ -46,10 +46,7 @@ _PILOTED = 0.1
 
 @dataclass(frozen=True)
 class Rung:
-    """A step of successive halving: a number of attempts, each with the same number of evaluations.
-
-    ``stages`` cut these for a staged contender; total variation is eased at each.
-    """
+    """A step of successive halving: attempts with as many evaluations each, in ``stages`` of less total variation."""
 
     attempts: int
     evaluations: int
@@ -80,10 +77,7 @@ def most_attempts(evaluations: int) -> int:
 
 
 def affordable(evaluations: float, beside: int) -> int:
-    """Return the most evaluations of a victim whose rungs fit in ``evaluations``, at least one attempt's.
-
-    ``beside`` is the number of attempts from given images.
-    """
+    """Return the most evaluations of a victim whose rungs fit in ``evaluations``; ``beside`` counts given images."""
     number = max(LEAST, int(evaluations))
     # sum the evaluations of all rungs; no attempt gets less than ``LEAST``
     while (
@@ -96,7 +90,7 @@ def affordable(evaluations: float, beside: int) -> int:
 
 
 def time_of_one(seconds_of_each: Callable[[int], float]) -> float:
-    """Measure the seconds of one evaluation, by ever more of them while there is time."""
+    """Measure the seconds of one evaluation, by ever more of them."""
     each = 0.0
     for evaluations in _PILOTS:
         if evaluations * each > _PILOTED * seconds_left():
@@ -106,19 +100,19 @@ def time_of_one(seconds_of_each: Callable[[int], float]) -> float:
 
 
 def seconds_of(work: Callable[[], object]) -> float:
+    """Measure the seconds of ``work``."""
     began = time.perf_counter()
     work()
     return time.perf_counter() - began
 
 
 def how_to_repeat(evaluations: int, victims: int, *, cut: bool) -> str:
-    """Say how many evaluations repeat a budget in seconds; ``cut`` if the clock ended the exact solutions."""
+    """Say how many evaluations repeat a budget in seconds; ``cut`` if the clock ended exact solutions."""
     but = ", which repeat the descents but not what they start from: the clock ended a search for exact answers"
     return f"The seconds came to attack.evaluations={evaluations} for {victims} victims{but * cut}."
 
 
 def _early(attempts: int) -> int:
-    """Count the rungs before the last one."""
     numbers = 0
     while attempts > 1:
         attempts, numbers = math.ceil(attempts / _KEPT), numbers + 1
@@ -128,7 +122,7 @@ def _early(attempts: int) -> int:
 def rungs(evaluations: int, attempts: int) -> list[Rung]:
     """Plan successive halving (Jamieson and Talwalkar 2016) from ``attempts`` to one, the last rung in stages.
 
-    No attempt gets less than one iteration of L-BFGS, even beyond ``evaluations``.
+    No attempt gets less than one iteration of L-BFGS.
     """
     numbers = [attempts]
     while numbers[-1] > 1:

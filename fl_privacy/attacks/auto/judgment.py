@@ -35,14 +35,13 @@ class Judgment:
 
     Attributes:
         mismatch: (V,) geometric mean over the tensors of 1 - cosine of guess and upload, in [0, 2], within what a known
-            or evident defense leaves open. Tensors of noise alone multiply all attempts' alike, and small gradients
-            count like large ones.
+            or evident defense leaves open; tensors of noise change all attempts' alike.
         widest: (V,) the same of the tensor with the most elements, which noise affects the least.
         balance: (V,) weight of total variation that equals the rest of the attempt's own objective, as a share of a
             zero gradient's: with less, noise is fitted; with more, the fit is held back.
         score: (V,) ``log(mismatch) + ROUGHNESS * total variation``, at equal contrast if the model normalizes by the
-            batch; the least wins. If noise says how smooth images are, the angle of the whole update and total
-            variation at that weight. Infinite if it isn't a number.
+            batch; the least wins. If noise says how smooth images are, angle and total variation at that weight.
+            Infinite if it isn't a number.
     """
 
     mismatch: Tensor
@@ -92,7 +91,7 @@ def judge(problem: Problem, variables: Tensor) -> Judgment:
 def margin(problem: Problem) -> float:
     """Return the fall of the logarithm of the widest tensor's mismatch that free pixels explain.
 
-    It is twice the number of pixels over that of the tensor's elements (Akaike 1974), since free pixels also fit noise.
+    It is twice the number of pixels over that of the tensor's elements (Akaike 1974).
     """
     return 2 * problem.pixels / max(target.size for target in problem.rounds[-1].targets.values())
 
@@ -100,7 +99,7 @@ def margin(problem: Problem) -> float:
 def _common_mismatch(
     problem: Problem, images: Tensor, labels: Tensor, hidden: Sequence[Tensor | None]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return mismatches (V,) of all tensors, of the widest and of the whole, means over the rounds."""
+    """Return mismatches (V,) of all tensors, the widest and the whole, means over the rounds."""
     found = []
     for one, own in zip(problem.rounds, hidden, strict=True):
         statistics = one.statistics(images, labels, own)
@@ -110,7 +109,7 @@ def _common_mismatch(
 
 
 def _is_underdetermined(problem: Problem) -> Tensor:
-    """Return ``True`` (V,) if some values are known exactly, but fewer than there are pixels."""
+    """Return ``True`` (V,) if some values are known exactly, but fewer than pixels."""
     targets = [target for one in problem.rounds for target in one.targets.values()]
     bounds = [(target.low, target.high) for target in targets]
     bounded = [low.eq(high).sum(1) for low, high in bounds if low is not None and high is not None]

@@ -1,4 +1,4 @@
-"""Parts of ``attack=auto`` for likelihoods of defenses, private layers and many local steps."""
+"""Parts of ``attack=auto`` for likelihoods, private layers and many local steps."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -39,16 +39,13 @@ _WITHOUT_LIKELIHOOD = (PrivateLoss, PrivateLayers, OtherImages)
 
 
 def has_likelihood(observation: Observation) -> bool:
-    """Return ``True`` if the defense, known or evident, has a useful likelihood."""
+    """Return ``True`` if the defense has a useful likelihood."""
     parts = observation.knowledge.defense or ()
     return bool(parts) and not any(isinstance(part.effect, _WITHOUT_LIKELIHOOD) for part in parts)
 
 
 def likeliest(group: Group, placed: MaximumAPosteriori, evaluations: int | None, seed: int, report: Report) -> Answers:
-    """Find the likeliest images of ``group``, by position; empty without a likelihood.
-
-    ``evaluations`` are those of a victim; ``None`` if the clock decides.
-    """
+    """Find the likeliest images of ``group``, by position; empty without a likelihood."""
     if not has_likelihood(group.first):
         return {}
     attack = sized(placed, evaluations)
@@ -60,13 +57,13 @@ def likeliest(group: Group, placed: MaximumAPosteriori, evaluations: int | None,
 
 
 def sized(attack: MaximumAPosteriori, evaluations: int | None) -> MaximumAPosteriori:
-    """Return ``attack`` with the iterations that its share of ``evaluations`` allows."""
+    """Set the iterations of ``attack`` by its share of ``evaluations``."""
     number = _MOST_ITERATIONS if evaluations is None else int(_SHARE * evaluations / _ATTEMPTS)
     return replace(attack, iterations=max(_LEAST_ITERATIONS, min(_MOST_ITERATIONS, number)), attempts=_ATTEMPTS)
 
 
 def likelier(answers: Answers, found: Mapping[int, Reconstruction]) -> dict[int, Reconstruction]:
-    """Return the likelier of the result of descents and the likeliest images, by position."""
+    """Return the likelier of descents' results and likeliest images, by position."""
     result = dict(found)
     chunks: dict[int, list[int]] = {}
     for position, answer in answers.items():
@@ -111,7 +108,7 @@ def too_many_steps(observation: Observation) -> bool:
 def on_the_way(
     group: Group, placed: SurrogateModel, evaluations: int | None, seed: int, report: Report
 ) -> dict[int, Reconstruction]:
-    """Find, by position, images behind many undefended steps; empty for few steps."""
+    """Find images, by position, behind many undefended steps."""
     first = group.first
     plan, size, known = first.plan, first.upload.num_examples, first.knowledge
     if plan.shares == "gradient" or number_of_steps(size, plan) < _SEVERAL_STEPS:

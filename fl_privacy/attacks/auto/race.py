@@ -1,4 +1,4 @@
-"""Successive halving of the attempts at many victims at once, and new label counts between rungs."""
+"""Successive halving of the attempts at many victims at once."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -53,7 +53,6 @@ def other_labels(prepared: Prepared, observation: Observation, number: int) -> l
 
 
 def _gradient_of(observation: Observation, layer: tuple[str, str | None], like: Tensor) -> Tensors:
-    """Return the output layer's gradient, without the loss scale."""
     scale = observation.plan.loss_scale
     return {name: g.to(like) / scale for name, g in as_gradient(observation).items() if name in layer}
 
@@ -62,9 +61,8 @@ def _gradient_of(observation: Observation, layer: tuple[str, str | None], like: 
 def refined_labels(prepared: Prepared, observation: Observation, labels: Tensor, images: Tensor) -> Tensor | None:
     """Infer labels (B,) anew from ``images`` (B, C, H, W); ``None`` if they stay the same.
 
-    Counts follow from the output layer's mean gradient, p - y, with the mean p of guessed images: the result of a
-    descent is closer to the client's than the noise of the first guess. Images keep their labels as far as the counts
-    allow.
+    Counts follow from the output layer's mean gradient, p - y, with the mean p of guessed images, which are closer to
+    the client's than noise. Images keep their labels as far as the counts allow.
     """
     layer = output_layer(observation.model, observation.num_classes)
     if layer is None or layer[1] is None or layer[1] not in observation.upload.tensors:
@@ -130,7 +128,7 @@ class Race:
         self.attempts = {victim.position: self._labeled(victim, blank) for victim in first.victims}
 
     def _labeled(self, victim: PreparedVictim, blank: Sequence[Attempt]) -> list[Attempt]:
-        """Give all but the first attempts at a batch with inferred labels the next likely labels."""
+        """Give all but the first attempts at a batch with inferred labels other likely labels."""
         known = self._features.get(victim.position)
         if known is not None:
             free = [replace(attempt, labels=known.labels) for attempt in blank]
@@ -162,7 +160,7 @@ class Race:
         self.attempts[position].append(replace(given.judged(judged, 0), roughness=rough, margin=margin(problem)))
 
     def seconds_per_evaluation(self, evaluations: int) -> float:
-        """Measure the seconds of one evaluation of one victim, over ``evaluations`` of them or one iteration."""
+        """Measure the seconds of one evaluation of one victim, over ``evaluations`` or one iteration."""
         positions = list(self.attempts)[: self._prepared[0].capacity]
         jobs = [(position, Attempt(0, 0, self._rough)) for position in positions]
         number = max(evaluations, self._members[0].evaluations)
@@ -170,7 +168,6 @@ class Race:
 
     @property
     def most(self) -> int:
-        """Return the most attempts at a victim, at least 1."""
         return max(map(len, self.attempts.values()), default=1)
 
     def run(self, rungs: Sequence[Rung], report: Report) -> None:
@@ -195,7 +192,7 @@ class Race:
             self.attempts[position] = ranked(attempts)[:best]
 
     def _relabel(self) -> None:
-        """Take other label counts of a batch if they follow from the guess and suit the update better."""
+        """Take other label counts if they follow from the guess and suit the update better."""
         first = self._prepared[0]
         if first.shape[0] == 1 or first.rounds[0].unrolls or not is_plain(first.rounds[0].victim_model.loss):
             return
@@ -255,7 +252,7 @@ class Race:
     def _descend(
         self, member: int, jobs: Sequence[tuple[int, Attempt]], evaluations: int, report: Report
     ) -> list[Attempt]:
-        """Descend from each attempt, and return the better of result and attempt."""
+        """Return the better of each attempt and the result of a descent from it."""
         prepared = self._prepared[member]
         victims = [self._victims[member][position] for position, _ in jobs]
         settings, known = self._members[member].settings(evaluations), [attempt.variables for _, attempt in jobs]
@@ -288,7 +285,6 @@ class Race:
         ]
 
     def _problem(self, member: int, jobs: Sequence[tuple[int, Attempt]]) -> Problem:
-        """Build the problem of ``jobs``, with total variation added to the contender's own priors."""
         prepared = self._prepared[member]
         victims = [_relabeled(self._victims[member][position], attempt) for position, attempt in jobs]
         problem = prepared.problem(victims, [attempt.start for _, attempt in jobs])
@@ -306,7 +302,7 @@ class Race:
     def _known_features(
         self, prepared: Prepared, jobs: Sequence[tuple[int, Attempt]], zero: Tensor
     ) -> KnownFeatures | None:
-        """Return the known features, with weights in units of ``zero`` (V,), 0 for attempts not held to them."""
+        """Return the known features, with weights in units of ``zero`` (V,), 0 for other attempts."""
         own = [self._features[position] if attempt.held else None for position, attempt in jobs]
         some = next((one for one in own if one is not None), None)
         if some is None:

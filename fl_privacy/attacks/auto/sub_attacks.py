@@ -38,11 +38,7 @@ _MOVES = 20
 
 @dataclass(frozen=True, kw_only=True)
 class Faint:
-    """Start near gray, from which descents get further than from noise; no two images of a batch are alike.
-
-    Attributes:
-        spread: range of the pixels around 0.5.
-    """
+    """Start near gray, within ``spread`` around 0.5, from which descents get further than from noise."""
 
     spread: float = 0.2
 
@@ -67,7 +63,6 @@ class Contender:
     staged: bool = False
 
     def settings(self, evaluations: int) -> GradientInversion:
-        """Return the attack for a number of evaluations."""
         return replace(self.attack, iterations=max(1, evaluations // self.evaluations))
 
 
@@ -79,10 +74,7 @@ of a zero gradient."""
 def entries(
     observation: Observation, most: int, placed: Callable[[GradientInversion], GradientInversion]
 ) -> list[Entry]:
-    """List at most ``most`` attempts at a victim, those first that leak most alone.
-
-    ``placed`` sets an attack's device and dtype.
-    """
+    """List at most ``most`` attempts, those first that leak most; ``placed`` sets device and dtype."""
     found = (replace(contender, attack=placed(contender.attack)) for contender in _contenders(observation))
     curved, layered, squared, signed, usual = found
     # quasi-Newton methods get far if no layer has a kink or is a transformer's
@@ -125,7 +117,7 @@ def entries(
 
 
 def _contenders(observation: Observation) -> Sequence[Contender]:
-    """List the descents: L-BFGS on the angle, on each layer's angle and on the distance, and signed Adam."""
+    """List the descents: L-BFGS on angle, each layer's angle and distance, and signed Adam."""
     # optimize labels with the images if nothing leaks them
     layer = output_layer(observation.model, observation.num_classes)
     seen = layer is not None and any(name in observation.upload.tensors for name in layer if name)
@@ -157,7 +149,7 @@ def _contenders(observation: Observation) -> Sequence[Contender]:
 
 
 def _share_known(observation: Observation) -> float:
-    """Return the number of values that a defense left in the update over that of pixels; infinite if it left all."""
+    """Return the values that a defense left in the update over the pixels; infinite if it left all."""
     parts = observation.knowledge.defense or ()
     if not any(isinstance(part.effect, Sparse) for part in parts):
         return math.inf
@@ -180,7 +172,6 @@ def _is_noisy(observation: Observation) -> bool:
 
 
 def _known_defense(observation: Observation) -> KnownDefense:
-    """Build the countermeasures of a descent on the whole update."""
     layer = output_layer(observation.model, observation.num_classes)
     plan, size = observation.plan, observation.upload.num_examples
     unrolls = needs_unrolling(plan, size, "unroll")
@@ -200,6 +191,6 @@ def _known_defense(observation: Observation) -> KnownDefense:
 
 
 def normalizes_by_batch(observation: Observation) -> bool:
-    """Return ``True`` if the client's batch norm used the statistics of its own batch."""
+    """Return ``True`` if the client's batch norm used its own batch's statistics."""
     layers = (module for module in observation.model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm))
     return observation.plan.batch_norm == "train" and any(True for _ in layers)

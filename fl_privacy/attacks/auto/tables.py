@@ -71,7 +71,7 @@ class TableMembers:
 def _as_rows(observation: Observation, found: Reconstruction) -> Reconstruction:
     """Return a solution as rows of the schema, marked approximate if they give another update.
 
-    Behind a linear model mixtures of rows explain an update as well as rows do.
+    Behind a linear model mixtures of rows explain an update as well.
     """
     schema = schema_of(observation.model)
     if found.certainty is not Certainty.CONSISTENT or found.batch is None or schema is None:
@@ -81,7 +81,6 @@ def _as_rows(observation: Observation, found: Reconstruction) -> Reconstruction:
 
 
 def _nearer(observation: Observation, one: Reconstruction, other: Reconstruction) -> Reconstruction:
-    """Return the result whose rows come nearer to the update."""
     if other.batch is None:
         return one if one.batch is not None else other
     apart = _apart(observation, other)

@@ -1,4 +1,4 @@
-"""Texts for ``attack=auto``: exact solutions if proven, else the result that reproduces the update best."""
+"""Texts for ``attack=auto``: exact solutions if proven, else what reproduces the update best."""
 
 import logging
 from collections.abc import Sequence
@@ -33,12 +33,12 @@ ORDERED = Rearranging(tries=100, last=6)
 class TextMembers:
     """DAGER, and for unproven texts the bag of words, descents on angle and distance, and LAMP's moves.
 
-    Descents begin at the words of the bag, if there are some. As tokens leave no slope, results are compared by the
-    distance of their tokens' gradient from the update.
+    Descents begin at the bag's words. As tokens leave no slope, results are compared by the distance of their tokens'
+    gradient from the update.
 
     Attributes:
         evaluations: evaluations of loss and gradient for each victim, shared by the descents; ``None``: as many as
-            there is time for (:mod:`fl_privacy.attacks.attack`), at most three quarters of it for DAGER.
+            there is time for, with at most three quarters of it for DAGER.
         device: device of the computation; ``None``: that of the values sent.
         most_victims: most victims in one chunk; ``None``: found from the free memory.
     """
@@ -91,7 +91,6 @@ class TextMembers:
         return best
 
     def _members(self, evaluations: int, first: Observation) -> dict[str, GradientInversion]:
-        """Return the descents by name, which share ``evaluations``, and the moves of words."""
         prior = 0.0 if first.knowledge.public_images is None else ORDERED.prior
         each = max(1, evaluations // 2)
         placed = {"device": self.device, "most_victims": self.most_victims}
@@ -129,7 +128,6 @@ def _within_bag(found: Reconstruction, bag: Reconstruction) -> bool:
 
 
 def _with_words(found: Reconstruction, bag: Reconstruction) -> Reconstruction:
-    """Return ``found`` with the words of ``bag``, or its own if it is certain."""
     if found.batch is not None and found.certainty is not Certainty.APPROXIMATE:
         tokens = found.batch.inputs
         return replace(found, words=tokens[tokens >= 0].cpu(), words_exact=True)
@@ -137,14 +135,12 @@ def _with_words(found: Reconstruction, bag: Reconstruction) -> Reconstruction:
 
 
 def _knowing(observation: Observation, bag: Reconstruction) -> Observation:
-    """Let the attacker begin at the words of ``bag``, if there are some."""
     if bag.batch is None or len(bag.batch.inputs) != observation.upload.num_examples:
         return observation
     return observation.told(previous=bag.batch.inputs)
 
 
 def _apart(observation: Observation, found: Reconstruction) -> float:
-    """Return the distance of the gradient of ``found`` from the update, or infinity."""
     if found.batch is None:
         return float("inf")
     reproduction = Reproduction(observation, model_as_sent(observation))

@@ -44,10 +44,9 @@ class InversionProblem:
     """``||F(x) - O||^2`` plus priors, of the variables (V, N): pixels, then values of the front.
 
     Attributes:
-        front: F, with values known or standing in for the victim's.
         features: O, (V, B, ...).
         shape: (B, C, H, W) of one victim.
-        unknown: values of the front that are optimized with the images, by name.
+        unknown: values of the front that are optimized, by name.
         anchor: weight of their squared distance to the start, in shares of its squared norm.
         relative: ``True`` divides the distance by ``||O||^2``.
         attempts: number of neighboring victims that are attempts at the same one.
@@ -68,11 +67,9 @@ class InversionProblem:
         return int(torch.Size(self.shape).numel())
 
     def images(self, variables: Tensor) -> Tensor:
-        """Return images (V, B, C, H, W)."""
         return self.space.to_images(variables[:, : self.pixels].reshape(-1, *self.shape))
 
     def loss(self, variables: Tensor) -> Tensor:
-        """Return the loss (V,)."""
         images = self.images(variables)
         if self.unknown:
             values, strayed = self._values(variables[:, self.pixels :])
@@ -89,7 +86,7 @@ class InversionProblem:
         return loss
 
     def _values(self, flat: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-        """Return the front's values (V, ...) by name, and their relative squared distance (V,) from the start."""
+        """Return the front's values (V, ...), and their relative squared distance (V,) from the start."""
         pieces = torch.split(flat, [value.numel() for value in self.unknown.values()], 1)
         values = {
             name: piece.reshape(-1, *value.shape)
@@ -106,7 +103,6 @@ class InversionProblem:
         return loss.detach(), gradient
 
     def projected(self, variables: Tensor, how: Projection) -> Tensor:
-        """Bring the images to [0, 1]."""
         pixels = self.space.to_variables(project(self.images(variables), how)).flatten(1)
         return torch.cat([pixels, variables[:, self.pixels :]], 1)
 
@@ -132,9 +128,7 @@ def best_reconstruction(
 
     Args:
         model: model with the attacker's values.
-        found: results of all attempts.
         images: (V, B, C, H, W) of all attempts.
-        films: snapshots of filmed attempts.
         sentences: steps against the defense.
     """
     losses = found.loss[rows.start : rows.stop]
@@ -196,20 +190,15 @@ class ModelInversion:
     """Minimize ``||F(x) - O||^2 / ||O||^2`` + priors (He et al. 2019; Gu et al. 2021, Algorithm 3, does not divide).
 
     O is the output of the victim's private layers, which enters the first public layer; F are the private layers of a
-    colluding client, or other stand-ins. If nothing is private, F is the first layer as sent. Dividing by ``||O||^2``
-    makes the priors' weights independent of the scale of features.
+    colluding client or other stand-ins, or the first layer as sent if nothing is private. Dividing makes the priors'
+    weights independent of the scale of features.
 
-    With ``front="joint"`` the values of F are found with each image. As public gradients depend on both through O
+    With ``front="joint"`` the values of F are found with each image; as public gradients depend on both through O
     alone, this is the joint attack on them, too.
 
     Attributes:
-        features: source of O.
-        recovery: recovery of O from the public gradients.
         recover_at: later module whose input is recovered instead, such as one where Lemma 1 has a closed form.
-        front: treatment of F.
         anchor: weight of the squared distance of F to its start, in shares of its squared norm.
-        projection: projection to [0, 1] after each iteration.
-        into_range: final mapping to [0, 1].
         restarts: attempts from different starts, of which the one with the least loss is taken.
         device: device of the computation; ``None``: that of the values sent.
         most_rows: most victims times restarts attacked at once.
@@ -252,8 +241,6 @@ class ModelInversion:
     def __call__(
         self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
     ) -> list[Reconstruction]:
-        """Attack all ``observations``; see :class:`fl_privacy.attacks.attack.ReconstructionAttack`."""
-
         def wrong(observation: Observation) -> str | None:
             recovers = self.features == "recovered" or observation.knowledge.features is None
             return why_not_attackable(observation, informative=recovers)
@@ -298,7 +285,6 @@ class ModelInversion:
         return results
 
     def _layer(self, observation: Observation) -> str:
-        """Return the path of the module that takes the private layers' output."""
         known, knowledge = self.features != "recovered", observation.knowledge
         chosen = knowledge.features_at if known and knowledge.features is not None else self.recover_at
         return chosen or cut_layer(observation.model, observation.input_shape, observation.sent.parameters)
@@ -405,7 +391,7 @@ class ModelInversion:
 
 
 def _values_of_front(observation: Observation) -> ModelState:
-    """Return the attacker's values, with the colluding client's trained front if there is one."""
+    """Return the attacker's values, with the colluding client's trained front."""
     assumed, front = observation.assumed(), observation.knowledge.front
     if front is None:
         return assumed

@@ -19,12 +19,8 @@ def recover_by_lemma(layer: nn.Module, weight: Tensor, bias: Tensor) -> Tensor |
     If the output has one position, ``grad_W = grad_b . O^T`` (Gu et al. 2021, Lemma 1; Geiping et al. 2020), solved in
     least squares: for linear layers, and for unpadded convolutions as large as their input.
 
-    Args:
-        weight: gradient of its weight.
-        bias: gradient of its bias.
-
     Returns:
-        The input; ``None`` if the bias's gradient is zero or the layer is of another kind.
+        ``None`` if the bias's gradient is zero or the layer is of another kind.
     """
     if not isinstance(layer, nn.Linear | nn.Conv2d) or (isinstance(layer, nn.Conv2d) and layer.groups != 1):
         return None
@@ -59,7 +55,7 @@ _ROOM = 2.0
 
 
 class _Stretched(nn.Module):
-    """``rest`` behind a map of [0, 1] onto [low, low + width], the range in which features are searched."""
+    """``rest`` behind a map of [0, 1] onto [low, low + width], the range of features."""
 
     def __init__(self, rest: Rest, low: float, width: float) -> None:
         super().__init__()
@@ -73,18 +69,14 @@ class _Stretched(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class Recovery:
-    """The input of the first public layer from the public gradients.
-
-    Attributes:
-        matching: search for features with the uploaded gradients, if Lemma 1 gives no closed form.
-    """
+    """The input of the first public layer, by Lemma 1 or else by ``matching`` the uploaded gradients."""
 
     matching: GradientInversion
 
     def __call__(
         self, observations: Sequence[Observation], front: Front, *, seed: int, progress: Progress
     ) -> list[Tensor | str]:
-        """Recover the features (B, ...) of each observation of the same model and values, or return a reason."""
+        """Recover the features (B, ...) of each observation of one model, or return a reason."""
         first, shape = observations[0], seen_shape(front, observations[0])
         layer = first.model.get_submodule(front.layer)
         if applies(layer, shape, first.upload.num_examples):
@@ -133,7 +125,7 @@ def _by_lemma(layer: nn.Module, observation: Observation, name: str) -> Tensor |
 
 @torch.no_grad()
 def seen_shape(front: Front, observation: Observation) -> tuple[int, ...]:
-    """Return the shape of one example at the input of the layer that ``front`` ends at."""
+    """Return the shape of one example at the layer that ``front`` ends at."""
     blank = next(front.parameters()).new_zeros(1, *observation.input_shape)
     return tuple(front(blank).shape[1:])
 

@@ -23,12 +23,12 @@ class OptimizerRun(Protocol):
 
         Returns:
             The next variables (V, N); ``ended`` (V,), rows with a finished iteration, due for projection; ``finished``
-                (V,), rows with nothing more to do, which were not moved.
+                (V,), rows with nothing more to do, which stay.
         """
         ...
 
     def restart(self, rows: Tensor) -> None:
-        """Forget the state of the victims ``rows`` (V,) bool, which were moved elsewhere."""
+        """Forget the state of the victims ``rows`` (V,) bool, which were moved."""
         ...
 
     def select(self, rows: Tensor) -> None:
@@ -45,7 +45,7 @@ class Optimizer(Protocol):
 
     @property
     def moments(self) -> int:
-        """Return the values of state per variable."""
+        """Return the state's values per variable."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""CMA-ES by the package cma: a search without gradients, separate for each victim."""
+"""CMA-ES by the package cma: a search without gradients."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -37,13 +37,12 @@ class EvolutionStrategy:
         expect_package("cma", "attack.optimizer=cma")
 
     def begin(self, variables: int, iterations: int, generator: torch.Generator) -> "Evolution":
-        """Begin a search in ``variables`` dimensions."""
         self.expect_package()
         return Evolution(self, variables, iterations, generator)
 
 
 class Evolution:
-    """The state of the evolution strategy for one victim; ``generator`` is on the CPU."""
+    """The evolution of one victim; ``generator`` is on the CPU."""
 
     def __init__(
         self, settings: EvolutionStrategy, variables: int, iterations: int, generator: torch.Generator
@@ -68,10 +67,9 @@ class Evolution:
         return torch.stack([torch.as_tensor(candidate) for candidate in self._strategy.ask()])
 
     def tell(self, candidates: Tensor, losses: Sequence[float]) -> None:
-        """Pass on the losses of the last candidates; infinite for worthless ones."""
+        """Pass on the losses of the last candidates; infinite if worthless."""
         self._strategy.tell(list(candidates.numpy()), list(losses))
 
     @property
     def ended(self) -> bool:
-        """Return ``True`` if nothing more can be gained, or all iterations are done."""
         return bool(self._strategy.stop())

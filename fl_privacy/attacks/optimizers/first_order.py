@@ -1,4 +1,4 @@
-"""Adam, AdamW and gradient descent, elementwise for all victims, and schedules of the learning rate."""
+"""Adam, AdamW, gradient descent, and schedules of the learning rate."""
 
 import math
 from dataclasses import dataclass, field
@@ -78,7 +78,7 @@ def signed(gradient: Tensor, how: Sign, images: int, remaining: float) -> Tensor
 
 
 def clipped(gradient: Tensor, length: float) -> Tensor:
-    """Shorten rows of ``gradient`` (V, N) to ``length``, as ``torch.nn.utils.clip_grad_norm_`` does for one victim."""
+    """Shorten rows of ``gradient`` (V, N) to ``length``, as ``torch.nn.utils.clip_grad_norm_`` does."""
     if length == math.inf:
         return gradient
     lengths = torch.linalg.vector_norm(gradient, dim=1, keepdim=True)
@@ -162,7 +162,7 @@ class GradientDescent:
 
 
 class FirstOrder(Protocol):
-    """Settings of an optimizer that moves by the gradient and its moments; their ``start`` is a :class:`FirstOrderRun`.
+    """Settings of an optimizer that moves by the gradient and its moments.
 
     Attributes:
         sign: sign taken of the gradient first.

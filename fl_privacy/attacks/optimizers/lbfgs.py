@@ -1,4 +1,4 @@
-"""L-BFGS of V victims at once, each as ``torch.optim.LBFGS`` does it alone."""
+"""L-BFGS of V victims at once, each as ``torch.optim.LBFGS`` alone."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -18,8 +18,8 @@ _FIRST_CAPACITY = 16
 class History:
     """Pairs (s, y) of each victim in a ring, in the compact representation (Byrd, Nocedal, Schnabel 1994, Eq. 3.13).
 
-    The direction costs two passes over the pairs, instead of four by 4 x ``limit`` small operations in the two-loop
-    recursion; S'Y and Y'Y (limit x limit) are in float64, oldest pair first. Unused slots are zero.
+    A direction costs two passes over the pairs, instead of four by 4 x ``limit`` small operations in the two-loop
+    recursion. S'Y and Y'Y (limit x limit) are in float64, oldest pair first.
     """
 
     def __init__(self, variables: Tensor, limit: int) -> None:
@@ -35,7 +35,7 @@ class History:
         self._pushed = torch.zeros(v, dtype=torch.long, device=variables.device)
 
     def direction(self, gradient: Tensor, y: Tensor, s: Tensor, learns: Tensor) -> Tensor:
-        """Return -H g of each victim (V, N), after adding the pair (s, y) if it ``learns`` and has curvature."""
+        """Return -H g (V, N), after adding the pair (s, y) if it ``learns`` and has curvature."""
         curvature = (y * s).sum(1)
         rows = (learns & (curvature > _MIN_CURVATURE)).nonzero().flatten()
         if len(rows):
@@ -83,7 +83,7 @@ class History:
         self._pushed[rows] += 1
 
     def _coefficients(self, sg: Tensor, yg: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the coefficients of H g on the pairs: w on s and -scale * a on y.
+        """Return the coefficients of H g: w on s and -scale * a on y.
 
         a = R^-1 S'g and w = R^-T ((D + scale Y'Y) a - scale Y'g).
         """
@@ -98,7 +98,6 @@ class History:
         return on_s, on_y
 
     def forget(self, rows: Tensor) -> None:
-        """Drop the pairs of ``rows`` (V,) bool."""
         for pairs in (self._s, self._y, self._sy, self._yy):
             pairs[rows] = 0
         self._sy[rows] = _unit(self._sy[rows])
@@ -111,7 +110,7 @@ class History:
 
 
 def _unit(matrices: Tensor) -> Tensor:
-    """Fill the diagonals with ones, in place, which leaves unused slots out of triangular systems."""
+    """Fill the diagonals with ones, in place, so that unused slots drop out."""
     matrices.diagonal(dim1=-2, dim2=-1).fill_(1)
     return matrices
 
@@ -151,9 +150,8 @@ class StrongWolfe:
 
         Args:
             direction: (V, N).
-            loss: (V,) at the beginning.
+            loss, step: (V,) at the beginning, and of the first trial.
             gradient: (V, N) at the beginning.
-            step: (V,) first trial.
             most: (V,) trials after the first.
         """
         wide, slope = rows[:, None], (gradient * direction).sum(1).double()
@@ -169,7 +167,7 @@ class StrongWolfe:
         self._set_end(0, rows, (torch.zeros_like(slope), loss.double(), slope), gradient)
 
     def look(self, loss: Tensor, gradient: Tensor) -> Tensor:
-        """Take up the evaluation of the trials, and return the rows (V,) whose search is over."""
+        """Take up the trials' evaluation, and return the rows (V,) whose search is over."""
         trial = self.step, loss.double(), (gradient * self._direction).sum(1).double()
         searching, zooming = self.searching, self.searching & self._zooms
         self.trials = self.trials + searching
@@ -205,7 +203,7 @@ class StrongWolfe:
         self._rounds = self._rounds + rows
 
     def _narrow(self, rows: Tensor, rises: Tensor, flat: Tensor, trial: tuple[Tensor, ...], gradient: Tensor) -> Tensor:
-        """Replace an end of the bracket by the trial, and return the rows that are good enough."""
+        """Replace an end of the bracket by the trial, and return the good rows."""
         low = self._low()
         low_end, high_end = self._end(low), self._end(1 - low)
         worse = rows & (rises | (trial[1] >= low_end[1]))
@@ -219,7 +217,7 @@ class StrongWolfe:
         return better & flat
 
     def _choose_within(self, rows: Tensor) -> Tensor:
-        """Choose the next trial within the bracket, and return the rows without one."""
+        """Choose the next trial in the bracket, and return the rows without one."""
         ends = self._ends[0]
         least, most = ends.amin(1), ends.amax(1)
         narrow = (most - least) * self._direction.abs().amax(1).double() < _NARROW
@@ -292,8 +290,8 @@ class LBFGS:
         inner: moves per iteration (``max_iter`` of the reference).
         history: pairs kept.
         tolerance_grad: largest entry of a finished victim's gradient.
-        tolerance_change: move, or change of the loss, below which an iteration ends.
-        line_search: search of the step length; ``none`` always takes ``lr``, as published attacks do.
+        tolerance_change: move, or change of the loss, that ends an iteration.
+        line_search: ``none`` always takes ``lr``, as published attacks do.
         sign: sign of the pixels' gradient, ``none`` or ``hard``; not with a line search.
     """
 
@@ -384,8 +382,6 @@ class _LBFGSRun:
 
 
 class _SearchingRun(_LBFGSRun):
-    """A run with line searches, whose rows may also be at a trial."""
-
     def __init__(self, settings: LBFGS, variables: Tensor, iterations: int, images: int) -> None:
         super().__init__(settings, variables, iterations, images)
         self._search = StrongWolfe(variables)
@@ -394,7 +390,6 @@ class _SearchingRun(_LBFGSRun):
         self._direction = torch.zeros_like(variables)
 
     def step(self, variables: Tensor, loss: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Evaluate every unfinished victim once; see :class:`OptimizerRun`."""
         settings, search = self._settings, self._search
         begins = ~search.searching & ~self._finished
         over = search.look(loss, gradient)
