@@ -26,12 +26,12 @@ def tag(
     """Build TAG (Deng et al. 2021): L2 and L1 distance of gradients, more L1 near the input, AdamW.
 
     Embeddings are optimized from normal noise and decoded to the nearest tokens, with rate and iterations of public
-    implementations (0.05 falling to zero, 1,000). Their clipping matters once a model has learned, as guesses then have
-    gradients dozens of times too long. The gradient of the embeddings is not matched; its rows give ``attack=dager``
-    the tokens.
+    implementations (0.05 falling to zero, 1,000). Their clipping matters once a model has learned, as gradients of
+    guesses are then dozens of times as long as that of a text it is sure of. The gradient of the embeddings is not
+    matched; its rows give ``attack=dager`` the tokens.
 
     Args:
-        lr, weight_decay: settings of AdamW; untrained models leak more with ``lr=0.2, weight_decay=0.05``.
+        lr, weight_decay: settings of AdamW; models from scratch leak more with ``lr=0.2, weight_decay=0.05``.
         clip: largest length of the slope by a victim's embeddings, in units of their root mean square. Public
             implementations have 1 for BERT's, whose unit is 0.05.
         alpha: weight of the L1 distance at the first tensor.
@@ -62,10 +62,10 @@ def lamp(
 ) -> GradientInversion:
     """Build LAMP (Balunovic et al. 2022): descent on embeddings, and moves of words scored by a language model.
 
-    Settings are those of the authors' code for BERT: cosine of each tensor, the embeddings' mean length held at that of
-    tokens (weight 1 at BERT's length of 1.4), 2,000 iterations of Adam at 0.01, 0.2 in units of BERT's embeddings,
-    times 0.89 every 50, and the best of 200 orders. The language model, there GPT-2, is made of public texts
-    (:class:`fl_privacy.attacks.gradient_inversion.word_order.LanguageModel`).
+    Settings are those of the authors' code for BERT: cosine of each tensor, and the embeddings' mean length held at
+    that of tokens (weight 1 at BERT's length of 1.4). 2,000 iterations of Adam start at 0.01, 0.2 in units of BERT's
+    embeddings, times 0.89 every 50. The best of 200 orders is kept. The language model, there GPT-2, is made of public
+    texts (:class:`fl_privacy.attacks.gradient_inversion.word_order.LanguageModel`).
 
     Four things differ. Slopes are clipped, as published for the largest model only: they fall to a thousandth within
     dozens of iterations, and Adam, which remembers a thousand, would hardly move. Decoded tokens are ordered, since

@@ -76,11 +76,11 @@ class AutoAttack:
     Exact solutions come first: ``attack=cocktail_party`` for batches, then ``attack=exact``. Victims that are proven,
     or whose update is reproduced to rounding, need no descent.
 
-    For the others descents from several starts compete under successive halving: L-BFGS on angle and distance of the
-    updates for smooth models, else signed Adam with little and with much total variation, and batch-norm statistics if
-    they were sent. Unproven solutions are starts, too. Features leaked by a hidden layer in front of a ReLU give labels
-    to all, and one attempt is held to them. All answer a defense that is known or that the update shows (zeros, few
-    levels, empty columns, noise), by smooth images if it leaves fewer values than pixels or added noise
+    For the others descents from several starts compete under successive halving. Smooth models get L-BFGS on angle and
+    distance of the updates, others signed Adam with little and with much total variation. Batch-norm statistics are
+    used if they were sent. Unproven solutions are starts, too. Features leaked by a hidden layer in front of a ReLU
+    give labels to all, and one attempt is held to them. All answer a defense that is known or that the update shows
+    (zeros, few levels, empty columns, noise). If it leaves fewer values than pixels, or added noise, images are smooth
     (:mod:`fl_privacy.attacks.gradient_inversion.noise`).
 
     Texts are reconstructed by :class:`fl_privacy.attacks.auto.texts.TextMembers`, rows of a table by
@@ -89,11 +89,11 @@ class AutoAttack:
 
     Attributes:
         budget: work for a victim: ``quick``, ``standard`` or ``thorough``, reproducible numbers of evaluations; or
-            seconds, not reproducible, shared among all victims, of which exact solutions take at most three quarters.
-            An attempt always has 25 evaluations.
+            seconds, not reproducible, shared among all victims. Exact solutions take at most three quarters of the
+            seconds. An attempt always has 25 evaluations.
         evaluations: evaluations of loss and gradient for each victim, instead of ``budget``. The number logged for a
-            budget in seconds repeats its descents, and their starts unless a search for exact solutions took more than
-            ``evaluations / 12`` rounds or was cut by the clock.
+            budget in seconds repeats its descents. It repeats their starts unless a search for exact solutions took
+            more than ``evaluations / 12`` rounds or was cut by the clock.
         device: device of the computation; ``None``: that of the values sent.
         most_victims: most victims in one chunk; ``None``: found from the free memory.
     """

@@ -25,7 +25,7 @@ _MOST = 27
 """Most attempts at a victim."""
 
 _STAGE = 150
-"""Evaluations of the last rung from which it is cut in stages, at each of which total variation is eased."""
+"""Fewest evaluations of a stage of the last rung; total variation is eased at each stage."""
 
 _STAGES = 4
 """Most stages."""
@@ -46,7 +46,7 @@ _PILOTED = 0.1
 
 @dataclass(frozen=True)
 class Rung:
-    """A step of successive halving: attempts with as many evaluations each, in ``stages`` of less total variation."""
+    """A step of successive halving: attempts with equal evaluations, in ``stages`` of less total variation."""
 
     attempts: int
     evaluations: int
@@ -77,7 +77,7 @@ def most_attempts(evaluations: int) -> int:
 
 
 def affordable(evaluations: float, beside: int) -> int:
-    """Return the most evaluations of a victim whose rungs fit in ``evaluations``; ``beside`` counts given images."""
+    """Return the most evaluations of a victim whose rungs fit in ``evaluations``, with ``beside`` given attempts."""
     number = max(LEAST, int(evaluations))
     # sum the evaluations of all rungs; no attempt gets less than ``LEAST``
     while (

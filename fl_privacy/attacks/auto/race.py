@@ -118,7 +118,7 @@ class Race:
         self._victims = [{victim.position: victim for victim in one.victims} for one in self._prepared]
         self._rough = entered[0][2]
         self._any_contrast = normalizes_by_batch(group.first)
-        # enter an attempt of the first member for each transformation that the client may have done
+        # enter an attempt of the first contender for each transformation that the client may have done
         transforms = len(self._prepared[0].rounds[0].known.transforms)
         member, _, rough = entered[0]
         entries = (

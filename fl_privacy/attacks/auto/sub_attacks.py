@@ -117,7 +117,10 @@ def entries(
 
 
 def _contenders(observation: Observation) -> Sequence[Contender]:
-    """List the descents: L-BFGS on angle, each layer's angle and distance, and signed Adam."""
+    """List the descents: L-BFGS on angle, each layer's angle and distance, and signed Adam.
+
+    Layers count equally in the second, as gradients before saturated activations can be a thousand times smaller.
+    """
     # optimize labels with the images if nothing leaks them
     layer = output_layer(observation.model, observation.num_classes)
     seen = layer is not None and any(name in observation.upload.tensors for name in layer if name)
@@ -149,7 +152,7 @@ def _contenders(observation: Observation) -> Sequence[Contender]:
 
 
 def _share_known(observation: Observation) -> float:
-    """Return the values that a defense left in the update over the pixels; infinite if it left all."""
+    """Return the known values per pixel that a defense left in the update; infinite if it left all."""
     parts = observation.knowledge.defense or ()
     if not any(isinstance(part.effect, Sparse) for part in parts):
         return math.inf

@@ -71,7 +71,7 @@ class TableMembers:
 def _as_rows(observation: Observation, found: Reconstruction) -> Reconstruction:
     """Return a solution as rows of the schema, marked approximate if they give another update.
 
-    Behind a linear model mixtures of rows explain an update as well.
+    Mixtures of rows explain an update of a linear model as well.
     """
     schema = schema_of(observation.model)
     if found.certainty is not Certainty.CONSISTENT or found.batch is None or schema is None:

@@ -262,7 +262,7 @@ class ModelInversion:
             layer = self._layer(first)
         except UserError as error:
             raise NotAttackableError(str(error)) from error
-        evaluating = replace(first.plan, batch_norm="eval")  # an image's features are its own
+        evaluating = replace(first.plan, batch_norm="eval")  # features must not depend on the batch
         values = first.assumed() if self.features == "recovered" else _values_of_front(first)
         front = Front(frozen_copy(first.model, values, evaluating, device=device, dtype=dtype), layer)
         told = self._features(list(group.observations.values()), front, seed=seed, report=report)
@@ -391,7 +391,6 @@ class ModelInversion:
 
 
 def _values_of_front(observation: Observation) -> ModelState:
-    """Return the attacker's values, with the colluding client's trained front."""
     assumed, front = observation.assumed(), observation.knowledge.front
     if front is None:
         return assumed

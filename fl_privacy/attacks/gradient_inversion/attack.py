@@ -247,10 +247,10 @@ class GradientInversion(Settings):
     """Minimize ``objective(gradient(guess), observed) + priors(guess)`` over the guess of each victim.
 
     Victims that share model, values sent, plan and shapes are attacked together. Each draws from
-    ``derive_generator(seed, "attack", observation.id, restart)`` and depends on others only through the last bits of
-    batched products, which dozens of moves of L-BFGS, or signs of gradients, can enlarge to another result of the same
-    kind; with ``most_victims=1`` not at all. The same call with as many CPU threads gives the same bits. Several local
-    steps are matched by replaying them.
+    ``derive_generator(seed, "attack", observation.id, restart)``. It depends on others only through the last bits of
+    batched products, with ``most_victims=1`` not at all. Dozens of moves of L-BFGS, or signs of gradients, can enlarge
+    these bits to another result of the same kind. The same call with as many CPU threads gives the same bits. Several
+    local steps are matched by replaying them.
     """
 
     def __post_init__(self) -> None:

@@ -25,7 +25,7 @@ def angular_distance(
 
 
 class _AngularDistance(torch.autograd.Function):
-    """With q = g - |g| o / |o| of each part and the distance D: D = |q|^2 / 2 |g|^2, dD/dg = (q - D g) / |g|^2."""
+    """For q = g - |g| o / |o| of each part, the distance is D = |q|^2 / 2 |g|^2, with dD/dg = (q - D g) / |g|^2."""
 
     @staticmethod
     def forward(

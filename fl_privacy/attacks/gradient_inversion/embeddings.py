@@ -35,7 +35,6 @@ class WordEmbeddings:
     stages: int = 1
 
     def size(self, shape: Shape) -> int:
-        """Return B L d."""
         return int(torch.Size(shape).numel())
 
     def start(self, blank: Blank) -> Tensor:
@@ -65,7 +64,7 @@ class WordEmbeddings:
         return torch.cat([self._unit * variables.reshape(-1, batch, longest, width), there], -1)
 
     def penalty(self, variables: Tensor, shape: Shape) -> Tensor:
-        """Return the penalty (V,) on the embeddings' mean length."""
+        """Return the penalty (V,) on the mean length."""
         if not self.norm:
             return variables.new_zeros(len(variables))
         lengths = variables.reshape(len(variables), -1, shape[-1]).norm(dim=-1).mean(1)
@@ -98,7 +97,6 @@ class WordEmbeddings:
 
     @cached_property
     def _inverse(self) -> Tensor:
-        """Return the pseudoinverse (d, n) of the table."""
         inverse: Tensor = torch.linalg.pinv(self.table)
         return inverse
 

@@ -44,7 +44,10 @@ _scaled: "WeakKeyDictionary[nn.Module, dict[tuple[float, float], nn.Module]]" = 
 
 @dataclass(frozen=True, eq=False)
 class Disclosed:
-    """A completed observation, with a loss, in a mode without draws, of inputs in [0, 1], or ``wrong``."""
+    """A completed observation, with a loss, in a mode without draws, of inputs in [0, 1].
+
+    ``wrong`` is the reason why it can't be attacked, or ``None``.
+    """
 
     observation: Observation
     wrong: str | None = None

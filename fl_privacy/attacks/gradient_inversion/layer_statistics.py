@@ -92,7 +92,7 @@ class LayerStatistics(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Explicit:
-    """Statistics of a formed gradient (V, *shape), with values moved to the bounds of the target, if any."""
+    """Statistics of a formed gradient (V, *shape); if the target has bounds, of g plus the distance to them."""
 
     gradient: Tensor
     target: Target

@@ -33,7 +33,7 @@ from fl_privacy.types.modality import modality_of
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PreparedRound:
-    """What the victims of a group have in common in one round.
+    """Common parts of a group's victims in one round.
 
     Attributes:
         observations: observations by the victims' positions.
@@ -57,7 +57,6 @@ class PreparedRound:
         return accumulated_gradient(observation) if self.unrolls else as_gradient(observation)
 
     def of(self, positions: Sequence[int]) -> Round:
-        """Build the round of the victims at ``positions``, which may repeat."""
         observations = [self.observations[position] for position in positions]
         parameter = next(self.victim_model.model.parameters())
         values = stack(

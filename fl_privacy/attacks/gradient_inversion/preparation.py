@@ -242,7 +242,6 @@ class Prepared:
         return search_of(self.victims[0].observation.model)
 
     def read(self, inputs: Tensor) -> Tensor:
-        """Convert the result for the report: images, tokens or rows."""
         found = self.search.read(self.settings, inputs)  # as float32: finer digits depend on the size of batches
         precision = self.victims[0].observation.precision
         return (found.to(precision) if found.is_floating_point() else found).cpu()

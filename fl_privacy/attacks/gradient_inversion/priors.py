@@ -101,7 +101,8 @@ class ColorRange:
 class BatchNormStatistics:
     """Distance of the batch statistics of the guess to the running ones (GradInversion, Yin et al. 2021, R_BN).
 
-    Sum over layers of ``||mean - usual mean|| + ||variance - usual variance||``, ``first`` times for the first layer.
+    Sum over layers of ``||mean - usual mean|| + ||variance - usual variance||``, ``first`` times for the first layer; 0
+    without batch norm.
     """
 
     weight: float = 0.1

@@ -124,8 +124,8 @@ class Round:
 class Problem:
     """The objective as a function of the variables (V, N).
 
-    Variables are those of the pixels or the source, then label logits if labels are optimized, then the gradients that
-    a private loss sends back into the features in each round.
+    Variables are those of the pixels or the source, then label logits if labels are optimized, then each round's
+    gradients that a private loss sends back into the features.
 
     Attributes:
         shape: (B, C, H, W) of one victim.

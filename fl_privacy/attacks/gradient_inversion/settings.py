@@ -40,7 +40,8 @@ class Rearranging:
 
     Each move compares ``tries`` orders of the decoded words: two words exchanged, a word or a sequence moved, a
     beginning put to the end. The best has the least mismatch of gradients plus ``prior`` times the mean negative log
-    likelihood under a language model of public texts, in units of the median difference of orders from the best.
+    likelihood under a language model of public texts. The latter is in units of the median difference of orders from
+    the best.
 
     Attributes:
         every: iterations between moves.
@@ -84,7 +85,8 @@ class Settings:
         as_they_come: ``True`` reports pixels outside of [0, 1].
         into_range: final mapping to [0, 1].
         restarts: most attempts; the first below ``accept`` is taken, else the one with the least loss.
-        enough: share of a zero gradient's loss (with ``L2``: of the observed squared norm) that finishes a victim.
+        enough: share of a zero gradient's loss (with ``L2``: of the observed squared norm) below which a victim is
+            done.
         accept: such a share, below which a victim is not attacked again.
         noise: standard deviation of Gaussian noise on the pixels' gradient.
         device: device of the computation; ``None``: that of the values sent.

@@ -37,14 +37,14 @@ _DROPS = (3 / 8, 5 / 8, 7 / 8)
 
 @dataclass(frozen=True, kw_only=True)
 class SurrogateModel:
-    """Match an update of many local steps by one gradient of all the client's images, at a model on the way.
+    """Match an update of many local steps by one gradient of all the images, at a model on the way.
 
     The way from the weights sent, w, to those that came back, w + u, points along the images' mean gradient at some
     model w + a u. Images and a are found together, by signed Adam on the angle between that gradient and the update,
     with total variation (Zhu et al. 2023, "Surrogate model extension"). An iteration costs one pass over the images,
     whatever the number and order of steps. Up to 16 victims share one call, which may change the last digits.
 
-    Behind Adam, signs count more: each gradient value is divided by its size plus the root mean square of its tensor.
+    With Adam, signs count more: each gradient value is divided by its size plus the root mean square of its tensor.
 
     Attributes:
         lr: first learning rate, in standard deviations of a pixel, 0.25.

@@ -128,7 +128,7 @@ class Pattern:
 
 @dataclass(frozen=True, kw_only=True)
 class PublicMean:
-    """Start from the mean of public images, with ``of_class`` of those of each example's class, if any."""
+    """Start from the mean of public images, or, with ``of_class``, of those of each example's class."""
 
     of_class: bool = False
 
@@ -209,7 +209,10 @@ Shape = Sequence[int]
 
 
 class ImageSource(Protocol):
-    """Turns variables (V, n) and fixed values (V, m) into images; first values are drawn on the CPU."""
+    """Turns variables (V, n) and fixed values (V, m) into images.
+
+    A victim's first values are drawn on the CPU, from its stream alone.
+    """
 
     def size(self, shape: Shape) -> int:
         """Return n."""

@@ -41,7 +41,6 @@ class TableRows:
         return int(torch.Size(shape).numel())
 
     def start(self, blank: Blank) -> Tensor:
-        """Draw the first variables (B F,)."""
         schema, numbers = self.schema, self.schema.number_values
         drawn = self.spread * torch.randn(tuple(blank.shape), generator=blank.generator)
         middle = self._middles(blank)
@@ -107,7 +106,6 @@ class TableRows:
         return standard.index_copy(-1, numbers, own)
 
     def penalty(self, variables: Tensor, shape: Shape) -> Tensor:
-        """Return zeros (V,): any row is as likely as another."""
         return variables.new_zeros(len(variables))
 
     def confined(self, variables: Tensor, held: Tensor, shape: Shape) -> Tensor:

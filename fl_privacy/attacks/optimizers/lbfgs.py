@@ -150,8 +150,8 @@ class StrongWolfe:
 
         Args:
             direction: (V, N).
-            loss, step: (V,) at the beginning, and of the first trial.
-            gradient: (V, N) at the beginning.
+            loss, gradient: (V,) and (V, N) at the beginning.
+            step: (V,) first trial.
             most: (V,) trials after the first.
         """
         wide, slope = rows[:, None], (gradient * direction).sum(1).double()
@@ -290,7 +290,7 @@ class LBFGS:
         inner: moves per iteration (``max_iter`` of the reference).
         history: pairs kept.
         tolerance_grad: largest entry of a finished victim's gradient.
-        tolerance_change: move, or change of the loss, that ends an iteration.
+        tolerance_change: move, or change of the loss, below which an iteration ends.
         line_search: ``none`` always takes ``lr``, as published attacks do.
         sign: sign of the pixels' gradient, ``none`` or ``hard``; not with a line search.
     """
