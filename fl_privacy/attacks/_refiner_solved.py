@@ -114,6 +114,7 @@ def refiner_solved(
     reconstructs far more.
 
     Args:
+        base: attack whose objective and optimizer are used.
         radius: Refiner's epsilon, above 0, without a ``constant``.
         constant: const; ``None``: ``radius`` squared times the mean of w squared, as the paper gives no value.
         decay: tau of the weights of layers, in (0, 1].

@@ -20,11 +20,16 @@ def tableak(
 ) -> GradientInversion:
     """Build TabLeak: softmax of logits for categories, cosine of gradients, signed Adam, median of the attempts.
 
-    Numbers stay within the schema's bounds, as in the authors' program. Beyond the paper, ``counted`` leaves out
-    categories that no row has, and starts from the counts of the others
-    (:mod:`fl_privacy.attacks.gradient_inversion.table_evidence`); a third of the paper's work then reconstructs more.
-    ``attack=tableak_paper`` has 1500 iterations, 30 restarts and no counts; its softmax has temperature 1, which the
-    authors' program cools. ``pooled`` takes the median of the attempts' ordered rows instead of the best.
+    Numbers stay within the schema's bounds, as in the authors' program. ``attack=tableak_paper`` has 1500 iterations,
+    30 restarts and no counts; its softmax has temperature 1, which the authors' program cools.
+
+    Args:
+        lr: learning rate.
+        sign: sign of the gradient that enters Adam.
+        counted: ``True``, beyond the paper, leaves out categories that no row has, and starts from the counts of the
+            others (:mod:`fl_privacy.attacks.gradient_inversion.table_evidence`); a third of the paper's work then
+            reconstructs more.
+        pooled: ``True`` takes the median of the attempts' ordered rows instead of the best.
     """
     published = GradientInversion(
         objective=Cosine(),

@@ -27,15 +27,17 @@ def ggl(
 ) -> GradientInversion:
     """Build generative gradient leakage (Li et al. 2022): search the latents whose images fit the update.
 
-    The objective is the squared L2 distance of gradients plus a penalty on latents. Adam, learning rate 0.01, takes
-    4,000 iterations (Refiner, Fan et al. 2025); CMA-ES 500, as in GGL's code. A defense that the update shows (zeros,
-    few levels, empty columns, else its norm) is applied to the guess.
+    The objective is the squared L2 distance of gradients plus a penalty on latents. Adam takes 4,000 iterations
+    (Refiner, Fan et al. 2025); CMA-ES 500, as in GGL's code. A defense that the update shows (zeros, few levels, empty
+    columns, else its norm) is applied to the guess.
 
     Args:
         generator: file of ``fl-privacy train-generator``, or ``faces`` for the one in the package gan-face-generate.
         optimizer: ``adam``, or ``cma``, which needs that package.
+        lr: learning rate of Adam; 0.01 as in Refiner.
         population: candidates of CMA-ES in each iteration.
         deviation: standard deviation of the first ones.
+        penalty: ``kl`` or ``norm``; see :data:`fl_privacy.attacks.gradient_inversion.generator_prior.Penalty`.
         weight: weight of the penalty, at least 0; the authors' 0.1 is for distances that are not relative, and
             otherwise keeps latents from fitting (``experiments/RESULTS.md``).
         relative: ``True`` divides the distance by the observed squared norm, so that a weight fits every model.
@@ -73,9 +75,11 @@ def gifd(
     stage that fits best are kept. Cosine distance, Adam with a falling rate, ``iterations`` a stage.
 
     Args:
+        generator: file, as for :func:`ggl`.
         layers: number of layers optimized; 0 stops at the latents.
         reach: radius of the ball, in shares of the l1 norm of an image's features, at least 0. The authors' radii fit
             their generators.
+        lr: learning rate of Adam.
         total_variation: weight; if the angle between gradients is small, even 1e-4 leaves nothing but gray.
     """
     whole("attack.layers", layers, at_least=0, example=2)

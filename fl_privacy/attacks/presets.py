@@ -127,7 +127,11 @@ def ats_attack(
     hardly leaves its start; with the cosine signed and clamped, total variation 1e-4, 300 iterations, 16 restarts; with
     L2 total variation 1e-3, 50 iterations, 2 restarts.
 
-    ``total_variation`` is for images normalized by mean 0.5 and standard deviation 0.25.
+    Args:
+        variant: source of L-BFGS's settings.
+        optimizer: optimizer of the images.
+        distance: distance of gradients.
+        total_variation: weight for images normalized by mean 0.5 and standard deviation 0.25; ``None``: the variant's.
 
     Raises:
         UserError: there is no such optimizer, distance or variant.

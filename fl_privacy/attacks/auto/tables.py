@@ -30,8 +30,6 @@ class TableMembers:
 
     Attributes:
         evaluations: evaluations of loss and gradient for each victim; ``None``: as many as there is time for.
-        device: device of the computation; ``None``: that of the values sent.
-        most_victims: most victims in one chunk; ``None``: found from the free memory.
     """
 
     evaluations: int | None

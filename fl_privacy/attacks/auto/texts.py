@@ -39,8 +39,6 @@ class TextMembers:
     Attributes:
         evaluations: evaluations of loss and gradient for each victim, shared by the descents; ``None``: as many as
             there is time for, with at most three quarters of it for DAGER.
-        device: device of the computation; ``None``: that of the values sent.
-        most_victims: most victims in one chunk; ``None``: found from the free memory.
     """
 
     evaluations: int | None
