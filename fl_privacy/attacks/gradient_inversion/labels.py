@@ -193,7 +193,10 @@ def _labels_of(
 
 
 def nearest_counts(expected: Tensor, total: int, number: int) -> list[Tensor]:
-    """List ``number`` sorted lists of labels whose counts are nearest to ``expected`` (K,), the nearest first."""
+    """List ``number`` sorted lists of labels whose counts are nearest to ``expected`` (K,).
+
+    All others differ from the first, the nearest, in one label.
+    """
     first = torch.bincount(_to_labels(expected, total), minlength=len(expected)).to(expected)
     excess = first - expected
     # moving one label from class a to class b changes the squared distance by 2 (1 + excess_b - excess_a)

@@ -246,7 +246,8 @@ def weighted_distance(
 ) -> Tensor:
     """Sum ``a ||g' - g||^2 + b sum |g' - g|`` over the tensors, (V,); differentiable once.
 
-    ``formed`` are gradients (V, *shape), ``factored`` the factors of others, and ``weights`` a and b.
+    ``formed`` are gradients (V, *shape), ``factored`` the factors of others, ``weights`` a and b; ``targets`` lack
+    bounds.
     """
     observed = [torch.cat([targets[name].value for name in formed], 1)] if formed else []
     joined = [torch.cat([gradient.reshape(len(gradient), -1) for gradient in formed.values()], 1)] if formed else []

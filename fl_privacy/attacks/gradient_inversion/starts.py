@@ -156,7 +156,7 @@ class PublicMean:
 
 @dataclass(frozen=True)
 class Previous:
-    """Start from the result for the same examples in an earlier round, if any."""
+    """Start from the result for the same examples in an earlier round, else as ``Normal``."""
 
     def __call__(self, blank: Blank) -> Tensor:
         previous = blank.observation.knowledge.previous
