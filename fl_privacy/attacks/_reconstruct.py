@@ -1,4 +1,4 @@
-"""An attack by its name, on one observation or many: what a notebook needs."""
+"""Run an attack by its name on one observation or many."""
 
 import inspect
 from collections.abc import Sequence
@@ -49,20 +49,17 @@ def reconstruct(
     device: str | None = None,
     **options: Any,
 ) -> Reconstruction | list[Reconstruction]:
-    """Attack one observation or a sequence of them at once, and return the reconstructions.
+    """Attack one observation or a sequence of them, and return the reconstructions, in order and on the CPU.
 
-    Weights and updates in float64 are attacked in float64, unless ``dtype`` says otherwise.
+    Float64 weights and updates are attacked in float64, unless ``dtype`` says otherwise. After a failure ``batch`` is
+    ``None`` and ``failure`` gives the reason.
 
     Args:
-        observed: one observation, or a sequence of them.
-        attack: a name that ``fl-privacy list attack`` has, or an attack.
-        seed: of its random streams.
-        progress: told of the work done.
-        device: ``cpu``, ``cuda`` or ``auto``; ``None`` is that of the values sent. What is found is on the CPU.
-        options: of the attack that is named, such as ``iterations=500``.
-
-    Returns:
-        One for each observation, in their order; of a failure ``batch`` is ``None`` and ``failure`` says why.
+        attack: name listed by ``fl-privacy list attack``, or an attack.
+        seed: seed of its random streams.
+        progress: callback for the work done.
+        device: ``cpu``, ``cuda`` or ``auto``; ``None``: that of the values sent.
+        options: options of a named attack, such as ``iterations=500``.
 
     Raises:
         UserError: there is no such attack, option or device.
@@ -113,7 +110,6 @@ def _expect_observations(asked: Sequence[object]) -> None:
 def _on(
     device: torch.device, attack: ReconstructionAttack, asked: Sequence[Observation], seed: int, progress: Progress
 ) -> list[Reconstruction]:
-    """Attack on ``device``, and bring what was found back to the CPU."""
     models = {id(one.model): detached_copy(one.model).to(device) for one in asked}  # one for all: they are batched
     sent = {id(one.sent): one.sent.to(device) for one in asked}
     moved = [replace(one.to(device), model=models[id(one.model)], sent=sent[id(one.sent)]) for one in asked]

@@ -1,4 +1,4 @@
-"""What an attacker who knows Refiner may put into gradient inversion (Refiner, appendix M and section 6)."""
+"""Gradient inversion that knows Refiner (appendix M and section 6)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -22,13 +22,12 @@ from fl_privacy.models.pretrained.evaluator_files import CachedEvaluator, read_a
 
 @dataclass(frozen=True)
 class Sphere:
-    """Objective: how far the loss is from that of a gradient at distance ``radius`` (Refiner, appendix M).
+    """Objective: difference of the loss from that of a gradient at distance ``radius`` (Refiner, appendix M).
 
-    Refiner's projection leaves the upload that far from the true gradient, which is why its authors let the attacker
-    look there. As a cosine distance it is that of the tangent, 1 - sqrt(1 - radius^2 / ||g||^2).
+    Refiner's projection leaves the upload that far from the true gradient. As a cosine distance it is that of the
+    tangent, 1 - sqrt(1 - radius^2 / ||g||^2).
 
     Attributes:
-        objective: distance of gradients.
         radius: Refiner's epsilon, an l2 norm.
     """
 
@@ -52,11 +51,10 @@ class Sphere:
 
 @dataclass(frozen=True)
 class NoiseRatio:
-    """The noise ratio that Refiner's evaluation network sees in the guess: away from what robust data look like.
+    """Prior: the guess's noise ratio by Refiner's evaluation network, away from robust data.
 
     Attributes:
-        weight: factor.
-        evaluator: file of the network; ``None`` takes the small one for gray images.
+        evaluator: file of the network; ``None``: the small one for gray images.
     """
 
     weight: float
@@ -82,20 +80,18 @@ def refiner_aware(
     evaluator: str | None = None,
     **options: Unpack[GradientOptions],
 ) -> GradientInversion:
-    """Search images whose gradient is epsilon away from Refiner's upload, or images that do not look like noise.
+    """Search images whose gradient is epsilon away from Refiner's upload, or images unlike noise.
 
-    Both are ours, after the paper's Appendix M, which solves for a gradient at that distance and inverts it
-    (``refiner_solved``). Both are weaker than ``base`` alone where we measured them: the
-    middle of the sphere is a better guess than any point on it. The attacker that averages uploads of the same image
-    over rounds is what ``threat_model=adaptive`` adds to any attack.
+    Both are ours, after the paper's Appendix M (``refiner_solved``), and weaker than ``base`` in our measurements: the
+    sphere's middle is a better guess than any point on it. ``threat_model=adaptive`` averages uploads of an image over
+    rounds.
 
     Args:
-        base: whose objective and optimizer are used.
+        base: attack whose objective and optimizer are used.
         radius: Refiner's epsilon, at least 0; ``None`` matches the upload itself.
-        away_from_noise: weight of the noise ratio of the guess, at least 0. The loss of ``inverting_gradients`` is 1
-            for a useless gradient, that of ``idlg`` the squared norm of the upload.
-        evaluator: file of the evaluation network, opened once; ``None`` takes a small one, for gray images only.
-        options: as for all attacks.
+        away_from_noise: weight of the guess's noise ratio, at least 0. The loss of ``inverting_gradients`` is 1 for a
+            useless gradient, that of ``idlg`` the squared norm of the upload.
+        evaluator: file of the evaluation network; ``None``: a small one, for gray images only.
     """
     one_of("attack.base", base, ("inverting_gradients", "idlg"))
     for name, value in (("radius", radius), ("away_from_noise", away_from_noise)):

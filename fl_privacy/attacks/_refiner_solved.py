@@ -1,4 +1,4 @@
-"""Refiner's own adaptive attacker (Fan et al. 2025, Appendix M): solve for a gradient, then invert it."""
+"""Refiner's adaptive attacker: solve for a gradient and invert it (Fan et al. 2025, Appendix M)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -25,18 +25,18 @@ def solve_gradient(
     scaled: bool = False,
     spread: float = 1.0,
 ) -> Tensors:
-    """Return a gradient g' with ``|w (g* - g')|^2 = squared``, to which descent leads from random values (Appendix M).
+    """Return a gradient g' with ``|w (g* - g')|^2 = squared``, found by descent from random values (Appendix M).
 
-    Each element's distance d decays as d exp(-w^2 s) along the descent's path, in one time s for all; s is found by
-    bisection, so that nothing depends on a rate or a number of steps. A start that is nearer already stays.
+    Each element's distance d decays as d exp(-w^2 s), with s by bisection, without a rate or a number of steps. A
+    nearer start stays.
 
     Args:
         upload: g*.
-        weights: w, of the same shapes, at least 0.
+        weights: w, at least 0.
         squared: the constant, above 0.
-        rng: draws the start from N(0, 1); the paper does not name its own.
-        scaled: start from each tensor's own standard deviation instead of 1.
-        spread: of the start, in parts of either.
+        rng: random stream of the start from N(0, 1), which the paper leaves open.
+        scaled: ``True`` starts from each tensor's own standard deviation.
+        spread: factor on the start.
     """
     flat = torch.cat([t.detach().flatten().double().cpu() for t in upload.values()])
     speed = torch.cat([weights[name].detach().flatten().double().cpu() for name in upload]).square()
@@ -60,13 +60,12 @@ def solve_gradient(
 
 @dataclass(frozen=True, kw_only=True)
 class SolvedInversion(GradientInversion):
-    """Gradient inversion of g', a gradient at a given weighted distance from the upload, instead of the upload itself.
+    """Gradient inversion of a gradient g' at a weighted distance from the upload.
 
     Attributes:
         constant: ``|w (g* - g')|^2``, above 0; ``None``: ``radius`` squared times the mean of w squared.
         radius: Refiner's epsilon.
         decay: tau of the weights w = |g* theta tau^i| of layer i (Eq. 3), with the upload for the true gradient.
-        scaled: see :func:`solve_gradient`.
     """
 
     constant: float | None = None
@@ -77,7 +76,6 @@ class SolvedInversion(GradientInversion):
     def __call__(
         self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
     ) -> list[Reconstruction]:
-        """Solve for each victim's g', then attack all; see :class:`fl_privacy.attacks.attack.ReconstructionAttack`."""
         return super().__call__([self._moved(each, seed) for each in observations], seed=seed, progress=progress)
 
     def _moved(self, observation: Observation, seed: int) -> Observation:
@@ -110,18 +108,17 @@ def refiner_solved(
     scaled: bool = False,
     **options: Unpack[GradientOptions],
 ) -> SolvedInversion:
-    """Solve the weighted equation ``|w (g* - g')|^2 = const`` for g' and invert it (Refiner, Appendix M).
+    """Solve ``|w (g* - g')|^2 = const`` for g' and invert it (Refiner, Appendix M).
 
-    What it makes is noise, as published: the equation has as many unknowns as the gradient has elements, and leaves
-    most of them at their random start. ``base`` alone, which takes the upload for the gradient, reads far more.
+    The result is noise: the equation, as published, leaves most elements at their random start. ``base`` alone
+    reconstructs far more.
 
     Args:
-        base: whose objective and optimizer are used.
-        radius: Refiner's epsilon, above 0, where no ``constant`` is given.
-        constant: const; ``None``: ``radius`` squared times the mean of w squared, the paper gives no value.
+        base: attack whose objective and optimizer are used.
+        radius: Refiner's epsilon, above 0, without a ``constant``.
+        constant: const; ``None``: ``radius`` squared times the mean of w squared, as the paper gives no value.
         decay: tau of the weights of layers, in (0, 1].
-        scaled: start g' from each tensor's own spread instead of N(0, 1).
-        options: as for all attacks.
+        scaled: ``True`` starts g' from each tensor's own spread instead of N(0, 1).
     """
     one_of("attack.base", base, ("inverting_gradients", "idlg"))
     number("attack.radius", radius, above=0, example=0.1)

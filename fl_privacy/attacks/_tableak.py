@@ -1,4 +1,4 @@
-"""TabLeak: rows of a table by descents on relaxed rows, pooled over attempts (Vero et al., ICML 2023)."""
+"""TabLeak: rows of a table by descents on relaxed rows (Vero et al., ICML 2023)."""
 
 from typing import Unpack
 
@@ -20,18 +20,16 @@ def tableak(
 ) -> GradientInversion:
     """Build TabLeak: softmax of logits for categories, cosine of gradients, signed Adam, median of the attempts.
 
-    Numbers stay within the bounds that the schema knows, as in the authors' program. Beyond the paper, ``counted``
-    leaves categories out that no row has, since the gradient of the first layer shows which, and starts with as many
-    rows of the others as it tells (:mod:`fl_privacy.attacks.gradient_inversion.table_evidence`): a third of the paper's
-    attempts and iterations then reads more. ``attack=tableak_paper`` has 1500 iterations, 30 restarts and no counts;
-    its softmax has temperature 1, where the authors' program cools it by default.
+    Numbers stay within the schema's bounds, as in the authors' program. ``attack=tableak_paper`` has 1500 iterations,
+    30 restarts and no counts; its softmax has temperature 1, which the authors' program cools.
 
     Args:
         lr: learning rate.
-        sign: of the gradient that enters Adam.
-        counted: see above.
-        pooled: take the median of the attempts' rows, put into one order, rather than the best attempt.
-        options: of every gradient inversion.
+        sign: sign of the gradient that enters Adam.
+        counted: ``True``, beyond the paper, leaves out categories that no row has, and starts from the counts of the
+            others (:mod:`fl_privacy.attacks.gradient_inversion.table_evidence`); a third of the paper's work then
+            reconstructs more.
+        pooled: ``True`` takes the median of the attempts' ordered rows instead of the best.
     """
     published = GradientInversion(
         objective=Cosine(),

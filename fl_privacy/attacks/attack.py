@@ -1,7 +1,6 @@
-"""Attacks take observations and give reconstructions, and never see the truth.
+"""The interface of attacks, and time limits of their searches.
 
-Searches stop at a deadline that a caller sets around them: ``with within(5.0)`` limits every ``for step in
-timely(range(400))`` below it, in this thread alone. Without one nothing depends on the clock.
+``with within(5.0)`` limits every ``for step in timely(range(400))`` below it, in this thread only.
 """
 
 import math
@@ -19,7 +18,7 @@ Progress = Callable[[int, int], None]
 """(work done, work in all), in any unit; called often and cheap."""
 
 Report = Callable[[float], None]
-"""Takes the share of the work on a group of victims that is done, in [0, 1]."""
+"""(share, in [0, 1], of the work on a group of victims that is done)."""
 
 
 def no_progress(done: int, total: int) -> None:
@@ -27,27 +26,26 @@ def no_progress(done: int, total: int) -> None:
 
 
 def part_of(report: Report, begin: float, end: float) -> Report:
-    """Map the progress of a part, in [0, 1], to the span from ``begin`` to ``end`` of the whole."""
+    """Map shares of a part, in [0, 1], to the span from ``begin`` to ``end``."""
     return lambda share: report(begin + (end - begin) * share)
 
 
 def part_of_work(progress: Progress, begin: float, end: float) -> Progress:
-    """Map the progress of a part of the work to the span from ``begin`` to ``end`` of the whole."""
+    """Map the progress of a part to the span from ``begin`` to ``end`` of the whole."""
     return lambda done, total: progress(round(1000 * (begin + (end - begin) * done / max(total, 1))), 1000)
 
 
 class ReconstructionAttack(Protocol):
     """Guesses the batch behind each update.
 
-    One call attacks all victims at once; the victim ``observation.id`` draws from its own random stream,
-    ``derive_generator(seed, "attack", observation.id, ...)``, so that adding a victim changes no other result.
-    A victim that can't be attacked gets a ``Reconstruction`` with ``failure`` set; the others go on.
+    Each victim draws from ``derive_generator(seed, "attack", observation.id, ...)``, so that adding one changes no
+    other result. A victim that can't be attacked gets a ``failure``.
     """
 
     def __call__(
         self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
     ) -> list[Reconstruction]:
-        """Reconstruct one batch for each observation, in their order."""
+        """Reconstruct one batch for each observation, in order."""
         ...
 
 
@@ -56,12 +54,12 @@ class Trained(Protocol):
     """An attack with a part that was trained on images."""
 
     def provenance(self, image: Sequence[int]) -> Provenance | None:
-        """Return what it was trained on, for images (C, H, W); ``None`` where it was not trained."""
+        """Return its training data, for images (C, H, W), or ``None``."""
         ...
 
 
 def trained_on(attack: ReconstructionAttack, image: Sequence[int]) -> Provenance | None:
-    """Return what a part of ``attack`` was trained on, for images (C, H, W); ``None`` where none was.
+    """Return the training data of a part of ``attack``, for images (C, H, W), or ``None``.
 
     Raises:
         UserError: there is no such part for these images.
@@ -77,9 +75,9 @@ class Limit:
     """Time limit of a piece of work.
 
     Attributes:
-        end: on the clock of ``time.perf_counter``.
-        around: that of the work which this is a part of.
-        cut: whether a search within it was ended by the clock.
+        end: time on the clock of ``time.perf_counter``.
+        around: outer limit.
+        cut: ``True`` once the clock has ended a search.
     """
 
     end: float = math.inf
@@ -92,10 +90,7 @@ _limit: ContextVar[Limit | None] = ContextVar("limit", default=None)
 
 @contextmanager
 def within(seconds: float) -> Iterator[Limit]:
-    """Limit the work in the context to ``seconds`` from now, or fewer where an outer limit is shorter.
-
-    Infinitely many change nothing.
-    """
+    """Limit the work in the context to ``seconds``, or to a shorter outer limit."""
     around = _limit.get()
     limit = Limit(time.perf_counter() + min(seconds, seconds_left()), around)
     before = _limit.set(limit)
@@ -106,18 +101,18 @@ def within(seconds: float) -> Iterator[Limit]:
 
 
 def even_share(among: int) -> AbstractContextManager[Limit]:
-    """Limit the first of ``among`` pieces of work to an even share of the time that is left."""
+    """Limit the first of ``among`` pieces of work to an even share of the time."""
     return within(seconds_left() / among)
 
 
 def seconds_left() -> float:
-    """Return the seconds that are left, at least 0; infinite where there is no limit."""
+    """Return the seconds left, at least 0; infinite without a limit."""
     limit = _limit.get()
     return math.inf if limit is None or limit.end == math.inf else max(0.0, limit.end - time.perf_counter())
 
 
 def timely(items: Iterable[T]) -> Iterator[T]:
-    """Yield ``items`` one by one while there is time, the first one in any case."""
+    """Yield ``items`` while there is time, and always the first."""
     for number, item in enumerate(items):
         if number and not seconds_left():
             limit = _limit.get()

@@ -1,4 +1,4 @@
-"""Inversion of what private layers put out."""
+"""Presets of model inversion."""
 
 from typing import Literal, Unpack
 
@@ -28,17 +28,15 @@ def model_inversion(
 ) -> ModelInversion:
     """Build model inversion by server and colluding client (FDL-PP, Gu et al. 2021, Algorithm 3).
 
-    ``form="published"`` minimizes what Algorithm 3 prints: the squared distance of features, not divided by the length
-    of those shown, plus ``total_variation`` (here 0.1; the paper gives no value) times the sum of the absolute
-    differences of neighboring pixels. ``relative`` divides by that length and takes the mean (weight 1e-3).
+    ``form="published"`` minimizes the squared distance of features plus ``total_variation`` (0.1; the paper gives no
+    value) times the sum of absolute differences of neighboring pixels. ``relative`` divides by the features' squared
+    length and takes the mean (weight 1e-3).
 
-    The paper runs L-BFGS for 1,500 or 2,000 iterations at a step length of 0.01 or 0.001. ``lr=1`` with
-    ``line_search="strong_wolfe"`` gets to the same minimum in a tenth of them.
+    The paper runs L-BFGS for 1,500 or 2,000 iterations at step length 0.01 or 0.001; ``lr=1`` with
+    ``line_search="strong_wolfe"`` reaches that minimum in a tenth.
 
-    ``recover_at`` names a later module whose input is recovered, where Lemma 1 has a closed form there but not at the
-    first public layer: the front then reaches up to it. The ``matching`` options are of the search for the output of
-    the private layers where it is recovered from the public gradients and Lemma 1 has no closed form: ``l2`` by
-    L-BFGS, ``cosine`` by signed Adam.
+    ``recover_at`` names a later module whose input Lemma 1 gives in closed form. Without one, ``matching`` searches the
+    private layers' output: ``l2`` by L-BFGS, ``cosine`` by signed Adam.
     """
     found = (
         GradientInversion(objective=L2(), optimizer=LBFGS(), start=Uniform(), iterations=matching_iterations)

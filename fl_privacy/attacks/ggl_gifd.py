@@ -1,4 +1,4 @@
-"""Attacks that look for their images among those that a trained generator makes."""
+"""Attacks that search images of a trained generator."""
 
 from typing import Literal, Unpack
 
@@ -27,23 +27,20 @@ def ggl(
 ) -> GradientInversion:
     """Build generative gradient leakage (Li et al. 2022): search the latents whose images fit the update.
 
-    The objective is the squared L2 distance of gradients and ``weight`` times a penalty on latents. Adam, learning rate
-    0.01, takes 4,000 iterations (Refiner, Fan et al. 2025); CMA-ES, which needs no gradient, 500 with 50 candidates
-    each, as GGL's authors have it. What the update shows of a defense (zeros, few levels, empty columns, else its norm)
-    is done to the guess as well.
+    The objective is the squared L2 distance of gradients plus a penalty on latents. Adam takes 4,000 iterations
+    (Refiner, Fan et al. 2025); CMA-ES 500, as in GGL's code. A defense that the update shows (zeros, few levels, empty
+    columns, else its norm) is applied to the guess.
 
     Args:
         generator: file of ``fl-privacy train-generator``, or ``faces`` for the one in the package gan-face-generate.
-        optimizer: of the latents; ``cma`` needs the package of that name.
-        lr: of Adam.
+        optimizer: ``adam``, or ``cma``, which needs that package.
+        lr: learning rate of Adam; 0.01 as in Refiner.
         population: candidates of CMA-ES in each iteration.
-        deviation: of the first ones.
-        penalty: ``kl``, or ``norm``; see :data:`fl_privacy.attacks.gradient_inversion.generator_prior.Penalty`.
-        weight: of the penalty, at least 0; the authors' 0.1 is for gradients whose distance is not relative, and
-            beside one that is keeps latents from fitting (``experiments/RESULTS.md``).
-        relative: divide the distance by the observed gradient's squared norm, without which a weight means another
-            thing for every model.
-        options: as for all attacks.
+        deviation: standard deviation of the first ones.
+        penalty: ``kl`` or ``norm``; see :data:`fl_privacy.attacks.gradient_inversion.generator_prior.Penalty`.
+        weight: weight of the penalty, at least 0; the authors' 0.1 is for distances that are not relative, and
+            otherwise keeps latents from fitting (``experiments/RESULTS.md``).
+        relative: ``True`` divides the distance by the observed squared norm, so that a weight fits every model.
     """
     one_of("attack.optimizer", optimizer, ("adam", "cma"))
     one_of("attack.penalty", penalty, ("kl", "norm"))
@@ -74,18 +71,16 @@ def gifd(
 ) -> GradientInversion:
     """Build GIFD (Fang et al. 2023): search latents first, then features within the generator.
 
-    After the latents, what leaves the first layer is optimized within an l1 ball around what was found, then what
-    leaves the second, and so on; of all stages the images are taken that fit the update best. Cosine distance, Adam
-    with a falling rate. ``iterations`` are those of each stage.
+    After the latents, each layer's output is optimized in turn, within an l1 ball around the result; the images of the
+    stage that fits best are kept. Cosine distance, Adam with a falling rate, ``iterations`` a stage.
 
     Args:
-        generator: as of :func:`ggl`.
-        layers: of the generator whose output is optimized, one after the other; 0 stops at the latents.
-        reach: radius of the ball, in shares of the l1 norm of an image's features, at least 0. The authors' radii are
-            those of their generators.
-        lr: of Adam.
-        total_variation: weight; where the angle between gradients is small, even 1e-4 leaves nothing but gray.
-        options: as for all attacks.
+        generator: file, as for :func:`ggl`.
+        layers: number of layers optimized; 0 stops at the latents.
+        reach: radius of the ball, in shares of the l1 norm of an image's features, at least 0. The authors' radii fit
+            their generators.
+        lr: learning rate of Adam.
+        total_variation: weight; if the angle between gradients is small, even 1e-4 leaves nothing but gray.
     """
     whole("attack.layers", layers, at_least=0, example=2)
     number("attack.reach", reach, at_least=0, example=0.3)

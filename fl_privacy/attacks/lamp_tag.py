@@ -10,7 +10,7 @@ from fl_privacy.attacks.preset_options import GradientOptions, takes, vary
 from fl_privacy.checks import number, one_of
 
 _UNFELT = 1e-12
-"""Adam's epsilon where slopes are clipped to next to nothing."""
+"""Adam's epsilon for slopes clipped to almost nothing."""
 
 
 @takes(GradientOptions)
@@ -25,20 +25,17 @@ def tag(
 ) -> GradientInversion:
     """Build TAG (Deng et al. 2021): L2 and L1 distance of gradients, more L1 near the input, AdamW.
 
-    The embeddings of words are optimized from normal noise and read as the nearest tokens; rate and number of
-    iterations are those of public implementations (0.05, 1,000), the rate falls to zero. Their clipping of the slope
-    matters where a model has learned: guesses on the way have gradients dozens of times as long as that of a text which
-    the model is sure of, and their steep slopes outweigh all others. The gradient of the embeddings is not matched,
-    since what is optimized are these; its rows tell ``attack=dager`` the tokens.
+    Embeddings are optimized from normal noise and decoded to the nearest tokens, with rate and iterations of public
+    implementations (0.05 falling to zero, 1,000). Their clipping matters once a model has learned, as gradients of
+    guesses are then dozens of times as long as that of a text it is sure of. The gradient of the embeddings is not
+    matched; its rows give ``attack=dager`` the tokens.
 
     Args:
-        lr, weight_decay: of AdamW. Behind models from scratch more is read where the embeddings decay twenty times as
-            fast, ``lr=0.2, weight_decay=0.05``.
-        clip: largest length of the objective's slope by the embeddings of a victim's words, in units of their root mean
-            square; a longer one is cut to it. Public implementations have 1 by BERT's embeddings, whose unit is 0.05.
+        lr, weight_decay: settings of AdamW; models from scratch leak more with ``lr=0.2, weight_decay=0.05``.
+        clip: largest length of the slope by a victim's embeddings, in units of their root mean square. Public
+            implementations have 1 for BERT's, whose unit is 0.05.
         alpha: weight of the L1 distance at the first tensor.
         last: factor on it at the last one.
-        options: as for all attacks.
     """
     number("attack.alpha", alpha, at_least=0, example=0.1)
     number("attack.last", last, at_least=0, example=0.1)
@@ -63,30 +60,25 @@ def lamp(
     starts: int = 1,
     **options: Unpack[GradientOptions],
 ) -> GradientInversion:
-    """Build LAMP (Balunovic et al. 2022): descent on embeddings, and moves of words that a language model likes.
+    """Build LAMP (Balunovic et al. 2022): descent on embeddings, and moves of words scored by a language model.
 
-    Settings are those of the authors' code for BERT: cosine of each tensor, the mean length of the embeddings held at
-    that of tokens (a weight of 1 at BERT's length of 1.4), 2,000 iterations of Adam whose rate of 0.01, 0.2 in units of
-    BERT's embeddings, falls by 0.89 every 50, and the best of 200 orders of the words, of those of two exchanged, one
-    moved, a sequence moved, the beginning put to the end. The language model, there GPT-2, is made of the attacker's
-    public texts (:class:`fl_privacy.attacks.gradient_inversion.word_order.LanguageModel`).
+    Settings are those of the authors' code for BERT: cosine of each tensor, and the embeddings' mean length held at
+    that of tokens (weight 1 at BERT's length of 1.4). 2,000 iterations of Adam start at 0.01, 0.2 in units of BERT's
+    embeddings, times 0.89 every 50. The best of 200 orders is kept. The language model, there GPT-2, is made of public
+    texts (:class:`fl_privacy.attacks.gradient_inversion.word_order.LanguageModel`).
 
-    Four things differ. Slopes are clipped, as published for the largest model alone: within some dozens of iterations
-    the slope of the angle falls to a thousandth, and Adam, whose second moment remembers a thousand iterations, would
-    hardly move any more. Orders are those of the tokens that the embeddings are read as, since embeddings that were
-    optimized at one position make up for its embedding, so that at another they fit worse wherever they belong. They
-    are compared when the descent is over, and then as long as that leads on: every 75 iterations, as published
-    (``burn_in=0.1``), is a setback to the descent on our small models, as is the best of 500 random ``starts``.
-    And what the language model says counts as much as orders usually differ in their mismatch, since the size of that
-    differs from model to model.
+    Four things differ. Slopes are clipped, as published for the largest model only: they fall to a thousandth within
+    dozens of iterations, and Adam, which remembers a thousand, would hardly move. Decoded tokens are ordered, since
+    embeddings make up for their position. Orders are compared after the descent: every 75 iterations, as published
+    (``burn_in=0.1``), sets it back on our small models, as does the best of 500 random ``starts``. The language model
+    counts as much as the usual mismatch of orders, which differs between models.
 
     Args:
-        lr: of Adam, in units of the root mean square of embeddings.
-        clip: as for :func:`tag`; so small a one that all iterations count alike. Without clipping: infinite.
-        distance: of gradients; ``l2_l1`` is TAG's, with an L1 weight of 0.01, in shares of that of a zero gradient.
-        prior: weight of the mean negative log likelihood of a text, in units of the usual difference of orders.
+        lr: learning rate of Adam, in units of the root mean square of embeddings.
+        clip: clipping as for :func:`tag`, so small that all iterations count alike; infinite: none.
+        distance: distance of gradients; ``l2_l1`` is TAG's, with an L1 weight of 0.01, in shares of a zero gradient's.
+        prior: weight of a text's mean negative log likelihood, in units of the usual difference of orders.
         every, burn_in, tries, starts: see :class:`fl_privacy.attacks.gradient_inversion.settings.Rearranging`.
-        options: as for all attacks.
     """
     one_of("attack.distance", distance, ("cosine", "l2_l1"))
     cosine = distance == "cosine"

@@ -1,4 +1,4 @@
-"""Attacks by the names of ``conf/attack``: the one list of what there is."""
+"""Attacks by their names in ``conf/attack``."""
 
 import importlib
 import re
@@ -24,13 +24,10 @@ def attack_names() -> list[str]:
 
 
 def attack_named(name: str) -> Make:
-    """Return what makes the attack ``name``, with the settings that its file in ``conf/attack`` has.
-
-    Args:
-        name: one of ``attack_names()``.
+    """Return the factory of the attack ``name``, with the settings of its file in ``conf/attack``.
 
     Raises:
-        UserError: the file has settings, and PyYAML, which reads them, is not installed.
+        UserError: the file has settings, but PyYAML is not installed.
     """
     settings = dict(_settings(_FOLDER / f"{name}.yaml"))
     target = _TARGET.fullmatch(f"_target_: {settings.pop('_target_', None)}")

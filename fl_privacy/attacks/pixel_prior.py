@@ -1,4 +1,4 @@
-"""What images of a kind look like: a normal distribution learned from public images, or of any photographs."""
+"""Normal distributions of images, learned from public images or of photographs in general."""
 
 import math
 from dataclasses import dataclass
@@ -9,13 +9,13 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 _MOST_COMPONENTS = 600
-"""Directions of an image that are kept."""
+"""Most directions kept of an image."""
 
 FEWEST = 50
-"""Public images from which a prior is learned."""
+"""Fewest public images for a prior."""
 
 _MOST_IMAGES = 5000
-"""Public images that it is learned from, evenly chosen."""
+"""Most public images it is learned from, evenly chosen."""
 
 _OF_CLASS = 0.5
 """Share of a class's own covariance in that of its images; the rest is that of all classes around their means."""
@@ -26,13 +26,13 @@ _CONTRAST = 0.25
 
 @dataclass(frozen=True, eq=False)
 class PixelPrior:
-    """A normal distribution of images, of each class or of all: ``mean + basis z`` with independent standard normal z.
+    """A normal distribution of images, of each class or of all: ``mean + basis z`` with standard normal z.
 
     Attributes:
         means: (K, N) of each class.
-        bases: (K, M, N) of each class, scaled by the standard deviations; or (1, M, N) of all.
-        residual: standard deviation of a pixel in the directions that are left out.
-        images: how many public ones it was learned from, 0 where it is of photographs at large.
+        bases: (K, M, N), or (1, M, N) for all, scaled by the standard deviations.
+        residual: standard deviation of a pixel in the directions left out.
+        images: number of public images, 0 for photographs in general.
     """
 
     means: Tensor
@@ -42,16 +42,16 @@ class PixelPrior:
 
     @property
     def components(self) -> int:
-        """Return M, the number of variables of an image."""
+        """Return M."""
         return self.bases.shape[1]
 
     def of(self, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return means (*shape, N) and which basis (*shape,) belongs to each of ``labels`` (*shape,)."""
+        """Return means (*shape, N) and the index of the basis (*shape,) of ``labels`` (*shape,)."""
         own = labels.clamp(0, len(self.means) - 1)
         return self.means[own], own if len(self.bases) > 1 else torch.zeros_like(own)
 
     def images_of(self, variables: Tensor, labels: Tensor) -> Tensor:
-        """Return the pixels (V, B, N) of ``variables`` (V, B, M) with ``labels`` (V, B)."""
+        """Return the pixels (V, B, N) of ``variables`` (V, B, M)."""
         means, which = self.of(labels)
         if len(self.bases) == 1:
             return torch.add(means, variables @ self.bases[0])
@@ -77,19 +77,17 @@ class PixelPrior:
         return total
 
     def to(self, like: Tensor) -> "PixelPrior":
-        """Return the same in the dtype and on the device of ``like``."""
         return PixelPrior(self.means.to(like), self.bases.to(like), self.residual, self.images)
 
 
 _learned = WeakTensorKeyDictionary()
-"""By the images."""
+"""Priors by their images."""
 
 
 def learn_prior(images: Tensor, labels: Tensor | None, num_classes: int) -> PixelPrior:
-    """Learn the prior of public ``images`` (N, C, H, W) in [0, 1] with classes ``labels`` (N,), where they are known.
+    """Learn the prior of public ``images`` (N, C, H, W) in [0, 1] with classes ``labels`` (N,) if known.
 
-    Mean and covariance of each class, the latter drawn to that of all classes, by its principal components; without
-    classes, those of all images. Kept for images that come again.
+    It has the mean and principal components of each class, drawn to those of all; results are cached by images.
     """
     if images not in _learned:
         _learned[images] = _learn(images, labels, num_classes)
@@ -138,10 +136,7 @@ def _of_class(centered: Tensor, within: Tensor, number: int) -> Tensor:
 
 @lru_cache(maxsize=8)
 def prior_of_photographs(shape: tuple[int, ...]) -> PixelPrior:
-    """Build the prior of any photographs of ``shape`` (C, H, W): amplitudes fall with the frequency (Field 1987).
-
-    A gray image and color around it, by cosines in both directions up to ``_MOST_COMPONENTS`` of the strongest.
-    """
+    """Build the prior of photographs of ``shape`` (C, H, W): amplitudes fall with the frequency (Field 1987)."""
     channels, height, width = shape
     rows, columns = _cosines(height), _cosines(width)
     frequency = (torch.arange(height)[:, None] ** 2 + torch.arange(width)[None] ** 2).double()
@@ -157,14 +152,14 @@ def prior_of_photographs(shape: tuple[int, ...]) -> PixelPrior:
 
 
 def _cosines(side: int) -> Tensor:
-    """Return the orthonormal cosines (side, side) of a line of pixels, by frequency."""
+    """Return the orthonormal cosines (side, side), by frequency."""
     place = (torch.arange(side).double() + 0.5) * math.pi / side
     waves = torch.cos(torch.arange(side).double()[:, None] * place)
     return torch.div(waves, waves.square().sum(1, keepdim=True).sqrt())
 
 
 def _colors(channels: int) -> Tensor:
-    """Return orthogonal mixes (C, C) of the channels: gray, and color a third as strong."""
+    """Return orthogonal mixes (C, C) of channels: gray, and color a third as strong."""
     if channels == 1:
         return torch.ones(1, 1).double()
     basis, _ = torch.linalg.qr(torch.cat([torch.ones(channels, 1), torch.eye(channels)[:, :-1]], 1).double())

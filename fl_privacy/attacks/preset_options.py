@@ -1,4 +1,4 @@
-"""What every preset lets one choose otherwise than its paper, declared once."""
+"""Options that every preset shares, declared once."""
 
 import inspect
 from collections.abc import Callable, Collection, Mapping
@@ -14,7 +14,7 @@ from fl_privacy.checks import one_of
 from fl_privacy.errors import UserError
 
 ImageSpace = Literal["pixels", "network"]
-"""Where images are looked for."""
+"""Space in which images are searched."""
 
 P = ParamSpec("P")
 T = TypeVar("T", bound=GradientInversion | ModelInversion)
@@ -48,9 +48,9 @@ class GenerativeOptions(TypedDict, total=False):
 class GradientOptions(_Options, total=False):
     """Options of :class:`GradientInversion`; ``None`` keeps the paper's value.
 
-    ``start`` is a name of :data:`fl_privacy.attacks.gradient_inversion.starts.STARTS`; ``layers`` are weights
-    of tensors by name pattern, 0 mutes. ``space``: ``pixels``, or ``network`` for the weights of an untrained network
-    that makes the images (:class:`fl_privacy.attacks.gradient_inversion.network_prior.Untrained`).
+    ``start`` is a name of :data:`fl_privacy.attacks.gradient_inversion.starts.STARTS`; ``layers`` are weights of
+    tensors by name pattern, 0 mutes. ``space="network"`` optimizes an untrained network that makes the images
+    (:class:`fl_privacy.attacks.gradient_inversion.network_prior.Untrained`).
     """
 
     labels: LabelPolicy
@@ -75,10 +75,10 @@ class FeatureOptions(_Options, total=False):
 
 
 def vary(published: T, options: Mapping[str, Any]) -> T:
-    """Replace settings of ``published`` by the ``options`` that are given.
+    """Replace settings of ``published`` by the given ``options``.
 
     Raises:
-        UserError: an option has a value that it can't have.
+        UserError: an option has an impossible value.
         TypeError: there is no option of that name.
     """
     chosen = {name: value for name, value in options.items() if value is not None}
@@ -109,11 +109,9 @@ def vary(published: T, options: Mapping[str, Any]) -> T:
 
 
 def takes(options: type, *, depending: Collection[str] = ()) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Make the signature of a preset name its options, with the values that its paper gives them.
+    """Show ``options``, a typed dictionary, in the signature of a preset, with its paper's values.
 
-    Args:
-        options: a typed dictionary.
-        depending: those whose value depends on the preset's own parameters; ``None`` stands for it.
+    ``depending`` options, whose value depends on the preset's own parameters, show ``None``.
     """
 
     def named(preset: Callable[P, T]) -> Callable[P, T]:

@@ -1,7 +1,4 @@
-"""Published attacks by descent on a distance of gradients: DLG and its descendants, Inverting Gradients, ATS, SAPAG.
-
-Each names its paper's objective, optimizer, priors and iterations; ``options`` are those of all of them.
-"""
+"""Published attacks by descent on a distance of gradients."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -24,11 +21,11 @@ from fl_privacy.checks import one_of
 from fl_privacy.errors import UserError
 
 Variant = Literal["paper", "code"]
-"""Where paper and program differ."""
+"""Source of the settings if paper and program differ."""
 
 _STD = 0.25
 _SPACE = Space(mean=0.5, std=_STD)
-"""Of images normalized by values that stand for those of natural images."""
+"""Images normalized by values typical of natural images."""
 
 
 @takes(GradientOptions)
@@ -46,13 +43,12 @@ def inverting_gradients(
 ) -> GradientInversion:
     """Build Inverting Gradients (Geiping et al. 2020): cosine, total variation, signed Adam, clamped.
 
-    The paper optimizes images normalized by their data's mean and standard deviation; ``mean`` and ``std`` stand for
-    those of natural images. Its total variation is that of normalized images, with the weight 1e-4 (on
-    pixels it is the weight over ``std``); 0.1 is the default of the published code.
+    The paper optimizes images normalized by their data's ``mean`` and ``std``, here those of natural images, with total
+    variation at weight 1e-4 (on pixels: over ``std``); the published code's default is 0.1.
 
-    Variants of later work: ``per_layer`` (mean of the tensors' cosine distances), ``sign="soft"``, ``noise`` (standard
-    deviation of noise on the pixels' gradient), ``isotropic`` (total variation by Euclidean lengths), and instead of
-    clamping ``projection="minmax"``, or ``"none"`` with the penalty ``color_range`` on pixels outside [0, 1].
+    Later variants: ``per_layer`` (mean of the tensors' cosine distances), ``sign="soft"``, ``noise`` (standard
+    deviation on the pixels' gradient), ``isotropic`` (Euclidean total variation), and instead of clamping
+    ``projection="minmax"``, or ``"none"`` with the penalty ``color_range`` on pixels outside [0, 1].
     """
     smooth = TotalVariation(weight=total_variation / std, isotropic=isotropic)
     published = GradientInversion(
@@ -82,11 +78,10 @@ def grad_inversion(
 ) -> GradientInversion:
     """Build GradInversion (Yin et al. 2021): L2 with total variation, norm, batch-norm and group priors, Adam.
 
-    With ``restarts`` above 1 the attempts run side by side and are held together by ``consistency``. ``first_layer`` is
-    the factor of public implementations on the batch-norm term of the first layer (1 in the paper). ``noise`` is the
-    standard deviation of noise on the pixels' gradient: the paper adds 0.2 of the learning rate, public implementations
-    0.01 of it or none. ``isotropic``, ``color_range`` and ``projection`` are those of :func:`inverting_gradients`.
-    Refiner's comparison uses ``lr=0.01, iterations=4000``.
+    Several ``restarts`` run in parallel, held together by ``consistency``. ``first_layer`` is the factor of public
+    implementations on the first batch-norm term (1 in the paper). ``noise`` is the standard deviation on the pixels'
+    gradient: 0.2 of the learning rate in the paper, 0.01 of it or none in public implementations. Refiner's comparison
+    uses ``lr=0.01, iterations=4000``.
     """
     published = GradientInversion(
         objective=L2(),
@@ -124,21 +119,19 @@ def ats_attack(
 ) -> GradientInversion:
     """Build an attack "optimizer + distance" of ATS (Gao et al. 2021, Table 4; 2023, Section 5.1).
 
-    Adam and SGD are as "Inverting Gradients" has them: signed, 4800 iterations with step decay, total variation 1e-4,
-    clamped. SGD is that of its code, learning rate 0.01 with Nesterov momentum, in both variants.
+    Adam and SGD are those of "Inverting Gradients": signed, 4800 iterations with step decay, total variation 1e-4,
+    clamped; SGD with learning rate 0.01 and Nesterov momentum.
 
-    L-BFGS differs. ``paper``: "the same setting" as DLG (learning rate 1, neither total variation nor clamping), 300
-    iterations, the best of 16 by its own loss. ``code`` is the authors' program: learning rate 1e-4 on normalized
-    images; with the cosine signed and clamped, total variation 1e-4, 300 iterations, 16 restarts; with L2 total
-    variation 1e-3, 50 iterations, 2 restarts. So small a rate hardly leaves the noise that it starts from.
+    L-BFGS differs by ``variant``. ``paper``: "the same setting" as DLG (learning rate 1, neither total variation nor
+    clamping), 300 iterations, the best of 16 by its own loss. ``code``: learning rate 1e-4 on normalized images, which
+    hardly leaves its start; with the cosine signed and clamped, total variation 1e-4, 300 iterations, 16 restarts; with
+    L2 total variation 1e-3, 50 iterations, 2 restarts.
 
     Args:
-        variant: of L-BFGS.
-        optimizer: of the images.
-        distance: of gradients.
-        total_variation: weight, of images normalized by mean 0.5 and standard deviation 0.25; ``None`` is the
-            variant's.
-        options: as for all attacks.
+        variant: source of L-BFGS's settings.
+        optimizer: optimizer of the images.
+        distance: distance of gradients.
+        total_variation: weight for images normalized by mean 0.5 and standard deviation 0.25; ``None``: the variant's.
 
     Raises:
         UserError: there is no such optimizer, distance or variant.
@@ -179,11 +172,11 @@ def dlg(
 ) -> GradientInversion:
     """Build DLG (Zhu et al. 2019): L2, L-BFGS, image and soft label from N(0, 1) together.
 
-    ``enough`` and ``accept`` are shares of the observed gradient's squared norm: below the first a victim has finished,
-    below the second it is not attacked again. The default of ``enough`` is about the 1e-6 at which the published code
-    of iDLG stops on its LeNet. All steps have the length ``lr``, as published, unless ``line_search`` asks for others.
-    Later work adds ``total_variation`` (FDL-PP, Gu et al. 2021, Algorithm 2). ``relative`` divides the loss by the
-    observed gradient's squared norm, without which L-BFGS stops at once where a trained model has small gradients.
+    A victim has finished below the share ``enough`` of the observed squared norm, and is not attacked again below
+    ``accept``; 1e-9 is about the 1e-6 at which iDLG's code stops on its LeNet. Steps have the length ``lr``, as
+    published, without a ``line_search``. Later work adds ``total_variation`` (FDL-PP, Gu et al. 2021, Algorithm 2).
+    ``relative`` divides by the observed squared norm, without which L-BFGS stops at once on a trained model's small
+    gradients.
     """
     published = GradientInversion(
         objective=L2(relative=relative),
@@ -232,15 +225,12 @@ def sapag(
 ) -> GradientInversion:
     """Build SAPAG, the self-adaptive privacy attack from gradients (Wang et al. 2020): Gaussian kernel.
 
-    The paper brings images to [0, 1] after each iteration, by ``projection``; it is so with AdamW alone: L-BFGS takes
-    the jump for curvature and stops at once (measured on LeNet; see ``experiments/RESULTS.md``).
+    L-BFGS has rate 1 and 500 iterations (paper: LeNet), AdamW rate 1e-3 and 20,000 (ResNet-18). The paper projects
+    images to [0, 1] after each iteration; here AdamW alone does, as L-BFGS takes the jump for curvature and stops at
+    once (``experiments/RESULTS.md``).
 
-    A ``bandwidth`` of 1 leaves the kernel saturated at the start under normal weights, where a guess's gradient is
-    several times as long as the observed one. AdamW's steps do not shrink with the slope, and it keeps 1. L-BFGS ends
-    there, so it has 10, and smaller tolerances than suit squared gradients: losses are shares of a saturated kernel's.
-
-    L-BFGS with rate 1 and 500 iterations on LeNet, AdamW with rate 1e-3 and 20,000 on ResNet-18, from N(0, 1) or a
-    constant. ``form``, ``bandwidth``, ``depth``, ``last`` and ``per`` are those of
+    ``bandwidth`` is 1 for AdamW, and 10 for L-BFGS, which would end on the saturated kernel of 1 under normal weights;
+    its tolerances are smaller, as losses are shares of a saturated kernel's. For the kernel's options see
     :class:`fl_privacy.attacks.gradient_inversion.objectives.GaussianKernel`; the printed formula is ``form="literal"``.
     """
     one_of("attack.optimizer", optimizer, ("lbfgs", "adamw"))

@@ -1,4 +1,4 @@
-"""The attack without a setting: it looks at the update, tries attacks that differ in kind, keeps what fits best."""
+"""The attack ``auto``: it tries attacks that differ in kind, and keeps what fits the update best."""
 
 from fl_privacy.attacks.auto.attack import AutoAttack
 from fl_privacy.attacks.auto.budget import Budget

@@ -1,4 +1,4 @@
-"""``attack=auto``: exact where exactness is possible, else the best of descents that differ in kind."""
+"""``attack=auto``: exact solutions if possible, else the best of several descents."""
 
 import logging
 import math
@@ -55,15 +55,15 @@ from fl_privacy.types.modality import ROWS, TEXTS, Modality, modality_of
 logger = logging.getLogger(__name__)
 
 _NO_DESCENT = 1e-2
-"""Share of squared features behind residual blocks up to which descents on the whole update, which fail there, are not
-begun from what suits them."""
+"""Share of squared features left behind residual blocks below which no descent on the whole update, which fails there,
+starts from the solution."""
 
 _SHOWN, _LIKELIEST = 0.1, 0.3
-"""Shares of the progress at which what is solved for has been tried, and the likeliest images."""
+"""Shares of the progress after the exact solutions, and after the likeliest images."""
 
 
 _MEMBERS: Mapping[Modality, type[TextMembers] | type[TableMembers]] = {TEXTS: TextMembers, ROWS: TableMembers}
-"""What attacks examples of other kinds than images."""
+"""Attacks on examples other than images."""
 
 Given = tuple[Batch, str]
 """Images of a victim that one may start from, and the attack that found them."""
@@ -71,40 +71,31 @@ Given = tuple[Batch, str]
 
 @dataclass(frozen=True, kw_only=True)
 class AutoAttack:
-    """The strongest attacker without a setting, in the way of AutoAttack (Croce and Hein 2020) for gradient inversion.
+    """The strongest attacker without a setting, like AutoAttack (Croce and Hein 2020) for gradient inversion.
 
-    What the first layer gives away exactly is solved for, batches by ``attack=cocktail_party`` first and what it leaves
-    by ``attack=exact``, which also solves for single images behind convolutions; victims that are proven, or whose
-    update is reproduced to rounding, need no descent.
-    The others are attacked by members that differ in kind, from several starts, under successive halving: L-BFGS on the
-    angle and on the distance of the updates where the model is smooth, signed Adam with little and with much total
-    variation where it is not, batch-norm statistics where they were sent. What was solved for without a proof is one of
-    the starts. Where a hidden layer in front of a ReLU gives the features of a batch away, all take its labels and one
-    attempt is held to the features. A defense that is known, or that the update itself shows (zeros, few levels, empty
-    columns, noise), is answered by all; where it leaves fewer values than there are pixels, by smooth images, and where
-    it added noise, by images as smooth as that calls for (:mod:`fl_privacy.attacks.gradient_inversion.noise`).
+    Exact solutions come first: ``attack=cocktail_party`` for batches, then ``attack=exact``. Victims that are proven,
+    or whose update is reproduced to rounding, need no descent.
 
-    Texts are read by ``attack=dager``; where it proves nothing, descents on the embeddings of words are tried as well
-    (:class:`fl_privacy.attacks.auto.texts.TextMembers`).
+    For the others descents from several starts compete under successive halving. Smooth models get L-BFGS on angle and
+    distance of the updates, others signed Adam with little and with much total variation. Batch-norm statistics are
+    used if they were sent. Unproven solutions are starts, too. Features leaked by a hidden layer in front of a ReLU
+    give labels to all, and one attempt is held to them. All answer a defense that is known or that the update shows
+    (zeros, few levels, empty columns, noise). If it leaves fewer values than pixels, or added noise, images are smooth
+    (:mod:`fl_privacy.attacks.gradient_inversion.noise`).
 
-    Rows of a table are solved for as well, and what is not proven is sought by ``attack=tableak``
-    (:class:`fl_privacy.attacks.auto.tables.TableMembers`).
-
-    Members with different losses are compared by one rule, :mod:`fl_privacy.attacks.auto.judgment`, which never sees
-    the truth. A victim depends on its own numbers alone, as in :class:`fl_privacy.attacks.GradientInversion`.
+    Texts are reconstructed by :class:`fl_privacy.attacks.auto.texts.TextMembers`, rows of a table by
+    :class:`fl_privacy.attacks.auto.tables.TableMembers`. :mod:`fl_privacy.attacks.auto.judgment` compares results
+    without the truth.
 
     Attributes:
-        budget: of a victim: ``quick``, ``standard`` or ``thorough``, which are numbers of evaluations and reproducible,
-            or seconds, which the clock turns into evaluations and are not. They are for all of the attack, of many
-            victims at once as many times the seconds; what some do not need, those that are left share evenly. What is
-            solved for has three quarters of them at most and ends between its steps; descents have the rest, an attempt
-            25 evaluations in any case.
-        evaluations: of loss and gradient for each victim, instead of ``budget``: how a budget in seconds, whose number
-            of them the log says, is repeated. That repeats the descents; what they start from as well, but where a
-            search for exact answers went on for more than ``evaluations / 12`` rounds or was ended by the clock.
-        dtype: of the computation.
-        device: of the computation; that of the values sent if ``None``.
-        most_victims: in one chunk; found from the free memory if ``None``.
+        budget: work for a victim: ``quick``, ``standard`` or ``thorough``, reproducible numbers of evaluations; or
+            seconds, not reproducible, shared among all victims. Exact solutions take at most three quarters of the
+            seconds. An attempt always has 25 evaluations.
+        evaluations: evaluations of loss and gradient for each victim, instead of ``budget``. The number logged for a
+            budget in seconds repeats its descents. It repeats their starts unless a search for exact solutions took
+            more than ``evaluations / 12`` rounds or was cut by the clock.
+        device: device of the computation; ``None``: that of the values sent.
+        most_victims: most victims in one chunk; ``None``: found from the free memory.
     """
 
     budget: Budget | float = "standard"
@@ -122,7 +113,6 @@ class AutoAttack:
     def __call__(
         self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
     ) -> list[Reconstruction]:
-        """Attack all ``observations``; see :class:`fl_privacy.attacks.ReconstructionAttack`."""
         kinds = {modality_of(observation.model) for observation in observations}
         if len(kinds) == 1 and (own := _MEMBERS.get(kinds.pop())) is not None:
             members = own(evaluations=self._named, device=self.device, most_victims=self.most_victims)
@@ -134,7 +124,7 @@ class AutoAttack:
             def attack(group: Group, report: Report) -> dict[int, Reconstruction]:
                 nonlocal left
                 size = len(group.observations)
-                with within(seconds_left() * size / max(size, left)):  # those that are attacked again are gone from it
+                with within(seconds_left() * size / max(size, left)):  # victims that are attacked again no longer count
                     left -= size
                     return self._attack(group, seed, report)
 
@@ -142,12 +132,11 @@ class AutoAttack:
 
     @property
     def _named(self) -> int | None:
-        """Return the evaluations of a victim; ``None`` where the budget is in seconds."""
+        """Return the evaluations of a victim; ``None`` for a budget in seconds."""
         return self.evaluations or EVALUATIONS.get(str(self.budget))
 
     @property
     def _seconds(self) -> float:
-        """Return the seconds of a victim; infinite where the budget is a number of evaluations."""
         return math.inf if self._named else float(self.budget)
 
     def _attack(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
@@ -187,10 +176,7 @@ class AutoAttack:
     def _race(
         self, group: Group, partly: dict[int, list[Given]], features: dict[int, HiddenFeatures], seed: int
     ) -> tuple[Race, int]:
-        """Set up the race, with the evaluations of each victim: the number asked for, or what the time allows.
-
-        A start that is no answer takes the place of another, so that the evaluations are dealt out among no more.
-        """
+        """Set up the race, with the evaluations given or affordable; a start that is no solution replaces another."""
         started = any(found_by == ON_THE_WAY for given in partly.values() for _, found_by in given)
 
         def entered(evaluations: int) -> Race:
@@ -215,14 +201,13 @@ class AutoAttack:
         return MaximumAPosteriori(dtype=self.dtype, device=self.device, most_victims=self.most_victims)
 
     def _placed(self, attack: GradientInversion) -> GradientInversion:
-        """Return ``attack`` on this one's device, in its dtype and with its number of victims at once."""
         return replace(attack, dtype=self.dtype, device=self.device, most_victims=self.most_victims)
 
 
 def _solved(
     group: Group, seed: int, evaluations: int | None, report: Report
 ) -> tuple[dict[int, Reconstruction], dict[int, list[Given]]]:
-    """Solve the victims that equations give, by position, and images of others that a descent may start from."""
+    """Return the victims solved by equations, and images from which others may start, by position."""
     if group.first.knowledge.features is not None:
         return _from_features(group, seed, evaluations, report), {}
     if any(isinstance(part.effect, Transformed) for part in group.first.knowledge.defense or ()):
@@ -248,7 +233,6 @@ def _solved(
 
 
 def _taken_apart(group: Group, seed: int, *, steps: int, report: Report) -> dict[int, Reconstruction]:
-    """Solve, by position, batches that a fully connected first layer has mixed."""
     if group.first.upload.num_examples == 1:
         return {}
     found = CocktailParty(steps=steps)(list(group.observations.values()), seed=seed, progress=_shares(report))
@@ -260,7 +244,7 @@ def _taken_apart(group: Group, seed: int, *, steps: int, report: Report) -> dict
 
 
 def _features_of(group: Group, seed: int) -> dict[int, HiddenFeatures]:
-    """Find, by position, features that a later fully connected layer gives away exactly."""
+    """Find features, by position, that a later fully connected layer leaks exactly."""
     path = first_hidden_layer(group.first)
     if path is None:
         return {}
@@ -275,7 +259,6 @@ def _features_of(group: Group, seed: int) -> dict[int, HiddenFeatures]:
 
 
 def _from_features(group: Group, seed: int, evaluations: int | None, report: Report) -> dict[int, Reconstruction]:
-    """Attack, by position, the victims whose private layers' outputs say more than their updates."""
     asked = list(group.observations.values())
 
     def inversion(evaluations: int) -> ModelInversion:
@@ -294,7 +277,6 @@ def _from_features(group: Group, seed: int, evaluations: int | None, report: Rep
 
 
 def _shares(report: Report) -> Progress:
-    """Turn ``report``, which takes a share of the work, into an attack's progress callback."""
     return lambda done, total: report(done / max(total, 1))
 
 

@@ -1,4 +1,4 @@
-"""An attempt at a victim, and the best one."""
+"""Attempts at a victim, and the best one."""
 
 import math
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from fl_privacy.types import Batch
 from fl_privacy.types.film import Snapshot, joined
 
 _EASED = 10.0
-"""By which factor total variation is eased from one rung to the next, at most."""
+"""Largest factor by which total variation is eased from one rung to the next."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,17 +19,15 @@ class Attempt:
     """One contender's attempt at one victim.
 
     Attributes:
-        member: number of the member among the contenders.
-        start: number of the start.
-        roughness: weight of total variation in the next rung, as a share of the loss of a zero gradient.
-        labels: (B,) that belong to the images it starts from; ``None``: those of all attempts.
-        held: whether it is held to features that are known.
-        given: by which attack the images were found that it starts from; empty: by none.
-        margin: by which the logarithm of ``widest`` has to fall for these images to be left.
-        variables: (N,) where it is; ``None`` before the first rung.
-        mismatch, widest, score: of :class:`fl_privacy.attacks.auto.judgment.Judgment`.
-        history: of the member's own loss, one after the other of all rungs.
-        film: as ``history``, where the victim is filmed.
+        member: number of the contender.
+        roughness: weight of total variation in the next rung, as a share of a zero gradient's loss.
+        labels: labels (B,) of its own; ``None``: the common ones.
+        held: ``True`` if it is held to known features.
+        given: attack that found its first images, or empty.
+        margin: least fall of the logarithm of ``widest`` before these images are left.
+        variables: (N,); ``None`` before the first rung.
+        mismatch, widest, score: values of :class:`fl_privacy.attacks.auto.judgment.Judgment`.
+        history: losses of all rungs.
     """
 
     member: int
@@ -48,26 +46,24 @@ class Attempt:
 
     @property
     def order(self) -> tuple[float, int, int]:
-        """Return the key that sorts attempts, the best first."""
         return self.score, self.member, self.start
 
     @property
     def left_below(self) -> float:
-        """Return the mismatch of the widest tensor below which other images may replace the given ones."""
+        """Return the mismatch of the widest tensor below which others may replace given images."""
         return self.widest * math.exp(-self.margin)
 
     def judged(self, judged: Judgment, row: int) -> "Attempt":
-        """Copy the attempt with its judgment written into ``row``."""
         mismatch, widest = float(judged.mismatch[row]), float(judged.widest[row])
         return replace(self, mismatch=mismatch, widest=widest, score=float(judged.score[row]))
 
     def after(
         self, variables: Tensor, judged: Judgment, row: int, losses: Tensor, film: Sequence[Snapshot]
     ) -> "Attempt":
-        """Return what was found from it, in the ``row`` of ``judged``, or itself where that is no better.
+        """Return the result in the ``row`` of ``judged``, or itself if that is no better.
 
-        Images that equations of a layer gave are left only for others that suit the widest tensor better as well, by
-        more than free pixels suit noise: where noise was added, a smoother guess that does not is none of theirs.
+        Images that equations of a layer gave are left only for others that suit the widest tensor better by more than
+        free pixels suit noise.
         """
         history = (*self.history, *losses[losses.isfinite()].tolist())
         roughness = min(self.roughness, max(self.roughness / _EASED, float(judged.balance[row])))
@@ -78,10 +74,7 @@ class Attempt:
 
 
 def ranked(attempts: Sequence[Attempt]) -> list[Attempt]:
-    """Sort attempts by their judgment, the best first.
-
-    Behind images that were given stand others that suit the widest tensor worse, as in ``after``.
-    """
+    """Sort attempts, the best first; those that suit the widest tensor worse come after given images."""
     given = [attempt for attempt in attempts if attempt.given]
     known = min((attempt.widest for attempt in given), default=math.inf)
     below = min((attempt.left_below for attempt in given), default=math.inf)

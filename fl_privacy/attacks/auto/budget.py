@@ -1,4 +1,4 @@
-"""How much work a victim gets, and how it is dealt out among the attempts at it."""
+"""Share out the work on a victim among its attempts."""
 
 import math
 import time
@@ -13,7 +13,7 @@ from fl_privacy.errors import UserError
 Budget = Literal["quick", "standard", "thorough"]
 
 EVALUATIONS: Mapping[str, int] = {"quick": 600, "standard": 4800, "thorough": 24_000}
-"""Of loss and gradient for each victim, over all attempts; ``standard`` is what "Inverting Gradients" takes for one."""
+"""Evaluations of loss and gradient for each victim, over all attempts; one "Inverting Gradients" takes ``standard``."""
 
 _KEPT = 3
 """Number of attempts of which one goes on to the next rung."""
@@ -22,37 +22,31 @@ _LAST = 0.75
 """Share of the evaluations that the best attempt gets in the last rung."""
 
 _MOST = 27
-"""Attempts at a victim."""
+"""Most attempts at a victim."""
 
 _STAGE = 150
-"""Evaluations of the last rung from which it is cut in stages, at each of which total variation is eased."""
+"""Fewest evaluations of a stage of the last rung; total variation is eased at each stage."""
 
 _STAGES = 4
-"""At most."""
+"""Most stages."""
 
 LEAST = 25
 """Evaluations below which an attempt shows nothing: one iteration of L-BFGS."""
 
 SOLVED = 0.75
-"""Share of a budget in seconds that exact answers get, at most; what they leave of it is for descents. It is large
-since a search for sparse directions may find all within ten rounds, and of other victims only behind a hundred."""
+"""Largest share of a budget in seconds for exact solutions; descents get the rest. It is large since a search for
+sparse directions may find all within ten rounds, but for other victims only after a hundred."""
 
 _PILOTS = (5, 25, 125)
-"""Evaluations by which the time of one is measured; the first of a process take longer than others."""
+"""Evaluations that measure the time of one; the first of a process take longer."""
 
 _PILOTED = 0.1
-"""Share of the time that is left which the next of them may take."""
+"""Share of the time left that the next measurement may take."""
 
 
 @dataclass(frozen=True)
 class Rung:
-    """A step of successive halving: a number of attempts at a victim, each with the same number of evaluations.
-
-    Attributes:
-        attempts: that are left.
-        evaluations: of each of them.
-        stages: in which these are cut where a member is, total variation being eased at each.
-    """
+    """A step of successive halving: attempts with equal evaluations, in ``stages`` of less total variation."""
 
     attempts: int
     evaluations: int
@@ -60,7 +54,7 @@ class Rung:
 
 
 def expect_budget(budget: object, evaluations: int | None) -> None:
-    """Refuse what is neither a name nor seconds.
+    """Check that the budget is a name or seconds.
 
     Raises:
         UserError: a value is out of its range.
@@ -77,18 +71,13 @@ def expect_budget(budget: object, evaluations: int | None) -> None:
 
 
 def most_attempts(evaluations: int) -> int:
-    """Return the most attempts that ``evaluations`` in all suffice to compare."""
+    """Return the most attempts that ``evaluations`` suffice to compare."""
     most = [n for n in range(1, _MOST + 1) if n * LEAST * _early(n) <= (1 - _LAST) * evaluations]
     return max(most, default=1)
 
 
 def affordable(evaluations: float, beside: int) -> int:
-    """Return the most evaluations a victim whose rungs fit in ``evaluations``, at least those of one attempt.
-
-    Args:
-        evaluations: that there is time for.
-        beside: attempts from images that were found by other means.
-    """
+    """Return the most evaluations of a victim whose rungs fit in ``evaluations``, with ``beside`` given attempts."""
     number = max(LEAST, int(evaluations))
     # sum the evaluations of all rungs; no attempt gets less than ``LEAST``
     while (
@@ -101,7 +90,7 @@ def affordable(evaluations: float, beside: int) -> int:
 
 
 def time_of_one(seconds_of_each: Callable[[int], float]) -> float:
-    """Measure the seconds of one evaluation, by ever more of them while there is time."""
+    """Measure the seconds of one evaluation, by ever more of them."""
     each = 0.0
     for evaluations in _PILOTS:
         if evaluations * each > _PILOTED * seconds_left():
@@ -111,26 +100,19 @@ def time_of_one(seconds_of_each: Callable[[int], float]) -> float:
 
 
 def seconds_of(work: Callable[[], object]) -> float:
-    """Measure the seconds that ``work`` takes."""
+    """Measure the seconds of ``work``."""
     began = time.perf_counter()
     work()
     return time.perf_counter() - began
 
 
 def how_to_repeat(evaluations: int, victims: int, *, cut: bool) -> str:
-    """Say how many evaluations a budget in seconds came to, and whether they repeat all of it.
-
-    Args:
-        evaluations: of a victim.
-        victims: that were attacked by these.
-        cut: whether the clock ended what exact answers are looked for by.
-    """
+    """Say how many evaluations repeat a budget in seconds; ``cut`` if the clock ended exact solutions."""
     but = ", which repeat the descents but not what they start from: the clock ended a search for exact answers"
     return f"The seconds came to attack.evaluations={evaluations} for {victims} victims{but * cut}."
 
 
 def _early(attempts: int) -> int:
-    """Count the rungs of the race before the last one."""
     numbers = 0
     while attempts > 1:
         attempts, numbers = math.ceil(attempts / _KEPT), numbers + 1
@@ -138,10 +120,9 @@ def _early(attempts: int) -> int:
 
 
 def rungs(evaluations: int, attempts: int) -> list[Rung]:
-    """Plan successive halving (Jamieson and Talwalkar 2016) that starts with ``attempts`` and ends with one.
+    """Plan successive halving (Jamieson and Talwalkar 2016) from ``attempts`` to one, the last rung in stages.
 
-    What the last one does not get is dealt out evenly among the others. The last is cut in stages. No attempt gets
-    less than one iteration of L-BFGS, also where all of them together take more than ``evaluations`` then.
+    No attempt gets less than one iteration of L-BFGS.
     """
     numbers = [attempts]
     while numbers[-1] > 1:

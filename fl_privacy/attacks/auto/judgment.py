@@ -1,4 +1,4 @@
-"""By what attempts with different losses are compared, without the truth: one rule for all."""
+"""Compare attempts with different losses by one rule, without the truth."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,36 +14,34 @@ from fl_privacy.attacks.gradient_inversion.problem import Problem
 from fl_privacy.models.gradients import differentiable_twice
 
 ROUGHNESS = 3.0
-"""An image has to fit the update exp(3) times better for each unit of total variation that it has more: noise has about
-0.7 of it, photographs about 0.1. Where the update is exact, misfits differ by many orders and this decides nothing;
-where noise was added, all attempts fit alike and the smoothest is taken, which is then the likeliest."""
+"""An image has to fit the update exp(3) times better for each further unit of total variation; noise has about 0.7,
+photographs about 0.1. If the update is exact, misfits differ by many orders and this decides nothing; if noise was
+added, all attempts fit alike and the smoothest is taken, which is then the likeliest."""
 
 EXACT = 1e-12
-"""Of the mismatch: reproduced but for rounding in single precision."""
+"""Mismatch of an update that is reproduced up to rounding in single precision."""
 
 UNDERDETERMINED = 1e-6
-"""The same where fewer values of the update are known than there are pixels: many images reproduce them, rough ones
-more exactly, so that below this the smoothest is the likeliest."""
+"""The same if fewer values of the update are known than there are pixels: many images reproduce them, rough ones more
+exactly, so that the smoothest below this is the likeliest."""
 
 _LEAST_VARIATION = 0.01
-"""Total variation of an image that has next to none."""
+"""Least total variation of an image."""
 
 
 @dataclass(frozen=True, eq=False)
 class Judgment:
-    """Judgment of V attempts, by which they are compared.
+    """Judgment of V attempts.
 
     Attributes:
-        mismatch: (V,) geometric mean, over the uploaded tensors, of half the squared distance of the guessed tensor's
-            direction to the observed one's, which is 1 - cosine, in [0, 2]: the same for every member, whatever it
-            minimizes itself; within what a known or evident defense leaves open. A tensor of noise alone multiplies
-            it by the same for every attempt, and one whose gradients are small counts like a large one.
-        widest: (V,) the same of the tensor with the most elements alone, which noise decides the least.
-        balance: (V,) the weight of total variation at which it is as large as what the member's own objective leaves,
-            as a share of that of a zero gradient: with less, what fits is noise; with more, it holds the fit back.
-        score: (V,) ``log(mismatch) + ROUGHNESS * total variation``, the latter of images of equal contrast where the
-            model normalizes by the batch; the least wins. Where noise says how smooth the images are, the angle of the
-            whole update and as much total variation as that. Infinite where it isn't a number.
+        mismatch: (V,) geometric mean over the tensors of 1 - cosine of guess and upload, in [0, 2], within what a known
+            or evident defense leaves open; tensors of noise change all attempts' alike.
+        widest: (V,) the same of the tensor with the most elements, which noise affects the least.
+        balance: (V,) weight of total variation that equals the rest of the attempt's own objective, as a share of a
+            zero gradient's: with less, noise is fitted; with more, the fit is held back.
+        score: (V,) ``log(mismatch) + ROUGHNESS * total variation``, at equal contrast if the model normalizes by the
+            batch; the least wins. If noise says how smooth images are, angle and total variation at that weight.
+            Infinite if it isn't a number.
     """
 
     mismatch: Tensor
@@ -54,7 +52,7 @@ class Judgment:
 
 @dataclass(frozen=True, kw_only=True)
 class _OfAllLayers(Cosine):
-    """Geometric mean over layers, where ``Cosine(per_layer=True)`` takes the arithmetic one."""
+    """Geometric mean over layers, instead of the arithmetic one."""
 
     per_layer: bool = True
 
@@ -63,7 +61,7 @@ class _OfAllLayers(Cosine):
         return torch.stack(terms).mean(0).exp()
 
     def of_widest(self, statistics: Mapping[str, LayerStatistics]) -> Tensor:
-        """Return the statistic of the tensor with the most elements."""
+        """Return the distance of the tensor with the most elements."""
         return self._of_layer(max(statistics.values(), key=lambda one: one.target.size))
 
 
@@ -72,7 +70,7 @@ _common, _angle = _OfAllLayers(epsilon=1e-12), Cosine()
 
 @torch.no_grad()
 def judge(problem: Problem, variables: Tensor) -> Judgment:
-    """Judge the attempts ``variables`` (V, N) at ``problem``, with their images cut to [0, 1]."""
+    """Judge the attempts ``variables`` (V, N), with their images cut to [0, 1]."""
     images = problem.images(variables).clamp(0, 1)
     transform = problem.constraints.transform
     seen = transform(images) if transform else images
@@ -91,10 +89,9 @@ def judge(problem: Problem, variables: Tensor) -> Judgment:
 
 
 def margin(problem: Problem) -> float:
-    """Return by how much the logarithm of the widest tensor's mismatch falls merely because all pixels are free.
+    """Return the fall of the logarithm of the widest tensor's mismatch that free pixels explain.
 
-    Twice the number of pixels over that of the tensor's elements (Akaike 1974): free pixels also suit noise, and the
-    fewer outputs a layer has, the better.
+    It is twice the number of pixels over that of the tensor's elements (Akaike 1974).
     """
     return 2 * problem.pixels / max(target.size for target in problem.rounds[-1].targets.values())
 
@@ -102,7 +99,7 @@ def margin(problem: Problem) -> float:
 def _common_mismatch(
     problem: Problem, images: Tensor, labels: Tensor, hidden: Sequence[Tensor | None]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return mismatches (V,) of all tensors, of the widest one and of all as a whole, means over the rounds."""
+    """Return mismatches (V,) of all tensors, the widest and the whole, means over the rounds."""
     found = []
     for one, own in zip(problem.rounds, hidden, strict=True):
         statistics = one.statistics(images, labels, own)
@@ -112,7 +109,7 @@ def _common_mismatch(
 
 
 def _is_underdetermined(problem: Problem) -> Tensor:
-    """Say for each victim (V,) whether some values are known exactly, and in all fewer than there are pixels."""
+    """Return ``True`` (V,) if some values are known exactly, but fewer than pixels."""
     targets = [target for one in problem.rounds for target in one.targets.values()]
     bounds = [(target.low, target.high) for target in targets]
     bounded = [low.eq(high).sum(1) for low, high in bounds if low is not None and high is not None]

@@ -1,4 +1,4 @@
-"""What ``attack=auto`` makes of defenses by their likelihood, of private layers blindly, of many steps at once."""
+"""Parts of ``attack=auto`` for likelihoods, private layers and many local steps."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,46 +14,38 @@ from fl_privacy.models.gradients import number_of_steps
 from fl_privacy.types import Certainty, Observation, Reconstruction
 
 Answers = Mapping[int, WithPosterior]
-"""By position."""
+"""Results by position."""
 
 _SHARE = 0.25
-"""Of the evaluations of a victim that go into its likeliest images, and of the seconds."""
+"""Share of a victim's evaluations, or seconds, for its likeliest images."""
 
 _SEVERAL_STEPS, _MANY_STEPS = 4, 32
 """Local steps from which the surrogate model is tried, and beyond which those over several images are not replayed:
-each evaluation takes as many times as long, and their order, which nobody knows, decides more than what is found."""
+each evaluation takes as many times as long, and their unknown order matters more than the images."""
 
 _SURROGATE = 1000
-"""Iterations at most."""
+"""Most iterations."""
 
 ON_THE_WAY = "surrogate model"
-"""Name of what is found at a model on the way, from which descents start."""
+"""Name of results at a model on the way, from which descents start."""
 
 _MOST_ITERATIONS, _LEAST_ITERATIONS, _ATTEMPTS = 150, 25, 2
 
 ROUNDS_RACED = 8
-"""Rounds of the same examples that descents match; the likelihood is of all."""
+"""Most rounds of the same examples that descents match; the likelihood takes all."""
 
 _WITHOUT_LIKELIHOOD = (PrivateLoss, PrivateLayers, OtherImages)
-"""Effects that no likelihood is of; descents answer them."""
+"""Effects without a likelihood; descents answer them."""
 
 
 def has_likelihood(observation: Observation) -> bool:
-    """Say whether the defense of ``observation``, known or evident, is one whose likelihood is worth a try."""
+    """Return ``True`` if the defense has a useful likelihood."""
     parts = observation.knowledge.defense or ()
     return bool(parts) and not any(isinstance(part.effect, _WITHOUT_LIKELIHOOD) for part in parts)
 
 
 def likeliest(group: Group, placed: MaximumAPosteriori, evaluations: int | None, seed: int, report: Report) -> Answers:
-    """Find the likeliest images of ``group``, by position; empty where there is no likelihood.
-
-    Args:
-        group: of victims, with all rounds of theirs.
-        placed: the attack on the device and in the dtype asked for.
-        evaluations: of a victim; ``None`` where the clock decides.
-        seed: of the attack.
-        report: of the progress.
-    """
+    """Find the likeliest images of ``group``, by position; empty without a likelihood."""
     if not has_likelihood(group.first):
         return {}
     attack = sized(placed, evaluations)
@@ -65,13 +57,13 @@ def likeliest(group: Group, placed: MaximumAPosteriori, evaluations: int | None,
 
 
 def sized(attack: MaximumAPosteriori, evaluations: int | None) -> MaximumAPosteriori:
-    """Return ``attack`` with as many iterations as its share of ``evaluations`` allows."""
+    """Set the iterations of ``attack`` by its share of ``evaluations``."""
     number = _MOST_ITERATIONS if evaluations is None else int(_SHARE * evaluations / _ATTEMPTS)
     return replace(attack, iterations=max(_LEAST_ITERATIONS, min(_MOST_ITERATIONS, number)), attempts=_ATTEMPTS)
 
 
 def likelier(answers: Answers, found: Mapping[int, Reconstruction]) -> dict[int, Reconstruction]:
-    """Return for each position of ``found`` whichever is likelier: what descents found, or the likeliest images."""
+    """Return the likelier of descents' results and likeliest images, by position."""
     result = dict(found)
     chunks: dict[int, list[int]] = {}
     for position, answer in answers.items():
@@ -83,7 +75,6 @@ def likelier(answers: Answers, found: Mapping[int, Reconstruction]) -> dict[int,
 
 
 def _compared(answers: Answers, found: Mapping[int, Reconstruction]) -> dict[int, Reconstruction]:
-    """Compare what was found of the victims of one chunk."""
     posterior = next(iter(answers.values())).posterior
     assert posterior is not None
     losses = posterior.losses({answer.row: found[position].batch for position, answer in answers.items()})
@@ -97,7 +88,7 @@ def _compared(answers: Answers, found: Mapping[int, Reconstruction]) -> dict[int
 
 
 def read_blindly(group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
-    """Read, by position, images behind a private convolution that nothing is known of."""
+    """Reconstruct, by position, images behind an unknown private convolution."""
     first = group.first
     if first.knowledge.private is None or first.knowledge.colluder is not None or first.knowledge.features is not None:
         return {}
@@ -109,7 +100,7 @@ def read_blindly(group: Group, seed: int, report: Report) -> dict[int, Reconstru
 
 
 def too_many_steps(observation: Observation) -> bool:
-    """Say whether the steps behind an update are too many to be replayed."""
+    """Return ``True`` if an update has too many steps to be replayed."""
     plan, size = observation.plan, observation.upload.num_examples
     return plan.shares != "gradient" and size > 1 and number_of_steps(size, plan) > _MANY_STEPS
 
@@ -117,7 +108,7 @@ def too_many_steps(observation: Observation) -> bool:
 def on_the_way(
     group: Group, placed: SurrogateModel, evaluations: int | None, seed: int, report: Report
 ) -> dict[int, Reconstruction]:
-    """Find, by position, images behind many steps that nobody defended; empty where there are few."""
+    """Find images, by position, behind many undefended steps."""
     first = group.first
     plan, size, known = first.plan, first.upload.num_examples, first.knowledge
     if plan.shares == "gradient" or number_of_steps(size, plan) < _SEVERAL_STEPS:

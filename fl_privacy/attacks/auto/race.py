@@ -1,7 +1,4 @@
-"""Successive halving of the attempts at each victim, many victims at once.
-
-Label counts of a batch, once there is a guess at its images.
-"""
+"""Successive halving of the attempts at many victims at once."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -42,7 +39,7 @@ from fl_privacy.types.film import shortened
 
 @torch.no_grad()
 def other_labels(prepared: Prepared, observation: Observation, number: int) -> list[Tensor]:
-    """Return up to ``number`` alternative label vectors (B,), most likely first, without the inferred one."""
+    """Return up to ``number`` alternative labels (B,), most likely first, without the inferred ones."""
     layer = output_layer(observation.model, observation.num_classes)
     size = observation.upload.num_examples
     if layer is None or size == 1 or prepared.rounds[0].unrolls:
@@ -56,24 +53,16 @@ def other_labels(prepared: Prepared, observation: Observation, number: int) -> l
 
 
 def _gradient_of(observation: Observation, layer: tuple[str, str | None], like: Tensor) -> Tensors:
-    """Return the gradient of the output layer, without the loss scale."""
     scale = observation.plan.loss_scale
     return {name: g.to(like) / scale for name, g in as_gradient(observation).items() if name in layer}
 
 
 @torch.no_grad()
 def refined_labels(prepared: Prepared, observation: Observation, labels: Tensor, images: Tensor) -> Tensor | None:
-    """Infer labels (B,) anew from what the model makes of ``images``; ``None`` where they stay the same.
+    """Infer labels (B,) anew from ``images`` (B, C, H, W); ``None`` if they stay the same.
 
-    Counts are inferred from the mean gradient of the output layer, p - y, with the mean p of guessed images. At first
-    these are noise, which a trained model takes for something else than photographs; what a descent has made of them is
-    closer to what the client has. Images keep their labels as far as the counts allow.
-
-    Args:
-        prepared: of the attack.
-        observation: of the victim.
-        labels: (B,) class indices that ``images`` were found with.
-        images: (B, C, H, W).
+    Counts follow from the output layer's mean gradient, p - y, with the mean p of guessed images, which are closer to
+    the client's than noise. Images keep their labels as far as the counts allow.
     """
     layer = output_layer(observation.model, observation.num_classes)
     if layer is None or layer[1] is None or layer[1] not in observation.upload.tensors:
@@ -95,23 +84,21 @@ def refined_labels(prepared: Prepared, observation: Observation, labels: Tensor,
 
 
 FEATURES = 0.3
-"""Weight of features that are known, as a share of the loss of a zero gradient, in the attempt that is held to them."""
+"""Weight of known features, as a share of a zero gradient's loss, in the attempt held to them."""
 
 _SURE_OF_LABELS = 2
-"""So many attempts at a batch take the labels that are inferred."""
+"""Number of attempts at a batch that take the inferred labels."""
 
 
 class Race:
     """The contenders for one group of victims.
 
     Args:
-        group: of victims.
-        entered: the attempts at each victim.
-        seed: of the attack.
-        features: by position, of victims whose images are known to have them.
+        entered: attempts at each victim.
+        features: known features of victims, by position.
 
     Raises:
-        NotAttackableError: no member can attack the group.
+        NotAttackableError: no contender can attack the group.
     """
 
     def __init__(
@@ -131,7 +118,7 @@ class Race:
         self._victims = [{victim.position: victim for victim in one.victims} for one in self._prepared]
         self._rough = entered[0][2]
         self._any_contrast = normalizes_by_batch(group.first)
-        # enter an attempt of the first member for each transformation that the client may have done
+        # enter an attempt of the first contender for each transformation that the client may have done
         transforms = len(self._prepared[0].rounds[0].known.transforms)
         member, _, rough = entered[0]
         entries = (
@@ -141,7 +128,7 @@ class Race:
         self.attempts = {victim.position: self._labeled(victim, blank) for victim in first.victims}
 
     def _labeled(self, victim: PreparedVictim, blank: Sequence[Attempt]) -> list[Attempt]:
-        """Give all but the first attempt at a batch with inferred labels the next likely labels."""
+        """Give all but the first attempts at a batch with inferred labels other likely labels."""
         known = self._features.get(victim.position)
         if known is not None:
             free = [replace(attempt, labels=known.labels) for attempt in blank]
@@ -156,7 +143,7 @@ class Race:
         return [replace(attempt, labels=labels) for attempt, labels in zip(blank, tried, strict=True)]
 
     def add(self, position: int, batch: Batch, found_by: str = "") -> None:
-        """Add an attempt of the first member from images known by other means, no rougher than these need."""
+        """Add an attempt of the first contender from given images, no rougher than these need."""
         if position not in self.attempts:
             return
         labels = None if batch.labels.is_floating_point() else batch.labels
@@ -173,7 +160,7 @@ class Race:
         self.attempts[position].append(replace(given.judged(judged, 0), roughness=rough, margin=margin(problem)))
 
     def seconds_per_evaluation(self, evaluations: int) -> float:
-        """Measure the seconds of one evaluation of one victim, over ``evaluations`` of them or one iteration."""
+        """Measure the seconds of one evaluation of one victim, over ``evaluations`` or one iteration."""
         positions = list(self.attempts)[: self._prepared[0].capacity]
         jobs = [(position, Attempt(0, 0, self._rough)) for position in positions]
         number = max(evaluations, self._members[0].evaluations)
@@ -181,11 +168,10 @@ class Race:
 
     @property
     def most(self) -> int:
-        """Return the most attempts at a victim, at least 1."""
         return max(map(len, self.attempts.values()), default=1)
 
     def run(self, rungs: Sequence[Rung], report: Report) -> None:
-        """Run all rungs, which leaves the best attempt at each victim."""
+        """Run all rungs, and keep the best attempt at each victim."""
         total = sum(rung.attempts * rung.evaluations for rung in rungs)
         done = 0.0
         for number, rung in enumerate(rungs):
@@ -206,7 +192,7 @@ class Race:
             self.attempts[position] = ranked(attempts)[:best]
 
     def _relabel(self) -> None:
-        """Take other label counts of a batch where they follow from the guess and suit the update better."""
+        """Take other label counts if they follow from the guess and suit the update better."""
         first = self._prepared[0]
         if first.shape[0] == 1 or first.rounds[0].unrolls or not is_plain(first.rounds[0].victim_model.loss):
             return
@@ -266,7 +252,7 @@ class Race:
     def _descend(
         self, member: int, jobs: Sequence[tuple[int, Attempt]], evaluations: int, report: Report
     ) -> list[Attempt]:
-        """Descend from each attempt, and return what it found, or the attempt where that is no better."""
+        """Return the better of each attempt and the result of a descent from it."""
         prepared = self._prepared[member]
         victims = [self._victims[member][position] for position, _ in jobs]
         settings, known = self._members[member].settings(evaluations), [attempt.variables for _, attempt in jobs]
@@ -299,7 +285,6 @@ class Race:
         ]
 
     def _problem(self, member: int, jobs: Sequence[tuple[int, Attempt]]) -> Problem:
-        """Build the problem of ``jobs``, with total variation beside the member's own priors."""
         prepared = self._prepared[member]
         victims = [_relabeled(self._victims[member][position], attempt) for position, attempt in jobs]
         problem = prepared.problem(victims, [attempt.start for _, attempt in jobs])
@@ -317,10 +302,7 @@ class Race:
     def _known_features(
         self, prepared: Prepared, jobs: Sequence[tuple[int, Attempt]], zero: Tensor
     ) -> KnownFeatures | None:
-        """Return the known features of the attempts that are held to them; other attempts give them no weight.
-
-        ``zero`` (V,) is the unit of a weight.
-        """
+        """Return the known features, with weights in units of ``zero`` (V,), 0 for other attempts."""
         own = [self._features[position] if attempt.held else None for position, attempt in jobs]
         some = next((one for one in own if one is not None), None)
         if some is None:
@@ -331,7 +313,7 @@ class Race:
         return KnownFeatures(front=front, values=values.to(zero), weight=weights.to(zero) * zero)
 
     def winner(self, position: int) -> Winner | None:
-        """Return the best attempt at a victim; ``None`` where none came to a number."""
+        """Return the best attempt at a victim; ``None`` if no score is finite."""
         (attempt,) = self.attempts[position]
         if attempt.variables is None or not math.isfinite(attempt.score):
             return None

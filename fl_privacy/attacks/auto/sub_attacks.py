@@ -1,4 +1,4 @@
-"""The descents that ``attack=auto`` chooses from: published ones and what improves on them."""
+"""The descents that ``attack=auto`` chooses from."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -26,40 +26,35 @@ _ROUGH = (
 )
 
 _THIN, _HELD = 0.25, 0.1
-"""Values known of a smooth model for each pixel below which smoothness decides more than the fit, and the weight of
-total variation that is not eased there; behind kinks that is so as soon as there are fewer values than pixels."""
+"""Known values per pixel of a smooth model below which smoothness decides more than the fit, and the weight of total
+variation that is not eased there; behind kinks one value per pixel is the limit."""
 
 _BEHIND_ADAM = 0.005
-"""Weight of total variation beside the angle of what a step of Adam leaves, which is not eased."""
+"""Weight of total variation, which is not eased, for the angle of the values that a step of Adam leaves."""
 
 _MOVES = 20
-"""Of an iteration of L-BFGS."""
+"""Moves in an iteration of L-BFGS."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Faint:
-    """Starts near gray, from which descents get further than from noise; no two images of a batch are alike.
-
-    Attributes:
-        spread: of the pixels around 0.5.
-    """
+    """Start near gray, within ``spread`` around 0.5, from which descents get further than from noise."""
 
     spread: float = 0.2
 
     def __call__(self, blank: Blank) -> Tensor:
-        """Return variables of ``blank.shape`` near gray."""
         return blank.space.to_variables(0.5 + self.spread * (torch.rand(blank.shape, generator=blank.generator) - 0.5))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Contender:
-    """A descent, whose attempts differ in where they start and in how smooth the image is to be.
+    """A descent, whose attempts differ in their start and smoothness.
 
     Attributes:
-        name: as records and pages show it.
-        attack: without total variation, which the attempts add.
-        evaluations: of the loss in one iteration, at most.
-        staged: whether its last rung is cut in stages; not where a schedule of the learning rate needs all of it.
+        name: name in records and on pages.
+        attack: attack without total variation, which the attempts add.
+        evaluations: most evaluations of the loss in one iteration.
+        staged: ``True`` cuts its last rung in stages; not with a schedule of the learning rate.
     """
 
     name: str
@@ -68,7 +63,6 @@ class Contender:
     staged: bool = False
 
     def settings(self, evaluations: int) -> GradientInversion:
-        """Return the attack for a given number of evaluations."""
         return replace(self.attack, iterations=max(1, evaluations // self.evaluations))
 
 
@@ -80,20 +74,14 @@ of a zero gradient."""
 def entries(
     observation: Observation, most: int, placed: Callable[[GradientInversion], GradientInversion]
 ) -> list[Entry]:
-    """List at most ``most`` attempts at a victim, those first that leak most alone.
-
-    Args:
-        observation: of a victim.
-        most: attempts, at least 1.
-        placed: an attack on the device and in the dtype that are asked for.
-    """
+    """List at most ``most`` attempts, those first that leak most; ``placed`` sets device and dtype."""
     found = (replace(contender, attack=placed(contender.attack)) for contender in _contenders(observation))
     curved, layered, squared, signed, usual = found
-    # whether no layer has a kink or is a transformer's, so that quasi-Newton methods get far
+    # quasi-Newton methods get far if no layer has a kink or is a transformer's
     smooth = not any(isinstance(module, _ROUGH) for module in observation.model.modules())
     thin = _share_known(observation)
     if observation.knowledge.bounds is not None:
-        # list attempts at what a step of Adam leaves of a gradient, small values alone: by images that stay smooth
+        # a step of Adam leaves only small values of a gradient: try images that stay smooth
         held = replace(signed, attack=replace(signed.attack, priors=(TotalVariation(weight=_BEHIND_ADAM),)))
         smoother = replace(signed, attack=replace(signed.attack, priors=(TotalVariation(weight=4 * _BEHIND_ADAM),)))
         chosen = [(held, 0, 0.0), (held, 1, 0.0), (smoother, 0, 0.0), (curved, 0, 1e-2)]
@@ -129,14 +117,11 @@ def entries(
 
 
 def _contenders(observation: Observation) -> Sequence[Contender]:
-    """List the descents that compete: three by L-BFGS, two by signed Adam.
+    """List the descents: L-BFGS on angle, each layer's angle and distance, and signed Adam.
 
-    L-BFGS on the angle, on that of each layer and on the distance; signed Adam with and without statistics.
-
-    Gradients in front of a saturating activation can be a thousand times smaller than those of the output layer, which
-    then decides the angle of all together alone, and of itself says little of the image.
+    Layers count equally in the second, as gradients before saturated activations can be a thousand times smaller.
     """
-    # choose the label policy: optimize labels with the images where nothing gives them away
+    # optimize labels with the images if nothing leaks them
     layer = output_layer(observation.model, observation.num_classes)
     seen = layer is not None and any(name in observation.upload.tensors for name in layer if name)
     base = replace(
@@ -167,7 +152,7 @@ def _contenders(observation: Observation) -> Sequence[Contender]:
 
 
 def _share_known(observation: Observation) -> float:
-    """Return the number of values that a defense left in the update over that of pixels; infinite where it left all."""
+    """Return the known values per pixel that a defense left in the update; infinite if it left all."""
     parts = observation.knowledge.defense or ()
     if not any(isinstance(part.effect, Sparse) for part in parts):
         return math.inf
@@ -182,7 +167,7 @@ def _share_known(observation: Observation) -> float:
 
 
 def _is_noisy(observation: Observation) -> bool:
-    """Say whether the noise in the update implies how smooth the images are."""
+    """Return ``True`` if the update's noise implies how smooth the images are."""
     known = _known_defense(observation)
     return (
         known.noisy and all_known(known.bounds(observation.update())) and noise_over_gradient(observation) is not None
@@ -190,7 +175,6 @@ def _is_noisy(observation: Observation) -> bool:
 
 
 def _known_defense(observation: Observation) -> KnownDefense:
-    """Build the countermeasures as a descent on all of the update has them."""
     layer = output_layer(observation.model, observation.num_classes)
     plan, size = observation.plan, observation.upload.num_examples
     unrolls = needs_unrolling(plan, size, "unroll")
@@ -210,6 +194,6 @@ def _known_defense(observation: Observation) -> KnownDefense:
 
 
 def normalizes_by_batch(observation: Observation) -> bool:
-    """Say whether the client's batch norm took mean and variance of its own batch."""
+    """Return ``True`` if the client's batch norm used its own batch's statistics."""
     layers = (module for module in observation.model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm))
     return observation.plan.batch_norm == "train" and any(True for _ in layers)

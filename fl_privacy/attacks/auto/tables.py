@@ -1,4 +1,4 @@
-"""Rows of a table for ``attack=auto``: solved for where that is exact, else sought as TabLeak does."""
+"""Rows of a table for ``attack=auto``: exact solutions if possible, else TabLeak."""
 
 import logging
 import math
@@ -18,20 +18,18 @@ from fl_privacy.types.schema import schema_of
 logger = logging.getLogger(__name__)
 
 _SHOWN = 0.5
-"""Share of the progress that is shown for what is solved for: descents take about as long as a search that fails."""
+"""Share of the progress for exact solutions: descents take about as long as a failing search."""
 
 _ATTEMPTS = 10
-"""At a victim, which are pooled."""
+"""Attempts at a victim, which are pooled."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TableMembers:
-    """What the first layer gives away exactly, and for the rest TabLeak, whichever comes nearer to the update.
+    """Exact solutions by the first layer, and TabLeak for the rest; the result nearer to the update is kept.
 
     Attributes:
-        evaluations: of loss and gradient for each victim; ``None``: as many as there is time for.
-        device: of the computation; that of the values sent if ``None``.
-        most_victims: in one chunk; found from the free memory if ``None``.
+        evaluations: evaluations of loss and gradient for each victim; ``None``: as many as there is time for.
     """
 
     evaluations: int | None
@@ -39,7 +37,6 @@ class TableMembers:
     most_victims: int | None = None
 
     def __call__(self, observations: Sequence[Observation], *, seed: int, progress: Progress) -> list[Reconstruction]:
-        """Reconstruct each of ``observations``, which are of rows."""
         rounds = max(1, min(400, self.evaluations // 12)) if self.evaluations else 400
         with within(SOLVED * seconds_left()) as limit:
             found = ExactInversion(rounds=rounds)(observations, seed=seed, progress=part_of_work(progress, 0.0, _SHOWN))
@@ -63,8 +60,6 @@ class TableMembers:
         return replace(attack, device=self.device, most_victims=self.most_victims)
 
     def _affordable(self, asked: Sequence[Observation], seed: int) -> int:
-        """Return the evaluations of a victim that there is time for."""
-
         def seconds_of_each(evaluations: int) -> float:
             return seconds_of(lambda: self._member(evaluations)(asked, seed=seed)) / evaluations
 
@@ -72,9 +67,9 @@ class TableMembers:
 
 
 def _as_rows(observation: Observation, found: Reconstruction) -> Reconstruction:
-    """Return what was solved for as rows that the schema has, which are approximate where they give another update.
+    """Return a solution as rows of the schema, marked approximate if they give another update.
 
-    Behind a linear model mixtures of rows explain an update as well as the rows do, and are none.
+    Mixtures of rows explain an update of a linear model as well.
     """
     schema = schema_of(observation.model)
     if found.certainty is not Certainty.CONSISTENT or found.batch is None or schema is None:
@@ -84,7 +79,6 @@ def _as_rows(observation: Observation, found: Reconstruction) -> Reconstruction:
 
 
 def _nearer(observation: Observation, one: Reconstruction, other: Reconstruction) -> Reconstruction:
-    """Return the one of two whose rows come nearer to the update, where both can be compared."""
     if other.batch is None:
         return one if one.batch is not None else other
     apart = _apart(observation, other)
@@ -94,7 +88,7 @@ def _nearer(observation: Observation, one: Reconstruction, other: Reconstruction
 
 
 def _apart(observation: Observation, found: Reconstruction) -> float:
-    """Return how far the gradient of rows is from the update; infinite where that is no gradient."""
+    """Return the distance of the rows' gradient from the update; infinite if that is no gradient."""
     assert found.batch is not None
     if needs_unrolling(observation.plan, observation.upload.num_examples, "unroll"):
         return math.inf

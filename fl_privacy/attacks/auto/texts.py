@@ -1,4 +1,4 @@
-"""Texts for ``attack=auto``: read exactly where that is proven, else what reproduces the update best."""
+"""Texts for ``attack=auto``: exact solutions if proven, else what reproduces the update best."""
 
 import logging
 from collections.abc import Sequence
@@ -20,30 +20,25 @@ from fl_privacy.types import Batch, Certainty, Observation, Reconstruction
 logger = logging.getLogger(__name__)
 
 _SHOWN = 0.1
-"""Share of the progress that is shown for DAGER."""
+"""Share of the progress for DAGER."""
 
 TAG_RATE, TAG_DECAY = 0.2, 0.05
-"""More of both than the preset has: embeddings that decay reach words sooner, also behind trained weights."""
+"""Larger than the preset's: embeddings that decay reach words sooner, also behind trained weights."""
 
 ORDERED = Rearranging(tries=100, last=6)
-"""How words that were read are ordered: by the gradient, and by public texts where there are some."""
+"""Ordering of the reconstructed words: by the gradient, and by public texts if there are some."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextMembers:
-    """DAGER, and for what it does not prove the bag of words and descents on angle and distance of the gradients.
+    """DAGER, and for unproven texts the bag of words, descents on angle and distance, and LAMP's moves.
 
-    Descents begin at the words that were read, where there are some, and these are put into other orders as well
-    (LAMP's moves).
-
-    Tokens leave no slope, so that the members are compared by how far the gradient of the tokens that each has found is
-    from the update; the truth is never seen.
+    Descents begin at the bag's words. As tokens leave no slope, results are compared by the distance of their tokens'
+    gradient from the update.
 
     Attributes:
-        evaluations: of loss and gradient for each victim, shared by the descents; ``None``: as many as there is time
-            for (:mod:`fl_privacy.attacks.attack`), of which DAGER has three quarters at most.
-        device: of the computation; that of the values sent if ``None``.
-        most_victims: in one chunk; found from the free memory if ``None``.
+        evaluations: evaluations of loss and gradient for each victim, shared by the descents; ``None``: as many as
+            there is time for, with at most three quarters of it for DAGER.
     """
 
     evaluations: int | None
@@ -51,7 +46,6 @@ class TextMembers:
     most_victims: int | None = None
 
     def __call__(self, observations: Sequence[Observation], *, seed: int, progress: Progress) -> list[Reconstruction]:
-        """Reconstruct each of ``observations``, which are of texts, with the words that were found."""
         bags = BagOfWords()(observations, seed=seed)
         with within(SOLVED * seconds_left()) as limit:
             exact = Dager()(observations, seed=seed, progress=part_of_work(progress, 0.0, _SHOWN))
@@ -69,7 +63,7 @@ class TextMembers:
         seed: int,
         progress: Progress,
     ) -> list[Reconstruction]:
-        """Replace reconstructions that are not certain where a descent or the bag of words comes nearer."""
+        """Replace uncertain reconstructions if a descent or the bag of words comes nearer."""
         left = [k for k, one in enumerate(best) if one.certainty is Certainty.APPROXIMATE]
         for k in left:
             best[k] = _nearer(observations[k], best[k], replace(bags[k], member="bag of words"), bags[k])
@@ -95,7 +89,6 @@ class TextMembers:
         return best
 
     def _members(self, evaluations: int, first: Observation) -> dict[str, GradientInversion]:
-        """Return the descents by name, which share ``evaluations`` of a victim, and what orders words."""
         prior = 0.0 if first.knowledge.public_images is None else ORDERED.prior
         each = max(1, evaluations // 2)
         placed = {"device": self.device, "most_victims": self.most_victims}
@@ -106,8 +99,6 @@ class TextMembers:
         }
 
     def _affordable(self, asked: Sequence[Observation], seed: int) -> int:
-        """Return the evaluations of a victim that there is time for."""
-
         def seconds_of_each(evaluations: int) -> float:
             members = self._members(2 * evaluations, asked[0])
             return seconds_of(lambda: members["tag"](asked, seed=seed)) / evaluations
@@ -118,7 +109,7 @@ class TextMembers:
 def _nearer(
     observation: Observation, one: Reconstruction, other: Reconstruction, bag: Reconstruction
 ) -> Reconstruction:
-    """Return ``other`` where ``one`` has no guess, a word outside an exact ``bag``, or a larger distance."""
+    """Return ``other`` if ``one`` has no guess, a word outside an exact ``bag``, or a larger distance."""
     if other.batch is None:
         return one
     if one.batch is None or not _within_bag(one, bag):
@@ -127,7 +118,7 @@ def _nearer(
 
 
 def _within_bag(found: Reconstruction, bag: Reconstruction) -> bool:
-    """Say whether all tokens of ``found`` are in ``bag``, where that is exact."""
+    """Return ``True`` if all tokens of ``found`` are in ``bag``, if that is exact."""
     if bag.words is None or not bag.words_exact or found.batch is None:
         return True
     tokens = found.batch.inputs
@@ -135,7 +126,6 @@ def _within_bag(found: Reconstruction, bag: Reconstruction) -> bool:
 
 
 def _with_words(found: Reconstruction, bag: Reconstruction) -> Reconstruction:
-    """Return ``found`` with the words of ``bag``; a text that is certain has its own."""
     if found.batch is not None and found.certainty is not Certainty.APPROXIMATE:
         tokens = found.batch.inputs
         return replace(found, words=tokens[tokens >= 0].cpu(), words_exact=True)
@@ -143,14 +133,12 @@ def _with_words(found: Reconstruction, bag: Reconstruction) -> Reconstruction:
 
 
 def _knowing(observation: Observation, bag: Reconstruction) -> Observation:
-    """Return ``observation`` by an attacker that begins at the words of ``bag``, where some were read."""
     if bag.batch is None or len(bag.batch.inputs) != observation.upload.num_examples:
         return observation
     return observation.told(previous=bag.batch.inputs)
 
 
 def _apart(observation: Observation, found: Reconstruction) -> float:
-    """Return how far the gradient of ``found`` is from the update; infinite where nothing was found."""
     if found.batch is None:
         return float("inf")
     reproduction = Reproduction(observation, model_as_sent(observation))

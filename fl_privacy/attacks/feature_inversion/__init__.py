@@ -1,4 +1,4 @@
-"""Model inversion: images from what the first layers of a model put out."""
+"""Model inversion: images from the output of a model's first layers."""
 
 from fl_privacy.attacks.feature_inversion.attack import FeatureSource, FrontPolicy, ModelInversion
 from fl_privacy.attacks.feature_inversion.features import Recovery, recover_by_lemma

@@ -1,7 +1,4 @@
-"""Model inversion against the private front of a split network, many victims at once.
-
-Each victim keeps the best of its attempts, with the labels that its update tells.
-"""
+"""Model inversion against the private front of a split network, many victims at once."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -47,14 +44,11 @@ class InversionProblem:
     """``||F(x) - O||^2`` plus priors, of the variables (V, N): pixels, then values of the front.
 
     Attributes:
-        front: F, with the values that are known or stand in for the victim's.
         features: O, (V, B, ...).
-        priors: on images.
-        space: of the pixels.
         shape: (B, C, H, W) of one victim.
-        unknown: values of the front that are optimized with the images, as they stand in for the victim's; by name.
-        anchor: weight of their squared distance to these, in shares of the squared norm.
-        relative: whether the distance is divided by ``||O||^2``.
+        unknown: values of the front that are optimized, by name.
+        anchor: weight of their squared distance to the start, in shares of its squared norm.
+        relative: ``True`` divides the distance by ``||O||^2``.
         attempts: number of neighboring victims that are attempts at the same one.
     """
 
@@ -73,11 +67,9 @@ class InversionProblem:
         return int(torch.Size(self.shape).numel())
 
     def images(self, variables: Tensor) -> Tensor:
-        """Return the images (V, B, C, H, W) of ``variables``."""
         return self.space.to_images(variables[:, : self.pixels].reshape(-1, *self.shape))
 
     def loss(self, variables: Tensor) -> Tensor:
-        """Return the loss (V,) of ``variables``."""
         images = self.images(variables)
         if self.unknown:
             values, strayed = self._values(variables[:, self.pixels :])
@@ -94,7 +86,7 @@ class InversionProblem:
         return loss
 
     def _values(self, flat: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-        """Return the front's values (V, ...) by name, and how far they are from where they started, (V,)."""
+        """Return the front's values (V, ...), and their relative squared distance (V,) from the start."""
         pieces = torch.split(flat, [value.numel() for value in self.unknown.values()], 1)
         values = {
             name: piece.reshape(-1, *value.shape)
@@ -111,7 +103,6 @@ class InversionProblem:
         return loss.detach(), gradient
 
     def projected(self, variables: Tensor, how: Projection) -> Tensor:
-        """Bring the images of the variables to [0, 1]."""
         pixels = self.space.to_variables(project(self.images(variables), how)).flatten(1)
         return torch.cat([pixels, variables[:, self.pixels :]], 1)
 
@@ -120,7 +111,7 @@ class InversionProblem:
 
 
 UNKNOWN = -1
-"""Label of an image whose label the update does not tell."""
+"""Label of an image whose label can't be inferred."""
 
 
 def best_reconstruction(
@@ -136,13 +127,9 @@ def best_reconstruction(
     """Return the best of the attempts ``rows`` at ``observation``.
 
     Args:
-        observation: of the victim.
-        model: with the values that the attacker works with.
-        found: of all attempts.
+        model: model with the attacker's values.
         images: (V, B, C, H, W) of all attempts.
-        rows: attempts at this victim.
-        films: of the attempts that were filmed.
-        sentences: what was done against the defense.
+        sentences: steps against the defense.
     """
     losses = found.loss[rows.start : rows.stop]
     if not losses.isfinite().any():
@@ -188,11 +175,11 @@ def _of_other_loss(observation: Observation, model: nn.Module, unknown: Tensor) 
 
 
 FeatureSource = Literal["auto", "known", "recovered"]
-"""Where the output of the private layers comes from: the attacker was told, or recovers it from the public gradients;
-``auto``: told where it is, else recovered."""
+"""Source of the private layers' output: given to the attacker, or recovered from the public gradients; ``auto``: given
+if it is, else recovered."""
 
 FrontPolicy = Literal["auto", "fixed", "joint"]
-"""Private layers that stand in for the victim's are taken as they are, or optimized with the image; ``auto``: by an
+"""Private layers that stand in for the victim's stay fixed, or are optimized with the image; ``auto``: optimized by an
 attacker that knows of a split."""
 
 JOINTLY = "It optimizes the private layers jointly with the image, starting from those that stand in for them."
@@ -202,32 +189,19 @@ JOINTLY = "It optimizes the private layers jointly with the image, starting from
 class ModelInversion:
     """Minimize ``||F(x) - O||^2 / ||O||^2`` + priors (He et al. 2019; Gu et al. 2021, Algorithm 3, does not divide).
 
-    O is what the victim's private layers put out, which is what enters the first public layer; F are the private layers
-    of a colluding client, or whatever stands in for the victim's. Where nothing is private, F is the first layer as it
-    was sent. Dividing by ``||O||^2`` makes the weights of the priors independent of the scale of the features;
-    ``relative=False`` does not divide, as published.
+    O is the output of the victim's private layers, which enters the first public layer; F are the private layers of a
+    colluding client or other stand-ins, or the first layer as sent if nothing is private. Dividing makes the priors'
+    weights independent of the scale of features.
 
-    With ``front="joint"`` the values of F are found with each image, held near those that stand in by ``anchor``. The
-    public gradients depend on image and private layers through O alone, so that this is the joint attack on them, too.
+    With ``front="joint"`` the values of F are found with each image; as public gradients depend on both through O
+    alone, this is the joint attack on them, too.
 
     Attributes:
-        features: where O comes from.
-        recovery: how it is recovered from the public gradients.
-        recover_at: the module whose input is recovered instead, such as a later one where Lemma 1 has a closed form; F
-            then reaches up to it.
-        front: whether F is taken as it is.
-        relative: whether the squared distance is divided by ``||O||^2``.
-        anchor: weight of the squared distance of F to what it starts from, in shares of its squared norm.
-        optimizer: of the guesses.
-        priors: terms added to the objective.
-        start: the first guess.
-        projection: brings the images back to [0, 1] after each iteration.
-        into_range: how images that were found are brought to [0, 1].
-        iterations: of the optimizer.
-        restarts: attempts from different starts; that with the least loss is taken.
-        dtype: of the computation, ``float32`` or ``float64``.
-        device: of the computation; that of the values sent if ``None``.
-        most_rows: victims times restarts that are attacked at once.
+        recover_at: later module whose input is recovered instead, such as one where Lemma 1 has a closed form.
+        anchor: weight of the squared distance of F to its start, in shares of its squared norm.
+        restarts: attempts from different starts, of which the one with the least loss is taken.
+        device: device of the computation; ``None``: that of the values sent.
+        most_rows: most victims times restarts attacked at once.
     """
 
     recovery: Recovery = field(default_factory=lambda: Recovery(matching=GradientInversion()))
@@ -267,8 +241,6 @@ class ModelInversion:
     def __call__(
         self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
     ) -> list[Reconstruction]:
-        """Attack all ``observations``; see :class:`fl_privacy.attacks.attack.ReconstructionAttack`."""
-
         def wrong(observation: Observation) -> str | None:
             recovers = self.features == "recovered" or observation.knowledge.features is None
             return why_not_attackable(observation, informative=recovers)
@@ -290,7 +262,7 @@ class ModelInversion:
             layer = self._layer(first)
         except UserError as error:
             raise NotAttackableError(str(error)) from error
-        evaluating = replace(first.plan, batch_norm="eval")  # an image's features are its own
+        evaluating = replace(first.plan, batch_norm="eval")  # features must not depend on the batch
         values = first.assumed() if self.features == "recovered" else _values_of_front(first)
         front = Front(frozen_copy(first.model, values, evaluating, device=device, dtype=dtype), layer)
         told = self._features(list(group.observations.values()), front, seed=seed, report=report)
@@ -313,7 +285,6 @@ class ModelInversion:
         return results
 
     def _layer(self, observation: Observation) -> str:
-        """Return the path of the module that takes the private layers' output."""
         known, knowledge = self.features != "recovered", observation.knowledge
         chosen = knowledge.features_at if known and knowledge.features is not None else self.recover_at
         return chosen or cut_layer(observation.model, observation.input_shape, observation.sent.parameters)
@@ -420,7 +391,6 @@ class ModelInversion:
 
 
 def _values_of_front(observation: Observation) -> ModelState:
-    """Return the attacker's values, with the colluding client's own trained front where that stands in."""
     assumed, front = observation.assumed(), observation.knowledge.front
     if front is None:
         return assumed

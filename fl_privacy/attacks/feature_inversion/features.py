@@ -1,7 +1,4 @@
-"""Where the attacker has the output of the private layers from: it was told, or finds it in the public gradients.
-
-What enters a layer, in closed form from the layer's gradient.
-"""
+"""Recover the output of the private layers from the public gradients."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,20 +14,13 @@ from fl_privacy.types import ModelState, Observation, Tensors
 
 
 def recover_by_lemma(layer: nn.Module, weight: Tensor, bias: Tensor) -> Tensor | None:
-    """Recover the input of a layer from the gradients of its weight and bias, for a single example.
+    """Recover a layer's input (D,) or (C, H, W) from its gradients for a single example.
 
-    Where the layer's output has one position, the weight's gradient is the outer product of the bias's gradient and the
-    input, ``grad_W = grad_b . O^T`` (Gu et al. 2021, Lemma 1; Geiping et al. 2020), which is solved in least squares.
-    That holds for linear layers, and for convolutions as large as their input and without padding.
-
-    Args:
-        layer: linear or a convolution.
-        weight: gradient of its weight.
-        bias: gradient of its bias.
+    If the output has one position, ``grad_W = grad_b . O^T`` (Gu et al. 2021, Lemma 1; Geiping et al. 2020), solved in
+    least squares: for linear layers, and for unpadded convolutions as large as their input.
 
     Returns:
-        (D,) for a linear layer, (C, H, W) for a convolution; ``None`` where the bias's gradient is zero or the layer
-        is of another kind.
+        ``None`` if the bias's gradient is zero or the layer is of another kind.
     """
     if not isinstance(layer, nn.Linear | nn.Conv2d) or (isinstance(layer, nn.Conv2d) and layer.groups != 1):
         return None
@@ -42,7 +32,7 @@ def recover_by_lemma(layer: nn.Module, weight: Tensor, bias: Tensor) -> Tensor |
 
 
 def applies(layer: nn.Module, seen: tuple[int, ...], batch_size: int) -> bool:
-    """Say whether ``recover_by_lemma`` is exact for ``layer`` when one example of shape ``seen`` enters it."""
+    """Return ``True`` if ``recover_by_lemma`` is exact for inputs of shape ``seen``."""
     if batch_size != 1:
         return False
     if isinstance(layer, nn.Linear):
@@ -54,18 +44,18 @@ def applies(layer: nn.Module, seen: tuple[int, ...], batch_size: int) -> bool:
 
 
 def layer_gradients(gradients: Tensors, layer: str) -> tuple[Tensor, Tensor] | None:
-    """Return gradients of weight and bias of ``layer``; ``None`` where one was withheld."""
+    """Return gradients of weight and bias of ``layer``; ``None`` if one was withheld."""
     weight, bias = gradients.get(f"{layer}.weight"), gradients.get(f"{layer}.bias")
     return None if weight is None or bias is None else (weight, bias)
 
 
 _GUESSES = 64
 _ROOM = 2.0
-"""The range, around 0, in which features are searched, as a multiple of the range that random images give."""
+"""Range, around 0, in which features are searched, as a multiple of random images' range."""
 
 
 class _Stretched(nn.Module):
-    """``rest`` behind a map of [0, 1] onto the range [low, low + width] in which features are searched."""
+    """``rest`` behind a map of [0, 1] onto [low, low + width], the range of features."""
 
     def __init__(self, rest: Rest, low: float, width: float) -> None:
         super().__init__()
@@ -79,19 +69,14 @@ class _Stretched(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class Recovery:
-    """The input of the first public layer from the public gradients.
-
-    Attributes:
-        matching: finds it where Lemma 1 gives no closed form, as images are found from the gradients of a whole model:
-            by features under which the public layers have the gradient that was uploaded.
-    """
+    """The input of the first public layer, by Lemma 1 or else by ``matching`` the uploaded gradients."""
 
     matching: GradientInversion
 
     def __call__(
         self, observations: Sequence[Observation], front: Front, *, seed: int, progress: Progress
     ) -> list[Tensor | str]:
-        """Recover the features (B, ...) of each of ``observations``, which share model and values, or say why not."""
+        """Recover the features (B, ...) of each observation of one model, or return a reason."""
         first, shape = observations[0], seen_shape(front, observations[0])
         layer = first.model.get_submodule(front.layer)
         if applies(layer, shape, first.upload.num_examples):
@@ -140,7 +125,7 @@ def _by_lemma(layer: nn.Module, observation: Observation, name: str) -> Tensor |
 
 @torch.no_grad()
 def seen_shape(front: Front, observation: Observation) -> tuple[int, ...]:
-    """Shape of one example as it enters the layer that ``front`` ends at."""
+    """Return the shape of one example at the layer that ``front`` ends at."""
     blank = next(front.parameters()).new_zeros(1, *observation.input_shape)
     return tuple(front(blank).shape[1:])
 

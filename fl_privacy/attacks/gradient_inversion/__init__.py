@@ -1,4 +1,4 @@
-"""Inputs whose gradient is the one observed."""
+"""Reconstruct inputs whose gradient is the observed one."""
 
 from fl_privacy.attacks.gradient_inversion.attack import GradientInversion
 from fl_privacy.attacks.gradient_inversion.settings import Compile, DType, LabelPolicy, Settings

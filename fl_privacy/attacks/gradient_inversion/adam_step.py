@@ -1,4 +1,4 @@
-"""The gradient behind a single step of Adam, whose size it hides far less than it seems to."""
+"""Recover the gradient behind a single step of Adam."""
 
 from dataclasses import replace
 
@@ -10,39 +10,37 @@ from fl_privacy.types import Observation, Tensors
 from fl_privacy.types.modality import modality_of
 
 EPSILON = 1e-8
-"""PyTorch's, beside the root of the second moment; another one scales the whole gradient that is found."""
+"""PyTorch's epsilon, added to the root of the second moment; another one scales the whole gradient found."""
 
 _ARITHMETIC = 4.0
-"""Units of rounding by which the quotient of both moments may be off by itself."""
+"""Error of the quotient of both moments, in units of rounding."""
 
 _ROUNDS, _SOUND = 30, 3.0
-"""Of alternating least squares, and the median error of what is known, in its own units, up to which a gradient is
-taken for a product of two vectors."""
+"""Rounds of alternating least squares, and the median error of the known values, in their own units, up to which a
+gradient is taken for a product of two vectors."""
 
 _KNOWN = 0.5
-"""Of its size, that a value may be uncertain by to count as known."""
+"""Largest relative uncertainty of a known value."""
 
 _MATCHED = 0.2
-"""The same, up to which it is matched."""
+"""Largest relative uncertainty of a matched value."""
 
 _SHORT = 0.5
-"""Of the learning rate: with no step so long, no gradient would be larger than epsilon."""
+"""Share of the learning rate; if no step is so long, no gradient would exceed epsilon."""
 
 _LEAST_KNOWN = 2
-"""Values known of a row, or of a column, from which the others of it follow."""
+"""Known values of a row, or of a column, that suffice to find the others."""
 
 
 def without_adam(observation: Observation) -> Observation:
-    """Return the observation of the gradient g behind one step of Adam; any other observation stays the same.
+    """Return the observation of the gradient g behind one step of Adam; any other observation stays.
 
-    The first step of Adam divides the gradient by its own size: ``-delta / lr = g / (|g| + eps)``. What it leaves is
-    not the sign alone: ``|g| = eps r / (1 - r)`` for the size r of the quotient, which a weight in single precision
-    holds to half of its last digit over the learning rate. With PyTorch's settings sizes below 1e-3 are known, to a few
-    percent below 1e-4; of larger ones that they are larger. The gradient of a linear layer for one example is a product
-    of two vectors, so that there the rest follows from what is known.
+    Adam's first step is ``-delta / lr = g / (|g| + eps)``, so that ``|g| = eps r / (1 - r)`` for its size r. A weight
+    in single precision holds r to half of its last digit over the learning rate. With PyTorch's settings sizes below
+    1e-3 are known, to a few percent below 1e-4. For one example a linear layer's gradient is a product of two vectors,
+    which gives the rest.
 
-    An upload of longer steps than Adam's, or of none as long as half of one, came through something else, or with
-    another learning rate than was told: it stays as it is, with a note that says so.
+    If a step is longer than Adam's, or none is half as long, the observation stays, with a note.
     """
     plan = observation.plan
     if plan.shares == "gradient" or plan.optimizer == "sgd" or observation.knowledge.defense:
@@ -70,7 +68,7 @@ def without_adam(observation: Observation) -> Observation:
 
 
 def _unlike_adam(observation: Observation, longest: float) -> Observation:
-    """Note that the longest step, in learning rates, is not one of Adam."""
+    """Note that the longest step, in learning rates, is not Adam's."""
     note = (
         f"The longest step is {longest:.2g} learning rates, but a first step of Adam is about one: another optimizer or"
         " learning rate than was told, a defense, or a gradient of zero. The update was attacked as it is."
@@ -79,7 +77,7 @@ def _unlike_adam(observation: Observation, longest: float) -> Observation:
 
 
 def _quotient(delta: Tensor, sent: Tensor, *, lr: float, decay: float) -> tuple[Tensor, Tensor]:
-    """Return what Adam multiplied by the learning rate, in double precision, and by how much each may be off."""
+    """Return Adam's step in learning rates, in double precision, and its uncertainty."""
     rounding = torch.finfo(sent.dtype).eps
     before = sent.double()
     after = before + delta.double()
@@ -96,7 +94,7 @@ def _size(quotient: Tensor) -> Tensor:
 
 
 def _complete(lows: dict[str, Tensor], highs: dict[str, Tensor], signs: Tensors, name: str) -> None:
-    """Find the unknown sizes of the gradient (M, N) of a linear layer's weight and bias by the product that it is."""
+    """Find unknown sizes of a linear layer's gradient (M, N), which is a product."""
     bias = name.removesuffix("weight") + "bias"
     names = [name, bias] if bias in lows and lows[bias].shape == lows[name].shape[:1] else [name]
     low, high, sign = (torch.cat([t[n].reshape(len(t[name]), -1) for n in names], 1) for t in (lows, highs, signs))
@@ -123,7 +121,7 @@ def _complete(lows: dict[str, Tensor], highs: dict[str, Tensor], signs: Tensors,
 
 
 def _product(logs: Tensor, weights: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
-    """Fit the logarithms (M, N) by sums of one number a row and one a column; zeros where nothing is known."""
+    """Fit the logarithms (M, N) by one number a row plus one a column."""
     columns = logs.new_zeros(logs.shape[1])
     of_rows, of_columns = weights.sum(1).clamp_min(1e-300), weights.sum(0).clamp_min(1e-300)
     values = torch.where(known, logs, 0.0)
@@ -134,7 +132,7 @@ def _product(logs: Tensor, weights: Tensor, known: Tensor) -> tuple[Tensor, Tens
 
 
 def _of_gradient(observation: Observation, found: tuple[Tensors, Tensors, Tensors], penalty: float) -> Observation:
-    """Return the observation of a gradient between the bounds found, without the L2 penalty on the weights."""
+    """Return the observation of a gradient within bounds, without the L2 penalty."""
     lows, highs, signs = found
     sent, matched, total = observation.sent.parameters, 0, 0
     tensors, bounds = dict[str, Tensor](), dict[str, tuple[Tensor, Tensor]]()
@@ -144,7 +142,7 @@ def _of_gradient(observation: Observation, found: tuple[Tensors, Tensors, Tensor
         least = torch.where(high.isfinite(), (low + high) / 2, low.nan_to_num(posinf=0.0))
         value = (sign * least - penalty * sent[name].double()).to(sent[name].dtype)
         infinite = torch.full_like(value, torch.inf)
-        tensors[name] = value  # of those that are not matched the sign and the least size, which labels follow from
+        tensors[name] = value  # unmatched values keep their sign and least size, for labels
         bounds[name] = torch.where(known, value, -infinite), torch.where(known, value, infinite)
         matched += int((known & (sign != 0)).sum())
         total += int((sign != 0).sum())

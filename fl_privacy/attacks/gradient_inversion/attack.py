@@ -1,8 +1,4 @@
-"""Gradient inversion: find inputs whose gradient is the one observed, for many victims at once.
-
-From the first variables to images by descent or by search, in one stage or in those of a source of images; restarts
-attack victims again, in chunks that fit into memory, and the best attempt of each is kept.
-"""
+"""Find inputs whose gradient is the observed one, for many victims at once."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,14 +24,11 @@ from fl_privacy.types.film import Snapshot, joined, shortened
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """Solution of V victims: their images and labels, with the loss.
+    """Solution for V victims: ``images`` (V, B, C, H, W), ``labels`` (V, B) or (V, B, K), and ``loss`` (V,).
 
     Attributes:
-        images: (V, B, C, H, W).
-        labels: (V, B) or probabilities (V, B, K).
-        loss: (V,).
-        history: (T, V) losses, thinned and nan once a victim had finished.
-        films: of the victims that were filmed.
+        history: losses (T, V), thinned, and nan once a victim has finished.
+        films: snapshots of the filmed victims, by row.
     """
 
     images: Tensor
@@ -45,7 +38,7 @@ class Found:
     films: Mapping[int, tuple[Snapshot, ...]] = field(default_factory=dict)
 
     def or_better(self, other: "Found") -> "Found":
-        """Keep for each victim whichever of two successive solutions has the lower loss."""
+        """Keep the solution with the lower loss for each victim."""
         rows = other.loss < self.loss
         labels = torch.where(rows.view(-1, *[1] * (self.labels.dim() - 1)), other.labels, self.labels)
         return Found(
@@ -71,9 +64,8 @@ def minimize_in_stages(
 ) -> Found:
     """Minimize ``problem`` from ``variables`` (V, N).
 
-    Pixels have one stage. A generator may have several, each from what the one before it found; of each victim the one
-    is taken whose images fit the update best, by the loss without the penalty on latents, which the first alone has.
-    The victims ``filmed`` are filmed.
+    A generator may have several stages, each starting from the last one's result. Each victim keeps the stage with the
+    least loss without the penalty on latents.
     """
     source = prepared.settings.source
     stages, best = 1 if source is None else source.stages, None
@@ -170,10 +162,9 @@ class _Restarted:
 
 
 def attack_victims(prepared: Prepared, report: Report) -> dict[int, Reconstruction]:
-    """Attack every victim until an attempt is good enough or the restarts are used up.
+    """Attack every victim until an attempt is accepted or the restarts are used up.
 
-    Only the first attempt below ``accept`` counts, however many ran beside it, so that the outcome does not depend
-    on how the attempts were batched.
+    Only the first attempt below ``accept`` counts, so that the batching of attempts has no effect.
     """
     together = prepared.attempts_together
     capacity = max(1, prepared.capacity // together) * together
@@ -255,15 +246,11 @@ def _reconstruction(victim: PreparedVictim, attempts: Sequence[_Restarted], prep
 class GradientInversion(Settings):
     """Minimize ``objective(gradient(guess), observed) + priors(guess)`` over the guess of each victim.
 
-    Victims that share model, values sent, plan and shapes are attacked together; each keeps to itself and draws from
-    ``derive_generator(seed, "attack", observation.id, restart)``. What it draws, when it ends and which attempt is
-    taken depend on nothing but its own numbers. Those do depend on the company in their last bits, since products of
-    several victims at once add up in other orders than those of one: nearly the same results where a step follows
-    from few digits, others of the same kind where rounding errors grow from step to step, as in dozens of moves of
-    L-BFGS or where the sign of a gradient decides. With ``most_victims=1`` each victim is computed alone, and its
-    result does not depend on the company, to the last bit. The same call with as many CPU threads ends in the same
-    bits; where layers are small it takes one, however many are set (:mod:`.threads`).
-    An update of several local steps is matched by replaying them.
+    Victims that share model, values sent, plan and shapes are attacked together. Each draws from
+    ``derive_generator(seed, "attack", observation.id, restart)``. It depends on others only through the last bits of
+    batched products, with ``most_victims=1`` not at all. Dozens of moves of L-BFGS, or signs of gradients, can enlarge
+    these bits to another result of the same kind. The same call with as many CPU threads gives the same bits. Several
+    local steps are matched by replaying them.
     """
 
     def __post_init__(self) -> None:
@@ -274,7 +261,6 @@ class GradientInversion(Settings):
     def __call__(
         self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
     ) -> list[Reconstruction]:
-        """Attack all ``observations``; see :class:`fl_privacy.attacks.attack.ReconstructionAttack`."""
         return attack_in_groups(
             observations,
             lambda group, report: self._attack(group, seed, report),
@@ -283,7 +269,7 @@ class GradientInversion(Settings):
         )
 
     def provenance(self, image: Sequence[int]) -> Provenance | None:
-        """Return what its generator of images (C, H, W) was trained on; ``None`` where it has none.
+        """Return the training data of its generator of images (C, H, W); ``None`` without a generator.
 
         Raises:
             UserError: there is no such generator.
@@ -291,7 +277,7 @@ class GradientInversion(Settings):
         return None if self.source is None else self.source.provenance(image)
 
     def _attack(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
-        with cpu_threads(1):  # a few evaluations, of which none is known yet to be worth more
+        with cpu_threads(1):  # a few evaluations, none known to need more
             prepared = prepare(self, group, seed)
         results = {position: failed(group.observations[position], why) for position, why in prepared.failures.items()}
         return results | attack_victims(prepared, report) if prepared.victims else results

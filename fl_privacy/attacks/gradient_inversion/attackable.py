@@ -1,4 +1,4 @@
-"""Which observations can be attacked, and why another one can't."""
+"""Check which observations can be attacked, with reasons."""
 
 import torch
 from torch import Tensor
@@ -8,22 +8,24 @@ from fl_privacy.types.modality import modality_of
 
 
 class NotAttackableError(Exception):
-    """Says why victims can't be attacked, in one line."""
+    """The reason why victims can't be attacked, in one line."""
 
 
 def why_not_attackable(observation: Observation, *, informative: bool = True) -> str | None:
-    """Say in one line why ``observation`` can't be attacked; ``None`` if it can.
+    """Return the reason, in one line, why ``observation`` can't be attacked, or ``None``.
 
-    Args:
-        observation: of one update.
-        informative: whether something has to be learned from the update, which must not be zero or constant then.
+    ``informative`` requires an update that is not zero or constant.
     """
     wrong = _wrong_model(observation) or _wrong_tensors(observation)
     return wrong or (_nothing_to_learn(observation) if informative else None) or _wrong_knowledge(observation)
 
 
 def expect_images(observation: Observation) -> None:
-    """Raise ``NotAttackableError`` where the client's examples are rows of a table, without neighboring pixels."""
+    """Check that examples have neighboring pixels.
+
+    Raises:
+        NotAttackableError: they are rows of a table.
+    """
     kind = modality_of(observation.model)
     if kind.continuous and not kind.pixels:
         raise NotAttackableError(
@@ -32,7 +34,7 @@ def expect_images(observation: Observation) -> None:
 
 
 def _finite(tensor: Tensor) -> bool:
-    """Say whether all values are finite; a finite sum, which is far cheaper, proves it."""
+    """Return ``True`` if all values are finite; a finite sum, which is far cheaper, proves it."""
     return bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all())
 
 

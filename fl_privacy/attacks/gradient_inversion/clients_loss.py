@@ -1,4 +1,4 @@
-"""The loss of a client that nobody knows, found by the gradient of its output layer."""
+"""Infer an unknown loss from the output layer's gradient."""
 
 import torch
 import torch.nn.functional as F
@@ -13,19 +13,19 @@ from fl_privacy.types import Observation, Tensors
 from fl_privacy.types.user_gradients import computed_in
 
 _FITS = 1e-3
-"""Share of the output layer's gradient that a loss which gives it may leave, in single precision."""
+"""Share of the output layer's gradient that the right loss may leave unexplained, in single precision."""
 
 _ROUNDED = 4
 """The same in half precision, in units of its rounding."""
 
 _COARSE_FROM, _EQUAL = 64, 0.05
-"""Values of which some share is equal where they were computed in half precision."""
+"""Number of values, and their share of equal ones, that show half precision."""
 
 _ROUNDINGS = 4
-"""Of a probability near 1 in single precision, by which the sum of all may be off."""
+"""Roundings of a probability near 1 by which the sum of all may be off."""
 
 _WHOLE = 2e-3
-"""By which targets may be off whole numbers."""
+"""Largest distance of targets from whole numbers."""
 
 ASSUMED = (
     "The client's loss is taken for cross entropy, which the gradient of its output layer neither shows nor denies."
@@ -51,14 +51,12 @@ SOFT_LABELS = (
 
 
 def found_loss(observation: Observation, model: nn.Module) -> tuple[Loss, str]:
-    """Find the loss of a client, with a sentence on how it was found, empty where it is plain cross entropy.
+    """Infer the loss of a client, with a sentence on how, empty for plain cross entropy.
 
-    Args:
-        observation: whose loss is not known.
-        model: frozen, with the values sent, in double precision.
+    ``model`` is frozen, with the values sent, in double precision.
 
     Raises:
-        NotAttackableError: the update denies every known loss.
+        NotAttackableError: no known loss fits the update.
     """
     layer = output_layer(observation.model, observation.num_classes)
     plain = (SQUARED_ERROR, ONE_OUTPUT) if observation.num_classes == 1 else (CROSS_ENTROPY, ASSUMED)
@@ -75,9 +73,9 @@ def found_loss(observation: Observation, model: nn.Module) -> tuple[Loss, str]:
 
 
 def _computed_in(gradient: Tensor) -> torch.dtype:
-    """Return the type that a gradient was computed in, also if it was scaled afterwards, as clipping does.
+    """Return the type that a gradient was computed in, even if it was scaled afterwards.
 
-    Half precision has so few different values between a number and its double that many of a layer are equal.
+    Half precision has so few values that many are equal.
     """
     values = gradient[gradient != 0].abs().sort().values
     coarse = len(values) >= _COARSE_FROM and float((values.diff() == 0).float().mean()) > _EQUAL
@@ -103,10 +101,9 @@ def _of_one(single: SingleExample, fits: float) -> tuple[Loss, str]:
 def _of_many(
     observation: Observation, layer: tuple[str, str | None], gradient: Tensors, fits: float
 ) -> tuple[Loss, str]:
-    """Find the loss of a batch by whether the gradient's columns add up to zero, as those of every softmax do.
+    """Infer the loss of a batch: under a softmax, the gradient's columns add up to zero.
 
-    With one class for each example no more values of the bias's gradient, means of p - y, are negative than there are
-    examples.
+    With one class an example, at most as many values of the bias's gradient, means of p - y, are negative as examples.
     """
     weight = gradient[layer[0]]
     bias = gradient.get(layer[1] or "")
@@ -126,11 +123,9 @@ def _of_many(
 
 
 def _denies_softmax(slopes: Tensor, fits: float) -> bool:
-    """Say whether the gradient (K,) of a bias is no cross entropy's, whose values add up to 0, and none was left out.
+    """Return ``True`` if the bias' gradient (K,) does not add up to 0, has no zeros, and exceeds rounding.
 
-    A defense that zeroes features or values of an update makes no client one of another loss, nor does a model so sure
-    of its classes that the slopes of probabilities are as small as the rounding of these, which is that of numbers
-    near 1.
+    Zeros come from a defense; tiny slopes from probabilities near 1, known only to their rounding.
     """
     rounding = _ROUNDINGS * torch.finfo(torch.float32).eps
     return bool((slopes != 0).all()) and float(slopes.sum().abs()) > max(rounding, fits * float(slopes.norm()))
@@ -151,7 +146,7 @@ def _candidates(head: Head) -> list[Loss]:
 
 
 class _Summed:
-    """A mean loss times the number of outputs, which makes it a sum."""
+    """A mean loss times the number of outputs, which is their sum."""
 
     def __init__(self, loss: Loss) -> None:
         self._loss = loss
@@ -161,7 +156,7 @@ class _Summed:
 
 
 def _likely(loss: Loss, labels: Tensor) -> bool:
-    """Say whether they are targets that a client has; any number fits a squared error."""
+    """Return ``True`` for targets that a client may have; any number fits a squared error."""
     if loss.targets == "classes":
         return True
     near = (labels - labels.round()).abs().max() < _WHOLE and bool(
@@ -171,7 +166,7 @@ def _likely(loss: Loss, labels: Tensor) -> bool:
 
 
 def _smoothed(labels: Tensor) -> Loss:
-    """Return the cross entropy of the soft labels (1, K), with label smoothing where all but one are the same."""
+    """Return the cross entropy of soft labels (1, K), with label smoothing if all others are equal."""
     others = labels[0].sort().values[:-1]
     share = float(others.mean()) * labels.shape[1]
     if labels.shape[1] > 2 and float(others.std()) < _WHOLE * float(others.mean()) and 0 < share < 1:

@@ -1,4 +1,4 @@
-"""Values whose derivatives are known in closed form, computed with few passes over what is large."""
+"""Functions with closed-form derivatives in few passes."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,22 +11,21 @@ from torch.autograd.function import once_differentiable
 def angular_distance(
     guesses: Sequence[Tensor], observed: Sequence[Tensor], length: Tensor, observed_length: Tensor, elsewhere: Tensor
 ) -> Tensor:
-    """Return half the squared distance (V,) of two unit vectors, given the parts ``guesses`` and ``observed`` of them.
+    """Return half the squared distance (V,) of two unit vectors, 1 minus their cosine, with all digits down to zero.
 
-    It is 1 minus their cosine and keeps its digits down to zero. The derivative by the guesses is that of the whole,
-    the change of the length included.
+    The derivative by the guesses includes the change of length.
 
     Args:
-        guesses, observed: (V, n) each, of any n.
-        length, observed_length: (V,) of the whole vectors.
-        elsewhere: (V,) squared distance of the unit vectors' other parts.
+        guesses, observed: parts (V, n) of the vectors, of any n.
+        length, observed_length: lengths (V,) of the whole vectors.
+        elsewhere: squared distance (V,) of the other parts.
     """
     found: Tensor = _AngularDistance.apply(length, observed_length, elsewhere, len(guesses), *guesses, *observed)
     return found
 
 
 class _AngularDistance(torch.autograd.Function):
-    """With q = g - |g| o / |o| of each part and the distance D: D = |q|^2 / 2 |g|^2, dD/dg = (q - D g) / |g|^2."""
+    """For q = g - |g| o / |o| of each part, the distance is D = |q|^2 / 2 |g|^2, with dD/dg = (q - D g) / |g|^2."""
 
     @staticmethod
     def forward(
@@ -52,7 +51,7 @@ class _AngularDistance(torch.autograd.Function):
 
 
 def squared_distance(one: Tensor, other: Tensor) -> Tensor:
-    """Return ||one - other||^2 (V,) of (V, n), with a derivative by ``one`` alone."""
+    """Return ||one - other||^2 (V,) of (V, n), with a derivative by ``one`` only."""
     found: Tensor = _SquaredDistance.apply(one, other)
     return found
 
@@ -78,10 +77,7 @@ def _squared_length(values: Tensor) -> Tensor:
 
 
 def absolute_differences(images: Tensor) -> Tensor:
-    """Return the mean absolute difference (V,) of horizontal neighbors, plus that of vertical ones.
-
-    Where no pixel has such a neighbor, it is 0.
-    """
+    """Return the mean absolute difference (V,) of horizontal neighbors plus that of vertical ones."""
     found: Tensor = _AbsoluteDifferences.apply(images)
     return found
 

@@ -1,8 +1,4 @@
-"""Run the evaluation of a problem on a GPU as one CUDA graph.
-
-An evaluation of a few victims is some hundred kernels that are over in microseconds, before Python has named the next.
-Captured once and launched as one, they run without it: the same kernels in the same order.
-"""
+"""Evaluate a problem on a GPU as one CUDA graph, without Python's delays between kernels."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -22,22 +18,19 @@ _EVALUATIONS = 60
 
 Run = Callable[[], tuple[Tensor, Tensor]]
 Capture = Callable[[Run], tuple[Callable[[], object], tuple[Tensor, Tensor]]]
-"""(what to run) -> (what runs it again, where it then writes its results)."""
+"""(function to run) -> (function that runs it again, tensors of its results)."""
 
 
 def capturing_pays(victims: int, evaluations: int) -> bool:
-    """Say whether launching without Python wins back the evaluations that capturing takes.
-
-    Kernels of many victims take longer than their names.
-    """
+    """Return ``True`` if launching without Python wins back the evaluations that capturing takes."""
     return victims <= _MOST_AT_ONCE and evaluations >= _EVALUATIONS
 
 
 def capture_on_gpu(run: Run) -> tuple[Callable[[], object], tuple[Tensor, Tensor]]:
-    """Capture the kernels that ``run`` launches; a few runs on a stream of their own come first, as PyTorch asks for.
+    """Capture the kernels that ``run`` launches, after a few runs on their own stream, as PyTorch requires.
 
     Raises:
-        RuntimeError: ``run`` waits for the GPU, so that its kernels are not known in advance.
+        RuntimeError: ``run`` waits for the GPU.
     """
     own = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     own.wait_stream(torch.cuda.current_stream())
@@ -52,11 +45,7 @@ def capture_on_gpu(run: Run) -> tuple[Callable[[], object], tuple[Tensor, Tensor
 
 
 class CapturedEvaluation:
-    """``Problem.evaluate``, captured once its shapes have come a few times; what can't be captured runs as it is.
-
-    Args:
-        capture: how.
-    """
+    """``Problem.evaluate``, captured once its shapes have come a few times, if possible."""
 
     def __init__(self, capture: Capture = capture_on_gpu) -> None:
         self._capture = capture
@@ -65,7 +54,6 @@ class CapturedEvaluation:
         self._graph: _Graph | None = None
 
     def __call__(self, problem: Problem, variables: Tensor) -> tuple[Tensor, Tensor]:
-        """Return loss (V,) and gradient (V, N)."""
         tensors = tensors_of(problem)
         shapes = [tensor.shape for tensor in (variables, *tensors)]
         if shapes != self._shapes:
@@ -76,7 +64,7 @@ class CapturedEvaluation:
         return problem.evaluate(variables) if self._graph is None else self._graph(variables, tensors)
 
     def _captured(self, problem: Problem, variables: Tensor, tensors: Sequence[Tensor]) -> "_Graph | None":
-        """Capture the evaluation; ``None`` where that fails, or where it gives other numbers."""
+        """Capture the evaluation; ``None`` if that fails or gives other numbers."""
         try:
             graph = _Graph(self._capture, problem, variables, tensors)
         except RuntimeError as error:
@@ -88,7 +76,7 @@ class CapturedEvaluation:
 
 
 class _Graph:
-    """An evaluation whose kernels read and write always the same memory."""
+    """An evaluation whose kernels always read and write the same memory."""
 
     def __init__(self, capture: Capture, problem: Problem, variables: Tensor, tensors: Sequence[Tensor]) -> None:
         self._variables = torch.empty_like(variables)
@@ -97,7 +85,7 @@ class _Graph:
         self._write(variables, tensors)
 
         def run() -> tuple[Tensor, Tensor]:
-            # a problem of its own each time: what it computes once of its tensors belongs to the graph, too
+            # a new problem each time, as values cached from its tensors belong to the graph, too
             given = iter(self._tensors)
             return problem.map(lambda _: next(given)).evaluate(self._variables)
 
@@ -110,7 +98,6 @@ class _Graph:
         return loss.clone(), gradient.clone()
 
     def _write(self, variables: Tensor, tensors: Sequence[Tensor]) -> None:
-        """Copy the variables, and the tensors unless they are those of the last time."""
         self._variables.copy_(variables)
         if len(self._written) != len(tensors) or any(a is not b for a, b in zip(self._written, tensors, strict=True)):
             for place, tensor in zip(self._tensors, tensors, strict=True):

@@ -1,4 +1,4 @@
-"""Texts as what is optimized: the embeddings of their words, and the tokens that these are read as."""
+"""Texts as variables: embeddings of words, and their decoding."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,20 +14,16 @@ from fl_privacy.models.pretrained.generator import Provenance
 from fl_privacy.types import Observation
 
 TokenReading = Literal["nearest", "pseudo_inverse"]
-"""How an embedding is read as a token: ``nearest`` by the cosine (TAG, LAMP), or the largest entry of its product with
-the pseudo-inverse of the embeddings (SAPAG)."""
+"""Decoding of an embedding: ``nearest`` token by the cosine (TAG, LAMP), or the largest entry of its product with the
+pseudo-inverse of the embeddings (SAPAG)."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class WordEmbeddings:
-    """Inputs of a :class:`TextModel` out of variables that are the embeddings of words (V, B, L, d).
-
-    They are in units of the root mean square of those of the tokens: so a rate means the same for every model.
+    """Inputs of a :class:`TextModel` from embeddings of words (V, B, L, d), in units of the tokens' root mean square.
 
     Attributes:
-        table: (n, d) embeddings of the tokens.
-        first: draws the first guess.
-        reading: of tokens.
+        table: embeddings (n, d) of the tokens.
         norm: weight of the squared difference between the mean length of the guess and of embeddings, as a share of the
             latter (LAMP, Balunovic et al. 2022, Eq. 5).
     """
@@ -39,11 +35,10 @@ class WordEmbeddings:
     stages: int = 1
 
     def size(self, shape: Shape) -> int:
-        """Return the number of variables, B L d."""
         return int(torch.Size(shape).numel())
 
     def start(self, blank: Blank) -> Tensor:
-        """Return the first variables (B L d,): the embeddings of texts known before, and what is drawn elsewhere."""
+        """Return the first variables (B L d,): embeddings of texts known before, else drawn."""
         drawn, texts = self.first(blank), blank.observation.knowledge.previous
         if texts is None or texts.is_floating_point():
             return drawn.flatten()
@@ -55,7 +50,7 @@ class WordEmbeddings:
         return torch.where((tokens >= 0)[..., None], words, drawn.reshape(words.shape)).flatten()
 
     def held(self, blank: Blank) -> Tensor:
-        """Return a mask (B L,), 1 where there is a token."""
+        """Return a mask (B L,), 1 for a token."""
         batch, longest, _ = blank.shape
         lengths = known_lengths(blank.observation)
         if lengths is None:
@@ -63,13 +58,13 @@ class WordEmbeddings:
         return (torch.arange(longest) < lengths.cpu()[:, None]).float().flatten()
 
     def images(self, variables: Tensor, held: Tensor, labels: Tensor, shape: Shape) -> Tensor:
-        """Return the embeddings and whether there is a token, (V, B, L, d + 1)."""
+        """Return the embeddings and the mask, (V, B, L, d + 1)."""
         batch, longest, width = shape
         there = held.reshape(-1, batch, longest, 1).to(variables.dtype)
         return torch.cat([self._unit * variables.reshape(-1, batch, longest, width), there], -1)
 
     def penalty(self, variables: Tensor, shape: Shape) -> Tensor:
-        """Return the penalty (V,) on the embeddings' mean length."""
+        """Return the penalty (V,) on the mean length."""
         if not self.norm:
             return variables.new_zeros(len(variables))
         lengths = variables.reshape(len(variables), -1, shape[-1]).norm(dim=-1).mean(1)
@@ -78,20 +73,17 @@ class WordEmbeddings:
         return apart
 
     def confined(self, variables: Tensor, held: Tensor, shape: Shape) -> Tensor:
-        """Return ``variables`` unchanged: an embedding may be anywhere."""
         return variables
 
     def following(self, variables: Tensor, held: Tensor, labels: Tensor, shape: Shape) -> NextSource | None:
-        """Return ``None``: no other source of texts follows."""
         return None
 
     def provenance(self, image: Sequence[int]) -> Provenance | None:
-        """Return ``None``: word embeddings need no trained prior."""
         return None
 
     @torch.no_grad()
     def read(self, inputs: Tensor) -> Tensor:
-        """Turn embeddings (..., L, d + 1) into tokens (..., L), -1 where there is none."""
+        """Decode embeddings (..., L, d + 1) to tokens (..., L), -1 for none."""
         found = inputs[..., :-1]
         if self.reading == "nearest":
             scores = torch.nn.functional.normalize(found, dim=-1) @ torch.nn.functional.normalize(self.table, dim=1).T
@@ -100,12 +92,11 @@ class WordEmbeddings:
         return scores.argmax(-1).masked_fill(inputs[..., -1] < 0.5, -1)
 
     def variables_of(self, tokens: Tensor) -> Tensor:
-        """Turn tokens (..., L), -1 where there is none, into the variables (..., L, d) that are their embeddings."""
+        """Turn tokens (..., L), -1 for none, into variables (..., L, d)."""
         return self.table[tokens.clamp_min(0)] / self._unit * (tokens >= 0).unsqueeze(-1)
 
     @cached_property
     def _inverse(self) -> Tensor:
-        """Return the pseudoinverse (d, n) of the table."""
         inverse: Tensor = torch.linalg.pinv(self.table)
         return inverse
 
@@ -115,7 +106,7 @@ class WordEmbeddings:
 
 
 def known_lengths(observation: Observation) -> Tensor | None:
-    """Return the lengths (B,) of the texts: those known, or a single one's from the gradient of the positions."""
+    """Return the texts' lengths (B,): those given, or a single one's by the positions' gradient."""
     told, model = observation.knowledge.lengths, observation.model
     if told is not None or not isinstance(model, TextModel) or model.position_weight is None:
         return told
@@ -127,6 +118,6 @@ def known_lengths(observation: Observation) -> Tensor | None:
 
 
 def longest_text(observations: Sequence[Observation]) -> int:
-    """Return the length L that all texts of ``observations`` fit in."""
+    """Return the length L that all texts fit in."""
     found = [(known_lengths(o), o.input_shape[0]) for o in observations]
     return max(longest if lengths is None else int(lengths.max()) for lengths, longest in found)

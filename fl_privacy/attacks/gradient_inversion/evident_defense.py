@@ -1,4 +1,4 @@
-"""What an update itself shows of the defense that made it, to an attacker that knows no settings."""
+"""Infer from an update the defense that made it, without its settings."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -18,34 +18,30 @@ from fl_privacy.models.unwrap_model import detached_copy
 from fl_privacy.types import Batch, Observation, Tensors
 
 _ENOUGH = 64
-"""Elements of a tensor from which its values are counted."""
+"""Least number of elements of a tensor whose values are counted."""
 
 _MORE_ZEROS = 0.05
-"""Share of zeros, or of empty columns, beyond those of undefended gradients from which somebody has put them there."""
+"""Excess share of zeros, or of empty columns, over undefended gradients that shows a defense."""
 
 _MOST_BITS = 12
 
 _OFF_GRID = 0.02
-"""Of a step, that levels may be off an even grid in single precision."""
+"""Share of a step by which levels may be off an even grid in single precision."""
 
 _AT_THRESHOLD = 0.02
-"""Share of the kept elements within a factor of two of the smallest, from which that is a threshold."""
+"""Share of kept elements within a factor of two of the smallest that shows a threshold."""
 
 
 _NOISY, _UNUSUAL = 1e-4, 100.0
-"""Norm of noise over that of the gradient from which it shows, also over what an undefended gradient comes to."""
+"""Ratio of noise to gradient from which it shows, absolute and relative to an undefended gradient's."""
 
 CLIPPED: Description = (Part("norm", effect=Clipped(norm=None)),)
-"""A clipped update, of which the bound is unknown: its own norm."""
+"""A clipped update with an unknown bound: its own norm."""
 
 
 @dataclass(frozen=True)
 class Usual:
-    """Statistics of undefended gradients of a model.
-
-    The share of scattered zeros, and of empty columns of the last layer, and what of them looks like noise over their
-    norm.
-    """
+    """Statistics of undefended gradients: shares of scattered zeros and of empty columns, and relative noise."""
 
     scattered: float
     columns: float
@@ -53,7 +49,7 @@ class Usual:
 
 
 def usual_of(observation: Observation) -> Usual:
-    """Measure undefended gradients of a few images of noise; what a ReLU leaves zero is nobody's defense."""
+    """Measure undefended gradients of noise images, as a ReLU leaves zeros, too."""
     rng = torch.Generator().manual_seed(0)
     count = observation.upload.num_examples
     like = next(iter(observation.sent.parameters.values()))
@@ -76,14 +72,14 @@ def usual_of(observation: Observation) -> Usual:
 
 @contextmanager
 def _same_draws(device: torch.device) -> Iterator[None]:
-    """Make a model that draws at random in training draw the same each time, within the context."""
+    """Let a model draw the same random numbers each time within the context."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(0)
         yield
 
 
 def evident_defense(observation: Observation, usual: Usual) -> Description:
-    """Infer the parts of a defense that the update shows; empty where it looks like a plain gradient."""
+    """Infer the parts of a defense that the update shows."""
     update = observation.update()
     if (effect := _quantized(update)) is not None:
         return (Part("few levels", effect=effect),)
@@ -97,11 +93,9 @@ def evident_defense(observation: Observation, usual: Usual) -> Description:
 
 
 def seen_through(observations: Sequence[Observation], *, clips: bool = False) -> list[Observation]:
-    """Infer the defense of each observation from its update, where none is known to the attacker.
+    """Infer the defense of each observation whose attacker is given none.
 
-    Args:
-        observations: of any models.
-        clips: whether it takes an update that shows nothing, or noise, for one that was clipped to its own norm.
+    ``clips`` takes an update that shows nothing, or noise, for one clipped to its own norm.
     """
     usual: dict[tuple[object, ...], Usual | None] = {}
     seen = []
@@ -122,10 +116,7 @@ def seen_through(observations: Sequence[Observation], *, clips: bool = False) ->
 
 
 def _usual_if_any(observation: Observation) -> Usual | None:
-    """Measure undefended gradients; ``None`` where the model doesn't take such images.
-
-    The attack says so later.
-    """
+    """Measure undefended gradients; ``None`` if the model doesn't take such images."""
     try:
         return usual_of(observation)
     except (RuntimeError, ValueError, IndexError, TypeError, AttributeError):
@@ -133,10 +124,7 @@ def _usual_if_any(observation: Observation) -> Usual | None:
 
 
 def scattered_zeros(update: Tensors) -> float:
-    """Return the share of weight elements that are zero in neither an empty row nor an empty column.
-
-    A silent neuron leaves a row or a column empty; zeros elsewhere are rare in what nobody has touched.
-    """
+    """Return the share of zeros in no empty row or column, which silent neurons leave."""
     zeros = total = 0
     for value in update.values():
         if value.dim() > 1:
@@ -156,7 +144,7 @@ def _empty_columns(observation: Observation, update: Tensors) -> float:
 
 
 def _sparse(update: Tensors) -> Sparse:
-    """Describe zeros that were put there; in each layer the kept values show what the others may have been."""
+    """Describe a defense's zeros; the kept values of each layer bound the others."""
     votes = total = 0
     for value in update.values():
         kept = value[value != 0].abs()
@@ -168,7 +156,7 @@ def _sparse(update: Tensors) -> Sparse:
 
 
 def _quantized(update: Tensors) -> Quantized | None:
-    """Find the grid that every large tensor lies on; ``None`` where they lie on none or on different ones."""
+    """Find the grid that every large tensor lies on; ``None`` without a common one."""
     found = {grid_bits(value) for value in update.values() if value.numel() >= _ENOUGH and bool(value.any())}
     if len(found) == 0 or None in found:
         return None
@@ -176,7 +164,7 @@ def _quantized(update: Tensors) -> Quantized | None:
 
 
 def grid_bits(value: Tensor) -> int | None:
-    """Return the bits of an even grid up to the largest magnitude that ``value`` lies on; ``None`` if there is none."""
+    """Return the bits of an even grid, up to the largest magnitude, that ``value`` lies on, if any."""
     most = max(2, min(2**_MOST_BITS, value.numel() // 2))
     if len(torch.unique(value.flatten()[: 2 * most])) > most:
         return None

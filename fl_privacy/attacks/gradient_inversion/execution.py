@@ -1,9 +1,4 @@
-"""Run the evaluation of a problem fast: compiled or recorded, in chunks that fit into memory, on threads that pay.
-
-``compiling_pays`` says where one compiled program is worth its minutes. A recorded evaluation runs the operations that
-the problem comes down to: the same numbers with fewer calls. Operations that are over in microseconds wait longer for
-threads than they compute.
-"""
+"""Evaluate a problem fast: compiled or recorded, in chunks that fit into memory."""
 
 import logging
 import os
@@ -33,19 +28,12 @@ _ALIASES = (torch.ops.aten.alias.default, torch.ops.aten.detach.default)
 
 
 def recording_pays(victims: int, evaluations: int) -> bool:
-    """Say whether leaving out autograd wins back the second or more that recording takes.
-
-    Of many victims the numbers take the time, not the calls.
-    """
+    """Return ``True`` if running without autograd wins back the time of recording."""
     return victims <= _FEW_VICTIMS and evaluations >= _EVALUATIONS
 
 
 class RecordedEvaluation:
-    """``Problem.evaluate``, whose operations are recorded once and then run without autograd.
-
-    They are the same operations in the same order, so that every bit of the result is, too. The first evaluations,
-    which many short attacks do with, and problems of other shapes than the recorded one are not run so.
-    """
+    """``Problem.evaluate``, recorded once and then run without autograd, with the same result to the last bit."""
 
     def __init__(self) -> None:
         self._calls = 0
@@ -53,7 +41,6 @@ class RecordedEvaluation:
         self._program: fx.GraphModule | None = None
 
     def __call__(self, problem: Problem, variables: Tensor) -> tuple[Tensor, Tensor]:
-        """Return loss (V,) and gradient (V, N)."""
         self._calls += 1
         if self._calls < _FIRST:
             return problem.evaluate(variables)
@@ -81,7 +68,7 @@ def tensors_of(problem: Problem) -> list[Tensor]:
 
 
 def operations(problem: Problem, variables: Tensor, tensors: list[Tensor]) -> fx.GraphModule:
-    """Trace ``problem.evaluate`` as a function of the variables and of the problem's tensors."""
+    """Trace ``problem.evaluate`` as a function of variables and ``tensors``."""
     from torch.fx.experimental.proxy_tensor import make_fx  # noqa: PLC0415
 
     def evaluate(variables: Tensor, *tensors: Tensor) -> tuple[Tensor, Tensor]:
@@ -92,7 +79,7 @@ def operations(problem: Problem, variables: Tensor, tensors: list[Tensor]) -> fx
 
 
 def _recorded(problem: Problem, variables: Tensor, tensors: list[Tensor]) -> fx.GraphModule | None:
-    """Record the operations; ``None`` where they differ from evaluation to evaluation, or can't be recorded."""
+    """Record the operations; ``None`` if they vary or can't be recorded."""
     try:
         program = operations(problem, variables, tensors)
     except RuntimeError:
@@ -126,13 +113,13 @@ _WARM_UP_ON_GPU = 3
 
 
 def compiler() -> str | None:
-    """Return the path of the C++ compiler that ``torch.compile`` asks for; ``None`` where there is none."""
+    """Return the path of a C++ compiler for ``torch.compile``, or ``None``."""
     usual = {"darwin": "clang++", "win32": "cl"}.get(sys.platform, "g++")
     return shutil.which(os.environ.get("CXX", usual))
 
 
 def check_compiler() -> None:
-    """Refuse to go on without a compiler.
+    """Check that there is a compiler.
 
     Raises:
         UserError: there is none.
@@ -145,18 +132,11 @@ def check_compiler() -> None:
 
 
 def compiling_pays(device: torch.device, *, runs: int, written: float, tensors: int) -> bool:
-    """Say whether a compiled program wins back the time that compiling takes.
+    """Return ``True`` if a compiled program wins back the time of compiling; no time is measured.
 
-    All is counted and nothing measured, so that the answer is the same each time. On a CPU fused operations save a
-    fifth to a quarter of the time, which grows with what is written; compiling takes one thread some seconds for each
-    tensor (LeNet, ConvNet, ResNet-20: 50, 110, 170 s on a busy machine). A GPU saves the time between operations, which
-    is the same for few victims and many.
-
-    Args:
-        device: of the computation.
-        runs: of the program.
-        written: bytes in all runs.
-        tensors: that are matched.
+    On a CPU fused operations save a fifth to a quarter of the time, which grows with the bytes ``written``; compiling
+    takes one thread some seconds for each of ``tensors`` (LeNet, ConvNet, ResNet-20: 50, 110, 170 s on a busy machine).
+    A GPU saves the time between operations, whatever the number of victims.
     """
     if compiler() is None:
         return False
@@ -166,12 +146,9 @@ def compiling_pays(device: torch.device, *, runs: int, written: float, tensors: 
 
 
 class CompiledEvaluation:
-    """``Problem.evaluate``, compiled for the shapes of the first call; problems of other shapes are not.
+    """``Problem.evaluate``, compiled for the shapes of the first call.
 
-    A program that fails to compile or gives other numbers is not used, which a warning says.
-
-    Args:
-        demanded: to compile or to fail.
+    A program that fails to compile or gives other numbers is not used, with a warning.
     """
 
     def __init__(self, *, demanded: bool) -> None:
@@ -183,7 +160,7 @@ class CompiledEvaluation:
         """Return loss (V,) and gradient (V, N).
 
         Raises:
-            UserError: the program does not compile, but is demanded.
+            UserError: the program is ``demanded``, but does not compile.
         """
         tensors = tensors_of(problem)
         shapes = [tensor.shape for tensor in (variables, *tensors)]
@@ -213,10 +190,7 @@ class CompiledEvaluation:
 
 
 def _compiled(problem: Problem, variables: Tensor, tensors: Sequence[Tensor]) -> _Program:
-    """Compile the loss and its gradient, whose double backward pass is unrolled by tracing first.
-
-    ``torch.compile`` itself does not follow it.
-    """
+    """Compile loss and gradient from a trace, as ``torch.compile`` does not follow double backward passes."""
     with for_a_compiler():
         graph = operations(problem, variables, list(tensors))
     mode = "reduce-overhead" if variables.is_cuda else None
@@ -232,7 +206,7 @@ def _compiled(problem: Problem, variables: Tensor, tensors: Sequence[Tensor]) ->
 
 
 def agree(found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -> bool:
-    """Say whether loss and gradient agree, victim by victim, where the expected values are finite."""
+    """Return ``True`` if loss and gradient agree for each victim where finite values are expected."""
     rows = [values.reshape(len(values), -1) for values in (*found, *expected)]
     return all(
         bool(((a - b).norm(dim=1) <= _TOLERANCE * b.norm(dim=1))[b.isfinite().all(1)].all())
@@ -245,11 +219,11 @@ logger = logging.getLogger(__name__)
 _MOST_ON_CPU, _MOST_ON_GPU = 128, 4096
 _SHARE_OF_GPU = 0.35
 _BYTES_ON_CPU = 4 * 2**30
-"""That one chunk takes; more is hardly faster."""
+"""Memory of one chunk; more is hardly faster."""
 
 
 def written_bytes(problem: Problem, variables: Tensor) -> int:
-    """Return the bytes that computing the loss of one victim (1, N) writes."""
+    """Return the bytes written by computing the loss of one victim (1, N)."""
     with differentiable_twice():
         return written_by(lambda: problem.loss(variables.detach().requires_grad_()))
 
@@ -257,16 +231,9 @@ def written_bytes(problem: Problem, variables: Tensor) -> int:
 def victims_at_once(
     problem: Problem, variables: Tensor, optimizer: Optimizer | EvolutionStrategy, *, victims: int
 ) -> int:
-    """Choose how many victims are attacked at once, by a trial with one.
+    """Choose the number of victims attacked at once, by a trial with one, ``variables`` (1, N).
 
-    It does not depend on how much memory happens to be free, since sums over other chunks differ in their last bits,
-    unless there is too little, which the log says.
-
-    Args:
-        problem: of one victim.
-        variables: (1, N).
-        optimizer: whose state is counted.
-        victims: there are; fewer at once are told of where these are cut into other chunks by it.
+    It depends on the free memory only if that is too little, which is logged, as other chunks change the last bits.
     """
     state = optimizer.moments * variables.numel() * variables.element_size()
     observed = sum(target.size for target in problem.rounds[0].targets.values()) * variables.element_size()
@@ -292,24 +259,21 @@ def _bytes_of_a_chunk(device: torch.device) -> int:
 
 
 WORTHWHILE = 20_000_000
-"""Multiplications of a layer, for all images together, from which more than one thread is used: about a millisecond.
+"""Multiplications of a layer, for all images together, from which several threads are used: about a millisecond.
 Below, threads that share their cores with another process wait for each other up to a hundred times longer than they
-compute, and win little where they don't."""
+compute, and gain little otherwise."""
 
 
 @contextmanager
 def fitting_threads(multiplications: int) -> Iterator[None]:
-    """Use one CPU thread in the context where a layer takes less than ``WORTHWHILE``, else as many as were set.
-
-    Memory that is freed stays for the next evaluation.
-    """
+    """Use one CPU thread if a layer takes less than ``WORTHWHILE``, and keep freed memory."""
     with freed_memory_kept(), cpu_threads(1 if multiplications < WORTHWHILE else torch.get_num_threads()):
         yield
 
 
 @torch.no_grad()
 def multiplications_of_a_layer(model: nn.Module, inputs: Tensor) -> int:
-    """Return the multiplications of ``inputs`` (V, B, ...) by a layer, on average."""
+    """Return a layer's mean number of multiplications for ``inputs`` (V, B, ...)."""
     with cpu_threads(1), leaving(owners(model)) as calls:
         model(inputs[0])
     numbers = [_multiplications(call.module, call.inputs, call.output) for call in calls]

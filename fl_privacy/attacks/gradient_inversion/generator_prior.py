@@ -1,4 +1,4 @@
-"""Images that a trained generator makes: of its latents, or of the features within it."""
+"""Images of a trained generator, from its latents or from features within it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -18,16 +18,12 @@ Penalty = Literal["kl", "norm"]
 of its entries."""
 
 LATENT = -1
-"""Stands for the input among the layers of a generator."""
+"""Number of the input among the layers of a generator."""
 
 
 @dataclass(frozen=True)
 class NamedGenerator:
-    """A generator given by its file, opened when first needed and then kept, whatever becomes of the file.
-
-    Attributes:
-        path: see :func:`fl_privacy.models.pretrained.generator_files.find_generator`.
-    """
+    """A generator given by its file ``path``, opened at first need and then kept."""
 
     path: str | None
 
@@ -49,7 +45,7 @@ class NamedGenerator:
         return {}
 
     def __reduce__(self) -> tuple[type["NamedGenerator"], tuple[str | None]]:
-        """Pickle the path alone, so that another process opens the file itself."""
+        """Pickle the path only, so that another process opens the file itself."""
         return NamedGenerator, (self.path,)
 
 
@@ -57,16 +53,13 @@ class NamedGenerator:
 class Generated:
     """Images that a generator makes, B for each victim.
 
-    The variables are its latents (GGL, Li et al. 2022); or what leaves one of its layers, as the difference from what
-    is held: what left it by what was found before. The differences of an image stay in an l1 ball (GIFD, Fang et al.
-    2023).
+    Variables are its latents (GGL, Li et al. 2022), or a layer's difference from its output found before, within an l1
+    ball (GIFD, Fang et al. 2023).
 
     Attributes:
-        generator: which.
-        weight: of the penalty on latents.
-        penalty_kind: of that.
-        layer: whose output is optimized; ``LATENT`` for its input.
-        deeper: number of layers that are optimized afterwards, one after the other.
+        weight: weight of the penalty on latents.
+        layer: layer whose output is optimized; ``LATENT`` for its input.
+        deeper: number of layers optimized afterwards.
         reach: radius of the ball, in shares of the l1 norm of an image's features.
     """
 
@@ -149,10 +142,7 @@ class Generated:
 
 
 def onto_l1_ball(vectors: Tensor, radius: Tensor) -> Tensor:
-    """Project each of ``vectors`` (N, n) onto the l1 ball of radius ``radius`` (N,), at least 0.
-
-    Duchi et al. 2008, Figure 1, for all rows at once.
-    """
+    """Project ``vectors`` (N, n) onto l1 balls of ``radius`` (N,) >= 0 (Duchi et al. 2008, Figure 1)."""
     size = vectors.abs()
     falling = size.sort(1, descending=True).values
     excess = falling.cumsum(1) - radius[:, None]

@@ -1,4 +1,4 @@
-"""Attacking many observations: which make one victim, which victims go together, and what becomes of the others."""
+"""Attack many observations in groups."""
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,7 +19,7 @@ from fl_privacy.types import ModelState, Observation, Reconstruction
 logger = logging.getLogger(__name__)
 
 UNFORESEEN = (ArithmeticError, AssertionError, LookupError, RuntimeError, ValueError)
-"""Errors that the numbers of one victim can end in: of its factorizations, of empty sets of candidates, of shapes."""
+"""Errors that one victim's numbers can cause: in factorizations, empty sets of candidates or shapes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,10 +27,9 @@ class Victim:
     """The observations from which one victim's examples are reconstructed together.
 
     Attributes:
-        position: of ``observation`` in the caller's sequence.
-        observation: the last update.
-        earlier: those before it from the same examples.
-        positions: of all of them.
+        position: place of ``observation``, the last update, in the caller's sequence.
+        earlier: updates before it from the same examples.
+        positions: places of all of them.
     """
 
     position: int
@@ -40,9 +39,9 @@ class Victim:
 
 
 def victims_of(observations: Iterable[tuple[int, Observation]]) -> list[Victim]:
-    """Make one victim of each observation, but a common one of those known to come from the same examples.
+    """Make one victim of each observation, or of those known to come from the same examples.
 
-    Only attackers that know the defense join rounds; that is what an adaptive attacker is measured by.
+    Only attackers that know the defense join rounds, as an adaptive attacker does.
     """
     together: dict[object, list[tuple[int, Observation]]] = {}
     for position, observation in observations:
@@ -64,8 +63,8 @@ class Group:
     """Victims with the same model, values sent, plan, shapes and uploaded tensors.
 
     Attributes:
-        observations: by position in the caller's sequence.
-        earlier: the same victims, at the same positions, in each of the other rounds that are attacked with this one.
+        observations: observations by position in the caller's sequence.
+        earlier: the same victims in each other round that is attacked with this one.
     """
 
     observations: dict[int, Observation] = field(default_factory=dict)
@@ -73,11 +72,10 @@ class Group:
 
     @property
     def first(self) -> Observation:
-        """Return one of the observations, for what all have in common."""
         return next(iter(self.observations.values()))
 
     def takes(self, victim: Victim) -> bool:
-        """Say whether ``victim``, whose shapes fit, was sent the same values in all rounds."""
+        """Return ``True`` if ``victim`` was sent the same values in all rounds."""
         rounds = [self.first, *(group.first for group in self.earlier)]
         pairs = zip(rounds, [victim.observation, *victim.earlier], strict=True)
         return all(
@@ -88,18 +86,16 @@ class Group:
         )
 
     def alone(self, position: int) -> "Group":
-        """Return the victim at ``position`` as a group of its own."""
         return Group({position: self.observations[position]}, [one.alone(position) for one in self.earlier])
 
     def add(self, victim: Victim) -> None:
-        """Add ``victim`` to the group."""
         self.observations[victim.position] = victim.observation
         for group, observation in zip(self.earlier, victim.earlier, strict=True):
             group.observations[victim.position] = observation
 
 
 def group_victims(victims: Sequence[Victim]) -> list[Group]:
-    """Put each victim into exactly one group, in the order of first appearance."""
+    """Put each victim into one group, in the order of first appearance."""
     candidates: dict[tuple[object, ...], list[Group]] = {}
     groups: list[Group] = []
     for victim in victims:
@@ -114,7 +110,7 @@ def group_victims(victims: Sequence[Victim]) -> list[Group]:
 
 
 GroupAttack = Callable[[Group, Report], Mapping[int, Reconstruction]]
-"""(group, report of the share of the work that is done) -> the reconstruction of each observation, by its position."""
+"""(group, report of the share of the work done) -> reconstruction of each observation, by position."""
 
 
 @without_checkpointing()
@@ -127,16 +123,14 @@ def attack_in_groups(
     as_victims: Callable[[Iterable[tuple[int, Observation]]], list[Victim]] = victims_of,
     see: Callable[[Sequence[Observation]], Sequence[Observation]] = list,
 ) -> list[Reconstruction]:
-    """Reconstruct each observation, in their order, by attacking them in groups.
+    """Reconstruct each observation, in order, by attacking them in groups.
 
     Args:
-        observations: whose ``wrong`` ones fail, and the others go on.
-        attack: a group that it raises ``NotAttackableError`` for fails; of one that it raises another error for
-            (:data:`UNFORESEEN`) each victim is attacked alone, so that only those fail which the error is of.
-        progress: told of a thousand parts of each victim.
-        wrong: why an observation can't be attacked.
-        as_victims: which observations make one victim.
-        see: what is made of the observations once what nobody said of the clients is found out.
+        attack: attack on a group, which fails with ``NotAttackableError``; after another error (:data:`UNFORESEEN`)
+            each victim is attacked alone, so that only those with an error fail.
+        progress: callback, a thousand parts for each victim.
+        wrong: reason why an observation can't be attacked, or ``None``.
+        see: change of the observations after undisclosed parts were inferred.
     """
     asked, known = observations, disclosed(list(map(as_mixture, observations)))
     observations = see([one.observation for one in known])
@@ -161,13 +155,13 @@ def attack_in_groups(
 
 
 def _attacked(group: Group, attack: GroupAttack, report: Report) -> Mapping[int, Reconstruction]:
-    """Attack ``group`` at once, or each victim alone where one of them ends the attack by an error."""
+    """Attack ``group`` at once, or each victim alone if one ends the attack by an error."""
     try:
         return attack(group, report)
     except NotAttackableError as reason:
         return {position: failed(o, str(reason)) for position, o in group.observations.items()}
     except UNFORESEEN as error:
-        broken = broke_off(group.first, error)  # raises what is none of a victim's numbers
+        broken = broke_off(group.first, error)  # raises errors that are not a victim's own
         if len(group.observations) == 1:
             return dict.fromkeys(group.observations, broken)
     results = dict[int, Reconstruction]()
@@ -183,10 +177,10 @@ def failed(observation: Observation, reason: str) -> Reconstruction:
 
 
 def broke_off(observation: Observation, error: Exception) -> Reconstruction:
-    """Return a reconstruction without a guess, since the attack ended in an ``error`` of its own.
+    """Return a failed reconstruction after an unforeseen ``error``.
 
     Raises:
-        Exception: ``error``, where memory ran out, which says nothing of the victim.
+        Exception: ``error``, if memory ran out.
     """
     if is_out_of_memory(error):
         raise error
@@ -200,7 +194,7 @@ def one_each(observations: Iterable[tuple[int, Observation]]) -> list[Victim]:
 
 
 Reading = Callable[[Observation, torch.Generator, Report], Reconstruction]
-"""(observation, its random stream, report of the share of the work on it that is done) -> what is read of it."""
+"""(observation, its random stream, report of the share of the work done) -> its reconstruction."""
 
 
 def read_each(
@@ -214,11 +208,9 @@ def read_each(
     """Reconstruct each observation by an attack without descent, one after the other.
 
     Args:
-        observations: of gradients, or of steps of SGD.
-        reader: (one of a group) -> what reads each of that group; either may raise ``NotAttackableError``.
-        name: of the attack's random streams.
-        seed: of these.
-        progress: of the whole attack.
+        observations: gradients, or steps of SGD.
+        reader: (one of a group) -> attack on each of it; either may raise ``NotAttackableError``.
+        name: name of the attack's random streams.
     """
 
     def attack(group: Group, report: Report) -> dict[int, Reconstruction]:
@@ -229,7 +221,7 @@ def read_each(
 
 
 def read_group(group: Group, read: Reading, *, name: str, seed: int, report: Report) -> dict[int, Reconstruction]:
-    """Reconstruct each of a group, by position, each with a random stream of its own; see :func:`read_each`."""
+    """Reconstruct each of a group, by position; see :func:`read_each`."""
     results, total = dict[int, Reconstruction](), len(group.observations)
     for position, observation in counted(name, list(group.observations.items())):
 
@@ -249,14 +241,18 @@ def read_group(group: Group, read: Reading, *, name: str, seed: int, report: Rep
 
 
 def expect_gradient(observation: Observation) -> None:
-    """Raise ``NotAttackableError`` where the update is no gradient, nor a sum of some."""
+    """Check that the update is a gradient or a sum of gradients.
+
+    Raises:
+        NotAttackableError: it comes from Adam.
+    """
     of_adam = observation.plan.shares != "gradient" and observation.plan.optimizer != "sgd"
     if of_adam or observation.knowledge.bounds is not None:
         raise NotAttackableError("A gradient or steps of SGD are expected, but the clients' are of Adam.")
 
 
 def without_labels(observation: Observation) -> Reconstruction:
-    """Return a reconstruction without a guess, as labels follow from nothing."""
+    """Return a failed reconstruction without a gradient to infer labels from."""
     return failed(observation, "The output layer's gradient is expected, to infer labels from, but there is none.")
 
 

@@ -1,4 +1,4 @@
-"""What nobody says of a client, found out before it is attacked: loss, mode, scale of inputs, what Adam left."""
+"""Infer what is undisclosed of a client: loss, mode, scale of inputs, gradient behind Adam."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +19,7 @@ from fl_privacy.types import Certainty, LocalPlan, ModelState, Observation, Reco
 from fl_privacy.types.plan import Normalization
 
 _SAME = 1e-6
-"""Share of their length by which outputs of the same images may differ."""
+"""Largest relative difference of outputs of the same images."""
 
 _UNIT = (0.0, 1.0)
 
@@ -29,26 +29,24 @@ _RETURNS_MORE = "In training the model returns more than its outputs; it is atta
 
 @dataclass(frozen=True)
 class _Passes:
-    """Findings of repeated passes over the same images: why training mode, or any mode, can't be attacked."""
+    """Reasons, by passes over the same images, why training, or any, mode can't be attacked."""
 
     not_in_training: str = ""
     in_no_mode: str = ""
 
 
 _passes: "WeakKeyDictionary[nn.Module, dict[object, _Passes]]" = WeakKeyDictionary()
-"""By model, and by the shape of its images, the mode and the batch norm."""
+"""Findings by model, shape of its images, mode and batch norm."""
 
 _scaled: "WeakKeyDictionary[nn.Module, dict[tuple[float, float], nn.Module]]" = WeakKeyDictionary()
-"""The copy of a model that takes inputs in [0, 1], by the range of its own."""
+"""Copies of models that take inputs in [0, 1], by the model's own range."""
 
 
 @dataclass(frozen=True, eq=False)
 class Disclosed:
-    """An observation with the undisclosed parts filled in, as attacks take it.
+    """A completed observation, with a loss, in a mode without draws, of inputs in [0, 1].
 
-    Attributes:
-        observation: with a loss, in a mode without draws, of inputs in [0, 1].
-        wrong: why it can't be attacked; ``None`` where it can.
+    ``wrong`` is the reason why it can't be attacked, or ``None``.
     """
 
     observation: Observation
@@ -56,15 +54,15 @@ class Disclosed:
 
 
 def disclosed(observations: Sequence[Observation]) -> list[Disclosed]:
-    """Complete each of ``observations`` by what can be found out; those that are complete stay the same."""
+    """Complete each observation by what can be inferred."""
     states: dict[tuple[int, int], ModelState] = {}
     return [_disclosed(observation, states) for observation in observations]
 
 
 def restored(observation: Observation, attacked: Disclosed, found: Reconstruction) -> Reconstruction:
-    """Return ``found`` in the scale of the client's inputs, with a sentence for each thing found out.
+    """Return ``found`` in the scale of the client's inputs, with a sentence for each inference.
 
-    What was assumed of the labels goes unsaid where they reproduce the update.
+    Assumptions on labels are left out if these reproduce the update.
     """
     assumed = {WHOLE_LABELS, SOFT_LABELS} if found.certainty is not Certainty.APPROXIMATE else set[str]()
     notes = tuple(dict.fromkeys(n for n in (*attacked.observation.notes, *found.notes) if n not in assumed))
@@ -86,7 +84,7 @@ def _disclosed(observation: Observation, states: dict[tuple[int, int], ModelStat
 
 
 def _once_each(observation: Observation, states: dict[tuple[int, int], ModelState]) -> Observation:
-    """Keep each tied weight under its first name alone."""
+    """Keep each tied weight under its first name only."""
     model, own = observation.model, {name for name, _ in observation.model.named_parameters()}
     twice = {name for name, _ in model.named_parameters(remove_duplicate=False)} - own
     if not twice:
@@ -100,7 +98,7 @@ def _once_each(observation: Observation, states: dict[tuple[int, int], ModelStat
 
 
 def _without_draws(observation: Observation) -> Observation:
-    """Switch to evaluation mode where the model draws at random in training, or returns something else."""
+    """Switch to evaluation mode if the model draws or returns more than outputs in training."""
     if not _covers(observation):
         return observation
     plan = observation.plan
@@ -120,7 +118,6 @@ def _evaluating(plan: LocalPlan) -> LocalPlan:
 
 
 def _covers(observation: Observation) -> bool:
-    """Say whether the values fit the model; if not, the attack says why."""
     assumed = observation.assumed().parameters
     return all(
         name in assumed and assumed[name].shape == parameter.shape and bool(assumed[name].isfinite().all())
@@ -129,14 +126,14 @@ def _covers(observation: Observation) -> bool:
 
 
 def _compared(observation: Observation) -> _Passes:
-    """Compare two passes in the client's mode, and two in evaluation mode where these differ."""
+    """Compare two passes in the client's mode, and two in evaluation mode if these differ."""
     if observation.plan.mode == "train":
         outputs = _two_passes(observation, observation.plan)
         if outputs is not None and _alike(*outputs):
             return _Passes()
         evaluated = _two_passes(observation, _evaluating(observation.plan))
         if evaluated is None:
-            return _Passes()  # the attack says what is wrong
+            return _Passes()  # the attack reports the reason
         why = _RETURNS_MORE if outputs is None else DRAWS
     else:
         evaluated, why = _two_passes(observation, observation.plan), ""
@@ -150,7 +147,7 @@ def _compared(observation: Observation) -> _Passes:
 
 @torch.no_grad()
 def _two_passes(observation: Observation, plan: LocalPlan) -> tuple[Tensor, Tensor] | None:
-    """Return outputs (2, K) of the same images under other random numbers; ``None`` where there are no outputs."""
+    """Return outputs (2, K) of the same images under other random numbers, or ``None``."""
     like = next(iter(observation.assumed().parameters.values()))
     model = frozen_copy(observation.model, observation.assumed(), plan, device=like.device, dtype=torch.float32)
     images = torch.rand((2, *observation.input_shape), generator=torch.Generator().manual_seed(0)).to(like.device)
@@ -175,7 +172,6 @@ def _alike(one: Tensor, other: Tensor) -> bool:
 
 
 def _in_unit_range(observation: Observation) -> Observation:
-    """Use a copy of the model that takes inputs in [0, 1]."""
     if observation.input_range == _UNIT:
         return observation
     low, high = observation.input_range
@@ -206,7 +202,7 @@ def _with_loss(observation: Observation) -> Observation:
     except NotAttackableError:
         if DRAWS not in observation.notes:
             raise
-        loss, sentence = CROSS_ENTROPY, ASSUMED  # what was drawn is in the gradient, too
+        loss, sentence = CROSS_ENTROPY, ASSUMED  # the gradient depends on the draws
     return replace(observation, loss=loss, notes=(*observation.notes, *((sentence,) if sentence else ())))
 
 

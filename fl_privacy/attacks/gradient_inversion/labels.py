@@ -1,7 +1,4 @@
-"""The labels of a victim: told, inferred from the gradient of the output layer, or left to be optimized.
-
-Inputs that stand for a client's where only its model is known, and what the model makes of them.
-"""
+"""The labels of a victim: given, inferred from the output layer's gradient, or optimized."""
 
 import torch
 from torch import Tensor, nn
@@ -23,28 +20,22 @@ OutputLayer = tuple[str, str | None]
 def usual_outputs(
     model: nn.Module, shape: tuple[int, ...], layer: OutputLayer, rng: torch.Generator, gradient: Tensors | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return the mean softmax (K,) and mean input (F,) of the output layer that are expected of a client.
+    """Estimate the mean softmax (K,) and mean input (F,) of a client's output layer by random inputs.
 
-    The input is that of images of noise, half of them with the spectrum of photographs. Their mean softmax is drawn to
-    equal shares, the more the further the images' are apart: where a model answers all of them alike, it answers a
-    client's so, and where it does not, it has learned something, and its answers follow the classes, none of which is
-    known to be rarer.
+    Their mean softmax is drawn to equal shares, the more the further their answers are apart: a model that answers all
+    alike answers a client so, too; otherwise its answers follow the classes, none of which is known to be rarer.
 
-    With the layer's ``gradient``, what the client's own features say takes the place of that by the share that they
-    have in common. For a weight's gradient G (K, F) and the bias' b, h = G^T b / |b|^2 are those features where all of
-    the client's examples have the same, and rho = |b h^T|^2 / |G|^2 is the share of the gradient that they explain. Of
-    the answer to h and the mean answer to noise, as deviations d, e from equal shares, the mean m is trusted as far as
-    they agree, by d e / |m|^2 within [0, 1]: errors that have nothing in common cancel there (James and Stein 1961).
-
-    ``experiments/label_counts.py`` compares them. The features that quotients give each class (iLRG, Ma et al. 2023)
-    find fewer labels on trained LeNets.
+    With the layer's ``gradient``, the client's own features count by the share of it that they explain. For gradients G
+    (K, F) of the weight and b of the bias, h = G^T b / |b|^2 are those features if all examples have the same. The
+    share is rho = |b h^T|^2 / |G|^2. Let d and e be the deviations from equal shares of the answer to h and of the mean
+    answer. Their mean m is trusted by d e / |m|^2 within [0, 1], as independent errors cancel there (James and Stein
+    1961). ``experiments/label_counts.py`` compares alternatives; features by class (iLRG, Ma et al. 2023) find fewer
+    labels on trained LeNets.
 
     Args:
-        model: with the values that the attacker works with.
         shape: (C, H, W), or (L,) of tokens.
-        layer: names of weight and bias of its last linear layer.
-        rng: on the CPU.
-        gradient: of the client's mean loss, unscaled, as far as it was sent.
+        rng: random stream on the CPU.
+        gradient: gradient of the client's mean loss, unscaled, as far as it was sent.
     """
     weight, bias = layer
     like = next(model.parameters())
@@ -67,10 +58,7 @@ def usual_outputs(
 
 @torch.no_grad()
 def _answer_of_common_features(model: nn.Module, layer: tuple[str, str], gradient: Tensors) -> tuple[Tensor, Tensor]:
-    """Return the output layer's answer (K,) to the features that a client's examples share.
-
-    Also which share of its ``gradient`` these explain.
-    """
+    """Return the answer (K,) to features that all examples share, and the share of ``gradient`` they explain."""
     whole, residual = (gradient[name] for name in layer)
     size = residual.square().sum().clamp_min(_least(residual))
     features = whole.T @ residual / size
@@ -84,7 +72,7 @@ def _least(like: Tensor) -> float:
 
 
 def guessed_outputs(model: nn.Module, inputs: Tensor, layer: str) -> tuple[Tensor, Tensor]:
-    """Return mean softmax (K,) and mean input (F,) of the output layer whose weight is ``layer``, for ``inputs``."""
+    """Return mean softmax (K,) and mean input (F,) for ``inputs``; ``layer`` names the output layer's weight."""
     each, features = _outputs(model, inputs, layer)
     return each.mean(0), features
 
@@ -99,23 +87,16 @@ def _outputs(model: nn.Module, inputs: Tensor, layer: str) -> tuple[Tensor, Tens
 
 
 _MOST_EXPECTED = 2.0**50
-"""Examples of one class that an upload may seem to hold; a client may scale it by anything."""
+"""Most examples of one class that an upload may seem to hold, since a client may scale it by anything."""
 
 
 def choose_labels(
     observation: Observation, policy: LabelPolicy, model: nn.Module, *, loss_scale: float, seed: int
 ) -> tuple[Tensor | None, str]:
-    """Choose labels (B,) or (B, K), ``None`` where they are optimized, and say how they were found.
-
-    Args:
-        observation: of the victim.
-        policy: of the attack.
-        model: with the values that the attacker works with, on its device and in its dtype.
-        loss_scale: of the clients' loss.
-        seed: of the attack.
+    """Choose labels (B,) or (B, K), ``None`` if they are optimized, and name their source.
 
     Raises:
-        NotAttackableError: they can't be had, with the reason.
+        NotAttackableError: there are none, with the reason.
     """
     told, like = observation.knowledge.labels, next(model.parameters())
     if policy == "optimize":
@@ -147,7 +128,7 @@ def choose_labels(
         gradient = {name: torch.cat([-g, g]) for name, g in gradient.items()}
     if not is_plain(loss):
         return _labels_of(observation, model, layer, gradient, policy)
-    if observation.upload.num_examples == 1:  # for which no input has to be guessed
+    if observation.upload.num_examples == 1:  # needs no guessed input
         found = single_label(gradient, layer)
     else:
         generator = derive_generator(seed, "attack", str(observation.id), "labels")
@@ -164,8 +145,7 @@ def choose_labels(
 def output_layer(model: nn.Module, num_classes: int) -> tuple[str, str | None] | None:
     """Return the names of weight (K, F) and bias (K,) of the last linear layer with K outputs.
 
-    A weight that is computed from other parameters, as by a spectral norm, has its usual name, under which no gradient
-    is uploaded.
+    A weight computed from other parameters, as by a spectral norm, has a name without a gradient.
     """
     layers = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear) and m.out_features == num_classes}
     if not layers:
@@ -181,8 +161,10 @@ def output_layer(model: nn.Module, num_classes: int) -> tuple[str, str | None] |
 
 
 def logit_layer(model: nn.Module, num_classes: int) -> tuple[str, str | None] | None:
-    """Names of weight (1, F) and bias (1,) of the last linear layer where it has one output, the second of two logits
-    of which the first is 0, as before a sigmoid: the gradient of both is that of the one, and its negative."""
+    """Return the names of weight (1, F) and bias (1,) of a last linear layer with one output, as before a sigmoid.
+
+    It is the second of two logits of which the first is 0.
+    """
     last = next((module for module in reversed(list(model.modules())) if isinstance(module, nn.Linear)), None)
     return output_layer(model, 1) if num_classes == 2 and last is not None and last.out_features == 1 else None
 
@@ -190,7 +172,7 @@ def logit_layer(model: nn.Module, num_classes: int) -> tuple[str, str | None] | 
 def _labels_of(
     observation: Observation, model: nn.Module, layer: tuple[str, str | None], gradient: Tensors, policy: LabelPolicy
 ) -> tuple[Tensor | None, str]:
-    """Find labels under a loss that is no plain cross entropy: solved for, counted, or left to be optimized."""
+    """Find labels under other losses than plain cross entropy: solved for, counted, or optimized."""
     loss, size, shape = observation.loss or CROSS_ENTROPY, observation.upload.num_examples, observation.input_shape
     evidence = _evidence(gradient, layer)
     if evidence is not None and size == 1:
@@ -211,13 +193,13 @@ def _labels_of(
 
 
 def nearest_counts(expected: Tensor, total: int, number: int) -> list[Tensor]:
-    """List ``number`` sorted lists of labels whose counts are nearest to ``expected`` (K,), the nearest first.
+    """List ``number`` sorted lists of labels whose counts are nearest to ``expected`` (K,).
 
-    Beside the nearest one they are those that differ from it in a single label.
+    All others differ from the first, the nearest, in one label.
     """
     first = torch.bincount(_to_labels(expected, total), minlength=len(expected)).to(expected)
     excess = first - expected
-    # moving one from class a to class b changes the squared distance by 2 (1 + excess_b - excess_a)
+    # moving one label from class a to class b changes the squared distance by 2 (1 + excess_b - excess_a)
     same = torch.eye(len(first), dtype=torch.bool, device=first.device)
     cost = (excess[None, :] - excess[:, None]).masked_fill(same | (first == 0)[:, None], torch.inf).flatten()
     moves = cost.argsort(stable=True)[: int(cost.isfinite().sum())][: number - 1].tolist()
@@ -233,10 +215,9 @@ def nearest_counts(expected: Tensor, total: int, number: int) -> list[Tensor]:
 
 
 def single_label(gradient: Tensors, layer: tuple[str, str | None]) -> Tensor | None:
-    """Infer the label (1,) of a single example; ``None`` where the output layer's gradient was withheld.
+    """Infer the label (1,) of a single example; ``None`` if the output layer's gradient was withheld.
 
-    It is the class whose gradient is negative, as iDLG has it (Zhao et al. 2020, Eq. 4): the least entry of the bias
-    gradient ``p - y``, or without a bias the least row sum of the weight gradient.
+    It is the least entry of the bias gradient ``p - y``, or of the weight's row sums (iDLG, Zhao et al. 2020, Eq. 4).
     """
     evidence = _evidence(gradient, layer)
     return None if evidence is None else evidence.argmin().view(1)
@@ -245,19 +226,11 @@ def single_label(gradient: Tensors, layer: tuple[str, str | None]) -> Tensor | N
 def infer_labels(
     gradient: Tensors, layer: tuple[str, str | None], batch_size: int, probabilities: Tensor, features: Tensor
 ) -> Tensor | None:
-    """Infer the labels of a batch, sorted; ``None`` where the output layer's gradient was withheld.
+    """Infer the labels of a batch, sorted; ``None`` if the output layer's gradient was withheld.
 
-    One image: :func:`single_label`.
-    More images: the counts ``n_k = B (p_k - b_k)`` from the mean bias gradient ``b``, where the mean probabilities
-    ``p`` are those of guessed inputs (in the way of LLG, Wainakh et al. 2022), rounded to whole numbers that sum to B.
-    Without a bias, row sums divided by the mean feature sum stand for ``b``.
-
-    Args:
-        gradient: of the mean loss of the batch, unscaled.
-        layer: names of weight and bias.
-        batch_size: B.
-        probabilities: (K,) mean output of the model for guessed inputs.
-        features: (F,) mean input of the layer for guessed inputs.
+    The counts are ``n_k = B (p_k - b_k)`` for the mean bias gradient ``b`` and the mean ``probabilities`` p (K,) of
+    guessed inputs (similar to LLG, Wainakh et al. 2022), rounded to sum to B. Without a bias, ``b`` is the row sums
+    divided by the sum of ``features`` (F,), the layer's mean input. ``gradient`` is that of the mean loss, unscaled.
     """
     if batch_size == 1:
         return single_label(gradient, layer)
@@ -268,7 +241,7 @@ def infer_labels(
 def expected_counts(
     gradient: Tensors, layer: tuple[str, str | None], batch_size: int, probabilities: Tensor, features: Tensor
 ) -> Tensor | None:
-    """Estimate the counts (K,) of the classes in a batch, not yet whole; see :func:`infer_labels`."""
+    """Estimate the counts (K,) of the classes before rounding; see :func:`infer_labels`."""
     evidence = _evidence(gradient, layer)
     if evidence is None:
         return None
@@ -278,7 +251,7 @@ def expected_counts(
 
 
 def _evidence(gradient: Tensors, layer: tuple[str, str | None]) -> Tensor | None:
-    """Return the bias gradient (K,), or the row sums of the weight's; ``None`` where both were withheld."""
+    """Return the bias gradient (K,), or the row sums of the weight's; ``None`` if both were withheld."""
     weight, bias = layer
     if bias is not None and bias in gradient:
         return gradient[bias]
@@ -286,10 +259,7 @@ def _evidence(gradient: Tensors, layer: tuple[str, str | None]) -> Tensor | None
 
 
 def _to_labels(expected: Tensor, total: int) -> Tensor:
-    """Round ``expected`` to whole counts that sum to ``total``, and return them as a sorted list of labels.
-
-    Where they are too many, one after the other is taken from all classes that have some.
-    """
+    """Round ``expected`` to sorted labels, ``total`` in all; a surplus is taken from all in turn."""
     wanted = expected.double().clamp(0, _MOST_EXPECTED)
     counts = wanted.floor()
     counts = (counts - _taken_from_each(counts, total)).clamp_min(0)
@@ -301,7 +271,7 @@ def _to_labels(expected: Tensor, total: int) -> Tensor:
 
 
 def _taken_from_each(counts: Tensor, total: int) -> int:
-    """Find the largest number that all ``counts`` (K,) can lose, down to 0, and still sum to ``total``."""
+    """Find the largest number that all ``counts`` (K,) can lose, down to 0, and still reach ``total``."""
     low, high = 0, int(counts.max().nan_to_num(0.0)) + 1
     while high - low > 1:
         middle = (low + high) // 2

@@ -1,10 +1,4 @@
-"""The few numbers per layer and victim that every objective is made of.
-
-All gradients of many victims are compared with the observed ones in one operation, a part that fits the cache at a
-time. The gradient of a linear layer's weight is a product over the positions of a text: formed for all victims at once,
-every square, sign and sum of it would go through memory, there and back. Here a few victims' gradients of one weight
-are formed, compared and turned into slopes while they are in the cache, and are never written.
-"""
+"""The few numbers per layer and victim from which objectives are computed."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,13 +19,10 @@ class Target:
     """The observed gradient of one layer for V victims.
 
     Attributes:
-        value: (V, n) flattened, (V, 0) where it is known by its factors.
+        value: (V, n) flattened; (V, 0) if it is known by its factors.
         squared: (V,) sum of squares.
-        variance: (V,) over the n elements.
-        mean: (V,) of them.
-        size: n.
-        low, high: (V, n) between which the undefended tensor is known to be, where the defense hid its exact value;
-            ``None`` where it is the one observed. A guess within is as good as the observed value.
+        variance, mean: (V,) over the n elements.
+        low, high: bounds (V, n) of the undefended tensor if the defense hid its value; guesses within them fit fully.
     """
 
     value: Tensor
@@ -51,64 +42,57 @@ class Target:
 
     @classmethod
     def joined(cls, targets: Sequence["Target"]) -> "Target":
-        """Join targets without bounds into one, in their order."""
+        """Join targets without bounds, in their order."""
         return cls.of(torch.cat([target.value for target in targets], 1))
 
     def without_value(self) -> "Target":
-        """Return the numbers alone, without the values."""
         return Target(self.value[:, :0].clone(), self.squared, self.variance, self.mean, self.size)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Target":
-        """Copy the target with ``change`` applied to each of its tensors."""
         low, high = (None if bound is None else change(bound) for bound in (self.low, self.high))
         value, squared, variance, mean = map(change, (self.value, self.squared, self.variance, self.mean))
         return Target(value, squared, variance, mean, self.size, low, high)
 
 
 class LayerStatistics(Protocol):
-    """Guessed against observed gradient of one tensor; each number is (V,) and computed when asked for.
-
-    :class:`Explicit`, :class:`Products` and :class:`Zero` are all that there are.
-    """
+    """Statistics of the guessed gradient g' against the observed g of one tensor."""
 
     @property
-    def target(self) -> Target:
-        """Return the observed gradient of the layer."""
-        ...
+    def target(self) -> Target: ...
 
     @property
     def guess(self) -> Tensor | None:
-        """Return g' (V, n), where it was formed and may be anything; ``None`` otherwise."""
+        """Return g' (V, n) if it was formed and is not bounded; else ``None``."""
         ...
 
     @property
     def squared(self) -> Tensor:
-        """Return the squared norm ||g'||^2 (V,) of the guesses' gradients."""
+        """Return ||g'||^2 (V,)."""
         ...
 
     def apart(self, scale: Tensor, observed_scale: Tensor) -> Tensor:
-        """Return ||scale g' - observed_scale g||^2 for factors (V,), as exact as a sum of squared differences."""
+        """Return ||scale g' - observed_scale g||^2 for factors (V,), as exact as squared differences."""
         ...
 
     @property
     def distance(self) -> Tensor:
-        """Return the squared distance ||g' - g||^2 (V,) from the observed gradients."""
+        """Return ||g' - g||^2 (V,)."""
         ...
 
     @property
     def absolute(self) -> Tensor:
-        """Return the absolute distance, the sum of |g' - g| (V,)."""
+        """Return the sum of |g' - g| (V,)."""
         ...
 
     @property
     def difference(self) -> Tensor:
-        """Return g' - g (V, n), for an objective that is no sum of the above and says that it is ``elementwise``."""
+        """Return g' - g (V, n), for objectives that are ``elementwise``."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class Explicit:
-    """Statistics of a gradient (V, *shape) that was formed; where the target has bounds, of g' moved by g - [g']."""
+    """Statistics of a formed gradient (V, *shape); if the target has bounds, of g plus the distance to them."""
 
     gradient: Tensor
     target: Target
@@ -123,7 +107,6 @@ class Explicit:
         return lengths.square()
 
     def apart(self, scale: Tensor, observed_scale: Tensor) -> Tensor:
-        """Return ||scale g' - observed_scale g||^2 for factors (V,)."""
         return torch.addcmul(-observed_scale[:, None] * self.target.value, self._guess, scale[:, None]).square().sum(1)
 
     @property
@@ -146,7 +129,7 @@ class Explicit:
 
     @property
     def difference(self) -> Tensor:
-        """Return the guess minus the observed value, or minus the nearest value within the bounds."""
+        """Return g' minus g, or minus the nearest value within the bounds."""
         flat, target = self.gradient.reshape(len(self.gradient), -1), self.target
         return flat - (target.value if target.low is None else flat.clamp(target.low, target.high))
 
@@ -158,8 +141,7 @@ class Products:
     Attributes:
         deltas: (V, O, P).
         inputs: (V, D, P).
-        factors: of the observed gradient.
-        target: its numbers; its value is not used.
+        factors: factors of the observed gradient.
     """
 
     deltas: Tensor
@@ -173,7 +155,6 @@ class Products:
         return self._along.square().sum((1, 2)) + self._beside
 
     def apart(self, scale: Tensor, observed_scale: Tensor) -> Tensor:
-        """Return ||scale g' - observed_scale g||^2 for factors (V,)."""
         along = scale[:, None, None] * self._along - observed_scale[:, None, None] * self.factors.core
         return along.square().sum((1, 2)) + scale.square() * self._beside
 
@@ -183,12 +164,10 @@ class Products:
 
     @property
     def absolute(self) -> Tensor:
-        """Sum of |g' - g|, for which the gradient is formed."""
         return self._formed.abs().sum((1, 2))
 
     @property
     def difference(self) -> Tensor:
-        """Return g' - g (V, n), for which the gradient is formed."""
         return self._formed.flatten(1)
 
     @property
@@ -207,12 +186,12 @@ class Products:
 
     @cached_property
     def _along(self) -> Tensor:
-        """Return the gradient (V, r, q) in the coordinates of the observed one."""
+        """Return the gradient (V, r, q) in the observed one's coordinates."""
         return self._delta_parts[0] @ self._input_parts[0].mT
 
     @cached_property
     def _beside(self) -> Tensor:
-        """Return the squared norm (V,) of the gradient's part outside of these coordinates."""
+        """Return the squared norm (V,) of the gradient outside of these coordinates."""
         (along, rest), (input_along, input_rest) = self._delta_parts, self._input_parts
         input_rest_products = input_rest.mT @ input_rest
         input_products = input_along.mT @ input_along + input_rest_products
@@ -231,7 +210,6 @@ class Zero:
         return torch.zeros_like(self.target.squared)
 
     def apart(self, scale: Tensor, observed_scale: Tensor) -> Tensor:
-        """Return ||scale g' - observed_scale g||^2 for factors (V,)."""
         return observed_scale.square() * self.target.squared
 
     @property
@@ -244,12 +222,11 @@ class Zero:
 
     @property
     def difference(self) -> Tensor:
-        """Return -g (V, n)."""
         return -self.target.value
 
 
 def _parts(values: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:
-    """Split ``values`` (V, N, P) into coordinates (V, r, P) along the orthonormal ``directions``, and the rest."""
+    """Split ``values`` (V, N, P) into coordinates (V, r, P) along orthonormal ``directions``, and the rest."""
     along = directions.mT @ values
     return along, torch.baddbmm(values, directions, along, alpha=-1)
 
@@ -258,22 +235,19 @@ _IN_CACHE = 1 << 16
 """Elements of a gradient that are compared at a time."""
 
 Coefficients = Mapping[str, tuple[float, float]]
-"""Of each tensor, on its squared and on its absolute distance."""
+"""Weights of each tensor's squared and absolute distance."""
 
 Factored = Mapping[str, tuple[Tensor, Tensor]]
-"""Of weights: output gradients (V, O, P) and inputs (V, D, P), whose product is the gradient."""
+"""Output gradients (V, O, P) and inputs (V, D, P) of each weight, whose product is its gradient."""
 
 
 def weighted_distance(
     formed: Tensors, factored: Factored, targets: Mapping[str, Target], weights: Coefficients
 ) -> Tensor:
-    """Sum ``a ||g' - g||^2 + b sum |g' - g|`` over the tensors, (V,); it can be differentiated once.
+    """Sum ``a ||g' - g||^2 + b sum |g' - g|`` over the tensors, (V,); differentiable once.
 
-    Args:
-        formed: gradients (V, *shape) by name.
-        factored: those of the other tensors, by their factors.
-        targets: observed, without bounds.
-        weights: a and b of each.
+    ``formed`` are gradients (V, *shape), ``factored`` the factors of others, ``weights`` a and b; ``targets`` lack
+    bounds.
     """
     observed = [torch.cat([targets[name].value for name in formed], 1)] if formed else []
     joined = [torch.cat([gradient.reshape(len(gradient), -1) for gradient in formed.values()], 1)] if formed else []
@@ -291,12 +265,12 @@ def weighted_distance(
 
 @dataclass(frozen=True, eq=False)
 class _Plan:
-    """The tensors to compare, with their weights.
+    """The tensors to compare.
 
     Attributes:
-        elementwise: (n,) a and b for each element of the gradients that were formed, which come as one.
-        products: a and b of those that are products.
-        observed: (V, n) of each.
+        elementwise: a and b (n,) of the joined formed gradients.
+        products: a and b of each product.
+        observed: (V, n) of each tensor.
     """
 
     elementwise: Sequence[Tensor]
@@ -305,9 +279,7 @@ class _Plan:
 
 
 class _Compare(torch.autograd.Function):
-    """Maps (plan, formed gradients as one (V, n), deltas (V, P, O) and inputs (V, P, D) of the others) to the loss
-    (V,).
-    """
+    """Maps plan, joined gradients (V, n), deltas (V, P, O) and inputs (V, P, D) to the loss (V,)."""
 
     @staticmethod
     def forward(ctx: Any, plan: _Plan, *tensors: Tensor) -> Tensor:
@@ -335,9 +307,9 @@ class _Compare(torch.autograd.Function):
 def _products(
     loss: Tensor, deltas: Tensor, inputs: Tensor, observed: Tensor, weights: tuple[float, float], *, wanted: bool
 ) -> list[Tensor]:
-    """Add to ``loss`` (V,) the distance of products from those observed; return the slopes where ``wanted``.
+    """Add the distance of products over P from ``observed`` to ``loss`` (V,); return the slopes if ``wanted``.
 
-    The products are those over P of ``deltas`` (V, P, O) and ``inputs`` (V, P, D); the slopes are by both of these.
+    The factors are ``deltas`` (V, P, O) and ``inputs`` (V, P, D).
     """
     squared, absolute = weights
     shape = (deltas.shape[2], inputs.shape[2])

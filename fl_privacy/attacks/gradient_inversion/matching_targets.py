@@ -1,4 +1,4 @@
-"""How the updates of one round are matched: which tensors, by which gradients, given what is known of them."""
+"""Choose how the updates of one round are matched."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -33,18 +33,15 @@ from fl_privacy.types.modality import modality_of
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PreparedRound:
-    """All that the victims of a group have in common in one round.
+    """Common parts of a group's victims in one round.
 
     Attributes:
-        observations: by the victims' positions.
-        victim_model: with the values that the attacker works with, the tensors that are matched, and the clients' plan
-            and loss, as far as they are known.
-        unrolls: whether local steps are replayed.
-        gradients: of the victims' losses.
-        ranks: of the gradients that need not be formed.
+        observations: observations by the victims' positions.
+        victim_model: the model with the attacker's values, the matched tensors, and plan and loss as known.
+        unrolls: ``True`` if local steps are replayed.
+        ranks: ranks of the gradients that need not be formed.
         compared: weights whose gradients are formed and compared a few victims at a time.
-        known: the defense.
-        unknowns: of a hidden gradient.
+        unknowns: unknowns of a hidden gradient.
     """
 
     observations: Mapping[int, Observation]
@@ -57,11 +54,9 @@ class PreparedRound:
     unknowns: Unknowns | None
 
     def matched(self, observation: Observation) -> Tensors:
-        """Return the tensors that are compared with the guessed gradients."""
         return accumulated_gradient(observation) if self.unrolls else as_gradient(observation)
 
     def of(self, positions: Sequence[int]) -> Round:
-        """Build the round of the victims at ``positions``, which may repeat."""
         observations = [self.observations[position] for position in positions]
         parameter = next(self.victim_model.model.parameters())
         values = stack(
@@ -84,7 +79,7 @@ class PreparedRound:
 
 
 def _left_by_optimizers(observations: Sequence[Observation]) -> Bounds:
-    """Stack what the clients' optimizers left of their gradients; empty where it is all of them."""
+    """Stack the bounds that optimizers leave on gradients; empty if a client has none."""
     each = [o.knowledge.bounds for o in observations]
     told = [bounds for bounds in each if bounds is not None]
     if len(told) < len(each):
@@ -155,10 +150,7 @@ def _trial(victim_model: VictimModel, first: Observation) -> torch.Tensor:
 def _choose(
     victim_model: VictimModel, trial: torch.Tensor, *, unrolls: bool, elementwise: bool
 ) -> tuple[VictimGradients, Mapping[str, int], Sequence[str]]:
-    """Choose how gradients are computed.
-
-    Also the ranks of those that are not formed, and weights that are compared by parts.
-    """
+    """Choose how gradients are computed, ranks of those not formed, and weights compared by parts."""
     if unrolls:
         return _unrolled(victim_model, trial), {}, ()
     of_one = trial.shape[2:3] if getattr(victim_model.model, "next_token", False) else ()
@@ -177,7 +169,6 @@ def _choose(
 
 
 def _unrolled(victim_model: VictimModel, trial: torch.Tensor) -> Unrolled:
-    """Replay local steps, if their loss can be batched over victims."""
     unrolled = Unrolled(victim_model)
     if not is_plain(victim_model.loss):
         labels = torch.zeros(trial.shape[:2], dtype=torch.long, device=trial.device)

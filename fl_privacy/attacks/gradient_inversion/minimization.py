@@ -1,8 +1,4 @@
-"""Minimize for many victims at once, each with its own loss, optimizer state, best iterate, film and end.
-
-Two loops: descent along gradients, and evolution, in which each victim has its own population and all candidates are
-judged together.
-"""
+"""Minimize for many victims at once, by descent or by evolution of candidates."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,9 +22,9 @@ _HISTORY = 100
 
 @dataclass(frozen=True, eq=False)
 class Minimum:
-    """The best of each victim: variables (V, N), loss (V,) and losses (T, V), thinned and nan once it had finished.
+    """The best variables (V, N) and loss (V,), and losses (T, V), thinned, and nan once a victim has finished.
 
-    Of filmed victims also what was the best (N,) at some rows of the history.
+    ``snapshots`` holds the best variables (N,) of filmed victims at some rows of the history.
     """
 
     variables: Tensor
@@ -38,17 +34,15 @@ class Minimum:
 
 
 class Standing:
-    """State of a descent: the victims in the batch, those that have finished until :meth:`select` takes them out.
+    """State of a descent, with finished victims until :meth:`select` removes them.
 
     Attributes:
-        active: their numbers.
+        active: numbers of the victims in the batch.
         best: variables (V, N) with the lowest loss so far.
-        best_loss: (V,).
-        rescued_at: (V,) the best loss when a victim last went back to it.
-        over: (V,) who has finished.
-        any_broken: whether the last loss or gradient of any was not finite.
-        share_done: of all work, those taken out included.
-        snapped: rows of the batch of which a snapshot was just taken.
+        rescued_at: (V,) best loss when a victim last went back to it.
+        over: (V,) mask of the finished victims.
+        share_done: share of all work done.
+        snapped: rows with a snapshot just taken.
     """
 
     def __init__(self, variables: Tensor, iterations: int, filmed: Sequence[int] = ()) -> None:
@@ -72,7 +66,7 @@ class Standing:
         self._due = list(range(count))
 
     def learn(self, variables: Tensor, loss: Tensor, broken: Tensor) -> None:
-        """Keep what is better than before, and the first loss of each stretch of iterations."""
+        """Keep better iterates, and the first loss of each stretch of iterations."""
         self.any_broken = bool(broken.any())
         better = loss < self.best_loss
         if self.any_broken:
@@ -94,7 +88,7 @@ class Standing:
             self._due = [row for row in self._due if values[row] != values[row]]
 
     def note(self, over: Tensor, iteration: Tensor) -> int:
-        """Mark the victims that are ``over`` (V,), keep the ``iteration`` (V,) of the others, and count these."""
+        """Mark the victims ``over`` (V,), note the ``iteration`` (V,) of all, and count those left."""
         self.over = self.over | over
         self._rows_over = self.over.tolist()
         done = iteration.tolist()
@@ -110,7 +104,7 @@ class Standing:
         return len(done) - gone
 
     def select(self, rows: Tensor) -> None:
-        """Take all but ``rows`` (indices) out of the batch."""
+        """Keep the ``rows`` (indices) of the batch only."""
         self._keep()
         kept = rows.tolist()
         self.active = [self.active[row] for row in kept]
@@ -121,7 +115,6 @@ class Standing:
         self._due = [number for number, row in enumerate(kept) if row in self._due]
 
     def minimum(self) -> Minimum:
-        """Return the least loss of each victim (V,)."""
         self._keep()
         return self._found
 
@@ -131,7 +124,7 @@ class Standing:
 
 
 _NOTHING = 1e30
-"""What a candidate is worth whose loss is no number: the strategy ranks them all."""
+"""Loss of a candidate whose loss is not a number, so that the strategy can rank it."""
 
 _HISTORY_OF_CMA = 100
 
@@ -148,18 +141,12 @@ def search(
     report: Report,
     filmed: Sequence[int] = (),
 ) -> Minimum:
-    """Minimize ``problem`` for V victims by populations of candidates.
+    """Minimize ``problem`` by populations of candidates; see :func:`minimize`.
 
     Args:
-        problem: of the victims.
-        variables: (V, N), of which the shape, dtype and device count: the populations start around 0.
-        generators: the random stream of each victim.
-        enough: (V,) a victim whose loss is below has finished.
-        strategy: settings.
-        iterations: populations of each victim, at most.
+        variables: (V, N), for shape, dtype and device alone: the populations start around 0.
+        iterations: most populations of each victim.
         capacity: candidates judged at a time.
-        report: called with the share of the work that is done.
-        filmed: victims of which snapshots are kept on the way.
     """
     count, size = variables.shape
     runs = [strategy.begin(size, iterations, generator) for generator in generators]
@@ -194,7 +181,7 @@ def search(
 
 
 def _judged(problem: Problem, candidates: Tensor, victims: Sequence[int], capacity: int) -> Tensor:
-    """Return the losses (A, P) of ``candidates`` (A, P, N) for the victims numbered ``victims``."""
+    """Return the losses (A, P) of ``candidates`` (A, P, N) for ``victims``."""
     flat = candidates.flatten(0, 1)
     owners = torch.tensor(victims, device=flat.device).repeat_interleave(candidates.shape[1])
     losses = []
@@ -208,18 +195,18 @@ class Pictured(Protocol):
     """A problem whose variables (V, N) are images, or texts that can be decoded."""
 
     def images(self, variables: Tensor) -> Tensor:
-        """Return the images (V, B, C, H, W), or texts (V, B, L, d + 1), of ``variables``."""
+        """Return the images (V, B, C, H, W), or texts (V, B, L, d + 1)."""
         ...
 
 
 def filmed_rows(observations: Iterable[Observation]) -> list[int]:
-    """Return the rows of the observations that are to be filmed."""
+    """List the rows to film."""
     return [row for row, o in enumerate(observations) if o.filmed]
 
 
 @torch.no_grad()
 def films_of(problem: Pictured, minimum: Minimum) -> dict[int, tuple[Snapshot, ...]]:
-    """Return for each filmed row that victim's snapshots, in the order of its losses, and the final result."""
+    """Return the snapshots of each filmed row and its final result, in order."""
     films = {}
     for row, snapshots in minimum.snapshots.items():
         number = minimum.history[:, row].isfinite().cumsum(0)
@@ -233,13 +220,12 @@ def films_of(problem: Pictured, minimum: Minimum) -> dict[int, tuple[Snapshot, .
 
 @torch.no_grad()
 def frames_of(problem: Pictured, variables: Tensor, rows: Sequence[int]) -> list[Snapshot]:
-    """Return frames of some ``rows`` of the ``variables`` (V, N) of ``problem``."""
+    """Return frames of ``rows`` of the ``variables`` (V, N)."""
     chosen = torch.tensor(rows, device=variables.device)
     return [_snapshot(problem, 0, image) for image in _of_rows(problem, chosen).images(variables[chosen])]
 
 
 def _snapshot(problem: Pictured, at: int, guess: Tensor) -> Snapshot:
-    """Take a snapshot of images (B, C, H, W), or of the texts (B, L, d + 1) of a source of words."""
     source = problem.settings.source if isinstance(problem, Problem) else None
     if isinstance(source, WordEmbeddings):
         return TextFrame(at, source.read(guess[:1])[0].cpu())
@@ -247,10 +233,7 @@ def _snapshot(problem: Pictured, at: int, guess: Tensor) -> Snapshot:
 
 
 def _of_rows(problem: Pictured, rows: Tensor) -> Pictured:
-    """Select ``rows`` of ``problem`` as far as images depend on them.
-
-    What was observed of the victims, which is large, is left.
-    """
+    """Select ``rows`` of what images depend on, without the large observed updates."""
     if not isinstance(problem, Problem):
         return problem
     labels, held = problem.labels, problem.held
@@ -261,25 +244,21 @@ _COMPACT_BELOW = 0.75
 
 
 class Minimizable(Pictured, Protocol):
-    """A loss of the variables (V, N) of V victims, of which the first are pixels."""
+    """A loss of variables (V, N), the first of which are pixels."""
 
     @property
-    def pixels(self) -> int:
-        """Return how many of the variables are pixels."""
-        ...
+    def pixels(self) -> int: ...
 
     @property
     def attempts(self) -> int:
-        """Return how many neighboring rows are attempts at the same victim."""
+        """Return the number of neighboring rows that are attempts at the same victim."""
         ...
 
     def projected(self, variables: Tensor, how: Projection) -> Tensor:
-        """Bring the images of the variables to [0, 1]."""
+        """Bring the images to [0, 1]."""
         ...
 
-    def select(self, rows: Tensor) -> Self:
-        """Select the victims ``rows``, and drop all others."""
-        ...
+    def select(self, rows: Tensor) -> Self: ...
 
 
 P = TypeVar("P", bound=Minimizable)
@@ -289,9 +268,7 @@ P_contra = TypeVar("P_contra", contravariant=True)
 class Moves(Protocol[P_contra]):
     """Moves of variables that no slope leads to."""
 
-    def due(self, iteration: int) -> bool:
-        """Say whether a move follows after ``iteration`` iterations."""
-        ...
+    def due(self, iteration: int) -> bool: ...
 
     def __call__(self, problem: P_contra, variables: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
         """Return the variables (V, N) to go on from."""
@@ -300,15 +277,11 @@ class Moves(Protocol[P_contra]):
 
 @dataclass(frozen=True, kw_only=True)
 class Descent:
-    """How a problem is minimized.
+    """Settings of a descent.
 
     Attributes:
-        optimizer: settings.
-        iterations: of the optimizer.
-        projection: after each iteration.
         noise: standard deviation of Gaussian noise added to the pixels' gradient.
-        moves: what is done to the variables (V, N) of a problem, with the random stream of each victim, when so many
-            iterations are over; ``None``: nothing.
+        moves: moves of the variables (V, N) between iterations.
     """
 
     optimizer: Optimizer
@@ -331,16 +304,14 @@ def minimize(
 ) -> Minimum:
     """Minimize ``problem`` from ``variables`` (V, N).
 
-    A victim whose loss or gradient is not finite goes back to its best iterate with a fresh optimizer; if it has
-    found nothing better since the last time, it has finished. Finished victims leave the batch.
+    A victim whose loss or gradient is not finite returns to its best iterate with a fresh optimizer; without progress
+    since its last return it has finished. Finished victims leave the batch.
 
     Args:
-        generators: the random stream of each victim.
-        enough: (V,) a victim whose loss is below has finished.
-        descent: how to minimize.
+        generators: random stream of each victim.
+        enough: loss (V,) below which a victim has finished.
         evaluate: (problem, variables) -> loss (V,) and gradient (V, N).
-        report: called with the share of the work that is done.
-        filmed: victims of which snapshots are kept on the way.
+        filmed: victims with snapshots.
     """
     state = Standing(variables, descent.iterations, filmed)
     run, rounds = descent.optimizer.start(variables, iterations=descent.iterations, images=problem.pixels), 0

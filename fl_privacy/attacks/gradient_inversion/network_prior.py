@@ -1,4 +1,4 @@
-"""Images that an untrained network makes, whose weights are optimized: a prior by its architecture alone."""
+"""Images of an untrained network whose weights are optimized."""
 
 import math
 from collections.abc import Sequence
@@ -13,22 +13,20 @@ from fl_privacy.attacks.gradient_inversion.starts import Blank, NextSource, Shap
 from fl_privacy.models.pretrained.generator import Provenance
 
 _SMALLEST = 4
-"""Pixels of a side of the network's input, or a little more."""
+"""Least side of the network's input in pixels."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Untrained:
-    """A convolutional decoder for each victim (deep image prior, Ulyanov et al. 2018; for gradients, CI-Net, Zhang et
-    al. 2023).
+    """A convolutional decoder for each victim (deep image prior, Ulyanov et al. 2018; CI-Net, Zhang et al. 2023).
 
-    Noise of a few pixels, fixed for each image, is brought to twice its size, convolved, normalized and rectified until
-    it is of the image's size; a convolution and a sigmoid make colors of it. All images of a victim come out of the
-    same weights. A weight is ``scale (w + unit x)``, with w drawn from N(0, 1), the scale of He et al. (2015) for its
-    layer, and the variable x, which starts at 0: the learning rates of pixels suit it.
+    Fixed noise of a few pixels is doubled in size, convolved, normalized and rectified up to the image's size; a
+    convolution and a sigmoid make colors. A victim's images share the weights ``scale (w + unit x)``, with w from N(0,
+    1), scale by He et al. (2015), and variables x from 0.
 
     Attributes:
-        width: channels.
-        unit: how far a variable of 1 moves a weight, in standard deviations.
+        width: number of channels.
+        unit: move of a weight by a variable of 1, in standard deviations.
     """
 
     width: int = 32
@@ -41,7 +39,7 @@ class Untrained:
         return torch.zeros(self.size(blank.shape))
 
     def held(self, blank: Blank) -> Tensor:
-        """Return what is fixed: the network's input, then its initial weights, with biases 0."""
+        """Draw the network's input, then its initial weights, with biases 0."""
         shape = blank.shape
         noise = torch.randn(shape[0] * self._input_size(shape), generator=blank.generator)
         drawn = [torch.randn(math.prod(kernel), generator=blank.generator) for kernel in self._kernels(shape)]
@@ -88,7 +86,7 @@ class Untrained:
         return None
 
     def _sides(self, shape: Shape) -> list[tuple[int, int]]:
-        """Return (height, width) of the maps, from the input to the image; each is half of the next, rounded up."""
+        """Return (height, width) of the maps, from input to image, each half of the next, rounded up."""
         sides = [(int(shape[2]), int(shape[3]))]
         while min(sides[0]) // 2 >= _SMALLEST:
             sides.insert(0, (-(-sides[0][0] // 2), -(-sides[0][1] // 2)))
@@ -100,7 +98,6 @@ class Untrained:
         return [*hidden, (int(shape[1]), self.width, 1, 1)]
 
     def _sizes(self, shape: Shape) -> list[int]:
-        """Return the numbers of values: weight and bias of each layer."""
         return [size for kernel in self._kernels(shape) for size in (math.prod(kernel), kernel[0])]
 
     def _input_size(self, shape: Shape) -> int:

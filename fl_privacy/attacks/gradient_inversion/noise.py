@@ -1,4 +1,4 @@
-"""How noisy an update is, and how smooth the likeliest images behind a noisy one are."""
+"""Estimate the noise in an update, and the smoothness of the likeliest images."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -19,30 +19,30 @@ from fl_privacy.rng import derive_generator
 from fl_privacy.types import Observation, Tensors
 
 _LOUDEST = 3.0
-"""Norm of the noise over that of the gradient from which smoothing more leaves nothing but gray."""
+"""Ratio of noise to gradient above which more smoothing leaves nothing but gray."""
 
 _FEWEST = 8
-"""Columns of the output layer that tell a spread."""
+"""Fewest columns of the output layer for an estimate."""
 
 _STRENGTH = 0.25
-"""Total variation's slope by a pixel over that which noise gives the objective, at most; chosen on networks with and
+"""Largest slope of total variation by a pixel over that which noise gives the objective; chosen on networks with and
 without batch norm, trained or not, whose weights at that strength are from 0.002 to 2."""
 
 _EDGE = 0.05
-"""How far noise has to move a pixel for that strength: about as much as neighbors differ in photographs."""
+"""Move of a pixel by noise that calls for that strength: about the difference of neighbors in photographs."""
 
 _COARSE = 4
-"""Side of the random images on which noise is rehearsed, before they are brought to the size of the victim's."""
+"""Side of the random images on which noise is rehearsed, before they are resized to the victim's."""
 
 
 def noise_over_gradient(observation: Observation) -> float | None:
-    """Return the norm of the noise in the update of ``observation`` over that of the gradient, at most 3.
+    """Return the norm of the noise in the update over that of the gradient, at most 3.
 
-    The gradient of cross entropy by the logits adds up to zero over the classes, so that each column of the output
-    layer's weight does, and its bias: what they add up to is noise. Rounding in single precision comes to 1e-6.
+    Gradients of cross entropy by the logits sum to zero over the classes, and so do the columns of the output layer's
+    weight and bias; their sums are noise, or rounding of 1e-6.
 
     Returns:
-        ``None`` where there is no output layer, or too few columns, or steps of Adam, which do not add up.
+        ``None`` without an output layer, with too few columns, or for steps of Adam.
     """
     if observation.plan.shares != "gradient" and observation.plan.optimizer != "sgd":
         return None
@@ -52,10 +52,7 @@ def noise_over_gradient(observation: Observation) -> float | None:
 
 
 def ratio_of_gradient(gradient: Tensors, observation: Observation) -> float:
-    """Compute the noise ratio of a ``gradient`` that has no noise.
-
-    It is as large as rounding makes it, or larger where a model is no classifier by softmax.
-    """
+    """Return the noise ratio of a noiseless ``gradient``: rounding, or more without softmax."""
     layer = output_layer(observation.model, observation.num_classes)
     return (layer and _ratio(gradient, [name for name in layer if name])) or 0.0
 
@@ -72,20 +69,14 @@ def _ratio(update: Tensors, layer: Sequence[str]) -> float | None:
 
 
 Smoothing = tuple[float, float]
-"""Weights of total variation at which the images behind a noisy update are likeliest: beside the attack's objective,
-and beside the angle of the whole update."""
+"""Weights of total variation at which the images behind a noisy update are likeliest, relative to the attack's
+objective and to the angle of the whole update."""
 
 
 def smoothing_of(
     observations: Sequence[Observation], problem: Callable[[slice], Problem], at_once: int
 ) -> list[Smoothing] | None:
-    """Measure the smoothing of each of ``observations``, ``at_once`` at a time; ``None`` where the noise is unknown.
-
-    Args:
-        observations: of a group.
-        problem: of some of them.
-        at_once: how many fit into memory.
-    """
+    """Measure the smoothing of each observation, ``at_once`` at a time; ``None`` if the noise is unknown."""
     ratios = [noise_over_gradient(observation) for observation in observations]
     told = [ratio for ratio in ratios if ratio is not None]
     if len(told) < len(ratios):
@@ -98,21 +89,12 @@ def smoothing_of(
 
 
 def _smoothing(problem: Problem, ratios: Sequence[float]) -> tuple[Tensor, Tensor]:
-    """Weigh total variation, by pixel and by angle, so strongly that the noise doesn't show in the images.
+    """Return weights (V,) of total variation at which noise doesn't show, for the attack's objective and the angle.
 
-    What denoises best grows with the noise (Rudin, Osher and Fatemi 1992); how far noise in a gradient reaches the
-    pixels depends on network and objective. It is rehearsed: where the gradient of public images is matched but for
-    noise as loud as in the update, all of the objective's slope is the noise's doing. By how much that moves a pixel
-    follows from how the objective rises towards other images; little noise is smoothed less, as in the likeliest image
-    where neighbors differ by so much (``_EDGE``).
-
-    Args:
-        problem: of V victims.
-        ratios: norm of the noise over that of the gradient, of each.
-
-    Returns:
-        (V,) weights of total variation beside the attack's objective, and beside the angle of the whole update; zero
-        where a rehearsal shows nothing, as behind layers that are silent for the public images.
+    The best weight grows with the noise (Rudin, Osher and Fatemi 1992), whose effect on pixels is rehearsed: if the
+    gradient of public images is matched but for noise as loud as the update's, ``ratios`` (V,), all of the slope is
+    noise. The move of a pixel follows from the objective's rise towards other images; moves below ``_EDGE`` are
+    smoothed less. Weights are zero if a rehearsal shows nothing.
     """
     loud = torch.tensor(ratios).to(problem.zero_loss())
     rng = derive_generator(0, "rehearsed noise")
@@ -150,7 +132,7 @@ def _gradients(one: Round, images: Tensor, labels: Tensor) -> Tensors:
 
 
 def _noisy(gradients: Tensors, noise: Tensors, loud: Tensor) -> dict[str, Target]:
-    """Add ``noise``, the same for all victims, of ``loud`` (V,) times the gradient's norm."""
+    """Add ``noise`` at ``loud`` (V,) times the gradient's norm."""
     length = torch.stack([value.flatten(1).square().sum(1) for value in gradients.values()]).sum(0).sqrt()
     each = loud * length / torch.stack([value.square().sum() for value in noise.values()]).sum().sqrt()
     return {
@@ -160,14 +142,14 @@ def _noisy(gradients: Tensors, noise: Tensors, loud: Tensor) -> dict[str, Target
 
 
 def _rise(problem: Problem, images: Tensor, others: Tensor, labels: Tensor) -> Tensor:
-    """Return by how much the objective rises towards ``others`` (V,), for half the squared distance."""
+    """Return the objective's rise (V,) towards ``others``, per half the squared distance."""
     with differentiable_twice(), torch.no_grad():
         risen = problem.mismatch(others, labels, [None] * len(problem.rounds))
     return 2 * risen / (others - images).flatten(1).square().sum(1)
 
 
 def _pull(problem: Problem, images: Tensor, labels: Tensor) -> Tensor:
-    """Return the root mean square of the slope by a pixel (V,)."""
+    """Return the root mean square (V,) of the slope by a pixel."""
     with differentiable_twice():
         leaf = images.detach().requires_grad_()
         loss = problem.mismatch(leaf, labels, [None] * len(problem.rounds))

@@ -1,4 +1,4 @@
-"""How far a guessed gradient is from the observed one, as a function of a few numbers per layer."""
+"""Distances between guessed and observed gradient."""
 
 import fnmatch
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,9 +20,8 @@ class Objective(Protocol):
     """Statistics of each uploaded tensor -> loss (V,) of each victim.
 
     Attributes:
-        elementwise: True where the size of gradients counts, which are then formed element by element.
-        layers: weights of the tensors.
-        by_layer: whether it matters which element is of which tensor; where it does not, small ones come as one.
+        elementwise: ``True`` if the size of gradients counts; they are then formed element by element.
+        by_layer: ``False`` if small tensors may be joined.
     """
 
     @property
@@ -39,15 +38,15 @@ class Objective(Protocol):
 
 @runtime_checkable
 class SumOfDistances(Protocol):
-    """An objective that is a weighted sum of the squared and absolute distances of the tensors, in some settings."""
+    """An objective that, in some settings, is a weighted sum of distances."""
 
     def coefficients(self, names: Sequence[str]) -> Coefficients | None:
-        """Return the coefficients of the tensors ``names``, in order; ``None`` where the objective is no such sum."""
+        """Return the coefficients of the tensors ``names``; ``None`` if it is no such sum."""
         ...
 
 
 def layer_weight(layers: LayerWeights, name: str) -> float:
-    """Return the weight of the last pattern that matches ``name``; 1 where none does."""
+    """Return the weight of the last pattern that matches ``name``; 1 if none does."""
     matches = [weight for pattern, weight in layers.items() if fnmatch.fnmatchcase(name, pattern)]
     return matches[-1] if matches else 1.0
 
@@ -56,7 +55,7 @@ def weighted_names(layers: LayerWeights, names: Iterable[str]) -> list[str]:
     """List the tensors whose weight is not 0.
 
     Raises:
-        UserError: a pattern matches nothing, or nothing is left to match.
+        UserError: a pattern matches nothing, or all tensors are muted.
     """
     names = list(names)
     for pattern in layers:
@@ -85,8 +84,7 @@ def _lengths(squared: Tensor) -> Tensor:
 class L2:
     """Squared Euclidean distance, summed over all tensors (DLG, Zhu et al. 2019, Eq. 4).
 
-    With ``relative`` it is in shares of the observed gradient's own, so that what the tolerances of L-BFGS stop at does
-    not depend on how large gradients are, which shrink as a model learns.
+    ``relative`` divides by the observed squared norm, so that the tolerances of L-BFGS fit gradients that shrink.
     """
 
     layers: LayerWeights = field(default_factory=dict)
@@ -105,7 +103,6 @@ class L2:
         return loss / observed.clamp_min(torch.finfo(observed.dtype).tiny)
 
     def coefficients(self, names: Sequence[str]) -> Coefficients | None:
-        """See :class:`SumOfDistances`."""
         return None if self.relative else {name: (layer_weight(self.layers, name), 0.0) for name in names}
 
 
@@ -124,7 +121,6 @@ class L1:
         return _weighted_sum(self.layers, {name: s.absolute for name, s in statistics.items()})
 
     def coefficients(self, names: Sequence[str]) -> Coefficients:
-        """See :class:`SumOfDistances`."""
         return {name: (0.0, layer_weight(self.layers, name)) for name in names}
 
 
@@ -132,13 +128,12 @@ class L1:
 class Cosine:
     """1 - cosine of guessed and observed gradient (Geiping et al. 2020, Eq. 4).
 
-    Computed as half the squared distance of the unit vectors, which keeps its digits down to a loss of zero.
+    Computed as half the squared distance of the unit vectors, which keeps its digits down to zero.
 
     Attributes:
-        per_layer: mean of the distances of the tensors instead of one angle over all of them.
-        epsilon: with ``per_layer``, the least product of both lengths of a tensor that the dot product is divided by;
-            as in the authors' code. Tensors of nothing but rounding errors, such as biases in front of batch norm in
-            training mode, get a loss of 1 without a slope.
+        per_layer: mean distance of the tensors instead of one angle.
+        epsilon: least divisor of a tensor's dot product with ``per_layer``, as in the authors' code; tensors of
+            rounding errors, such as biases before batch norm in training mode, get a loss of 1 without a slope.
     """
 
     per_layer: bool = False
@@ -167,7 +162,7 @@ class Cosine:
         elsewhere = _weighted_sum(self.layers, apart) if others else torch.zeros_like(length)
         guesses, seen = list(formed.values()), [statistics[name].target.value for name in formed]
         distance = angular_distance(guesses, seen, length, observed_length, elsewhere.detach())
-        if others:  # whose derivative is that at a fixed length, and that of the length
+        if others:  # add the derivative at a fixed length and that of the length
             along = (distance.detach() / length.square()) * _weighted_sum(self.layers, {n: squared[n] for n in others})
             pull = (elsewhere - along) / 2
             distance = distance + (pull - pull.detach())
@@ -185,14 +180,12 @@ class GaussianKernel:
     """Sum over layers of Q_l (1 - exp(-||g' - g||^2 / sigma_l^2)) (SAPAG, Wang et al. 2020, Eq. 4 and 5).
 
     Attributes:
-        form: of sigma_l^2. ``literal``: the variance of the observed g_l over its elements, as printed. The exponent is
-            then of the order of the number of elements, the kernel saturates and its slope is 0 in floating point.
-            ``normalized``: that variance times the number of elements, so that the exponent is of order 1.
+        form: formula of sigma_l^2. ``literal``: the variance of the observed g_l over its elements, as printed, whose
+            slope is 0 in floating point. ``normalized``: times the number of elements; the exponent is of order 1.
         bandwidth: factor on sigma_l^2.
-        depth: how Q_l falls from the first tensor to the last. ``constant``: 1; ``linear``: from 1 to ``last``;
-            ``geometric``: from 1 to ``last`` by a constant factor. The paper gives no values.
+        depth: decline of Q_l from 1 to ``last`` over the tensors; the paper gives no values.
         last: Q of the last tensor, above 0.
-        per: one kernel for each ``tensor``, or for all tensors of a ``layer`` (weight and bias), as the paper says.
+        per: unit of one kernel: each ``tensor``, or a ``layer`` (weight and bias), as in the paper.
     """
 
     form: Literal["literal", "normalized"] = "normalized"
@@ -214,7 +207,6 @@ class GaussianKernel:
         return _weighted_sum(self.layers, terms)
 
     def _by_layer(self, statistics: Mapping[str, LayerStatistics]) -> Tensor:
-        """Likewise with the distance and the variance over all elements of a layer."""
         grouped: dict[str, list[tuple[float, LayerStatistics]]] = {}
         for name, s in statistics.items():
             grouped.setdefault(name.rpartition(".")[0], []).append((layer_weight(self.layers, name), s))
@@ -229,7 +221,7 @@ class GaussianKernel:
         return torch.stack(terms).sum(0)
 
     def _kernel(self, distance: Tensor, variance: Tensor, size: int) -> Tensor:
-        """1 - exp(-distance / sigma^2), (V,)."""
+        """Return 1 - exp(-distance / sigma^2), (V,)."""
         sigma = self.bandwidth * variance * (size if self.form == "normalized" else 1)
         return -torch.expm1(-distance / sigma.clamp_min(torch.finfo(sigma.dtype).tiny))
 
@@ -244,12 +236,9 @@ class GaussianKernel:
 class WeightedL2L1:
     """Squared Euclidean distance plus ``alpha`` times the absolute one of each tensor (TAG, Deng et al. 2021, Eq. 5).
 
-    ``alpha`` has a factor of its own for each tensor, larger near the input.
-
     Attributes:
-        alpha: of the first tensor.
-        last: factor on it at the last one, linear between; 1 is the same for all.
-        relative: in shares of what a gradient of zero would get, so that it does not depend on how large gradients are.
+        last: factor on ``alpha`` at the last tensor, linear between.
+        relative: division by a zero gradient's loss, so that the size of gradients does not count.
     """
 
     alpha: float = 0.1
@@ -270,7 +259,6 @@ class WeightedL2L1:
         return loss / torch.stack(observed).sum(0).clamp_min(torch.finfo(loss.dtype).tiny)
 
     def coefficients(self, names: Sequence[str]) -> Coefficients | None:
-        """See :class:`SumOfDistances`."""
         return None if self.relative else self._weights(names)
 
     def _weights(self, names: Sequence[str]) -> Coefficients:

@@ -1,4 +1,4 @@
-"""What an attack does otherwise where the clients' examples are texts or rows of a table: a row for each kind."""
+"""The parts of gradient inversion that differ between images, texts and rows."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -20,14 +20,14 @@ from fl_privacy.types.modality import IMAGES, ROWS, TEXTS, Modality, modality_of
 from fl_privacy.types.schema import schema_of
 
 _PROXIES = 64
-"""Inputs of each kind that stand for a client's."""
+"""Inputs of each kind that stand for an unknown client's."""
 
 _CONTRAST = 0.25
 """Standard deviation of their pixels."""
 
 
 class Attempt(Protocol):
-    """What one attempt at a victim's examples found."""
+    """Result of one attempt at a victim's examples."""
 
     @property
     def loss(self) -> float: ...
@@ -44,22 +44,22 @@ class Attempt(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    """How examples of a kind are sought.
+    """The search for examples of one kind.
 
     Attributes:
-        adapted: (settings, observation) -> the settings by which such examples are sought.
-        variables_of_one: (observation, all of its group) -> shape of what is optimized for one example.
-        input_of_one: (observation) -> shape of what enters the model of one example.
-        trial: makes random numbers (..., *input) inputs that the model takes.
-        matched: (names, model) -> those of the uploaded tensors that are compared.
-        proxies: (model, shape, rng) -> inputs that stand for a client's, of which nothing is known.
-        corrects: whether the model's mean answer to them is drawn to equal shares, as far as it is of chance.
-        read: (settings, what was found) -> examples as they are reported.
-        answer: (settings, attempts, the one chosen) -> examples, and how sure each of their cells is, if anybody says.
-        elementwise_parts: whether weights of linear layers are compared a few victims at a time.
-        completed: whether what nobody says of a client is found out before it is attacked.
-        filmed: whether its guesses are snapshots that a person can look at.
-        varies: why victims of a group differ in shape, so that nothing can be compiled; empty where they do not.
+        adapted: (settings, observation) -> settings for such examples.
+        variables_of_one: (observation, all of its group) -> shape of one example's variables.
+        input_of_one: (observation) -> shape of one example at the model's input.
+        trial: random numbers (..., *input) -> inputs that the model takes.
+        matched: (names, model) -> names of the tensors to compare.
+        proxies: (model, shape, rng) -> inputs that stand for an unknown client's.
+        corrects: ``True`` draws the model's mean answer to proxies to equal shares.
+        read: (settings, result) -> examples to report.
+        answer: (settings, attempts, the chosen one) -> examples, and their cells' certainty or ``None``.
+        elementwise_parts: ``True`` compares weights of linear layers a few victims at a time.
+        completed: ``True`` infers what is undisclosed of a client first.
+        filmed: ``True`` if guesses can be looked at.
+        varies: reason why victims differ in shape, so that nothing can be compiled, or empty.
     """
 
     adapted: Callable[[Settings, Observation], Settings] = lambda settings, observation: settings
@@ -81,12 +81,12 @@ class Search:
 
 
 def search_of(model: object) -> Search:
-    """Return how the examples that ``model`` takes are sought."""
+    """Return the search for the kind of examples that ``model`` takes."""
     return SEARCHES[modality_of(model)]
 
 
 def as_wide(labels: Tensor | None, longest: int) -> Tensor | None:
-    """Pad labels that are next tokens (B, L) to ``longest`` tokens; leave others as they are."""
+    """Pad labels that are next tokens (B, L) to ``longest`` tokens; others stay."""
     if labels is None or labels.dim() != 2 or labels.is_floating_point():
         return labels
     return F.pad(labels, (0, longest - labels.shape[1]), value=-100)
@@ -103,7 +103,7 @@ def _proxy_images(model: nn.Module, shape: tuple[int, ...], rng: torch.Generator
 
 
 def _natural_noise(shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
-    """Draw images (N, C, H, W) whose amplitudes fall with the frequency as those of photographs do, mostly gray."""
+    """Draw images (N, C, H, W), mostly gray, with amplitudes by frequency as in photographs."""
     height, width = shape[-2:]
     rows, columns = torch.fft.fftfreq(height)[:, None], torch.fft.rfftfreq(width)[None]
     amplitude = (rows.square() + columns.square()).clamp_min(1 / max(height, width) ** 2).rsqrt()
@@ -115,12 +115,10 @@ def _natural_noise(shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
 
 
 def _read_images(settings: Settings, found: Tensor) -> Tensor:
-    """Return images in [0, 1] unless wanted as they come."""
     return (found if settings.as_they_come else scaled_to_range(found, settings.into_range)).float()
 
 
 def _seeking_words(settings: Settings, observation: Observation) -> Settings:
-    """Optimize the embeddings of words, without what is known of images."""
     values = observation.assumed().parameters[_text_model(observation.model).word_weight]
     dtype = torch.float64 if settings.dtype == "float64" else torch.float32
     table = values.to(settings.device or values.device, dtype)
@@ -134,13 +132,13 @@ def _text_model(model: nn.Module) -> TextModel:
 
 
 def _without_words(names: Sequence[str], model: nn.Module) -> list[str]:
-    """Leave out the embeddings of tokens: what is optimized is no sum of their rows."""
+    """Leave out the embeddings of tokens, as the variables are no sum of their rows."""
     words = _text_model(model).word_weight
     return [name for name in names if name != words]
 
 
 def _there(drawn: Tensor) -> Tensor:
-    """Say in the last column that there is a token everywhere."""
+    """Mark a token everywhere, in the last column."""
     drawn[..., -1] = 1
     return drawn
 
@@ -156,7 +154,6 @@ def _read_texts(settings: Settings, found: Tensor) -> Tensor:
 
 
 def _seeking_rows(settings: Settings, observation: Observation) -> Settings:
-    """Optimize the shares of categories, and numbers, without what is known of images."""
     schema = schema_of(observation.model)
     assert schema is not None
     rows = TableRows(schema=schema, bounded=settings.bounded, counted=settings.counted)
@@ -170,7 +167,7 @@ def _proxy_rows(model: nn.Module, shape: tuple[int, ...], rng: torch.Generator) 
 
 
 def _answer_of_rows(settings: Settings, attempts: Sequence[Attempt], chosen: Attempt) -> tuple[Tensor, Tensor | None]:
-    """Return rows (B, F) and how sure each cell (B, C) is, of the attempt that was accepted, or of all together."""
+    """Return rows (B, F) and the certainty (B, C) of cells, of the accepted attempt or of all."""
     assert isinstance(settings.source, TableRows)
     schema, finite = settings.source.schema, [a for a in attempts if math.isfinite(a.loss)]
     pooled = pool(

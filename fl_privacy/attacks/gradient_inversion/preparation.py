@@ -1,4 +1,4 @@
-"""What is made ready once for a group of victims, and the problems of any chunk of it."""
+"""Prepare a group of victims, and build the problems of its chunks."""
 
 import math
 import warnings
@@ -38,12 +38,12 @@ from fl_privacy.rng import derive_generator
 from fl_privacy.types import Observation
 
 _ATTEMPTS_THROUGH_TRANSFORMS = 128
-"""At a victim that may have been transformed, as long as each transformation gets one."""
+"""Most attempts at a victim that may have been transformed, but at least one for each transformation."""
 
 
 @dataclass(frozen=True, eq=False)
 class PreparedVictim:
-    """A victim of a group: its labels (B,) or (B, K), ``None`` where they are optimized, and how they were found."""
+    """A victim, with labels (B,) or (B, K), ``None`` if they are optimized, and their source."""
 
     position: int
     observation: Observation
@@ -53,17 +53,13 @@ class PreparedVictim:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Prepared:
-    """A group made ready for its attack: everything that is computed once.
+    """All that is computed once for a group.
 
     Attributes:
-        settings: of the attack.
-        seed: of the attack.
         shape: (B, C, H, W) of one victim.
-        num_classes: K.
-        rounds: how the updates are matched, the last round's first.
-        observer: the model in evaluation mode, with its running statistics.
-        victims: the victims that can be attacked.
-        failures: why the others can't, by position.
+        rounds: matched updates, the last round's first.
+        observer: the model in evaluation mode.
+        failures: reasons why the other victims can't be attacked.
     """
 
     settings: Settings
@@ -77,7 +73,7 @@ class Prepared:
 
     @property
     def countermeasures(self) -> tuple[str, ...]:
-        """Return what is done against the known defense, a sentence each."""
+        """Return the steps against the known defense, one sentence each."""
         joined = "It matches the updates of several rounds from the same examples together."
         each, asked = self._attempts_each, self.settings.restarts
         fewer = (f"Each transformation gets {each} of the {asked} attempts asked for.",) if each < asked else ()
@@ -85,26 +81,22 @@ class Prepared:
 
     @property
     def restarts(self) -> int:
-        """Return the attempts at a victim: at each known transformation as many as the attack makes, or a few less."""
+        """Return the attempts at a victim, over all known transformations."""
         return self._attempts_each * max(1, len(self.rounds[0].known.transforms))
 
     @property
     def attempts_together(self) -> int:
-        """Return how many neighboring attempts look at each other; all of them assume the same transformation."""
+        """Return the number of neighboring attempts that share a transformation and are compared."""
         consistent = any(isinstance(prior, GroupConsistency) for prior in self.settings.priors)
         return self._attempts_each if consistent else 1
 
     @property
     def _attempts_each(self) -> int:
-        """Return the attempts at each transformation."""
         asked, transforms = self.settings.restarts, len(self.rounds[0].known.transforms)
         return min(asked, max(1, _ATTEMPTS_THROUGH_TRANSFORMS // transforms)) if transforms else asked
 
     def problem(self, victims: Sequence[PreparedVictim], restarts: Sequence[int], attempts: int = 1) -> Problem:
-        """Build the problem of a chunk of victims, with the number of each attempt.
-
-        Every ``attempts`` neighbors are the same victim.
-        """
+        """Build the problem of a chunk of victims and restarts; ``attempts`` neighbors are one victim."""
         problem, known = self._unsmoothed(victims, restarts, attempts), self.rounds[0].known
         if not known.smoothness and not self._smoothings:
             return problem
@@ -134,7 +126,7 @@ class Prepared:
 
     @cached_property
     def _smoothings(self) -> dict[int, tuple[float, float]]:
-        """Return, by position, the weights of ``Smoothing``; empty where no noise is known or measured."""
+        """Return, by position, the weights of ``Smoothing``; empty if no noise is known or measured."""
         first = self.rounds[0]
         if not first.known.noisy or first.unknowns or self.settings.source is not None:
             return {}
@@ -151,7 +143,7 @@ class Prepared:
         return {victim.position: own for victim, own in zip(known, found or (), strict=bool(found))}
 
     def transform(self, victims: Sequence[PreparedVictim], restarts: Sequence[int]) -> AssumedTransform | None:
-        """Return the transformation that each attempt assumes; ``None`` where the clients are known to do none."""
+        """Return the transformation that each attempt assumes; ``None`` if clients do none."""
         transforms = self.rounds[0].known.transforms
         if not transforms:
             return None
@@ -163,7 +155,7 @@ class Prepared:
         return AssumedTransform(transforms, torch.stack(chosen).to(self._like.device))
 
     def _held(self, victims: Sequence[PreparedVictim], restarts: Sequence[int]) -> Tensor | None:
-        """Return what the source of images holds fixed, (V, m); ``None`` without a source."""
+        """Return the values (V, m) that the source of images holds fixed."""
         source = self.settings.source
         if source is None:
             return None
@@ -202,20 +194,18 @@ class Prepared:
 
     @cached_property
     def capacity(self) -> int:
-        """Return how many victims to attack at once; 1 if none of them can be attacked."""
         if self.settings.most_victims is not None or not self.victims:
             return self.settings.most_victims or 1
         return victims_at_once(*self._trial(), self.settings.optimizer, victims=len(self.victims))
 
     @cached_property
     def moves(self) -> Rearranged | None:
-        """Return the moves of words that are made among the iterations; ``None`` where there are none."""
         settings, first = self.settings, self.victims[0].observation
         return rearranged(settings.moves, first, iterations=settings.iterations, capacity=self.capacity)
 
     @cached_property
     def evaluate(self) -> ValueAndGradient:
-        """Choose how the problems are evaluated: compiled, recorded, captured or plain."""
+        """Choose the evaluation of problems: compiled, recorded, captured or plain."""
         settings, obstacle = self.settings, self._obstacle
         if obstacle and settings.compile == "on":
             warnings.warn(f"The attack goes on without being compiled: {obstacle}.", stacklevel=2)
@@ -226,7 +216,7 @@ class Prepared:
             return plain
         if settings.compile == "on":
             return CompiledEvaluation(demanded=True)
-        # victims that finish one by one leave batches of ever new sizes behind
+        # victims that finish one by one leave batches of ever new sizes
         shrinks = isinstance(settings.optimizer, LBFGS) or settings.enough > 0
         if shrinks:
             return plain
@@ -249,18 +239,15 @@ class Prepared:
 
     @property
     def search(self) -> Search:
-        """Return how examples of this kind are sought."""
         return search_of(self.victims[0].observation.model)
 
     def read(self, inputs: Tensor) -> Tensor:
-        """Convert the result to what is reported: images in [0, 1] unless wanted as they come, tokens or rows."""
         found = self.search.read(self.settings, inputs)  # as float32: finer digits depend on the size of batches
         precision = self.victims[0].observation.precision
         return (found.to(precision) if found.is_floating_point() else found).cpu()
 
     @property
     def _obstacle(self) -> str | None:
-        """Say why the problems can't be compiled; ``None`` if they can."""
         if self.rounds[0].known.transforms:
             return "its guesses go through transformations that differ from attempt to attempt"
         if self.search.varies:
@@ -272,21 +259,20 @@ class Prepared:
         return None
 
     def _trial(self) -> tuple[Problem, Tensor]:
-        """Build the problem of a single victim and its start, to time the evaluations."""
+        """Build the problem and start of a single victim, to size the evaluations."""
         victim = self.victims[:1]
         return self._unsmoothed(victim, [0]), self.start(victim, [0])[0]
 
     @property
     def _like(self) -> Tensor:
-        """Return a tensor on the device and in the dtype of the computation."""
         return next(self.observer.parameters())
 
 
 def prepare(settings: Settings, group: Group, seed: int) -> Prepared:
-    """Make ``group`` ready for the attack of ``settings``.
+    """Prepare ``group`` for the attack of ``settings``.
 
     Raises:
-        NotAttackableError: no victim of the group can be attacked.
+        NotAttackableError: no victim can be attacked.
     """
     first, search = group.first, search_of(group.first.model)
     settings = search.adapted(settings, first)

@@ -1,4 +1,4 @@
-"""What natural images look like: terms added to the attack's objective."""
+"""Priors of natural images."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,12 +12,7 @@ from fl_privacy.models.gradients.hooks import Call, entering
 
 @dataclass(frozen=True, eq=False)
 class BatchStatistics:
-    """Statistics of the guess in a batch-norm layer and its running statistics, channel by channel.
-
-    Attributes:
-        mean, variance: (V, C) of the layer's inputs for each victim's images.
-        usual_mean, usual_variance: (C,) running statistics sent with the model.
-    """
+    """The guess's (V, C) and the running (C,) statistics in a batch-norm layer."""
 
     mean: Tensor
     variance: Tensor
@@ -27,13 +22,12 @@ class BatchStatistics:
 
 @dataclass(frozen=True, eq=False)
 class Guess:
-    """All that a prior may look at.
+    """The input of a prior.
 
     Attributes:
-        images: (V, B, C, H, W), the originals where the client is known to transform them.
+        images: (V, B, C, H, W), before any transformation known of the client.
         attempts: number of neighboring rows that are attempts at the same victim.
-        batch_statistics: of each batch-norm layer in the order of the model, computed when called, for the images that
-            the model sees.
+        batch_statistics: callback for the statistics of each batch-norm layer, for transformed images.
     """
 
     images: Tensor
@@ -42,13 +36,13 @@ class Guess:
 
 
 class Prior(Protocol):
-    """Guess -> penalty (V,), already weighted."""
+    """Guess -> weighted penalty (V,)."""
 
     def __call__(self, guess: Guess) -> Tensor: ...
 
 
 CONTRAST = 0.25
-"""Standard deviation of the pixels of a photograph in [0, 1], about: CIFAR-10's are between 0.24 and 0.26."""
+"""Typical standard deviation of a photograph's pixels in [0, 1]; CIFAR-10's are between 0.24 and 0.26."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,12 +50,10 @@ class TotalVariation:
     """Total variation: the mean absolute (or Euclidean) difference of neighboring pixels.
 
     Attributes:
-        weight: factor.
-        isotropic: mean over pixels of the length of (horizontal, vertical) difference instead of the mean horizontal
-            plus the mean vertical absolute difference.
-        summed: over pixels and channels instead of their mean, as published formulas without a mean have it.
-        relative: of each image as it would be with the contrast of a photograph (:data:`CONTRAST`): for models that
-            normalize by the batch, to which contrast is nearly nothing, so that little of it would be the smoothest.
+        isotropic: mean length of the (horizontal, vertical) difference instead of both mean absolute ones.
+        summed: sum over pixels and channels instead of their mean, as in published formulas.
+        relative: value at a photograph's contrast (:data:`CONTRAST`), for models that normalize by the batch and hardly
+            see contrast, so that faint images would count as smooth.
     """
 
     weight: float = 1e-4
@@ -109,11 +101,8 @@ class ColorRange:
 class BatchNormStatistics:
     """Distance of the batch statistics of the guess to the running ones (GradInversion, Yin et al. 2021, R_BN).
 
-    Sum over layers of ``||mean - usual mean|| + ||variance - usual variance||``; 0 for a model without batch norm.
-
-    Attributes:
-        weight: factor.
-        first: extra factor on the first layer.
+    Sum over layers of ``||mean - usual mean|| + ||variance - usual variance||``, ``first`` times for the first layer; 0
+    without batch norm.
     """
 
     weight: float = 0.1
@@ -131,7 +120,7 @@ class BatchNormStatistics:
 class GroupConsistency:
     """Distance to the mean image of all attempts at the victim (GradInversion, Yin et al. 2021, R_group).
 
-    The attempts run side by side; each is compared with the mean of the moment, which is not differentiated.
+    The current mean is not differentiated.
     """
 
     weight: float = 1e-2
@@ -147,7 +136,7 @@ def _length(vectors: Tensor) -> Tensor:
 
 
 def batch_statistics(model: nn.Module, images: Tensor) -> list[BatchStatistics]:
-    """Measure the statistics in every batch-norm layer of ``model``, in evaluation mode, for images (V, B, C, H, W)."""
+    """Return the statistics in every batch-norm layer of ``model`` for images (V, B, C, H, W)."""
     layers = {
         name: module
         for name, module in model.named_modules()

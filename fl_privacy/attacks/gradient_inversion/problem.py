@@ -1,4 +1,4 @@
-"""What is minimized: the attack's objective for V victims, and its gradient."""
+"""The attack's objective for V victims, and its gradient."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -29,23 +29,22 @@ from fl_privacy.types import Tensors
 _plain_roughness, _relative_roughness = TotalVariation(weight=1.0), TotalVariation(weight=1.0, relative=True)
 
 _LARGE = 1e-2
-"""From there on gradients depend on the images enough for their own length to be the measure."""
+"""Ratio from which gradients depend on the images enough for their own length to be the unit."""
 
 _SMALL = 1 << 13
-"""Elements of a tensor that is compared together with others, since starting an operation takes the time."""
+"""Most elements of a tensor that is joined with others, since starting an operation takes the time."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Round:
-    """The updates of V victims in one round, and the guessed gradients that they are compared with.
+    """The updates of V victims in one round, and the guessed gradients.
 
     Attributes:
-        gradients: of the victims' losses.
+        gradients: gradients of the losses; :class:`Layered` if there are ``factors`` or ``compared``.
         targets: observed tensors.
-        factors: of the observed tensors whose gradients are not formed; with them ``gradients`` is :class:`Layered`.
-        clip: what the client did to its gradient, done to the guessed one too.
-        compared: weights whose gradients are formed and compared a few victims at a time; with them ``gradients`` is
-            :class:`Layered`.
+        factors: factors of observed tensors whose gradients are not formed.
+        clip: the client's clipping, also of the guessed gradient.
+        compared: weights whose gradients are formed and compared a few victims at a time.
     """
 
     gradients: VictimGradients
@@ -56,7 +55,7 @@ class Round:
 
     @cached_property
     def small(self) -> tuple[Sequence[str], Target] | None:
-        """Return names and target of the small tensors that may come as one; ``None`` for fewer than two."""
+        """Return names and target of the small tensors, if there are two."""
         names = [
             name
             for name, target in self.targets.items()
@@ -67,14 +66,13 @@ class Round:
     def statistics(
         self, images: Tensor, labels: Tensor, hidden: Tensor | None, *, by_layer: bool = True
     ) -> dict[str, LayerStatistics]:
-        """Compute the statistics of each tensor, for images (V, B, C, H, W) as the model sees them.
+        """Compute the statistics of each tensor.
 
         Args:
-            images: in [0, 1], or near.
+            images: (V, B, C, H, W), about in [0, 1], as the model sees them.
             labels: (V, B) or probabilities (V, B, K).
-            hidden: (V, B, F) what a private loss sends back into the features; with it ``gradients`` is
-                :class:`Layered`.
-            by_layer: whether each tensor is wanted by itself; if not, small ones come as one, under the first's name.
+            hidden: gradient (V, B, F) that a private loss sends back; requires :class:`Layered`.
+            by_layer: ``False`` joins small tensors under the first's name.
         """
         joined = None if by_layer else self.small
         if not self.factors:
@@ -90,10 +88,7 @@ class Round:
         return found if joined else {name: found[name] for name in self.targets}
 
     def compare(self, images: Tensor, labels: Tensor, hidden: Tensor | None, weights: Coefficients) -> Tensor:
-        """Return the weighted sum (V,) of the squared and absolute distances of all tensors.
-
-        Arguments are those of ``statistics``.
-        """
+        """Return the weighted sum (V,) of the distances; see ``statistics``."""
         assert isinstance(self.gradients, Layered)
         found = self.gradients.gradients_and_products(images, labels, self.compared, hidden)
         return weighted_distance(*found, self.targets, weights)
@@ -115,7 +110,7 @@ class Round:
         return self.gradients(images, labels, hidden)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Round":
-        """Return a copy with every tensor changed whose rows are victims."""
+        """Apply ``change`` to every tensor whose rows are victims."""
         return Round(
             gradients=self.gradients,
             targets={name: target.map(change) for name, target in self.targets.items()},
@@ -129,20 +124,15 @@ class Round:
 class Problem:
     """The objective as a function of the variables (V, N).
 
-    Variables are the pixels, or what their source makes them of, then label logits where labels are optimized, then
-    what a private loss sends back into the features in each round, where there is one.
+    Variables are those of the pixels or the source, then label logits if labels are optimized, then each round's
+    gradients that a private loss sends back into the features.
 
     Attributes:
-        settings: of the attack.
         shape: (B, C, H, W) of one victim.
-        num_classes: K.
-        rounds: whose objectives are added.
-        labels: (V, B) or (V, B, K), or ``None`` where they are optimized.
-        observer: the model in evaluation mode, with its running statistics.
+        labels: (V, B) or (V, B, K); ``None`` if they are optimized.
+        observer: the model in evaluation mode.
         attempts: number of neighboring victims that are attempts at the same one.
-        constraints: that follow from the defense.
-        held: (V, m) what the source of images holds fixed; ``None`` where there is no source.
-        of_outputs: the clients' loss.
+        held: values (V, m) that the source holds fixed.
     """
 
     settings: Settings
@@ -158,12 +148,11 @@ class Problem:
 
     @cached_property
     def pixels(self) -> int:
-        """Return how many variables are pixels, or what the source makes them from."""
         source = self.settings.source
         return int(torch.Size(self.shape).numel()) if source is None else source.size(self.shape)
 
     def images(self, variables: Tensor) -> Tensor:
-        """Return the images (V, B, C, H, W) of ``variables``."""
+        """Return images (V, B, C, H, W)."""
         if self.settings.source is not None and self.held is not None:
             labels = self.guessed_labels(variables)
             return self.settings.source.images(variables[:, : self.pixels], self.held, labels, self.shape)
@@ -177,7 +166,7 @@ class Problem:
         return self.of_outputs.expected(logits.reshape(-1, self.shape[0], self.num_classes))
 
     def hidden_gradients(self, variables: Tensor) -> Sequence[Tensor | None]:
-        """Return what a private loss sends back into the features, (V, B, F) a round; ``None`` where there is none."""
+        """Return the gradients (V, B, F) that a private loss sends back into the features, one a round."""
         unknowns = self.constraints.unknowns
         if unknowns is None:
             return [None] * len(self.rounds)
@@ -186,11 +175,11 @@ class Problem:
 
     @property
     def _known(self) -> int:
-        """Return the number of the first variable that is neither pixel nor label."""
+        """Return the index of the first variable that is neither pixel nor label."""
         return self.pixels + (self.shape[0] * self.num_classes if self.labels is None else 0)
 
     def loss(self, variables: Tensor) -> Tensor:
-        """Return the mismatch (V,) of the gradients plus what priors, constraints and the images' source add to it."""
+        """Return the mismatch (V,) plus the terms of priors, constraints and source."""
         images, known = self.images(variables), self.constraints
         seen = known.transform(images) if known.transform else images
         loss = self.mismatch(seen, self.guessed_labels(variables), self.hidden_gradients(variables))
@@ -204,11 +193,11 @@ class Problem:
         return loss if known.smoothness is None else loss + known.smoothness * self.roughness(guess)
 
     def roughness(self, guess: Guess) -> Tensor:
-        """Return the total variation (V,), of equal contrast where that is nearly free."""
+        """Return the total variation (V,), at equal contrast if the model ignores contrast."""
         return (_relative_roughness if self.constraints.any_contrast else _plain_roughness)(guess)
 
     def mismatch(self, images: Tensor, labels: Tensor, hidden: Sequence[Tensor | None]) -> Tensor:
-        """Return the objective (V,), added up over the rounds, of images as the model is to see them."""
+        """Return the objective (V,), summed over the rounds."""
         terms = [self._of_round(one, images, labels, own) for one, own in zip(self.rounds, hidden, strict=True)]
         return terms[0] if len(terms) == 1 else torch.stack(terms).sum(0)
 
@@ -221,15 +210,15 @@ class Problem:
         return objective(one.statistics(images, labels, hidden, by_layer=objective.by_layer))
 
     def zero_loss(self) -> Tensor:
-        """Return the objective (V,) of a gradient that is zero everywhere, the unit of the other losses."""
+        """Return the objective (V,) of a zero gradient, the unit of the other losses."""
         zeros = [{name: Zero(target) for name, target in r.targets.items()} for r in self.rounds]
         return torch.stack([self.settings.objective(statistics) for statistics in zeros]).sum(0)
 
     def blank_loss(self) -> Tensor:
-        """Return the objective (V,) of gray images, at most ``_LARGE`` of a zero gradient's: the unit of smoothness.
+        """Return the objective (V,) of gray images, the unit of smoothness, at most ``_LARGE`` of a zero gradient's.
 
-        Where a gradient hardly depends on the images, that of gray ones is far nearer than zero: behind a LeNet with
-        sigmoids and PyTorch's initial values at 1e-5 of its distance.
+        If a gradient hardly depends on the images, gray ones come far nearer: to 1e-5 of its distance behind a LeNet
+        with sigmoids.
         """
         zero, known = self.zero_loss(), self.constraints
         images = zero.new_full((len(zero), *self.shape), 0.5)
@@ -244,7 +233,7 @@ class Problem:
         return torch.where(gray.isfinite(), gray, zero).minimum(_LARGE * zero)
 
     def evaluate(self, variables: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the loss (V,) and its gradient by the variables (V, N)."""
+        """Return the loss (V,) and its gradient (V, N)."""
         with differentiable_twice():
             leaf = variables.detach().requires_grad_()
             loss = self.loss(leaf)
@@ -252,7 +241,7 @@ class Problem:
         return loss.detach(), gradient
 
     def projected(self, variables: Tensor, how: Projection) -> Tensor:
-        """Bring the images of the variables to [0, 1], or to where their source lets them be."""
+        """Bring the images to [0, 1], or to the range that their source allows."""
         space, source = self.settings.space, self.settings.source
         if source is not None and self.held is not None:
             pixels = source.confined(variables[:, : self.pixels], self.held, self.shape)
@@ -263,7 +252,7 @@ class Problem:
         return pixels if variables.shape[1] == self.pixels else torch.cat([pixels, variables[:, self.pixels :]], 1)
 
     def matching(self, targets: Sequence[Mapping[str, Target]]) -> "Problem":
-        """Return a copy that matches other updates in each round, of which all values are known and none is clipped."""
+        """Match other ``targets``, unclipped and with all values known."""
         rounds = [
             replace(one, targets=own, factors={}, clip=None, compared=())
             for one, own in zip(self.rounds, targets, strict=True)
@@ -271,7 +260,7 @@ class Problem:
         return replace(self, rounds=rounds)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Problem":
-        """Return a copy with every tensor changed whose rows are victims."""
+        """Apply ``change`` to every tensor whose rows are victims."""
         return replace(
             self,
             rounds=[one.map(change) for one in self.rounds],
@@ -281,5 +270,4 @@ class Problem:
         )
 
     def select(self, rows: Tensor) -> "Problem":
-        """Select the victims ``rows``, and drop all others."""
         return self.map(lambda values: values[rows])

@@ -1,4 +1,4 @@
-"""What a gradient inversion is made of."""
+"""Settings of a gradient inversion."""
 
 from dataclasses import dataclass, field
 from typing import Literal, get_args
@@ -12,14 +12,14 @@ from fl_privacy.attacks.optimizers import LBFGS, EvolutionStrategy, Optimizer
 from fl_privacy.checks import number, one_of, whole
 
 LabelPolicy = Literal["auto", "known", "infer", "optimize"]
-"""``known``: those the attacker was told; ``infer``: from the output layer's gradient; ``optimize``: jointly with the
-images; ``auto``: those told, else inferred."""
+"""``known``: those the attacker was given; ``infer``: from the output layer's gradient; ``optimize``: jointly with the
+images; ``auto``: those given, else inferred."""
 
 Compile = Literal["auto", "on", "off"]
-"""Whether losses and gradients are computed by a program that ``torch.compile`` makes. ``auto``: where the work is
-large enough to win back the minutes that this takes. Compiled sums differ from others in their last bits, from which an
-attack in float32 goes on to another end; with the same setting it ends the same. ``off`` includes what leaves every bit
-as it is: a long attack on few victims on a CPU is run from a recording of its operations, without autograd."""
+"""Use of ``torch.compile`` for losses and gradients. ``auto``: if the work is large enough to win back the minutes that
+compiling takes. Compiled sums differ in their last bits, from which an attack in float32 goes on to another result; the
+same setting gives the same result. ``off`` still records the operations of a long attack on few victims on a CPU and
+runs them without autograd, which keeps every bit."""
 
 DType = Literal["float32", "float64"]
 
@@ -38,19 +38,16 @@ _CHOICES = {
 class Rearranging:
     """Moves among the iterations of a descent on embeddings of words.
 
-    At each of them ``tries`` orders of the words are compared: two words exchanged, one moved, a sequence moved, a
-    beginning put to the end; the one is taken whose mismatch of the gradients plus ``prior`` times the mean negative
-    log likelihood under a language model of the attacker's public texts is least, the latter in units of the median by
-    which orders are worse than the best of them. Words are judged as they are read, as tokens. One text of a batch goes
-    after the other, all victims at once.
+    Each move compares ``tries`` orders of the decoded words: two words exchanged, a word or a sequence moved, a
+    beginning put to the end. The best has the least mismatch of gradients plus ``prior`` times the mean negative log
+    likelihood under a language model of public texts. The latter is in units of the median difference of orders from
+    the best.
 
     Attributes:
-        every: number of iterations between moves.
-        burn_in: share of the iterations before the first; with 1 words are moved at the end alone.
-        tries: orders that are compared, the present one included.
-        prior: weight of the language model.
-        last: moves at most of the text that is read at the end, as long as they lead on.
-        starts: random first guesses of which the one with the least mismatch is taken, and then as many orders of it.
+        every: iterations between moves.
+        burn_in: share of the iterations before the first move; 1 moves words at the end alone.
+        last: most moves at the end, as long as they improve the text.
+        starts: random first guesses, of which the one with the least mismatch is kept; then as many orders of it.
     """
 
     every: int = 75
@@ -71,43 +68,29 @@ class Rearranging:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The choices that make a published attack; another one is ``dataclasses.replace`` of some of them.
+    """The choices that make a published attack.
 
     Attributes:
-        objective: distance of gradients.
-        optimizer: of the guesses.
-        labels: where they come from.
-        priors: terms added to the objective.
-        start: the first guess.
-        space: in which pixels are optimized.
-        source: what the images come out of, instead of being optimized pixel by pixel; ``start`` and ``space`` have
-            no effect then.
-        reading: how the embeddings that are found for the words of a text are read as tokens.
-        embedding_norm: weight of the squared difference between the mean length of the embeddings found for the words
-            of a text and of those of tokens, as a share of the latter (LAMP, Balunovic et al. 2022).
-        moves: of words among the iterations, on texts.
-        bounded: numbers of a table stay between the least and the largest that its schema knows.
-        counted: categories of a table that no row has, by the first layer's gradient, are left out.
-        pooled: the attempts at the rows of a table are put into one order and their median is taken, instead of the
-            best of them (TabLeak, Vero et al. 2023); other examples have none.
-        evident: whether an attacker that is told of no defense takes what the update shows for it: zeros, few levels,
-            empty columns, and otherwise the norm, to which the guess is clipped (GGL, Li et al. 2022, section 4.2).
-        projection: brings the images back to [0, 1] after each iteration.
-        as_they_come: whether what was found is reported with pixels outside of [0, 1]; else it is clamped, as every
-            attacker knows the range of a pixel.
-        into_range: how images that were found are brought to [0, 1]; see :data:`Scaling`.
-        iterations: of the optimizer.
-        restarts: most attempts from different starts. The first that ends below ``accept`` is taken, else the one with
-            the least loss.
-        enough: a victim has finished when its loss is below this share of the loss of a zero gradient (with ``L2``:
-            of the observed gradient's squared norm), which makes it independent of how large gradients are.
-        accept: such a share as well; a victim below is not attacked again.
+        source: source of the images instead of pixels; ``start`` and ``space`` then have no effect.
+        reading: decoding of embeddings to tokens.
+        embedding_norm: weight of the squared difference between the mean length of embeddings and that of tokens, as a
+            share of the latter (LAMP, Balunovic et al. 2022).
+        bounded: ``True`` keeps numbers of a table within its schema's bounds.
+        counted: ``True`` leaves out categories that no row has, by the first layer's gradient.
+        pooled: ``True`` takes the median of the attempts at a table's rows, in one order, instead of the best (TabLeak,
+            Vero et al. 2023).
+        evident: ``True`` if an attacker given no defense uses what the update shows of it: zeros, few levels, empty
+            columns, else the norm, to which the guess is clipped (GGL, Li et al. 2022, section 4.2).
+        projection: projection to [0, 1] after each iteration.
+        as_they_come: ``True`` reports pixels outside of [0, 1].
+        into_range: final mapping to [0, 1].
+        restarts: most attempts; the first below ``accept`` is taken, else the one with the least loss.
+        enough: share of a zero gradient's loss (with ``L2``: of the observed squared norm) below which a victim is
+            done.
+        accept: such a share, below which a victim is not attacked again.
         noise: standard deviation of Gaussian noise on the pixels' gradient.
-        local_steps: how several local steps are matched.
-        compile: whether the computation is compiled; see :data:`Compile`.
-        dtype: of the computation.
-        device: of the computation; that of the values sent if ``None``.
-        most_victims: in one chunk; found from the free memory if ``None``.
+        device: device of the computation; ``None``: that of the values sent.
+        most_victims: most victims in one chunk; ``None``: found from the free memory.
     """
 
     objective: Objective = field(default_factory=L2)

@@ -1,4 +1,4 @@
-"""Many local steps at the price of one: the gradient at a model between the one sent and the one that came back."""
+"""Surrogate model extension: match many local steps by one gradient at a model on the way."""
 
 import math
 from collections.abc import Sequence
@@ -23,13 +23,13 @@ from fl_privacy.types import Batch, Observation, Reconstruction, Tensors
 from fl_privacy.types.modality import modality_of
 
 _STD = 0.25
-"""Of pixels, in units of which the images are moved."""
+"""Standard deviation of pixels, the unit of the images' moves."""
 
 _SPREAD = 0.2
-"""Of the pixels around gray that a descent starts from."""
+"""Range of the pixels around gray from which a descent starts."""
 
 _TOGETHER, _VALUES = 16, 16_000_000
-"""Victims at once: at most so many, and so many values of their models together."""
+"""Most victims at once, and most values of their models together."""
 
 _DROPS = (3 / 8, 5 / 8, 7 / 8)
 """Shares of the iterations after which the learning rate is a tenth."""
@@ -37,25 +37,20 @@ _DROPS = (3 / 8, 5 / 8, 7 / 8)
 
 @dataclass(frozen=True, kw_only=True)
 class SurrogateModel:
-    """Match an update of many local steps by one gradient of all the client's images, at a model on the way.
+    """Match an update of many local steps by one gradient of all the images, at a model on the way.
 
-    The way from the weights sent, w, to those that came back, w + u, points along the mean gradient of the client's
-    images at some model w + a u between the two. Images and a are found together, by signed Adam on the angle between
-    that gradient and the update with total variation on the images (Zhu et al. 2023, "Surrogate model extension").
-    An iteration costs one pass over the images, however many steps the client took, and no order of them is assumed.
-    Up to 16 victims are computed by one call, though each has a model of its own, so that the last digits of a gradient
-    may differ from those of a victim attacked alone.
-    Behind Adam, which divides gradients by their own size, signs count more than sizes: each gradient value is divided
-    by its size plus the root mean square of its tensor before it is compared.
+    The way from the weights sent, w, to those that came back, w + u, points along the images' mean gradient at some
+    model w + a u. Images and a are found together, by signed Adam on the angle between that gradient and the update,
+    with total variation (Zhu et al. 2023, "Surrogate model extension"). An iteration costs one pass over the images,
+    whatever the number and order of steps. Up to 16 victims share one call, which may change the last digits.
+
+    With Adam, signs count more: each gradient value is divided by its size plus the root mean square of its tensor.
 
     Attributes:
-        iterations: of the descent.
-        lr: its first learning rate, in standard deviations of a pixel, 0.25.
-        total_variation: weight beside the angle, which is between 0 and 2.
+        lr: first learning rate, in standard deviations of a pixel, 0.25.
+        total_variation: weight relative to the angle, which is in [0, 2].
         between: first value of a, in [0, 1]: 0 is the model sent, 1 the one that came back.
-        between_lr: learning rate of a; 0 leaves it as it is.
-        dtype: of the computation.
-        device: of the computation; that of the values sent if ``None``.
+        between_lr: learning rate of a; 0 keeps it fixed.
     """
 
     iterations: int = 1000
@@ -77,21 +72,16 @@ class SurrogateModel:
     def __call__(
         self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
     ) -> list[Reconstruction]:
-        """Attack all ``observations``; see :class:`fl_privacy.attacks.ReconstructionAttack`."""
-
         def attack(group: Group, report: Report) -> dict[int, Reconstruction]:
             return self.solve(group, seed, report)
 
         return attack_in_groups(observations, attack, progress=progress)
 
     def solve(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
-        """Attack the victims of a ``group`` together, each at a model of its own.
-
-        Returns:
-            What was found, by position.
+        """Attack the victims of a ``group``, each at its own model, by position.
 
         Raises:
-            NotAttackableError: the update is a gradient, or not of images.
+            NotAttackableError: the update is a gradient, one step of Adam, or not of images.
         """
         first = group.first
         if not modality_of(first.model).pixels:
@@ -130,7 +120,6 @@ class SurrogateModel:
     def _reconstruct(
         self, prepared: Prepared, victims: Sequence[PreparedVictim], seed: int, report: Report
     ) -> list[Reconstruction]:
-        """Reconstruct ``victims`` together; each has its own model, its own share of the way and its own slopes."""
         models = _Between.of(prepared, victims)
         streams = [derive_generator(seed, "sme", str(victim.observation.id)) for victim in victims]
         starts = torch.stack([torch.rand(prepared.shape, generator=rng) for rng in streams])
@@ -159,7 +148,7 @@ class SurrogateModel:
 
 
 def _reconstruction(victim: PreparedVictim, images: Tensor, share: float, history: list[float]) -> Reconstruction:
-    """Return what was found of a ``victim``: nothing where its gradient became infinite."""
+    """Return a ``victim``'s reconstruction; a failure if its gradient became infinite."""
     assert victim.labels is not None
     finite = math.isfinite(history[-1])
     at = f"It matches the gradient at {share:.2f} of the way from the model sent to the one that came back."
@@ -176,15 +165,14 @@ def _reconstruction(victim: PreparedVictim, images: Tensor, share: float, histor
 
 @dataclass(frozen=True, eq=False)
 class _Between:
-    """The models of V victims between two, and how far their gradients are from the way between them.
+    """The models of V victims between two.
 
     Attributes:
-        loss: of a client's images at any parameters.
-        sent: values (*shape) by name.
-        ways: what each client added to them (V, *shape).
-        labels: of the clients (V, B) or (V, B, K).
-        signed: whether signs count more than sizes.
-        mapped: whether one call computes all gradients; else each is computed alone.
+        sent: values (*shape).
+        ways: updates (V, *shape) of the clients.
+        labels: labels (V, B) or (V, B, K).
+        signed: ``True`` if signs count more than sizes.
+        mapped: ``True`` if one call computes all gradients.
     """
 
     loss: VictimLoss
@@ -196,7 +184,6 @@ class _Between:
 
     @classmethod
     def of(cls, prepared: Prepared, victims: Sequence[PreparedVictim]) -> "_Between":
-        """Build the models between the one that ``victims`` were sent and their updates."""
         victim_model = prepared.rounds[0].victim_model
         like = next(prepared.observer.parameters())
         updates, sent = [victim.observation.update() for victim in victims], victims[0].observation.sent.parameters
@@ -213,16 +200,14 @@ class _Between:
 
     @property
     def names(self) -> list[str]:
-        """Return the names of the tensors."""
         return list(self.sent)
 
     @property
     def dtype(self) -> torch.dtype:
-        """Return the data type of the computation."""
         return self.sent[self.names[0]].dtype
 
     def _can_be_mapped(self, shape: tuple[int, ...]) -> bool:
-        """Say whether gradients of all victims can be computed at once, and differentiated once more."""
+        """Return ``True`` if gradients of all victims can be computed at once and differentiated."""
         images = torch.full((len(self.labels), *shape), 0.5).to(self.labels.device, self.dtype).requires_grad_()
         try:
             with differentiable_twice():
@@ -234,10 +219,7 @@ class _Between:
         return True
 
     def angles(self, images: Tensor, between: Tensor) -> Tensor:
-        """Return 1 - cosine (V,) of the way and the downward gradient of ``images`` (V, B, C, H, W).
-
-        The gradient is that at a share ``between`` (V,) of the way.
-        """
+        """Return 1 - cosine (V,) of the way and the negative gradient of ``images``, at shares ``between`` (V,)."""
         at = {name: sent + between.view(-1, *[1] * sent.dim()) * self.ways[name] for name, sent in self.sent.items()}
         gradients = self._gradients(at, images)
         dot = squared = observed = images.new_zeros(len(images))
@@ -251,7 +233,7 @@ class _Between:
         return 1 - dot / (squared * observed).clamp_min(torch.finfo(dot.dtype).tiny).sqrt()
 
     def _gradients(self, at: Tensors, images: Tensor) -> Tensors:
-        """Return the gradients (V, *shape) of each victim's images at its own parameters (V, *shape), by name."""
+        """Return the gradients (V, *shape) at each victim's parameters."""
         if self.mapped:
             found: Tensors = vmap(grad(self.loss))(at, images, self.labels)
             return found
@@ -264,6 +246,6 @@ class _Between:
 
 
 def _roughness(images: Tensor) -> Tensor:
-    """Return the mean absolute differences (V,) of neighboring pixels of images (V, ...), both directions together."""
+    """Return the mean absolute differences (V,) of neighboring pixels."""
     down, right = images.diff(dim=-2), images.diff(dim=-1)
     return down.abs().flatten(1).mean(1) + right.abs().flatten(1).mean(1)

@@ -1,4 +1,4 @@
-"""Labels of any loss from the gradient of the output layer: exactly where its outputs are known, else their counts."""
+"""Labels of any loss from the output layer's gradient."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,10 +19,10 @@ _FITS = 1e-3
 """Share of the output layer's gradient that labels may leave unexplained."""
 
 _PROBABILITY = 3e-4
-"""Added to the length of slopes: that of a probability near 0 or 1 is known to no more than its rounding."""
+"""Length added to slopes, since a probability near 0 or 1 is known no better than its rounding."""
 
 _WHOLE = 1e-3
-"""By which a probability may be off 0 or 1 to be one of them."""
+"""Largest distance of a probability from 0 or 1 to be rounded."""
 
 _TRIALS = 32
 """Images of noise that stand for a batch whose labels are counted, with each of two labels."""
@@ -30,19 +30,14 @@ _TRIALS = 32
 
 @dataclass(frozen=True, eq=False)
 class Head:
-    """Outputs of the output layer and of the network for a batch.
-
-    Attributes:
-        leaf: (B, K) outputs of the layer.
-        outputs: (B, K) of the network, with its graph down to ``leaf``.
-    """
+    """Outputs (B, K) of the output layer, ``leaf``, and of the network, with their graph."""
 
     leaf: Tensor
     outputs: Tensor
 
     @classmethod
     def of(cls, network: nn.Module, inputs: Tensor, path: str, layer: nn.Module) -> "Head":
-        """Run ``network`` on ``inputs``, with its output ``layer`` at ``path``, and keep the graph behind it."""
+        """Run ``network`` on ``inputs``, and keep the graph behind its output ``layer``."""
         with torch.no_grad(), leaving({path: layer}) as calls:
             network(inputs)
         leaf = calls[-1].output.detach().requires_grad_()
@@ -58,10 +53,10 @@ class Head:
 
 
 def labels_behind(head: Head, loss: Loss, slopes: Tensor) -> tuple[Tensor, float]:
-    """Solve for labels (B,) or rows (B, K) that give ``slopes`` (B, K), and return what they leave of them.
+    """Solve for labels (B,) or rows (B, K) that give ``slopes`` (B, K), and return the share left unexplained.
 
-    Classes are those whose slopes point where those observed do, whatever their length, so that weights of classes and
-    clipping do no harm. Rows solve linear equations, since all usual losses are linear in their targets.
+    Classes are found by the direction of their slopes alone, so that class weights and clipping do no harm. Rows solve
+    linear equations, since usual losses are linear in their targets.
     """
     found: list[tuple[Tensor, float]] = []
     if loss.targets == "classes":
@@ -75,7 +70,7 @@ def labels_behind(head: Head, loss: Loss, slopes: Tensor) -> tuple[Tensor, float
 
 
 def _best_classes(head: Head, loss: Loss, slopes: Tensor) -> tuple[Tensor, float]:
-    """Return the class (B,) of each example, and the largest share of a row that its direction leaves."""
+    """Return the class (B,) of each example, and the largest share left unexplained."""
     size, number = slopes.shape
     apart = []
     for label in range(number):
@@ -108,12 +103,7 @@ def _rows(head: Head, loss: Loss, slopes: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class SingleExample:
-    """The output layer's gradient of one example.
-
-    Attributes:
-        head: of the features that entered it.
-        slopes: (1, K) of the loss by its outputs.
-    """
+    """The output layer's gradient of one example: head of its features, and slopes (1, K)."""
 
     head: Head
     slopes: Tensor
@@ -122,12 +112,9 @@ class SingleExample:
     def of(
         cls, model: nn.Module, shape: tuple[int, ...], layer: OutputNames, gradient: Tensors
     ) -> "SingleExample | None":
-        """Build a single example's head from the unscaled ``gradient``; ``None`` where it is not of one example.
+        """Build it from the unscaled ``gradient``; ``None`` if that is incomplete or not of one example.
 
-        Also where a part was not uploaded. Weight and bias have the gradients s h^T and s, from which the features h
-        follow.
-
-        Weight and bias have the gradients s h^T and s, of which the features h follow.
+        Weight and bias have the gradients s h^T and s, which give the features h.
         """
         weight, bias = layer
         if bias is None or not {weight, bias} <= gradient.keys():
@@ -146,10 +133,10 @@ class SingleExample:
 def counted_labels(
     model: nn.Module, loss: Loss, shape: tuple[int, ...], layer: OutputNames, *, evidence: Tensor, size: int
 ) -> Tensor:
-    """Find labels (B,) of a batch, sorted, whose summed slopes point where ``evidence`` (K,) does.
+    """Find labels (B,), sorted, whose summed slopes point in the direction of ``evidence`` (K,).
 
-    The slopes of each class are those at what ``model`` makes of noise; labels are added one by one, and then changed
-    one by one as long as that helps. The length says nothing, since weights of classes may change it.
+    Each class has the slopes of noise; labels are added, then changed, one by one. Lengths do not count, since class
+    weights change them.
     """
     each = _slopes_by_class(model, loss, shape, layer).to(evidence)
     labels = list[int]()
@@ -168,7 +155,7 @@ def _best_addition(each: Tensor, labels: Sequence[int], evidence: Tensor) -> int
 
 
 def _slopes_by_class(model: nn.Module, loss: Loss, shape: tuple[int, ...], layer: OutputNames) -> Tensor:
-    """Return mean slopes (K, K) of an example of each class, in units that are the same for all."""
+    """Return mean slopes (K, K) of an example of each class, in a common unit."""
     like = next(model.parameters())
     noise = torch.rand((2 * _TRIALS, *shape), generator=torch.Generator().manual_seed(0)).to(like)
     path = layer[0].rpartition(".")[0]
@@ -178,5 +165,5 @@ def _slopes_by_class(model: nn.Module, loss: Loss, shape: tuple[int, ...], layer
         labels[:_TRIALS] = label
         slopes = head.slopes(loss, labels)
         own, first = slopes[:_TRIALS].mean(0), slopes[_TRIALS:].mean(0)
-        found.append(own / first.norm().clamp_min(torch.finfo(like.dtype).tiny))  # a batch may share out its weights
+        found.append(own / first.norm().clamp_min(torch.finfo(like.dtype).tiny))  # a batch may normalize its weights
     return torch.stack(found)

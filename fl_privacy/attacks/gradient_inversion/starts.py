@@ -1,7 +1,4 @@
-"""Where images are optimized, and the first guess of a victim that there is none at yet.
-
-What images come out of where they are not optimized pixel by pixel.
-"""
+"""Spaces, first guesses and sources of images."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,21 +22,19 @@ A.4: "scale the original images and reconstructed images to the range (0,1)").""
 
 @dataclass(frozen=True, kw_only=True)
 class Space:
-    """Images are ``mean + std * variables``; the papers that optimize normalized images use their data's values."""
+    """Images are ``mean + std * variables``; papers that optimize normalized images use their data's values."""
 
     mean: float = 0.0
     std: float = 1.0
 
     def to_images(self, variables: Tensor) -> Tensor:
-        """Convert variables to images."""
         return variables if (self.mean, self.std) == (0.0, 1.0) else self.mean + self.std * variables
 
     def to_variables(self, images: Tensor) -> Tensor:
-        """Convert images to variables."""
         return images if (self.mean, self.std) == (0.0, 1.0) else (images - self.mean) / self.std
 
     def clamped(self, variables: Tensor) -> Tensor:
-        """Cut the variables of images to [0, 1]; what lies within stays to the last bit."""
+        """Cut the variables of images to [0, 1]; others keep every bit."""
         return variables.clamp(-self.mean / self.std, (1 - self.mean) / self.std)
 
 
@@ -55,7 +50,7 @@ def project(images: Tensor, how: Projection) -> Tensor:
 
 
 def scaled_to_range(images: Tensor, how: Scaling) -> Tensor:
-    """Bring finished guesses (..., C, H, W) to [0, 1], each by itself; one of a single level is cut in any case."""
+    """Bring finished guesses (..., C, H, W) to [0, 1]; one of a single level is always cut."""
     if how == "clamp":
         return images.clamp(0, 1)
     low, high = images.amin((-3, -2, -1), keepdim=True), images.amax((-3, -2, -1), keepdim=True)
@@ -65,14 +60,12 @@ def scaled_to_range(images: Tensor, how: Scaling) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Blank:
-    """A victim for which there is no guess yet.
+    """A victim without a guess yet.
 
     Attributes:
-        observation: what the attacker knows.
-        labels: (B,) those known or inferred; ``None`` where they are optimized.
+        labels: (B,) known or inferred; ``None`` if they are optimized.
         shape: (B, C, H, W) of the variables.
-        generator: on the CPU, so that the start is the same on every device.
-        space: of the variables.
+        generator: random stream on the CPU, so that every device starts alike.
     """
 
     observation: Observation
@@ -83,11 +76,9 @@ class Blank:
 
 
 class Start(Protocol):
-    """Draws the first guess of a victim."""
+    """Draws the first variables of a victim, of ``blank.shape`` and on the CPU."""
 
-    def __call__(self, blank: Blank) -> Tensor:
-        """Return variables of ``blank.shape``, on the CPU."""
-        ...
+    def __call__(self, blank: Blank) -> Tensor: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +101,7 @@ class Uniform:
 
 @dataclass(frozen=True, kw_only=True)
 class Constant:
-    """All pixels of one value; 0 is a black image."""
+    """Start from pixels of one value; 0 is a black image."""
 
     value: float = 0.5
 
@@ -120,7 +111,7 @@ class Constant:
 
 @dataclass(frozen=True, kw_only=True)
 class Pattern:
-    """A random patch tiled over the image (Wei et al. 2020; Fan et al. 2020), pixels from U[0, 1].
+    """Start from a random patch, U[0, 1], tiled over the image (Wei et al. 2020; Fan et al. 2020).
 
     Attributes:
         size: side of the patch in pixels.
@@ -137,11 +128,7 @@ class Pattern:
 
 @dataclass(frozen=True, kw_only=True)
 class PublicMean:
-    """The mean of the attacker's public images.
-
-    Attributes:
-        of_class: take those of each example's class; a class without any has the mean of all.
-    """
+    """Start from the mean of public images, or, with ``of_class``, of those of each example's class."""
 
     of_class: bool = False
 
@@ -169,7 +156,7 @@ class PublicMean:
 
 @dataclass(frozen=True)
 class Previous:
-    """The attacker's result for the same examples in an earlier round; in the first round as ``Normal``."""
+    """Start from the result for the same examples in an earlier round, else as ``Normal``."""
 
     def __call__(self, blank: Blank) -> Tensor:
         previous = blank.observation.knowledge.previous
@@ -180,11 +167,7 @@ class Previous:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Given:
-    """Start from images that the attacker brings.
-
-    Attributes:
-        images: (C, H, W) or (B, C, H, W) in [0, 1].
-    """
+    """Start from given images (C, H, W) or (B, C, H, W) in [0, 1]."""
 
     images: Tensor
 
@@ -211,7 +194,7 @@ STARTS: Mapping[str, Start] = {
 
 
 def named_start(name: str) -> Start:
-    """Build the start called ``name``.
+    """Return the start called ``name``.
 
     Raises:
         UserError: there is none of that name.
@@ -226,18 +209,21 @@ Shape = Sequence[int]
 
 
 class ImageSource(Protocol):
-    """Turns the attack's own variables (V, n) and fixed values (V, m) into the images of V victims."""
+    """Turns variables (V, n) and fixed values (V, m) into images.
+
+    A victim's first values are drawn on the CPU, from its stream alone.
+    """
 
     def size(self, shape: Shape) -> int:
-        """Return the number n of variables of a victim."""
+        """Return n."""
         ...
 
     def start(self, blank: Blank) -> Tensor:
-        """Return the first variables (n,) of a victim, on the CPU, drawn from its stream alone."""
+        """Draw the first variables (n,)."""
         ...
 
     def held(self, blank: Blank) -> Tensor:
-        """Return what is fixed for a victim, (m,), on the CPU, drawn from its stream alone; m may be 0."""
+        """Draw the fixed values (m,); m may be 0."""
         ...
 
     def images(self, variables: Tensor, held: Tensor, labels: Tensor, shape: Shape) -> Tensor:
@@ -245,24 +231,24 @@ class ImageSource(Protocol):
         ...
 
     def penalty(self, variables: Tensor, shape: Shape) -> Tensor:
-        """Return how unlikely the variables are (V,), weighted."""
+        """Return the weighted penalty (V,) of unlikely variables."""
         ...
 
     def confined(self, variables: Tensor, held: Tensor, shape: Shape) -> Tensor:
-        """Bring ``variables`` back to where they may be, after each iteration of an attack that projects."""
+        """Bring ``variables`` back to their range after an iteration."""
         ...
 
     def following(self, variables: Tensor, held: Tensor, labels: Tensor, shape: Shape) -> "NextSource | None":
-        """Return the source to go on with from the variables that were found; ``None`` at the end."""
+        """Return the source of the next stage; ``None`` at the end."""
         ...
 
     @property
     def stages(self) -> int:
-        """Count the stages of the search, this one included."""
+        """Count the stages, with this one."""
         ...
 
     def provenance(self, image: Sequence[int]) -> Provenance | None:
-        """Return what it was trained on, for images (C, H, W); ``None`` where it was not trained.
+        """Return its training data, for images (C, H, W), or ``None``.
 
         Raises:
             UserError: there is no such source for these images.
@@ -272,7 +258,7 @@ class ImageSource(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class NextSource:
-    """A source to go on with, its first variables (V, n) and what it holds fixed, (V, m)."""
+    """The next source, its first variables (V, n) and its fixed values (V, m)."""
 
     source: ImageSource
     variables: Tensor

@@ -1,4 +1,4 @@
-"""What the first layer's gradient says of the columns of a table before any row is sought."""
+"""Infer the columns of a table from the first layer's gradient."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,23 +15,22 @@ from fl_privacy.types import Observation
 from fl_privacy.types.schema import Schema
 
 _ROUNDING = 2e-6
-"""Share of the bias' gradient below which what is left of a category's column is rounding."""
+"""Share of the bias' gradient below which the rest of a category's column is rounding."""
 
 _DRAWN = 256
-"""Rows of nobody by which the model's answers to rows of a class are known."""
+"""Random rows that show the model's answers to rows of a class."""
 
 _LEAST = 0.02
-"""Rows of a category that are not counted out, at least."""
+"""Least share of a category that may be present."""
 
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """What the update says about the columns of a batch of B rows.
+    """Evidence about the columns of a batch of B rows.
 
     Attributes:
-        present: (F,) bool: False of categories that no row has.
-        shares: (K, F) of the rows of each class, the share that has each category, and the mean of each number as a
-            model takes it.
+        present: (F,) bool: ``False`` for categories that no row has.
+        shares: (K, F) share of each category in the rows of each class, and mean of each number as a model takes it.
     """
 
     present: Tensor
@@ -39,7 +38,7 @@ class Evidence:
 
 
 def first_linear(model: nn.Module, width: int) -> str | None:
-    """Name the linear layer with a bias that the rows (B, F) enter; ``None`` where another layer comes first."""
+    """Return the path of the linear layer with a bias that the rows (B, F) enter, if it is the first."""
     for path, module in model.named_modules():
         if next(module.children(), None) is None and next(module.parameters(), None) is not None:
             sound = isinstance(module, nn.Linear) and module.in_features == width and module.bias is not None
@@ -49,20 +48,11 @@ def first_linear(model: nn.Module, width: int) -> str | None:
 
 @lru_cache(maxsize=4)
 def evidence_of(observation: Observation, schema: Schema, counts: tuple[float, ...]) -> Evidence | None:
-    """Read what the gradient of the first layer says of each column.
+    """Infer each column's categories and means from the first layer's gradient; ``None`` if that is missing.
 
-    With d_i what comes back to the layer from row i and x_i the row, the weight's gradient is ``sum d_i x_i'`` and the
-    bias' ``sum d_i``: a category's column without shift and scale is the sum of d_i over the rows that have it, zero
-    where none has. The rows of each class come back much alike in a network that is young, so that this sum tells how
-    many of them there are, next to what rows of nobody of that class give.
-
-    Args:
-        observation: of one update.
-        schema: of its rows.
-        counts: (K,) rows of each class, as far as they are known.
-
-    Returns:
-        ``None`` where the layer, its gradient or its bias is not to be had.
+    With d_i the gradient that row x_i sends back, the weight's gradient is ``sum d_i x_i'`` and the bias' ``sum d_i``:
+    a category's column without shift and scale sums d_i over its rows. In a young network a class's d_i are alike, so
+    that the sum shows their number. ``counts`` (K,) are the known rows of each class.
     """
     path = first_linear(observation.model, schema.width)
     gradient = as_gradient(observation)
@@ -81,7 +71,7 @@ def evidence_of(observation: Observation, schema: Schema, counts: tuple[float, .
 
 
 def _some_of_each(present: Tensor, schema: Schema) -> Tensor:
-    """Add all categories of a column that seems to have none, and all numbers, to (F,)."""
+    """Add to (F,) all numbers, and all categories of a column without any."""
     found = present.clone()
     found[schema.number_values] = True
     places, there = schema.groups
@@ -92,7 +82,7 @@ def _some_of_each(present: Tensor, schema: Schema) -> Tensor:
 
 
 def _usual_returns(observation: Observation, schema: Schema, path: str) -> Tensor:
-    """Return what rows of nobody send back to the layer under each class's loss, one by one (K, N, M)."""
+    """Return the gradients (K, N, M) that random rows send back under each class's loss."""
     sent = observation.assumed()
     like = next(iter(sent.parameters.values()))
     model = frozen_copy(observation.model, sent, observation.plan, device=like.device, dtype=torch.float32).eval()
@@ -107,10 +97,9 @@ def _usual_returns(observation: Observation, schema: Schema, path: str) -> Tenso
 
 
 def _posterior(sums: Tensor, returns: Tensor, schema: Schema, counts: Sequence[float]) -> Tensor:
-    """Estimate each category's shares in the rows of each class, and means of numbers, (K, F), by ``sums`` (M, F).
+    """Estimate shares of categories and means of numbers, (K, F), in each class, by ``sums`` (M, F).
 
-    A Gaussian model: so many rows of each class as their shares beforehand say, give or take, whose returns have the
-    mean and the covariance of ``returns`` (K, N, M).
+    A Gaussian model: prior counts of rows, and mean and covariance of ``returns`` (K, N, M).
     """
     classes, size, usual = len(returns), sum(counts), schema.usual.double()
     means = returns.mean(1) / size
@@ -134,7 +123,7 @@ def _posterior(sums: Tensor, returns: Tensor, schema: Schema, counts: Sequence[f
 
 
 def _tidied(shares: Tensor, schema: Schema, present: Tensor) -> Tensor:
-    """Turn (K, F) into shares of each column that add up to 1, and numbers within their bounds."""
+    """Turn (K, F) into shares that add up to 1 in a column, and numbers within bounds."""
     found = shares.clone()
     places, there = schema.groups
     if len(places):

@@ -1,4 +1,4 @@
-"""Rows of a table as what is optimized, and many attempts at them pooled into one (TabLeak, Vero et al. 2023)."""
+"""Rows of a table as variables, and pooled attempts (TabLeak, Vero et al. 2023)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,21 +14,20 @@ from fl_privacy.models.pretrained.generator import Provenance
 from fl_privacy.types.schema import Schema
 
 _RARE = 1e-4
-"""Share that a first guess gives a category at least."""
+"""Least share of a category in a first guess."""
 
 _FAR = -1e9
-"""What fills up the logits of columns with fewer categories than the one with most."""
+"""Logit that pads columns with fewer categories than the largest."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TableRows:
-    """Rows (V, B, F) out of free variables: a softmax over each column's categories, numbers within their bounds.
+    """Rows (V, B, F) from free variables: a softmax over each column's categories, and bounded numbers.
 
     Attributes:
-        schema: of the rows.
-        bounded: numbers are a sigmoid between the least and the largest that the schema knows, if it does.
-        counted: categories that no row has are left out, and the first guess has as many rows of the others as the
-            first layer's gradient tells (:mod:`fl_privacy.attacks.gradient_inversion.table_evidence`).
+        bounded: ``True`` computes numbers by a sigmoid between the schema's bounds.
+        counted: ``True`` leaves out categories that no row has, and starts from the others' counts
+            (:mod:`fl_privacy.attacks.gradient_inversion.table_evidence`).
         spread: standard deviation of the first variables of categories.
     """
 
@@ -39,11 +38,9 @@ class TableRows:
     stages: int = 1
 
     def size(self, shape: Shape) -> int:
-        """Return the number of variables, B F."""
         return int(torch.Size(shape).numel())
 
     def start(self, blank: Blank) -> Tensor:
-        """Draw the first variables (B F,)."""
         schema, numbers = self.schema, self.schema.number_values
         drawn = self.spread * torch.randn(tuple(blank.shape), generator=blank.generator)
         middle = self._middles(blank)
@@ -59,7 +56,7 @@ class TableRows:
         return drawn.flatten()
 
     def _middles(self, blank: Blank) -> Tensor:
-        """Return shares of categories and means of numbers, (B, F) or (F,), for a first guess."""
+        """Return shares of categories and means of numbers, (B, F) or (F,)."""
         schema, found = self.schema, self._evidence(blank)
         if found is None:
             return schema.usual
@@ -79,7 +76,7 @@ class TableRows:
         return evidence_of(blank.observation, self.schema, tuple(counts))
 
     def held(self, blank: Blank) -> Tensor:
-        """Return a mask (F,): 1 of what a row may have, 0 of categories that none has."""
+        """Return a mask (F,), 0 for categories that no row has."""
         found = self._evidence(blank)
         return torch.ones(self.schema.width) if found is None else found.present.float()
 
@@ -88,7 +85,7 @@ class TableRows:
         return self.rows(variables.reshape(-1, *shape), held)
 
     def rows(self, free: Tensor, held: Tensor) -> Tensor:
-        """Turn free variables (V, B, F) into rows (V, B, F), of categories that ``held`` (V, F) allows."""
+        """Turn free variables (V, B, F) into rows, of categories that ``held`` (V, F) allows."""
         schema = self.schema
         places, there = (each.to(free.device) for each in schema.groups)
         found = free
@@ -109,30 +106,26 @@ class TableRows:
         return standard.index_copy(-1, numbers, own)
 
     def penalty(self, variables: Tensor, shape: Shape) -> Tensor:
-        """Return no penalty, zeros (V,): any row is as likely as another."""
         return variables.new_zeros(len(variables))
 
     def confined(self, variables: Tensor, held: Tensor, shape: Shape) -> Tensor:
-        """Return ``variables`` unchanged: each value gives a valid row."""
         return variables
 
     def following(self, variables: Tensor, held: Tensor, labels: Tensor, shape: Shape) -> NextSource | None:
-        """Return ``None``: no other source of rows follows."""
         return None
 
     def provenance(self, image: Sequence[int]) -> Provenance | None:
-        """Return ``None``: rows need no trained prior."""
         return None
 
 
 def costs(schema: Schema, cells: Tensor, others: Tensor) -> Tensor:
-    """Count the cells in which each row of ``cells`` (..., B, C) differs from each row of ``others``, (..., B, B)."""
+    """Count the cells in which rows of ``cells`` (..., B, C) and of ``others`` differ, (..., B, B)."""
     apart = (cells[..., :, None, :] - others[..., None, :, :]).abs()
     return (apart > schema.tolerances.to(cells)).sum(-1).double()
 
 
 def assigned(cost: Tensor) -> Tensor:
-    """Assign each row of ``cost`` (B, B) its column, least in sum, (B,)."""
+    """Assign a column (B,) to each row of ``cost`` (B, B), with the least sum."""
     if len(cost) == 1:
         return torch.zeros(1, dtype=torch.long)
     try:
@@ -144,7 +137,7 @@ def assigned(cost: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Pooled:
-    """What many attempts at the same rows have in common.
+    """The common result of many attempts at the same rows.
 
     Attributes:
         rows: (B, F) as a model takes them.
@@ -155,21 +148,17 @@ class Pooled:
     certainty: Tensor
 
     def certainty_of(self, rows: Tensor, schema: Schema) -> Tensor:
-        """Return the certainty (B, C) of the same rows, in the order of ``rows`` (B, F)."""
+        """Return the certainty (B, C) in the order of ``rows`` (B, F)."""
         return self.certainty[assigned(costs(schema, schema.cells(rows), schema.cells(self.rows)))]
 
 
 def pool(schema: Schema, attempts: Tensor, losses: Tensor, labels: Tensor | None = None) -> Pooled:
-    """Take the median of attempts whose rows were put into the order of the best of them (TabLeak, section 4.1).
+    """Return the median of attempts whose rows were put into the best one's order (TabLeak, section 4.1).
 
     Args:
-        schema: of the rows.
         attempts: (R, B, F) as a model takes them.
         losses: (R,).
-        labels: (R, B) of the rows, which are exchanged within a class alone; ``None``: any with any.
-
-    Returns:
-        The shares of categories and the numbers that half of the attempts are above, made rows of the schema.
+        labels: labels (R, B) of the rows, which are exchanged within a class only.
     """
     order = losses.argsort()
     attempts = attempts[order]

@@ -1,4 +1,4 @@
-"""From an upload to the tensors that an attack matches."""
+"""Convert an upload to the tensors that an attack matches."""
 
 from typing import Literal
 
@@ -9,32 +9,32 @@ from fl_privacy.models.gradients.choose_method import number_of_steps, sgd_facto
 from fl_privacy.types import LocalPlan, Observation, Tensors
 
 LocalSteps = Literal["unroll", "first_order"]
-"""How several local steps are matched: by replaying them, or with delta / lr as a gradient at the weights sent."""
+"""Matching of several local steps: by replaying them, or with delta / lr as a gradient at the weights sent."""
 
 
 def needs_unrolling(plan: LocalPlan, num_examples: int, local_steps: LocalSteps) -> bool:
-    """Say whether local steps have to be replayed: the update is more than a gradient up to a factor."""
+    """Return ``True`` if local steps have to be replayed."""
     if plan.shares == "gradient" or local_steps == "first_order":
         return False
     return plan.optimizer != "sgd" or number_of_steps(num_examples, plan) > 1
 
 
 def is_sum_of_gradients(plan: LocalPlan) -> bool:
-    """Say whether the update is a sum of gradients with known factors, or one of them."""
+    """Return ``True`` if the update is a sum of gradients with known factors."""
     return plan.shares == "gradient" or (plan.optimizer == "sgd" and not plan.weight_decay)
 
 
 def accumulated_gradient(observation: Observation) -> Tensors:
-    """Return the gradient shared, or the sum ``-delta / lr`` of what the local steps subtracted."""
+    """Return the shared gradient, or the sum ``-delta / lr`` of the local steps."""
     if observation.plan.shares == "gradient":
         return observation.update()
     return {name: -delta / observation.plan.lr for name, delta in observation.update().items()}
 
 
 def as_gradient(observation: Observation) -> Tensors:
-    """Return the update as a mean gradient at the weights sent: exact for one step of SGD, to first order for more.
+    """Return the update as a mean gradient at the weights sent: exact for one step of SGD, first order for more.
 
-    The steps of Adam hide the scale of the gradient; its sign survives.
+    Adam's steps keep only the sign.
     """
     plan, total = observation.plan, accumulated_gradient(observation)
     if plan.shares == "gradient" or plan.optimizer != "sgd":
@@ -45,7 +45,7 @@ def as_gradient(observation: Observation) -> Tensors:
 
 
 def matched_per_uploaded(plan: LocalPlan, num_examples: int, *, unrolls: bool) -> float:
-    """Return the factor from the uploaded to the matched tensors: 1 for a gradient; for a delta without its sign."""
+    """Return the absolute factor from uploaded to matched tensors, 1 for a gradient."""
     if plan.shares == "gradient":
         return 1.0
     if unrolls or plan.optimizer != "sgd":

@@ -1,4 +1,4 @@
-"""What is left of one image in mixtures of it with others, once an attack has read the mixtures."""
+"""Recover one image from reconstructed mixtures of it with others."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,15 +11,15 @@ from fl_privacy.effects import Mixed, mixing
 from fl_privacy.types import Batch, Certainty, Observation, Reconstruction
 
 _TURNS, _DOUBTFUL, _LEAST_DOUBT = 30, 20, 0.05
-"""Turns in which signs and image are found by each other, over how many of them the image is doubted less and less, and
-the share of its variance under the prior by which it is doubted at last, beyond what follows from the mixtures."""
+"""Turns in which signs and image are estimated from each other, the number of them over which the image's extra
+uncertainty falls, and its last value as a share of the variance under the prior."""
 
 _LEAST_SHARE, _LEAST_VARIANCE = 1e-3, 1e-3
-"""Of an image in its mixture, and of a pixel."""
+"""Least share of an image in its mixture, and least variance of a pixel."""
 
 
 def as_mixture(observation: Observation) -> Observation:
-    """Return ``observation`` as one of a mixture, which is all that its update is of."""
+    """Return ``observation`` as one of a mixture, on which alone its update depends."""
     known = observation.knowledge
     if mixing(known.defense) is None:
         return observation
@@ -28,15 +28,10 @@ def as_mixture(observation: Observation) -> Observation:
 
 
 def unmixed(observations: Sequence[Observation], found: Sequence[Reconstruction]) -> list[Reconstruction]:
-    """Replace mixtures in ``found`` by the image that those of the same example have in common.
+    """Replace mixtures in ``found`` by the image that those of the same example share.
 
-    That takes who knows the defense, and public images: others are mixed in, so that what they look like, class by
-    class, is what is expected beside the image. Batches are left as they are, in which nobody knows which image of one
-    mixture is which of another.
-
-    Args:
-        observations: that were attacked; of the same example in the order in which they were seen.
-        found: the mixture behind each.
+    The attacker has to know the defense, and public images for the others' class means. Batches stay, as their images
+    can't be assigned across mixtures.
     """
     together: dict[object, list[int]] = {}
     for place, (observation, own) in enumerate(zip(observations, found, strict=True)):
@@ -72,17 +67,13 @@ def _in_words(number: int) -> str:
 
 @torch.no_grad()
 def common_image(observation: Observation, mixtures: Sequence[Batch]) -> Batch:
-    """Find the image that ``mixtures`` of the same example have in common, with its label.
+    """Find the image, with its label, that ``mixtures`` of the same example share, by expectation maximization.
 
-    By expectation maximization. A pixel of a mixture is as it was or turned to its negative, with probabilities that
-    follow from what is expected of it: the image's share, which its part of the label tells, and the others' class
-    means with theirs. What is left once these are taken away is a noisy view of the image, which under a normal prior
-    of images has a mean and variances; by these, signs are found anew. At first the image is doubted as much as the
-    prior does, so that it is not the first signs that decide.
+    A pixel of a mixture is unchanged or negated, with probabilities by its expectation: the shares, by labels, of the
+    image and of the others' class means. Mixtures less these are noisy views of the image, whose mean and variances
+    under a normal prior decide the signs anew, at first with the prior's full uncertainty.
 
-    Args:
-        observation: one of the mixtures', whose attacker knows public images.
-        mixtures: (1, C, H, W) in [0, 1] with labels (1,) or (1, K), of the same example.
+    ``mixtures`` are (1, C, H, W) in [0, 1] with labels (1,) or (1, K).
     """
     known, effect = observation.knowledge, mixing(observation.knowledge.defense)
     assert known.public_images is not None and effect is not None
@@ -92,7 +83,7 @@ def common_image(observation: Observation, mixtures: Sequence[Batch]) -> Batch:
     label = shares.sum(0).argmax()
     own = (labeled * shares[:, label]).clamp_min(_LEAST_SHARE)
     if (effect.images or 2) > 1 and bool((shares.amax(1) > 1 - _LEAST_SHARE).all()):
-        own = torch.full_like(own, 1 / (effect.images or 2))  # a label of one class tells no shares
+        own = torch.full_like(own, 1 / (effect.images or 2))  # a label of one class shows no shares
     seen = torch.stack([batch.inputs[0].flatten() for batch in mixtures]).to(prior.means)
     others = labeled * shares.clone()
     others[:, label] = 0
@@ -102,7 +93,7 @@ def common_image(observation: Observation, mixtures: Sequence[Batch]) -> Batch:
 
 
 def _of_classes(labels: Tensor, classes: int) -> Tensor:
-    """Return the share (K,) of each class in the labels (1,) or (1, K) of a mixture."""
+    """Return the share (K,) of each class in a mixture's labels (1,) or (1, K)."""
     hot = labels[0] if labels.dim() == 2 else torch.nn.functional.one_hot(labels[0], classes)
     return hot.float().cpu()
 
@@ -111,10 +102,9 @@ def _solved(seen: Tensor, own: Tensor, others: Tensor, prior: PixelPrior, label:
     """Find the image (N,) behind mixtures.
 
     Args:
-        seen: (U, N) mixtures, some of their pixels turned.
-        own: (U,) shares of the image.
-        others: (U, K) shares of images of each class; what is left is of any public images.
-        prior: of public images.
+        seen: mixtures (U, N).
+        own: shares (U,) of the image.
+        others: shares (U, K) of images of each class; any public images have the rest.
         label: class of the image.
     """
     rest = (1 - own - others.sum(1)).clamp_min(0)

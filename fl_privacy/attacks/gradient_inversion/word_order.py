@@ -1,7 +1,4 @@
-"""Words of a guessed text in another order, as no slope leads there (LAMP, Balunovic et al. 2022, section 4.2).
-
-How likely texts are, by a small language model of public ones.
-"""
+"""Moves of words in a guessed text (LAMP, Balunovic et al. 2022, section 4.2)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,15 +23,7 @@ _DISCOUNT = 0.75
 
 @dataclass(frozen=True, eq=False)
 class _Counts:
-    """Counts of sequences of n tokens, and of what precedes their last token.
-
-    Attributes:
-        keys: sorted numbers of the sequences that there are.
-        counts: (of each) how often.
-        contexts: sorted numbers of what goes before.
-        totals: how often each of these.
-        followers: how many different tokens follow each.
-    """
+    """Counts of sequences of n tokens and of their first n - 1, the ``contexts``, by sorted numbers."""
 
     keys: Tensor
     counts: Tensor
@@ -45,14 +34,12 @@ class _Counts:
 
 @dataclass(frozen=True, eq=False)
 class LanguageModel:
-    """Trigrams with absolute discounting, interpolated with bigrams, words and all tokens alike (Ney et al. 1994).
+    """Trigrams with absolute discounting, interpolated with bigrams, words and a uniform share (Ney et al. 1994).
 
-    Of a few hundred public texts such counts say more than a transformer learns; who has a large corpus of the domain
-    hands over more texts.
+    On a few hundred public texts such counts predict better than a transformer.
 
     Attributes:
-        texts: (N, L) public tokens at the left, -1 where there is none.
-        size: tokens of the vocabulary.
+        texts: public tokens (N, L), then -1.
     """
 
     texts: Tensor
@@ -60,7 +47,7 @@ class LanguageModel:
 
     @torch.no_grad()
     def surprise(self, tokens: Tensor) -> Tensor:
-        """Return the mean negative log likelihood (n,) of the tokens of texts (n, L), natural; 0 of none."""
+        """Return the mean negative log likelihood (n,) of a token of texts (n, L), in nats."""
         there = tokens >= 0
         likelihood = torch.full(tokens.shape, 1 / self.size, dtype=torch.float64)
         for length, counts in enumerate(self._counts, start=1):
@@ -78,7 +65,7 @@ class LanguageModel:
         return self.size + 1
 
     def _keys(self, tokens: Tensor, length: int) -> Tensor:
-        """Return the number (n, L) of the ``length`` tokens up to each; the beginning is a token of its own."""
+        """Return the number (n, L) of the ``length`` tokens up to each."""
         begun = torch.nn.functional.pad(tokens.long().clamp_min(0), (length - 1, 0), value=self.size)
         keys = torch.zeros_like(tokens, dtype=torch.long)
         for part in begun.unfold(1, length, 1).unbind(-1):
@@ -98,7 +85,7 @@ class LanguageModel:
 
 
 def _found(keys: Tensor, values: Tensor, wanted: Tensor) -> Tensor:
-    """Look up ``values`` of the sorted ``keys`` for each of ``wanted``; 0 where there is no such key."""
+    """Look up ``values`` of the sorted ``keys`` for each of ``wanted``, or 0."""
     at = torch.searchsorted(keys, wanted).clamp_max(max(0, len(keys) - 1))
     return torch.where(keys[at] == wanted, values[at], 0).double()
 
@@ -110,19 +97,12 @@ NO_PUBLIC_TEXTS = (
 
 
 _BETTER = 1e-2
-"""Share of the usual difference of orders by which another has to be better."""
+"""Share of the usual difference between orders by which a new one has to be better."""
 
 
 @dataclass(frozen=True, eq=False)
 class Rearranged:
-    """The exchanges of words that one attack tries.
-
-    Attributes:
-        moves: how.
-        language: how likely texts are; ``None`` where nothing is asked of it.
-        iterations: of the attack.
-        capacity: guesses that are compared at a time.
-    """
+    """The moves of words that one attack tries; ``capacity`` guesses are compared at a time."""
 
     moves: Rearranging
     language: LanguageModel | None
@@ -130,16 +110,15 @@ class Rearranged:
     capacity: int
 
     def due(self, iteration: int) -> bool:
-        """Say whether a move follows after ``iteration`` iterations."""
         after = iteration - int(self.moves.burn_in * self.iterations)
         return after >= 0 and iteration % self.moves.every == 1 and iteration < self.iterations
 
     @torch.no_grad()
     def begin(self, problem: Problem, variables: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
-        """Return first guesses (V, N): the best of ``variables`` and random others, then of orders of their words."""
+        """Return first guesses (V, N): the best of ``variables`` and random others, then of their orders."""
         scores, (batch, longest, width) = self._mismatch(problem, variables.unsqueeze(1))[:, 0], problem.shape
         lengths = _lengths(problem)
-        own = lengths.amax(1).tolist()  # what is drawn for a victim does not depend on the texts beside it
+        own = lengths.amax(1).tolist()  # draws for a victim do not depend on the other texts
         for pieces in _pieces(self.moves.starts - 1, self.moves.tries):
             drawn = [
                 pad(torch.randn(pieces, batch, length, width, generator=g), (0, 0, 0, longest - length)).flatten(1)
@@ -161,7 +140,7 @@ class Rearranged:
 
     @torch.no_grad()
     def __call__(self, problem: Problem, variables: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
-        """Put the words of each text, decoded from ``variables`` (V, N), into the best of several orders."""
+        """Put each text of ``variables`` (V, N) into the best of several orders."""
         read = _as_read(problem, variables)
         for text in range(problem.shape[0]):
             orders = self._best(problem, read, text, generators)
@@ -170,7 +149,7 @@ class Rearranged:
 
     @torch.no_grad()
     def end(self, problem: Problem, variables: Tensor, generators: Sequence[torch.Generator]) -> tuple[Tensor, Tensor]:
-        """Decode the texts of ``variables`` (V, N) in the best order that moves lead to, and return their loss (V,)."""
+        """Return the decoded texts (V, N) in the best order that moves lead to, and their loss (V,)."""
         read = _as_read(problem, variables)
         ended = torch.zeros(len(read), dtype=torch.bool, device=read.device)
         for _ in range(self.moves.last):
@@ -184,10 +163,7 @@ class Rearranged:
         return read, self._mismatch(problem, read[:, None])[:, 0]
 
     def _best(self, problem: Problem, read: Tensor, text: int, generators: Sequence[torch.Generator]) -> Tensor:
-        """Return the best (V, B, L) of several orders of the words of one text of ``read`` (V, N).
-
-        It is the present one where the others are no better, as where equal words change places.
-        """
+        """Return the best (V, B, L) of several orders of one text of ``read`` (V, N)."""
         source, (batch, longest) = problem.settings.source, problem.shape[:2]
         assert isinstance(source, WordEmbeddings)
         orders = torch.arange(longest).repeat(len(read), self.moves.tries, batch, 1)
@@ -219,10 +195,11 @@ class Rearranged:
 def rearranged(
     moves: Rearranging | None, observation: Observation, *, iterations: int, capacity: int
 ) -> Rearranged | None:
-    """Build the moves of an attack on ``observation`` and its like; ``None`` where it makes none.
+    """Build the moves of an attack on the group of ``observation``, if it makes any.
 
     Raises:
-        UserError: a language model is asked for, but no public text is known.
+        NotAttackableError: the model is not of text.
+        UserError: a language model is needed, but no public text is known.
     """
     if moves is None:
         return None
@@ -236,14 +213,7 @@ def rearranged(
 
 
 def moved_orders(lengths: Tensor, tries: int, longest: int, generators: Sequence[torch.Generator]) -> Tensor:
-    """Draw orders (V, T, L) of the first ``lengths`` (V,) of L words, by each kind of move; the first changes nothing.
-
-    Args:
-        lengths: of the texts.
-        tries: T.
-        longest: L.
-        generators: the random stream of each victim.
-    """
+    """Draw orders (V, T, L) of the first ``lengths`` (V,) of L words, by each kind of move; the first is unchanged."""
     drawn = torch.stack([torch.rand(3, tries, generator=g, dtype=torch.float64) for g in generators])
     of = lengths[:, None].double()
     first, second = ((drawn[:, k] * of).long().unsqueeze(2) for k in (0, 1))
@@ -286,14 +256,14 @@ def _in_order(problem: Problem, variables: Tensor, orders: Tensor) -> Tensor:
 
 
 def _lengths(problem: Problem) -> Tensor:
-    """Return the number of words (V, B) of each text, on the CPU."""
+    """Return the number of words (V, B), on the CPU."""
     assert problem.held is not None
     batch, longest, _ = problem.shape
     return problem.held.reshape(-1, batch, longest).sum(2).round().long().cpu()
 
 
 def _better(variables: Tensor, scores: Tensor, tried: Tensor, found: Tensor) -> tuple[Tensor, Tensor]:
-    """Return for each victim the best of ``tried`` (V, T, N), or ``variables`` where that is better, and its score."""
+    """Return each victim's best of ``tried`` (V, T, N) and ``variables``, and its score."""
     least, which = found.min(1)
     chosen = tried[torch.arange(len(tried), device=tried.device), which]
     return torch.where((least < scores)[:, None], chosen, variables), torch.minimum(least, scores)

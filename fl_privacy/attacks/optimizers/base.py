@@ -1,4 +1,4 @@
-"""What an optimizer of V independent victims is."""
+"""The interface of optimizers of V independent victims."""
 
 import math
 from typing import Protocol
@@ -19,21 +19,16 @@ class OptimizerRun(Protocol):
     def iteration(self) -> Tensor: ...
 
     def step(self, variables: Tensor, loss: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Move ``variables`` by one step.
-
-        Args:
-            variables: (V, N).
-            loss: (V,) at ``variables``.
-            gradient: (V, N) at ``variables``.
+        """Move ``variables`` (V, N) by one step, given their loss (V,) and gradient (V, N).
 
         Returns:
-            The next variables (V, N); ``ended`` (V,), where an iteration ended, so that a projection is due;
-            ``finished`` (V,), where there is nothing more to do (those rows were not moved).
+            The next variables (V, N); ``ended`` (V,), rows with a finished iteration, due for projection; ``finished``
+                (V,), rows with nothing more to do, which stay.
         """
         ...
 
     def restart(self, rows: Tensor) -> None:
-        """Forget what was learned about the victims ``rows`` (V,) bool, which were put somewhere else."""
+        """Forget the state of the victims ``rows`` (V,) bool, which were moved."""
         ...
 
     def select(self, rows: Tensor) -> None:
@@ -42,31 +37,33 @@ class OptimizerRun(Protocol):
 
 
 class Optimizer(Protocol):
-    """What starts an optimization; it holds settings alone, so that one serves any number of victims."""
+    """Settings that start an optimization of any number of victims."""
 
     def start(self, variables: Tensor, *, iterations: int, images: int) -> OptimizerRun:
-        """Start an optimization from ``variables``.
-
-        Args:
-            variables: (V, N).
-            iterations: how many.
-            images: number of the N variables that are pixels, the first ones; the others are label logits.
-        """
+        """Start from ``variables`` (V, N); the first ``images`` of N are pixels, the others label logits."""
         ...
 
     @property
     def moments(self) -> int:
-        """Return the values of state per variable."""
+        """Return the state's values per variable."""
         ...
 
 
 def expect_rate(name: str, value: float) -> None:
-    """Raise ``UserError`` unless ``value`` is a learning rate: above 0 and finite."""
+    """Check that ``value`` is a learning rate, above 0 and finite.
+
+    Raises:
+        UserError: it is not.
+    """
     if not 0 < value < math.inf:
         raise UserError(f"{name} is expected to be above 0 and finite, but got {value}; try 0.1.")
 
 
 def expect_share(name: str, *values: float) -> None:
-    """Raise ``UserError`` unless all ``values`` are in [0, 1)."""
+    """Check that all ``values`` are in [0, 1).
+
+    Raises:
+        UserError: one is not.
+    """
     if not all(0 <= value < 1 for value in values):
         raise UserError(f"{name} is expected in [0, 1), but got {', '.join(map(str, values))}; try 0.9.")

@@ -1,4 +1,4 @@
-"""CMA-ES: a search without gradients, of each victim by itself; the package cma has the algorithm."""
+"""CMA-ES by the package cma: a search without gradients."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ class EvolutionStrategy:
 
     Attributes:
         population: candidates in each iteration, at least 4.
-        deviation: of the first ones; 1 draws the latents of a generator as it is meant to get them.
+        deviation: standard deviation of the first ones; 1 suits the latents of a generator.
     """
 
     population: int = 50
@@ -29,24 +29,20 @@ class EvolutionStrategy:
         number("attack.deviation", self.deviation, above=0, example=1)
 
     def expect_package(self) -> None:
-        """Raise ``UserError`` where the package cma is missing."""
+        """Check that the package cma is installed.
+
+        Raises:
+            UserError: it is not.
+        """
         expect_package("cma", "attack.optimizer=cma")
 
     def begin(self, variables: int, iterations: int, generator: torch.Generator) -> "Evolution":
-        """Begin a search in ``variables`` dimensions, which draws from ``generator`` alone."""
         self.expect_package()
         return Evolution(self, variables, iterations, generator)
 
 
 class Evolution:
-    """The state of the evolution strategy for one victim.
-
-    Args:
-        settings: of the search.
-        variables: N.
-        iterations: at most.
-        generator: of the victim, on the CPU.
-    """
+    """The evolution of one victim; ``generator`` is on the CPU."""
 
     def __init__(
         self, settings: EvolutionStrategy, variables: int, iterations: int, generator: torch.Generator
@@ -71,10 +67,9 @@ class Evolution:
         return torch.stack([torch.as_tensor(candidate) for candidate in self._strategy.ask()])
 
     def tell(self, candidates: Tensor, losses: Sequence[float]) -> None:
-        """Pass on the losses of the candidates last asked for; infinite where they are worth nothing."""
+        """Pass on the losses of the last candidates; infinite if worthless."""
         self._strategy.tell(list(candidates.numpy()), list(losses))
 
     @property
     def ended(self) -> bool:
-        """Say whether there is nothing more to gain, or all iterations are done."""
         return bool(self._strategy.stop())

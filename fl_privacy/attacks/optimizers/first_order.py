@@ -1,7 +1,4 @@
-"""Adam, AdamW and gradient descent; elementwise, hence the same for one victim and for a thousand.
-
-Factors on the learning rate over an attack's iterations.
-"""
+"""Adam, AdamW, gradient descent, and schedules of the learning rate."""
 
 import math
 from dataclasses import dataclass, field
@@ -41,11 +38,7 @@ class StepDecay:
 
 @dataclass(frozen=True, kw_only=True)
 class CosineRate:
-    """Linear warm-up, then half a cosine from 1 to 0.
-
-    Attributes:
-        warmup: iterations.
-    """
+    """Linear warm-up over ``warmup`` iterations, then half a cosine from 1 to 0."""
 
     warmup: int = 0
 
@@ -67,14 +60,14 @@ class StairDecay:
 
 
 Sign = Literal["none", "hard", "soft"]
-"""What is taken of the pixels' gradient: itself, its sign, or tanh(g s) / s with s falling from 1 to 0."""
+"""Use of the pixels' gradient: itself, its sign, or tanh(g s) / s with s falling from 1 to 0."""
 
 _CLIPPING_EPS = 1e-6
 """As in PyTorch."""
 
 
 def signed(gradient: Tensor, how: Sign, images: int, remaining: float) -> Tensor:
-    """Take the sign of ``gradient`` (V, N), hard, soft or not at all, of which the first ``images`` are pixels."""
+    """Take the sign of the first ``images`` entries of ``gradient`` (V, N), hard, soft or not at all."""
     if how == "none":
         return gradient
     pixels = gradient[:, :images]
@@ -85,10 +78,7 @@ def signed(gradient: Tensor, how: Sign, images: int, remaining: float) -> Tensor
 
 
 def clipped(gradient: Tensor, length: float) -> Tensor:
-    """Cut rows of ``gradient`` (V, N) that are longer than ``length`` to it.
-
-    As ``torch.nn.utils.clip_grad_norm_`` does with all variables of one victim; an infinite ``length`` changes nothing.
-    """
+    """Shorten rows of ``gradient`` (V, N) to ``length``, as ``torch.nn.utils.clip_grad_norm_`` does."""
     if length == math.inf:
         return gradient
     lengths = torch.linalg.vector_norm(gradient, dim=1, keepdim=True)
@@ -98,15 +88,14 @@ def clipped(gradient: Tensor, length: float) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Adam:
-    """Adam (torch.optim.Adam), AdamW where ``weight_decay`` is above 0.
+    """Adam (torch.optim.Adam), or AdamW if ``weight_decay`` is above 0.
 
     Attributes:
-        lr: learning rate.
         betas: decay of the first and second moment.
-        eps: added to the root of the second moment.
-        weight_decay: decoupled, times the learning rate.
-        sign: of the gradient that enters.
-        clip: largest length of a victim's gradient as it enters; a longer one is cut to it.
+        eps: number added to the root of the second moment.
+        weight_decay: decoupled decay, times the learning rate.
+        sign: sign taken of the gradient first.
+        clip: largest length of a victim's gradient.
         schedule: factor on the learning rate.
     """
 
@@ -133,7 +122,6 @@ class Adam:
     def move(
         self, variables: Tensor, gradient: Tensor, moments: list[Tensor], steps: int | Tensor, rate: float
     ) -> Tensor:
-        """Return the next variables; ``moments`` are updated in place, ``steps`` count from 1."""
         first, second = moments
         beta1, beta2 = self.betas
         gradient = clipped(gradient, self.clip)
@@ -150,15 +138,7 @@ class Adam:
 
 @dataclass(frozen=True, kw_only=True)
 class GradientDescent:
-    """Gradient descent with momentum (torch.optim.SGD).
-
-    Attributes:
-        lr: learning rate.
-        momentum: in [0, 1).
-        nesterov: Nesterov's form of the momentum.
-        sign: of the gradient that enters.
-        schedule: factor on the learning rate.
-    """
+    """Gradient descent with momentum in [0, 1) (torch.optim.SGD), with ``sign`` of the gradient."""
 
     lr: float = 0.1
     momentum: float = 0.9
@@ -177,17 +157,15 @@ class GradientDescent:
     def move(
         self, variables: Tensor, gradient: Tensor, moments: list[Tensor], steps: int | Tensor, rate: float
     ) -> Tensor:
-        """Return the next variables; ``moments`` are updated in place."""
         velocity = moments[0].mul_(self.momentum).add_(gradient)
         return variables - rate * (gradient + self.momentum * velocity if self.nesterov else velocity)
 
 
 class FirstOrder(Protocol):
-    """Settings of an optimizer that moves by the gradient and its moments; their ``start`` is a :class:`FirstOrderRun`.
+    """Settings of an optimizer that moves by the gradient and its moments.
 
     Attributes:
-        lr: learning rate.
-        sign: of the gradient that enters.
+        sign: sign taken of the gradient first.
         schedule: factor on the learning rate.
         moments: values of state per variable.
     """
@@ -207,12 +185,12 @@ class FirstOrder(Protocol):
     def move(
         self, variables: Tensor, gradient: Tensor, moments: list[Tensor], steps: int | Tensor, rate: float
     ) -> Tensor:
-        """Return the next variables (V, N); ``moments`` are updated in place, ``steps`` count from 1."""
+        """Return the next variables (V, N); ``moments`` change in place, ``steps`` count from 1."""
         ...
 
 
 class FirstOrderRun:
-    """The loop around a settings' ``move``; the rows of ``moments`` are victims."""
+    """The loop around a settings' ``move``."""
 
     def __init__(self, settings: FirstOrder, variables: Tensor, iterations: int, images: int) -> None:
         self._settings = settings
@@ -220,7 +198,7 @@ class FirstOrderRun:
         self._images = images
         self._done = 0
         self._moments = [torch.zeros_like(variables) for _ in range(settings.moments)]
-        self._behind: Tensor | None = None  # (V,) steps that were forgotten, where any were
+        self._behind: Tensor | None = None  # (V,) steps forgotten, if any
         self._none = torch.zeros(len(variables), dtype=torch.bool, device=variables.device)
 
     @property

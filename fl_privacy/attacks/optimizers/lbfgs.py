@@ -1,8 +1,4 @@
-"""L-BFGS of V victims at once, each as ``torch.optim.LBFGS`` would do it alone.
-
-The memory is in the compact representation (Byrd, Nocedal, Schnabel 1994, Eq. 3.13); the line search is that of
-``torch.optim.LBFGS``: strong Wolfe (Nocedal, Wright 2006, Alg. 3.5 and 3.6).
-"""
+"""L-BFGS of V victims at once, each as ``torch.optim.LBFGS`` alone."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -20,11 +16,10 @@ _FIRST_CAPACITY = 16
 
 
 class History:
-    """Pairs (s, y) of each victim in a ring of its own.
+    """Pairs (s, y) of each victim in a ring, in the compact representation (Byrd, Nocedal, Schnabel 1994, Eq. 3.13).
 
-    The direction costs two passes over the pairs, instead of four as 4 x ``limit`` small operations in the two-loop
-    recursion; the small (limit x limit) matrices S'Y and Y'Y are kept in float64, oldest pair first. Victims that hold
-    fewer pairs than others have zeros in the unused slots, which drop out of every product.
+    A direction costs two passes over the pairs, instead of four by 4 x ``limit`` small operations in the two-loop
+    recursion. S'Y and Y'Y (limit x limit) are in float64, oldest pair first.
     """
 
     def __init__(self, variables: Tensor, limit: int) -> None:
@@ -40,7 +35,7 @@ class History:
         self._pushed = torch.zeros(v, dtype=torch.long, device=variables.device)
 
     def direction(self, gradient: Tensor, y: Tensor, s: Tensor, learns: Tensor) -> Tensor:
-        """Return -H g of each victim (V, N), after adding the pair (s, y) where ``learns`` and it has curvature."""
+        """Return -H g (V, N), after adding the pair (s, y) if it ``learns`` and has curvature."""
         curvature = (y * s).sum(1)
         rows = (learns & (curvature > _MIN_CURVATURE)).nonzero().flatten()
         if len(rows):
@@ -48,7 +43,7 @@ class History:
         used = int(self._pushed.max().clamp_max(self._s.shape[1]))
         if used == 0:
             return -gradient
-        # this way round, the products run along the pairs as they lie in memory
+        # in this order, the products run along the pairs as they lie in memory
         both = torch.stack([gradient, y], 1)
         slots = self._by_age(used)[:, None].expand(-1, 2, -1)
         s_products = torch.bmm(both, self._s[:, :used].mT).double().gather(2, slots)
@@ -65,7 +60,7 @@ class History:
         return -torch.addcmul(step, self._scale.to(dtype)[:, None], gradient)
 
     def _by_age(self, used: int) -> Tensor:
-        """Return the slots (V, used) of each victim's pairs, oldest first."""
+        """Return the slots (V, used) of the pairs, oldest first."""
         capacity = self._s.shape[1]
         oldest = (self._pushed - capacity).clamp_min(0)
         return (oldest[:, None] + torch.arange(used, device=oldest.device)) % capacity
@@ -88,7 +83,7 @@ class History:
         self._pushed[rows] += 1
 
     def _coefficients(self, sg: Tensor, yg: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the coefficients of H g on the pairs: w on s and -scale * a on y.
+        """Return the coefficients of H g: w on s and -scale * a on y.
 
         a = R^-1 S'g and w = R^-T ((D + scale Y'Y) a - scale Y'g).
         """
@@ -103,7 +98,6 @@ class History:
         return on_s, on_y
 
     def forget(self, rows: Tensor) -> None:
-        """Drop the pairs of ``rows`` (V,) bool."""
         for pairs in (self._s, self._y, self._sy, self._yy):
             pairs[rows] = 0
         self._sy[rows] = _unit(self._sy[rows])
@@ -111,13 +105,12 @@ class History:
         self._pushed[rows] = 0
 
     def select(self, rows: Tensor) -> None:
-        """Keep the history of the victims ``rows`` alone."""
         for name in ("_s", "_y", "_sy", "_yy", "_scale", "_pushed"):
             setattr(self, name, getattr(self, name)[rows])
 
 
 def _unit(matrices: Tensor) -> Tensor:
-    """Fill the diagonals with ones, in place, which leaves unused slots out of a triangular system."""
+    """Fill the diagonals with ones, in place, so that unused slots drop out."""
     matrices.diagonal(dim1=-2, dim2=-1).fill_(1)
     return matrices
 
@@ -127,14 +120,12 @@ _NARROW = 1e-9
 
 
 class StrongWolfe:
-    """Line searches under way: a row first looks for a bracket and then zooms into it.
-
-    All scalars are kept in float64.
+    """Strong Wolfe line searches (Nocedal, Wright 2006, Alg. 3.5 and 3.6), with scalars in float64.
 
     Attributes:
         searching: (V,) rows whose next evaluation is a trial.
         trials: (V,) evaluations of the row's last search.
-        step, loss: (V,) of the trial, and of the accepted one once the search is over.
+        step, loss: (V,) values of the trial, and of the accepted one after the search.
         gradient: (V, N) at the accepted step.
     """
 
@@ -148,21 +139,19 @@ class StrongWolfe:
         self._rounds = self._most = self.trials
         self._direction, self._first_gradient = torch.zeros_like(variables), torch.zeros_like(variables)
         self._first_loss, self._first_slope = scalar, scalar
-        # the ends of the bracket, before there is one those of the last step: step, loss, slope (V, 2), gradient
+        # ends of the bracket, or of the last step before there is one: step, loss, slope (V, 2), gradient
         self._ends = scalar.new_zeros(3, count, 2)
         self._end_gradients = variables.new_zeros(count, 2, variables.shape[1])
 
     def begin(
         self, rows: Tensor, *, direction: Tensor, loss: Tensor, gradient: Tensor, step: Tensor, most: Tensor
     ) -> None:
-        """Begin the line search for the victims in ``rows``.
+        """Begin the line search of ``rows`` (V,) bool.
 
         Args:
-            rows: (V,) bool.
             direction: (V, N).
-            loss: (V,) where the search begins.
-            gradient: (V, N) there.
-            step: (V,) of the first trial.
+            loss, gradient: (V,) and (V, N) at the beginning.
+            step: (V,) first trial.
             most: (V,) trials after the first.
         """
         wide, slope = rows[:, None], (gradient * direction).sum(1).double()
@@ -178,7 +167,7 @@ class StrongWolfe:
         self._set_end(0, rows, (torch.zeros_like(slope), loss.double(), slope), gradient)
 
     def look(self, loss: Tensor, gradient: Tensor) -> Tensor:
-        """Take up the evaluation of the trials, and return the rows (V,) whose search is over."""
+        """Take up the trials' evaluation, and return the rows (V,) whose search is over."""
         trial = self.step, loss.double(), (gradient * self._direction).sum(1).double()
         searching, zooming = self.searching, self.searching & self._zooms
         self.trials = self.trials + searching
@@ -206,7 +195,6 @@ class StrongWolfe:
         return over
 
     def _extend(self, rows: Tensor, trial: tuple[Tensor, ...], gradient: Tensor) -> None:
-        """Extend the bracket further along the direction."""
         last = self._ends[..., 0]
         bounds = trial[0] + 0.01 * (trial[0] - last[0]), 10 * trial[0]
         further = _cubic_minimum(last, trial, bounds)
@@ -215,7 +203,7 @@ class StrongWolfe:
         self._rounds = self._rounds + rows
 
     def _narrow(self, rows: Tensor, rises: Tensor, flat: Tensor, trial: tuple[Tensor, ...], gradient: Tensor) -> Tensor:
-        """Replace an end of the bracket by the trial, and return the rows where it is good enough."""
+        """Replace an end of the bracket by the trial, and return the good rows."""
         low = self._low()
         low_end, high_end = self._end(low), self._end(1 - low)
         worse = rows & (rises | (trial[1] >= low_end[1]))
@@ -229,7 +217,7 @@ class StrongWolfe:
         return better & flat
 
     def _choose_within(self, rows: Tensor) -> Tensor:
-        """Choose the next trial within the bracket, and return the rows where there is none left."""
+        """Choose the next trial in the bracket, and return the rows without one."""
         ends = self._ends[0]
         least, most = ends.amin(1), ends.amax(1)
         narrow = (most - least) * self._direction.abs().amax(1).double() < _NARROW
@@ -244,7 +232,6 @@ class StrongWolfe:
         return over
 
     def _accept(self, rows: Tensor) -> None:
-        """Accept the better end of the bracket."""
         low = self._low()
         step, loss, _ = self._end(low)
         self.step, self.loss = torch.where(rows, step, self.step), torch.where(rows, loss, self.loss)
@@ -265,11 +252,9 @@ class StrongWolfe:
         self._end_gradients[:, end] = torch.where(rows[:, None], gradient, self._end_gradients[:, end])
 
     def stop(self, rows: Tensor) -> None:
-        """Give up the searches of ``rows`` (V,) bool."""
         self.searching = self.searching & ~rows
 
     def select(self, rows: Tensor) -> None:
-        """Keep the line searches of the victims ``rows`` alone."""
         self._ends = self._ends[:, rows]
         for name, value in vars(self).items():
             if isinstance(value, Tensor) and name != "_ends":
@@ -279,7 +264,7 @@ class StrongWolfe:
 def _cubic_minimum(
     one: Tensor | tuple[Tensor, ...], other: Tensor | tuple[Tensor, ...], bounds: tuple[Tensor, Tensor]
 ) -> Tensor:
-    """Minimize the cubic through two (step, loss, slope) within ``bounds``; without a minimum return their middle."""
+    """Minimize the cubic through two (step, loss, slope) within ``bounds``, or return their middle."""
     (x1, f1, g1), (x2, f2, g2) = one, other
     d1 = g1 + g2 - 3 * (f1 - f2) / (x1 - x2)
     square = d1.square() - g1 * g2
@@ -296,18 +281,18 @@ LineSearch = Literal["none", "strong_wolfe"]
 
 @dataclass(frozen=True, kw_only=True)
 class LBFGS:
-    """L-BFGS as ``torch.optim.LBFGS``, with its strong Wolfe line search or without.
+    """L-BFGS as ``torch.optim.LBFGS``, with or without its strong Wolfe line search.
 
-    One *iteration* is one ``step`` of the reference: up to ``inner`` moves, fewer where a tolerance is met.
+    An *iteration* is one ``step`` of the reference: up to ``inner`` moves, fewer if a tolerance is met.
 
     Attributes:
         lr: step length; the first move is ``lr * min(1, 1 / ||g||_1)``.
         inner: moves per iteration (``max_iter`` of the reference).
         history: pairs kept.
-        tolerance_grad: a victim whose largest gradient is below is finished.
-        tolerance_change: an iteration ends where a move or a change of the loss is below.
-        line_search: of the step length; ``none`` always takes ``lr``, as published attacks do.
-        sign: of the pixels' gradient that enters, ``none`` or ``hard``; not with a line search.
+        tolerance_grad: largest entry of a finished victim's gradient.
+        tolerance_change: move, or change of the loss, below which an iteration ends.
+        line_search: ``none`` always takes ``lr``, as published attacks do.
+        sign: sign of the pixels' gradient, ``none`` or ``hard``; not with a line search.
     """
 
     lr: float = 1.0
@@ -337,10 +322,7 @@ class LBFGS:
 
 
 class _LBFGSRun:
-    """The reference re-evaluates at the start of each iteration where the last one stopped; here that costs nothing.
-
-    Each row is in one of two states: at the start of an iteration (``moves == 0``) or inside one.
-    """
+    """Rows start an iteration (``moves == 0``) or are inside one, without the reference's re-evaluation."""
 
     def __init__(self, settings: LBFGS, variables: Tensor, iterations: int, images: int) -> None:
         count = len(variables)
@@ -357,7 +339,7 @@ class _LBFGSRun:
         self._loss = variables.new_zeros(count)
 
     def step(self, variables: Tensor, loss: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Make one move of every victim that is not finished; see :class:`OptimizerRun`."""
+        """Move every unfinished victim; see :class:`OptimizerRun`."""
         settings = self._settings
         gradient = signed(gradient, settings.sign, self._images, 1.0)
         flat = gradient.abs().amax(1) <= settings.tolerance_grad
@@ -388,7 +370,6 @@ class _LBFGSRun:
         self._moves[rows] = 0
 
     def restart(self, rows: Tensor) -> None:
-        """Forget the curvature history of the victims ``rows``."""
         self._history.forget(rows)
         self._fresh |= rows
         self._finished &= ~rows
@@ -401,8 +382,6 @@ class _LBFGSRun:
 
 
 class _SearchingRun(_LBFGSRun):
-    """Besides the states of :class:`_LBFGSRun`, a row may be at a trial of its line search."""
-
     def __init__(self, settings: LBFGS, variables: Tensor, iterations: int, images: int) -> None:
         super().__init__(settings, variables, iterations, images)
         self._search = StrongWolfe(variables)
@@ -411,7 +390,6 @@ class _SearchingRun(_LBFGSRun):
         self._direction = torch.zeros_like(variables)
 
     def step(self, variables: Tensor, loss: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Make one evaluation of every victim that is not finished; see :class:`OptimizerRun`."""
         settings, search = self._settings, self._search
         begins = ~search.searching & ~self._finished
         over = search.look(loss, gradient)
@@ -454,7 +432,6 @@ class _SearchingRun(_LBFGSRun):
         return torch.where(search.searching[:, None], trial, point), ended, self._finished
 
     def restart(self, rows: Tensor) -> None:
-        """Forget the history and the search of ``rows``."""
         super().restart(rows)
         self._search.stop(rows)
 
