@@ -1,4 +1,4 @@
-"""The pixels that entered a fully connected layer, from the ratio of its gradients."""
+"""Reconstruct the pixels that entered a fully connected layer, from the ratio of its gradients."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -38,15 +38,14 @@ _CHUNK_ELEMENTS = 1 << 24
 class AnalyticInversion:
     """Solve B x = W for networks whose first layer is fully connected (SPN, Fan et al. 2020, Eq. 7 and Theorem 2.1).
 
-    Row i of the weight's gradient is the bias gradient b_i times the input. For one example x is the least squares
-    solution over all rows, exact but for rounding. In a batch a row whose neuron is active for a single example gives
-    that example; rows with the same ratio are counted together and the ratios with most rows are taken.
-    An update of several local steps is taken for a gradient to first order; one of Adam, whose steps hide how the
-    gradients of a row compare, is refused.
+    Row i of the weight's gradient is b_i times the input: for one example x is the least squares solution, exact up to
+    rounding. In a batch, a neuron active for a single example gives that example; the ratios shared by most rows are
+    taken. Several local steps count as a gradient to first order; updates of Adam, whose steps hide the ratios, are
+    refused.
 
     Attributes:
         smallest: rows whose bias gradient is below this share of the largest are left out, in [0, 1).
-        alike: ratios whose distance is below this share of their length are the same, at least 1e-6.
+        alike: ratios are the same up to this share of their length, at least 1e-6.
     """
 
     smallest: float = 1e-4
@@ -63,7 +62,6 @@ class AnalyticInversion:
         return attack_in_groups(observations, self._attack, progress=progress, as_victims=one_each)
 
     def _attack(self, group: Group, report: Report) -> dict[int, Reconstruction]:
-        """Attack the victims of a group, as many at a time as memory is meant for."""
         first = group.first
         expect_gradient(first)
         layer = find_first_layer(first.model, first.sent, first.input_shape)

@@ -1,7 +1,7 @@
-"""Find the fully connected layer that the pixels enter, and its linear systems B x = W for V victims.
+"""Find the fully connected layer that the pixels enter, and solve its linear systems b x = W for V victims.
 
-Weight gradient W (V, M, N) and bias gradient b (V, M) of a layer with M outputs, in double precision: W_i is the sum
-over the examples of d_i x, b_i that of d_i.
+The weight's gradients W (V, M, N) and the bias's gradients b (V, M) are in double precision; row W_i is the sum of d_i
+x over the examples, b_i that of d_i.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from fl_privacy.types import LocalPlan, ModelState
 
 
 class NotFullyConnectedError(NotAttackableError):
-    """Why a model's first layer gives no linear system for its pixels, in one line."""
+    """The reason why a model's first layer gives no linear system for its pixels, in one line."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +36,6 @@ class FirstLayer:
 
     @property
     def names(self) -> tuple[str, str]:
-        """Return the names of the first layer's parameters."""
         return self.weight, self.bias
 
     def pixels(self, inputs: Tensor) -> Tensor:
@@ -49,9 +48,9 @@ class Probed:
     """The first layer that test images enter.
 
     Attributes:
-        name, module: of the layer.
-        black, white, mixed: what enters it for images of zeros, of ones and of noise.
-        random: (C, H, W) the latter image.
+        name, module: the layer.
+        black, white, mixed: its inputs for images of zeros, of ones and of noise.
+        random: (C, H, W) the image of noise.
     """
 
     name: str
@@ -63,7 +62,7 @@ class Probed:
 
     @property
     def one_by_one(self) -> bool:
-        """Say whether each pixel was at most shifted and scaled."""
+        """Return ``True`` if each pixel was at most shifted and scaled."""
         scale = self.white - self.black
         expected = self.black + scale * self.random.reshape(scale.shape)
         return torch.allclose(self.mixed, expected, rtol=1e-4, atol=1e-6) and bool(scale.all())
@@ -72,14 +71,13 @@ class Probed:
 def find_first_layer(
     model: nn.Module, state: ModelState, input_shape: tuple[int, ...], *, fixed_norms: bool = False
 ) -> FirstLayer:
-    """Find the first layer of ``model`` at ``state`` by watching where test images go.
+    """Find the first layer of ``model`` at ``state`` by following test images.
 
     Args:
         model: architecture.
-        state: its values.
+        state: values of the model.
         input_shape: (C, H, W).
-        fixed_norms: whether the clients' batch norm shifts and scales by what was sent, as in evaluation; in front of
-            the layer it is then a part of what pixels go through.
+        fixed_norms: ``True`` if batch norm uses the statistics sent; it may then be in front of the layer.
 
     Raises:
         NotFullyConnectedError: another layer comes first, it has no bias, or pixels are mixed before.
@@ -103,7 +101,7 @@ def find_first_layer(
 def probe_first_layer(
     model: nn.Module, state: ModelState, input_shape: tuple[int, ...], *, fixed_norms: bool = False
 ) -> Probed:
-    """Observe what enters the first layer with parameters; see :func:`find_first_layer`."""
+    """Observe the inputs of the first layer with parameters; see :func:`find_first_layer`."""
     values = next(iter(state.parameters.values()))
     plan = LocalPlan(batch_norm="eval")
     frozen = frozen_copy(model, state, plan, device=values.device, dtype=values.dtype).eval()
@@ -118,7 +116,7 @@ def probe_first_layer(
 
 @torch.no_grad()
 def _first_call(model: nn.Module, inputs: Tensor, *, beyond_norms: bool) -> tuple[str, nn.Module, Tensor]:
-    """Name and module of the first layer with parameters that is called, and what enters it."""
+    """Return name and module of the first layer with parameters that is called, and its inputs."""
     owning = owners(model)
     watched = {
         name: module
@@ -134,7 +132,9 @@ def _first_call(model: nn.Module, inputs: Tensor, *, beyond_norms: bool) -> tupl
 
 
 def _holds(module: nn.Module, others: Mapping[str, nn.Module]) -> bool:
-    """Say whether ``module`` contains a layer of ``others``; its own parameters are then added, as a class token."""
+    """Return ``True`` if ``module`` contains a layer of ``others``; its own parameters are then added, like a class
+    token.
+    """
     inner = {id(each) for each in module.modules() if each is not module}
     return any(id(other) in inner for other in others.values())
 
@@ -146,14 +146,14 @@ def fit(weights: Tensor, biases: Tensor) -> Tensor:
 
 
 def distinct_ratios(weights: Tensor, biases: Tensor, *, count: int, smallest: float, alike: float) -> Tensor:
-    """Find the ratios W_i / b_i (V, count, N) that most rows have in common, none twice while there are others.
+    """Find the ratios W_i / b_i (V, count, N) that most rows have in common, without repetitions if possible.
 
     Args:
         weights: (V, M, N).
-        biases: (V, M), of each victim at least one not zero.
-        count: how many.
-        smallest: rows whose |b_i| is below this share of the largest are left out.
-        alike: ratios whose distance is below this share of the longer one's length are the same; at least 1e-6.
+        biases: (V, M), at least one not zero for each victim.
+        count: number of ratios.
+        smallest: rows with |b_i| below this share of the largest are left out.
+        alike: ratios are the same up to this share of the longer one's length; at least 1e-6.
     """
     w, b = weights.double(), biases.double()
     sound = b.abs() > smallest * b.abs().amax(1, keepdim=True)
@@ -174,12 +174,12 @@ def distinct_ratios(weights: Tensor, biases: Tensor, *, count: int, smallest: fl
 
 
 def agreed_ratios(weight: Tensor, bias: Tensor, *, smallest: float = 1e-4, alike: float = 1e-3) -> Tensor:
-    """Find the ratios W_i / b_i (R, N) that at least two rows have in common, none twice, that of most rows first.
+    """Find the different ratios W_i / b_i (R, N) that at least two rows share, most rows first.
 
     Args:
         weight: (M, N).
         bias: (M,).
-        smallest, alike: as of ``distinct_ratios``.
+        smallest, alike: same as for ``distinct_ratios``.
     """
     sound = bias.abs() > smallest * bias.abs().max()
     ratios = weight[sound].double() / bias[sound].double()[:, None]
@@ -193,7 +193,7 @@ def agreed_ratios(weight: Tensor, bias: Tensor, *, smallest: float = 1e-4, alike
 
 
 def residual(weights: Tensor, biases: Tensor, inputs: Tensor) -> Tensor:
-    """Return ||W - b x^T|| / ||W|| (V,), where each row takes the x of its victim's (V, B, N) that suits it best."""
+    """Return ||W - b x^T|| / ||W|| (V,), with the best x of ``inputs`` (V, B, N) for each row."""
     w, b, x = weights.double(), biases.double(), inputs.double()
     squared = w.square().sum(2)[..., None] + b.square()[..., None] * x.square().sum(2)[:, None]
     left = squared - 2 * b[..., None] * torch.einsum("vmn,vbn->vmb", w, x)

@@ -1,4 +1,4 @@
-"""A network as the graph of what it computes: what is between the image and the logits, and the parts that all pass."""
+"""Trace a network as a graph between the image and the logits."""
 
 import operator
 from collections.abc import Collection, Mapping, Sequence
@@ -27,8 +27,8 @@ class Traced:
     """The graph of a model whose batch norm has fixed statistics.
 
     Attributes:
-        module: traced, in evaluation mode.
-        nodes: in the order in which they are computed.
+        module: traced model, in evaluation mode.
+        nodes: computation order of the nodes.
     """
 
     module: fx.GraphModule
@@ -36,17 +36,16 @@ class Traced:
 
     @property
     def image(self) -> fx.Node:
-        """Return the node of the images."""
         return next(node for node in self.nodes if node.op == "placeholder")
 
     @property
     def logits(self) -> fx.Node | None:
-        """Return the node of the logits; ``None`` where the model returns several things."""
+        """Return the node of the logits; ``None`` if the model returns several things."""
         (returned,) = next(node for node in self.nodes if node.op == "output").args
         return returned if isinstance(returned, fx.Node) else None
 
     def layer(self, node: fx.Node) -> nn.Module | None:
-        """Return the module that a node calls; ``None`` where it calls a function."""
+        """Return the module that a node calls; ``None`` for a function."""
         return self.module.get_submodule(str(node.target)) if node.op == "call_module" else None
 
     def kind(self, node: fx.Node) -> str:
@@ -74,7 +73,7 @@ class Traced:
         return interpreter.env[wanted]  # type: ignore[no-any-return]
 
     def behind(self, wanted: fx.Node, given: Collection[fx.Node]) -> set[fx.Node]:
-        """Return the nodes that ``wanted`` is computed from, itself and those of ``given`` that are reached too."""
+        """Return all nodes that ``wanted`` is computed from, with itself and the ``given`` ones that are reached."""
         found, left = set[fx.Node](), [wanted]
         while left:
             node = left.pop()
@@ -84,21 +83,20 @@ class Traced:
         return found
 
     def is_passed_by_all(self, node: fx.Node) -> bool:
-        """Say whether the logits depend on the image by ``node`` alone."""
+        """Return ``True`` if the logits depend on the image by ``node`` alone."""
         return self.logits is not None and self.image not in self.behind(self.logits, {node})
 
 
 class _Tracer(fx.Tracer):
-    """Follows everything but layers that have a kind, also where these are of a class of one's own."""
+    """Treats layers of a known kind as leaves, also if they are of a class of the user's own."""
 
     def is_leaf_module(self, module: nn.Module, name: str) -> bool:
-        """Say whether a module is a node of its own."""
         own = any(isinstance(module, kind) for kind in _KINDS.values())
         return own or bool(super().is_leaf_module(module, name))
 
 
 def traced(model: nn.Module) -> Traced | None:
-    """Trace a model, or return ``None`` where what it computes depends on values, or on what a trace cannot follow."""
+    """Trace a model; ``None`` if its computation depends on values, or can't be followed."""
     try:
         module = fx.GraphModule(model, _Tracer().trace(model))
     except (*UNFORESEEN, TypeError, AttributeError):
