@@ -36,12 +36,11 @@ _CHUNK_ELEMENTS = 1 << 24
 
 @dataclass(frozen=True, kw_only=True)
 class AnalyticInversion:
-    """Solve B x = W for networks whose first layer is fully connected (SPN, Fan et al. 2020, Eq. 7 and Theorem 2.1).
+    """Solve b x^T = W for networks whose first layer is fully connected (SPN, Fan et al. 2020, Eq. 7 and Theorem 2.1).
 
-    Row i of the weight's gradient is b_i times the input: for one example x is the least squares solution, exact up to
-    rounding. In a batch, a neuron active for a single example gives that example; the ratios shared by most rows are
-    taken. Several local steps count as a gradient to first order; updates of Adam, whose steps hide the ratios, are
-    refused.
+    One example is the least squares solution, exact up to rounding. In a batch, neurons active for a single example
+    give that example; the ratios shared by most rows are taken. Several local steps count as a gradient to first order;
+    Adam's, which hide the ratios, are refused.
 
     Attributes:
         smallest: rows whose bias gradient is below this share of the largest are left out, in [0, 1).

@@ -1,7 +1,7 @@
 """Solve for the image that entered a vision transformer, from the gradients of its patch and position embeddings.
 
-As in APRIL (Lu et al. 2022, section 4), the position embedding's gradient is that of the embedded patches e_t = W x_t +
-b, so dL/dW = sum_t dL/dp_t x_t^T has D equations for N unknowns at each place in a patch.
+The position embedding's gradient is that of the embedded patches (APRIL, Lu et al. 2022, section 4), so dL/dW = sum_t
+dL/dp_t x_t^T has D equations for N unknowns at each place in a patch.
 """
 
 import math
@@ -35,10 +35,10 @@ class PatchEmbedding:
 
     Attributes:
         weight, bias: names of the convolution's parameters (D, C, P, P) and (D,).
-        position: name of the position embedding, whose last dimension is D.
-        first: position's row of the first patch.
+        position: name of the position embedding, of last dimension D.
+        first: row of the first patch.
         image: (C, H, W).
-        shift, scale: (C, H, W) the convolution's input is ``shift + scale * pixels``.
+        shift, scale: (C, H, W) the input is ``shift + scale * pixels``.
     """
 
     weight: str
@@ -81,8 +81,8 @@ class PatchSolution:
     Attributes:
         image: (C, H, W) float64.
         residual: share of the gradient that is left.
-        error: expected root mean squared error of the pixels, from the disagreement of redundant equations; infinite if
-            there are none, or the solution is not unique.
+        error: expected root mean squared error of the pixels, from redundant equations; infinite without these or if
+            the solution is not unique.
     """
 
     image: Tensor

@@ -60,29 +60,27 @@ _TOGETHER, _NUMBERS = 16, 1 << 25
 class ExactInversion:
     """Reconstruct exactly from the first layers' gradients, with a certificate that does not use the originals.
 
-    The equations depend on the model:
+    - One image in front of a fully connected layer is a quotient of gradients (Geiping et al. 2020, proposition 3.1).
+    - A batch in front of a ReLU is factored (:mod:`fl_privacy.attacks.exact.spear`; SPEAR, Dimitrov et al. 2024), or
+      attacked as by ``attack=analytic``.
+    - Batch norm in front is undone (:mod:`fl_privacy.attacks.exact.batch_statistics`), and repetitions are counted
+      (:mod:`fl_privacy.attacks.exact.repeats`).
+    - One image of a vision transformer needs its position embedding's gradient (:mod:`fl_privacy.attacks.exact.april`).
+    - One image behind convolutions without pooling is solved for layer by layer, up to what a ReLU or a narrow first
+      convolution hides (:mod:`fl_privacy.attacks.exact.r_gap`).
+    - One image behind a residual network is solved for block by block (:mod:`fl_privacy.attacks.exact.residual`), and
+      by a descent behind the first layers (:mod:`fl_privacy.attacks.exact.feature_descent`).
 
-    - One image in front of a fully connected layer is a quotient of gradients (Geiping et al. 2020, proposition 3.1). -
-    A batch in front of a ReLU is factored (:mod:`fl_privacy.attacks.exact.spear`; SPEAR, Dimitrov et al. 2024), or else
-    the images that neurons see alone are taken, as by ``attack=analytic``. Labels follow from the output layer, and
-    repetitions from :mod:`fl_privacy.attacks.exact.repeats`. - Batch norm in front of that layer is undone by its
-    statistics (:mod:`fl_privacy.attacks.exact.batch_statistics`). - One image of a vision transformer needs the
-    gradient of its position embedding (:mod:`fl_privacy.attacks.exact.april`). - One image behind convolutions without
-    pooling is solved for layer by layer (:mod:`fl_privacy.attacks.exact.r_gap`), but for what a ReLU or a narrow first
-    convolution hides. - One image behind a residual network is solved for block by block
-    (:mod:`fl_privacy.attacks.exact.residual`), followed by a descent through the first layers
-    (:mod:`fl_privacy.attacks.exact.feature_descent`).
-
-    A reconstruction is ``proven`` if the equations have one solution up to the order of the images, its signs in front
-    of the ReLU match the zeros behind it, and the whole update is reproduced. Proven are the model's inputs: a defense
-    may have changed the client's images before.
+    A reconstruction is ``proven`` if the equations have one solution up to the order of the images, its signs match the
+    zeros behind the ReLU, and the whole update is reproduced. Proven are the model's inputs: a defense may have changed
+    the images before.
 
     Attributes:
         rounds: maximal number of searches for sparse directions, for each victim.
         starts: number of starts of a round.
         smallest: rows whose bias gradient is below this share of the largest are left out of quotients.
         alike: quotients closer than this share of their length belong to the same image.
-        evaluations: number of evaluations of the descent behind residual blocks, for each image.
+        evaluations: evaluations of the descent, for each image.
     """
 
     rounds: int = 400

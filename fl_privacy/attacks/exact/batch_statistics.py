@@ -1,6 +1,6 @@
 """Infer the shift and scale of batch norm in front of the first layer from the running statistics sent back.
 
-After one step, running mean and variance are (1 - m) times those sent plus m times those of the batch.
+After one step they are (1 - m) times those sent plus m times those of the batch.
 """
 
 from dataclasses import dataclass
@@ -69,8 +69,8 @@ def two_examples(layer: NormalizedLayer, weight: Tensor, bias: Tensor) -> Tensor
     """Solve for two inputs (2, N), the center plus and minus the spread, by the signs of the gradient.
 
     Args:
-        layer: first layer with a ``spread``.
-        weight, bias: its gradients (M, N) and (M,).
+        layer: layer with a ``spread``.
+        weight, bias: gradients (M, N) and (M,).
     """
     if layer.spread is None:
         return None
@@ -83,6 +83,6 @@ def two_examples(layer: NormalizedLayer, weight: Tensor, bias: Tensor) -> Tensor
 def with_the_bias(layer: FirstLayer, weight: Tensor, bias: Tensor) -> Tensor:
     """Return the weight's gradient (M, N), joined with the bias's (M, 1) behind batch norm in training mode.
 
-    Examples relative to their mean add up to zero, which takes one from the rank of the weight's gradient.
+    Examples relative to their mean take one from the rank of the weight's gradient.
     """
     return torch.cat([weight, bias[:, None]], 1) if isinstance(layer, NormalizedLayer) else weight

@@ -1,7 +1,7 @@
 """Solve for the inputs of a convolution, up to a factor, from the gradient of its weight alone.
 
-At each tap k the gradient is D_k = G S_k A', with slopes G (O, P), inputs A (C, N) and shifts S_k (P, N); with at least
-as many channels as places A has a right inverse H, and D_k H = G S_k is linear in H and G, unique up to a factor.
+At tap k it is D_k = G S_k A', with slopes G (O, P), inputs A (C, N) and shifts S_k (P, N); if A has a right inverse H,
+as with many channels, D_k H = G S_k is linear in H and G and unique up to a factor.
 """
 
 import itertools
@@ -83,8 +83,7 @@ def inputs_up_to_a_factor(layer: Convolution, gradient: Tensor) -> BlindInputs |
 
 
 def _normal_matrix(shifts: Tensor, taps: Tensor) -> Tensor:
-    """Return the matrix (R N, R N) of the squared residual of ``taps`` X = Y ``shifts`` with the best Y, over its mean
-    eigenvalue.
+    """Return the matrix (R N, R N) of the squared residual of ``taps`` X = Y ``shifts`` with the best Y.
 
     Args:
         shifts: (K, P, N).

@@ -82,7 +82,7 @@ class Reproduction:
         return self._errors(self.model, self._entering(images))
 
     def classes(self, images: Tensor) -> Tensor | None:
-        """Return the likeliest class (B,) of each image (B, C, H, W), or its labels; ``None`` without an output layer."""
+        """Return the likeliest class (B,) of each image (B, C, H, W), or its labels; ``None`` without output layer."""
         if not is_plain(self.loss):
             return self.labels(images)
         found = self.errors(images)
@@ -148,7 +148,7 @@ class Reproduction:
         return _distance(self._gradients(batch), as_gradient(self.observation), any_scale=any_scale)
 
     def share(self, batch: Batch, weight: float) -> float:
-        """Return the relative length of ``weight`` times the gradient of ``batch``, in the tensor where it is largest."""
+        """Return the relative length of ``weight`` times the gradient of ``batch``, in its largest tensor."""
         found, observed = self._gradients(batch), as_gradient(self.observation)
         return max(weight * float(found[name].norm()) / float(v.norm()) for name, v in observed.items() if v.any())
 

@@ -37,7 +37,7 @@ _LONGEST_STEP = 0.3
 
 
 def row_basis(weights: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return orthonormal rows R (V, B, N) that span those of G (V, M, N), M >= B, and whether each G has rank B (V,)."""
+    """Return orthonormal rows R (V, B, N) that span those of G (V, M, N), and whether each G has rank B (V,)."""
     gradients = weights.double()
     values, vectors = torch.linalg.eigh(gradients @ gradients.mT)
     top = vectors[..., -count:]
@@ -79,7 +79,7 @@ def number_of_neighbors(shape: Sequence[int]) -> int:
 
 
 def unlikeliness(features: Tensor, directions: Tensor) -> Tensor:
-    """Return minus the log-likelihood, up to a constant, of ``features`` (B, n) separated by ``directions`` (B, B)."""
+    """Return minus the log-likelihood, up to a constant, of ``features`` (B, n) for ``directions`` (B, B)."""
     found = directions @ features
     scale = found.square().mean(1, keepdim=True).sqrt()
     each = (1 + (found / scale).square()).log().mean(1) + scale[:, 0].log()
@@ -348,12 +348,10 @@ class _Mixed:
         return self.layer.pixels(inputs).reshape(len(inputs), *self.reproduction.observation.input_shape)
 
     def differ(self, inputs: Tensor) -> bool:
-        """Say whether the images (B, N) are linearly independent."""
         values = torch.linalg.svdvals(inputs @ self.basis.T) if inputs.isfinite().all() else inputs.new_zeros(1)
         return bool(values[-1] > _DIFFERENT * values[0])
 
     def classes(self, inputs: Tensor) -> Tensor | None:
-        """Return the likeliest classes (B,); ``None`` if the gradient doesn't show them."""
         return self.reproduction.classes(self.images(inputs).clamp(0, 1))
 
     def _is_silent(self, mixing: Tensor, labels: Tensor) -> bool:
@@ -370,9 +368,9 @@ class _Mixed:
         return None if found is None or found.agreement < AGREEMENT else found.inputs
 
     def behind_network(self, inputs: Tensor, labels: Tensor, steps: int, report: Report) -> Tensor:
-        """Descend from ``inputs`` to the images (B, N) that explain the whole gradient; labels may change on the way.
+        """Descend from ``inputs`` to images (B, N) that explain the whole gradient, with labels that may change.
 
-        Start or end is returned, whichever is likelier by the misfit of the equations and the images' independence.
+        Start or end is returned, whichever is likelier by misfit and independence.
         """
         first = inputs @ self.basis.T
         known = [(first, labels)]

@@ -45,7 +45,7 @@ class Convolution:
 
     @property
     def gradients(self) -> int:
-        """Return the number of the weight's gradients for each input channel."""
+        """Return the number of gradients for each input channel."""
         return self.module.out_channels * self.module.kernel_size[0] * self.module.kernel_size[1]
 
     @property
@@ -101,16 +101,15 @@ def solve_inputs(
 ) -> Inputs:
     """Solve ``W * x = outputs`` and ``deltas * x = gradient`` for x of V victims by least squares, in float64.
 
-    Outputs are weighted by the activation's slope, which excludes silent ones of a ReLU; both kinds of equations
-    together weigh the same.
+    Outputs are weighted by the activation's slope; both kinds of equations together weigh the same.
 
     Args:
         layer: W.
         outputs: (V, O, P, Q) without the bias.
         slopes: (V, O, P, Q) of the activation, at least 0.
-        deltas: (V, O, P, Q) gradient of the loss by the outputs.
+        deltas: (V, O, P, Q) gradient of the loss.
         gradient: (V, O, C, kernel) of the weight.
-        smooth: ``True`` to choose the smoothest of several solutions instead of the shortest.
+        smooth: ``True`` for the smoothest of several solutions instead of the shortest.
     """
     system = _system(layer, outputs, slopes, deltas, gradient, smooth=smooth)
     found = conjugate_gradients(system.normal, system.right, system.diagonal)
@@ -125,13 +124,12 @@ class _System:
     """A system of weighted linear equations, with its factorizations.
 
     Attributes:
-        weights: (V, O, P, Q) of the outputs.
+        weights: (V, O, P, Q) of the outputs, ``squared`` too.
         outputs: (V, O, P, Q) weighted.
-        moved: (V, n, H W) matrix from each channel's pixels to its gradients.
+        moved: (V, n, H W) each channel's pixels -> its gradients.
         gradients: (V, n, C) weighted.
-        products: (V, S, m, m) of columns of ``moved`` that a tap can see together; ``None`` if larger than ``moved``.
+        products: (V, S, m, m) of columns of ``moved`` that a tap sees together; ``None`` if larger than ``moved``.
         step: stride that divides the image, or 1; S is its square.
-        squared: (V, O, P, Q) squared weights.
         roughness: (V, 1, 1, 1) weight of differences of neighbors, if any.
         diagonal: (V, C, H, W) of the normal matrix.
     """

@@ -45,7 +45,7 @@ def pixels_of(network: Residual, known: Known, *, evaluations: int, seed: int, r
     Args:
         network: model of the images.
         known: activations and equations of V victims.
-        evaluations: number of evaluations of the first layers for each victim.
+        evaluations: number for each victim.
         seed: seed of the start.
         report: callback for the share of work done.
     """

@@ -1,7 +1,6 @@
-"""Find the fully connected layer that the pixels enter, and solve its linear systems b x = W for V victims.
+"""Find the fully connected layer that the pixels enter, and solve its linear systems b x^T = W for V victims.
 
-The weight's gradients W (V, M, N) and the bias's gradients b (V, M) are in double precision; row W_i is the sum of d_i
-x over the examples, b_i that of d_i.
+W (V, M, N) and b (V, M) are the gradients of weight and bias, in double precision.
 """
 
 from collections.abc import Mapping
@@ -49,7 +48,7 @@ class Probed:
 
     Attributes:
         name, module: the layer.
-        black, white, mixed: its inputs for images of zeros, of ones and of noise.
+        black, white, mixed: inputs for images of zeros, ones and noise.
         random: (C, H, W) the image of noise.
     """
 
@@ -77,7 +76,7 @@ def find_first_layer(
         model: architecture.
         state: values of the model.
         input_shape: (C, H, W).
-        fixed_norms: ``True`` if batch norm uses the statistics sent; it may then be in front of the layer.
+        fixed_norms: ``True`` if batch norm uses the statistics sent, and may be in front of the layer.
 
     Raises:
         NotFullyConnectedError: another layer comes first, it has no bias, or pixels are mixed before.
@@ -132,9 +131,7 @@ def _first_call(model: nn.Module, inputs: Tensor, *, beyond_norms: bool) -> tupl
 
 
 def _holds(module: nn.Module, others: Mapping[str, nn.Module]) -> bool:
-    """Return ``True`` if ``module`` contains a layer of ``others``; its own parameters are then added, like a class
-    token.
-    """
+    """Return ``True`` if ``module`` contains others and adds parameters of its own, like a class token."""
     inner = {id(each) for each in module.modules() if each is not module}
     return any(id(other) in inner for other in others.values())
 
@@ -146,7 +143,7 @@ def fit(weights: Tensor, biases: Tensor) -> Tensor:
 
 
 def distinct_ratios(weights: Tensor, biases: Tensor, *, count: int, smallest: float, alike: float) -> Tensor:
-    """Find the ratios W_i / b_i (V, count, N) that most rows have in common, without repetitions if possible.
+    """Find the ratios W_i / b_i (V, count, N) that most rows share, without repetitions if possible.
 
     Args:
         weights: (V, M, N).

@@ -58,12 +58,11 @@ def first_hidden_layer(observation: Observation) -> str | None:
 
 
 def hidden_features(reproduction: Reproduction, path: str, rng: torch.Generator) -> HiddenFeatures | None:
-    """Reconstruct the inputs of the layer at ``path`` by SPEAR (:mod:`fl_privacy.attacks.exact.spear`); ``None`` if
-    uncertain.
+    """Reconstruct the inputs of the layer at ``path`` by :mod:`fl_privacy.attacks.exact.spear`; ``None`` if uncertain.
 
-    One image is left to :class:`fl_privacy.attacks.ModelInversion`: its features, the quotient of gradients (Gu et al.
-    2021, Lemma 1), are matched anyway, and matching them twice loses quality (LeNet with tanh, 600 evaluations: 47
-    instead of 54 dB).
+    One image is left to :class:`fl_privacy.attacks.ModelInversion`, which matches its features, a quotient of gradients
+    (Gu et al. 2021, Lemma 1), anyway; matching them twice loses quality (LeNet with tanh, 600 evaluations: 47 instead
+    of 54 dB).
     """
     observation = reproduction.observation
     gradient, count = as_gradient(observation), observation.upload.num_examples

@@ -1,7 +1,6 @@
 """Solve for one image behind convolutions, layer by layer from the last one back (R-GAP, Zhu and Blaschko 2021).
 
-Each layer has two kinds of linear equations for its inputs: its outputs, by the inverse of the activation, and its
-weight's gradient, a product of the inputs with the slope of the loss by the outputs.
+A layer's inputs solve linear equations: those of its outputs, and those of its weight's gradient.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -122,7 +121,7 @@ _WRONG = 0.1
 
 @dataclass(frozen=True, eq=False)
 class ChainLayer:
-    """One layer of a chain that R-GAP inverts.
+    """One layer of a chain.
 
     Attributes:
         name, module: the layer, in double precision.
@@ -142,9 +141,9 @@ class Chain:
     """Layers of which each takes only the activations of the one before, the first of them a convolution.
 
     Attributes:
-        layers: from the image on, up to a fully connected one with a bias; later layers do not matter.
+        layers: layers from the image to a fully connected one with a bias; later ones do not matter.
         image: (C, H, W) of the image.
-        shift, scale: the first one's input is ``shift + scale * pixels``, (C, H, W).
+        shift, scale: (C, H, W) the first input is ``shift + scale * pixels``.
     """
 
     layers: Sequence[ChainLayer]

@@ -1,8 +1,7 @@
 """Solve block by block for one image behind a residual network with fixed batch norms (R-GAP, Zhu and Blaschko 2021).
 
-The last layer's gradients give the slopes of the loss by the logits, :mod:`fl_privacy.attacks.exact.blind_convolution`
-the inputs of a last convolution; each earlier convolution's inputs solve the linear equations of its weight's
-gradients.
+Inputs of a last convolution come from :mod:`fl_privacy.attacks.exact.blind_convolution`; those of earlier ones solve
+the linear equations of their weights' gradients.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -41,10 +40,10 @@ class Known:
 
     Attributes:
         values: (V, C, H, W) of nodes behind a ReLU, those nearest to the image last.
-        equations: (node, equations for its values) that were too few to solve, if any.
+        equations: (node, equations for its values) that were too few to solve.
         started: (V,) ``True`` if anything is known.
-        found: (V,) ``True`` if it is as near to the image as the others' is.
-        left: (V,) share of a block's outputs that the solved inputs miss, in the worst block.
+        found: (V,) ``True`` if it is as near to the image as for the others.
+        left: (V,) share of a block's outputs missed, in the worst block.
     """
 
     values: Mapping[fx.Node, Tensor]
@@ -263,8 +262,8 @@ class _Step:
     Attributes:
         before, at: nodes of the cuts.
         outputs, slopes: (V, C, H, W) at ``at``.
-        values: solved values of nodes between the cuts.
-        equations: for the values at ``before``.
+        values: solved values of nodes in between.
+        equations: equations for the values at ``before``.
         gates: (V, C, H, W) bool, the ``outputs`` that a ReLU let through.
     """
 

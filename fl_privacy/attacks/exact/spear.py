@@ -1,7 +1,7 @@
 """Factor G = D X^T with a half-zero D: a batch behind a ReLU from one gradient (SPEAR, Dimitrov et al. 2024).
 
-For a layer z = W x + b, D = dL/dz (M, B) is zero where an example leaves a neuron silent, X (N, B) are the inputs, the
-bias has the gradient g = D 1, and D = L Q with an orthonormal basis L of the columns of G.
+For a layer z = W x + b, D = dL/dz (M, B) is zero at silent neurons, X (N, B) are the inputs, g = D 1 is the bias's
+gradient, and D = L Q with an orthonormal basis L of the columns of G.
 """
 
 from collections.abc import Iterator
@@ -64,8 +64,8 @@ class SparseFactors:
 
     Attributes:
         columns: D (M, B) float64.
-        inputs: X^T (B, N) float64, in an order of its own.
-        agreement: share of the elements whose zero in D matches a negative W X + b, for the worst example.
+        inputs: X^T (B, N) float64, in any order.
+        agreement: share of elements that are zero in D exactly if W X + b is negative, for the worst example.
     """
 
     columns: Tensor
@@ -82,8 +82,8 @@ def column_space(weight: Tensor, count: int) -> Tensor | None:
 def columns_of(weight: Tensor, most: int) -> Tensor | None:
     """Return orthonormal columns (M, R) that span those of a weight's gradient (M, N), in float64.
 
-    R is the number of different examples; ``None`` if the rank, up to rounding, is above ``most``. The range is found
-    by random combinations of the columns (Halko et al. 2011).
+    R is the number of different examples; ``None`` if the rank, up to rounding, is above ``most``. After Halko et al.
+    2011.
     """
     gradient = weight.double()
     rng = torch.Generator().manual_seed(0)
@@ -105,13 +105,13 @@ def sparse_factors(
         weight: G (M, N).
         bias: g (M,).
         layer: W (M, N) and b (M,) that the client had.
-        basis: (M, B) of the columns of G, see :func:`column_space`.
+        basis: L (M, B), see :func:`column_space`.
         rng: generator on the CPU.
-        starts: number of starts of a round.
+        starts: number in a round.
 
     Yields:
-        The factors, or ``None`` while fewer than B independent directions are found. The caller decides when to stop;
-            the iteration ends if a few rounds find nothing sparse, as without a ReLU.
+        The factors, or ``None`` while fewer than B independent directions are found; it ends if a few rounds find
+        nothing sparse, as without a ReLU.
     """
     rank, search = basis.shape[1], _Search(_live(basis), rng, starts)
     signs = _Signs.of(weight, bias, layer, basis)
@@ -177,10 +177,10 @@ class _Signs:
     """The match of signs in front of the ReLU with zeros behind it, in the coordinates of the basis.
 
     Attributes:
-        rows: (M, B) of the basis, without dead neurons.
-        bias: (B,) g in the basis.
-        before: (B, M) G W^T in the basis.
-        shift: (M,) of the layer.
+        rows: (M, B) without dead neurons.
+        bias: (B,) g.
+        before: (B, M) G W^T.
+        shift: (M,) b.
     """
 
     rows: Tensor
@@ -245,7 +245,7 @@ class _Search:
         return min(self._rounds) >= _BLIND and not any(self._found)
 
     def extended(self) -> Tensor:
-        """Search one more round, and return the sparsest linearly independent directions (B, K)."""
+        """Search one more round; return the sparsest independent directions (B, K)."""
         self._blind = not self._blind or not self.chosen.shape[1]
         if self._blind:
             kind = min(range(len(self._kinds)), key=self._rounds.__getitem__)
@@ -259,7 +259,7 @@ class _Search:
         return self.chosen
 
     def _null_vectors(self) -> Tensor:
-        """Search from the null vectors of B - 1 random rows, by the logarithm of the elements."""
+        """Search from the null vectors of B - 1 random rows."""
         total, rank = self._rows.shape
         picked = torch.stack([torch.randperm(total, generator=self._rng)[: rank - 1] for _ in range(self._starts)])
         some = self._rows[picked.to(self._rows.device)]
@@ -267,14 +267,14 @@ class _Search:
         return _sparsest(self._rows, null, _FAR)
 
     def _random_directions(self) -> Tensor:
-        """Search from random directions, by the sum of the elements in single precision and then by their logarithm."""
+        """Search from random directions, in single precision first."""
         directions = self._drawn(self._rows.shape[1])
         blunt = [(0.2 * 0.85 ** max(0, step - 15), 0.5) for step in range(35)]
         near = _sparsest(self._rows.float(), (directions / directions.norm(dim=0)).float(), blunt)
         return _sparsest(self._rows, near.to(self._rows), _SHARP)
 
     def _beside_the_chosen(self) -> Tensor:
-        """Search from the complement of all chosen directions, or of all but one, plus a random mixture of them."""
+        """Search from the complement of the chosen directions, or of all but one, plus a random mixture of them."""
         rank, count = self.chosen.shape
         if count == rank:
             apart = torch.linalg.inv_ex(self.chosen)[0].T
@@ -359,7 +359,7 @@ def _before(inputs: Tensor, layer: tuple[Tensor, Tensor]) -> Tensor:
 def _agreement(columns: Tensor, inputs: Tensor, weight: Tensor, bias: Tensor) -> float:
     """Return the share of neurons that are silent exactly if they receive no gradient, for the worst example.
 
-    Neurons without any gradient are not counted, nor elements within rounding of zero or of the threshold.
+    Not counted are neurons without any gradient, and elements near zero or the threshold.
     """
     size = columns.abs() / columns.abs().amax(0)
     before = _before(inputs, (weight, bias))

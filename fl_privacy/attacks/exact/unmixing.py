@@ -1,7 +1,7 @@
 """Separate images that a fully connected layer has mixed, by the network behind it, exactly (one victim at a time).
 
-In the terms of :mod:`fl_privacy.attacks.exact.cocktail_party`, the B x B mixing A and a client's scaling s solve s D^T
-[A, 1] = [G R^T, g], where row D_i is the gradient of the loss by z_i = P^T a_i + b, P = R W^T.
+Mixing A (B, B) and a client's scaling s solve s D^T [A, 1] = [G R^T, g]
+(:mod:`fl_privacy.attacks.exact.cocktail_party`), where D_i is the gradient of the loss by z_i = P^T a_i + b, P = R W^T.
 """
 
 import math
@@ -60,10 +60,10 @@ class Behind:
 
 @dataclass(frozen=True, eq=False)
 class Mixture:
-    """A layer's gradient on the basis of its rows, and the network behind the layer.
+    """A layer's gradient on the basis of its rows.
 
     Attributes:
-        behind: the network.
+        behind: the network behind the layer.
         projected: P (B, M).
         bias: b (M,).
         observed: [G R^T, g] (M, B + 1).
@@ -102,8 +102,8 @@ def mixture_of(weight: Tensor, bias: Tensor, layer: tuple[Tensor, Tensor], basis
 def unmixed_by_network(mixture: Mixture, start: Tensor, labels: Tensor, *, steps: int) -> Tensor:
     """Fit A (B, B) to the network from ``start``, for classes (B,), in at most ``steps`` Gauss-Newton steps.
 
-    The damped steps (Levenberg) are solved by conjugate gradients, preconditioned by D D^T. Under noise, A_0 =
-    ``start`` counts as well. No step is taken if the network's values are not finite.
+    Steps are damped (Levenberg) and solved by conjugate gradients. Under noise, ``start`` counts as well; without
+    finite values no step is taken.
     """
     point = _Point.at(mixture, start, None, labels)
     if not math.isfinite(point.misfit(torch.zeros_like(start), start)):

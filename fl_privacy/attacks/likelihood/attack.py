@@ -1,4 +1,4 @@
-"""The likeliest images behind what was observed, by what a defense does and what images look like."""
+"""Find the likeliest images given the updates, the defense and an image prior."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -31,18 +31,18 @@ _OUTSIDE = 20.0
 """Weight of the squared distance of pixels from [0, 1]."""
 
 _ROUNDS_AT_ONCE = 8
-"""States of the model whose updates are compared in one step, drawn anew for each."""
+"""Model states whose updates are compared in one step, drawn anew for each."""
 
 _CLASSES_TRIED = 16
-"""Classes at most whose mean image is tried against the update of a single example."""
+"""Largest number of classes whose mean image is tried against the update of a single example."""
 
 _SAME = Batch(torch.empty(0), torch.empty(0))
 
 _DOUBTFUL = 8.0
-"""Difference of two classes' negative log likelihoods from which the less likely one is not tried."""
+"""Difference of two classes' negative log likelihoods above which the less likely one is not tried."""
 
 _SOFTENED = 0.3
-"""Noise by which a descent begins, as a share of each tensor's root mean square."""
+"""Noise at the start of a descent, as a share of each tensor's root mean square."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,9 +50,8 @@ class Likelihood:
     """Negative log likelihoods of the updates of V victims in all rounds.
 
     Attributes:
-        states: of each model sent, how gradients are computed and what was uploaded from it.
-        uploads: of each victim.
-        transform: what the clients may have done to their images, done to the guesses; ``None`` where they did nothing.
+        states: guessed uploads and observed channels for each model sent.
+        transform: clients' possible transforms, applied to the guesses; ``None`` without any.
     """
 
     states: Sequence[tuple["Guesser", Sequence[Channel]]]
@@ -60,18 +59,17 @@ class Likelihood:
 
     @property
     def uploads(self) -> int:
-        """Return how many updates of each victim are compared."""
+        """Return the number of compared updates for each victim."""
         return sum(len(channels) for _, channels in self.states)
 
     @property
     def informative(self) -> bool:
-        """Say whether the defense has a likelihood."""
         return all(one.informative for _, channels in self.states for one in channels)
 
     def __call__(
         self, images: Tensor, labels: Tensor, *, softening: float = 0.0, rng: torch.Generator | None = None
     ) -> Tensor:
-        """Return that (V,) of images (V, B, C, H, W); of some of the states, drawn by ``rng`` and scaled up."""
+        """Return the loss (V,) of images (V, B, C, H, W); of some of the states, drawn by ``rng`` and scaled up."""
         chosen = list(range(len(self.states)))
         if rng is not None and len(chosen) > _ROUNDS_AT_ONCE:
             chosen = torch.randperm(len(chosen), generator=rng)[:_ROUNDS_AT_ONCE].tolist()
@@ -86,13 +84,13 @@ class Likelihood:
 
 @dataclass(frozen=True, eq=False)
 class Guesser:
-    """What a client would upload undefended, for images and labels.
+    """Undefended uploads of a client for given images and labels.
 
     Attributes:
-        round: as prepared.
-        factor: from the gradient that is guessed to what is uploaded, with its sign.
-        decay: (1, *shape) what weight decay adds to the upload, by name.
-        norm: to which the gradient of each example is clipped before they are averaged; ``None`` where it is not.
+        round: prepared round.
+        factor: factor from the guessed gradient to the upload, with its sign.
+        decay: (1, *shape) part of weight decay in the upload, by name.
+        norm: largest norm of each example's gradient before averaging; ``None`` without clipping.
     """
 
     round: PreparedRound
@@ -130,9 +128,9 @@ class Explained:
     Attributes:
         images: (V, B, C, H, W).
         labels: (V, B).
-        loss: (V,) negative log of the posterior density, up to a constant.
+        loss: (V,) negative log posterior density, up to a constant.
         history: (T, V).
-        transform: that the images were assumed to have gone through; ``None`` where there is none.
+        transform: assumed transform of the images, if any.
     """
 
     images: Tensor
@@ -144,21 +142,21 @@ class Explained:
 
 @dataclass(frozen=True, kw_only=True)
 class MaximumAPosteriori:
-    """Find the images with the largest posterior density: the likelihood of all updates, and a prior of images.
+    """Find the images with the largest posterior density: the likelihood of all updates, and an image prior.
 
-    The likelihood is that of what the defense does (:mod:`fl_privacy.attacks.likelihood.channel`), known to an adaptive
+    The likelihood follows from the defense (:mod:`fl_privacy.attacks.likelihood.channel`), known to an adaptive
     attacker or evident in the update, jointly over all updates of the same examples. The prior is normal: mean and
-    principal components of public images of the same kind, by class, where the attacker has some; else the spectrum of
-    photographs. What it reads beyond its control, the same prior with another client's update, is leakage.
+    principal components by class of public images if there are any, else the spectrum of photographs. Leakage is what
+    exceeds the control: the same prior with another client's update.
 
     Attributes:
-        iterations: of Adam on the coefficients of the components.
-        lr: its first learning rate, in standard deviations of a coefficient.
-        attempts: at each victim at most, of which the likeliest is kept; further ones take other labels.
-        prior: ``auto``: of public images where there are some, else of photographs; ``photographs`` in any case.
-        dtype: of the computation.
-        device: of the computation; that of the values sent if ``None``.
-        most_victims: in one chunk; found from the free memory if ``None``.
+        iterations: number of Adam's steps on the coefficients of the components.
+        lr: first learning rate, in standard deviations of a coefficient.
+        attempts: maximal number for each victim, with different labels; the likeliest is kept.
+        prior: ``auto``: from public images if there are any, else from photographs; ``photographs`` in any case.
+        dtype: precision of the computation.
+        device: place of the computation; ``None``: that of the values sent.
+        most_victims: largest number in one chunk; ``None``: by free memory.
     """
 
     iterations: int = 150
@@ -191,7 +189,7 @@ class MaximumAPosteriori:
         """Find the likeliest images of a ``group``, by position.
 
         Raises:
-            NotAttackableError: it is none of images, or its gradients can't be guessed.
+            NotAttackableError: it has no images, or its gradients can't be guessed.
         """
         first = group.first
         if not modality_of(first.model).pixels or len(first.input_shape) != 3:
@@ -248,7 +246,6 @@ class MaximumAPosteriori:
         return {victim.position: _answer(best, row, victim, said, posterior) for row, victim in enumerate(victims)}
 
     def prior_of(self, observation: Observation) -> PixelPrior:
-        """Return the prior of the images behind ``observation``."""
         known = observation.knowledge
         if known.public_images is None or self.prior == "photographs" or len(known.public_images) < FEWEST:
             return prior_of_photographs(tuple(observation.input_shape))
@@ -289,9 +286,9 @@ class Posterior:
     """The negative log posterior density of images, up to a constant.
 
     Attributes:
-        likelihood: of V victims' updates.
-        prior: of their images.
-        images, labels: (V, B, C, H, W) and (V, B) that were found likeliest; ``None`` before.
+        likelihood: V victims' updates.
+        prior: image prior.
+        images, labels: (V, B, C, H, W) and (V, B) found likeliest; ``None`` before.
     """
 
     likelihood: Likelihood
@@ -300,7 +297,7 @@ class Posterior:
     labels: Tensor | None = None
 
     def losses(self, others: Mapping[int, Batch | None]) -> list[float]:
-        """Return that of each victim with the images of ``others``, by row, in the place of those found."""
+        """Return each victim's loss, with the images of ``others``, by row, in place of those found."""
         assert self.images is not None
         assert self.labels is not None
         images, labels = self.images.clone(), self.labels.clone()
@@ -315,13 +312,13 @@ class Posterior:
         return [math.inf if others.get(row, _SAME) is None else loss for row, loss in enumerate(found)]
 
     def __call__(self, images: Tensor, labels: Tensor) -> Tensor:
-        """Return that (V,) of images (V, B, C, H, W) in [0, 1] with labels (V, B)."""
+        """Return the loss (V,) of images (V, B, C, H, W) in [0, 1] with labels (V, B)."""
         return self.likelihood(images, labels) + self.prior.surprise(images.flatten(2), labels)
 
     def of_variables(
         self, variables: Tensor, labels: Tensor, shape: tuple[int, ...], *, softening: float, rng: torch.Generator
     ) -> Tensor:
-        """Return that (V,) of coefficients (V, B, M) of images of ``shape``, with a penalty outside of [0, 1]."""
+        """Return the loss (V,) of coefficients (V, B, M) of images of ``shape``, with a penalty outside of [0, 1]."""
         pixels = self.prior.images_of(variables, labels)
         outside = (pixels - pixels.clamp(0, 1)).square().sum((1, 2))
         own = 0.5 * variables.square().sum((1, 2)) + _OUTSIDE * outside
@@ -330,7 +327,7 @@ class Posterior:
 
 @dataclass(frozen=True, eq=False)
 class WithPosterior:
-    """A reconstruction, with the posterior by which others may be compared with it."""
+    """A reconstruction, with the posterior for comparison with other images."""
 
     reconstruction: Reconstruction
     posterior: Posterior | None = None
@@ -385,7 +382,7 @@ def _guesser(one: PreparedRound, first: Observation, like: Tensor) -> tuple[Gues
 
 
 def _norms_of_examples(effects: Sequence[Effect], uploaded_per_matched: float) -> list[float | None]:
-    """Return to which norm the gradient of each example is clipped; of a mean of clients, each has one example."""
+    """Return the norms to which each example's gradient is clipped; in a mean of clients, each has one example."""
     norms = [effect.norm for effect in effects if isinstance(effect, ClippedExamples)]
     if any(isinstance(effect, Summed) for effect in effects):
         for effect in effects:
@@ -399,10 +396,9 @@ def _norms_of_examples(effects: Sequence[Effect], uploaded_per_matched: float) -
 def _likely_labels(
     start: Posterior, prepared: Prepared, victims: Sequence[PreparedVictim], number: int
 ) -> tuple[Tensor, int]:
-    """Return labels (V, A, B) of up to ``number`` attempts, and how many of them are worth it.
+    """Return labels (V, A, B) of up to ``number`` attempts, and how many of them are worthwhile.
 
-    Those inferred, and of single examples the classes whose mean image is likeliest, as far as they are nearly as
-    likely for one of the victims.
+    These are the inferred labels, and for single examples the classes with the likeliest mean images.
     """
     size, classes = prepared.shape[0], prepared.num_classes
     found = [victim.labels for victim in victims if victim.labels is not None]
