@@ -26,7 +26,7 @@ _THRESHOLD = 3.0
 
 
 def where_shared(effect: Sparse) -> Rule:
-    """Build the rule for sparse updates: zeros may have been anything below the smallest value that was kept.
+    """Build the rule for sparse updates: zeros may have been anything below the smallest kept value.
 
     After noise or clipping, the known share of smallest values counts as zero.
     """
@@ -47,7 +47,7 @@ def where_shared(effect: Sparse) -> Rule:
 def _hidden(effect: Sparse, values: Tensor, noise_std: float) -> tuple[float, float]:
     """Return the largest magnitude among possibly dropped elements of ``values`` (n,), and a bound on their values.
 
-    The magnitude is below 0, which no element has, if noise hides the dropped ones.
+    It is below 0, for no element, if noise hides the dropped ones.
     """
     sizes = values.abs()
     dropped = int((effect.dropped or 0.0) * len(sizes) + 1e-6)
@@ -63,7 +63,7 @@ def _hidden(effect: Sparse, values: Tensor, noise_std: float) -> tuple[float, fl
 
 
 def _drowned(values: Tensor, dropped: float, noise_std: float) -> bool:
-    """Return ``True`` if the kept values are smaller, by root mean square, than the noise."""
+    """Return ``True`` if the kept values are smaller than the noise."""
     return noise_std > 0 and float(values.square().mean()) <= (2 - dropped) * noise_std**2
 
 
@@ -128,10 +128,7 @@ def only_layer(layer: str) -> Rule:
 
 
 def bare_layers(effect: NoisedLayers, reach: float) -> Rule:
-    """Build the rule for noise on some layers: within ``reach`` of the observed values there, exact elsewhere.
-
-    If every layer has noise, all stay as observed.
-    """
+    """Build the rule for noise on some layers: values are within ``reach`` of those observed there, exact elsewhere."""
 
     def rule(update: Tensors, noise_std: float) -> Bounds:
         noised = effect.noised(update)
@@ -163,18 +160,12 @@ Transform = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class AssumedTransform:
-    """Transforms that each guessed image is assumed to have gone through.
-
-    Attributes:
-        transforms: possible transforms.
-        chosen: (V, B) indices of the transforms.
-    """
+    """Transforms that each guessed image is assumed to have gone through; ``chosen`` (V, B) are their indices."""
 
     transforms: Sequence[Transform]
     chosen: Tensor
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Apply the chosen transform to each image, (V, B, C, H, W) -> the same shape."""
         flat, chosen = images.flatten(0, 1), self.chosen.flatten()
         rows = [(chosen == number).nonzero().flatten() for number in range(len(self.transforms))]
         changed = [transform(flat[some]) for transform, some in zip(self.transforms, rows, strict=True) if len(some)]
@@ -186,10 +177,7 @@ class AssumedTransform:
 
 
 def choose_transforms(number: int, restart: int, size: int, generator: torch.Generator) -> Tensor:
-    """Choose one of ``number`` transforms (B,) for each image of a batch of ``size`` in an attempt.
-
-    Attempts at a single image try one after the other; those at a batch draw.
-    """
+    """Choose one of ``number`` transforms (B,) for each image: in turn for a single image, at random for a batch."""
     if size == 1:
         return torch.tensor([restart % number])
     return torch.randint(number, (size,), generator=generator)
@@ -199,8 +187,6 @@ def outcomes(policies: Sequence[str], *, table: Table = "paper", by_probability:
     """List the different transforms that ``policies`` can apply to an image, with all signs.
 
     Args:
-        policies: names.
-        table: numbering of the operations.
         by_probability: ``True`` if the client leaves operations out at random.
     """
     found: dict[tuple[Policy, tuple[int, ...]], None] = {}

@@ -16,8 +16,6 @@ class Clip:
     """Guessed gradients scaled down to a norm.
 
     Attributes:
-        norms: (V,) one for each victim.
-        scope: scope of the norms.
         counted: (V, *shape) by name, 1 for elements that count for the norm, 0 for those dropped before the client
             clipped; missing names count as a whole.
     """
@@ -63,7 +61,6 @@ class Clipping:
     Attributes:
         norm: largest norm; ``None``: estimated from the update.
         noise_std: standard deviation of the clients' noise; ``None``: estimated.
-        scope: scope of the norm.
     """
 
     norm: float | None
@@ -71,7 +68,7 @@ class Clipping:
     scope: Scope
 
     def of(self, matched: Sequence[Tensors], counted: Tensors) -> Clip:
-        """Build the clip for victims with updates ``matched``; ``counted`` as for :class:`Clip`."""
+        """Build the clip for victims with updates ``matched``."""
         return Clip(torch.tensor([self._norm_of(update) for update in matched]), self.scope, counted)
 
     def _norm_of(self, matched: Tensors) -> float:

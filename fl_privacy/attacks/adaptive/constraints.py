@@ -1,4 +1,4 @@
-"""Constraints on the guesses of an attacker that knows the defense, next to the values observed."""
+"""Constraints on the guesses of an attacker that knows the defense."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +19,6 @@ class HiddenGradient:
         strength: expected size of an element, relative to the factor of the cross entropy, over the root mean square of
             the private head's weights to the power of ``layers``, above 0; the unit of guesses.
         weight_rms: root mean square of the private head's weights; ``None`` for the layer's own.
-        layers: number of the private head's layers.
     """
 
     weight: str
@@ -47,7 +46,7 @@ class UpdateConstraints:
 
     Attributes:
         bounds: (V, *shape) each, of the tensors that are not known exactly.
-        clip: client's clipping, applied to the guessed gradient too.
+        clip: client's clipping, for the guess.
     """
 
     bounds: Bounds
@@ -66,9 +65,9 @@ class KnownFeatures:
     """Inputs of a layer of V victims, if its gradient reveals them exactly.
 
     Attributes:
-        front: part of the model up to the layer, images (B, C, H, W) -> (B, F).
+        front: images (B, C, H, W) -> (B, F).
         values: (V, B, F); zeros if not known.
-        weight: (V,) weight of their mismatch in the objective; zero if not known.
+        weight: (V,) weight of their mismatch; zero if not known.
     """
 
     front: nn.Module
@@ -76,14 +75,13 @@ class KnownFeatures:
     weight: Tensor
 
     def mismatch(self, images: Tensor) -> Tensor:
-        """Return the squared distance (V,) of the features of ``images`` (V, B, C, H, W), relative to the known ones."""
+        """Return the relative squared distance (V,) of the features of ``images`` (V, B, C, H, W)."""
         guessed = self.front(images.flatten(0, 1)).unflatten(0, images.shape[:2])
         squared = self.values.flatten(1).square().sum(1)
         apart: Tensor = (guessed - self.values).flatten(1).square().sum(1)
         return self.weight * apart / torch.where(squared > 0, squared, 1)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "KnownFeatures":
-        """Return a copy with every tensor of victims changed."""
         return KnownFeatures(front=self.front, values=change(self.values), weight=change(self.weight))
 
 
@@ -97,8 +95,6 @@ class Constraints:
         smoothness: (V,) weight of the images' total variation, next to the attack's own priors.
         likeliest: (V,) the same next to the angle of the whole update, as the noise suggests; zero for victims without.
         any_contrast: ``True`` if total variation is computed at equal contrast.
-        unknowns: hidden gradient, guessed with the images.
-        features: known features of the images.
     """
 
     transform: AssumedTransform | None = None
@@ -109,7 +105,6 @@ class Constraints:
     features: KnownFeatures | None = None
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Constraints":
-        """Return a copy with every tensor of victims changed."""
         return Constraints(
             transform=self.transform and self.transform.map(change),
             smoothness=None if self.smoothness is None else change(self.smoothness),

@@ -42,9 +42,6 @@ class Circumstances:
     """Knowledge and options of an attacker during an attack.
 
     Attributes:
-        head: weight of the output layer, if there is one.
-        batch_size: examples behind the update.
-        plan: clients' local plan.
         unrolls: ``True`` if local steps are replayed.
         matched_per_uploaded: factor from what was uploaded to what is matched.
         scales: ``True`` if the objective depends on the scale of the whole gradient.
@@ -71,9 +68,7 @@ class Countermeasure:
     """Measures that an attack takes against one defense.
 
     Attributes:
-        sentence: text for the report.
         rule: bounds on the undefended update.
-        clipping: clipping of the guess.
         smoothness: weight of total variation in units of ``Problem.blank_loss``.
         noisy: ``True`` if that weight follows from the noise in the update instead, if it can be estimated.
         hidden: gradient that a private loss sends back, which is guessed as well.
@@ -107,7 +102,7 @@ is as large as the head's weights."""
 
 
 def looks_noisy(effect: Effect) -> bool:
-    """Return ``True`` if every element carries noise whose size shows in the update, including coarse random rounding."""
+    """Return ``True`` if every element carries noise whose size shows in the update, as with coarse random rounding."""
     if isinstance(effect, Quantized):
         return effect.rounding == "stochastic" and 0 < (effect.bits or 0) < _MANY_BITS
     return isinstance(effect, Noise | ClippedExamples | SlicedNoise)
@@ -136,7 +131,7 @@ def _against_sparsity(effect: Sparse, circumstances: Circumstances) -> Sequence[
 
 @countermeasures_against.register
 def _against_quantization(effect: Quantized, circumstances: Circumstances) -> Sequence[Countermeasure]:
-    """Accept every gradient within the bins, which gets further than a straight-through quantizer of the guess."""
+    """Accept every gradient within the bins, which works better than a straight-through quantizer."""
     if looks_noisy(effect):
         return _smooth_away(circumstances)
     return [
@@ -150,7 +145,7 @@ def _against_quantization(effect: Quantized, circumstances: Circumstances) -> Se
 
 @countermeasures_against.register
 def _against_soteria(effect: MutedFeatures, circumstances: Circumstances) -> Sequence[Countermeasure]:
-    """Mute the columns that are zero, which gets a little further than muting the whole layer."""
+    """Mute the columns that are zero, which works a little better than muting the whole layer."""
     if circumstances.head is None:
         return []
     return [
@@ -164,7 +159,7 @@ def _against_soteria(effect: MutedFeatures, circumstances: Circumstances) -> Seq
 
 @countermeasures_against.register
 def _against_mixing(effect: SlicedNoise, circumstances: Circumstances) -> Sequence[Countermeasure]:
-    """Treat the improved Soteria, which leaves nothing to mute, as noise."""
+    """Treat the improved Soteria as noise."""
     return _smooth_away(circumstances)
 
 
@@ -197,7 +192,7 @@ def _against_ats(effect: Transformed, circumstances: Circumstances) -> Sequence[
 
 @countermeasures_against.register
 def _against_noise(effect: Noise, circumstances: Circumstances) -> Sequence[Countermeasure]:
-    """Counter noise on the update, or on the gradient of every local step, after clipping it."""
+    """Counter noise on the update or on the local steps' gradients, after clipping it."""
     unit = circumstances.matched_per_uploaded
     if effect.at == "gradient":
         unit, clips = 1.0, not circumstances.unrolls
@@ -210,7 +205,6 @@ def _against_noise(effect: Noise, circumstances: Circumstances) -> Sequence[Coun
 
 @countermeasures_against.register
 def _against_bare_layers(effect: NoisedLayers, circumstances: Circumstances) -> Sequence[Countermeasure]:
-    """Match the layers without noise exactly, and the others near what was observed."""
     noise = effect.added or Noise(std=None, clip=None)
     one = noise.at == "upload" or (circumstances.plan.shares == "gradient" and not circumstances.unrolls)
     reach = math.inf if noise.std is None or not one else _REACH * noise.std
@@ -239,7 +233,7 @@ def _against_sum(effect: Summed, circumstances: Circumstances) -> Sequence[Count
 
 @countermeasures_against.register
 def _against_dp_sgd(effect: ClippedExamples, circumstances: Circumstances) -> Sequence[Countermeasure]:
-    """Counter DP-SGD's noise on the sum of clipped gradients; clip the guess for a batch of one example."""
+    """Counter DP-SGD's noise; clip the guess for a batch of one example."""
     norm, multiplier = effect.norm, effect.noise_multiplier
     std = norm * multiplier if norm is not None and multiplier is not None else None
     alone = circumstances.batch_size == 1 and not circumstances.unrolls
@@ -251,9 +245,9 @@ def _against_dp_sgd(effect: ClippedExamples, circumstances: Circumstances) -> Se
 def _against_spn(effect: PrivateLoss, circumstances: Circumstances) -> Sequence[Countermeasure]:
     """Counter SPN's private loss by an unknown vector q per example: its gradient is that of <q, features>.
 
-    These are F unknowns in place of (F + 1) K weights and K bits. The size of q is about alpha2 sqrt(K) times the
-    weights'; each further private layer of width w multiplies it by sqrt(w / 2), since about half of its ReLUs are
-    active. For several steps, each with another q, only the unperturbed output layer is matched.
+    Its size is about alpha2 sqrt(K) times the weights'; each further private layer of width w multiplies it by sqrt(w /
+    2), since about half of its ReLUs are active. For several steps, each with another q, only the unperturbed output
+    layer is matched.
     """
     factor = UNSCALED if effect.alpha1 is None else effect.alpha1
     told = effect.alpha2 is not None and effect.bits is not None
@@ -290,12 +284,12 @@ def _against_spn(effect: PrivateLoss, circumstances: Circumstances) -> Sequence[
 
 @countermeasures_against.register
 def _against_split(effect: PrivateLayers, circumstances: Circumstances) -> Sequence[Countermeasure]:
-    """Prefer smooth images; only stand-ins of private layers are known, and model inversion finds the layers as well."""
+    """Prefer smooth images; only stand-ins of private layers are known."""
     return _prefer_smooth(circumstances, BLURRED)
 
 
 def _clip(clip: Clipped, unit: float, std: float | None, circumstances: Circumstances) -> list[Countermeasure]:
-    """Clip the guess as the client clips, in units of what is matched; an unknown norm counts as global."""
+    """Clip the guess as the client clips; an unknown norm counts as global."""
     scope = clip.scope if clip.norm else "global"
     if scope == "global" and not (circumstances.scales and circumstances.complete):
         return []
@@ -318,9 +312,7 @@ def _prefer_smooth(circumstances: Circumstances, share: float) -> list[Counterme
 
 
 def _smooth_away(circumstances: Circumstances) -> list[Countermeasure]:
-    """Counter noise by smoothness whose likeliest weight follows from it, also for attacks with total variation of
-    their own.
-    """
+    """Counter noise by smoothness whose likeliest weight follows from it."""
     if not circumstances.pixels:
         return []
     sentence = "Of the images that fit it prefers those as smooth as the noise calls for (total variation)."

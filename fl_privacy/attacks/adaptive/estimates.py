@@ -17,15 +17,15 @@ _FEWEST = 64
 def estimate_noise_std(update: Tensors) -> float:
     """Estimate the standard deviation of noise on every element: the least median magnitude of a tensor over 0.6745.
 
-    That tensor holds little but noise, since typical elements of gradients are far below the largest; what it holds
-    makes the estimate too large. Tensors of less than 64 elements count only without larger ones.
+    That tensor holds little but noise; what else it holds makes the estimate too large. Tensors of less than 64
+    elements count only without larger ones.
     """
     large = [t for t in update.values() if t.numel() >= _FEWEST] or list(update.values())
     return min(float(t.abs().median()) for t in large) / _NORMAL
 
 
 def estimate_clip_norm(update: Tensors, noise_std: float) -> float:
-    """Estimate the norm that an update was clipped to, by subtracting the noise's n s^2 from the squared norm observed.
+    """Estimate the norm that an update was clipped to, without the noise's part n s^2 of the squared norm.
 
     It is at least a hundredth of the observed norm, since the difference may drown in noise.
     """
@@ -35,9 +35,6 @@ def estimate_clip_norm(update: Tensors, noise_std: float) -> float:
 
 
 def estimate_step(tensor: Tensor) -> float:
-    """Estimate the spacing of a quantized tensor's levels: the least difference of two values, 0 if there is one.
-
-    This is exact if two neighboring levels occur, as with few bits.
-    """
+    """Estimate the spacing of a quantized tensor's levels: the least difference of two values, 0 if there is one."""
     levels = torch.unique(tensor.double())
     return float(levels.diff().min()) if len(levels) > 1 else 0.0

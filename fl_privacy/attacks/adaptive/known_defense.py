@@ -1,4 +1,4 @@
-"""Combine the countermeasures against a known defense, and their constraints on each victim."""
+"""Combine the countermeasures against a known defense."""
 
 import itertools
 import logging
@@ -46,7 +46,7 @@ class KnownDefense:
 
     @classmethod
     def of(cls, observation: Observation, circumstances: Circumstances) -> "KnownDefense":
-        """Build the countermeasures against the known defense of ``observation``; log the parts that have none."""
+        """Build the countermeasures for ``observation``; log the parts that have none."""
         parts = _as_seen(observation.knowledge.defense or ())
         found = _taken(parts, circumstances)
         if any(countermeasure.rule for countermeasure in found):  # bounds are in the units of the clipped update
@@ -58,7 +58,7 @@ class KnownDefense:
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """Return sentences for the report: what is done, and what can't be."""
+        """Return sentences for the report."""
         said = [countermeasure.sentence for countermeasure in self.countermeasures]
         if self.hidden and (others := {h.weight for h in self._hidden} - {self.hidden.weight}):
             said.append(f"It leaves out what private heads send back elsewhere, before {', '.join(sorted(others))}.")
@@ -72,7 +72,7 @@ class KnownDefense:
 
     @property
     def hidden(self) -> HiddenGradient | None:
-        """Return the strongest hidden gradient, the only one that is guessed; those of the same features add up to it."""
+        """Return the strongest hidden gradient, which alone is guessed; those of the same features add up to it."""
         return max(self._hidden, key=lambda hidden: hidden.strength, default=None)
 
     @property
@@ -85,7 +85,7 @@ class KnownDefense:
 
     @property
     def transforms(self) -> tuple[Transform, ...]:
-        """Return the client's possible transforms; with several defenses all sequences, up to ``MOST_SEQUENCES``."""
+        """Return the client's possible transforms, with several defenses all sequences up to ``MOST_SEQUENCES``."""
         each = [countermeasure.transforms for countermeasure in self.countermeasures if countermeasure.transforms]
         if len(each) < 2 or math.prod(self._numbers_of_transforms) > MOST_SEQUENCES:
             return max(each, key=len, default=())
@@ -104,7 +104,7 @@ class KnownDefense:
 
     @property
     def noisy(self) -> bool:
-        """Return ``True`` if smoothness follows from the noise in updates whose values are all known."""
+        """Return ``True`` if smoothness follows from the noise."""
         return any(m.noisy for m in self.countermeasures)
 
     def bounds(self, update: Tensors) -> Bounds:
@@ -138,9 +138,7 @@ class KnownDefense:
         )
 
     def _left(self, updates: Sequence[Tensors], number: int) -> Tensors:
-        """Mark (V, *shape) with 0 the elements of either possible sign, as if dropped, after ``number``
-        countermeasures, else 1.
-        """
+        """Mark (V, *shape) with 0 the possibly dropped elements after ``number`` countermeasures, else 1."""
         each = [self._bounds(update, number) for update in updates]
         return {
             name: torch.stack([1 - ((b[name][0] < 0) & (b[name][1] > 0)).float() for b in each]) for name in each[0]
@@ -148,10 +146,7 @@ class KnownDefense:
 
 
 def _as_seen(parts: Description) -> Description:
-    """Describe the effect of several clients' defenses on the mean of their updates, if only that is seen.
-
-    Each client's clipping says nothing about the mean, which has less noise.
-    """
+    """Describe the effect of several clients' defenses on the mean of their updates: no clipping, and less noise."""
     number = math.prod(part.effect.clients for part in parts if isinstance(part.effect, Summed))
     if number == 1:
         return parts
@@ -185,7 +180,7 @@ def _taken(parts: Description, circumstances: Circumstances) -> list[Countermeas
 
 
 def _noise_std(effect: Effect, circumstances: Circumstances) -> float | None:
-    """Return the noise of one element of the update; ``None`` if it is not given or does not follow."""
+    """Return the noise of one element of the update, if known."""
     std, unit = None, 1.0 / circumstances.matched_per_uploaded
     if isinstance(effect, Noise) and effect.at == "upload":
         std, unit = effect.std, 1.0

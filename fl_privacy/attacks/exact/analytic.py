@@ -57,7 +57,6 @@ class AnalyticInversion:
     def __call__(
         self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
     ) -> list[Reconstruction]:
-        """Attack all ``observations``; nothing is drawn from ``seed``."""
         return attack_in_groups(observations, self._attack, progress=progress, as_victims=one_each)
 
     def _attack(self, group: Group, report: Report) -> dict[int, Reconstruction]:

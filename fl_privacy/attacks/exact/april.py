@@ -1,7 +1,7 @@
 """Solve for the image that entered a vision transformer, from the gradients of its patch and position embeddings.
 
-The position embedding's gradient is that of the embedded patches (APRIL, Lu et al. 2022, section 4), so dL/dW = sum_t
-dL/dp_t x_t^T has D equations for N unknowns at each place in a patch.
+The latter is that of the embedded patches (APRIL, Lu et al. 2022, section 4), so dL/dW = sum_t dL/dp_t x_t^T has D
+equations for N unknowns at each place in a patch.
 """
 
 import math
@@ -37,7 +37,6 @@ class PatchEmbedding:
         weight, bias: names of the convolution's parameters (D, C, P, P) and (D,).
         position: name of the position embedding, of last dimension D.
         first: row of the first patch.
-        image: (C, H, W).
         shift, scale: (C, H, W) the input is ``shift + scale * pixels``.
     """
 
@@ -56,7 +55,6 @@ class PatchEmbedding:
 
     @property
     def patches(self) -> int:
-        """Return the number of patches N."""
         return (self.image[1] // self.patch[0]) * (self.image[2] // self.patch[1])
 
     def pixels(self, patches: Tensor) -> Tensor:
@@ -81,8 +79,7 @@ class PatchSolution:
     Attributes:
         image: (C, H, W) float64.
         residual: share of the gradient that is left.
-        error: expected root mean squared error of the pixels, from redundant equations; infinite without these or if
-            the solution is not unique.
+        error: expected root mean squared error of the pixels, from redundant equations; infinite without these.
     """
 
     image: Tensor
@@ -93,7 +90,7 @@ class PatchSolution:
 def find_patch_embedding(
     model: nn.Module, state: ModelState, input_shape: tuple[int, ...], *, fixed_norms: bool
 ) -> PatchEmbedding | None:
-    """Find the patch embedding of ``model`` at ``state``; ``None`` if its first layer is none.
+    """Find the model's patch embedding; ``None`` if its first layer is none.
 
     Raises:
         NotFullyConnectedError: the model calls no layer with parameters.
@@ -129,7 +126,7 @@ def solve(embedding: PatchEmbedding, gradients: Tensors) -> PatchSolution:
 
 
 def _cuts_patches(layer: nn.Conv2d, seen: Probed) -> bool:
-    """Return ``True`` if each pixel enters ``layer`` in exactly one patch, by itself."""
+    """Return ``True`` if each pixel enters exactly one patch, by itself."""
     height, width = seen.random.shape[1:]
     alone = layer.stride == layer.kernel_size and layer.padding in ("valid", (0, 0)) and layer.dilation == (1, 1)
     whole = height % layer.kernel_size[0] == 0 and width % layer.kernel_size[1] == 0
@@ -138,7 +135,7 @@ def _cuts_patches(layer: nn.Conv2d, seen: Probed) -> bool:
 
 
 def _added(model: nn.Module, state: ModelState, seen: Probed) -> tuple[str, int] | None:
-    """Find the name and first row of the parameter whose gradient is that of the first layer's outputs."""
+    """Find name and first row of the parameter with the gradient of the first layer's outputs."""
     device = seen.random.device
     frozen = frozen_copy(model, state, LocalPlan(batch_norm="eval"), device=device, dtype=torch.float64)
     parameters = {name: value.requires_grad_() for name, value in frozen.named_parameters()}

@@ -77,7 +77,6 @@ class ExactInversion:
 
     Attributes:
         rounds: maximal number of searches for sparse directions, for each victim.
-        starts: number of starts of a round.
         smallest: rows whose bias gradient is below this share of the largest are left out of quotients.
         alike: quotients closer than this share of their length belong to the same image.
         evaluations: evaluations of the descent, for each image.
@@ -99,8 +98,6 @@ class ExactInversion:
     def __call__(
         self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
     ) -> list[Reconstruction]:
-        """Attack all ``observations``; see :class:`fl_privacy.attacks.ReconstructionAttack`."""
-
         def attack(group: Group, report: Report) -> dict[int, Reconstruction]:
             expect_gradient(group.first)
             source = _source(group.first)
@@ -262,7 +259,6 @@ def _certified_in_range(reproduction: Reproduction, read: Read) -> Reconstructio
 
 
 def _source(observation: Observation) -> FirstLayer | PatchEmbedding | Chain | Residual:
-    """Find the layers from which the images are solved."""
     model, sent, shape = observation.model, observation.assumed(), observation.input_shape
     fixed = observation.plan.batch_norm == "eval"
     source: FirstLayer | PatchEmbedding | Chain | Residual | None = None

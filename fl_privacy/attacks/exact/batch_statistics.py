@@ -15,11 +15,11 @@ from fl_privacy.types import ModelState, Observation
 
 @dataclass(frozen=True, eq=False)
 class NormalizedLayer(FirstLayer):
-    """A first fully connected layer behind batch norm in training mode, with inputs relative to the batch.
+    """A first fully connected layer behind batch norm in training mode.
 
     Attributes:
         center: (N,) mean input.
-        spread: (N,) distance of each of two examples from it; ``None`` if several values share a mean and a variance.
+        spread: (N,) distance of two examples from it; ``None`` if several values share a mean and a variance.
     """
 
     center: Tensor
@@ -27,7 +27,7 @@ class NormalizedLayer(FirstLayer):
 
 
 def find_normalized_layer(observation: Observation) -> NormalizedLayer | None:
-    """Find the layer behind batch norm; ``None`` if batch norm comes elsewhere, or its batch is not known."""
+    """Find the layer behind batch norm; ``None`` without it, or if its batch is not known."""
     plan, sent, shape = observation.plan, observation.assumed(), observation.input_shape
     size = observation.upload.num_examples
     if plan.batch_norm != "train" or (plan.shares != "gradient" and number_of_steps(size, plan) != 1):
@@ -69,7 +69,6 @@ def two_examples(layer: NormalizedLayer, weight: Tensor, bias: Tensor) -> Tensor
     """Solve for two inputs (2, N), the center plus and minus the spread, by the signs of the gradient.
 
     Args:
-        layer: layer with a ``spread``.
         weight, bias: gradients (M, N) and (M,).
     """
     if layer.spread is None:

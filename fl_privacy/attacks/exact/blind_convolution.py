@@ -40,7 +40,7 @@ class BlindInputs:
 
     @property
     def unique(self) -> bool:
-        """Return ``True`` if these solve the equations to rounding, and others do not."""
+        """Return ``True`` if only these solve the equations to rounding."""
         return self.left < 1e-6 and self.left < 1e-3 * self.next
 
 
@@ -53,11 +53,10 @@ def can_be_blind(layer: Convolution) -> bool:
 
 @torch.no_grad()
 def inputs_up_to_a_factor(layer: Convolution, gradient: Tensor) -> BlindInputs | None:
-    """Solve ``gradient = slopes * inputs`` for both, and return the inputs; ``None`` if the gradient's rank is too low.
+    """Solve ``gradient = slopes * inputs`` for both, and return the inputs; ``None`` if the rank is too low.
 
     Args:
-        layer: convolution that :func:`can_be_blind`.
-        gradient: (O, C, kernel) of its weight, float64, for one image.
+        gradient: (O, C, kernel) of the weight, float64, for one image.
     """
     channels, places = layer.shape[0], layer.shape[1] * layer.shape[2]
     taps = gradient.flatten(2).permute(2, 0, 1)  # (K, O, C)

@@ -63,7 +63,6 @@ class Reproduction:
 
     Attributes:
         observation: one update, taken for a mean gradient at the values sent.
-        model: result of :func:`model_as_sent`.
     """
 
     observation: Observation
@@ -72,17 +71,17 @@ class Reproduction:
     def labels(self, images: Tensor) -> Tensor | None:
         """Infer labels (B,) or (B, K) of images (B, C, H, W) or tokens (B, L); ``None`` without an output layer.
 
-        The gradient of the output layer is a sum of its inputs times p - y, a least squares system for y. Labels are
-        classes if p - y is the same multiple of p in all other classes and images, since clients may scale gradients.
+        They solve the output layer's gradient, a sum of inputs times p - y. Labels are classes if p - y is the same
+        multiple of p elsewhere, since clients may scale gradients.
         """
         return self._solved(self.model, self._entering(images))
 
     def errors(self, images: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Return outputs p and errors p - y (B, K) of images (B, C, H, W); ``None`` without an output layer."""
+        """Return p and p - y (B, K) of images (B, C, H, W); ``None`` without an output layer."""
         return self._errors(self.model, self._entering(images))
 
     def classes(self, images: Tensor) -> Tensor | None:
-        """Return the likeliest class (B,) of each image (B, C, H, W), or its labels; ``None`` without output layer."""
+        """Return the likeliest class (B,) of each image (B, C, H, W); ``None`` without an output layer."""
         if not is_plain(self.loss):
             return self.labels(images)
         found = self.errors(images)
@@ -132,7 +131,7 @@ class Reproduction:
         return probabilities, torch.cat([-errors, errors], 1) if single else errors
 
     def _errors_of_one(self, network: nn.Module, inputs: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor] | None:
-        """Return p and p - y of one example from the gradient (K,) of the output layer's bias."""
+        """Return p and p - y of one example from the output bias's gradient (K,)."""
         if bias is None or len(inputs) > 1:
             return None
         with torch.no_grad():
@@ -181,18 +180,16 @@ def least_squares(known: Tensor, sums: Tensor) -> Tensor:
 
 
 def model_as_sent(observation: Observation) -> nn.Module:
-    """Return the frozen model with the attacker's values, in double precision on their device."""
+    """Return the frozen model with the attacker's values, in double precision."""
     state, plan = observation.assumed(), observation.plan
     device = next(iter(state.parameters.values())).device
     return frozen_copy(observation.model, state, plan, device=device, dtype=torch.float64)
 
 
 def certified(reproduction: Reproduction, read: Read, *, ordered: bool = True) -> Reconstruction:
-    """Certify solved images: infer their labels and the certainty of the result.
+    """Infer the labels and the certainty of solved images.
 
     Args:
-        reproduction: the victim's.
-        read: solved images.
         ordered: ``True`` if known labels are in the order of the images.
     """
     observation = reproduction.observation
@@ -221,7 +218,7 @@ def certified(reproduction: Reproduction, read: Read, *, ordered: bool = True) -
 
 
 def _limits(observation: Observation, labels: Tensor) -> tuple[str, ...]:
-    """Return a note on what is proven instead of the client's examples, if the update shows that these were changed."""
+    """Return a note if the update shows that the client's examples were changed before."""
     drops = any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in observation.model.modules())
     if DRAWS in observation.notes or (drops and observation.plan.mode == "train"):
         return (
@@ -256,9 +253,7 @@ def is_muted(weight: Tensor, shade: Tensor) -> bool:
 
 
 def _labels(found: tuple[Tensor, Tensor] | None) -> Tensor | None:
-    """Turn outputs p and errors p - y (B, K) into labels (B,) or (B, K); for classes any multiple of the errors will
-    do.
-    """
+    """Turn p and p - y (B, K) into labels (B,) or (B, K); for classes any multiple of p - y will do."""
     if found is None:
         return None
     probabilities, errors = found

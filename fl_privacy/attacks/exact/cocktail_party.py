@@ -46,9 +46,9 @@ def row_basis(weights: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def unmixed(basis: Tensor, directions: Tensor, weights: Tensor, biases: Tensor) -> Tensor:
-    """Return the layer's inputs (V, B, N) from ``directions`` (V, B, B) on the basis R, in their sign and scale.
+    """Return the layer's inputs (V, B, N) from ``directions`` (V, B, B) on the basis R.
 
-    Each row a R of the images has a c = 1, where (G R^T) c = g.
+    Each row a R has a c = 1, where (G R^T) c = g.
     """
     columns = weights.double() @ basis.mT
     gram = columns.mT @ columns
@@ -90,12 +90,8 @@ def unlikeliness(features: Tensor, directions: Tensor) -> Tensor:
 def independent_directions(features: Tensor, start: Tensor, *, iterations: int) -> Tensor:
     """Find directions (V, B, B) whose products with ``features`` (V, B, n) are independent and heavy-tailed.
 
-    FastICA (Hyvarinen 1999) is followed by quasi-Newton steps on the likelihood (Ablin et al. 2018, "Picard").
-
-    Args:
-        features: mixtures.
-        start: (V, B, B) orthogonal.
-        iterations: number for each of the two searches.
+    FastICA (Hyvarinen 1999), then quasi-Newton steps on the likelihood (Ablin et al. 2018, "Picard"), ``iterations`` of
+    each from the orthogonal ``start`` (V, B, B).
     """
     centered = features - features.mean(2, keepdim=True)
     values, vectors = torch.linalg.eigh(centered @ centered.mT / centered.shape[2])
@@ -151,7 +147,6 @@ def unmixed_by_silence(columns: Tensor, bias: Tensor, start: Tensor, projected: 
     Args:
         columns: C = G R^T (M, B).
         bias: g (M,).
-        start: (B, B).
         projected: P = R W^T (B, M).
         shift: b (M,) of the layer.
     """
@@ -219,8 +214,6 @@ class CocktailParty:
     def __call__(
         self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
     ) -> list[Reconstruction]:
-        """Attack all ``observations``; see :class:`fl_privacy.attacks.ReconstructionAttack`."""
-
         def attack(group: Group, report: Report) -> dict[int, Reconstruction]:
             return self._attack(group, seed, report)
 
@@ -355,11 +348,11 @@ class _Mixed:
         return self.reproduction.classes(self.images(inputs).clamp(0, 1))
 
     def _is_silent(self, mixing: Tensor, labels: Tensor) -> bool:
-        """Return ``True`` if a ReLU follows the layer, as the network shows at A (B, B)."""
+        """Return ``True`` if the network shows a ReLU behind the layer at A (B, B)."""
         return float((self._mixture.signal(mixing, labels)[1] == 0).float().mean()) >= _SILENT
 
     def behind_zeros(self, inputs: Tensor, labels: Tensor) -> Tensor | None:
-        """Solve for the only images (B, N) that match the gradient's zeros; ``None`` if there are none."""
+        """Solve for the only images (B, N) with the gradient's zeros; ``None`` without zeros."""
         mixing, count = inputs @ self.basis.T, len(inputs)
         if not self._is_silent(mixing, labels) or (columns := column_space(self.weight, count)) is None:
             return None

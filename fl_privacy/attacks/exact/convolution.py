@@ -1,4 +1,4 @@
-"""Solve by least squares for the inputs of a convolution: its outputs and its weight's gradient are linear in them."""
+"""Solve by least squares for the inputs of a convolution from its outputs and its weight's gradient."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,7 +28,6 @@ class Convolution:
     """A convolution without groups, padded with zeros.
 
     Attributes:
-        module: layer in double precision.
         shape: (C, H, W) of its inputs.
     """
 
@@ -50,7 +49,7 @@ class Convolution:
 
     @property
     def numbers(self) -> int:
-        """Return the number of numbers in its equations for one victim."""
+        """Return the number of elements of its equations for one victim."""
         pixels, parts = self.shape[1] * self.shape[2], _common_step(self) ** 2
         return pixels * self.gradients + (pixels * pixels // parts if _multiplies(self) else 0)
 
@@ -104,7 +103,6 @@ def solve_inputs(
     Outputs are weighted by the activation's slope; both kinds of equations together weigh the same.
 
     Args:
-        layer: W.
         outputs: (V, O, P, Q) without the bias.
         slopes: (V, O, P, Q) of the activation, at least 0.
         deltas: (V, O, P, Q) gradient of the loss.
@@ -125,13 +123,10 @@ class _System:
 
     Attributes:
         weights: (V, O, P, Q) of the outputs, ``squared`` too.
-        outputs: (V, O, P, Q) weighted.
         moved: (V, n, H W) each channel's pixels -> its gradients.
-        gradients: (V, n, C) weighted.
         products: (V, S, m, m) of columns of ``moved`` that a tap sees together; ``None`` if larger than ``moved``.
         step: stride that divides the image, or 1; S is its square.
         roughness: (V, 1, 1, 1) weight of differences of neighbors, if any.
-        diagonal: (V, C, H, W) of the normal matrix.
     """
 
     layer: Convolution
@@ -220,7 +215,6 @@ def _common_step(layer: Convolution) -> int:
 
 
 def _multiplies(layer: Convolution) -> bool:
-    """Return ``True`` if the products of columns take less work than both factors."""
     return layer.shape[1] * layer.shape[2] // _common_step(layer) ** 2 <= 2 * layer.gradients
 
 
@@ -231,9 +225,7 @@ def _unlike_neighbors(images: Tensor) -> Tensor:
 
 
 def conjugate_gradients(normal: Callable[[Tensor], Tensor], right: Tensor, diagonal: Tensor) -> Tensor:
-    """Solve ``normal(x) = right`` for V victims, each with its own steps, preconditioned by the ``diagonal``.
-
-    Among several solutions it finds the shortest, in the norm of the diagonal.
+    """Solve ``normal(x) = right`` for V victims, preconditioned by the ``diagonal``, for the shortest x.
 
     Args:
         normal: (V, ...) -> (V, ...), symmetric and not negative.

@@ -40,14 +40,10 @@ class Pixels:
 
 
 def pixels_of(network: Residual, known: Known, *, evaluations: int, seed: int, report: Report) -> Pixels:
-    """Descend to images whose features, and gradients of the first layers, are the known ones.
+    """Descend to images with the known features and gradients of the first layers.
 
     Args:
-        network: model of the images.
-        known: activations and equations of V victims.
         evaluations: number for each victim.
-        seed: seed of the start.
-        report: callback for the share of work done.
     """
     missed = _loss(network, known)
     like = next(iter(known.values.values()))
@@ -105,7 +101,7 @@ def _computed(network: Residual, images: Tensor, wanted: fx.Node) -> Mapping[fx.
 
 
 def _unlike(network: Residual, node: fx.Node, found: Mapping[fx.Node, Tensor], values: Tensor) -> Tensor:
-    """Return the squared distance (V,) of a node's values, in front of the ReLU if it let them through."""
+    """Return the squared distance (V,) of a node's values, in front of an active ReLU."""
     if network.graph.kind(node) != "relu":
         return _squares(found[node] - values)
     (given,) = node.all_input_nodes

@@ -16,7 +16,7 @@ from fl_privacy.types import LocalPlan, ModelState
 
 
 class NotFullyConnectedError(NotAttackableError):
-    """The reason why a model's first layer gives no linear system for its pixels, in one line."""
+    """The reason why a model's first layer gives no linear system for its pixels."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,8 +73,6 @@ def find_first_layer(
     """Find the first layer of ``model`` at ``state`` by following test images.
 
     Args:
-        model: architecture.
-        state: values of the model.
         input_shape: (C, H, W).
         fixed_norms: ``True`` if batch norm uses the statistics sent, and may be in front of the layer.
 
@@ -100,7 +98,7 @@ def find_first_layer(
 def probe_first_layer(
     model: nn.Module, state: ModelState, input_shape: tuple[int, ...], *, fixed_norms: bool = False
 ) -> Probed:
-    """Observe the inputs of the first layer with parameters; see :func:`find_first_layer`."""
+    """Observe the inputs of the first layer with parameters."""
     values = next(iter(state.parameters.values()))
     plan = LocalPlan(batch_norm="eval")
     frozen = frozen_copy(model, state, plan, device=values.device, dtype=values.dtype).eval()
@@ -115,7 +113,7 @@ def probe_first_layer(
 
 @torch.no_grad()
 def _first_call(model: nn.Module, inputs: Tensor, *, beyond_norms: bool) -> tuple[str, nn.Module, Tensor]:
-    """Return name and module of the first layer with parameters that is called, and its inputs."""
+    """Return name, module and inputs of the first layer with parameters."""
     owning = owners(model)
     watched = {
         name: module
@@ -131,7 +129,7 @@ def _first_call(model: nn.Module, inputs: Tensor, *, beyond_norms: bool) -> tupl
 
 
 def _holds(module: nn.Module, others: Mapping[str, nn.Module]) -> bool:
-    """Return ``True`` if ``module`` contains others and adds parameters of its own, like a class token."""
+    """Return ``True`` if ``module`` adds parameters of its own to others, like a class token."""
     inner = {id(each) for each in module.modules() if each is not module}
     return any(id(other) in inner for other in others.values())
 
@@ -148,7 +146,6 @@ def distinct_ratios(weights: Tensor, biases: Tensor, *, count: int, smallest: fl
     Args:
         weights: (V, M, N).
         biases: (V, M), at least one not zero for each victim.
-        count: number of ratios.
         smallest: rows with |b_i| below this share of the largest are left out.
         alike: ratios are the same up to this share of the longer one's length; at least 1e-6.
     """
@@ -176,7 +173,6 @@ def agreed_ratios(weight: Tensor, bias: Tensor, *, smallest: float = 1e-4, alike
     Args:
         weight: (M, N).
         bias: (M,).
-        smallest, alike: same as for ``distinct_ratios``.
     """
     sound = bias.abs() > smallest * bias.abs().max()
     ratios = weight[sound].double() / bias[sound].double()[:, None]

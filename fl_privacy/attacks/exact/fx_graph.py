@@ -24,12 +24,7 @@ _KINDS: Mapping[str, type[nn.Module] | tuple[type[nn.Module], ...]] = {
 
 @dataclass(frozen=True, eq=False)
 class Traced:
-    """The graph of a model whose batch norm has fixed statistics.
-
-    Attributes:
-        module: traced model, in evaluation mode.
-        nodes: computation order of the nodes.
-    """
+    """The graph of a model whose batch norm has fixed statistics."""
 
     module: fx.GraphModule
     nodes: Sequence[fx.Node]
@@ -45,7 +40,6 @@ class Traced:
         return returned if isinstance(returned, fx.Node) else None
 
     def layer(self, node: fx.Node) -> nn.Module | None:
-        """Return the module that a node calls; ``None`` for a function."""
         return self.module.get_submodule(str(node.target)) if node.op == "call_module" else None
 
     def kind(self, node: fx.Node) -> str:
@@ -63,7 +57,7 @@ class Traced:
         return "chooses" if node.target in _CHOOSES else "other"
 
     def run(self, given: Mapping[fx.Node, Tensor], wanted: fx.Node) -> Tensor:
-        """Compute the node ``wanted`` from the values of the ``given`` ones."""
+        """Compute ``wanted`` from the values of the ``given`` nodes."""
         needed = self.behind(wanted, given.keys())
         interpreter = fx.Interpreter(self.module)
         interpreter.env = dict(given)
@@ -73,7 +67,7 @@ class Traced:
         return interpreter.env[wanted]  # type: ignore[no-any-return]
 
     def behind(self, wanted: fx.Node, given: Collection[fx.Node]) -> set[fx.Node]:
-        """Return all nodes that ``wanted`` is computed from, with itself and the ``given`` ones that are reached."""
+        """Return the nodes that ``wanted`` is computed from, itself and ``given`` ones included."""
         found, left = set[fx.Node](), [wanted]
         while left:
             node = left.pop()
@@ -88,7 +82,7 @@ class Traced:
 
 
 class _Tracer(fx.Tracer):
-    """Treats layers of a known kind as leaves, also if they are of a class of the user's own."""
+    """Treats layers of a known kind as leaves, also of the user's own classes."""
 
     def is_leaf_module(self, module: nn.Module, name: str) -> bool:
         own = any(isinstance(module, kind) for kind in _KINDS.values())

@@ -1,4 +1,4 @@
-"""Solve for the inputs of a convolution by the slopes at its outputs, behind a ReLU that hides which are zero."""
+"""Solve for the inputs of a convolution by the slopes at its outputs, behind a ReLU."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,11 +22,11 @@ _BETTER = 0.95
 
 @dataclass(frozen=True, eq=False)
 class Slopes:
-    """Slopes of the loss by values, some of which a ReLU behind them has stopped.
+    """Slopes of the loss, some of which a ReLU has stopped.
 
     Attributes:
         full: (V, C, H, W) without the ReLU.
-        open: (V, C, H, W) bool, the values let through, shared by all derived slopes; ``None``: all.
+        open: (V, C, H, W) bool, the values let through; ``None``: all.
     """
 
     full: Tensor
@@ -34,7 +34,6 @@ class Slopes:
 
     @property
     def values(self) -> Tensor:
-        """Return the slopes (V, C, H, W)."""
         return self.full if self.open is None else self.full * self.open
 
     def times(self, factor: Tensor) -> "Slopes":
@@ -51,8 +50,6 @@ class Equations:
     """Equations ``slopes`` * inputs = ``gradient`` for a layer's inputs.
 
     Attributes:
-        layer: the convolution.
-        slopes: slopes by its outputs.
         gradient: (V, O, C, kernel) of its weight, float64.
     """
 
@@ -96,10 +93,10 @@ class Shown:
 
 @torch.no_grad()
 def gated_inputs(equations: Sequence[Equations], shown: Shown | None = None) -> tuple[Tensor, Tensor]:
-    """Solve for the inputs (V, C, H, W), and return the residual share (V,) of the right sides too.
+    """Solve for the inputs (V, C, H, W), and return the residual share (V,) too.
 
-    Outputs near zero may pass a ReLU in the client's precision and not here; gates are turned in place while the
-    residual falls.
+    Outputs near zero may pass a ReLU only in the client's precision; gates are turned in place while the residual
+    falls.
     """
     for own in equations:
         if own.slopes.open is not None and own.layer.module.kernel_size != (1, 1):
@@ -108,7 +105,7 @@ def gated_inputs(equations: Sequence[Equations], shown: Shown | None = None) -> 
 
 
 def _turn_gates(own: Equations, gates: Tensor) -> None:
-    """Turn, in place, the ``gates`` (V, O, P, Q) that reduce the residual most, one of each victim at a time."""
+    """Turn, in place, the ``gates`` (V, O, P, Q) that reduce the residual most."""
     found, left = _solved([own], None)
     flat, going = gates.flatten(1), left > 0
     for _ in range(_FLIPS):
@@ -148,7 +145,7 @@ def _solved(equations: Sequence[Equations], shown: Shown | None) -> tuple[Tensor
 
 
 def _gains(own: Equations, gates: Tensor, found: Tensor) -> Tensor:
-    """Return by how much each gate's turn (V, O, P, Q) reduces the squared residual, with the then best inputs."""
+    """Return the gain of turning each gate (V, O, P, Q), in the squared residual."""
     left = own.left
     outputs = own.slopes.full.shape[1]
     step = torch.where(gates, -own.slopes.full, own.slopes.full).flatten(2)  # (V, O, P)

@@ -22,7 +22,6 @@ class HiddenFeatures:
     """Inputs of a hidden layer of a victim, and their labels.
 
     Attributes:
-        path: the layer's.
         values: (B, N) float64 inputs, in an order of their own.
         labels: (B,) classes in that order.
     """
@@ -35,7 +34,7 @@ class HiddenFeatures:
 def first_hidden_layer(observation: Observation) -> str | None:
     """Return the path of the first uploaded fully connected layer behind others; ``None`` if there is none.
 
-    One feature vector has to enter it for each image, so batch statistics rule it out.
+    Batch statistics rule it out, since each image needs features of its own.
     """
     model, sent = observation.model, observation.upload.tensors
     normalizes = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
@@ -60,9 +59,8 @@ def first_hidden_layer(observation: Observation) -> str | None:
 def hidden_features(reproduction: Reproduction, path: str, rng: torch.Generator) -> HiddenFeatures | None:
     """Reconstruct the inputs of the layer at ``path`` by :mod:`fl_privacy.attacks.exact.spear`; ``None`` if uncertain.
 
-    One image is left to :class:`fl_privacy.attacks.ModelInversion`, which matches its features, a quotient of gradients
-    (Gu et al. 2021, Lemma 1), anyway; matching them twice loses quality (LeNet with tanh, 600 evaluations: 47 instead
-    of 54 dB).
+    One image is left to :class:`fl_privacy.attacks.ModelInversion`: matching its features, a quotient of gradients (Gu
+    et al. 2021, Lemma 1), twice loses quality (LeNet with tanh, 600 evaluations: 47 instead of 54 dB).
     """
     observation = reproduction.observation
     gradient, count = as_gradient(observation), observation.upload.num_examples

@@ -92,13 +92,13 @@ ACTIVATIONS: Sequence[Activation] = (
 
 
 def telling(output: Tensor, rng: torch.Generator) -> Tensor:
-    """Return numbers in place of an ``output`` to probe an activation with: of both signs, small and large."""
+    """Return numbers to probe an activation with: of both signs, small and large."""
     numbers = torch.linspace(-_FARTHEST, _FARTHEST, output.numel(), dtype=output.dtype)
     return numbers[torch.randperm(output.numel(), generator=rng)].view(output.shape).to(output.device)
 
 
 def activation_between(output: Tensor, after: Tensor) -> Activation | None:
-    """Return the activation that turns ``output`` into ``after``; ``None`` if it is another or more than that."""
+    """Return the activation that turns ``output`` into ``after``; ``None`` for anything else."""
     if output.shape[0] != after.shape[0] or output.numel() != after.numel():
         return None
     lowest = output.flatten().argmin()
@@ -124,7 +124,6 @@ class ChainLayer:
     """One layer of a chain.
 
     Attributes:
-        name, module: the layer, in double precision.
         inputs, outputs: shapes without the batch.
         activation: function behind it; any for the last layer.
     """
@@ -142,7 +141,6 @@ class Chain:
 
     Attributes:
         layers: layers from the image to a fully connected one with a bias; later ones do not matter.
-        image: (C, H, W) of the image.
         shift, scale: (C, H, W) the first input is ``shift + scale * pixels``.
     """
 
@@ -153,13 +151,13 @@ class Chain:
 
     @property
     def numbers(self) -> int:
-        """Return the most numbers that the equations of a layer take for one victim."""
+        """Return the largest number of elements of a layer's equations for one victim."""
         own = [_convolution(layer) for layer in self.layers if isinstance(layer.module, nn.Conv2d)]
         return max(convolution.numbers for convolution in own)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Return the names of the parameters whose gradients are needed, the last layer's bias last."""
+        """Return the names of the needed gradients, the last layer's bias last."""
         return (*(f"{layer.name}.weight" for layer in self.layers), f"{self.layers[-1].name}.bias")
 
 
@@ -177,16 +175,13 @@ class Recursion:
 
     @property
     def sound(self) -> Tensor:
-        """Return for which victims (V,) the result may be an image, without noise or values set to zero."""
+        """Return for which victims (V,) the result may be an image."""
         return self.left < _WRONG
 
 
 @torch.no_grad()
 def find_chain(observation: Observation) -> Chain | None:
-    """Find the chain from the image to the first layer whose gradients reveal its inputs.
-
-    ``None`` if the layers are no chain, for several images, or if a gradient was withheld.
-    """
+    """Find the chain from the image to the first layer whose gradients reveal its inputs; ``None`` for other models."""
     if observation.upload.num_examples != 1:
         return None
     model = model_as_sent(observation).eval()
@@ -219,7 +214,7 @@ def _is_start(call: Call, told: Collection[str]) -> bool:
 
 
 def _chained(call: Call, after: Call) -> ChainLayer | None:
-    """Return the layer of ``call``; ``None`` if its equations aren't linear or ``after`` takes more."""
+    """Return the layer of ``call``; ``None`` if it is no link of a chain."""
     if not isinstance(call.module, nn.Linear) and not _is_plain(call.module, call.inputs.shape[1:]):
         return None
     activation = activation_between(call.output, after.inputs)
@@ -244,10 +239,9 @@ def _is_plain(module: nn.Module, shape: Sequence[int]) -> bool:
 
 @torch.no_grad()
 def recursed(chain: Chain, gradients: Tensors) -> Recursion:
-    """Solve for the images behind V updates of one image each, layer by layer from the last (R-GAP).
+    """Solve for the images behind V updates of one image each (R-GAP).
 
     Args:
-        chain: model of the updates.
         gradients: (V, *shape) by name.
     """
     last = chain.layers[-1]

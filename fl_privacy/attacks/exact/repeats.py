@@ -1,6 +1,6 @@
-"""Count how often each image occurs in a batch with equal images, from the gradient of the output layer.
+"""Count how often each image occurs in a batch with equal images.
 
-It is a sum over the different images of n p - c, with outputs p, number of occurrences n, and c of these by class.
+The output layer's gradient sums n p - c over the different images, with n occurrences, c of these by class.
 """
 
 import torch
@@ -18,7 +18,7 @@ _MOST = 8
 
 
 def with_repeats(victim: Reproduction, images: Tensor) -> tuple[Tensor, str]:
-    """Repeat each of the different ``images`` (R, ...) as often as it occurs, with a sentence on that, or an empty one.
+    """Repeat each of the different ``images`` (R, ...) as often as it occurs, with a sentence on that.
 
     A batch of unknown size may be larger than its rank.
     """
@@ -44,7 +44,7 @@ def with_repeats(victim: Reproduction, images: Tensor) -> tuple[Tensor, str]:
 
 
 def _shares(victim: Reproduction, images: Tensor) -> Tensor:
-    """Return the share (R,) of the batch that each image has; equal shares if the update does not show them."""
+    """Return the share (R,) of the batch that each image has; equal ones if unknown."""
     found = victim.errors(images) if len(images) > 1 and is_plain(victim.loss) else None
     if found is None:
         return torch.full((len(images),), 1 / len(images), device=images.device)

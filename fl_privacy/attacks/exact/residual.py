@@ -1,7 +1,6 @@
-"""Solve block by block for one image behind a residual network with fixed batch norms (R-GAP, Zhu and Blaschko 2021).
+"""Solve block by block for one image behind a residual network with fixed batch norms.
 
-Inputs of a last convolution come from :mod:`fl_privacy.attacks.exact.blind_convolution`; those of earlier ones solve
-the linear equations of their weights' gradients.
+Follows R-GAP (Zhu and Blaschko 2021).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -75,7 +74,6 @@ class Residual:
 
     @property
     def image(self) -> tuple[int, ...]:
-        """Return the shape (C, H, W) of an image."""
         return self.shapes[self.graph.image]
 
     @property
@@ -84,13 +82,13 @@ class Residual:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Return the names of the parameters whose gradients are needed, the last layer's bias last."""
+        """Return the names of the needed gradients, the last layer's bias last."""
         own = [str(node.target) for node in self.convolutions]
         return (*(f"{name}.weight" for name in own), f"{self.head.target}.weight", f"{self.head.target}.bias")
 
     @property
     def convolutions(self) -> Sequence[fx.Node]:
-        """Return the nodes of convolutions, those nearest to the image first."""
+        """Return the nodes of convolutions, nearest to the image first."""
         return [node for node in self.graph.nodes if self.graph.kind(node) == "conv"]
 
     def convolution(self, node: fx.Node) -> Convolution:
@@ -101,9 +99,7 @@ class Residual:
 
     @property
     def cuts(self) -> Sequence[fx.Node]:
-        """Return the nodes in front of convolutions that every path from image to logits passes, nearest to the image
-        first.
-        """
+        """Return the nodes in front of convolutions on every path to the logits, nearest to the image first."""
         entering = dict.fromkeys(_input_of(node) for node in self.convolutions)
         return [node for node in entering if self.graph.is_passed_by_all(node)]
 
@@ -148,7 +144,6 @@ def _is_plain(layer: nn.Module | None) -> bool:
 
 
 def _blind(network: Residual) -> list[fx.Node]:
-    """List the convolutions that may be solved without any slope, the last first."""
     cuts = set(network.cuts)
     own = [node for node in network.convolutions if _input_of(node) in cuts]
     return [node for node in reversed(own) if can_be_blind(network.convolution(node))][:_TRIES]
@@ -156,10 +151,9 @@ def _blind(network: Residual) -> list[fx.Node]:
 
 @torch.no_grad()
 def known_between(network: Residual, gradients: Tensors) -> Known:
-    """Solve for the activations of V images of one update each, as near to the image as the equations reach.
+    """Solve for the activations of V images, as near to the image as the equations reach.
 
     Args:
-        network: model of the updates.
         gradients: (V, *shape) by name.
     """
     own = {name: value.double() for name, value in gradients.items()}
@@ -196,7 +190,7 @@ def _missed(network: Residual, given: Mapping[fx.Node, Tensor], at: fx.Node, val
 
 
 def _slopes_at(network: Residual, node: fx.Node, values: Tensor, slopes: Tensor) -> Tensor:
-    """Return the slopes of the loss (V, C, H, W) by the ``values`` of a node, given those by the logits."""
+    """Return the slopes of the loss (V, C, H, W) by the ``values`` of a node."""
     with torch.enable_grad():
         inputs = values.detach().requires_grad_(True)
         (found,) = torch.autograd.grad((network.graph.run({node: inputs}, network.head) * slopes).sum(), inputs)
@@ -204,7 +198,7 @@ def _slopes_at(network: Residual, node: fx.Node, values: Tensor, slopes: Tensor)
 
 
 def _started(network: Residual, own: Tensors, slopes: Tensor) -> tuple[fx.Node, Tensor, Tensor]:
-    """Solve for the inputs of one of the last convolutions without any slope, and for which victims (V,)."""
+    """Solve for the inputs of a last convolution, and for which victims (V,)."""
     features = torch.einsum("vk,vkn->vn", slopes, own[f"{network.head.target}.weight"])
     features = features / slopes.square().sum(1, keepdim=True).clamp_min(torch.finfo(slopes.dtype).tiny)
     candidates, best = _blind(network), None
@@ -260,7 +254,6 @@ class _Step:
     """The way from one cut, whose values are known, to the one before.
 
     Attributes:
-        before, at: nodes of the cuts.
         outputs, slopes: (V, C, H, W) at ``at``.
         values: solved values of nodes in between.
         equations: equations for the values at ``before``.
@@ -344,7 +337,7 @@ class _Step:
         return _heard(found) if _rectified(self.network, self.before) else found
 
     def _shown(self) -> Shown | None:
-        """Return the values at ``before`` that a shortcut shows: outputs minus those of the other branch."""
+        """Return the values that a shortcut shows: outputs minus the other branch's."""
         graph = self.network.graph
         ends = {self.before, graph.image}
         if self.gates is None or graph.kind(_input_of(self.at)) != "add":
@@ -377,7 +370,7 @@ class _Step:
 
 
 def _enough(equations: Sequence[Equations]) -> bool:
-    """Return ``True`` if there may be as many equations as unknowns, and not too many unknowns."""
+    """Return ``True`` if there may be enough equations, and not too many unknowns."""
     layer = equations[0].layer
     places = layer.shape[1] * layer.shape[2]
     return places <= _MOST_PLACES and sum(each.rows for each in equations) >= places

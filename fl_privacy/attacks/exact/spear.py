@@ -99,15 +99,13 @@ def sparse_factors(
 ) -> Iterator[SparseFactors | None]:
     """Yield better and better factors of one victim's gradient, one value for each round of ``starts`` starts.
 
-    Columns q of Q make L q as sparse as a ReLU; reweighted least squares finds them, and scales follow from g.
+    Columns q of Q make L q as sparse as a ReLU; scales follow from g.
 
     Args:
         weight: G (M, N).
         bias: g (M,).
         layer: W (M, N) and b (M,) that the client had.
         basis: L (M, B), see :func:`column_space`.
-        rng: generator on the CPU.
-        starts: number in a round.
 
     Yields:
         The factors, or ``None`` while fewer than B independent directions are found; it ends if a few rounds find
@@ -131,7 +129,6 @@ def factors_near(
     """Polish a guess at D (M, B) to sparse factors; ``None`` if its columns become dependent.
 
     Args:
-        columns: the guess.
         weight, bias, layer, basis: same as for :func:`sparse_factors`.
     """
     directions, pool = basis.T @ columns, _Pool(_live(basis))
@@ -147,7 +144,7 @@ def zeros(columns: Tensor) -> Tensor:
 
 
 def _live(basis: Tensor) -> Tensor:
-    """Return the nonzero rows of an orthonormal basis (M, B), scaled by the root of M."""
+    """Return the nonzero rows of an orthonormal basis (M, B), times the root of M."""
     norms = basis.norm(dim=1)
     rows: Tensor = basis[norms > _RANK * norms.max()] * len(basis) ** 0.5
     return rows
@@ -203,10 +200,7 @@ class _Signs:
         return torch.where(failed == 0, right.double().mean((1, 2)), -1.0)
 
     def improved(self, chosen: Tensor, pool: Tensor) -> Tensor:
-        """Replace ``chosen`` (B, B) one by one from ``pool`` (B, K), while more signs agree.
-
-        The difference of two columns may have more zeros than a third column.
-        """
+        """Replace ``chosen`` (B, B) one by one from ``pool`` (B, K), while more signs agree."""
         rank = len(chosen)
         most = min(4 * rank, _JUDGED // (rank * rank * len(self.rows)), pool.shape[1])
         reached = float(self.agreement(chosen[None]))
@@ -228,10 +222,7 @@ def _same(some: Tensor, others: Tensor) -> Tensor:
 
 
 class _Search:
-    """Rounds of local searches of several kinds in turn.
-
-    Every second round starts from what the found directions leave out, since others keep finding the same.
-    """
+    """Rounds of local searches of several kinds in turn, every second from what the found directions leave out."""
 
     def __init__(self, rows: Tensor, rng: torch.Generator, starts: int) -> None:
         self._rows, self._rng, self._starts, self.pool = rows, rng, starts, _Pool(rows)
@@ -293,8 +284,7 @@ class _Search:
 def _sparsest(rows: Tensor, directions: Tensor, schedule: list[tuple[float, float]]) -> Tensor:
     """Move directions (B, K) to where rows @ directions is locally sparsest.
 
-    Each (smoothing, power) of the schedule is one step of reweighted least squares on the sphere, with weights (y^2 +
-    smoothing^2)^-power.
+    Each (smoothing, power) is one step of least squares on the sphere, with weights (y^2 + smoothing^2)^-power.
     """
     ridge = _RIDGE[rows.dtype] * torch.eye(rows.shape[1], dtype=rows.dtype, device=rows.device)
     for smoothing, power in timely(schedule):
@@ -357,10 +347,7 @@ def _before(inputs: Tensor, layer: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def _agreement(columns: Tensor, inputs: Tensor, weight: Tensor, bias: Tensor) -> float:
-    """Return the share of neurons that are silent exactly if they receive no gradient, for the worst example.
-
-    Not counted are neurons without any gradient, and elements near zero or the threshold.
-    """
+    """Return the share of neurons that are silent exactly if they get no gradient, for the worst example."""
     size = columns.abs() / columns.abs().amax(0)
     before = _before(inputs, (weight, bias))
     clear = ((size < _ZERO / 30) | (size > 30 * _ZERO)) & (before.abs() > 30 * _ZERO * before.std(0))

@@ -38,10 +38,7 @@ class Behind:
     """The part of the network behind a layer.
 
     Attributes:
-        model: network in double precision.
-        path: the layer's.
         image_shape: (C, H, W).
-        loss: the client's.
     """
 
     model: nn.Module
@@ -63,7 +60,6 @@ class Mixture:
     """A layer's gradient on the basis of its rows.
 
     Attributes:
-        behind: the network behind the layer.
         projected: P (B, M).
         bias: b (M,).
         observed: [G R^T, g] (M, B + 1).
@@ -100,10 +96,9 @@ def mixture_of(weight: Tensor, bias: Tensor, layer: tuple[Tensor, Tensor], basis
 
 
 def unmixed_by_network(mixture: Mixture, start: Tensor, labels: Tensor, *, steps: int) -> Tensor:
-    """Fit A (B, B) to the network from ``start``, for classes (B,), in at most ``steps`` Gauss-Newton steps.
+    """Fit A (B, B) to the network from ``start``, for classes (B,), in at most ``steps`` damped Gauss-Newton steps.
 
-    Steps are damped (Levenberg) and solved by conjugate gradients. Under noise, ``start`` counts as well; without
-    finite values no step is taken.
+    Under noise ``start`` counts as well; without finite values no step is taken.
     """
     point = _Point.at(mixture, start, None, labels)
     if not math.isfinite(point.misfit(torch.zeros_like(start), start)):
@@ -126,7 +121,7 @@ def unmixed_by_network(mixture: Mixture, start: Tensor, labels: Tensor, *, steps
 
 
 def misfit(mixture: Mixture, mixing: Tensor, labels: Tensor) -> float:
-    """Return the squared distance of the network's gradient at A (B, B) and classes (B,) from the one observed."""
+    """Return the squared distance of the network's gradient at A (B, B) and classes (B,) from the observed one."""
     point = _Point.at(mixture, mixing, None, labels)
     return point.misfit(torch.zeros_like(mixing), mixing)
 
@@ -201,7 +196,7 @@ class _Point:
 
 @dataclass(frozen=True, eq=False)
 class _Preconditioner:
-    """Solves left X + X right = Y for X (B, B), and a number of its own, by the eigenvectors of both."""
+    """Solves left X + X right = Y for X (B, B) by the eigenvectors, and for a number of its own."""
 
     left: Tensor
     right: Tensor

@@ -48,11 +48,10 @@ class RowsBetween:
     """The rows that one class gained between two rounds.
 
     Attributes:
-        label: class.
         change: number of rows that came, negative if they went; 0 if as many came as went.
         before: rows of the class before.
-        rows: (1, F) a single row; (2, F) each feature's smaller and larger value of two; empty beyond. For no change in
-            number (2, F) the row that went and the one that came, if it was one: NaN for equal values.
+        rows: (1, F) a single row; (2, F) each feature's smaller and larger value of two; empty beyond. For no change
+            (2, F) the row that went and the one that came, if it was one: NaN for equal values.
         mean, deviation: (F,) of the rows that came or went, exact for any number.
     """
 
@@ -90,7 +89,7 @@ def rows_between(before: Moments, after: Moments) -> tuple[RowsBetween, ...]:
 def rows_alone(moments: Moments) -> tuple[tuple[int, np.ndarray], ...]:
     """Return the class and the row (F,) of each class with a single or equal rows: its mean.
 
-    Without counts, such a class has no variance but the smoothing, or if unknown, next to none relative to the largest.
+    Without counts, their variance is the smoothing, or if unknown, next to nothing.
     """
     if moments.counts is not None:
         alone = moments.counts == 1
@@ -140,7 +139,7 @@ def _exchanged(before: Moments, after: Moments, label: int, number: float) -> Ro
 
 
 def _uncounted(before: Moments, after: Moments, label: int) -> RowsBetween | None:
-    """Find the one row that came or went; ``None`` if no whole number n satisfies x = m' + n (m' - m) and its square."""
+    """Find the one row that came or went; ``None`` if no whole number n satisfies x = m' + n (m' - m)."""
     options = []
     for change, (old, new) in ((1, (before, after)), (-1, (after, before))):
         step = new.means[label] - old.means[label]

@@ -54,7 +54,6 @@ def row_beside_known(optimum: LogisticOptimum, rows: np.ndarray, labels: np.ndar
     section 3).
 
     Args:
-        optimum: parameters fitted to all rows.
         rows: (N - 1, F) known ones.
         labels: (N - 1,) known ones.
 

@@ -31,11 +31,10 @@ TITLES = {"linear": "Linear classifier of gradients", "mlp": "Neural classifier 
 class AttributeInference:
     """Infers an attribute of the example behind an update of a single one (Cui et al. 2023, "RecUP-FL", Sec. 3).
 
-    Classifiers learn the attribute from the gradients of public examples at the values sent; log probabilities of the
-    victims' gradients are summed over rounds.
+    Classifiers learn it from the gradients of public examples at the values sent; log probabilities are summed over
+    rounds.
 
     Attributes:
-        methods: ``linear`` and ``mlp``.
         public: number of examples with known attributes, from the split that is not attacked.
     """
 
@@ -51,7 +50,6 @@ class AttributeInference:
         checks.whole("inference.attribute.public", self.public, at_least=FEWEST, example=1000)
 
     def begin(self, candidates: int, clients: Sequence[int], classes: int) -> "AttributeWatch":
-        """Begin with ``candidates`` victims and ``classes`` possible attributes."""
         names = [f"{name}{ADAPTIVE}" if self.adaptive else name for name in self.methods]
         return AttributeWatch(self, {name: torch.zeros(candidates, classes) for name in names})
 
@@ -60,8 +58,7 @@ class AttributeInference:
 class AdaptiveAttributeInference(AttributeInference):
     """Attribute inference by an attacker who knows the defense, but not the clients' secrets.
 
-    It learns from defended uploads of the public examples. ``threat_model=adaptive`` runs it next to the other attack,
-    so it is no setting.
+    It learns from defended uploads; ``threat_model=adaptive`` runs it next to the other attack.
     """
 
     adaptive: ClassVar[bool] = True

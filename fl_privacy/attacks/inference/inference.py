@@ -22,8 +22,6 @@ class Inference(Protocol):
 
         Args:
             candidates: number C of examples in question.
-            clients: ids of all N clients.
-            classes: number K.
         """
         ...
 

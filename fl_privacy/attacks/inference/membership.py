@@ -88,7 +88,7 @@ class LossFedMIA(FedMIA):
 def share_below_others(values: Tensor) -> Tensor:
     """Return the normal probability (C, K), by mean and deviation of the other columns, of being below each value.
 
-    Columns that are not finite are left out; NaN with fewer than two others.
+    NaN with fewer than two other finite columns.
     """
     finite = values.isfinite()
     known, number = values.double().where(finite, 0.0), finite.sum(1, keepdim=True)
@@ -113,10 +113,7 @@ class LowestTokens(MembershipMethod):
 
 
 class FinalLoss(MembershipMethod):
-    """The loss at the last round's mean model, which anyone with the model or its adapters can compute.
-
-    The answer is the same for all observed clients.
-    """
+    """The loss at the last round's mean model, the same for all observed clients (Yeom et al. 2018)."""
 
     title = "Loss, final model"
     source = "Yeom et al. 2018"
@@ -144,9 +141,7 @@ class FinalLoss(MembershipMethod):
 
 
 class FinalReference(FinalLoss):
-    """The loss at the final model minus that at the first model sent, such as a public base (Mireshghallah et al. 2022,
-    eq. 3).
-    """
+    """The loss at the final model minus that at the first model sent (Mireshghallah et al. 2022, eq. 3)."""
 
     title = "Loss, final model beside the first"
     source = "Mireshghallah et al. 2022"
@@ -190,7 +185,6 @@ class Membership:
 
     Attributes:
         methods: names from ``METHODS``; ``min_k`` and ``final_min_k`` only for next-token prediction.
-        members: number of the clients' examples in question.
         others: number of examples in question that no client has.
         shadows: number of models that `lira` trains in a round, like clients on the attacker's examples.
         shadow_rounds: number of last rounds with shadow models.

@@ -25,7 +25,7 @@ class PropertyInference:
     """Shares of the classes among a client's examples (after Wang et al. 2019, "Eavesdrop the composition proportion").
 
     Shadow clients train on public examples with chosen shares; ridge regression predicts shares from an update's inner
-    products with the mean gradient of each class, averaged over rounds.
+    products with the classes' mean gradients.
 
     Attributes:
         shadows: number of clients that are trained in a round.
@@ -134,7 +134,6 @@ class _Shadows:
 
 
 def _dirichlet(alpha: float, shape: tuple[int, int], rng: torch.Generator) -> Tensor:
-    """Draw rows from a symmetric Dirichlet distribution."""
     gamma = torch._standard_gamma(torch.full(shape, alpha), generator=rng).clamp(min=1e-8)
     shares: Tensor = gamma / gamma.sum(1, keepdim=True)
     return shares

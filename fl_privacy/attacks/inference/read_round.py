@@ -47,9 +47,6 @@ class ReadRound:
         public_attributes: (N,) their attributes besides the class, if known.
         rehearsal: examples of an attacker who knows the defense.
         victims: probed uploads of single examples, each with the row of its answer.
-        remaining: number of later rounds.
-        seed: seed of the attacker's draws.
-        device: place of computations.
     """
 
     observations: tuple[Observation, ...]
@@ -64,12 +61,11 @@ class ReadRound:
 
     @property
     def predicts_tokens(self) -> bool:
-        """Return ``True`` if each next token of a text is predicted, rather than a class."""
+        """Return ``True`` if each next token is predicted, rather than a class."""
         return self.candidates.labels.dim() > 1 and not self.candidates.labels.is_floating_point()
 
     @property
     def round(self) -> int:
-        """Return the number of the round, from 1."""
         read = self.observations[0] if self.observations else self.victims[0][1]
         return read.id.round
 
@@ -80,15 +76,11 @@ class ReadRound:
 
     @cached_property
     def after(self) -> list[ModelState]:
-        """Return the model after each upload."""
         return [model_after(observation).to(self.device) for observation in self.observations]
 
     @cached_property
     def published(self) -> ModelState:
-        """Return the mean of the models after the uploads, weighted by examples like FedAvg's.
-
-        Uploads that are not finite are left out if others are finite.
-        """
+        """Return the mean of the models after the uploads, weighted like FedAvg's, without non-finite ones."""
         pairs = list(zip(self.observations, self.after, strict=True))
         sound = [(o, state) for o, state in pairs if all(bool(p.isfinite().all()) for p in state.parameters.values())]
         sizes = torch.tensor([float(max(1, o.upload.num_examples)) for o, _ in sound or pairs])
@@ -190,7 +182,7 @@ class ReadRound:
 
 
 def model_after(observation: Observation) -> ModelState:
-    """Return the values after the upload: those sent plus the change, or after one step of the shared gradient."""
+    """Return the values after the upload, or after one step of the shared gradient."""
     sent, update = observation.assumed(), observation.update()
     step = -observation.plan.lr if observation.plan.shares == "gradient" else 1.0
     moved = {name: p + step * update[name].to(p) if name in update else p for name, p in sent.parameters.items()}
@@ -209,13 +201,11 @@ def mean_gradient(observation: Observation) -> Tensors:
 def mean_over_steps(change: Tensors, sent: Tensors, plan: LocalPlan, *, steps: int) -> Tensors:
     """Return the mean gradient behind a change of the weights, by name.
 
-    SGD's momentum and weight decay are taken out to first order; for Adam it is the mean normalized step, no gradient.
+    SGD's momentum and weight decay are taken out to first order; for Adam it is the mean normalized step.
 
     Args:
         change: weights after the training minus those sent, each (..., *shape).
         sent: values before it, *shape each.
-        plan: client's plan.
-        steps: number of steps.
     """
     if plan.optimizer != "sgd":
         return {name: t / (-plan.lr * steps) for name, t in change.items()}
@@ -225,9 +215,7 @@ def mean_over_steps(change: Tensors, sent: Tensors, plan: LocalPlan, *, steps: i
 
 @torch.no_grad()
 def example_losses(model: nn.Module, state: ModelState, examples: Batch) -> Tensor:
-    """Compute the cross entropy of each example (N,), the mean over a text's next tokens, with batch norm in evaluation
-    mode.
-    """
+    """Compute the cross entropy of each example (N,), the mean over a text's next tokens."""
     return _measured(model, state, examples, losses_of)
 
 
@@ -284,7 +272,6 @@ def logit_margins(logits: Tensor, labels: Tensor) -> Tensor:
 def _measured(
     model: nn.Module, state: ModelState, examples: Batch, measure: Callable[[Tensor, Tensor], Tensor]
 ) -> Tensor:
-    """Apply ``measure`` to logits and labels of all examples, in parts that fit into memory."""
     model.eval()
     values, found, begin, size = {**state.parameters, **state.buffers}, [], 0, 1
     while begin < len(examples.labels):

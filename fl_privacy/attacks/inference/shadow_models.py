@@ -20,7 +20,6 @@ class MethodOptions:
     """Options of the methods.
 
     Attributes:
-        shadows: models that are trained in a round.
         shadow_rounds: number of last rounds with shadow models.
     """
 
@@ -32,8 +31,6 @@ class MembershipMethod(ABC):
     """Scores membership round by round, in constant memory: sums for each example and client.
 
     Attributes:
-        title: name on pages.
-        source: paper.
         of_tokens: ``True`` if it needs a model that predicts each next token of a text.
     """
 
@@ -83,7 +80,7 @@ defense clips, do not."""
 
 @dataclass(frozen=True, eq=False)
 class ShadowClients:
-    """Settings of shadow models: clients of ``size`` examples that were sent these values."""
+    """Settings of shadow models: clients of ``size`` examples."""
 
     model: nn.Module
     sent: ModelState
@@ -94,9 +91,9 @@ class ShadowClients:
 class ShadowModels(MembershipMethod):
     """Likelihood ratio of an example's margin, by shadow models with and without it (LiRA, Carlini et al. 2022).
 
-    Each shadow model starts at the values sent in that round and trains like a client on as many examples, drawn from
-    the candidates and the attacker's own. The margin log(p / (1 - p)) with and without an example is taken for normal,
-    with one variance for all examples (Sec. IV-C) and means shrunk towards the pooled difference.
+    Each shadow model trains like a client on as many examples, of the candidates and the attacker's own. The margin
+    log(p / (1 - p)) is taken for normal, with one variance for all examples (Sec. IV-C) and means shrunk towards the
+    pooled difference.
     """
 
     title = "LiRA, shadow clients"
@@ -159,7 +156,7 @@ def likelihood_ratio(observed: Tensor, margins: Tensor, inside: Tensor) -> Tenso
 
 
 def _pool(read: ReadRound, wanted: int) -> Batch:
-    """Pool the candidates with as many of the attacker's own examples as are wanted beyond."""
+    """Pool the candidates with the attacker's own examples, as many as wanted."""
     missing = max(0, wanted - len(read.candidates))
     if read.public is None or missing == 0:
         return read.candidates
@@ -168,12 +165,11 @@ def _pool(read: ReadRound, wanted: int) -> Batch:
 
 
 def _mean(values: Tensor, counted: Tensor) -> Tensor:
-    """Average over the shadow models that count, (C,); NaN without any."""
     return values.where(counted, 0.0).sum(0) / counted.sum(0)
 
 
 def _spread(values: Tensor, counted: Tensor) -> Tensor:
-    """Return the standard deviation about each example's mean, over all examples with two values or more."""
+    """Return the standard deviation about each example's mean."""
     several = counted & (counted.sum(0) > 1)
     if not several.any():
         return values[values.isfinite()].std().clamp(min=LEAST_SPREAD)

@@ -51,7 +51,7 @@ class Likelihood:
 
     Attributes:
         states: guessed uploads and observed channels for each model sent.
-        transform: clients' possible transforms, applied to the guesses; ``None`` without any.
+        transform: clients' possible transforms, if any.
     """
 
     states: Sequence[tuple["Guesser", Sequence[Channel]]]
@@ -59,7 +59,6 @@ class Likelihood:
 
     @property
     def uploads(self) -> int:
-        """Return the number of compared updates for each victim."""
         return sum(len(channels) for _, channels in self.states)
 
     @property
@@ -87,7 +86,6 @@ class Guesser:
     """Undefended uploads of a client for given images and labels.
 
     Attributes:
-        round: prepared round.
         factor: factor from the guessed gradient to the upload, with its sign.
         decay: (1, *shape) part of weight decay in the upload, by name.
         norm: largest norm of each example's gradient before averaging; ``None`` without clipping.
@@ -123,14 +121,11 @@ class Guesser:
 
 @dataclass(frozen=True, eq=False)
 class Explained:
-    """The likeliest images of V victims.
+    """The likeliest images (V, B, C, H, W) of V victims, with labels (V, B).
 
     Attributes:
-        images: (V, B, C, H, W).
-        labels: (V, B).
         loss: (V,) negative log posterior density, up to a constant.
         history: (T, V).
-        transform: assumed transform of the images, if any.
     """
 
     images: Tensor
@@ -144,17 +139,16 @@ class Explained:
 class MaximumAPosteriori:
     """Find the images with the largest posterior density: the likelihood of all updates, and an image prior.
 
-    The likelihood follows from the defense (:mod:`fl_privacy.attacks.likelihood.channel`), known to an adaptive
-    attacker or evident in the update, jointly over all updates of the same examples. The prior is normal: mean and
-    principal components by class of public images if there are any, else the spectrum of photographs. Leakage is what
-    exceeds the control: the same prior with another client's update.
+    The likelihood follows from the defense (:mod:`fl_privacy.attacks.likelihood.channel`), known or evident, jointly
+    over all updates of the same examples. The prior is normal: mean and principal components by class of public images,
+    or else the spectrum of photographs. Leakage is what exceeds the control: the same prior with another client's
+    update.
 
     Attributes:
         iterations: number of Adam's steps on the coefficients of the components.
         lr: first learning rate, in standard deviations of a coefficient.
-        attempts: maximal number for each victim, with different labels; the likeliest is kept.
+        attempts: maximal number for each victim, with different labels.
         prior: ``auto``: from public images if there are any, else from photographs; ``photographs`` in any case.
-        dtype: precision of the computation.
         device: place of the computation; ``None``: that of the values sent.
         most_victims: largest number in one chunk; ``None``: by free memory.
     """
@@ -177,8 +171,6 @@ class MaximumAPosteriori:
     def __call__(
         self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
     ) -> list[Reconstruction]:
-        """Attack all ``observations``; see :class:`fl_privacy.attacks.ReconstructionAttack`."""
-
         def attack(group: Group, report: Report) -> dict[int, Reconstruction]:
             found = self.explain(group, seed, report)
             return {position: one.reconstruction for position, one in found.items()}
@@ -254,7 +246,6 @@ class MaximumAPosteriori:
     def _descend(
         self, posterior: "Posterior", prepared: Prepared, labels: Tensor, *, attempt: int, report: Report
     ) -> Explained:
-        """Descend from the mean image of each label (V, B)."""
         like, shape, prior = next(prepared.observer.parameters()), (len(labels), *prepared.shape), posterior.prior
         rng = torch.Generator().manual_seed(prepared.seed)
         apart = 0.1 if shape[1] > 1 or attempt else 0.0
@@ -286,8 +277,6 @@ class Posterior:
     """The negative log posterior density of images, up to a constant.
 
     Attributes:
-        likelihood: V victims' updates.
-        prior: image prior.
         images, labels: (V, B, C, H, W) and (V, B) found likeliest; ``None`` before.
     """
 
@@ -297,7 +286,7 @@ class Posterior:
     labels: Tensor | None = None
 
     def losses(self, others: Mapping[int, Batch | None]) -> list[float]:
-        """Return each victim's loss, with the images of ``others``, by row, in place of those found."""
+        """Return each victim's loss, with the images of ``others``, by row."""
         assert self.images is not None
         assert self.labels is not None
         images, labels = self.images.clone(), self.labels.clone()
@@ -327,7 +316,7 @@ class Posterior:
 
 @dataclass(frozen=True, eq=False)
 class WithPosterior:
-    """A reconstruction, with the posterior for comparison with other images."""
+    """A reconstruction with its posterior."""
 
     reconstruction: Reconstruction
     posterior: Posterior | None = None
@@ -335,7 +324,7 @@ class WithPosterior:
 
 
 def likelihood_of_victims(prepared: Prepared, victims: Sequence[PreparedVictim]) -> Likelihood:
-    """Build the likelihood of all updates of ``victims``; those of the same model sent share their gradients."""
+    """Build the likelihood of all updates of ``victims``; those of one model sent share gradients."""
     states: list[tuple[Guesser, list[Channel]]] = []
     sent: list[Observation] = []
     like = next(prepared.observer.parameters())
@@ -382,7 +371,7 @@ def _guesser(one: PreparedRound, first: Observation, like: Tensor) -> tuple[Gues
 
 
 def _norms_of_examples(effects: Sequence[Effect], uploaded_per_matched: float) -> list[float | None]:
-    """Return the norms to which each example's gradient is clipped; in a mean of clients, each has one example."""
+    """Return the norms to which each example's gradient, or each client's, is clipped."""
     norms = [effect.norm for effect in effects if isinstance(effect, ClippedExamples)]
     if any(isinstance(effect, Summed) for effect in effects):
         for effect in effects:
@@ -396,9 +385,9 @@ def _norms_of_examples(effects: Sequence[Effect], uploaded_per_matched: float) -
 def _likely_labels(
     start: Posterior, prepared: Prepared, victims: Sequence[PreparedVictim], number: int
 ) -> tuple[Tensor, int]:
-    """Return labels (V, A, B) of up to ``number`` attempts, and how many of them are worthwhile.
+    """Return labels (V, A, B) of up to ``number`` attempts, and the number of worthwhile ones.
 
-    These are the inferred labels, and for single examples the classes with the likeliest mean images.
+    Single examples also try the classes with the likeliest mean images.
     """
     size, classes = prepared.shape[0], prepared.num_classes
     found = [victim.labels for victim in victims if victim.labels is not None]

@@ -1,7 +1,6 @@
 """Reconstruct images behind an unknown private first convolution by blind deconvolution.
 
-Its outputs, inferred from the public layers' gradients and with the activation undone, are an unknown linear map of the
-image's patches; map and image are solved for in turns by least squares.
+Its outputs, inferred from the public layers' gradients, are an unknown linear map of the image's patches.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -75,10 +74,7 @@ class PrivateConvolution:
     """The private layer of a model, with public geometry and unknown weights.
 
     Attributes:
-        name: layer's name.
         layer: name of the layer that its features enter.
-        kernel, stride, padding, dilation: geometry of the convolution.
-        activation: activation behind it, if any.
         entering: affine map from images (N, C, H, W) to its inputs.
     """
 
@@ -137,7 +133,7 @@ Sizes = tuple[int, ...]
 
 
 def _geometry(convolution: nn.Module) -> tuple[Sizes, Sizes, Sizes, Sizes]:
-    """Return kernel, stride, padding and dilation; a layer that replaces a convolution stores them itself."""
+    """Return kernel, stride, padding and dilation."""
     weight = convolution.weight
     assert isinstance(weight, Tensor)
     kernel = tuple(weight.shape[2:])
@@ -183,16 +179,14 @@ def _matching() -> GradientInversion:
 class BlindDeconvolution:
     """Reconstruct images behind a private first convolution whose shape is known and whose weights are not.
 
-    The first public layer's inputs are inferred from the public gradients
+    The first public layer's inputs follow from the public gradients
     (:class:`fl_privacy.attacks.feature_inversion.Recovery`). Alternating least squares for convolution and image start
-    from the mean and public images of the class, and from the features' first principal component over their channels
-    and its negative. Images are normal with mean and covariance of public ones; without these, the first principal
-    component itself is returned, up to sign and contrast.
+    from the mean and public images of the class, and from the features' first principal component over their channels.
+    The prior is normal with mean and covariance of public images; without these, the first principal component itself
+    is returned, up to sign and contrast.
 
     Attributes:
-        turns: number of turns of alternating least squares.
         starts: public images of the class among the starts.
-        recovery: inference of the features.
     """
 
     turns: int = 60
@@ -206,7 +200,6 @@ class BlindDeconvolution:
     def __call__(
         self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
     ) -> list[Reconstruction]:
-        """Attack all ``observations``; see :class:`fl_privacy.attacks.ReconstructionAttack`."""
         return attack_in_groups(
             observations,
             lambda group, report: self.solve(group, seed, report),
@@ -257,7 +250,6 @@ class BlindDeconvolution:
         return results
 
     def _deconvolved(self, private: PrivateConvolution, features: Tensor, labels: Tensor, first: Observation) -> Tensor:
-        """Return images (V, C, H, W) in [0, 1] of ``features`` (V, O, h, w)."""
         shape, known_public = tuple(first.input_shape), first.knowledge
         put_out, known = private.undone(features)
         if not _has_prior(first):
@@ -308,7 +300,7 @@ def _has_prior(first: Observation) -> bool:
 
 
 def _label(observation: Observation, model: nn.Module, seed: int) -> Tensor:
-    """Return the class (), inferred from the public output layer; 0 if that fails."""
+    """Return the class (), inferred from the public output layer, or 0."""
     try:
         found, _ = choose_labels(observation, "auto", model, loss_scale=observation.plan.loss_scale, seed=seed)
     except NotAttackableError:
@@ -319,7 +311,7 @@ def _label(observation: Observation, model: nn.Module, seed: int) -> Tensor:
 
 
 def _principal_image(put_out: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Return the first principal component (V, N) of maps (V, O, h, w) over their channels, at the images' size."""
+    """Return the first principal component (V, N) of maps (V, O, h, w), at the images' size."""
     maps = put_out.flatten(2) - put_out.flatten(2).mean(2, keepdim=True)
     _, _, directions = torch.linalg.svd(maps, full_matrices=False)
     first = directions[:, 0].view(len(maps), 1, *put_out.shape[2:])
@@ -332,7 +324,6 @@ class Deconvolution:
     """The unknown map and V images: ``put_out = W patches(image) + b``.
 
     Attributes:
-        private: the layer.
         basis: (M, N) of the images' prior.
         means: (V, N).
         put_out: (V, O, P) outputs at P places.
@@ -355,7 +346,7 @@ class Deconvolution:
         return torch.stack(each)
 
     def _solved(self, row: int, starts: Tensor, turns: int, shape: tuple[int, ...], moves: Tensor) -> Tensor:
-        """Return one victim's best image from ``starts`` (S, N); worse attempts are dropped on the way."""
+        """Return one victim's best image from ``starts`` (S, N)."""
         mean = self.means[row]
         z = (starts - mean) @ self.basis.T / self.basis.square().sum(1).clamp_min(1e-12)
         put_out = self.put_out[row] / self.put_out[row].std().clamp_min(1e-9)
@@ -391,7 +382,6 @@ class Turn:
         mean_patches: (1, K, P) of the prior's mean.
         moves: (M, K, P) change by each coefficient.
         put_out: (O, P) scaled outputs of the private layer.
-        known: (O, P) ``True`` if known.
         filled: (S, O, P) the same with each attempt's fit at the unknown places.
     """
 

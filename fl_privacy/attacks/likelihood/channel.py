@@ -1,7 +1,4 @@
-"""Likelihood of an update given the gradient behind it, for each effect of a defense.
-
-Effects transform a belief about the upload one after the other: a mean given by the guess, noise, and an encoding.
-"""
+"""Likelihood of an update given the gradient behind it, for each effect of a defense."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -43,15 +40,14 @@ _SAMPLES = 16
 
 @dataclass(frozen=True, eq=False)
 class Belief:
-    """A Gaussian belief about the uploads of V victims.
+    """A Gaussian belief about the uploads of V victims, by name of the tensor.
 
     Attributes:
-        mean: (V, n) by name.
-        std: standard deviation of the noise, in units of the upload, (V, 1) or a number, by name; 0 without noise.
+        mean: (V, n).
+        std: standard deviation of the noise, in units of the upload, (V, 1) or a number; 0 without noise.
         law: law of the noise, or of the values' encoding.
-        step: (V, 1) between neighboring levels, by name.
-        hidden: (V, n) largest magnitude of elements that were not uploaded, infinite if unbounded, 0 for uploaded ones;
-            by name.
+        step: (V, 1) between neighboring levels.
+        hidden: (V, n) largest magnitude of elements that were not uploaded, infinite if unbounded, 0 for uploaded ones.
     """
 
     mean: Tensors
@@ -70,14 +66,12 @@ class Belief:
 
 @dataclass(frozen=True, kw_only=True)
 class Clientele:
-    """The clients' computation of uploads, as far as likelihoods depend on it.
+    """The clients' computation of uploads.
 
     Attributes:
-        batch_size: examples behind an update.
         uploaded_per_matched: factor from the guessed gradient to the upload.
         local_steps: replayed steps of training, at least 1.
-        head: weight of the output layer, if there is one.
-        clients: number in the mean that is seen, each defended by itself.
+        clients: number in the observed mean, each with its own defense.
     """
 
     batch_size: int
@@ -88,12 +82,12 @@ class Clientele:
 
     @property
     def step_noise(self) -> float:
-        """Return the factor from noise on the gradient of every local step to that in the observation."""
+        """Return the factor from noise on the gradient of every local step to that observed."""
         return self.uploaded_per_matched * math.sqrt(self.local_steps) * self.upload_noise
 
     @property
     def upload_noise(self) -> float:
-        """Return the factor from noise on a client's upload to that in the observed mean over clients."""
+        """Return the factor from noise on a client's upload to that observed."""
         return 1 / math.sqrt(self.clients)
 
 
@@ -115,7 +109,7 @@ class HasLikelihood(Protocol):
 class Simulated(Protocol):
     """An effect that can be simulated: ``simulate(update, rng) -> update``, tensors (V, *shape) by name.
 
-    The attacker's simulation draws like the client, without its secrets.
+    The simulation draws like the client, without its secrets.
     """
 
     def simulate(self, update: Tensors, rng: torch.Generator) -> Tensors: ...
@@ -127,9 +121,6 @@ class Channel:
 
     Attributes:
         observed: (V, n) by name, in the order of the guesses.
-        shapes: tensors' shapes.
-        steps: defense's steps, in order.
-        own: effects with likelihoods of their own.
         informative: ``True`` if the defense's likelihood says more than the distance of the updates.
     """
 
@@ -143,7 +134,6 @@ class Channel:
         """Return the negative log likelihood (V,) of the undefended ``uploads`` (V, *shape) by name.
 
         Args:
-            uploads: guesses' uploads.
             softening: further noise at the start of a descent, as a share of each tensor's root mean square.
         """
         if self.own:
@@ -196,8 +186,6 @@ def channel(defense: Description, updates: Sequence[Tensors], clientele: Cliente
 
     Args:
         defense: public description; empty without a defense.
-        updates: uploads by name.
-        clientele: clients' computation.
         like: tensor with the device and dtype of the computation.
     """
     names = list(updates[0])
@@ -221,8 +209,6 @@ class Setting:
 
     Attributes:
         observed: (V, n) by name.
-        shapes: tensors' shapes.
-        clientele: clients' computation.
     """
 
     observed: Tensors
@@ -244,8 +230,7 @@ def _of_unknown_strength(belief: Belief) -> Belief:
 def likelihood_of(effect: Effect, setting: Setting) -> Step | None:
     """Return the step of ``effect`` on a belief; ``None`` if it is unknown.
 
-    A function under ``@likelihood_of.register`` adds an effect; those with ``log_likelihood`` or ``simulate`` need
-    none.
+    A function under ``@likelihood_of.register`` adds an effect without ``log_likelihood`` or ``simulate``.
     """
     if isinstance(effect, HasLikelihood):
         return lambda belief: belief
@@ -275,7 +260,7 @@ def _of_clipping(effect: Clipped, setting: Setting) -> Step:
 
 @likelihood_of.register
 def _of_sum(effect: Summed, setting: Setting) -> Step:
-    """Add the protocol's rounding; other effects handle the mean over clients themselves."""
+    """Add the protocol's rounding; other effects handle the mean themselves."""
     return lambda belief: belief.noisier(float(effect.rounding)) if effect.rounding else belief
 
 
@@ -284,7 +269,7 @@ def _unchanged(belief: Belief) -> Belief:
 
 
 def _clipping(effect: Clipped, std: float | None, setting: Setting, unit: float = 1.0) -> Step:
-    """Scale the guess down to the norm, or to the norm estimated from each update if it is not known."""
+    """Scale the guess down to the norm, estimated from each update if unknown."""
     if effect.norm is not None:
         norms = setting.each(lambda update: float(effect.norm or 0) * unit)
     else:
@@ -340,7 +325,7 @@ def _of_noised_layers(effect: NoisedLayers, setting: Setting) -> Step | None:
 
 @likelihood_of.register
 def _of_dp_sgd(effect: ClippedExamples, setting: Setting) -> Step:
-    """Clip the gradient of a single example; those of several are clipped before averaging, see ``attack``."""
+    """Clip the gradient of a single example; see ``attack`` for several."""
     clientele = setting.clientele
     known = effect.norm is not None and effect.noise_multiplier is not None
     std = (effect.norm or 0) * (effect.noise_multiplier or 0) * clientele.step_noise / clientele.batch_size
@@ -411,7 +396,6 @@ def _of_sparsity(effect: Sparse, setting: Setting) -> Step | None:
 
 @likelihood_of.register
 def _of_transforms(effect: Transformed, setting: Setting) -> Step:
-    """Keep the update: transformations apply to the guess."""
     return _unchanged
 
 

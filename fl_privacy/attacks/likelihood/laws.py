@@ -25,8 +25,7 @@ def laplace(observed: Tensor, guessed: Tensor, std: Tensor) -> Tensor:
 def stochastic_rounding(observed: Tensor, guessed: Tensor, step: Tensor) -> Tensor:
     """Return the loss of a level after random rounding to one of two neighbors.
 
-    At distance d the probability is 1 - d / step (QSGD, Alistarh et al. 2017): with one bit, of levels -s and s, it is
-    (1 + g / s) / 2 and (1 - g / s) / 2.
+    At distance d the probability is 1 - d / step (QSGD, Alistarh et al. 2017).
     """
     apart = (observed - guessed).abs() / step
     inside = -torch.log1p(-apart.clamp(max=_EDGE))
@@ -43,7 +42,7 @@ def interval(guessed: Tensor, low: Tensor, high: Tensor, std: Tensor) -> Tensor:
 def unknown_noise(observed: Tensor, guessed: Tensor) -> Tensor:
     """Return the loss under noise of unknown strength on an unknown multiple of the guess, maximized over both.
 
-    It is n / 2 times the logarithm of the squared sine of the angle between the two.
+    It is n / 2 times the log squared sine of the angle between the two.
     """
     size = observed.square().sum(1) * guessed.square().sum(1)
     cosine = (observed * guessed).sum(1).square() / size.clamp_min(torch.finfo(size.dtype).tiny)

@@ -28,12 +28,11 @@ class Fishing(ServerAttack):
     """Makes the output layer depend on one class alone, and on one direction of the features above a threshold.
 
     With all rows zero but that of class c, far behind, only examples of c have a gradient in the network (class
-    fishing). With a threshold, examples above it of other classes have one instead: the difference to class fishing is
-    the gradient of all examples above it, and the bias gradient counts them, at any scaling by the client. A server
-    with repeated replies on a batch bisects until one is left; Wen et al. use a single threshold's reply.
+    fishing). With a threshold, the difference to class fishing is the gradient of all examples above it, and the bias
+    gradient counts them, at any scaling by the client. A server with repeated replies on a batch bisects until one is
+    left; Wen et al. use a single threshold.
 
     Attributes:
-        target: class c.
         sharpness: slope of the output, in standard deviations of the feature over public images.
         questions: largest number of requests about one batch.
     """
@@ -112,7 +111,7 @@ class Fishing(ServerAttack):
 
     @property
     def _other(self) -> int:
-        """Return a class other than the target; its examples above the threshold have the gradient in use."""
+        """Return another class: that of the examples above the threshold."""
         return 0 if self.target else 1
 
     def _layer(self, model: nn.Module, state: ModelState) -> tuple[str, str]:
@@ -148,7 +147,6 @@ class Fishing(ServerAttack):
 
     @torch.no_grad()
     def _features(self, model: nn.Module, state: ModelState) -> Tensor:
-        """Return public images' features along the direction, (N,)."""
         weight, _ = self._layer(model, state)
         owner = weight.rpartition(".")[0]
         images = self.public[:500].to(state.parameters[weight])

@@ -1,4 +1,4 @@
-"""Turn images from a layer into a reconstruction with labels, and prove single images by pixels of whole 255ths."""
+"""Turn images from a layer into a reconstruction with labels; pixels of whole 255ths prove a single image."""
 
 import math
 from dataclasses import replace
@@ -23,7 +23,6 @@ def reconstruction_of(
     """Build the reconstruction of images found in ``observation``.
 
     Args:
-        observation: one update.
         images: (N, D) or (N, C, H, W).
         proven: (N,) ``True`` for single images in an unchanged update; none is proven in one with evidence of a
             defense.
@@ -46,10 +45,7 @@ def reconstruction_of(
 
 
 def _is_defended(observation: Observation) -> bool:
-    """Return ``True`` if the honest model's first or last layer shows scattered zeros or few levels.
-
-    Their gradients have no scattered zeros by themselves; layers in between may, if few neurons fire.
-    """
+    """Return ``True`` if the honest model's first or last layer shows zeros or few levels, unlike honest gradients."""
     layer, tensors = output_layer(observation.model, observation.num_classes), observation.upload.tensors
     honest = [name for name, tensor in tensors.items() if tensor.dim() > 1 and not name.startswith(f"{BLOCK}.")]
     ends = {*honest[:1], *([layer[0]] if layer else [])}
@@ -105,13 +101,12 @@ _SAMPLED = 512
 def is_one_image(pixels: Tensor, error: Tensor | None = None, *, blur: Tensor | None = None) -> Tensor:
     """Return which rows of ``pixels`` (N, D) are single 8-bit images up to rounding, (N,), without the originals.
 
-    ``error`` (N,) is the standard deviation of the pixels' rounding; above a hundredth of a level nothing is decided,
-    as coarse rounding has levels of its own. ``blur`` (N,) is that of uploaded weights: pixels may be as far from
-    levels as it explains, up to ``NEARLY``.
+    ``error`` (N,) is the standard deviation of the pixels' rounding; above a hundredth of a level nothing is decided.
+    ``blur`` (N,) is that of uploaded weights: pixels may be as far from levels as it explains, up to ``NEARLY``.
 
     Images with noise, of inexact scale, with fewer than ``LEAST_LEVELS`` levels beyond black and white, or only every
     second, third, fifth or seventh, count as mixtures. Images of even levels alone, mixed half and half to a
-    ten-thousandth, pass, but the update itself distinguishes them (``own_gradient``).
+    ten-thousandth, pass; the update itself distinguishes them (``own_gradient``).
     """
     levels = LEVELS * pixels.double()
     telling = (levels > _NEARLY) & (levels < LEVELS - _NEARLY)
@@ -128,7 +123,7 @@ def is_one_image(pixels: Tensor, error: Tensor | None = None, *, blur: Tensor | 
 
 
 def _on_coarser_steps(seen: Tensor) -> Tensor:
-    """Return ``True`` if all levels of a row of ``seen`` (N, 256) have the same remainder by one of ``COARSER``, (N,)."""
+    """Return which rows of ``seen`` (N, 256) have all levels at the same remainder by one of ``COARSER``, (N,)."""
     found = torch.zeros(len(seen), dtype=torch.bool, device=seen.device)
     for step in COARSER:
         rests = torch.stack([seen[:, rest::step].any(1) for rest in range(step)])
@@ -142,7 +137,7 @@ def images_of_brightness(
     """Scale rows (bins, D) to pixels (N, D) of brightness in [low, high] (bins,), with ``True`` for single images (N,).
 
     ``rounding`` is the standard deviation of the rows' rounding. The strongest come first; rows below the share
-    ``smallest`` of the strongest are dropped.
+    ``smallest`` are dropped.
     """
     strength = rows.norm(dim=1)
     order = strength.argsort(descending=True)

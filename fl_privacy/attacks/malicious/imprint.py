@@ -1,7 +1,4 @@
-"""Crafted layers in front of the model that separate the images of a batch, or of several clients.
-
-Robbing the Fed (Fowl et al. 2022), and LOKI (Zhao et al. 2024) with a slice for each client, which works on sums.
-"""
+"""Crafted layers in front of the model that separate the images of a batch, or of several clients' sum."""
 
 import math
 from dataclasses import dataclass
@@ -42,9 +39,9 @@ _THINNED = 0.5
 class Imprint(ServerAttack):
     """Makes rows of a fully connected layer measure brightness, each with another threshold (Fowl et al. 2022, Eq. 4).
 
-    A single image between two thresholds is the ratio of the differences of the two rows' weight and bias gradients;
-    images that share a bin come out mixed. After local steps only the change of weights shows, and the bin's brightness
-    replaces the bias (see :class:`Loki`).
+    A single image between two thresholds is the ratio of the differences of the rows' weight and bias gradients; images
+    that share a bin come out mixed. After local steps only the change of weights shows, and the bin's brightness
+    replaces the bias.
 
     Attributes:
         bins: thresholds; the paper takes two or more an image.
@@ -128,8 +125,7 @@ class Imprint(ServerAttack):
         return alone.masked_scatter(alone, told)
 
     def caught(self, weight: Tensor, bias: Tensor, rounding: float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
-        """Return pixels (N, D), ``True`` for single images (N,), and the bins (N,) of nonempty bins, the strongest
-        first.
+        """Return pixels (N, D), ``True`` for single images (N,), and the bins (N,), the strongest first.
 
         Args:
             weight: (bins, D) gradient of the rows, float64.
@@ -145,7 +141,6 @@ class Imprint(ServerAttack):
         return pixels, alone & (not on_grid(weight[occupied])), occupied
 
     def caught_in_change(self, weight: Tensor, rounding: float = 0.0) -> tuple[Tensor, Tensor]:
-        """Return the images caught in the change of weights, for biases that change too little."""
         edges = self.edges()
         high = edges[1:] if self.activation == "hardtanh" else torch.cat([edges[1:], edges.new_ones(1)])
         rows, rounding = self._each_bin(weight), 2 * rounding
@@ -167,19 +162,18 @@ _SMALLEST_CHANGE_OF_LOKI = 1e-3
 
 @dataclass(frozen=True, kw_only=True)
 class Loki(ServerAttack):
-    """Sends each client a convolution that puts its images into its own columns of one large layer (LOKI).
+    """Sends each client a convolution that puts its images into its own columns of one large layer (Zhao et al. 2024).
 
     Each row holds a bin of brightness (hard tanh from 0 to 1), so that local steps on other images leave it alone.
-    Columns stay separate in the sum over clients, bias gradients do not: an image's scale is known to a bin's width,
-    and exactly if its pixels are whole 255ths.
+    Columns stay separate in the sum over clients; an image's scale is known to a bin's width, and exactly if its pixels
+    are whole 255ths.
 
     Attributes:
         bins: rows; the paper takes four for each of a client's images.
         mean, std: normal distribution of the images' brightness, in [0, 1] (the paper's for CIFAR-10 are 0.4734 and
             0.1253); ``None`` takes quantiles of public images.
         amplitude: strength of the layer's effect on images, in pixels.
-        scale: values of the convolution, divided out in the weights of the layer behind it, whose change increases and
-            loses less to rounding.
+        scale: values of the convolution, divided out in the layer behind it, whose change then loses less to rounding.
     """
 
     bins: int = 256
@@ -243,7 +237,7 @@ class Loki(ServerAttack):
         return reconstruction_of(observation, images, alone, labels=False)
 
     def caught(self, rows: Tensor, rounding: float = 0.0) -> tuple[Tensor, Tensor]:
-        """Return the images (N, D) in a client's slice (bins, D), strongest first, and ``True`` for single ones (N,)."""
+        """Return the images (N, D) in a client's slice (bins, D), strongest first, and which are single ones (N,)."""
         edges = self.edges()
         return images_of_brightness(rows, edges[:-1], edges[1:], smallest=_SMALLEST_CHANGE_OF_LOKI, rounding=rounding)
 
@@ -253,8 +247,6 @@ class Loki(ServerAttack):
 
 
 def _without_decay(change: Tensor, sent: Tensor) -> Tensor:
-    """Subtract weight decay, the same share of each weight, estimated by the median since most bins of most slices are
-    empty.
-    """
+    """Subtract weight decay, the same share of each weight: the median, since most bins of most slices are empty."""
     there = sent != 0
     return change - (change[there] / sent[there]).median() * sent if there.any() else change

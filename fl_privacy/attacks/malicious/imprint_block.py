@@ -1,4 +1,4 @@
-"""The layer in front of a model that images leave their imprint on, and the brightness bins of its rows."""
+"""The layer in front of a model that images leave their imprint on."""
 
 import copy
 from collections.abc import Callable
@@ -21,9 +21,8 @@ MEASURE, OFFSET, SEPARATE = f"{BLOCK}.measure.weight", f"{BLOCK}.measure.bias", 
 class ImprintBlock(nn.Module):
     """Adds to an image a pattern whose strength is the number of bins that its brightness has passed.
 
-    All bins add the same weak pattern, so each row of ``measure`` that an image passes gets the same multiple of it as
-    gradient, and the model behind learns on. Initial values are the same in every process; a server crafts those that
-    it sends.
+    All bins add the same weak pattern, so each row of ``measure`` gets the same multiple of an image, and the model
+    learns on. Initial values are the same in every process.
 
     Args:
         input_shape: (C, H, W).
@@ -81,8 +80,7 @@ def _through_the_block(model: nn.Module, given: tuple[Any, ...]) -> tuple[Any, .
 
 
 def brightness_edges(number: int, mean: float | None, std: float | None, public: Tensor) -> Tensor:
-    """Return edges (number,), ascending float64, at quantiles i / (number + 1) of the mean pixel (Fowl et al. 2022,
-    Sec. 4).
+    """Return edges (number,), ascending float64, at even quantiles of the mean pixel (Fowl et al. 2022, section 4).
 
     Args:
         number: count of edges, at least 1.
@@ -110,8 +108,6 @@ def bin_rows(edges: Tensor, activation: str, pixels: int, scale: float, like: Te
 
     Args:
         edges: ascending, one for each row and with ``hardtanh`` one more.
-        activation: function behind the rows.
-        pixels: number of an image.
         scale: factor on the rows' inputs.
         like: (bins, slices * pixels) weights; all slices are alike.
     """

@@ -21,8 +21,8 @@ _DEEP = 1e4
 class Inconsistent(ServerAttack):
     """Sends one client the model, and the others one whose last ReLU never fires.
 
-    Layers below that ReLU, and weights above it, then change in the sum of all updates by the one client's data alone
-    (Pasquini et al. 2022, section 4). The biases above it are mixed, and left out.
+    Layers below that ReLU, and weights above it, then change in the sum by the one client's data alone (Pasquini et al.
+    2022, section 4). Mixed biases are left out.
 
     Attributes:
         client: the attacked one, from 0.

@@ -26,16 +26,14 @@ _ABOVE_NOISE = 2.0
 class MembershipTrap(ServerAttack):
     """Makes a neuron of the second layer fire for one candidate image and no other (Pichler et al. 2022).
 
-    Pairs of first-layer ReLUs, relu(a x - a x0) + relu(a x0 - a x), measure the distance from the candidate along a few
+    Pairs of first-layer ReLUs, relu(a x - a x0) + relu(a x0 - a x), measure the distance from the candidate along
     random directions; the neuron behind fires below a distance, and its bias gradient is zero unless the image was in
-    the batch, of whatever size. Candidates are the first of the server's own images, as many as layers have room for.
-    Weight decay's effect is subtracted; changes of idle weights show noise.
+    the batch. Candidates are the server's first images, as many as layers have room for. Weight decay is subtracted;
+    changes of idle weights show noise.
 
     Attributes:
         directions: number of measured directions for each candidate.
         closeness: largest distance of the candidate itself, in spreads of that distance over public images.
-        first: index of the first candidate.
-        seed: seed of the directions.
     """
 
     directions: int = 4
@@ -87,10 +85,7 @@ class MembershipTrap(ServerAttack):
         return ModelState({**state.parameters, **crafted}, state.buffers)
 
     def read(self, observation: Observation) -> Reconstruction:
-        """Return the candidates that the client trains on.
-
-        They are proven if nothing else has moved and for one local step; later steps meet changed traps.
-        """
+        """Return the candidates that the client trains on, proven after one local step without other changes."""
         traps = _Layers.of(observation.model, observation.sent, observation.input_shape)
         if traps.second.bias not in observation.upload.tensors:
             return Reconstruction(
@@ -113,9 +108,7 @@ class MembershipTrap(ServerAttack):
         return self.public[self.first : self.first + room]
 
     def fired(self, observation: Observation, traps: "_Layers") -> tuple[Tensor, float]:
-        """Return which neurons fired (N,), and the largest change of idle weights: those of both layers outside of the
-        traps.
-        """
+        """Return which neurons fired (N,), and the largest change of idle weights."""
         count = len(self.asked(traps))
         used = dict.fromkeys(traps.first.names, 2 * self.directions * count)
         used |= {traps.second.weight: count, traps.second.bias: count}
@@ -152,7 +145,7 @@ class _Layers:
 
     @classmethod
     def of(cls, model: nn.Module, state: ModelState, input_shape: tuple[int, ...]) -> "_Layers":
-        """Find the layers in ``model``; ``UserError`` unless it starts with two fully connected ones and ReLUs."""
+        """Find the layers; ``UserError`` unless the model starts with two fully connected ones and ReLUs."""
         try:
             first = find_first_layer(model, state, input_shape)
         except NotFullyConnectedError as error:

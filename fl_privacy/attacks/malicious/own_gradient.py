@@ -29,11 +29,8 @@ def leaves_such_a_bias(
     steps, or too many classes.
 
     Args:
-        observation: one update.
-        images: seemingly single ones.
         rows: (N,) element of ``bias`` for each.
         measured: (N,) mean gradient there of that image alone.
-        bias: name of the bias.
         error: (N,) largest rounding of ``measured``.
     """
     everything = torch.ones(len(images), dtype=torch.bool, device=images.device)

@@ -38,11 +38,9 @@ class ServerAttack(ABC):
     """Crafts the models sent to clients and reconstructs from their replies.
 
     Attributes:
-        level: deviation from the protocol.
-        told: one sentence for the report.
         reads_sum: ``True`` if the mean of all replies is enough, also behind secure aggregation.
-        reads_images: ``True`` if it returns images, ``False`` for an update of fewer examples, for a further attack.
-        trains: ``True`` if the global model learns from the replies, ``False`` if attacked rounds leave it as it is.
+        reads_images: ``True`` if it returns images, ``False`` for an update for a further attack.
+        trains: ``True`` if the global model learns from the replies.
         asks_of_members: ``True`` if half of the server's images are to be the clients' own.
         public: (N, C, H, W) in [0, 1], the server's images; none of them is attacked.
     """
@@ -56,7 +54,7 @@ class ServerAttack(ABC):
     public: Tensor = field(init=False, repr=False, compare=False, default_factory=lambda: torch.empty(0, 1, 1, 1))
 
     def informed(self, public: Tensor) -> Self:
-        """Return a copy for a server with ``public`` images (N, C, H, W), none attacked."""
+        """Return a copy for a server with ``public`` images (N, C, H, W)."""
         knowing = copy.copy(self)
         object.__setattr__(knowing, "public", public)
         return knowing
@@ -93,7 +91,7 @@ class ServerAttack(ABC):
 
 
 def expect_whole(model: nn.Module, state: ModelState, who: str) -> None:
-    """Raise ``UserError``, which ``who`` begins, if clients keep layers of ``model``, which can't be crafted then."""
+    """Raise ``UserError``, which ``who`` begins, if clients keep layers of ``model``."""
     if missing := [name for name, _ in model.named_parameters() if name not in state.parameters]:
         raise UserError(
             f"{who}: the whole model is expected to be sent, but clients keep {missing[0]}; use defense=none."

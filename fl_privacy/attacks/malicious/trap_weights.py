@@ -36,7 +36,6 @@ class TrapWeights(ServerAttack):
     Attributes:
         fires: share of images that a row fires for, about one over the batch size; the positive half's factor achieves
             it on public images.
-        seed: seed of the places and values.
     """
 
     fires: float = 0.01
@@ -116,7 +115,7 @@ class TrapWeights(ServerAttack):
 
 
 def _blur(observation: Observation, layer: FirstLayer, rows: Tensor) -> Tensor:
-    """Return the standard deviation (N,) of each row's gradient due to rounding of trained weights and the bias."""
+    """Return the standard deviation (N,) of each row's gradient due to rounding of trained weights."""
     weight, bias = (observation.sent.parameters[name][rows].double() for name in (layer.weight, layer.bias))
     if observation.plan.shares == "gradient":
         return torch.zeros_like(bias)

@@ -1,4 +1,4 @@
-"""Reconstruct the words of texts and how often each occurs, in order if the positions of a single text show it."""
+"""Reconstruct the words of texts and how often each occurs, in order if a single text's positions show it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -61,12 +61,11 @@ class Bag:
 
 
 class BagReader:
-    """Reconstructs the words of victims of one model, one plan and one number of texts.
+    """Reconstructs the words of victims of one model, plan and number of texts.
 
     Args:
         model: frozen model with the values sent, in single precision.
-        first: one of the victims.
-        seed: seed of simulated texts and of noise to compare with.
+        seed: seed of simulated texts and noise.
     """
 
     def __init__(self, model: TextModel, first: Observation, seed: int) -> None:
@@ -135,7 +134,7 @@ class BagReader:
         return tokens[placed(rows.values[0, tokens], own)]
 
     def _positions(self, observation: Observation) -> Tensor | None:
-        """Return the positions' rows (P, d) of the update; ``None`` if there are none or weight decay moves them."""
+        """Return the positions' rows (P, d); ``None`` without any, or if weight decay moves them."""
         name = self._model.position_weight
         rows = None if name is None else observation.update().get(name)
         if rows is None or (observation.plan.weight_decay and observation.plan.shares != "gradient"):
@@ -159,7 +158,7 @@ class BagReader:
 
 
 def _odds(observation: Observation, size: int, expected: int) -> Tensor:
-    """Return each token's probability (V,) to be among ``expected`` tokens, by its frequency in public texts."""
+    """Return each token's probability (V,) of being among ``expected`` ones, by public texts."""
     public = observation.knowledge.public_images
     counts = torch.full((size,), _SMOOTHED, dtype=torch.float64)
     if public is not None:
@@ -168,7 +167,7 @@ def _odds(observation: Observation, size: int, expected: int) -> Tensor:
 
 
 def _told_noise(observation: Observation, name: str) -> float | None:
-    """Return the known standard deviation of the noise on each element of the tensor ``name``, if any."""
+    """Return the known standard deviation of the noise on the tensor ``name``, if any."""
     effects = [part.effect for part in observation.knowledge.defense or ()]
     there = [e.added for e in effects if isinstance(e, NoisedLayers) and name in e.noised(observation.upload.tensors)]
     parts = [e for e in effects + there if isinstance(e, Noise)]
@@ -188,23 +187,20 @@ _ROWS_AT_ONCE = 1 << 27
 class BagOfWords:
     """Find the words of the texts, and how often each occurs, by the rows of the embeddings' gradient (ours).
 
-    Only tokens of the batch change their rows; pruning, rounding and several steps of any optimizer leave them exact.
-    Under noise, a row is a word's by its likelihood under the attacker's own simulation with the values sent, at the
-    likeliest scale of all rows; noise resampled from the upload bounds the false words to one for each text and one in
-    ten of those named. A word's count follows from the length of its row, or for a single text from the rows of its
-    positions, which also give the order.
+    Only tokens of the batch change their rows, which stay exact under pruning, rounding and several steps of any
+    optimizer. Under noise, the likelihood of a row under the attacker's own simulation decides, at the likeliest scale
+    of all rows; noise resampled from the upload bounds the false words to one for each text and one in ten of those
+    named. A word's count follows from the length of its row, or for a single text from its positions' rows, which also
+    give the order.
 
-    If the head is tied to the embeddings, or uploaded alone, words are rows of outstanding length: under noise, or a
-    sure model, none is named, and none is called exact. Noise that leaves most elements alone lets more false words
-    through. Without such a tensor, words follow from the layers that see only a token and its position
-    (:mod:`fl_privacy.attacks.text.token_evidence`). Words of several texts are divided evenly among the texts.
+    With a tied head, or a head alone, words are rows of outstanding length: under noise, or a sure model, none is
+    named, and none is called exact. Noise that leaves most elements alone lets more false words through. Without such a
+    tensor, :mod:`fl_privacy.attacks.text.token_evidence` is used. Words of several texts are divided evenly among them.
     """
 
     def __call__(
         self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
     ) -> list[Reconstruction]:
-        """Attack all ``observations``; see :class:`fl_privacy.attacks.ReconstructionAttack`."""
-
         def attack(group: Group, report: Report) -> dict[int, Reconstruction]:
             first = group.first
             model = readable_model(model_as_sent(first))
@@ -226,7 +222,6 @@ class BagOfWords:
 
 
 def _by_first_block(group: Group, model: TextModel, quick: TextModel, seed: int) -> dict[int, Reconstruction]:
-    """Reconstruct the words of ``group`` from the layers that see single tokens."""
     places, found = list(group.observations), dict[int, Reconstruction]()
     for some in (places[i : i + _VICTIMS_AT_ONCE] for i in range(0, len(places), _VICTIMS_AT_ONCE)):
         seen = [group.observations[place] for place in some]
@@ -250,7 +245,7 @@ def _made(observation: Observation, model: TextModel, bag: Bag) -> Reconstructio
 
 
 def _dealt(observation: Observation, model: TextModel, bag: Bag) -> Tensor:
-    """Return token ids (B, L): the recovered order of a single text, or else the words divided evenly among the texts."""
+    """Return token ids (B, L): a single text in its recovered order, or the words divided evenly among the texts."""
     if bag.ordered is not None:
         return bag.ordered[None]
     number, words = observation.upload.num_examples, bag.all

@@ -31,10 +31,9 @@ _ROUNDED = 1e-6
 
 @dataclass(frozen=True, eq=False)
 class Grown:
-    """Texts that no token continues, the longest first, fewer if some are equal.
+    """Texts (L,) that no token continues, the longest first, fewer if some are equal.
 
     Attributes:
-        texts: (L,) each.
         apart: distance of the worst from the span.
         clear: ``True`` if every prefix that was given up is clearly farther.
     """
@@ -48,11 +47,7 @@ def grow_prefixes(model: TextModel, span: Span, candidates: Candidates, *, toler
     """Extend prefixes by every token whose state lies in the span.
 
     Args:
-        model: decoder with the values sent.
-        span: second block's span.
-        candidates: first block's.
         tolerance: largest distance from the span.
-        texts: number of texts.
     """
     prefixes, scores = candidates.tokens[0][:, None], candidates.distances[0]
     farthest = torch.zeros_like(scores)
@@ -91,10 +86,7 @@ def grow_prefixes(model: TextModel, span: Span, candidates: Candidates, *, toler
 
 
 def _within(apart: Tensor, before: float, tolerance: float) -> float:
-    """Return the largest distance of a right prefix: ``tolerance`` times that of wrong ones.
-
-    These are far nearer than random vectors, since a token's state depends mostly on itself.
-    """
+    """Return the largest distance of a right prefix: ``tolerance`` times that of wrong ones."""
     if not len(apart) or float(apart.max()) < _TOLD_APART * max(float(apart.min()), _ROUNDED):
         return before
     return min(before, tolerance * float(apart.max()))
@@ -106,11 +98,9 @@ _FULL = 0.9
 
 @dataclass(frozen=True, eq=False)
 class _Read:
-    """Reconstructed texts (L,), and their distance from the spans.
+    """Reconstructed texts (L,), their distance from the spans, and the first span's rank.
 
-    Attributes:
-        clear: ``True`` if they are certain but for the whole update.
-        rank: rank of the first span.
+    ``clear`` is ``True`` if they are certain but for the whole update.
     """
 
     texts: Sequence[Tensor]
@@ -123,17 +113,15 @@ class _Read:
 class Dager:
     """DAGER (Petrov et al. 2024): exact texts, also of batches, while they have fewer tokens than the model is wide.
 
-    The inputs of the first attention layer span the rows of its gradient, so a token was at a position if and only if
-    its embedding lies in that span. The span of the second block's inputs then selects the texts: prefix by prefix in a
-    decoder, by exchanges of tokens in an encoder. There, the first block's gradient shows positions and neighbors of
-    words that stood at one position only (:mod:`fl_privacy.attacks.text.encoder_batches`, ours), and the gradient of
-    each known text is subtracted. An uploaded gradient of the embeddings limits the tokens to its nonzero rows. Unknown
-    lengths are all tried, and copies of equal texts are counted by the update.
+    A token was at a position if and only if its embedding lies in the span of the first attention layer's gradient. The
+    second block's span then selects the texts: prefix by prefix in a decoder, by exchanges of tokens in an encoder,
+    where the first block's gradient also shows positions and neighbors of words
+    (:mod:`fl_privacy.attacks.text.encoder_batches`, ours) and known texts are subtracted. The embeddings' gradient, if
+    uploaded, limits the tokens; unknown lengths are all tried, and copies of equal texts are counted by the update.
 
     A reconstruction is ``proven`` if the whole update is reproduced and every alternative is at least ten times farther
     from a span: for a single text any other token, for several any token outside the span and any other choice inside,
-    and texts of other lengths if these are unknown. For equal texts, no other numbers of copies may reproduce the
-    update, to its very scale.
+    and other lengths if unknown. Copies are proven only by the update's very scale.
 
     Attributes:
         tolerance: distance from a span up to which a vector lies in it, as a share of that of a random one.
@@ -150,7 +138,6 @@ class Dager:
     def __call__(
         self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
     ) -> list[Reconstruction]:
-        """Attack all ``observations``; see :class:`fl_privacy.attacks.ReconstructionAttack`."""
         return read_each(observations, self._reader, name="dager", seed=seed, progress=progress)
 
     def _reader(self, first: Observation) -> Reading:
@@ -263,7 +250,7 @@ class Dager:
 
 
 def _one_query_each(model: TextModel, gradient: Tensors, texts: int) -> bool:
-    """Return ``True`` if only one token of each text has a query in the second block, such as a classified one."""
+    """Return ``True`` if only one token of each text has a query in the second block."""
     try:
         return span_of(model, gradient, 1, queries=True).rank <= texts
     except NotAttackableError:  # the queries' gradient was withheld

@@ -1,4 +1,4 @@
-"""Assemble texts of an encoder from the tokens that together give what the second block has seen."""
+"""Assemble texts of an encoder from the tokens that fit the second block's span together."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -46,11 +46,7 @@ class Assembly:
     """The search that assembles texts from candidate tokens.
 
     Attributes:
-        model: model with the values sent.
-        span: second block's.
         classified: position of the only token whose state is in the span; ``None`` if all are.
-        candidates: first block's.
-        any_length: ``True`` if lengths are unknown.
         unit: distance of texts of random candidates, which are far nearer to the span than random vectors.
     """
 
@@ -70,7 +66,7 @@ class Assembly:
         return torch.cat(found) / self.unit
 
     def in_units(self, rng: torch.Generator) -> "Assembly":
-        """Set the :attr:`unit` by texts of random candidates; no change if there is nothing to choose."""
+        """Set the :attr:`unit` by texts of random candidates."""
         at = self.candidates.tokens[: self.candidates.length]
         if all(len(choices) < 2 for choices in at):
             return self
@@ -79,7 +75,7 @@ class Assembly:
         return replace(self, unit=self.unit * farthest) if farthest > _DECIDABLE else self
 
     def descend(self, texts: Tensor, fixed: int | None = None) -> list[Assembled]:
-        """Descend from each of ``texts`` (n, L) by the best token at one position after the other but ``fixed``."""
+        """Descend from each of ``texts`` (n, L), position by position except ``fixed``."""
         texts = texts.clone()
         best = self.residuals(texts)
         for _ in range(_SWEEPS):
@@ -140,10 +136,9 @@ class Assembly:
 
 
 def narrowed(assembly: Assembly, lengths: Lengths, rng: torch.Generator) -> Assembly:
-    """Keep the candidates at each position that come nearest to the span among random others, in several rounds.
+    """Keep the candidates at each position that come nearest to the span among random others.
 
-    A token's state depends mostly on itself, so random texts distinguish right tokens from wrong ones, for all
-    positions at once.
+    A token's state depends mostly on itself, so random texts distinguish right tokens from wrong ones.
     """
     if assembly.classified is not None:
         return assembly
@@ -167,7 +162,7 @@ def narrowed(assembly: Assembly, lengths: Lengths, rng: torch.Generator) -> Asse
 
 
 def _dealt(number: int, drawn: int, rng: torch.Generator) -> Tensor:
-    """Draw indices (drawn,) below ``number`` in random order, each equally often up to one."""
+    """Draw indices (drawn,) below ``number``, each equally often up to one."""
     passes = -(-drawn // number)
     return torch.cat([torch.randperm(number, generator=rng) for _ in range(passes)])[:drawn]
 
@@ -177,8 +172,7 @@ def assemble(
 ) -> list[Assembled]:
     """Assemble as many texts as ``lengths`` holds, the nearest to the span if not all are well within ``tolerance``.
 
-    Every token that is in no text yet is fixed in a search of its own, with random others. There are fewer texts if
-    ``enough`` accepts these, with copies.
+    Every token that is in no text yet starts a search. There are fewer texts if ``enough`` accepts these, with copies.
     """
     whole = assembly.in_units(rng)
     assembly = narrowed(whole, lengths, rng)
@@ -216,7 +210,6 @@ def _searched(
     tolerance: float,
     rng: torch.Generator,
 ) -> list[Assembled]:
-    """Search texts of ``length``, ``each`` times from every token that is in no text yet."""
     explained = {pair for text in sure for pair in enumerate(text.tokens.tolist())}
     likely = _likely(assembly.candidates, length, explained)
     position = max(range(length), key=lambda p: len(likely[p]))
@@ -230,7 +223,7 @@ def _searched(
 
 
 def _likely(candidates: Candidates, length: int, explained: set[tuple[int, int]]) -> list[Tensor]:
-    """Return the tokens at each position of a text of ``length`` that are in no text yet, or all."""
+    """Return the tokens at each position that are in no text yet, or all."""
     found = []
     for position, at in enumerate(candidates.tokens[:length]):
         left = [token for token in at.tolist() if (position, token) not in explained]
@@ -246,7 +239,7 @@ def _start(likely: list[Tensor], position: int, token: Tensor, rng: torch.Genera
 
 
 def _chosen(texts: list[Assembled], lengths: Lengths, *, repeated: bool = True) -> list[Assembled]:
-    """Choose a text for each of ``lengths``, the nearest to the span first; none if ``repeated`` ones are needed."""
+    """Choose a text for each of ``lengths``, the nearest first; none if ``repeated`` ones are needed."""
     left = sorted(texts, key=lambda text: text.residual)
     if lengths.told is None:
         return left[: lengths.number]

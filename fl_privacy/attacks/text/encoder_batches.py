@@ -1,8 +1,7 @@
 """Infer the positions of a batch's words, and which stood together, by the gradient of an encoder's first block alone.
 
-The inputs LN(w + p) are linear in word w and position p up to scale, so the gradient is a sum of parts D_w and of parts
-E_p, each E_p the sum of D_w of the words there; in each head, a token's gradients behind queries and keys combine keys
-and queries of its own text.
+Its inputs LN(w + p) are linear up to scale, so the gradient has parts D_w and E_p, each E_p the sum of D_w of the words
+there; a token's gradients behind queries and keys combine keys and queries of its own text.
 """
 
 from collections.abc import Sequence
@@ -46,9 +45,9 @@ class GuessedTexts:
     """Reconstructed texts in which most tokens are right.
 
     Attributes:
-        tokens: (n,) for each position, the tokens that may have stood there, at least one.
+        tokens: (n,) possible ones for each position, at least one.
         texts: (L,) each, the shortest first; as long as the longest if lengths are unknown.
-        held: (L,) ``True`` for a word that stood at one position only, and so is mostly right.
+        held: (L,) ``True`` for a word that stood at one position only, mostly a right one.
     """
 
     tokens: Sequence[Tensor]
@@ -57,16 +56,8 @@ class GuessedTexts:
 
 
 def disaggregated(model: TextModel, gradient: Tensors, words: Tensor, lengths: Lengths) -> GuessedTexts | None:
-    """Guess the texts from the first block's gradient, taken apart by word and position.
-
-    Args:
-        model: an encoder, with the values sent.
-        gradient: tensors by name.
-        words: (V,) words in the texts.
-        lengths: texts' lengths.
-
-    Returns:
-        ``None`` if the model's layers, or the upload, do not allow it.
+    """Guess the texts from the first block's gradient by the parts of ``words`` (V,); ``None`` if the model doesn't
+    allow it.
     """
     number, longest = lengths.number, lengths.longest
     parts = parts_of(model, gradient, words, longest)
@@ -102,8 +93,7 @@ def disaggregated(model: TextModel, gradient: Tensors, words: Tensor, lengths: L
 def parts_of(model: TextModel, gradient: Tensors, words: Tensor, longest: int) -> Parts | None:
     """Split the gradient into the parts of ``words`` (V,) and of ``longest`` positions.
 
-    ``None`` without uploaded gradients of separate queries, keys and values behind a layer norm of the embeddings' sum,
-    or with too many words.
+    ``None`` without gradients of separate queries, keys and values behind a layer norm, or with too many words.
     """
     names, norm = model.attention_weights[0], model.entry_norm
     if norm is None or len(names) != 3 or model.transposed or not all(name in gradient for name in names):
@@ -134,7 +124,7 @@ def parts_of(model: TextModel, gradient: Tensors, words: Tensor, longest: int) -
 
 
 def shares_of(parts: Parts) -> Tensor:
-    """Return the share of each word's part from each position (V, P), at least 0 and 1 in all (projected gradient)."""
+    """Return the share of each word's part from each position (V, P), at least 0 and 1 in all."""
     lengths = parts.words.norm(dim=1, keepdim=True).clamp_min(1e-12)
     atoms = parts.words / lengths
     gram, aim = atoms @ atoms.T, atoms @ parts.positions.T
@@ -152,7 +142,7 @@ def shares_of(parts: Parts) -> Tensor:
 
 
 def _on_simplex(rows: Tensor, sums: Tensor) -> Tensor:
-    """Project each row (V, P) onto those that are at least 0 and have the sum (V, 1)."""
+    """Project each row (V, P) onto the simplex of sum (V, 1)."""
     ordered = rows.sort(1, descending=True).values
     excess = (ordered.cumsum(1) - sums) / torch.arange(1, rows.shape[1] + 1, device=rows.device)
     last = (ordered > excess).sum(1, keepdim=True) - 1
@@ -161,10 +151,9 @@ def _on_simplex(rows: Tensor, sums: Tensor) -> Tensor:
 
 @torch.no_grad()
 def supports(model: TextModel, parts: Parts, alone: Tensor, tokens: Tensor, positions: Tensor) -> Tensor:
-    """Return how much (T, n) the gradients of the words ``alone`` (T,) need the keys and queries of each token.
+    """Return how much (T, n) the gradients of the words ``alone`` (T,) need each token's keys and queries.
 
-    Tokens ``tokens`` (n,) are at ``positions`` (n,). Sparse Bayesian learning (Tipping 2001), one variance for all
-    heads.
+    The ``tokens`` (n,) are at ``positions`` (n,). Sparse Bayesian learning (Tipping 2001), one variance for all heads.
     """
     longest = int(positions.max()) + 1
     inputs = entering_block(model, tokens[:, None].expand(-1, longest), 0)[torch.arange(len(tokens)), positions]
@@ -182,7 +171,7 @@ def supports(model: TextModel, parts: Parts, alone: Tensor, tokens: Tensor, posi
 
 
 def _variances(atoms: Tensor, seen: Tensor) -> Tensor:
-    """Estimate variances (T, n) of the coefficients of ``atoms`` (H, m, n) that made ``seen`` (T, H, m), by EM."""
+    """Estimate variances (T, n) of the coefficients of ``atoms`` (H, m, n) in ``seen`` (T, H, m), by EM."""
     size = atoms.shape[1]
     noise = _NOISE * torch.eye(size, dtype=atoms.dtype, device=atoms.device)
     found = atoms.new_full((len(seen), atoms.shape[2]), 1 / atoms.shape[2])
@@ -201,7 +190,6 @@ def grouped(support: Tensor, positions: Tensor, number: int) -> Tensor:
     Args:
         support: (T, T) at least 0.
         positions: (T,) different ones within a group.
-        number: groups.
     """
     affinity = support.masked_fill(positions[:, None] == positions, 0)
     affinity = affinity / affinity.sum(1, keepdim=True).clamp_min(1e-300)

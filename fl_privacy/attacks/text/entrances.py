@@ -1,4 +1,4 @@
-"""Find the layers that see only a token and its position, and their updates' statements about these.
+"""Find the layers that see only a token and its position, and the rows of their updates.
 
 They are the first block's queries, keys and values, adapters next to them, and adapters behind the embeddings.
 """
@@ -32,9 +32,7 @@ class Entrance:
     Attributes:
         weight: name of its parameter, (O, d), or (d, O) if ``transposed``.
         module: path of the layer whose input is a function of token and position.
-        through: name of the parameter (d, n) between that input and this layer, such as an adapter's A; ``None`` if
-            there is none.
-        transposed: ``True`` if the weight has its inputs in rows.
+        through: name of the parameter (d, n) between that input and this layer, such as an adapter's A, if any.
         positioned: ``True`` if a token's input depends on its position.
     """
 
@@ -46,14 +44,7 @@ class Entrance:
 
 
 def entrances_of(model: TextModel, uploaded: Tensors) -> list[Entrance]:
-    """Find the linear layers of ``model`` that see single tokens, and whose weights were uploaded.
-
-    The model runs on texts with a common token; these layers get the same input for it.
-
-    Args:
-        model: model in evaluation mode.
-        uploaded: tensors by name.
-    """
+    """Find the uploaded linear layers that see single tokens: they get the same input for a token common to texts."""
     names = {id(p): name for name, p in model.named_parameters()}
     layers = {path: m for path, m in model.named_modules() if _is_linear(m)}
     # texts (3, 4) with one token in common, twice in the first
@@ -84,7 +75,7 @@ def entrances_of(model: TextModel, uploaded: Tensors) -> list[Entrance]:
 
 
 def _is_linear(module: nn.Module) -> bool:
-    """Return ``True`` for a linear layer, of PyTorch or GPT-2's, without a layer inside."""
+    """Return ``True`` for a linear layer, of PyTorch or GPT-2's."""
     named = isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
     return named and isinstance(getattr(module, "weight", None), nn.Parameter) and not any(module.children())
 
@@ -107,7 +98,7 @@ class _EnteredError(Exception):
 
 @torch.no_grad()
 def entering_module(model: TextModel, tokens: Tensor, path: str) -> Tensor:
-    """Return the inputs (n, L, d) of the module at ``path`` for ``tokens`` (n, L), without computing further."""
+    """Return the inputs (n, L, d) of the module at ``path`` for ``tokens`` (n, L)."""
 
     def stop(_: Tensor) -> Tensor:
         raise _EnteredError
@@ -122,7 +113,7 @@ def entering_module(model: TextModel, tokens: Tensor, path: str) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """Rows (m, n) of an update that are sums over a layer's inputs for single tokens, with unknown factors.
+    """Rows (m, n) of an update that are sums over a layer's inputs for single tokens.
 
     Attributes:
         rows: float64.
@@ -156,9 +147,8 @@ def views_of(observation: Observation, entrances: Sequence[Entrance]) -> list[Vi
 def slopes(observation: Observation, names: Sequence[str]) -> Tensors:
     """Return the update of ``names`` as a gradient, up to a factor, if the optimizer permits.
 
-    Adam's first step divides each element by its size plus 1e-8: the shortfall from the learning rate gives that size,
-    at the precision of the value sent, best at zero. Larger elements keep their sign and the largest size that can be
-    inferred.
+    Adam's first step divides each element by its size plus 1e-8: the shortfall from the learning rate gives that size
+    at the precision of the value sent. Larger elements keep their sign and the largest size that can be inferred.
     """
     plan = observation.plan
     if plan.shares == "gradient" or plan.optimizer == "sgd":
@@ -174,7 +164,7 @@ def slopes(observation: Observation, names: Sequence[str]) -> Tensors:
 
 
 def _undone(step: Tensor, sent: Tensor, stored: Tensor) -> Tensor:
-    """Return the gradient behind the first ``step`` of Adam, from the value ``sent``, in units of the learning rate."""
+    """Return the gradient behind Adam's first ``step``, in units of the learning rate."""
     halved = stored.is_floating_point() and bool((stored.bfloat16().to(stored.dtype) == stored).all())
     kind = torch.bfloat16 if halved else torch.float32
     rounding = _ULPS * torch.finfo(torch.float32).eps + torch.finfo(kind).eps * (sent.abs() + 1)

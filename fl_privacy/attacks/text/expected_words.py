@@ -1,7 +1,6 @@
 """Estimate how often and in which order words occur, by the attacker's own simulation of a word's row.
 
-A word's row is the sum of the rows of the positions where it stands, which gives the order if their gradient was
-uploaded.
+A word's row is the sum of its positions' rows, which gives the order if these were uploaded.
 """
 
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ _DIRECTIONS = 48
 
 @dataclass(frozen=True, eq=False)
 class WordModel:
-    """Normal distribution of the gradient that a token in a text sends to its row, up to a common factor.
+    """Normal distribution of the gradient that a token sends to its row, up to a common factor.
 
     Attributes:
         mean: (r,) along ``directions``.
@@ -41,9 +40,9 @@ class Expected:
     """Expectations of the rows of words.
 
     Attributes:
-        models: one for each class that a text may have, and one without any direction at the end.
-        energy: mean squared length of one token's contribution in one text.
-        common: mean product of two tokens' contributions in one text, as a share of ``energy``: 1 if all are alike.
+        models: one for each class of a text, and at the end one without any direction.
+        energy: mean squared length of a token's contribution.
+        common: mean product of two tokens' contributions, as a share of ``energy``: 1 if all are alike.
     """
 
     models: tuple[WordModel, ...]
@@ -57,12 +56,9 @@ def simulated(
     """Simulate the rows of words, from texts of ``length`` tokens, drawn from ``public`` ones if given.
 
     Args:
-        model: frozen model with the values sent.
         length: tokens of a text, at least 2.
         public: (N, L) texts of the domain, -1 for no token; ``None``: tokens are drawn evenly.
-        labels: (B,) known classes, if any.
         texts: B; several texts, whose classes differ, share one distribution.
-        rng: generator of the draws.
     """
     classes = _classes(model, labels)
     tokens = _drawn(model, length, public, _TEXTS * len(classes), rng).to(model.words.weight.device)
@@ -78,13 +74,12 @@ def simulated(
 
 
 def _usual_positions(slopes: Tensor) -> Tensor:
-    """Return the positions of a text (n, L, d) with usual energy, without a classified one, whose row is far larger."""
+    """Return the positions of a text (n, L, d) with usual energy, which leaves out a classified one."""
     energy = slopes.square().sum(-1).mean(0)
     return (energy <= _UNUSUAL * energy.median()).nonzero().flatten()
 
 
 def _classes(model: TextModel, labels: Tensor | None) -> Tensor:
-    """Return the known classes, else all, or the first few of many."""
     if model.next_token:
         return torch.zeros(1, dtype=torch.long)
     if labels is not None and labels.dim() == 1:
@@ -104,7 +99,7 @@ def _drawn(model: TextModel, length: int, public: Tensor | None, number: int, rn
 
 @torch.enable_grad()
 def _slopes(model: TextModel, tokens: Tensor, classes: Tensor) -> Tensor:
-    """Return the slope (n, L, d) of each text's own loss by the embeddings of its tokens."""
+    """Return the slope (n, L, d) of each text's own loss by its embeddings."""
     embedded = model.words(tokens).detach().requires_grad_()
     logits = model(torch.cat([embedded, torch.ones_like(embedded[..., :1])], -1))
     if model.next_token:
@@ -117,7 +112,7 @@ def _slopes(model: TextModel, tokens: Tensor, classes: Tensor) -> Tensor:
 
 
 def _fitted(rows: Tensor) -> WordModel:
-    """Fit the normal distribution of ``rows`` (m, d), along its leading directions."""
+    """Fit ``rows`` (m, d) along their leading directions."""
     center = rows.mean(0)
     values, directions = torch.linalg.svd(rows, full_matrices=False)[1:]
     kept = directions[: min(_DIRECTIONS, int((values > 1e-4 * values[0]).sum()) or 1)].T
@@ -126,7 +121,7 @@ def _fitted(rows: Tensor) -> WordModel:
 
 
 def _without_direction(energy: float, like: Tensor) -> WordModel:
-    """Build an isotropic word model, for optimizers that keep signs alone, and for wrong simulations."""
+    """Build an isotropic model, for optimizers that keep signs alone, and for wrong simulations."""
     width = like.shape[-1]
     eye = torch.eye(width, dtype=like.dtype, device=like.device)
     return WordModel(like.new_zeros(width), like.new_full((width,), energy / width), eye)
@@ -139,13 +134,12 @@ _MOST = 8
 def repeated(energy: Tensor, *, common: float, total: int | None, untold: float = 2.0) -> Tensor:
     """Estimate how often each word occurs (k,), at least once, by the squared length of its row.
 
-    A word that occurs c times has c + c (c - 1) common times the energy of one that occurs once.
+    For c occurrences it is c + c (c - 1) common times that for one.
 
     Args:
         energy: (k,) without the noise's.
         common: share in [0, 1] of the squared length that two rows have in common.
-        total: number of tokens, whose excess goes to the likeliest words; if ``None``, words repeat only if nearer to
-            it by the factor ``untold``, which errs on the side of once.
+        total: number of tokens; ``None`` counts a repetition only if nearer by the factor ``untold``.
     """
     times = torch.arange(1, _MOST + 1, dtype=energy.dtype, device=energy.device)
     growth = times + times * (times - 1) * common
@@ -168,8 +162,8 @@ _SWEEPS = 20
 def placed(words: Tensor, positions: Tensor) -> Tensor:
     """Place ``words`` (k, d) at ``positions`` (L, d) by their rows, and return the word of each position (L,).
 
-    Exchanges minimize the squared distances of the words from the sums of their positions. Elements of positions that
-    are exactly zero, as dropped, are not compared.
+    Exchanges minimize the squared distances of the words from their positions' sums. Zero elements, as dropped, are not
+    compared.
     """
     words, positions = words.double(), positions.double()
     found = _paired(words, positions)
@@ -177,7 +171,7 @@ def placed(words: Tensor, positions: Tensor) -> Tensor:
 
 
 def _paired(words: Tensor, positions: Tensor) -> Tensor:
-    """Pair each position with the nearest word (L,), the nearest pairs first, each word once while possible."""
+    """Pair each position with the nearest word (L,), each word once while possible."""
     number, length = len(words), len(positions)
     found = torch.full((length,), -1, dtype=torch.long, device=words.device)
     left = _apart(words, positions)
@@ -197,13 +191,13 @@ def _paired(words: Tensor, positions: Tensor) -> Tensor:
 
 
 def _apart(words: Tensor, positions: Tensor, kept: Tensor | None = None) -> Tensor:
-    """Return squared distances (k, L) of the elements that are nonzero in ``kept``, by default ``positions``."""
+    """Return squared distances (k, L) of the nonzero elements of ``kept``, by default ``positions``."""
     there = ((positions if kept is None else kept) != 0).to(words.dtype)
     return words.square() @ there.T - 2 * words @ positions.T + positions.square().sum(1)
 
 
 def _exchanged(found: Tensor, words: Tensor, positions: Tensor) -> Tensor:
-    """Improve ``found`` by moves of one position to another word, and exchanges of two, until none helps."""
+    """Improve ``found`` by moves to another word, and exchanges of two positions."""
     number, length = len(words), len(found)
     own = torch.arange(length, device=found.device)
     products = positions @ positions.T

@@ -30,9 +30,8 @@ def next_tokens(tokens: Tensor) -> Tensor:
 def last_tokens(model: TextModel, gradient: Tensors, tokens: Tensor, *, longest: int) -> Tensor:
     """Add to each text of ``tokens`` (B, L) the token that its last position predicts.
 
-    The gradient of the head minus the known predictions' part is a sum of the head's inputs times p - y, a least
-    squares system for y. The known part also gives the client's scaling, as by clipping. A tied head adds the
-    embeddings' gradient only in the texts' own rows.
+    The head's gradient minus that of known predictions, which also give the client's scaling, is a least squares system
+    for the rest. A tied head adds the embeddings' gradient only in the texts' own rows.
     """
     head = head_of(model)
     if head is None or head[0] not in gradient:
@@ -61,10 +60,9 @@ def last_tokens(model: TextModel, gradient: Tensors, tokens: Tensor, *, longest:
 
 
 def _scale(seen: Tensor, known: Tensor, states: Tensor, tokens: Tensor) -> float | None:
-    """Return the client's factor between the gradient ``seen`` (V, d) and its part ``known`` (V, d).
+    """Return the client's factor between the gradient ``seen`` (V, d) and its part ``known`` (V, d), if it shows.
 
-    It is measured orthogonally to ``states`` (B, d), where nothing is unknown, without the rows of ``tokens``; ``None``
-    if nothing known is there, or does not match.
+    It is measured orthogonally to the unknown ``states`` (B, d), without the rows of ``tokens``.
     """
     others = torch.ones(len(seen), dtype=torch.bool, device=seen.device)
     others[tokens] = False
@@ -78,7 +76,7 @@ def _scale(seen: Tensor, known: Tensor, states: Tensor, tokens: Tensor) -> float
 
 
 def head_of(model: TextModel) -> tuple[str, nn.Linear] | None:
-    """Return the last linear layer with an output for each token: the name of its weight, and the module."""
+    """Return name of the weight and module of the last linear layer with an output for each token."""
     tokens, names = model.words.num_embeddings, {id(p): name for name, p in model.named_parameters()}
     heads = [m for m in model.modules() if isinstance(m, nn.Linear) and m.out_features == tokens]
     return (names[id(heads[-1].weight)], heads[-1]) if heads else None
@@ -95,9 +93,7 @@ class Explanation:
     """Compares the update of some texts with the one observed.
 
     Attributes:
-        observation: one update.
         model: model with the values sent, in double precision.
-        gradient: uploaded gradient.
     """
 
     observation: Observation
@@ -114,7 +110,7 @@ class Explanation:
         return None if labels is None else Batch(tokens, labels)
 
     def distance(self, batch: Batch) -> float:
-        """Return the distance of the update of ``batch`` from the one observed; infinite for another number of texts."""
+        """Return the distance of the update of ``batch`` from the one observed; infinite for other numbers of texts."""
         return self._reproduction.distance(batch) if len(batch.inputs) == self._number else float("inf")
 
     def repeated(self, texts: Sequence[Tensor], rank: int) -> Batch | None:
@@ -124,7 +120,7 @@ class Explanation:
 
         Args:
             texts: (L,) different ones.
-            rank: rank of the first span, a lower bound on the different tokens and positions.
+            rank: first span's, a lower bound on the different tokens and positions.
         """
         if len({pair for text in texts for pair in enumerate(text.tolist())}) < rank:
             return None
@@ -160,14 +156,13 @@ class Explanation:
 
 
 def _compositions(number: int, parts: int) -> Iterator[list[int]]:
-    """Yield ``number`` as the sum of ``parts`` whole numbers from 1, in every order."""
     for ends in combinations(range(1, number), parts - 1):
         bounds = [0, *ends, number]
         yield [end - begin for begin, end in pairwise(bounds)]
 
 
 def _settled(batch: Batch, copies: Sequence[int]) -> Batch | None:
-    """Give a class to each of the neighboring ``copies``, whose sum is known; ``None`` if it is no sum of classes."""
+    """Give a class to each of the neighboring ``copies``, from their sum; ``None`` if it is none of classes."""
     if not batch.labels.is_floating_point():
         return batch
     classes = []

@@ -1,4 +1,4 @@
-"""Reconstruct words from the layers that see single tokens, if no tensor with a row for each token was uploaded."""
+"""Reconstruct words from the layers that see single tokens, if no tensor has a row for each token."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,13 +35,7 @@ class Placed:
 
 
 def tokens_of_first_block(model: TextModel, observations: Sequence[Observation], seed: int) -> list[Placed | str]:
-    """Find the tokens of victims of one model and plan, or a sentence that says why there are none.
-
-    Args:
-        model: model with the values sent, in single precision.
-        observations: one update each.
-        seed: seed of the candidates that chance is measured on.
-    """
+    """Find the tokens of victims of one model and plan, or a sentence that says why there are none."""
     model, first = model.eval(), observations[0]
     entrances = entrances_of(model, first.upload.tensors)
     if not entrances:
@@ -97,7 +91,7 @@ def _placed(pairs: Pairs | None, lengths: Lengths) -> Placed | str:
 
 
 def _length(evidence: Tensor, lengths: Lengths) -> int:
-    """Return the length of the text: as given, else up to the last position that is some token's own."""
+    """Return the given length, else the last position that is some token's own."""
     if lengths.told is not None:
         return lengths.longest
     own = (evidence >= _NEAR * evidence.amax(1, keepdim=True)) & (evidence >= evidence.amax(0))

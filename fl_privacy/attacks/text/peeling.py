@@ -32,7 +32,6 @@ class Peeled:
     Attributes:
         texts: (L,) each.
         gradient: gradient of the rest of the batch, in double precision.
-        lengths: lengths of its texts.
         words: (V,) that may be in them.
         rounding: largest singular value that is rounding, by block.
     """
@@ -51,10 +50,7 @@ class Peeling:
     Attributes:
         model: model with the values sent, in double precision.
         searched: the same in the precision of the values sent.
-        loss_scale: factor of the client's loss.
         tolerance: distance up to which a vector is in a span, as a share of that of a random one.
-        rng: generator of comparison texts and starts.
-        rounds: number of searches for the texts that can't be peeled off.
         enough: check of whether texts, with copies, are all there are.
     """
 
@@ -67,13 +63,7 @@ class Peeling:
     enough: Enough
 
     def texts(self, gradient: Tensors, lengths: Lengths, whole: Assembly) -> list[Assembled]:
-        """Return the texts that peel off ``gradient``, and those that searches find in the rest.
-
-        Args:
-            gradient: tensors by name.
-            lengths: texts' lengths.
-            whole: search for all of them.
-        """
+        """Return the texts that peel off ``gradient``, and those that searches find in the rest."""
         left, whole = self.peel(gradient, lengths), whole.in_units(self.rng)
         apart = [float(whole.residuals(text[None])) for text in left.texts]
         known = [whole.judged(Assembled(*pair, clear=False)) for pair in zip(left.texts, apart, strict=True)]
@@ -132,7 +122,6 @@ class Peeling:
         return span_of(self.searched, left.gradient, 1, least=left.rounding[1])
 
     def _known(self, left: Peeled, candidates: Candidates) -> list[Tensor]:
-        """Find certain texts (L,) among those ``left``."""
         if left.lengths.number == 1:
             return [torch.cat(list(candidates.tokens))] if candidates.clear else []
         second = self.second(left)
@@ -148,7 +137,7 @@ class Peeling:
     def _mended(self, assembly: Assembly, guess: GuessedTexts, lengths: Lengths) -> list[Assembled]:
         """Descend from the texts of ``guess`` and return the sure ones.
 
-        Tokens that are not held are redrawn in each attempt; at last all candidates are tried from the nearest texts.
+        Tokens that are not held are redrawn; at last all candidates are tried from the nearest texts.
         """
         few = replace(assembly, candidates=replace(assembly.candidates, tokens=guess.tokens))
         found: list[Assembled] = []
@@ -172,7 +161,6 @@ class Peeling:
         return []
 
     def _refilled(self, guess: GuessedTexts, number: int) -> Tensor:
-        """Replace the tokens of a text that are not held by random others of the guess."""
         text = guess.texts[number].clone()
         for position in (~guess.held[number]).nonzero().flatten().tolist():
             choices = guess.tokens[position]
@@ -180,10 +168,10 @@ class Peeling:
         return text
 
     def _without(self, left: Peeled, text: Tensor) -> Peeled:
-        """Subtract ``text`` and its copies; no change if no word of it shows, or no text of its length is left.
+        """Subtract ``text`` and its copies, unless no word of it shows or no text of its length is left.
 
-        The part of a word of this text alone is a sum of the text's gradients with each label; its factors, the scaled
-        numbers of copies, are the same for all such words.
+        Parts of its own words are sums of its gradients with each label, with the same factors: scaled numbers of
+        copies.
         """
         seen = self._attended(left, left.gradient) if left.lengths.hold(len(text)) else None
         if seen is None:

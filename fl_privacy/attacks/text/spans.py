@@ -56,14 +56,11 @@ def span_of(model: TextModel, gradient: Tensors, block: int, *, queries: bool = 
     """Find the span of the inputs of the attention of ``block``, from the stacked gradients of its layers.
 
     Singular values near the smallest are noise. With an adapter B A x, the gradient of A counts, or while B is zero
-    that of B, a sum over A x.
+    that of B.
 
     Args:
-        model: model with the values sent.
-        gradient: tensors by name.
-        block: number of the block.
         queries: ``True`` for the first layer alone.
-        least: singular values below are rounding of a gradient that was subtracted.
+        least: singular values below are rounding.
 
     Raises:
         NotAttackableError: no such gradient was uploaded.
@@ -96,7 +93,7 @@ class _EnteredError(Exception):
 
 @torch.no_grad()
 def entering_block(model: TextModel, inputs: Tensor, block: int) -> Tensor:
-    """Return the inputs (B, L, d) of the attention of ``block`` for ``inputs``, without computing further."""
+    """Return the inputs (B, L, d) of the attention of ``block`` for ``inputs``."""
     names, length = [name.rpartition(".")[0] for name in model.attention_weights[block]], inputs.shape[1]
 
     def stop(states: Tensor) -> Tensor:

@@ -28,9 +28,9 @@ class Lengths:
 
     @classmethod
     def of(cls, observation: Observation, model: TextModel) -> Self:
-        """Count the tokens that spans can hold: for a language model all but the last, which predicts nothing.
+        """Count the tokens that spans can hold: for a language model all but the last.
 
-        If lengths are unknown, the gradient of the positions, if there is one, shows the longest.
+        If lengths are unknown, the positions' gradient, if there is one, shows the longest.
         """
         number, longest = observation.upload.num_examples, observation.input_shape[0]
         if observation.knowledge.lengths is not None:
@@ -52,14 +52,12 @@ class Lengths:
         return self.number if self.told is None else sum(length > position for length in self.told)
 
     def within(self, longest: int) -> Self:
-        """Limit unknown lengths to ``longest`` tokens."""
         return self if self.told is not None else replace(self, longest=min(self.longest, longest))
 
     def hold(self, length: int) -> bool:
         return self.number > 0 and length in self.possible
 
     def without(self, length: int) -> Self:
-        """Remove one text of ``length`` tokens."""
         if self.told is None:
             return replace(self, number=self.number - 1)
         left = list(self.told)
@@ -92,17 +90,14 @@ class Candidates:
 
     @property
     def length(self) -> int:
-        """Return the length of the longest text."""
         return max((p + 1 for p, found in enumerate(self.tokens) if len(found)), default=0)
 
     @property
     def whole(self) -> bool:
-        """Return ``True`` if each position of the longest text has a candidate."""
         return self.length > 0 and all(map(len, self.tokens[: self.length]))
 
     @property
     def number(self) -> int:
-        """Count all pairs of token and position."""
         return sum(map(len, self.tokens))
 
     def hold(self, texts: Sequence[Tensor]) -> bool:
@@ -134,13 +129,11 @@ def rows_of_words(model: TextModel, gradient: Tensors) -> Tensor | None:
 def find_candidates(model: TextModel, span: Span, *, tokens: Tensor, lengths: Lengths, tolerance: float) -> Candidates:
     """Find every pair of token and position whose embedding is in ``span``.
 
-    For several texts the span holds others as well: with (v, p), (w, p) and (v, q) also (w, q). Several texts of
-    unknown length end in front of the first position without candidates.
+    For several texts, (v, p), (w, p) and (v, q) also put (w, q) in the span. Those of unknown length end in front of
+    the first position without candidates.
 
     Args:
-        model: model with the values sent.
-        span: first block's.
-        tokens: (n,) that may be in the texts at all.
+        tokens: (n,) possible ones.
         lengths: texts' lengths; if given, and too few tokens are in the span, the nearest are taken.
         tolerance: largest distance of a pair from the span, relative to a random vector's.
     """

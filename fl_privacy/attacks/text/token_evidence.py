@@ -1,7 +1,7 @@
 """Infer which tokens stood at which positions, by their share in the few directions that an update holds (ours).
 
-Of b tokens and k of n directions, a token that was there has a share of about k / b, any other k / n; the number that
-chance reaches is known, so that false candidates are expected. This works beyond exact spans (DAGER), and under noise.
+Of b tokens and k of n directions, a present token has a share of about k / b, any other k / n, also beyond exact spans
+(DAGER) and under noise; the expected number of false candidates follows.
 """
 
 from collections.abc import Iterator, Sequence
@@ -47,14 +47,10 @@ class Pairs:
 
     Attributes:
         tokens: (k,) found, the surest first.
-        evidence: (k, L) at each position, negative logarithm of how often chance has as much; L is 1 if positions make
-            no difference.
+        evidence: (k, L) negative logarithm of how often chance has as much; L is 1 without positions.
         expected_false: mean number of tokens among them by chance.
-        candidates: number of compared pairs.
         alike: number of tokens that may be named only for being like others.
-        directions: number in each view.
-        widths: numbers of dimensions of each view.
-        whole: ``True`` if these are all directions of the update, up to rounding.
+        whole: ``True`` if all directions of the update count, up to rounding.
     """
 
     tokens: Tensor
@@ -72,9 +68,7 @@ class Candidates:
 
     Args:
         model: model in evaluation mode, with the values sent.
-        length: number of positions.
-        positioned: ``True`` if they make a difference.
-        rng: generator for the sample of usual candidates.
+        positioned: ``True`` if positions make a difference.
     """
 
     def __init__(self, model: TextModel, length: int, *, positioned: bool, rng: torch.Generator) -> None:
@@ -90,7 +84,6 @@ class Candidates:
         return entering_module(self._model, texts, path)
 
     def parts(self, width: int) -> Iterator[Tensor]:
-        """Yield all tokens in parts that fit into memory."""
         yield from torch.split(torch.arange(self.size), max(1, _AT_ONCE // (self.length * width)))
 
     def sample(self, path: str) -> Tensor:
@@ -127,7 +120,6 @@ class Frame:
     """Coordinates in which candidates have the same variance in all directions.
 
     Attributes:
-        path: name of the layer that candidates enter.
         own: (n, n) map of an update's rows.
         whole: (d, n) map of the inputs of ``path``.
     """
@@ -179,7 +171,7 @@ def _shares(along: Tensor, whole: Tensor, numbers: Sequence[int]) -> Tensor:
 def _seldom(share: Tensor, usual: Tensor, freedom: Tensor) -> Tensor:
     """Return minus the logarithm of a bound on how often chance has a ``share``, given the ``usual`` one.
 
-    Chernoff's bound for a random vector is exp(-freedom / 2 KL(usual, s)) (Dasgupta and Gupta 2003, lemma 2.2).
+    It is exp(-freedom / 2 KL(usual, s)), Chernoff's (Dasgupta and Gupta 2003, lemma 2.2).
     """
     share = share.maximum(usual).clamp_max(1 - _NEVER)
     rest = (1 - usual) * ((1 - share) / (1 - usual)).log()
@@ -187,7 +179,6 @@ def _seldom(share: Tensor, usual: Tensor, freedom: Tensor) -> Tensor:
 
 
 def _basis(view: View, candidates: Candidates) -> _Basis | None:
-    """Prepare ``view``; ``None`` if it holds all directions."""
     frame, width = candidates.frame(view), view.rows.shape[1]
     _, strengths, directions = torch.linalg.svd(view.rows, full_matrices=False)
     ranks = [int((strengths > share * float(strengths[0])).sum()) for share in _ROUNDING]
@@ -217,17 +208,8 @@ def found_pairs(
 ) -> list[Pairs | None]:
     """Find for each victim the tokens with a larger share in its views than chance gives.
 
-    Views of inputs themselves, and views behind an adapter's A, are used separately; the kind that names more tokens
-    counts.
-
-    Args:
-        victims: views of each update.
-        candidates: all tokens.
-        texts: number behind each update.
-        most: largest number of tokens in these.
-
-    Returns:
-        ``None`` for a victim whose views hold all directions.
+    Views of inputs, or those behind an adapter's A, count, whichever name more tokens; ``None`` if they hold all
+    directions.
     """
     bases = [[basis for view in views if (basis := _basis(view, candidates)) is not None] for views in victims]
     best = [[torch.full((len(b.numbers), candidates.size), -1.0).double() for b in own] for own in bases]
@@ -260,7 +242,7 @@ def _of_victim(
 
 
 def _named(bases: Sequence[_Basis], best: Sequence[Tensor], candidates: Candidates, texts: int, most: int) -> Pairs:
-    """Name the tokens that the summed evidence of all ``bases`` distinguishes from chance."""
+    """Name the tokens that the summed evidence distinguishes from chance."""
     total, together = candidates.size * candidates.length, torch.stack(list(best)).sum(0)
     used = torch.tensor([basis.numbers for basis in bases]) > 0
     views = used.sum(0)
@@ -292,15 +274,13 @@ def _named(bases: Sequence[_Basis], best: Sequence[Tensor], candidates: Candidat
 def _alike(bases: Sequence[_Basis], which: int, tokens: Tensor, evidence: Tensor, candidates: Candidates) -> int:
     """Count ``tokens`` without more in the directions than chance, apart from the part shared with those before them.
 
-    A token like a present one, as in trained embeddings, has the latter's share in the directions; the rest of its own
-    lies in them only if it was there.
+    Tokens like a present one, as in trained embeddings, have its share; the rest of their own lies in the directions
+    only if they were there.
 
     Args:
-        bases: all views.
-        which: index of their numbers of directions.
+        which: index of the numbers of directions.
         tokens: (k,) named, the surest first.
         evidence: (k, L) at each position.
-        candidates: all tokens.
     """
     place, left = evidence.argmax(1), torch.zeros(len(tokens), dtype=torch.float64)
     used = [basis for basis in bases if basis.numbers[which]]

@@ -28,7 +28,6 @@ class WordRows:
         values: (n, V, d) rows of n victims, minus that of an absent token, with the sign of a gradient, in the units of
             the upload.
         untouched: (n, V) ``True`` if the row is that of an absent token, up to rounding.
-        where: owner of the rows.
     """
 
     values: Tensor
@@ -41,7 +40,7 @@ class WordRows:
 
 
 def where_words_are(model: TextModel, uploaded: Tensors) -> tuple[str, Where] | None:
-    """Return name and kind of the uploaded tensor that has a row for each token; ``None`` if there is none."""
+    """Return name and kind of the uploaded tensor with a row for each token, if any."""
     head = head_of(model) if model.next_token else None
     if model.word_weight in uploaded:
         return model.word_weight, "tied" if head is not None and head[0] == model.word_weight else "embeddings"
@@ -54,8 +53,8 @@ def where_words_are(model: TextModel, uploaded: Tensors) -> tuple[str, Where] | 
 def word_rows(observations: Sequence[Observation], name: str, where: Where) -> WordRows:
     """Return the rows of the tensor ``name`` in updates with one plan and one model.
 
-    Weight decay, which moves every row, is computed and subtracted; so is the median row of a head, or of one matrix
-    that is head and embeddings, since the model expects most tokens alike, and of rows that were rounded to one value.
+    Weight decay is subtracted, and so is the median row of a head, tied or not, since the model expects most tokens
+    alike, and of rows rounded to one value.
     """
     first = observations[0]
     sent, plan = first.sent.parameters[name].float(), first.plan
@@ -76,7 +75,7 @@ def word_rows(observations: Sequence[Observation], name: str, where: Where) -> W
 
 
 def is_text_with_words(observation: Observation) -> bool:
-    """Return ``True`` for texts with an uploaded tensor that has a row for each token."""
+    """Return ``True`` if a tensor with a row for each token of a text was uploaded."""
     model: nn.Module = observation.model
     return isinstance(model, TextModel) and where_words_are(model, observation.upload.tensors) is not None
 
@@ -134,13 +133,10 @@ def found_words(
     """Find the words that the ``rows`` of a single victim show.
 
     Args:
-        rows: rows of one victim, n = 1.
         odds: (V,) prior probability of each token.
         most: largest number of tokens in the texts.
-        texts: number of texts.
         expected: simulated rows of words; ``None`` if rows are exact.
         told_noise: standard deviation of the noise on an element, if the defense is known; ``None``: estimated.
-        rng: generator for rows of noise.
     """
     values, untouched = rows.values[0], rows.untouched[0]
     energy = values.square().sum(1)
@@ -164,9 +160,9 @@ def found_words(
 def words_of_head(rows: WordRows, most: int) -> Found:
     """Find the words that a language model's head shows in its ``rows``, n = 1; see ``found_words``.
 
-    The gradient of the head is the sum of (p - y) h^T over all places, with expectation p, word y and input h. A word's
-    row is many times as long as others, unless noise or a sure model hide it: then none is named. An expected but
-    absent token has a row along the others' common direction.
+    Its gradient is the sum of (p - y) h^T over all places. A word's row is many times as long as others, unless noise
+    or a sure model hide it: then none is named. An expected but absent token has a row along the others' common
+    direction.
     """
     values = rows.values[0]
     lengths = torch.linalg.vector_norm(values, dim=1)
@@ -202,12 +198,7 @@ def _variance(energy: Tensor, width: int, touched: Tensor) -> float:
 
 @dataclass(frozen=True, eq=False)
 class _Evidence:
-    """Evidence for words' rows: one distribution and scale of these against noise alone.
-
-    Attributes:
-        scale: factor from simulation to upload.
-        variance: noise of an element.
-    """
+    """A distribution and scale of words' rows against noise of a ``variance``."""
 
     model: WordModel
     scale: Tensor
@@ -253,8 +244,8 @@ def _ratios(values: Tensor, model: WordModel, scales: Tensor, variance: float) -
 def noise_rows(values: Tensor, energy: Tensor, words: Tensor, rng: torch.Generator) -> Tensor:
     """Draw rows (m, d) of pure noise, distributed like that in ``values`` (V, d).
 
-    Each element is one of the same column, without the rows ``words`` (k,) that may be words'; the rows are scaled to
-    the median length of ``values``, with squares ``energy`` (V,).
+    Each element is one of the same column, without the possible ``words`` (k,); rows are scaled to the median length,
+    with squares ``energy`` (V,).
     """
     others = torch.ones(len(values), dtype=torch.bool, device=values.device)
     others[words] = False
@@ -277,8 +268,6 @@ def significant(score: Tensor, noise: Tensor, prior: Tensor, *, texts: int, most
         score: (V,) evidence plus prior of each token.
         noise: (m,) evidence of rows of noise, without prior.
         prior: (V,) log odds of each token.
-        texts: number of texts.
-        most: largest number of tokens in them.
     """
     order = score.argsort(descending=True)[:most]
     noise, (kinds, tokens) = noise.sort().values, torch.unique(prior, return_counts=True)

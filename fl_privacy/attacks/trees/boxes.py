@@ -1,7 +1,6 @@
 """Search for rows whose leaves in all trees explain a client's sums, by simulated annealing.
 
-Unlike TimberStrike (Di Gennaro et al., 2025), which assigns rows to leaves tree by tree, heat-bath steps redraw one
-feature of one row, or a row from known ones, to fit the sums of all leaves at once, with whole models' margins.
+Unlike TimberStrike (Di Gennaro et al., 2025), which goes tree by tree, all leaves' sums are fitted at once.
 """
 
 from collections.abc import Sequence
@@ -55,8 +54,6 @@ class BoxProblem:
 
     Args:
         own: the client's trees, of one output and logistic loss.
-        training: learning rate and lambda.
-        grid: thresholds of all trees that margins depend on.
         first: counts of the first tree, which fix rows' leaves and labels, if any.
         rows, positives: numbers without ``first``.
         known: (R, F) states and (R,) labels of rows of the same population, if any.
@@ -100,7 +97,7 @@ class BoxProblem:
             self.known_parts = self.parts(self.known_masks, known[1])
 
     def parts(self, masks: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return leaf slot, gradient and hessian (N, T) of rows with ``masks`` (N, U, W) in each of the client's trees."""
+        """Return leaf slot, gradient and hessian (N, T) of rows with ``masks`` (N, U, W) in the client's trees."""
         leaf = leaf_of(masks)
         margin = self.base + self.values[self.value_start + leaf] @ self.before
         p = 1 / (1 + np.exp(-margin))
@@ -128,7 +125,6 @@ class BoxProblem:
         return states, labels, home
 
     def _known_in(self, leaf: int, label: int) -> np.ndarray:
-        """Return the known rows of a label in a leaf of the first tree."""
         if self.known is None:
             return np.empty(0, dtype=int)
         fits = self.known[1] == label
@@ -153,7 +149,7 @@ class BoxProblem:
         return np.stack([rng.choice(len(part), number, p=part / part.sum()) for part in parts], 1)
 
     def climb(self, rng: np.random.Generator, sweeps: int) -> Chain:
-        """Anneal one chain with ``sweeps`` passes over all features of all rows."""
+        """Anneal one chain with ``sweeps`` passes over all cells."""
         rows = _Rows(self, *self.start(rng))
         begun = rows.misfit
         features = len(self.grid.edges)
@@ -168,8 +164,6 @@ class BoxProblem:
 
 
 class _Rows:
-    """The current rows, with their contributions to all sums and the residuals."""
-
     def __init__(self, problem: BoxProblem, states: np.ndarray, labels: np.ndarray, home: np.ndarray) -> None:
         self.problem, self.states, self.labels, self.home = problem, states, labels, home
         grid = problem.grid

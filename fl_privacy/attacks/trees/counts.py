@@ -25,7 +25,6 @@ class Training:
     """A client's training settings.
 
     Attributes:
-        learning_rate, reg_lambda: eta and lambda.
         residual: share of the nodes' equations that is left; small if both are right.
     """
 
@@ -39,7 +38,6 @@ class Leaf:
     """A leaf of the first tree.
 
     Attributes:
-        rows: number of rows.
         labels: counts of each class; for two classes, negatives and positives. Empty for numeric labels.
         bounds: feature -> (least, below): a row has least <= value < below, possibly infinite.
     """
@@ -55,9 +53,8 @@ class FirstTree:
 
     Attributes:
         leaves: sequence from left to right, like ``Tree.leaves``.
-        whole: ``True`` if all counts are whole numbers within rounding; else rows are weighted or sums were changed.
-            Whole counts are sums of weights, of the rows drawn for this tree under ``subsample``; repeated rows give
-            the same trees.
+        whole: ``True`` if all counts are whole within rounding; else rows are weighted or sums were changed. Counts are
+            sums of weights, of the rows drawn for this tree under ``subsample``.
         exact: ``True`` if they also add up to the client's stated number of rows, so that each row weighs one and none
             was left out.
     """
@@ -68,7 +65,7 @@ class FirstTree:
 
     @property
     def rows(self) -> int:
-        """Return the number of rows that the tree was fitted to, all of the client's unless it samples."""
+        """Return the number of rows that the tree was fitted to."""
         return sum(leaf.rows for leaf in self.leaves)
 
 
@@ -92,7 +89,6 @@ def infer_training(own: Sequence[OwnTree]) -> Training:
     from scipy.optimize import minimize_scalar  # noqa: PLC0415  (slow to import)
 
     def fit(reg_lambda: float) -> tuple[float, float]:
-        """Return the fitted learning rate and the relative residual of all equations."""
         weight, cover, gain, inner, leaf, inner_square, leaf_square = (
             term if term.ndim == 1 else term[:, 0] + reg_lambda * term[:, 1] for term in terms
         )
@@ -120,7 +116,7 @@ def infer_training(own: Sequence[OwnTree]) -> Training:
 
 
 def _node_terms(tree: Tree, parallel: int) -> tuple[np.ndarray, ...]:
-    """Return each inner node's w, H and gain, and sums of w (H, 1) and w^2 (H, 1) over inner children, then leaves."""
+    """Return each inner node's w, H and gain, and sums of w (H, 1) and w^2 (H, 1) over its children."""
     nodes = tree.inner
     sums = [np.zeros((len(nodes), 2)) for _ in range(4)]
     for child in (tree.left[nodes], tree.right[nodes]):
@@ -174,9 +170,7 @@ def count_first_tree(
     2025, section 5).
 
     Args:
-        own: result of ``own_trees``.
         objective: XGBoost's name for logistic, squared error or softmax.
-        training: learning rate and lambda.
         positive_weight: XGBoost's ``scale_pos_weight``.
         rows: number that the client states; without it no counts are called exact.
 
@@ -226,8 +220,8 @@ def _logistic_counts(gradient: np.ndarray, hessian: np.ndarray, p: float, weight
 def thresholds(own: Sequence[OwnTree], features: int) -> list[np.ndarray]:
     """Return each feature's distinct thresholds, ascending: each is a value in one of the client's rows.
 
-    This holds for ``tree_method=hist`` (the default) up to ``max_bin`` distinct values, beyond for values of quantile
-    sketches; ``exact`` splits halfway between two neighbors.
+    This holds for ``tree_method=hist`` (the default) up to ``max_bin`` distinct values, beyond for quantile sketches;
+    ``exact`` splits halfway between neighbors.
     """
     found: list[list[float]] = [[] for _ in range(features)]
     for one in own:

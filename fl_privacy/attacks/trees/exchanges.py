@@ -14,8 +14,7 @@ class Exchange:
     """One exchange of a client with the server, in one round.
 
     Attributes:
-        sent: model given to the client, if any.
-        reply: its new trees alone (bagging), or the model with them at the end (cyclic).
+        reply: new trees alone (bagging), or the model with them at the end (cyclic).
     """
 
     sent: Trees | None
@@ -27,7 +26,6 @@ class OwnTree:
     """A tree that the client fitted.
 
     Attributes:
-        tree: the tree as sent.
         before: trees behind its margins.
         base_margin: (K,) initial margins.
         parallel: trees fitted at once, which share the learning rate.

@@ -30,12 +30,12 @@ class Grid:
 
     @cached_property
     def states(self) -> np.ndarray:
-        """Return the (F,) number of states of each feature."""
+        """Return each feature's number of states (F,)."""
         return np.array([len(edges) + 1 + lacks for edges, lacks in zip(self.edges, self.missing, strict=True)])
 
     @cached_property
     def first(self) -> np.ndarray:
-        """Return the (F,) place of each feature's first state among all states."""
+        """Return the place of each feature's first state (F,)."""
         return np.concatenate([[0], np.cumsum(self.states)[:-1]])
 
     @cached_property

@@ -42,8 +42,6 @@ class Tree:
         cover: sum of hessians of the rows in the node.
         weight: -G / (H + lambda) of inner nodes, without the learning rate.
         gain: split's gain, in inner nodes.
-        group: class that the tree adds to.
-        round: boosting round within its model.
     """
 
     left: np.ndarray
@@ -60,7 +58,6 @@ class Tree:
 
     @cached_property
     def leaves(self) -> np.ndarray:
-        """Return the leaves' nodes, from left to right."""
         found, stack = [], [0]
         while stack:
             node = stack.pop()
@@ -113,12 +110,8 @@ class Trees:
     Attributes:
         trees: sequence in the order of training.
         base_score: prediction without any tree, a share for logistic models; one for each class.
-        objective: XGBoost's name.
-        features: number of features.
         classes: number of classes, 1 for a single output.
         parallel: trees of one round and class.
-        names: features' names; may be empty.
-        version: XGBoost's.
     """
 
     trees: tuple[Tree, ...]

@@ -46,12 +46,10 @@ class TreeReconstruction:
         labels: (N,) guesses, 0 or 1.
         low, high: (N, F) bounds of each cell's guess, ``high`` excluded.
         agreement: (N, F) share of chains with the cell in the same interval; always 1 for a single chain.
-        training: inferred learning rate and lambda.
         first: counts of the first tree; ``None`` if the client was given trees before.
         values: each feature's thresholds in the client's own trees: values of its rows.
         misfit: root mean square residual of the leaves' gradient sums.
         start_misfit: the same for rows that fit the first tree alone.
-        seconds: duration.
     """
 
     rows: np.ndarray
@@ -68,7 +66,6 @@ class TreeReconstruction:
 
     @property
     def certainty(self) -> np.ndarray:
-        """Return the (N,) mean agreement of each row's cells."""
         return np.asarray(self.agreement.mean(1))
 
 
@@ -87,13 +84,10 @@ def reconstruct_rows(
 
     Args:
         exchanges: the client's rounds in order; XGBoost with one output and logistic loss.
-        knowledge: attacker's knowledge of the population.
         training: learning rate and lambda; ``None`` infers them from the models.
-        rows, positives: numbers of rows and positives that clients state, needed only if the client was given trees
-            before its first; else its counts show them.
+        rows, positives: numbers that clients state, needed only if the client was given trees before its first.
         chains: number of searches, each with a random stream of its own.
         sweeps: passes of each chain over all cells.
-        seed: seed of the streams.
 
     Raises:
         UserError: the models are of another kind, or too large; or the number of rows is needed and not given.
@@ -129,7 +123,6 @@ def reconstruct_rows(
 
 
 def _checked(exchanges: Sequence[Exchange]) -> Trees:
-    """Return the first reply, whose kind all rounds share."""
     if not exchanges:
         raise UserError("At least one round of the client is expected, but got none.")
     reply = exchanges[0].reply
@@ -163,7 +156,6 @@ def _grid(own: Sequence[OwnTree], features: int) -> Grid:
 
 
 def _told(found: Sequence[Chain], grid: Grid, knowledge: Knowledge) -> dict[str, Any]:
-    """Describe the best chain's rows, and the other chains' agreement."""
     best = found[0]
     low, high, middle = _bounds(grid, knowledge)
     place = grid.first + best.states
@@ -218,7 +210,7 @@ def _bounds(grid: Grid, knowledge: Knowledge) -> tuple[np.ndarray, np.ndarray, n
 
 
 def _values(chain: Chain, middle: np.ndarray, knowledge: Knowledge, grid: Grid) -> np.ndarray:
-    """Return (N, F) the known row's value if it is in the cell's interval, else the interval's."""
+    """Return (N, F) values: the known row's if in the cell's interval, else the interval's."""
     if knowledge.rows is None:
         return middle
     home = knowledge.rows[chain.home]
@@ -227,7 +219,7 @@ def _values(chain: Chain, middle: np.ndarray, knowledge: Knowledge, grid: Grid) 
 
 
 def _middles(edges: np.ndarray) -> np.ndarray:
-    """Return the intervals' middles, whole if all thresholds are; outer ones are half a neighbor's width away."""
+    """Return the intervals' middles, whole if all thresholds are."""
     if not len(edges):
         return np.zeros(1)
     widths = np.diff(edges) if len(edges) > 1 else np.ones(1)
