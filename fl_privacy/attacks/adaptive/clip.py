@@ -13,7 +13,7 @@ from fl_privacy.types import Tensors
 
 @dataclass(frozen=True, eq=False)
 class Clip:
-    """Guessed gradients scaled down to a norm.
+    """Guessed gradients scaled down to norms (V,).
 
     Attributes:
         counted: (V, *shape) by name, 1 for elements that count for the norm, 0 for those dropped before the client

@@ -94,7 +94,7 @@ _MANY_BITS = 6
 """Bits of a quantized value above which its levels hide little."""
 
 _REACH = 3.0
-"""Standard deviations within which nearly all noise is."""
+"""Standard deviations of the noise within which nearly all of it is."""
 
 UNSCALED, UNTOLD = 1.0, 1.0
 """Assumptions about SPN's unknown weights: the cross entropy is unchanged, and the gradient sent back into the features

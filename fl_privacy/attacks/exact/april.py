@@ -37,6 +37,7 @@ class PatchEmbedding:
         weight, bias: names of the convolution's parameters (D, C, P, P) and (D,).
         position: name of the position embedding, of last dimension D.
         first: row of the first patch.
+        image: (C, H, W).
         shift, scale: (C, H, W) the input is ``shift + scale * pixels``.
     """
 
@@ -79,7 +80,8 @@ class PatchSolution:
     Attributes:
         image: (C, H, W) float64.
         residual: share of the gradient that is left.
-        error: expected root mean squared error of the pixels, from redundant equations; infinite without these.
+        error: expected root mean squared error of the pixels, from redundant equations; infinite without these or a
+            unique solution.
     """
 
     image: Tensor

@@ -69,7 +69,7 @@ class ExactInversion:
     - One image behind convolutions without pooling is solved for layer by layer, up to what a ReLU or a narrow first
       convolution hides (:mod:`fl_privacy.attacks.exact.r_gap`).
     - One image behind a residual network is solved for block by block (:mod:`fl_privacy.attacks.exact.residual`), and
-      by a descent behind the first layers (:mod:`fl_privacy.attacks.exact.feature_descent`).
+      by a descent in front of that (:mod:`fl_privacy.attacks.exact.feature_descent`).
 
     A reconstruction is ``proven`` if the equations have one solution up to the order of the images, its signs match the
     zeros behind the ReLU, and the whole update is reproduced. Proven are the model's inputs: a defense may have changed
@@ -77,6 +77,7 @@ class ExactInversion:
 
     Attributes:
         rounds: maximal number of searches for sparse directions, for each victim.
+        starts: number of starts of a round.
         smallest: rows whose bias gradient is below this share of the largest are left out of quotients.
         alike: quotients closer than this share of their length belong to the same image.
         evaluations: evaluations of the descent, for each image.
@@ -148,10 +149,7 @@ class ExactInversion:
         report: Report,
         explains: Callable[[Tensor], bool],
     ) -> tuple[Tensor, bool]:
-        """Return the layer's inputs (B, N), and ``True`` if no others could have entered.
-
-        If nearly all signs agree, inputs that explain the whole update count as consistent.
-        """
+        """Return the layer's inputs (B, N), and ``True`` if no others could have entered."""
         gradient, count = as_gradient(observation), observation.upload.num_examples
         weight, bias, near = gradient[layer.weight], gradient[layer.bias], NEARLY
         if count == 1:
@@ -163,7 +161,7 @@ class ExactInversion:
         joined, sent = with_the_bias(layer, weight, bias), observation.sent.parameters
         basis = columns_of(joined, count)
         if basis is not None and basis.shape[1] < count and len(weight) <= max(count + 1, observation.num_classes):
-            basis = None  # with so few outputs, different examples also have a low rank
+            basis = None  # with so few outputs, different examples have a low rank, too
         if basis is not None and basis.shape[1] == 1:
             if explains(alike := fit(weight[None], bias[None])):
                 return alike, True

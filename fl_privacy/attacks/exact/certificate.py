@@ -194,7 +194,7 @@ def certified(reproduction: Reproduction, read: Read, *, ordered: bool = True) -
     """
     observation = reproduction.observation
     labels, source = observation.knowledge.labels, "known"
-    if labels is None or read.unique or not ordered:  # those told are in no order that the images know of
+    if labels is None or read.unique or not ordered:  # known labels are not in the order of the images
         labels, source = reproduction.labels(read.images), "inferred"
     if labels is None:
         return without_labels(observation)

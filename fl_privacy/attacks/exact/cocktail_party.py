@@ -79,7 +79,7 @@ def number_of_neighbors(shape: Sequence[int]) -> int:
 
 
 def unlikeliness(features: Tensor, directions: Tensor) -> Tensor:
-    """Return minus the log-likelihood, up to a constant, of ``features`` (B, n) for ``directions`` (B, B)."""
+    """Return minus the log-likelihood of ``features`` (B, n) for ``directions`` (B, B), up to a constant."""
     found = directions @ features
     scale = found.square().mean(1, keepdim=True).sqrt()
     each = (1 + (found / scale).square()).log().mean(1) + scale[:, 0].log()
@@ -179,8 +179,8 @@ _RELABELED = 3
 _ALONE = 1 / 16
 """Share of the differences of neighboring pixels that count as independent.
 
-A smaller share trusts the equations more, which helps behind noise; a larger one helps if the network leaves most of
-the update unexplained."""
+A smaller one relies too much on equations behind noise, a larger one on images that leave most of the update
+unexplained."""
 
 _COMPONENTS = 0.5
 """Approximate share of the work that the search for components takes."""

@@ -122,11 +122,13 @@ class _System:
     """A system of weighted linear equations, with its factorizations.
 
     Attributes:
-        weights: (V, O, P, Q) of the outputs, ``squared`` too.
+        weights: (V, O, P, Q) of the ``outputs``, ``squared`` too.
         moved: (V, n, H W) each channel's pixels -> its gradients.
+        gradients: (V, n, C) weighted.
         products: (V, S, m, m) of columns of ``moved`` that a tap sees together; ``None`` if larger than ``moved``.
         step: stride that divides the image, or 1; S is its square.
         roughness: (V, 1, 1, 1) weight of differences of neighbors, if any.
+        diagonal: (V, C, H, W) of the normal matrix.
     """
 
     layer: Convolution

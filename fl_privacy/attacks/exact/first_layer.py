@@ -156,7 +156,7 @@ def distinct_ratios(weights: Tensor, biases: Tensor, *, count: int, smallest: fl
     apart = torch.cdist(ratios, ratios, compute_mode="use_mm_for_euclid_dist")
     same = apart <= alike * torch.maximum(lengths[:, :, None], lengths[:, None])
     same &= sound[:, :, None] & sound[:, None]
-    # of ratios with the same number of rows, the one of the largest gradient
+    # among ratios with the same number of rows, that of the largest gradient
     score = same.sum(2) + b.abs() / (2 * b.abs().amax(1, keepdim=True))
     score = score.masked_fill(~sound, -torch.inf)
     victims, chosen = torch.arange(len(w), device=w.device), []
@@ -173,6 +173,7 @@ def agreed_ratios(weight: Tensor, bias: Tensor, *, smallest: float = 1e-4, alike
     Args:
         weight: (M, N).
         bias: (M,).
+        smallest, alike: same as for :func:`distinct_ratios`.
     """
     sound = bias.abs() > smallest * bias.abs().max()
     ratios = weight[sound].double() / bias[sound].double()[:, None]

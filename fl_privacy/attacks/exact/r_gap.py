@@ -141,6 +141,7 @@ class Chain:
 
     Attributes:
         layers: layers from the image to a fully connected one with a bias; later ones do not matter.
+        image: (C, H, W).
         shift, scale: (C, H, W) the first input is ``shift + scale * pixels``.
     """
 
@@ -269,7 +270,7 @@ def recursed(chain: Chain, gradients: Tensors) -> Recursion:
         if not bool((left < _WRONG).any()):
             break
     size = len(values), *chain.image
-    if values.shape[1:] != chain.shift.shape:  # none is solved for down to the image
+    if values.shape[1:] != chain.shift.shape:  # no victim is solved for down to the image
         return Recursion(values.new_zeros(size), left)
     return Recursion(((values - chain.shift) / chain.scale).reshape(size), left)
 

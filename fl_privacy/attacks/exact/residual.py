@@ -65,7 +65,7 @@ class Residual:
     Attributes:
         graph: the model's, in double precision.
         head: node of the last layer.
-        shapes: values' shapes by node, without the batch.
+        shapes: (C, H, W) or (N,) by node, without the batch.
     """
 
     graph: Traced

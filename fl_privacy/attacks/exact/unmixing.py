@@ -79,9 +79,7 @@ class Mixture:
 
 
 def mixture_of(weight: Tensor, bias: Tensor, layer: tuple[Tensor, Tensor], basis: Tensor, behind: Behind) -> Mixture:
-    """Build the mixture of G (M, N) and g (M,), W (M, N) and b (M,), and R (B, N); the rest of G beyond rank B is
-    noise.
-    """
+    """Build the mixture of G (M, N) and g (M,), W (M, N) and b (M,), and R (B, N); the rest of G is noise."""
     gradient, (values, shift) = weight.double(), layer
     on_basis = gradient @ basis.T
     rest = float(gradient.square().sum() - on_basis.square().sum())

@@ -35,6 +35,7 @@ class AttributeInference:
     rounds.
 
     Attributes:
+        methods: ``linear`` and ``mlp``.
         public: number of examples with known attributes, from the split that is not attacked.
     """
 

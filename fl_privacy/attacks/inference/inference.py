@@ -18,11 +18,7 @@ class Inference(Protocol):
         ...
 
     def begin(self, candidates: int, clients: Sequence[int], classes: int) -> "Watch":
-        """Prepare for the candidates before the first round.
-
-        Args:
-            candidates: number C of examples in question.
-        """
+        """Prepare for C ``candidates``, the ids of N ``clients`` and K ``classes``, before the first round."""
         ...
 
 
@@ -34,9 +30,7 @@ class Watch(Protocol):
         ...
 
     def answers(self) -> Mapping[str, Tensor]:
-        """Return the answers by method: for membership and source (C, N) scores, higher for yes; for a property (N, K)
-        shares.
-        """
+        """Return the answers by method: (C, N) scores, higher for yes, or (N, K) shares for a property."""
         ...
 
     def titles(self) -> Mapping[str, tuple[str, str]]:

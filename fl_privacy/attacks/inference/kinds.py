@@ -9,7 +9,7 @@ class About(StrEnum):
     Attributes:
         MEMBERSHIP: "Did that client train on this example?"
         SOURCE: "Whose is this example?"
-        ATTRIBUTE: "Which attribute has the example behind this update, besides its class?"
+        ATTRIBUTE: "What is the example behind this update like, apart from its class?"
         PROPERTY: "Which share of a client's examples is of each class?"
         CANARIES: "Which canaries, each inserted with probability 1/2, took part?"
     """

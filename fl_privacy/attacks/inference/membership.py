@@ -185,6 +185,7 @@ class Membership:
 
     Attributes:
         methods: names from ``METHODS``; ``min_k`` and ``final_min_k`` only for next-token prediction.
+        members: number of the clients' examples in question.
         others: number of examples in question that no client has.
         shadows: number of models that `lira` trains in a round, like clients on the attacker's examples.
         shadow_rounds: number of last rounds with shadow models.

@@ -120,7 +120,7 @@ class ReadRound:
 
     @cached_property
     def margins_after(self) -> Tensor:
-        """Return the margins (C, K) of each candidate's class at the model after each upload."""
+        """Return the margins (C, K) of each candidate at the model after each upload."""
         found = [
             example_margins(observation.model.to(self.device), state, self.candidates).cpu()
             for observation, state in zip(self.observations, self.after, strict=True)
@@ -149,7 +149,7 @@ class ReadRound:
 
     @cached_property
     def victims_sent(self) -> list[tuple[nn.Module, ModelState, list[int]]]:
-        """Return the different models sent, each with the indices of its ``victims``."""
+        """Return the same for ``victims``."""
         return self._grouped([observation for _, observation in self.victims])
 
     def _grouped(self, observations: Sequence[Observation]) -> list[tuple[nn.Module, ModelState, list[int]]]:
@@ -227,9 +227,7 @@ def example_margins(model: nn.Module, state: ModelState, examples: Batch) -> Ten
 
 @torch.no_grad()
 def lowest_tokens(model: nn.Module, state: ModelState, texts: Batch) -> Tensor:
-    """Compute the mean log probability of each text's ``LOWEST`` least likely next tokens, (N,) (Shi et al. 2024, eq.
-    1).
-    """
+    """Compute the mean log probability of each text's ``LOWEST`` least likely next tokens, (N,) (Shi et al. 2024)."""
     return _measured(model, state, texts, lowest_of)
 
 

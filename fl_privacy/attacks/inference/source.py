@@ -44,6 +44,7 @@ class SourceInference:
 
     Attributes:
         methods: ``loss`` is the paper's, ``cosine`` compares gradients.
+        members: number of the clients' examples in question.
     """
 
     about: ClassVar[About] = About.SOURCE

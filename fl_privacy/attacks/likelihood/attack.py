@@ -149,7 +149,8 @@ class MaximumAPosteriori:
         lr: first learning rate, in standard deviations of a coefficient.
         attempts: maximal number for each victim, with different labels.
         prior: ``auto``: from public images if there are any, else from photographs; ``photographs`` in any case.
-        device: place of the computation; ``None``: that of the values sent.
+        dtype: precision of the computation.
+        device: device of the computation; ``None``: that of the values sent.
         most_victims: largest number in one chunk; ``None``: by free memory.
     """
 
@@ -215,7 +216,7 @@ class MaximumAPosteriori:
     ) -> dict[int, "WithPosterior"]:
         first, like = victims[0].observation, next(prepared.observer.parameters())
         prior = self.prior_of(first).to(like)
-        if prepared.rounds[0].known.transforms:  # which are drawn anew in each round
+        if prepared.rounds[0].known.transforms:  # transforms are drawn anew in each round
             prepared = replace(prepared, rounds=prepared.rounds[:1])
         likelihood = likelihood_of_victims(prepared, victims)
         transforms, best = len(prepared.rounds[0].known.transforms), None

@@ -181,11 +181,12 @@ class BlindDeconvolution:
 
     The first public layer's inputs follow from the public gradients
     (:class:`fl_privacy.attacks.feature_inversion.Recovery`). Alternating least squares for convolution and image start
-    from the mean and public images of the class, and from the features' first principal component over their channels.
-    The prior is normal with mean and covariance of public images; without these, the first principal component itself
-    is returned, up to sign and contrast.
+    from the mean and public images of the class, and from the features' first principal component. The prior is normal
+    with mean and covariance of public images; without these, the first principal component itself is returned, up to
+    sign and contrast.
 
     Attributes:
+        turns: turns of alternating least squares.
         starts: public images of the class among the starts.
     """
 
@@ -254,7 +255,6 @@ class BlindDeconvolution:
         put_out, known = private.undone(features)
         if not _has_prior(first):
             # bring each of ``images`` (V, N), of unknown scale, to [0, 1]; most images have dark edges
-            # dark
             images = _principal_image(put_out, shape)
             images = images * torch.where(
                 images.median(1, keepdim=True).values > images.mean(1, keepdim=True), -1.0, 1.0
@@ -381,7 +381,7 @@ class Turn:
     Attributes:
         mean_patches: (1, K, P) of the prior's mean.
         moves: (M, K, P) change by each coefficient.
-        put_out: (O, P) scaled outputs of the private layer.
+        put_out, known: (O, P) scaled outputs of the private layer, and ``True`` if known.
         filled: (S, O, P) the same with each attempt's fit at the unknown places.
     """
 

@@ -87,7 +87,7 @@ class Clientele:
 
     @property
     def upload_noise(self) -> float:
-        """Return the factor from noise on a client's upload to that observed."""
+        """Return the same factor for noise on a client's upload."""
         return 1 / math.sqrt(self.clients)
 
 

@@ -33,6 +33,7 @@ class Fishing(ServerAttack):
     left; Wen et al. use a single threshold.
 
     Attributes:
+        target: class c.
         sharpness: slope of the output, in standard deviations of the feature over public images.
         questions: largest number of requests about one batch.
     """
@@ -111,7 +112,7 @@ class Fishing(ServerAttack):
 
     @property
     def _other(self) -> int:
-        """Return another class: that of the examples above the threshold."""
+        """Return a class that is not fished for, whose label goes with the gradient in use."""
         return 0 if self.target else 1
 
     def _layer(self, model: nn.Module, state: ModelState) -> tuple[str, str]:

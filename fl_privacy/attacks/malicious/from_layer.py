@@ -101,7 +101,7 @@ _SAMPLED = 512
 def is_one_image(pixels: Tensor, error: Tensor | None = None, *, blur: Tensor | None = None) -> Tensor:
     """Return which rows of ``pixels`` (N, D) are single 8-bit images up to rounding, (N,), without the originals.
 
-    ``error`` (N,) is the standard deviation of the pixels' rounding; above a hundredth of a level nothing is decided.
+    ``error`` (N,) is the standard deviation of the pixels' rounding; above a hundredth of a level none is accepted.
     ``blur`` (N,) is that of uploaded weights: pixels may be as far from levels as it explains, up to ``NEARLY``.
 
     Images with noise, of inexact scale, with fewer than ``LEAST_LEVELS`` levels beyond black and white, or only every
@@ -158,9 +158,7 @@ def on_grid(rows: Tensor) -> bool:
 
 
 def rescaled(directions: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """Scale ``directions`` (N, D) by the factor in [``low``, ``high``] (N,) that brings most pixels to a level, or the
-    middle.
-    """
+    """Scale ``directions`` (N, D) by the factor in [low, high] (N,) with most pixels on levels, else by the middle."""
     d, middle = directions.double(), (low + high).double() / 2
     if not len(d):
         return d

@@ -80,7 +80,9 @@ def _through_the_block(model: nn.Module, given: tuple[Any, ...]) -> tuple[Any, .
 
 
 def brightness_edges(number: int, mean: float | None, std: float | None, public: Tensor) -> Tensor:
-    """Return edges (number,), ascending float64, at even quantiles of the mean pixel (Fowl et al. 2022, section 4).
+    """Return edges (number,), ascending float64, with as many images between any two.
+
+    They are quantiles i / (number + 1) of the mean pixel (Fowl et al. 2022, section 4).
 
     Args:
         number: count of edges, at least 1.

@@ -1,4 +1,4 @@
-"""Inconsistent models (Pasquini et al. 2022): all clients but one get a dead network, which sends no gradient."""
+"""Inconsistent models (Pasquini et al. 2022): all clients but one get a dead network without gradient."""
 
 from dataclasses import dataclass, replace
 

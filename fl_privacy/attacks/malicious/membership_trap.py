@@ -28,12 +28,14 @@ class MembershipTrap(ServerAttack):
 
     Pairs of first-layer ReLUs, relu(a x - a x0) + relu(a x0 - a x), measure the distance from the candidate along
     random directions; the neuron behind fires below a distance, and its bias gradient is zero unless the image was in
-    the batch. Candidates are the server's first images, as many as layers have room for. Weight decay is subtracted;
-    changes of idle weights show noise.
+    the batch. Weight decay is subtracted; changes of idle weights show noise.
 
     Attributes:
         directions: number of measured directions for each candidate.
-        closeness: largest distance of the candidate itself, in spreads of that distance over public images.
+        closeness: distance below which an image counts as the candidate, in spreads of that distance over public
+            images.
+        first: index of the first candidate among the server's images, as many as layers have room for.
+        seed: seed of the directions.
     """
 
     directions: int = 4

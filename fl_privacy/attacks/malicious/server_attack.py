@@ -38,6 +38,7 @@ class ServerAttack(ABC):
     """Crafts the models sent to clients and reconstructs from their replies.
 
     Attributes:
+        told: sentence for the report.
         reads_sum: ``True`` if the mean of all replies is enough, also behind secure aggregation.
         reads_images: ``True`` if it returns images, ``False`` for an update for a further attack.
         trains: ``True`` if the global model learns from the replies.

@@ -36,6 +36,7 @@ class TrapWeights(ServerAttack):
     Attributes:
         fires: share of images that a row fires for, about one over the batch size; the positive half's factor achieves
             it on public images.
+        seed: seed of the places and values.
     """
 
     fires: float = 0.01

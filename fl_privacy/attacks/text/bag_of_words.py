@@ -187,8 +187,8 @@ _ROWS_AT_ONCE = 1 << 27
 class BagOfWords:
     """Find the words of the texts, and how often each occurs, by the rows of the embeddings' gradient (ours).
 
-    Only tokens of the batch change their rows, which stay exact under pruning, rounding and several steps of any
-    optimizer. Under noise, the likelihood of a row under the attacker's own simulation decides, at the likeliest scale
+    Only tokens of the batch change their rows, which pruning, rounding and several steps of any optimizer leave
+    distinct. Under noise, the likelihood of a row under the attacker's own simulation decides, at the likeliest scale
     of all rows; noise resampled from the upload bounds the false words to one for each text and one in ten of those
     named. A word's count follows from the length of its row, or for a single text from its positions' rows, which also
     give the order.

@@ -117,11 +117,11 @@ class Dager:
     second block's span then selects the texts: prefix by prefix in a decoder, by exchanges of tokens in an encoder,
     where the first block's gradient also shows positions and neighbors of words
     (:mod:`fl_privacy.attacks.text.encoder_batches`, ours) and known texts are subtracted. The embeddings' gradient, if
-    uploaded, limits the tokens; unknown lengths are all tried, and copies of equal texts are counted by the update.
+    uploaded, limits the tokens; unknown lengths are all tried, and copies of equal texts are counted.
 
-    A reconstruction is ``proven`` if the whole update is reproduced and every alternative is at least ten times farther
-    from a span: for a single text any other token, for several any token outside the span and any other choice inside,
-    and other lengths if unknown. Copies are proven only by the update's very scale.
+    A reconstruction is ``proven`` if the whole update is reproduced, for copies to its very scale, and every
+    alternative is at least ten times farther from a span: for a single text any other token, for several any token
+    outside the span and any other choice inside, and other lengths if unknown.
 
     Attributes:
         tolerance: distance from a span up to which a vector lies in it, as a share of that of a random one.

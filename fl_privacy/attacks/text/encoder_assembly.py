@@ -13,7 +13,7 @@ from fl_privacy.attacks.text.token_candidates import CLEAR, Candidates, Lengths
 from fl_privacy.models import TextModel
 
 Enough = Callable[[Sequence[Tensor]], bool]
-"""Check of whether some texts (L,), possibly with copies, are all of a batch."""
+"""Check that some texts (L,), possibly with copies, are all of a batch."""
 
 _AT_ONCE = 512
 _SWEEPS = 8

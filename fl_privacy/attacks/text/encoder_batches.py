@@ -45,9 +45,9 @@ class GuessedTexts:
     """Reconstructed texts in which most tokens are right.
 
     Attributes:
-        tokens: (n,) possible ones for each position, at least one.
+        tokens: (n,) possible ones for each position.
         texts: (L,) each, the shortest first; as long as the longest if lengths are unknown.
-        held: (L,) ``True`` for a word that stood at one position only, mostly a right one.
+        held: (L,) ``True`` for a word that stood at one position only.
     """
 
     tokens: Sequence[Tensor]
@@ -56,9 +56,7 @@ class GuessedTexts:
 
 
 def disaggregated(model: TextModel, gradient: Tensors, words: Tensor, lengths: Lengths) -> GuessedTexts | None:
-    """Guess the texts from the first block's gradient by the parts of ``words`` (V,); ``None`` if the model doesn't
-    allow it.
-    """
+    """Guess the texts by the first block's parts of ``words`` (V,); ``None`` if the model doesn't allow it."""
     number, longest = lengths.number, lengths.longest
     parts = parts_of(model, gradient, words, longest)
     if parts is None:

@@ -40,9 +40,9 @@ class Expected:
     """Expectations of the rows of words.
 
     Attributes:
-        models: one for each class of a text, and at the end one without any direction.
+        models: one for each class of a text, then one without any direction.
         energy: mean squared length of a token's contribution.
-        common: mean product of two tokens' contributions, as a share of ``energy``: 1 if all are alike.
+        common: mean product of two tokens' contributions, as a share of ``energy``.
     """
 
     models: tuple[WordModel, ...]
@@ -58,6 +58,7 @@ def simulated(
     Args:
         length: tokens of a text, at least 2.
         public: (N, L) texts of the domain, -1 for no token; ``None``: tokens are drawn evenly.
+        labels: (B,) known classes, if any.
         texts: B; several texts, whose classes differ, share one distribution.
     """
     classes = _classes(model, labels)
@@ -121,7 +122,7 @@ def _fitted(rows: Tensor) -> WordModel:
 
 
 def _without_direction(energy: float, like: Tensor) -> WordModel:
-    """Build an isotropic model, for optimizers that keep signs alone, and for wrong simulations."""
+    """Build an isotropic model, for optimizers that keep signs alone and for wrong simulations."""
     width = like.shape[-1]
     eye = torch.eye(width, dtype=like.dtype, device=like.device)
     return WordModel(like.new_zeros(width), like.new_full((width,), energy / width), eye)

@@ -170,8 +170,7 @@ class Peeling:
     def _without(self, left: Peeled, text: Tensor) -> Peeled:
         """Subtract ``text`` and its copies, unless no word of it shows or no text of its length is left.
 
-        Parts of its own words are sums of its gradients with each label, with the same factors: scaled numbers of
-        copies.
+        Parts of its own words are sums of its gradients with each label, with the same factors.
         """
         seen = self._attended(left, left.gradient) if left.lengths.hold(len(text)) else None
         if seen is None:

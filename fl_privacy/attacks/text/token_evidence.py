@@ -1,7 +1,7 @@
 """Infer which tokens stood at which positions, by their share in the few directions that an update holds (ours).
 
-Of b tokens and k of n directions, a present token has a share of about k / b, any other k / n, also beyond exact spans
-(DAGER) and under noise; the expected number of false candidates follows.
+With b tokens and k of n directions, a present token has a share of about k / b, any other k / n, also beyond exact
+spans (DAGER) and under noise; the expected number of false candidates follows.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ from fl_privacy.attacks.text.entrances import View, entering_module
 from fl_privacy.models import TextModel
 
 _FRAMED, _EACH = 16, 512
-"""Tokens for each dimension from which the coordinates are estimated, and tokens from which usual shares are."""
+"""Tokens for each dimension by which the coordinates are estimated, and tokens by which usual shares are."""
 _RIDGE = 1e-4
 """Share of the candidates' largest variance below which a direction is not stretched any further."""
 _PARTS = (1 / 16, 1 / 8, 1 / 4, 1 / 2)
@@ -34,9 +34,9 @@ _AT_ONCE = 1 << 24
 _SHORTLIST = 1024
 """Tokens whose positions are compared one by one."""
 _LIKE = 1e-2
-"""Least share of a token outside those in front of it for a statement about the rest."""
+"""Share of a token outside those before it above which its rest is compared."""
 _TOLD_APART = 0.01
-"""Largest chance of a token's rest being in the directions for it to count as present next to those like it."""
+"""Largest chance of the share of a token's rest for it to count as present next to those like it."""
 FALSE_SHARE, FALSE_PER_TEXT = 0.1, 0.5
 """Mean number of tokens that chance may bring: share of those found, and number for each text."""
 
@@ -186,7 +186,9 @@ def _basis(view: View, candidates: Candidates) -> _Basis | None:
     numbers = tuple(k if 0 < k <= most else 0 for k in (*ranks, *(min(ranks[0], int(p * width)) for p in _PARTS)))
     if not any(numbers):
         return None
-    rows = torch.linalg.qr((directions[: max(numbers)] @ frame.own).T)[0].T  # first k columns span the first k rows
+    rows = torch.linalg.qr((directions[: max(numbers)] @ frame.own).T)[
+        0
+    ].T  # its first k rows span the first k directions
     along = candidates.sample(view.module) @ frame.whole
     shares = _shares(along @ rows.T, along.square().sum(-1), numbers)
     return _Basis(frame, rows, numbers, _usual(shares, width), view.through is None)

@@ -161,8 +161,7 @@ def words_of_head(rows: WordRows, most: int) -> Found:
     """Find the words that a language model's head shows in its ``rows``, n = 1; see ``found_words``.
 
     Its gradient is the sum of (p - y) h^T over all places. A word's row is many times as long as others, unless noise
-    or a sure model hide it: then none is named. An expected but absent token has a row along the others' common
-    direction.
+    or a sure model hide it: then none is named. An expected but absent token's row has the others' common direction.
     """
     values = rows.values[0]
     lengths = torch.linalg.vector_norm(values, dim=1)

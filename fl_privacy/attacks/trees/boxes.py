@@ -18,13 +18,13 @@ WIDEST, NARROWEST = 2.0, 0.1
 """Deviation allowed for a leaf's gradient sum, at first (or more) and at last; rows have gradients below 1."""
 
 HESSIAN = 0.25
-"""Relative deviation of hessian sums; rows have hessians of at most a quarter."""
+"""Deviation allowed for hessian sums, as a share of that for gradient sums; rows have hessians of at most a quarter."""
 
 DEPARTURE = 0.05
-"""Probability that a feature of a row differs from the known row behind it."""
+"""Probability that a feature of a row differs from its known row."""
 
 REPEATED = 2.0
-"""Penalty in log probability of each further row behind which the same known row is."""
+"""Log factor by which each further row is less likely to come from the same known row."""
 
 STRENGTH = 5.0
 """Number of rows that a feature's even prior counts for, next to the current rows."""

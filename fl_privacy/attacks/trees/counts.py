@@ -1,7 +1,7 @@
 """Infer exactly from trees the client's training settings, its first tree's rows and labels, and values.
 
-For a node with sums G and H of gradients and hessians, models hold H, w = -G / (H + lambda) of inner nodes and eta w of
-leaves (Chen and Guestrin, KDD 2016, eqs. 4 to 7).
+With G and H the sums of gradients and hessians, models hold H of nodes, w = -G / (H + lambda) of inner nodes and eta w
+of leaves (Chen and Guestrin, KDD 2016, eqs. 4 to 7).
 """
 
 from collections.abc import Sequence
@@ -22,11 +22,7 @@ WHOLE = 0.02
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """A client's training settings.
-
-    Attributes:
-        residual: share of the nodes' equations that is left; small if both are right.
-    """
+    """A client's training settings; ``residual`` is the share left of the nodes' equations, small if they are right."""
 
     learning_rate: float
     reg_lambda: float
@@ -55,8 +51,8 @@ class FirstTree:
         leaves: sequence from left to right, like ``Tree.leaves``.
         whole: ``True`` if all counts are whole within rounding; else rows are weighted or sums were changed. Counts are
             sums of weights, of the rows drawn for this tree under ``subsample``.
-        exact: ``True`` if they also add up to the client's stated number of rows, so that each row weighs one and none
-            was left out.
+        exact: ``True`` if they also add up to the client's stated number of rows: each weighs one and none was left
+            out.
     """
 
     leaves: tuple[Leaf, ...]

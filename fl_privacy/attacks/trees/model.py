@@ -154,7 +154,7 @@ def read_model(data: bytes) -> Trees:
     """Parse a model written by ``Booster.save_raw``, JSON or UBJSON.
 
     Raises:
-        UserError: it is too large, damaged, or no known kind of tree model; the line says what is expected.
+        UserError: it is too large, damaged, or no known kind of tree model.
     """
     if len(data) > LARGEST_MODEL:
         raise UserError(f"A model is expected to have at most {LARGEST_MODEL >> 20} MiB, but has {len(data) >> 20}.")
