@@ -1,4 +1,4 @@
-"""What an attack that knows the defense does about it."""
+"""Countermeasures of an attack that knows the defense."""
 
 from fl_privacy.attacks.adaptive.bounds import AssumedTransform, all_known, choose_transforms
 from fl_privacy.attacks.adaptive.clip import Clips

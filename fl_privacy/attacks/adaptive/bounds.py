@@ -1,7 +1,4 @@
-"""Where the undefended update must have been, given the one observed.
-
-Transformations that a client may have drawn for its images, done to the guess before its gradient is compared.
-"""
+"""Bound the undefended update given the one observed, and transform guesses as the client may have."""
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,17 +17,18 @@ Bounds = Mapping[str, tuple[Tensor, Tensor]]
 """Name -> least and largest value of each element; names that are missing were uploaded as they are."""
 
 Rule = Callable[[Tensors, float], Bounds]
-"""Update and the standard deviation of the noise in it -> bounds. What noise hides more than the defense does is as it
-was observed: its least and largest value are the same."""
+"""Map from an update and the standard deviation of its noise to bounds.
+
+A value that noise hides more than the defense does stays as observed: its least and largest value are the same."""
 
 _THRESHOLD = 3.0
-"""Of the noise's standard deviation: a smallest shared magnitude below may be noise itself."""
+"""Multiple of the noise's standard deviation below which the smallest shared magnitude may be noise itself."""
 
 
 def where_shared(effect: Sparse) -> Rule:
-    """Build the rule for sparse updates: zeros may have been anything below the smallest value that was kept.
+    """Build the rule for sparse updates: zeros may have been anything below the smallest kept value.
 
-    Where noise or clipping came after, they are no longer zero: then they are the share that is known, the smallest.
+    After noise or clipping, the known share of smallest values counts as zero.
     """
 
     def rule(update: Tensors, noise_std: float) -> Bounds:
@@ -47,9 +45,9 @@ def where_shared(effect: Sparse) -> Rule:
 
 
 def _hidden(effect: Sparse, values: Tensor, noise_std: float) -> tuple[float, float]:
-    """Return the largest magnitude among possibly dropped elements of ``values`` (n,), and a bound on what they were.
+    """Return the largest magnitude among possibly dropped elements of ``values`` (n,), and a bound on their values.
 
-    The magnitude is below 0, which no element has, where noise hides what was dropped.
+    It is below 0, for no element, if noise hides the dropped ones.
     """
     sizes = values.abs()
     dropped = int((effect.dropped or 0.0) * len(sizes) + 1e-6)
@@ -65,14 +63,14 @@ def _hidden(effect: Sparse, values: Tensor, noise_std: float) -> tuple[float, fl
 
 
 def _drowned(values: Tensor, dropped: float, noise_std: float) -> bool:
-    """Say whether the values that were kept are smaller, by root mean square, than the noise."""
+    """Return ``True`` if the kept values are smaller than the noise."""
     return noise_std > 0 and float(values.square().mean()) <= (2 - dropped) * noise_std**2
 
 
 def within_bins(effect: Quantized) -> Rule:
     """Build the rule for quantized updates: elements may be anything that rounds to the observed level.
 
-    Where the noise is larger than the bins, the values are taken as observed.
+    If the noise is larger than the bins, values stay as observed.
     """
     stochastic = effect.rounding != "nearest"
 
@@ -97,9 +95,9 @@ def _bin(tensor: Tensor, bits: int | None, *, stochastic: bool) -> tuple[Tensor,
 
 
 def shared_columns(weight: str, dropped: float | None) -> Rule:
-    """Build the rule for muted columns: columns of ``weight`` that are zero may have been anything.
+    """Build the rule that leaves the zero columns of ``weight`` unconstrained, as after Soteria.
 
-    Where noise came after, the columns with the smallest norms count as zero.
+    Under noise, the columns with the smallest norms count as zero.
     """
 
     def rule(update: Tensors, noise_std: float) -> Bounds:
@@ -117,7 +115,7 @@ def shared_columns(weight: str, dropped: float | None) -> Rule:
 
 
 def only_layer(layer: str) -> Rule:
-    """Build the rule by which all tensors but those of ``layer`` may have been anything."""
+    """Build the rule that leaves all tensors but those of ``layer`` unconstrained."""
 
     def rule(update: Tensors, noise_std: float) -> Bounds:
         return {
@@ -130,10 +128,7 @@ def only_layer(layer: str) -> Rule:
 
 
 def bare_layers(effect: NoisedLayers, reach: float) -> Rule:
-    """Build the rule for noise on some layers: within ``reach`` of what was observed there, exact elsewhere.
-
-    Where no layer is bare, all are as observed.
-    """
+    """Build the rule for noise on some layers: values are within ``reach`` of those observed there, exact elsewhere."""
 
     def rule(update: Tensors, noise_std: float) -> Bounds:
         noised = effect.noised(update)
@@ -145,7 +140,7 @@ def bare_layers(effect: NoisedLayers, reach: float) -> Rule:
 
 
 def widest(bounds: Iterable[Bounds]) -> Bounds:
-    """Join ``bounds`` into the widest: the least low and the largest high of each element."""
+    """Join ``bounds`` into the widest for each element."""
     result: dict[str, tuple[Tensor, Tensor]] = {}
     for one in bounds:
         for name, (low, high) in one.items():
@@ -155,7 +150,7 @@ def widest(bounds: Iterable[Bounds]) -> Bounds:
 
 
 def all_known(bounds: Bounds) -> bool:
-    """Say whether every value is known as it was observed."""
+    """Return ``True`` if every value is as observed."""
     return all(torch.equal(low, high) for low, high in bounds.values())
 
 
@@ -165,18 +160,12 @@ Transform = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class AssumedTransform:
-    """Transforms that each guessed image is assumed to have gone through.
-
-    Attributes:
-        transforms: that there are.
-        chosen: (V, B) which of them.
-    """
+    """Transforms that each guessed image is assumed to have gone through; ``chosen`` (V, B) are their indices."""
 
     transforms: Sequence[Transform]
     chosen: Tensor
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Apply the chosen transform to each image, (V, B, C, H, W) -> the same shape."""
         flat, chosen = images.flatten(0, 1), self.chosen.flatten()
         rows = [(chosen == number).nonzero().flatten() for number in range(len(self.transforms))]
         changed = [transform(flat[some]) for transform, some in zip(self.transforms, rows, strict=True) if len(some)]
@@ -188,22 +177,17 @@ class AssumedTransform:
 
 
 def choose_transforms(number: int, restart: int, size: int, generator: torch.Generator) -> Tensor:
-    """Choose one of ``number`` transforms (B,) for each image of a batch of ``size`` in an attempt.
-
-    The attempts at a single image try one after the other; those at a batch draw, since its images differ.
-    """
+    """Choose one of ``number`` transforms (B,) for each image: in turn for a single image, at random for a batch."""
     if size == 1:
         return torch.tensor([restart % number])
     return torch.randint(number, (size,), generator=generator)
 
 
 def outcomes(policies: Sequence[str], *, table: Table = "paper", by_probability: bool = False) -> tuple[Transform, ...]:
-    """List everything that ``policies`` can do to an image: all combinations of signs, each outcome once.
+    """List the different transforms that ``policies`` can apply to an image, with all signs.
 
     Args:
-        policies: names.
-        table: of the operations they number.
-        by_probability: whether the client leaves operations out at random.
+        by_probability: ``True`` if the client leaves operations out at random.
     """
     found: dict[tuple[Policy, tuple[int, ...]], None] = {}
     for policy in (Policy.parse(name, table) for name in policies):

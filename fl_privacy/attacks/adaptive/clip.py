@@ -1,4 +1,4 @@
-"""Clipping the guess as the client clipped its update."""
+"""Clip the guess as the client clipped its update."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -13,13 +13,11 @@ from fl_privacy.types import Tensors
 
 @dataclass(frozen=True, eq=False)
 class Clip:
-    """Guessed gradients scaled down to a norm.
+    """Guessed gradients scaled down to norms (V,).
 
     Attributes:
-        norms: (V,) of each victim.
-        scope: of the norms.
-        counted: (V, *shape) by name, 1 of the elements that the norm is of, 0 of those that were dropped before the
-            client clipped; names that are missing count as a whole.
+        counted: (V, *shape) by name, 1 for elements that count for the norm, 0 for those dropped before the client
+            clipped; missing names count as a whole.
     """
 
     norms: Tensor
@@ -27,7 +25,7 @@ class Clip:
     counted: Tensors = field(default_factory=dict)
 
     def __call__(self, gradients: Tensors) -> Tensors:
-        """Clip gradients (V, *shape) by name to each victim's norm."""
+        """Clip gradients (V, *shape) by name."""
         tiny = torch.finfo(self.norms.dtype).tiny
         left = {name: g * self.counted[name] if name in self.counted else g for name, g in gradients.items()}
         squares = {name: g.flatten(1).square().sum(1) for name, g in left.items()}
@@ -43,16 +41,11 @@ class Clip:
 
 @dataclass(frozen=True, eq=False)
 class Clips:
-    """Guessed gradients scaled down by one clip after the other.
-
-    Attributes:
-        parts: in the order of the client's.
-    """
+    """Several clips of guessed gradients, in the client's order."""
 
     parts: tuple[Clip, ...]
 
     def __call__(self, gradients: Tensors) -> Tensors:
-        """Apply all clips in turn to gradients (V, *shape) by name."""
         for clip in self.parts:
             gradients = clip(gradients)
         return gradients
@@ -63,12 +56,11 @@ class Clips:
 
 @dataclass(frozen=True, kw_only=True)
 class Clipping:
-    """How the clients clip, in the units of the tensors that are matched.
+    """The clients' clipping, in the units of the tensors that are matched.
 
     Attributes:
-        norm: to which; ``None`` where it is to be estimated from the update.
-        noise_std: of the noise they add; ``None`` as ``norm``.
-        scope: of the norm.
+        norm: largest norm; ``None``: estimated from the update.
+        noise_std: standard deviation of the clients' noise; ``None``: estimated.
     """
 
     norm: float | None
@@ -76,7 +68,7 @@ class Clipping:
     scope: Scope
 
     def of(self, matched: Sequence[Tensors], counted: Tensors) -> Clip:
-        """Build the clip of the victims whose updates are ``matched``; ``counted`` as for :class:`Clip`."""
+        """Build the clip for victims with updates ``matched``."""
         return Clip(torch.tensor([self._norm_of(update) for update in matched]), self.scope, counted)
 
     def _norm_of(self, matched: Tensors) -> float:

@@ -1,4 +1,4 @@
-"""What an attacker that knows the defense holds its guesses to, beside the values observed."""
+"""Constraints on the guesses of an attacker that knows the defense."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,14 +12,13 @@ from fl_privacy.attacks.adaptive.clip import Clips
 
 @dataclass(frozen=True, kw_only=True)
 class HiddenGradient:
-    """Gradients that a private loss, which only the clients know, sends back into the features.
+    """Gradients that a private loss, known only to the clients, sends back into the features.
 
     Attributes:
-        weight: of the linear layer that the features enter.
-        strength: expected size of one of them, relative to the factor of the cross entropy, over the root mean square
-            of the private head's weights to the power of ``layers``, above 0; sets the unit in which they are guessed.
-        weight_rms: of the private head's weights; ``None`` where it is that of the layer's own.
-        layers: of the private head, through all of which they go.
+        weight: name of the weight of the linear layer that the features enter.
+        strength: expected size of an element, relative to the factor of the cross entropy, over the root mean square of
+            the private head's weights to the power of ``layers``, above 0; the unit of guesses.
+        weight_rms: root mean square of the private head's weights; ``None`` for the layer's own.
     """
 
     weight: str
@@ -28,14 +27,14 @@ class HiddenGradient:
     layers: int = 1
 
     def unknowns(self, weight: Tensor) -> "Unknowns":
-        """Return the variables to guess for the hidden gradient in front of a layer with weight ``weight`` (K, F)."""
+        """Return the variables for a layer with weight ``weight`` (K, F)."""
         rms = self.weight_rms or float(weight.square().mean().sqrt())
         return Unknowns(weight.shape[1], self.strength * rms**self.layers)
 
 
 @dataclass(frozen=True)
 class Unknowns:
-    """Variables that stand for a hidden gradient: ``features`` of them an example of a round, in this unit."""
+    """Variables for a hidden gradient: ``features`` for each example of a round, in this unit."""
 
     features: int
     unit: float
@@ -47,15 +46,13 @@ class UpdateConstraints:
 
     Attributes:
         bounds: (V, *shape) each, of the tensors that are not known exactly.
-        clip: what the client did to its gradient, done to the guessed one too.
+        clip: client's clipping, for the guess.
     """
 
     bounds: Bounds
     clip: Clips | None
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "UpdateConstraints":
-        """Move all tensors to ``device`` and ``dtype``."""
-
         def move(tensor: Tensor) -> Tensor:
             return tensor.to(device=device, dtype=dtype)
 
@@ -65,12 +62,12 @@ class UpdateConstraints:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class KnownFeatures:
-    """Inputs of a layer of V victims, where its gradient gives them away exactly.
+    """Inputs of a layer of V victims, if its gradient reveals them exactly.
 
     Attributes:
-        front: what the model does up to the layer, images (B, C, H, W) -> (B, F).
-        values: (V, B, F); zeros where they are not known.
-        weight: (V,) of their mismatch in the objective; zero where they are not known.
+        front: images (B, C, H, W) -> (B, F).
+        values: (V, B, F); zeros if not known.
+        weight: (V,) weight of their mismatch; zero if not known.
     """
 
     front: nn.Module
@@ -78,30 +75,26 @@ class KnownFeatures:
     weight: Tensor
 
     def mismatch(self, images: Tensor) -> Tensor:
-        """Return the features' squared distance (V,) of ``images`` (V, B, C, H, W), relative to the known ones."""
+        """Return the relative squared distance (V,) of the features of ``images`` (V, B, C, H, W)."""
         guessed = self.front(images.flatten(0, 1)).unflatten(0, images.shape[:2])
         squared = self.values.flatten(1).square().sum(1)
         apart: Tensor = (guessed - self.values).flatten(1).square().sum(1)
         return self.weight * apart / torch.where(squared > 0, squared, 1)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "KnownFeatures":
-        """Return a copy with every tensor changed whose rows are victims."""
         return KnownFeatures(front=self.front, values=change(self.values), weight=change(self.weight))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Constraints:
-    """All that is known of V victims' images and losses.
+    """Everything known of V victims' images and losses.
 
     Attributes:
-        transform: what the client did to its images, done to the guessed ones too. Priors of natural images look at
-            the guess without it, those of what the model is used to at the guess with it.
-        smoothness: (V,) weight of the images' total variation, beside the attack's own priors.
-        likeliest: (V,) the same beside the angle of the whole update, where noise says how smooth the images are; zero
-            of victims without.
-        any_contrast: whether total variation is of images brought to the same contrast.
-        unknowns: of a hidden gradient, guessed with the images.
-        features: that the images are known to have.
+        transform: client's transform of its images, applied to the guesses too. Priors of natural images see the guess
+            without it, those of the model's inputs the guess with it.
+        smoothness: (V,) weight of the images' total variation, next to the attack's own priors.
+        likeliest: (V,) the same next to the angle of the whole update, as the noise suggests; zero for victims without.
+        any_contrast: ``True`` if total variation is computed at equal contrast.
     """
 
     transform: AssumedTransform | None = None
@@ -112,7 +105,6 @@ class Constraints:
     features: KnownFeatures | None = None
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Constraints":
-        """Return a copy with every tensor changed whose rows are victims."""
         return Constraints(
             transform=self.transform and self.transform.map(change),
             smoothness=None if self.smoothness is None else change(self.smoothness),

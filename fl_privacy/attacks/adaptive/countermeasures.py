@@ -1,4 +1,4 @@
-"""What can be done against each effect that a defense may have."""
+"""Countermeasures against each effect that a defense may have."""
 
 import math
 from collections.abc import Sequence
@@ -39,18 +39,15 @@ from fl_privacy.types import LocalPlan
 
 @dataclass(frozen=True, kw_only=True)
 class Circumstances:
-    """What an attacker may know and do while it attacks: circumstances of an attack.
+    """Knowledge and options of an attacker during an attack.
 
     Attributes:
-        head: weight of the output layer, if there is one.
-        batch_size: examples behind the update.
-        plan: of the clients.
-        unrolls: whether local steps are replayed.
-        matched_per_uploaded: how much larger what is matched is than what was uploaded.
-        scales: whether the objective sees how large the whole gradient is.
-        complete: whether every parameter is matched.
-        smooths: whether the attack prefers smooth or natural images anyway.
-        pixels: whether it looks for images pixel by pixel.
+        unrolls: ``True`` if local steps are replayed.
+        matched_per_uploaded: factor from what was uploaded to what is matched.
+        scales: ``True`` if the objective depends on the scale of the whole gradient.
+        complete: ``True`` if every parameter is matched.
+        smooths: ``True`` if the attack prefers smooth or natural images anyway.
+        pixels: ``True`` if it optimizes images pixel by pixel.
         learnable: weights of the linear layers into whose input unknown gradients can be guessed.
     """
 
@@ -71,14 +68,12 @@ class Countermeasure:
     """Measures that an attack takes against one defense.
 
     Attributes:
-        sentence: for the report.
-        rule: where the undefended update must have been.
-        clipping: how the guess is to be clipped.
+        rule: bounds on the undefended update.
         smoothness: weight of total variation in units of ``Problem.blank_loss``.
-        noisy: whether that weight follows from the noise in the update instead, where it can be told from it.
-        hidden: what a private loss sends back, which is guessed as well.
-        loss_factor: of the cross entropy in the clients' loss.
-        transforms: what the client may have done to an image; every one is tried.
+        noisy: ``True`` if that weight follows from the noise in the update instead, if it can be estimated.
+        hidden: gradient that a private loss sends back, which is guessed as well.
+        loss_factor: factor of the cross entropy in the clients' loss.
+        transforms: image transforms that the client may have used; every one is tried.
     """
 
     sentence: str
@@ -92,25 +87,22 @@ class Countermeasure:
 
 
 FINE, HIDDEN, BLURRED = 1e-2, 1e-1, 2.5e-1
-"""Smoothness where little of the update is hidden, where much is and the rest exact, and where all of it is noised;
-chosen on two LeNets with sigmoids, of whose gradients the image makes up a hundredth and a hundred-thousandth."""
+"""Smoothness if little of the update is hidden, if much is and the rest exact, and if all of it is noised; chosen on
+two LeNets with sigmoids, of whose gradients the image makes up a hundredth and a hundred-thousandth."""
 
 _MANY_BITS = 6
-"""Of a quantized value, from which its levels hide little."""
+"""Bits of a quantized value above which its levels hide little."""
 
 _REACH = 3.0
 """Standard deviations of the noise within which nearly all of it is."""
 
 UNSCALED, UNTOLD = 1.0, 1.0
-"""What an attacker assumes that is not told SPN's weights: the cross entropy is as it would be without, and what is
-sent back into the features is as large as the head's weights."""
+"""Assumptions about SPN's unknown weights: the cross entropy is unchanged, and the gradient sent back into the features
+is as large as the head's weights."""
 
 
 def looks_noisy(effect: Effect) -> bool:
-    """Say whether every element carries noise whose size shows in the update.
-
-    Few levels, up or down to which values are rounded at random, are noise of about a step, also where there are two.
-    """
+    """Return ``True`` if every element carries noise whose size shows in the update, as with coarse random rounding."""
     if isinstance(effect, Quantized):
         return effect.rounding == "stochastic" and 0 < (effect.bits or 0) < _MANY_BITS
     return isinstance(effect, Noise | ClippedExamples | SlicedNoise)
@@ -118,17 +110,15 @@ def looks_noisy(effect: Effect) -> bool:
 
 @singledispatch
 def countermeasures_against(effect: Effect, circumstances: Circumstances) -> Sequence[Countermeasure] | None:
-    """Return the countermeasures against a known ``effect``; ``None`` where none is known.
+    """Return the countermeasures against a known ``effect``; ``None`` if none is known.
 
-    A function under ``@countermeasures_against.register`` adds those against another effect. Fields of an effect that
-    are not given are ``None``.
+    A function under ``@countermeasures_against.register`` adds an effect. Unknown fields of an effect are ``None``.
     """
     return None
 
 
 @countermeasures_against.register
 def _against_sparsity(effect: Sparse, circumstances: Circumstances) -> Sequence[Countermeasure]:
-    """Counter pruning and selective sharing: match only the values that were shared."""
     return [
         Countermeasure(
             sentence="It matches the update where that is not zero; elsewhere it only keeps the guess below what would"
@@ -141,10 +131,7 @@ def _against_sparsity(effect: Sparse, circumstances: Circumstances) -> Sequence[
 
 @countermeasures_against.register
 def _against_quantization(effect: Quantized, circumstances: Circumstances) -> Sequence[Countermeasure]:
-    """Counter quantization: accept every gradient within the bins.
-
-    Measured against a straight-through quantizer of the guess, bins get further.
-    """
+    """Accept every gradient within the bins, which works better than a straight-through quantizer."""
     if looks_noisy(effect):
         return _smooth_away(circumstances)
     return [
@@ -158,10 +145,7 @@ def _against_quantization(effect: Quantized, circumstances: Circumstances) -> Se
 
 @countermeasures_against.register
 def _against_soteria(effect: MutedFeatures, circumstances: Circumstances) -> Sequence[Countermeasure]:
-    """Counter Soteria: mute the columns that are zero.
-
-    This gets a little further than muting the whole layer.
-    """
+    """Mute the columns that are zero, which works a little better than muting the whole layer."""
     if circumstances.head is None:
         return []
     return [
@@ -175,28 +159,24 @@ def _against_soteria(effect: MutedFeatures, circumstances: Circumstances) -> Seq
 
 @countermeasures_against.register
 def _against_mixing(effect: SlicedNoise, circumstances: Circumstances) -> Sequence[Countermeasure]:
-    """Counter the improved Soteria, which leaves nothing to mute, as any other noise."""
+    """Treat the improved Soteria as noise."""
     return _smooth_away(circumstances)
 
 
 @countermeasures_against.register
 def _against_refiner(effect: RobustGradient, circumstances: Circumstances) -> Sequence[Countermeasure]:
-    """Counter Refiner by smoothness: robust data look like noise.
-
-    Where their noise is drawn anew each round, it averages out over rounds.
-    """
+    """Prefer smooth images: robust data look like noise, and noise drawn in each round averages out."""
     return _prefer_smooth(circumstances, BLURRED)
 
 
 @countermeasures_against.register
 def _against_misleading(effect: AdversarialPerturbation, circumstances: Circumstances) -> Sequence[Countermeasure]:
-    """Counter RecUP-FL by smoothness: its perturbation is noise to an attack that looks for images."""
+    """Prefer smooth images: RecUP-FL's perturbation is noise to a reconstruction."""
     return _prefer_smooth(circumstances, BLURRED)
 
 
 @countermeasures_against.register
 def _against_ats(effect: Transformed, circumstances: Circumstances) -> Sequence[Countermeasure]:
-    """Counter ATS: search the original image through every transformation that may have been drawn."""
     transforms = outcomes(effect.policies or (), table=effect.table, by_probability=effect.by_probability)
     if not transforms:
         return []
@@ -212,7 +192,7 @@ def _against_ats(effect: Transformed, circumstances: Circumstances) -> Sequence[
 
 @countermeasures_against.register
 def _against_noise(effect: Noise, circumstances: Circumstances) -> Sequence[Countermeasure]:
-    """Counter noise on the update, or on the gradient of every local step, after clipping it."""
+    """Counter noise on the update or on the local steps' gradients, after clipping it."""
     unit = circumstances.matched_per_uploaded
     if effect.at == "gradient":
         unit, clips = 1.0, not circumstances.unrolls
@@ -225,7 +205,6 @@ def _against_noise(effect: Noise, circumstances: Circumstances) -> Sequence[Coun
 
 @countermeasures_against.register
 def _against_bare_layers(effect: NoisedLayers, circumstances: Circumstances) -> Sequence[Countermeasure]:
-    """Counter noise on some layers: the others are exact, and those are near what was observed."""
     noise = effect.added or Noise(std=None, clip=None)
     one = noise.at == "upload" or (circumstances.plan.shares == "gradient" and not circumstances.unrolls)
     reach = math.inf if noise.std is None or not one else _REACH * noise.std
@@ -243,20 +222,18 @@ def _against_bare_layers(effect: NoisedLayers, circumstances: Circumstances) -> 
 
 @countermeasures_against.register
 def _against_clipping(effect: Clipped, circumstances: Circumstances) -> Sequence[Countermeasure]:
-    """Counter clipping without noise: clip the guess too."""
     clips = circumstances.unrolls or not circumstances.plan.weight_decay
     return _clip(effect, circumstances.matched_per_uploaded, 0.0, circumstances) if clips else []
 
 
 @countermeasures_against.register
 def _against_sum(effect: Summed, circumstances: Circumstances) -> Sequence[Countermeasure]:
-    """Counter the sum over clients: it is the update of the batch that they have together."""
     return [Countermeasure(sentence=f"It takes the sum over {effect.clients} clients for the update of one batch.")]
 
 
 @countermeasures_against.register
 def _against_dp_sgd(effect: ClippedExamples, circumstances: Circumstances) -> Sequence[Countermeasure]:
-    """Counter DP-SGD's noise on the sum of clipped gradients; clip the guess for a batch of one example."""
+    """Counter DP-SGD's noise; clip the guess for a batch of one example."""
     norm, multiplier = effect.norm, effect.noise_multiplier
     std = norm * multiplier if norm is not None and multiplier is not None else None
     alone = circumstances.batch_size == 1 and not circumstances.unrolls
@@ -266,16 +243,11 @@ def _against_dp_sgd(effect: ClippedExamples, circumstances: Circumstances) -> Se
 
 @countermeasures_against.register
 def _against_spn(effect: PrivateLoss, circumstances: Circumstances) -> Sequence[Countermeasure]:
-    """Counter SPN, whose private loss acts on the public model through one feature vector per example.
+    """Counter SPN's private loss by an unknown vector q per example: its gradient is that of <q, features>.
 
-    Whatever head and codes are, their gradient by the backbone is that of <q, features>, with one unknown vector q an
-    example. This is the surrogate that is learned: F unknowns in place of the (F + 1) K weights and K bits that make
-    them. The K weights of a feature, which all have a part where no output is beyond the margin yet, give an element of
-    q a size of about alpha2 sqrt(K) times theirs, in whose unit it has to be guessed. The output layer is not perturbed
-    at all; it is all that is matched where an update is of several steps, each with another q. In a batch q is free for
-    each example, more than the attacker might know: as long as no output is beyond the margin, it is one per class of a
-    head of a single layer. Further private layers leave q one vector of F unknowns; each of width w takes its size by
-    sqrt(w / 2) times that of its weights, since about half of its ReLUs pass something on.
+    Its size is about alpha2 sqrt(K) times the weights'; each further private layer of width w multiplies it by sqrt(w /
+    2), since about half of its ReLUs are active. For several steps, each with another q, only the unperturbed output
+    layer is matched.
     """
     factor = UNSCALED if effect.alpha1 is None else effect.alpha1
     told = effect.alpha2 is not None and effect.bits is not None
@@ -312,15 +284,12 @@ def _against_spn(effect: PrivateLoss, circumstances: Circumstances) -> Sequence[
 
 @countermeasures_against.register
 def _against_split(effect: PrivateLayers, circumstances: Circumstances) -> Sequence[Countermeasure]:
-    """Counter private layers, of which only stand-ins are known, by smoothness.
-
-    Model inversion also finds the layers along with the image.
-    """
+    """Prefer smooth images; only stand-ins of private layers are known."""
     return _prefer_smooth(circumstances, BLURRED)
 
 
 def _clip(clip: Clipped, unit: float, std: float | None, circumstances: Circumstances) -> list[Countermeasure]:
-    """Clip the guess as the client clips, in units of what is matched; a norm that is not given counts as global."""
+    """Clip the guess as the client clips; an unknown norm counts as global."""
     scope = clip.scope if clip.norm else "global"
     if scope == "global" and not (circumstances.scales and circumstances.complete):
         return []
@@ -334,10 +303,7 @@ def _clip(clip: Clipped, unit: float, std: float | None, circumstances: Circumst
 
 
 def _prefer_smooth(circumstances: Circumstances, share: float) -> list[Countermeasure]:
-    """Prefer smooth images, since many fit an update that is known only in part.
-
-    Attacks with total variation of their own need no other.
-    """
+    """Prefer smooth images, since many fit an update that is known only in part."""
     if circumstances.smooths:
         return []
     return [
@@ -346,10 +312,7 @@ def _prefer_smooth(circumstances: Circumstances, share: float) -> list[Counterme
 
 
 def _smooth_away(circumstances: Circumstances) -> list[Countermeasure]:
-    """Counter noisy updates by smoothness, whose likeliest weight follows from the noise.
-
-    Also for attacks with total variation of their own.
-    """
+    """Counter noise by smoothness whose likeliest weight follows from it."""
     if not circumstances.pixels:
         return []
     sentence = "Of the images that fit it prefers those as smooth as the noise calls for (total variation)."

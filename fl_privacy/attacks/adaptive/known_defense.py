@@ -1,4 +1,4 @@
-"""A defense that is known: the countermeasures taken against it, and what they say of each victim."""
+"""Combine the countermeasures against a known defense."""
 
 import itertools
 import logging
@@ -26,10 +26,10 @@ from fl_privacy.types import Observation, Tensors
 logger = logging.getLogger(__name__)
 
 MOST_SEQUENCES = 1024
-"""Of transforms to an image that are tried one by one."""
+"""Largest number of sequences of transforms that are tried one by one."""
 
 Matched = Callable[[Observation], Tensors]
-"""The tensors that an attack matches, made of what was uploaded."""
+"""Function from an observation to the tensors that an attack matches."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ class KnownDefense:
     """Countermeasures against one known defense.
 
     Attributes:
-        countermeasures: in the order of the defense's parts.
-        noise_stds: of the parts that add noise, in units of the update; ``None`` where it is not told.
+        countermeasures: sequence in the order of the defense's parts.
+        noise_stds: standard deviations of the parts that add noise, in units of the update; ``None`` if unknown.
     """
 
     countermeasures: tuple[Countermeasure, ...] = ()
@@ -46,10 +46,10 @@ class KnownDefense:
 
     @classmethod
     def of(cls, observation: Observation, circumstances: Circumstances) -> "KnownDefense":
-        """Build the countermeasures against the defense that ``observation`` knows; log the parts that have none."""
+        """Build the countermeasures for ``observation``; log the parts that have none."""
         parts = _as_seen(observation.knowledge.defense or ())
         found = _taken(parts, circumstances)
-        if any(countermeasure.rule for countermeasure in found):  # bounds are in the units of what was clipped
+        if any(countermeasure.rule for countermeasure in found):  # bounds are in the units of the clipped update
             found = _taken(parts, replace(circumstances, scales=True))
         for name in uncountered(parts):
             logger.info("No countermeasure is known against %s, which is attacked as if unknown.", name)
@@ -58,7 +58,7 @@ class KnownDefense:
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """Return sentences for the report: what is done, and what can't be."""
+        """Return sentences for the report."""
         said = [countermeasure.sentence for countermeasure in self.countermeasures]
         if self.hidden and (others := {h.weight for h in self._hidden} - {self.hidden.weight}):
             said.append(f"It leaves out what private heads send back elsewhere, before {', '.join(sorted(others))}.")
@@ -72,11 +72,7 @@ class KnownDefense:
 
     @property
     def hidden(self) -> HiddenGradient | None:
-        """Return what is guessed of private losses; ``None`` where there are none.
-
-        Several that act on the same features add up to one unknown vector, in the unit of the strongest; of those that
-        act on different ones it is the strongest that is guessed.
-        """
+        """Return the strongest hidden gradient, which alone is guessed; those of the same features add up to it."""
         return max(self._hidden, key=lambda hidden: hidden.strength, default=None)
 
     @property
@@ -85,15 +81,11 @@ class KnownDefense:
 
     @property
     def loss_factor(self) -> float:
-        """Return the factor of the cross entropy in the clients' loss."""
         return math.prod(countermeasure.loss_factor for countermeasure in self.countermeasures)
 
     @property
     def transforms(self) -> tuple[Transform, ...]:
-        """Return what the client may have done to its images; empty where it does nothing to them.
-
-        Where several defenses change them it is every sequence of theirs, in their order, up to ``MOST_SEQUENCES``.
-        """
+        """Return the client's possible transforms, with several defenses all sequences up to ``MOST_SEQUENCES``."""
         each = [countermeasure.transforms for countermeasure in self.countermeasures if countermeasure.transforms]
         if len(each) < 2 or math.prod(self._numbers_of_transforms) > MOST_SEQUENCES:
             return max(each, key=len, default=())
@@ -112,11 +104,11 @@ class KnownDefense:
 
     @property
     def noisy(self) -> bool:
-        """Say whether smoothness follows from the noise, in updates of which all values are known."""
+        """Return ``True`` if smoothness follows from the noise."""
         return any(m.noisy for m in self.countermeasures)
 
     def bounds(self, update: Tensors) -> Bounds:
-        """Bound where the undefended tensors of ``update`` must have been; tensors not named are as observed."""
+        """Bound the undefended tensors of ``update``; tensors not named are as observed."""
         return self._bounds(update, len(self.countermeasures))
 
     def _bounds(self, update: Tensors, number: int) -> Bounds:
@@ -125,7 +117,7 @@ class KnownDefense:
         return widest(rule(update, std) for rule in rules)
 
     def _noise_std(self, update: Tensors) -> float:
-        """Return the standard deviation of the noise in ``update``: as given, but at most what the update can have."""
+        """Return the standard deviation of the noise in ``update``, at most the one estimated."""
         if not self.noise_stds:
             return 0.0
         told = [std for std in self.noise_stds if std is not None]
@@ -133,7 +125,6 @@ class KnownDefense:
         return min(most, math.hypot(*told)) if len(told) == len(self.noise_stds) else most
 
     def update_constraints(self, observations: Sequence[Observation], matched: Matched) -> UpdateConstraints:
-        """Return what the countermeasures say of the updates of ``observations``."""
         updates = [o.update() for o in observations]
         clippings = [(number, m.clipping) for number, m in enumerate(self.countermeasures) if m.clipping]
         clipped = [matched(o) for o in observations] if clippings else []
@@ -147,10 +138,7 @@ class KnownDefense:
         )
 
     def _left(self, updates: Sequence[Tensors], number: int) -> Tensors:
-        """Mark (V, *shape) with 0 the elements that may have had either sign after ``number`` countermeasures, else 1.
-
-        These are elements that were dropped, or nearly.
-        """
+        """Mark (V, *shape) with 0 the possibly dropped elements after ``number`` countermeasures, else 1."""
         each = [self._bounds(update, number) for update in updates]
         return {
             name: torch.stack([1 - ((b[name][0] < 0) & (b[name][1] > 0)).float() for b in each]) for name in each[0]
@@ -158,10 +146,7 @@ class KnownDefense:
 
 
 def _as_seen(parts: Description) -> Description:
-    """Describe what several clients' defenses do to the mean of their updates, where it is all that is seen.
-
-    Each clipped its own, which says nothing of the mean; of independent noise there is less.
-    """
+    """Describe the effect of several clients' defenses on the mean of their updates: no clipping, and less noise."""
     number = math.prod(part.effect.clients for part in parts if isinstance(part.effect, Summed))
     if number == 1:
         return parts
@@ -184,7 +169,7 @@ def _of_mean(effect: Noise, number: int) -> Noise:
 
 
 def uncountered(parts: Description) -> list[str]:
-    """Name the ``parts`` that no countermeasure is known against; they are attacked as if unknown."""
+    """Name the ``parts`` without a known countermeasure; they are attacked as if unknown."""
     unknown = countermeasures_against.dispatch(object)
     names = [part.name for part in parts if countermeasures_against.dispatch(type(part.effect)) is unknown]
     return list(dict.fromkeys(names))
@@ -195,7 +180,7 @@ def _taken(parts: Description, circumstances: Circumstances) -> list[Countermeas
 
 
 def _noise_std(effect: Effect, circumstances: Circumstances) -> float | None:
-    """Return the noise of one element of the update; ``None`` where it is not given or does not follow."""
+    """Return the noise of one element of the update, if known."""
     std, unit = None, 1.0 / circumstances.matched_per_uploaded
     if isinstance(effect, Noise) and effect.at == "upload":
         std, unit = effect.std, 1.0

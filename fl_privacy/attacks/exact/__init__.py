@@ -1,4 +1,4 @@
-"""Inputs that the gradient of a fully connected layer holds, by solving for them."""
+"""Attacks that solve for the inputs in the gradient of a fully connected layer."""
 
 from fl_privacy.attacks.exact.analytic import AnalyticInversion
 from fl_privacy.attacks.exact.attack import ExactInversion

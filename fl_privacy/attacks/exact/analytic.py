@@ -1,4 +1,4 @@
-"""The pixels that entered a fully connected layer, from the ratio of its gradients."""
+"""Reconstruct the pixels that entered a fully connected layer, from the ratio of its gradients."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,17 +36,15 @@ _CHUNK_ELEMENTS = 1 << 24
 
 @dataclass(frozen=True, kw_only=True)
 class AnalyticInversion:
-    """Solve B x = W for networks whose first layer is fully connected (SPN, Fan et al. 2020, Eq. 7 and Theorem 2.1).
+    """Solve b x^T = W for networks whose first layer is fully connected (SPN, Fan et al. 2020, Eq. 7 and Theorem 2.1).
 
-    Row i of the weight's gradient is the bias gradient b_i times the input. For one example x is the least squares
-    solution over all rows, exact but for rounding. In a batch a row whose neuron is active for a single example gives
-    that example; rows with the same ratio are counted together and the ratios with most rows are taken.
-    An update of several local steps is taken for a gradient to first order; one of Adam, whose steps hide how the
-    gradients of a row compare, is refused.
+    One example is the least squares solution, exact up to rounding. In a batch, neurons active for a single example
+    give that example; the ratios shared by most rows are taken. Several local steps count as a gradient to first order;
+    Adam's, which hide the ratios, are refused.
 
     Attributes:
         smallest: rows whose bias gradient is below this share of the largest are left out, in [0, 1).
-        alike: ratios whose distance is below this share of their length are the same, at least 1e-6.
+        alike: ratios are the same up to this share of their length, at least 1e-6.
     """
 
     smallest: float = 1e-4
@@ -59,11 +57,9 @@ class AnalyticInversion:
     def __call__(
         self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
     ) -> list[Reconstruction]:
-        """Attack all ``observations``; nothing is drawn from ``seed``."""
         return attack_in_groups(observations, self._attack, progress=progress, as_victims=one_each)
 
     def _attack(self, group: Group, report: Report) -> dict[int, Reconstruction]:
-        """Attack the victims of a group, as many at a time as memory is meant for."""
         first = group.first
         expect_gradient(first)
         layer = find_first_layer(first.model, first.sent, first.input_shape)

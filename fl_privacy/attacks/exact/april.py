@@ -1,11 +1,7 @@
-"""The image that entered a vision transformer, from the gradients of its patch and position embeddings.
+"""Solve for the image that entered a vision transformer, from the gradients of its patch and position embeddings.
 
-Each patch x_t goes through one linear layer, e_t = W x_t + b, and a learned position embedding p_t is added to what
-comes out. The gradient of p_t is therefore that of e_t, and dL/dW = sum_t dL/dp_t x_t^T is a linear system for all
-patches, whose matrix was uploaded: D equations for each place in a patch, N unknowns, solved wherever the patches are
-no more than the token's width. That the position embedding gives the image away is APRIL's observation (Lu et al. 2022,
-section 4), whose closed form reads the input of an attention without norm and residual in front of it; taken at the
-patch embedding it holds for transformers as they are built.
+The latter is that of the embedded patches (APRIL, Lu et al. 2022, section 4), so dL/dW = sum_t dL/dp_t x_t^T has D
+equations for N unknowns at each place in a patch.
 """
 
 import math
@@ -21,7 +17,7 @@ from fl_privacy.models.gradients.hooks import leaving
 from fl_privacy.types import LocalPlan, ModelState, Tensors
 
 _RANK = 1e-7
-"""Singular values of the position embedding's gradient below this share of the largest are rounding."""
+"""Singular values of the position embedding's gradient below this share of the largest are rounding errors."""
 
 _ROUNDING = 1e-8
 """Least error of an element of a gradient, as a share of the root mean square of its elements."""
@@ -30,7 +26,7 @@ _ALIKE = 1e-6
 """Gradients are the same up to this share of their length, in double precision."""
 
 _MOST_OTHERS = 16
-"""Tokens that are no patches, such as the class token."""
+"""Largest number of tokens that are no patches, such as the class token."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,10 +35,10 @@ class PatchEmbedding:
 
     Attributes:
         weight, bias: names of the convolution's parameters (D, C, P, P) and (D,).
-        position: name of the position embedding, whose last dimension is D.
-        first: its row that belongs to the first patch.
+        position: name of the position embedding, of last dimension D.
+        first: row of the first patch.
         image: (C, H, W).
-        shift, scale: (C, H, W) the convolution's input is ``shift + scale * pixels``.
+        shift, scale: (C, H, W) the input is ``shift + scale * pixels``.
     """
 
     weight: str
@@ -56,12 +52,10 @@ class PatchEmbedding:
 
     @property
     def names(self) -> tuple[str, str, str]:
-        """Return the names of the parameters."""
         return self.weight, self.bias, self.position
 
     @property
     def patches(self) -> int:
-        """Return the number of patches N."""
         return (self.image[1] // self.patch[0]) * (self.image[2] // self.patch[1])
 
     def pixels(self, patches: Tensor) -> Tensor:
@@ -85,9 +79,9 @@ class PatchSolution:
 
     Attributes:
         image: (C, H, W) float64.
-        residual: share of the gradient that it leaves.
-        error: expected root of the mean squared error of the pixels, from how far the equations that are more than the
-            unknowns disagree; infinite where there are none, or other images solve the system as well.
+        residual: share of the gradient that is left.
+        error: expected root mean squared error of the pixels, from redundant equations; infinite without these or a
+            unique solution.
     """
 
     image: Tensor
@@ -98,7 +92,7 @@ class PatchSolution:
 def find_patch_embedding(
     model: nn.Module, state: ModelState, input_shape: tuple[int, ...], *, fixed_norms: bool
 ) -> PatchEmbedding | None:
-    """Find the patch embedding of ``model`` at ``state``; ``None`` where its first layer is none.
+    """Find the model's patch embedding; ``None`` if its first layer is none.
 
     Raises:
         NotFullyConnectedError: the model calls no layer with parameters.
@@ -117,7 +111,7 @@ def find_patch_embedding(
 
 
 def solve(embedding: PatchEmbedding, gradients: Tensors) -> PatchSolution:
-    """Solve for the image of an update of a single one."""
+    """Solve for the image of an update of one image."""
     outputs, weight = embedding.output_gradient(gradients), gradients[embedding.weight].double().flatten(1)
     left, values, right = torch.linalg.svd(outputs, full_matrices=False)
     kept = values > _RANK * values[0]
@@ -134,7 +128,7 @@ def solve(embedding: PatchEmbedding, gradients: Tensors) -> PatchSolution:
 
 
 def _cuts_patches(layer: nn.Conv2d, seen: Probed) -> bool:
-    """Say whether each pixel enters ``layer`` in exactly one patch, by itself."""
+    """Return ``True`` if each pixel enters exactly one patch, by itself."""
     height, width = seen.random.shape[1:]
     alone = layer.stride == layer.kernel_size and layer.padding in ("valid", (0, 0)) and layer.dilation == (1, 1)
     whole = height % layer.kernel_size[0] == 0 and width % layer.kernel_size[1] == 0
@@ -143,7 +137,7 @@ def _cuts_patches(layer: nn.Conv2d, seen: Probed) -> bool:
 
 
 def _added(model: nn.Module, state: ModelState, seen: Probed) -> tuple[str, int] | None:
-    """Find the parameter whose gradient is that of the first layer's outputs: its name and first row."""
+    """Find name and first row of the parameter with the gradient of the first layer's outputs."""
     device = seen.random.device
     frozen = frozen_copy(model, state, LocalPlan(batch_norm="eval"), device=device, dtype=torch.float64)
     parameters = {name: value.requires_grad_() for name, value in frozen.named_parameters()}

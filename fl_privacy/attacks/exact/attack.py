@@ -1,4 +1,4 @@
-"""Images that are read from an update without any search among images, and whether that is proven."""
+"""Reconstruct images from an update without any search among images, and certify them if they are proven."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -45,47 +45,42 @@ from fl_privacy.rng import cpu_threads
 from fl_privacy.types import Certainty, Observation, Reconstruction
 
 _SURE = 1e-3
-"""Expected error of a pixel of what patches were solved for."""
+"""Largest expected error of a pixel of patches that are solved."""
 
 BLOCKS = "exact behind residual blocks"
-"""The member that solves for one image behind these."""
+"""Name of the sub-attack that solves for one image behind residual blocks."""
 
 _UNKNOWN = "The equations of one image are expected, but those of the layers disagree."
 
 _TOGETHER, _NUMBERS = 16, 1 << 25
-"""Images behind convolutions that are solved for at once, and numbers that their equations take, at most."""
+"""Images behind convolutions that are solved for at once, and the largest number of numbers in their equations."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExactInversion:
-    """What the first layer gives away exactly, with a certificate that does not use the truth.
+    """Reconstruct exactly from the first layers' gradients, with a certificate that does not use the originals.
 
-    One image is the quotient of a fully connected layer's gradients (Geiping et al. 2020, proposition 3.1). Of a batch
-    in front of a ReLU the gradient is taken apart (:mod:`fl_privacy.attacks.exact.spear`; SPEAR, Dimitrov et
-    al. 2024); where that fails, the images are taken that neurons see alone, as ``attack=analytic`` does. With the
-    images the labels follow from the output layer, in the images' order, and how often each occurs in the batch
-    (:mod:`fl_privacy.attacks.exact.repeats`). One image of a vision transformer is solved
-    for where the gradient of its position embedding was uploaded (:mod:`fl_privacy.attacks.exact.april`). One image
-    behind convolutions without pooling is solved for layer by layer from the first fully connected one back
-    (:mod:`fl_privacy.attacks.exact.r_gap`): to rounding where activations have an inverse, up to what silent
-    outputs of a first ReLU hide or a first convolution of few outputs does not tell. Batch norm in front of a first
-    fully connected layer is undone where its statistics are those that were sent, or follow from those sent back
-    (:mod:`fl_privacy.attacks.exact.batch_statistics`). One image behind a residual network
-    with such batch norm and pooling in front of its output layer is solved for block by block from the last one back
-    (:mod:`fl_privacy.attacks.exact.residual`), down to the first blocks, whose convolutions have fewer gradients than
-    there are unknowns; from there a descent on the first layers alone leads to the pixels
-    (:mod:`fl_privacy.attacks.exact.feature_descent`).
+    - One image in front of a fully connected layer is a quotient of gradients (Geiping et al. 2020, proposition 3.1).
+    - A batch in front of a ReLU is factored (:mod:`fl_privacy.attacks.exact.spear`; SPEAR, Dimitrov et al. 2024), or
+      attacked as by ``attack=analytic``.
+    - Batch norm in front is undone (:mod:`fl_privacy.attacks.exact.batch_statistics`), and repetitions are counted
+      (:mod:`fl_privacy.attacks.exact.repeats`).
+    - One image of a vision transformer needs its position embedding's gradient (:mod:`fl_privacy.attacks.exact.april`).
+    - One image behind convolutions without pooling is solved for layer by layer, up to what a ReLU or a narrow first
+      convolution hides (:mod:`fl_privacy.attacks.exact.r_gap`).
+    - One image behind a residual network is solved for block by block (:mod:`fl_privacy.attacks.exact.residual`), and
+      by a descent in front of that (:mod:`fl_privacy.attacks.exact.feature_descent`).
 
-    A reconstruction is ``proven`` if the equations of the layer have one solution up to the order of the images, the
-    signs it makes in front of the ReLU are those that the zeros behind it ask for, and the whole update is reproduced.
-    Proven is what the model saw: a defense that changes images before the model sees them has changed these.
+    A reconstruction is ``proven`` if the equations have one solution up to the order of the images, its signs match the
+    zeros behind the ReLU, and the whole update is reproduced. Proven are the model's inputs: a defense may have changed
+    the images before.
 
     Attributes:
-        rounds: of searches for sparse directions, at most, for each victim.
-        starts: of a round.
-        smallest: rows whose bias gradient is below this share of the largest are left out where quotients are compared.
-        alike: quotients closer than this share of their length are of the same image.
-        evaluations: of the descent behind residual blocks, for each image.
+        rounds: maximal number of searches for sparse directions, for each victim.
+        starts: number of starts of a round.
+        smallest: rows whose bias gradient is below this share of the largest are left out of quotients.
+        alike: quotients closer than this share of their length belong to the same image.
+        evaluations: evaluations of the descent, for each image.
     """
 
     rounds: int = 400
@@ -104,8 +99,6 @@ class ExactInversion:
     def __call__(
         self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
     ) -> list[Reconstruction]:
-        """Attack all ``observations``; see :class:`fl_privacy.attacks.ReconstructionAttack`."""
-
         def attack(group: Group, report: Report) -> dict[int, Reconstruction]:
             expect_gradient(group.first)
             source = _source(group.first)
@@ -156,11 +149,7 @@ class ExactInversion:
         report: Report,
         explains: Callable[[Tensor], bool],
     ) -> tuple[Tensor, bool]:
-        """Solve for the layer's inputs (B, N), and say whether nothing else could have entered.
-
-        Where nearly all signs agree, next to nothing may have come back through a neuron that was not silent; inputs
-        that the whole update is explained by are then consistent with it.
-        """
+        """Return the layer's inputs (B, N), and ``True`` if no others could have entered."""
         gradient, count = as_gradient(observation), observation.upload.num_examples
         weight, bias, near = gradient[layer.weight], gradient[layer.bias], NEARLY
         if count == 1:
@@ -172,7 +161,7 @@ class ExactInversion:
         joined, sent = with_the_bias(layer, weight, bias), observation.sent.parameters
         basis = columns_of(joined, count)
         if basis is not None and basis.shape[1] < count and len(weight) <= max(count + 1, observation.num_classes):
-            basis = None  # a layer of so few outputs has a low rank of different examples, too
+            basis = None  # with so few outputs, different examples have a low rank, too
         if basis is not None and basis.shape[1] == 1:
             if explains(alike := fit(weight[None], bias[None])):
                 return alike, True
@@ -202,7 +191,6 @@ def _patched(observation: Observation, embedding: PatchEmbedding) -> Read:
 
 
 def _recursed(group: Group, chain: Chain, report: Report) -> dict[int, Reconstruction]:
-    """Solve the images behind convolutions, by position, some at a time."""
     observations, results = list(group.observations.items()), dict[int, Reconstruction]()
     model, device = model_as_sent(group.first), chain.shift.device
     for begin in counted("exact", range(0, len(observations), _TOGETHER)):
@@ -225,7 +213,6 @@ def _recursed(group: Group, chain: Chain, report: Report) -> dict[int, Reconstru
 def _behind_blocks(
     group: Group, network: Residual, seed: int, evaluations: int, report: Report
 ) -> dict[int, Reconstruction]:
-    """Solve the images behind residual blocks, by position, some at a time."""
     observations, results = list(group.observations.items()), dict[int, Reconstruction]()
     for begin in counted("exact", range(0, len(observations), _TOGETHER)):
         some = dict(observations[begin : begin + _TOGETHER])
@@ -261,7 +248,7 @@ def _some_behind_blocks(
 
 
 def _certified_in_range(reproduction: Reproduction, read: Read) -> Reconstruction:
-    """Certify the solved images, cut to [0, 1] unless only what goes beyond gives the update."""
+    """Certify the solved images, cut to [0, 1] unless only uncut ones reproduce the update."""
     cut = certified(reproduction, replace(read, images=read.images.clamp(0, 1)))
     if cut.certainty is not Certainty.APPROXIMATE:
         return cut
@@ -270,7 +257,6 @@ def _certified_in_range(reproduction: Reproduction, read: Read) -> Reconstructio
 
 
 def _source(observation: Observation) -> FirstLayer | PatchEmbedding | Chain | Residual:
-    """Find the layers that the images are solved from, where their gradients were uploaded."""
     model, sent, shape = observation.model, observation.assumed(), observation.input_shape
     fixed = observation.plan.batch_norm == "eval"
     source: FirstLayer | PatchEmbedding | Chain | Residual | None = None

@@ -1,7 +1,6 @@
-"""What batch norm made of a batch in front of the first layer, from the running statistics that a client sends back.
+"""Infer the shift and scale of batch norm in front of the first layer from the running statistics sent back.
 
-After one step the running mean is (1 - m) times the one sent plus m times the mean of the batch, and the running
-variance likewise. With both known, batch norm is a shift and a scale of each value, as in evaluation mode.
+After one step they are (1 - m) times those sent plus m times those of the batch.
 """
 
 from dataclasses import dataclass
@@ -16,11 +15,11 @@ from fl_privacy.types import ModelState, Observation
 
 @dataclass(frozen=True, eq=False)
 class NormalizedLayer(FirstLayer):
-    """A first fully connected layer behind batch norm in training mode, which takes values relative to the batch.
+    """A first fully connected layer behind batch norm in training mode.
 
     Attributes:
-        center: (N,) what enters the layer on average.
-        spread: (N,) by which each of two examples is off it; ``None`` if several values share a mean and a variance.
+        center: (N,) mean input.
+        spread: (N,) distance of two examples from it; ``None`` if several values share a mean and a variance.
     """
 
     center: Tensor
@@ -28,7 +27,7 @@ class NormalizedLayer(FirstLayer):
 
 
 def find_normalized_layer(observation: Observation) -> NormalizedLayer | None:
-    """Find the layer behind batch norm; ``None`` if batch norm comes elsewhere, or its batch is not known."""
+    """Find the layer behind batch norm; ``None`` without it, or if its batch is not known."""
     plan, sent, shape = observation.plan, observation.assumed(), observation.input_shape
     size = observation.upload.num_examples
     if plan.batch_norm != "train" or (plan.shares != "gradient" and number_of_steps(size, plan) != 1):
@@ -67,11 +66,10 @@ def find_normalized_layer(observation: Observation) -> NormalizedLayer | None:
 
 
 def two_examples(layer: NormalizedLayer, weight: Tensor, bias: Tensor) -> Tensor | None:
-    """Solve for two inputs (2, N), which are the center plus and minus the spread, by the signs of the gradient.
+    """Solve for two inputs (2, N), the center plus and minus the spread, by the signs of the gradient.
 
     Args:
-        layer: whose ``spread`` is known.
-        weight, bias: its gradients (M, N) and (M,).
+        weight, bias: gradients (M, N) and (M,).
     """
     if layer.spread is None:
         return None
@@ -82,8 +80,8 @@ def two_examples(layer: NormalizedLayer, weight: Tensor, bias: Tensor) -> Tensor
 
 
 def with_the_bias(layer: FirstLayer, weight: Tensor, bias: Tensor) -> Tensor:
-    """Return the gradient (M, N) that is taken apart, with the bias's (M, 1) where a batch is relative to its mean.
+    """Return the weight's gradient (M, N), joined with the bias's (M, 1) behind batch norm in training mode.
 
-    Relative to it, examples add up to zero, which takes one from the rank of the weight's gradient.
+    Examples relative to their mean take one from the rank of the weight's gradient.
     """
     return torch.cat([weight, bias[:, None]], 1) if isinstance(layer, NormalizedLayer) else weight

@@ -1,10 +1,7 @@
-"""What entered a convolution, up to a factor, from the gradient of its weight alone.
+"""Solve for the inputs of a convolution, up to a factor, from the gradient of its weight alone.
 
-With D_k the gradient (O, C) of the weight at tap k, G (O, P) the slopes of the loss by the outputs, A (C, N) what
-entered, and S_k (P, N) the zeros and ones of which input place tap k takes to which output place, D_k = G S_k A'. Both
-factors are unknown. But the S_k of a kernel and zero padding leave no freedom: where A has a right inverse H, that is
-where there are as many channels as places, D_k H = G S_k is linear in both H and G, and its solution is unique up to
-a factor, since nothing but a multiple of the identity commutes with shifts to all sides that end at the edges.
+At tap k it is D_k = G S_k A', with slopes G (O, P), inputs A (C, N) and shifts S_k (P, N); if A has a right inverse H,
+as with many channels, D_k H = G S_k is linear in H and G and unique up to a factor.
 """
 
 import itertools
@@ -16,14 +13,15 @@ from torch import Tensor
 from fl_privacy.attacks.exact.convolution import Convolution
 
 MOST_UNKNOWNS = 4608
-"""Of one system: 64 channels by 64 places are 4,096, which take 130 MB and 23 billion multiplications."""
+"""Largest number of unknowns of a system: 64 channels by 64 places are 4,096, which take 130 MB and 23 billion
+multiplications."""
 
 _RANK = 1e-7
 """Singular values below this share of the largest are rounding of single precision."""
 
 _RIDGE = 1e-12
 _STEPS = 4
-"""Of inverse iteration, for the two least eigenvalues, which are a million times apart where there is a solution."""
+"""Steps of inverse iteration for the two least eigenvalues, which are a million times apart if there is a solution."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,8 +30,8 @@ class BlindInputs:
 
     Attributes:
         values: (C, H, W), mean absolute value 1, of either sign.
-        left: what they leave of the equations, squared, as a share of what a random guess does.
-        next: the same of the second best, at right angles to it.
+        left: squared residual, as a share of a random guess's.
+        next: the same for the second best, orthogonal inputs.
     """
 
     values: Tensor
@@ -42,12 +40,12 @@ class BlindInputs:
 
     @property
     def unique(self) -> bool:
-        """Say whether these solve the equations to rounding, and others do not."""
+        """Return ``True`` if only these solve the equations to rounding."""
         return self.left < 1e-6 and self.left < 1e-3 * self.next
 
 
 def can_be_blind(layer: Convolution) -> bool:
-    """Say whether a layer may have enough channels for its places, and few enough of both."""
+    """Return ``True`` if a layer may have enough channels for its places, and few enough of both."""
     places = layer.shape[1] * layer.shape[2]
     taps = layer.module.kernel_size[0] * layer.module.kernel_size[1]
     return layer.shape[0] >= places and places * places <= MOST_UNKNOWNS and 4 <= taps <= 25
@@ -55,11 +53,10 @@ def can_be_blind(layer: Convolution) -> bool:
 
 @torch.no_grad()
 def inputs_up_to_a_factor(layer: Convolution, gradient: Tensor) -> BlindInputs | None:
-    """Solve ``gradient = slopes * inputs`` for both, and return the inputs; ``None`` where these are too alike.
+    """Solve ``gradient = slopes * inputs`` for both, and return the inputs; ``None`` if the rank is too low.
 
     Args:
-        layer: for which :func:`can_be_blind`.
-        gradient: (O, C, kernel) of its weight, float64, of one image.
+        gradient: (O, C, kernel) of the weight, float64, for one image.
     """
     channels, places = layer.shape[0], layer.shape[1] * layer.shape[2]
     taps = gradient.flatten(2).permute(2, 0, 1)  # (K, O, C)
@@ -71,7 +68,7 @@ def inputs_up_to_a_factor(layer: Convolution, gradient: Tensor) -> BlindInputs |
     if rank < places:
         return None
     basis = right[:places].T / values[:places] * values[0]
-    # the places that each tap takes to each output, (K, P, N) of zeros and ones
+    # each tap's input place of each output, (K, P, N) of zeros and ones
     size = layer.outputs(gradient.new_zeros(1, *layer.shape)).shape[2:]
     number = size[0] * size[1]
     alone = torch.eye(number, dtype=gradient.dtype, device=gradient.device).reshape(1, number, *size)
@@ -85,9 +82,7 @@ def inputs_up_to_a_factor(layer: Convolution, gradient: Tensor) -> BlindInputs |
 
 
 def _normal_matrix(shifts: Tensor, taps: Tensor) -> Tensor:
-    """Return the matrix (R N, R N) of what X (R, N) leaves of ``taps`` X = Y ``shifts``, squared, with the best Y.
-
-    Divided by its mean eigenvalue.
+    """Return the matrix (R N, R N) of the squared residual of ``taps`` X = Y ``shifts`` with the best Y.
 
     Args:
         shifts: (K, P, N).
@@ -105,7 +100,7 @@ def _normal_matrix(shifts: Tensor, taps: Tensor) -> Tensor:
 
 
 def _least_eigenpairs(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the two least eigenvalues (2,) of a matrix without negative ones, and the vector of the least."""
+    """Return the two least eigenvalues (2,) of a positive semidefinite matrix, and the vector of the least."""
     size = len(matrix)
     matrix.diagonal().add_(_RIDGE)
     lower = torch.linalg.cholesky(matrix)

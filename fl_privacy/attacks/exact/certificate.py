@@ -1,4 +1,4 @@
-"""What shows, without the truth, that images are those of an update: labels that follow from them, the update again."""
+"""Certify reconstructed images without the originals: infer their labels, and compute the update again."""
 
 import math
 from dataclasses import dataclass
@@ -20,24 +20,24 @@ from fl_privacy.types import Batch, Certainty, ModelState, Observation, Reconstr
 from fl_privacy.types.schema import Schema, schema_of
 
 ROUNDING = 1e-3
-"""Updates whose distance is below this share of their length are the same but for rounding in single precision."""
+"""Updates whose distance is below this share of their length are equal up to rounding in single precision."""
 
 EXACT = 3e-5
-"""The same, of a single image, where no sign in front of a ReLU says whether it is the right one."""
+"""The same share for a single image, for which no sign in front of a ReLU confirms the result."""
 
 _BEYOND = 0.01
-"""By which inputs may leave [0, 1] for rounding."""
+"""Distance by which inputs may leave [0, 1] due to rounding."""
 
 _ROUNDED = 1e-6
-"""Share of a label that is rounding of a softmax in single precision, where a network is sure of it."""
+"""Share of a label that is rounding of a softmax in single precision, if a network is sure of it."""
 
 _MIXED = 0.01
-"""By which the second of a label's probabilities is above the others where labels are mixed, and not smoothed."""
+"""Margin of a label's second probability over the others above which labels are mixed, and not smoothed."""
 
 _PROVEN = "What is proven is what entered the first layer, which"
 
 _NEARLY_SAME = 0.01
-"""Errors of the outputs that are those of classes up to this share of their length."""
+"""Errors of the outputs match those of classes up to this share of their length."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,9 +46,9 @@ class Read:
 
     Attributes:
         images: (B, C, H, W).
-        unique: whether no others solve the equations.
-        loss: what they leave of these.
-        note: a sentence on them, if any.
+        unique: ``True`` if no others do.
+        loss: residual of the equations.
+        note: sentence or empty.
     """
 
     images: Tensor
@@ -62,27 +62,22 @@ class Reproduction:
     """Compares the gradient of a batch with the one observed, in double precision on the device of the values sent.
 
     Attributes:
-        observation: of one update, taken for a mean gradient at the values sent.
-        model: of :func:`model_as_sent`, the same for all victims of a group.
+        observation: one update, taken for a mean gradient at the values sent.
     """
 
     observation: Observation
     model: nn.Module
 
     def labels(self, images: Tensor) -> Tensor | None:
-        """Infer each image's class (B,) or probabilities (B, K), in order; ``None`` without an output layer.
+        """Infer labels (B,) or (B, K) of images (B, C, H, W) or tokens (B, L); ``None`` without an output layer.
 
-        The gradient of the output layer is a sum of what enters the layer for each image times p - y of the image. With
-        the images known only y is not, one least squares system for all classes. Where p - y is the same multiple of
-        p in all other classes and images, the client has scaled its gradient and the labels are classes.
-
-        Args:
-            images: (B, C, H, W), or tokens (B, L).
+        They solve the output layer's gradient, a sum of inputs times p - y. Labels are classes if p - y is the same
+        multiple of p elsewhere, since clients may scale gradients.
         """
         return self._solved(self.model, self._entering(images))
 
     def errors(self, images: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Return outputs p and errors p - y (B, K) of images (B, C, H, W); ``None`` without an output layer."""
+        """Return p and p - y (B, K) of images (B, C, H, W); ``None`` without an output layer."""
         return self._errors(self.model, self._entering(images))
 
     def classes(self, images: Tensor) -> Tensor | None:
@@ -93,17 +88,16 @@ class Reproduction:
         return None if found is None else found[1].argmin(1)
 
     def labels_of(self, features: Tensor, path: str) -> Tensor | None:
-        """Infer labels from ``features`` (B, ...) that enter the layer at ``path``, in front of the output layer."""
+        """Infer labels from ``features`` (B, ...) that enter the layer at ``path``."""
         rest = Rest(self.model, path, self.observation.input_shape)
         return self._solved(rest, features.to(self._device, torch.float64))
 
     @property
     def loss(self) -> Loss:
-        """Return the client's loss, as far as it is known."""
+        """Return the client's loss; cross-entropy if it is not known."""
         return self.observation.loss or CROSS_ENTROPY
 
     def _solved(self, network: nn.Module, inputs: Tensor) -> Tensor | None:
-        """Infer the labels of a batch from the features that enter ``network``."""
         found = self._errors(network, inputs)
         if found is None or is_plain(self.loss):
             return _labels(found)
@@ -114,7 +108,6 @@ class Reproduction:
         return labels
 
     def _errors(self, network: nn.Module, inputs: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Return p and p - y (B, K); ``None`` without an output layer."""
         observation = self.observation
         output = labeling.output_layer(observation.model, observation.num_classes)
         single, gradient = output is None, as_gradient(observation)
@@ -138,7 +131,7 @@ class Reproduction:
         return probabilities, torch.cat([-errors, errors], 1) if single else errors
 
     def _errors_of_one(self, network: nn.Module, inputs: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor] | None:
-        """Return p and p - y from the gradient (K,) of the output layer's bias, which suffices for one example."""
+        """Return p and p - y of one example from the output bias's gradient (K,)."""
         if bias is None or len(inputs) > 1:
             return None
         with torch.no_grad():
@@ -146,18 +139,15 @@ class Reproduction:
         return probabilities, bias.double()[None] / self.observation.plan.loss_scale
 
     def distance(self, batch: Batch, *, any_scale: bool = True) -> float:
-        """Return how far the gradient of ``batch`` is from the one observed, as a share of the latter's length.
+        """Return the distance of the gradient of ``batch`` from the one observed, relative to the latter's length.
 
-        Up to a common factor, since clients clip, unless ``any_scale`` is off. The worst of the tensors counts whose
-        length is not within rounding of zero, so that no small layer hides.
+        A common factor is ignored, since clients clip, unless ``any_scale`` is off. The worst tensor counts, so that no
+        small layer hides.
         """
         return _distance(self._gradients(batch), as_gradient(self.observation), any_scale=any_scale)
 
     def share(self, batch: Batch, weight: float) -> float:
-        """Return how long ``weight`` times the gradient of ``batch`` is, as a share of the one observed.
-
-        It is the share of the tensor where it is largest.
-        """
+        """Return the relative length of ``weight`` times the gradient of ``batch``, in its largest tensor."""
         found, observed = self._gradients(batch), as_gradient(self.observation)
         return max(weight * float(found[name].norm()) / float(v.norm()) for name, v in observed.items() if v.any())
 
@@ -173,7 +163,6 @@ class Reproduction:
         ).gradients
 
     def _entering(self, inputs: Tensor) -> Tensor:
-        """Convert images to double precision; leave tokens as they are."""
         return inputs.to(self._device, torch.float64 if inputs.is_floating_point() else inputs.dtype)
 
     @property
@@ -184,31 +173,28 @@ class Reproduction:
 def least_squares(known: Tensor, sums: Tensor) -> Tensor:
     """Find the shortest X (n, k) for which ``known`` (m, n) X is nearest to ``sums`` (m, k), of any rank.
 
-    On the CPU: on a GPU ``torch.linalg.lstsq`` takes every matrix for one of full rank, and finds nothing where two
-    examples of a batch are equal.
+    It runs on the CPU: on a GPU ``torch.linalg.lstsq`` fails without full rank, as with two equal examples.
     """
     found: Tensor = torch.linalg.lstsq(known.cpu(), sums.cpu(), driver="gelsd").solution
     return found.to(sums.device)
 
 
 def model_as_sent(observation: Observation) -> nn.Module:
-    """Return the frozen model with the attacker's values, in double precision where these are."""
+    """Return the frozen model with the attacker's values, in double precision."""
     state, plan = observation.assumed(), observation.plan
     device = next(iter(state.parameters.values())).device
     return frozen_copy(observation.model, state, plan, device=device, dtype=torch.float64)
 
 
 def certified(reproduction: Reproduction, read: Read, *, ordered: bool = True) -> Reconstruction:
-    """Certify solved images: infer their labels and how sure the result is.
+    """Infer the labels and the certainty of solved images.
 
     Args:
-        reproduction: of the victim.
-        read: its images.
-        ordered: whether labels that the attacker was told of go with the images as they are.
+        ordered: ``True`` if known labels are in the order of the images.
     """
     observation = reproduction.observation
     labels, source = observation.knowledge.labels, "known"
-    if labels is None or read.unique or not ordered:  # those told are in no order that the images know of
+    if labels is None or read.unique or not ordered:  # known labels are not in the order of the images
         labels, source = reproduction.labels(read.images), "inferred"
     if labels is None:
         return without_labels(observation)
@@ -232,10 +218,7 @@ def certified(reproduction: Reproduction, read: Read, *, ordered: bool = True) -
 
 
 def _limits(observation: Observation, labels: Tensor) -> tuple[str, ...]:
-    """Say what is proven instead of the client's examples, if the update shows that these were changed before.
-
-    Draws behind the first layer would be seen, since the update is reproduced without any.
-    """
+    """Return a note if the update shows that the client's examples were changed before."""
     drops = any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in observation.model.modules())
     if DRAWS in observation.notes or (drops and observation.plan.mode == "train"):
         return (
@@ -251,7 +234,7 @@ def _limits(observation: Observation, labels: Tensor) -> tuple[str, ...]:
 def within_range(images: Tensor, *, solved: bool, schema: Schema | None = None) -> tuple[Tensor, tuple[str, ...]]:
     """Cut ``images`` to [0, 1], unless they were ``solved`` for and have another scale; then return a note on it.
 
-    Rows of a table, whose ``schema`` is known, are as they were solved for, or the nearest that the schema has.
+    Rows of a table with a ``schema`` are kept if solved for, or else replaced by its nearest rows.
     """
     if schema is not None:
         return (images if solved else schema.nearest(images)), ()
@@ -265,18 +248,12 @@ def within_range(images: Tensor, *, solved: bool, schema: Schema | None = None) 
 
 
 def is_muted(weight: Tensor, shade: Tensor) -> bool:
-    """Say whether columns of the gradient (M, N) were muted: zero although their pixels are not all black or white.
-
-    ``shade`` (..., N): the pixels that would have to be black or white.
-    """
+    """Say whether columns of the gradient (M, N) were zeroed although their pixels ``shade`` (..., N) are in (0, 1)."""
     return bool(((weight == 0).all(0) & (shade > 0) & (shade < 1)).any())
 
 
 def _labels(found: tuple[Tensor, Tensor] | None) -> Tensor | None:
-    """Turn outputs p and errors p - y (B, K) into labels (B,) or (B, K).
-
-    For classes a multiple of the errors will do.
-    """
+    """Turn p and p - y (B, K) into labels (B,) or (B, K); for classes any multiple of p - y will do."""
     if found is None:
         return None
     probabilities, errors = found

@@ -1,20 +1,7 @@
-"""Read the images of a batch that a fully connected first layer mixed, as independent components (V victims at once).
+"""Reconstruct the images that a fully connected first layer mixed, as independent components (V victims at once).
 
-The gradient G = D X^T of the weight and g = D 1 of the bias are those of :mod:`fl_privacy.attacks.exact.spear`,
-here without zeros in D. With R an orthonormal basis (B, N) of the rows of G, X^T = A R for an unknown A (B, B), and
-G R^T = D A; so (G R^T) c = g is solved by c = A^-1 1: every image a R has a c = 1, which gives its sign and its scale.
-The directions of A are those that make differences of neighboring pixels independent and heavy-tailed, as they are in
-photographs: FastICA (Hyvarinen 1999), then the likelihood of independent components without the constraint that they
-are uncorrelated, which those of few pixels are not, by relative quasi-Newton steps (Ablin et al. 2018, "Picard"). That
-a batch is read by independent components is of Kariyappa et al. 2023, "Cocktail Party Attack".
-
-In front of a ReLU the outputs that stay silent say more, also behind noise. In the terms of
-:mod:`fl_privacy.attacks.exact.unmixing` D^T = C A^-1 with C = G R^T, so that column i of A^-1 is the direction in
-which C is zero at the outputs that image i leaves silent. A guess of the images, that of independent components, tells
-which these are: nearly all outputs that lie clearly below zero for the guess do so for the image. The direction in
-which their rows of C are least, as a share of all rows, is that of a symmetric B x B matrix; sign and scale follow from
-the gradient of the bias, C A^-1 1 = g. The images found tell silent outputs better, and so on. Neither labels nor what
-comes behind the ReLU are needed, and noise is averaged over half of the outputs.
+The layer's gradients are G = D X^T and g = D 1, with X^T = A R for an orthonormal basis R (B, N) of the rows of G and
+an unknown mixing A (B, B).
 """
 
 import math
@@ -40,17 +27,17 @@ from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, Certainty, Observation, Reconstruction
 
 _RANK = 1e-6
-"""Singular values below this share of the largest are rounding."""
+"""Singular values below this share of the largest are rounding errors."""
 
 _LEAST_CURVATURE = 0.1
-"""Of the likelihood, of two components: below, steps are as with this one."""
+"""Least curvature of the likelihood in a pair of components; smaller ones are replaced by it."""
 
 _LONGEST_STEP = 0.3
-"""Relative change of a component in one step, at most."""
+"""Largest relative change of a component in one step."""
 
 
 def row_basis(weights: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Find rows R (V, B, N) that span those of G (V, M, N) with M >= B, and whether each G has this rank (V,)."""
+    """Return orthonormal rows R (V, B, N) that span those of G (V, M, N), and whether each G has rank B (V,)."""
     gradients = weights.double()
     values, vectors = torch.linalg.eigh(gradients @ gradients.mT)
     top = vectors[..., -count:]
@@ -59,7 +46,10 @@ def row_basis(weights: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def unmixed(basis: Tensor, directions: Tensor, weights: Tensor, biases: Tensor) -> Tensor:
-    """Return the layer's inputs (V, B, N) from ``directions`` (V, B, B) on the basis R, in their sign and scale."""
+    """Return the layer's inputs (V, B, N) from ``directions`` (V, B, B) on the basis R.
+
+    Each row a R has a c = 1, where (G R^T) c = g.
+    """
     columns = weights.double() @ basis.mT
     gram = columns.mT @ columns
     balance = torch.linalg.solve_ex(gram, columns.mT @ biases.double()[..., None])[0]
@@ -70,7 +60,7 @@ def unmixed(basis: Tensor, directions: Tensor, weights: Tensor, biases: Tensor) 
 def neighbors(images: Tensor) -> Tensor:
     """Return differences of neighboring pixels (V, B, n) of images (V, B, C, H, W).
 
-    They are those of the mean of the channels and of each channel to it, every kind as strong as the others.
+    The mean of the channels, and each channel's difference from it, are scaled alike.
     """
     gray = images.mean(2, keepdim=True)
     kinds = [gray] if images.shape[2] == 1 else [gray, images[:, :, :-1] - gray]
@@ -89,10 +79,7 @@ def number_of_neighbors(shape: Sequence[int]) -> int:
 
 
 def unlikeliness(features: Tensor, directions: Tensor) -> Tensor:
-    """Return minus the log-likelihood of ``features`` (B, n) as mixtures that ``directions`` (B, B) separate.
-
-    Up to a constant, for components with tails like those of the search.
-    """
+    """Return minus the log-likelihood of ``features`` (B, n) for ``directions`` (B, B), up to a constant."""
     found = directions @ features
     scale = found.square().mean(1, keepdim=True).sqrt()
     each = (1 + (found / scale).square()).log().mean(1) + scale[:, 0].log()
@@ -103,10 +90,8 @@ def unlikeliness(features: Tensor, directions: Tensor) -> Tensor:
 def independent_directions(features: Tensor, start: Tensor, *, iterations: int) -> Tensor:
     """Find directions (V, B, B) whose products with ``features`` (V, B, n) are independent and heavy-tailed.
 
-    Args:
-        features: mixtures.
-        start: (V, B, B) orthogonal.
-        iterations: of each of the two searches.
+    FastICA (Hyvarinen 1999), then quasi-Newton steps on the likelihood (Ablin et al. 2018, "Picard"), ``iterations`` of
+    each from the orthogonal ``start`` (V, B, B).
     """
     centered = features - features.mean(2, keepdim=True)
     values, vectors = torch.linalg.eigh(centered @ centered.mT / centered.shape[2])
@@ -118,7 +103,7 @@ def independent_directions(features: Tensor, start: Tensor, *, iterations: int) 
 
 
 def _uncorrelated(white: Tensor, directions: Tensor, iterations: int) -> Tensor:
-    """Run FastICA with the hyperbolic tangent, all components at once."""
+    """Run FastICA with the hyperbolic tangent."""
     for _ in range(iterations):
         bent = (directions @ white).tanh()
         slope = (1 - bent.square()).mean(2, keepdim=True)
@@ -150,16 +135,18 @@ def _most_likely(white: Tensor, directions: Tensor, iterations: int) -> Tensor:
 _ROUNDS = 10
 
 _SURE = (0.8, 0.95)
-"""Share of the outputs below zero that are taken for silent, those furthest below, in the first and the last round."""
+"""Shares of the outputs below zero, the lowest first, that are taken for silent in the first and the last round."""
 
 
 def unmixed_by_silence(columns: Tensor, bias: Tensor, start: Tensor, projected: Tensor, shift: Tensor) -> Tensor | None:
-    """Find A (B, B) near ``start`` by silent neurons, or ``None`` where that leads nowhere.
+    """Refine A (B, B) near ``start`` by silent neurons; ``None`` if the refinement breaks down.
+
+    As D^T = C A^-1, column i of A^-1 is a direction in which C is zero at the outputs that image i leaves silent; C
+    A^-1 1 = g gives sign and scale.
 
     Args:
-        columns: C (M, B).
+        columns: C = G R^T (M, B).
         bias: g (M,).
-        start: (B, B).
         projected: P = R W^T (B, M).
         shift: b (M,) of the layer.
     """
@@ -181,41 +168,40 @@ def unmixed_by_silence(columns: Tensor, bias: Tensor, start: Tensor, projected: 
 
 
 _DIFFERENT = 1e-4
-"""Least singular value of images, as a share of the largest, that are no combinations of each other."""
+"""Least singular value of linearly independent images, as a share of the largest."""
 
 _SILENT = 0.1
-"""Share of the layer's signals that are zero, from which a ReLU is behind it."""
+"""Share of zeros among the layer's signals above which a ReLU follows it."""
 
 _RELABELED = 3
-"""Times that images are looked for with the labels that those found before have."""
+"""Number of searches for images with the labels of the images found before."""
 
 _ALONE = 1 / 16
-"""Share of the differences of neighboring pixels that count, since neighbors' are alike: between what trusts equations
-behind noise and what trusts a network that leaves most of the update unexplained."""
+"""Share of the differences of neighboring pixels that count as independent.
+
+A smaller one relies too much on equations behind noise, a larger one on images that leave most of the update
+unexplained."""
 
 _COMPONENTS = 0.5
-"""Share of the work on a batch that its components are, about."""
+"""Approximate share of the work that the search for components takes."""
 
 _CHUNK_ELEMENTS = 1 << 24
-"""Elements of weight gradients taken apart at a time (128 MB of float64)."""
+"""Elements of weight gradients processed at a time (128 MB of float64)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CocktailParty:
-    """A batch from a first layer's gradient, by independent components and then exactly, behind any activation.
+    """Reconstruct a batch from a first layer's gradient, by independent components and then exactly.
 
-    The gradient of a fully connected layer is made of as many mixtures of its inputs as there are examples (Kariyappa
-    et al., ICML 2023, "Cocktail Party Attack"). These are taken apart so that their differences of neighboring pixels
-    are independent and heavy-tailed; sign and scale follow from the gradient of the bias
-    (:mod:`fl_privacy.attacks.exact.cocktail_party`). From there behind a ReLU the zeros of the gradient are found, as
-    in ``attack=exact`` (:func:`fl_privacy.attacks.exact.spear.factors_near`), which may prove the batch; behind
-    what is smooth the network itself says how the images were mixed
-    (:mod:`fl_privacy.attacks.exact.unmixing`), usually but for rounding. The layer needs at least as many outputs as
-    there are examples, and images have to look like photographs.
+    The gradient is separated so that differences of neighboring pixels are independent and heavy-tailed (Kariyappa et
+    al., ICML 2023, "Cocktail Party Attack"). Behind a ReLU, the zeros of the gradient may then prove the batch
+    (:func:`fl_privacy.attacks.exact.spear.factors_near`); behind a smooth activation, the network determines the
+    mixing, usually up to rounding (:mod:`fl_privacy.attacks.exact.unmixing`). The layer needs at least as many outputs
+    as there are examples, and images have to look like photographs.
 
     Attributes:
-        iterations: of each of the two searches for independent components.
-        steps: of Gauss and Newton, at most; with 0 the components are left as they are, inexact.
+        iterations: number for each of the two searches for independent components.
+        steps: maximal number of Gauss-Newton steps; 0 leaves the components inexact.
     """
 
     iterations: int = 60
@@ -228,8 +214,6 @@ class CocktailParty:
     def __call__(
         self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
     ) -> list[Reconstruction]:
-        """Attack all ``observations``; see :class:`fl_privacy.attacks.ReconstructionAttack`."""
-
         def attack(group: Group, report: Report) -> dict[int, Reconstruction]:
             return self._attack(group, seed, report)
 
@@ -267,7 +251,6 @@ class CocktailParty:
     def _taken_apart(
         self, observations: Mapping[int, Observation], layer: FirstLayer, model: nn.Module, seed: int, report: Report
     ) -> dict[int, Reconstruction]:
-        """Attack, by position, victims whose components are searched for together."""
         results, total = dict[int, Reconstruction](), len(observations)
         basis, inputs, enough = self._components(list(observations.values()), layer, seed)
         for row, (position, observation) in enumerate(counted("victim", list(observations.items()))):
@@ -303,7 +286,6 @@ class CocktailParty:
         return basis, unmixed(basis, directions, weights, biases), enough
 
     def _finished(self, mixed: "_Mixed", inputs: Tensor, report: Report) -> Reconstruction:
-        """Finish a reconstruction from the ``inputs`` (B, N) that the components gave."""
         unique = False
         if self.steps and mixed.differ(inputs) and (labels := mixed.classes(inputs)) is not None:
             found = mixed.behind_zeros(inputs, labels)
@@ -323,26 +305,18 @@ class CocktailParty:
 
 @dataclass(frozen=True, eq=False)
 class _Mixed:
-    """The gradient of a victim's first layer.
-
-    Attributes:
-        reproduction: of the victim.
-        layer: the first.
-        basis: R (B, N) of its gradient's rows.
-    """
-
     reproduction: Reproduction
     layer: FirstLayer
     basis: Tensor
 
     @cached_property
     def weight(self) -> Tensor:
-        """Return the mixed weight gradient G (M, N)."""
+        """Return G (M, N)."""
         return as_gradient(self.reproduction.observation)[self.layer.weight]
 
     @cached_property
     def bias(self) -> Tensor:
-        """Return the mixed bias gradient g (M,)."""
+        """Return g (M,)."""
         return as_gradient(self.reproduction.observation)[self.layer.bias]
 
     @cached_property
@@ -364,24 +338,21 @@ class _Mixed:
         )
 
     def images(self, inputs: Tensor) -> Tensor:
-        """Return the images (B, C, H, W) of layer inputs (B, N)."""
         return self.layer.pixels(inputs).reshape(len(inputs), *self.reproduction.observation.input_shape)
 
     def differ(self, inputs: Tensor) -> bool:
-        """Say whether none of the images (B, N) is a combination of the others."""
         values = torch.linalg.svdvals(inputs @ self.basis.T) if inputs.isfinite().all() else inputs.new_zeros(1)
         return bool(values[-1] > _DIFFERENT * values[0])
 
     def classes(self, inputs: Tensor) -> Tensor | None:
-        """Return the likeliest classes (B,); ``None`` where the gradient doesn't show them."""
         return self.reproduction.classes(self.images(inputs).clamp(0, 1))
 
     def _is_silent(self, mixing: Tensor, labels: Tensor) -> bool:
-        """Say whether a ReLU follows the layer, as the network shows at A (B, B)."""
+        """Return ``True`` if the network shows a ReLU behind the layer at A (B, B)."""
         return float((self._mixture.signal(mixing, labels)[1] == 0).float().mean()) >= _SILENT
 
     def behind_zeros(self, inputs: Tensor, labels: Tensor) -> Tensor | None:
-        """Solve for the only images (B, N) that go with the gradient's zeros; ``None`` where there are none."""
+        """Solve for the only images (B, N) with the gradient's zeros; ``None`` without zeros."""
         mixing, count = inputs @ self.basis.T, len(inputs)
         if not self._is_silent(mixing, labels) or (columns := column_space(self.weight, count)) is None:
             return None
@@ -390,10 +361,9 @@ class _Mixed:
         return None if found is None or found.agreement < AGREEMENT else found.inputs
 
     def behind_network(self, inputs: Tensor, labels: Tensor, steps: int, report: Report) -> Tensor:
-        """Descend from ``inputs`` to the images (B, N) that explain the whole gradient; labels may change on the way.
+        """Descend from ``inputs`` to images (B, N) that explain the whole gradient, with labels that may change.
 
-        What the steps end at is taken where it is likelier than what they started from: by what it leaves of the
-        equations, as normal errors of a variance that is not known, and by how independent the images are.
+        Start or end is returned, whichever is likelier by misfit and independence.
         """
         first = inputs @ self.basis.T
         known = [(first, labels)]
@@ -413,7 +383,7 @@ class _Mixed:
         return min(start, end, key=self._unlikeliness)[0] @ self.basis
 
     def _by_silence(self, first: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Search A (B, B) and its classes (B,) by silent neurons, from ``first``; empty where nothing is found."""
+        """Find A (B, B) and its classes (B,) by silent neurons; empty if nothing is found."""
         observed = self._mixture.observed
         found = unmixed_by_silence(
             observed[:, :-1], observed[:, -1], first, self._mixture.projected, self._mixture.bias
@@ -433,5 +403,4 @@ class _Mixed:
 
 
 def _or_worst(value: float) -> float:
-    """Return ``value``, or infinity where it is not a number: such a guess is never the best."""
     return math.inf if math.isnan(value) else value

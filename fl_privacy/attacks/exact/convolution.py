@@ -1,4 +1,4 @@
-"""What entered a convolution, by least squares: its outputs and the gradient of its weight are linear in it."""
+"""Solve by least squares for the inputs of a convolution from its outputs and its weight's gradient."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,16 +11,16 @@ from torch.nn.grad import conv2d_input
 from fl_privacy.attacks.attack import timely
 
 _ITERATIONS = 3000
-"""Of conjugate gradients, at most."""
+"""Maximal number of steps of conjugate gradients."""
 
 _CONVERGED = 1e-9
-"""Share of the right-hand side that they leave."""
+"""Residual share at which they stop."""
 
 _LEAST = 0.03
 """Weight of an output that is known at all, in units of the largest."""
 
 _SMOOTH = 1e-3
-"""Weight of differences of neighbors where outputs are not all known, in units of an input's own weight."""
+"""Weight of differences of neighbors if outputs are not all known, in units of an input's own weight."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,8 +28,7 @@ class Convolution:
     """A convolution without groups, padded with zeros.
 
     Attributes:
-        module: in double precision.
-        shape: (C, H, W) of what enters.
+        shape: (C, H, W) of its inputs.
     """
 
     module: nn.Conv2d
@@ -37,7 +36,7 @@ class Convolution:
 
     @property
     def padding(self) -> tuple[int, ...]:
-        """Return the padding above and below, left and right, also where the module has it in words."""
+        """Return the padding above and below, left and right."""
         padding, size = self.module.padding, zip(self.module.dilation, self.module.kernel_size, strict=True)
         if isinstance(padding, str):
             return tuple(step * (taps - 1) // 2 if padding == "same" else 0 for step, taps in size)
@@ -45,12 +44,12 @@ class Convolution:
 
     @property
     def gradients(self) -> int:
-        """Return the number of the weight's gradients for each input channel."""
+        """Return the number of gradients for each input channel."""
         return self.module.out_channels * self.module.kernel_size[0] * self.module.kernel_size[1]
 
     @property
     def numbers(self) -> int:
-        """Return how many numbers its equations take for one victim."""
+        """Return the number of elements of its equations for one victim."""
         pixels, parts = self.shape[1] * self.shape[2], _common_step(self) ** 2
         return pixels * self.gradients + (pixels * pixels // parts if _multiplies(self) else 0)
 
@@ -60,12 +59,12 @@ class Convolution:
         return F.conv2d(inputs, module.weight, None, module.stride, self.padding, module.dilation)
 
     def back(self, deltas: Tensor, *, squared: bool = False) -> Tensor:
-        """Apply the transposed convolution (V, O, P, Q) -> (V, C, H, W), by the weights or by their squares."""
+        """Apply the transposed convolution (V, O, P, Q) -> (V, C, H, W), with weights or their squares."""
         weight = self.module.weight.square() if squared else self.module.weight
         return self._transposed((len(deltas), *self.shape), weight, deltas)
 
     def moved(self, deltas: Tensor) -> Tensor:
-        """Shift ``deltas`` (V, O, P, Q) to where each kernel tap sees each input channel: (V, O taps, H W)."""
+        """Shift ``deltas`` (V, O, P, Q) to the inputs that each kernel tap sees: (V, O taps, H W)."""
         module, (height, width) = self.module, self.shape[1:]
         taps = module.kernel_size[0] * module.kernel_size[1]
         alone = torch.eye(taps).to(deltas).view(1, taps, *module.kernel_size)
@@ -85,9 +84,9 @@ class Inputs:
 
     Attributes:
         values: (V, C, H, W).
-        left: (V,) share of the right-hand sides that they leave.
-        seen: (V, C, H, W) which of them any equation has a part for; the others are 0, or as smooth as asked for.
-        enough: (V,) whether there are as many equations as of these.
+        left: (V,) residual share of the right-hand sides.
+        seen: (V, C, H, W) ``True`` if any equation contains the input; the others are 0, or smooth if asked for.
+        enough: (V,) ``True`` if there are at least as many equations as seen inputs.
     """
 
     values: Tensor
@@ -101,16 +100,14 @@ def solve_inputs(
 ) -> Inputs:
     """Solve ``W * x = outputs`` and ``deltas * x = gradient`` for x of V victims by least squares, in float64.
 
-    An output counts by the slope of the activation behind it, by whose inverse it was found: those of a ReLU that is
-    silent not at all. Both kinds of equations together weigh the same.
+    Outputs are weighted by the activation's slope; both kinds of equations together weigh the same.
 
     Args:
-        layer: W.
         outputs: (V, O, P, Q) without the bias.
-        slopes: (V, O, P, Q), at least 0.
-        deltas: (V, O, P, Q) gradient of the loss by them.
+        slopes: (V, O, P, Q) of the activation, at least 0.
+        deltas: (V, O, P, Q) gradient of the loss.
         gradient: (V, O, C, kernel) of the weight.
-        smooth: whether of all that solve them where they are too few, the smoothest is wanted instead of the least.
+        smooth: ``True`` for the smoothest of several solutions instead of the shortest.
     """
     system = _system(layer, outputs, slopes, deltas, gradient, smooth=smooth)
     found = conjugate_gradients(system.normal, system.right, system.diagonal)
@@ -125,18 +122,13 @@ class _System:
     """A system of weighted linear equations, with its factorizations.
 
     Attributes:
-        layer: of the first kind.
-        weights: (V, O, P, Q) of its outputs.
-        outputs: as ``weights``, weighted.
-        moved: (V, n, H W) of the second kind: each channel's pixels -> its gradients.
+        weights: (V, O, P, Q) of the ``outputs``, ``squared`` too.
+        moved: (V, n, H W) each channel's pixels -> its gradients.
         gradients: (V, n, C) weighted.
-        products: (V, S, m, m) of the columns of ``moved`` that a tap can see together, one step of the kernel apart;
-            ``None`` where they are more than ``moved`` itself.
-        step: of the kernel, down and across; 1 where it does not divide the image, S its square.
-        squared: (V, O, P, Q) of the weights.
-        roughness: (V, 1, 1, 1) weight of differences of neighbors; ``None`` where there is none.
+        products: (V, S, m, m) of columns of ``moved`` that a tap sees together; ``None`` if larger than ``moved``.
+        step: stride that divides the image, or 1; S is its square.
+        roughness: (V, 1, 1, 1) weight of differences of neighbors, if any.
         diagonal: (V, C, H, W) of the normal matrix.
-        seen, enough: of :class:`Inputs`.
     """
 
     layer: Convolution
@@ -153,12 +145,10 @@ class _System:
     enough: Tensor
 
     def both(self, inputs: Tensor) -> tuple[tuple[Tensor, Tensor], ...]:
-        """Return left and right sides of both kinds of equations."""
         moved = self.moved @ inputs.flatten(2).mT
         return (self.weights * self.layer.outputs(inputs), self.outputs), (moved, self.gradients)
 
     def normal(self, inputs: Tensor) -> Tensor:
-        """Multiply ``inputs`` (V, C, H, W) by the normal matrix."""
         found = self.layer.back(self.squared * self.layer.outputs(inputs))
         if self.products is None:
             found += ((inputs.flatten(2) @ self.moved.mT) @ self.moved).reshape(inputs.shape)
@@ -170,7 +160,6 @@ class _System:
 
     @property
     def right(self) -> Tensor:
-        """Return the right side of the normal equations, (V, C, H, W)."""
         second = (self.gradients.mT @ self.moved).reshape(len(self.outputs), *self.layer.shape)
         return self.layer.back(self.weights * self.outputs) + second
 
@@ -211,25 +200,23 @@ def _system(
 
 
 def _number(rows: Tensor) -> Tensor:
-    """Count how many elements of each row are true, (V,)."""
     return rows.flatten(1).sum(1)
 
 
 def _apart(values: Tensor, step: int) -> Tensor:
-    """Group pixels (V, C, H, W) by the remainders of their places by ``step``: (V, S, C, H W / S), S its square."""
+    """Group pixels (V, C, H, W) by their places modulo ``step``: (V, S, C, H W / S), S = step^2."""
     parts = F.pixel_unshuffle(values, step).reshape(*values.shape[:2], step * step, -1)
     return parts.transpose(1, 2)
 
 
 def _common_step(layer: Convolution) -> int:
-    """Return the distance of the pixels that one tap of the kernel sees, where it divides the image, else 1."""
+    """Return the stride if it divides the image, else 1."""
     down, across = (int(step) for step in layer.module.stride)
     whole = down == across and all(size % down == 0 for size in layer.shape[1:])
     return down if whole else 1
 
 
 def _multiplies(layer: Convolution) -> bool:
-    """Say whether products of columns of the second kind take less work than both factors one after the other."""
     return layer.shape[1] * layer.shape[2] // _common_step(layer) ** 2 <= 2 * layer.gradients
 
 
@@ -240,9 +227,7 @@ def _unlike_neighbors(images: Tensor) -> Tensor:
 
 
 def conjugate_gradients(normal: Callable[[Tensor], Tensor], right: Tensor, diagonal: Tensor) -> Tensor:
-    """Solve ``normal(x) = right`` for V victims, each with its own steps, preconditioned by the ``diagonal``.
-
-    Where many x solve them it is the one of least length, by the diagonal.
+    """Solve ``normal(x) = right`` for V victims, preconditioned by the ``diagonal``, for the shortest x.
 
     Args:
         normal: (V, ...) -> (V, ...), symmetric and not negative.
@@ -271,7 +256,6 @@ def conjugate_gradients(normal: Callable[[Tensor], Tensor], right: Tensor, diago
 
 
 def _products(one: Tensor, other: Tensor) -> Tensor:
-    """Return inner products of rows, (V, 1, ...)."""
     products: Tensor = (one * other).flatten(1).sum(1)
     return products.view(-1, *(1 for _ in one.shape[1:]))
 

@@ -1,4 +1,4 @@
-"""From what is known between the first layers to the pixels: a descent that starts from gray, smooth images first."""
+"""Descend from gray to the pixels that match what is known between the first layers, smooth images first."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,13 +12,13 @@ from fl_privacy.attacks.exact.residual import Known, Residual
 from fl_privacy.attacks.optimizers import LBFGS
 
 SMOOTH = (1e-1, 1e-2, 1e-3, 1e-4)
-"""Weights of total variation, one stage each: its mean over the pixels beside shares of squared lengths."""
+"""Weights of the mean total variation in the successive stages, next to shares of squared lengths."""
 
 _SURE = 1e-3
-"""Outputs of a ReLU above this share of the largest give what entered it, the others only that it was not above."""
+"""Outputs of a ReLU above this share of the largest determine its inputs; the others only bound them from above."""
 
 _SPREAD = 0.02
-"""Of the pixels that a descent starts from, around 0.5."""
+"""Spread of the first pixels around 0.5."""
 
 _NEAREST = 2
 """Blocks nearest to the image whose outputs are matched."""
@@ -26,12 +26,12 @@ _NEAREST = 2
 
 @dataclass(frozen=True, eq=False)
 class Pixels:
-    """Images that suit what is known between the layers.
+    """Images that match what is known between the layers.
 
     Attributes:
         images: (V, C, H, W) in float64.
-        left: (V,) what they miss of it, as a mean share of squared lengths.
-        history: (V, n) of the loss.
+        left: (V,) mismatch, as a mean share of squared lengths.
+        history: (V, n) losses.
     """
 
     images: Tensor
@@ -40,14 +40,10 @@ class Pixels:
 
 
 def pixels_of(network: Residual, known: Known, *, evaluations: int, seed: int, report: Report) -> Pixels:
-    """Descend to images whose features, and gradients of the first layers, are the known ones.
+    """Descend to images with the known features and gradients of the first layers.
 
     Args:
-        network: that they are of.
-        known: of V victims.
-        evaluations: of the first layers and their slopes, for each victim.
-        seed: of the start.
-        report: of the share of the work that is done.
+        evaluations: number for each victim.
     """
     missed = _loss(network, known)
     like = next(iter(known.values.values()))
@@ -76,7 +72,7 @@ def pixels_of(network: Residual, known: Known, *, evaluations: int, seed: int, r
 
 
 def _loss(network: Residual, known: Known) -> Callable[[Tensor], Tensor]:
-    """Return what images (V, C, H, W) miss of what is known nearest to them, (V,)."""
+    """Return the mismatch (V,) of images (V, C, H, W) with the known values nearest to them."""
     graph = network.graph
     order = {node: number for number, node in enumerate(graph.nodes)}
     nearest = sorted(known.values, key=order.__getitem__)[: 2 * _NEAREST - 1]
@@ -105,7 +101,7 @@ def _computed(network: Residual, images: Tensor, wanted: fx.Node) -> Mapping[fx.
 
 
 def _unlike(network: Residual, node: fx.Node, found: Mapping[fx.Node, Tensor], values: Tensor) -> Tensor:
-    """Return the squared distance (V,) of a node's values, in front of the ReLU where it let them through."""
+    """Return the squared distance (V,) of a node's values, in front of an active ReLU."""
     if network.graph.kind(node) != "relu":
         return _squares(found[node] - values)
     (given,) = node.all_input_nodes
@@ -121,7 +117,7 @@ def _squares(values: Tensor) -> Tensor:
 def _descended(
     loss: Callable[[Tensor], Tensor], images: Tensor, evaluations: int, report: Report
 ) -> tuple[Tensor, Tensor]:
-    """Descend by L-BFGS, each victim alone, and return the best images on the way and the losses (V, n)."""
+    """Descend by L-BFGS, each victim alone; return the best images and the losses (V, n)."""
     shape, variables = images.shape, images.flatten(1)
     best, least = variables, torch.full_like(variables[:, 0], torch.inf)
     settings = LBFGS(inner=20, history=50, line_search="strong_wolfe", tolerance_grad=0.0, tolerance_change=0.0)

@@ -1,7 +1,6 @@
-"""Find the fully connected layer that the pixels enter, and its linear systems B x = W for V victims.
+"""Find the fully connected layer that the pixels enter, and solve its linear systems b x^T = W for V victims.
 
-Weight gradient W (V, M, N) and bias gradient b (V, M) of a layer with M outputs, in double precision: W_i is the sum
-over the examples of d_i x, b_i that of d_i.
+W (V, M, N) and b (V, M) are the gradients of weight and bias, in double precision.
 """
 
 from collections.abc import Mapping
@@ -17,7 +16,7 @@ from fl_privacy.types import LocalPlan, ModelState
 
 
 class NotFullyConnectedError(NotAttackableError):
-    """Why a model's first layer gives no linear system for its pixels, in one line."""
+    """The reason why a model's first layer gives no linear system for its pixels."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +35,6 @@ class FirstLayer:
 
     @property
     def names(self) -> tuple[str, str]:
-        """Return the names of the first layer's parameters."""
         return self.weight, self.bias
 
     def pixels(self, inputs: Tensor) -> Tensor:
@@ -49,9 +47,9 @@ class Probed:
     """The first layer that test images enter.
 
     Attributes:
-        name, module: of the layer.
-        black, white, mixed: what enters it for images of zeros, of ones and of noise.
-        random: (C, H, W) the latter image.
+        name, module: the layer.
+        black, white, mixed: inputs for images of zeros, ones and noise.
+        random: (C, H, W) the image of noise.
     """
 
     name: str
@@ -63,7 +61,7 @@ class Probed:
 
     @property
     def one_by_one(self) -> bool:
-        """Say whether each pixel was at most shifted and scaled."""
+        """Return ``True`` if each pixel was at most shifted and scaled."""
         scale = self.white - self.black
         expected = self.black + scale * self.random.reshape(scale.shape)
         return torch.allclose(self.mixed, expected, rtol=1e-4, atol=1e-6) and bool(scale.all())
@@ -72,14 +70,11 @@ class Probed:
 def find_first_layer(
     model: nn.Module, state: ModelState, input_shape: tuple[int, ...], *, fixed_norms: bool = False
 ) -> FirstLayer:
-    """Find the first layer of ``model`` at ``state`` by watching where test images go.
+    """Find the first layer of ``model`` at ``state`` by following test images.
 
     Args:
-        model: architecture.
-        state: its values.
         input_shape: (C, H, W).
-        fixed_norms: whether the clients' batch norm shifts and scales by what was sent, as in evaluation; in front of
-            the layer it is then a part of what pixels go through.
+        fixed_norms: ``True`` if batch norm uses the statistics sent, and may be in front of the layer.
 
     Raises:
         NotFullyConnectedError: another layer comes first, it has no bias, or pixels are mixed before.
@@ -103,7 +98,7 @@ def find_first_layer(
 def probe_first_layer(
     model: nn.Module, state: ModelState, input_shape: tuple[int, ...], *, fixed_norms: bool = False
 ) -> Probed:
-    """Observe what enters the first layer with parameters; see :func:`find_first_layer`."""
+    """Observe the inputs of the first layer with parameters."""
     values = next(iter(state.parameters.values()))
     plan = LocalPlan(batch_norm="eval")
     frozen = frozen_copy(model, state, plan, device=values.device, dtype=values.dtype).eval()
@@ -118,7 +113,7 @@ def probe_first_layer(
 
 @torch.no_grad()
 def _first_call(model: nn.Module, inputs: Tensor, *, beyond_norms: bool) -> tuple[str, nn.Module, Tensor]:
-    """Name and module of the first layer with parameters that is called, and what enters it."""
+    """Return name, module and inputs of the first layer with parameters."""
     owning = owners(model)
     watched = {
         name: module
@@ -134,7 +129,7 @@ def _first_call(model: nn.Module, inputs: Tensor, *, beyond_norms: bool) -> tupl
 
 
 def _holds(module: nn.Module, others: Mapping[str, nn.Module]) -> bool:
-    """Say whether ``module`` contains a layer of ``others``; its own parameters are then added, as a class token."""
+    """Return ``True`` if ``module`` adds parameters of its own to others, like a class token."""
     inner = {id(each) for each in module.modules() if each is not module}
     return any(id(other) in inner for other in others.values())
 
@@ -146,14 +141,13 @@ def fit(weights: Tensor, biases: Tensor) -> Tensor:
 
 
 def distinct_ratios(weights: Tensor, biases: Tensor, *, count: int, smallest: float, alike: float) -> Tensor:
-    """Find the ratios W_i / b_i (V, count, N) that most rows have in common, none twice while there are others.
+    """Find the ratios W_i / b_i (V, count, N) that most rows share, without repetitions if possible.
 
     Args:
         weights: (V, M, N).
-        biases: (V, M), of each victim at least one not zero.
-        count: how many.
-        smallest: rows whose |b_i| is below this share of the largest are left out.
-        alike: ratios whose distance is below this share of the longer one's length are the same; at least 1e-6.
+        biases: (V, M), at least one not zero for each victim.
+        smallest: rows with |b_i| below this share of the largest are left out.
+        alike: ratios are the same up to this share of the longer one's length; at least 1e-6.
     """
     w, b = weights.double(), biases.double()
     sound = b.abs() > smallest * b.abs().amax(1, keepdim=True)
@@ -162,7 +156,7 @@ def distinct_ratios(weights: Tensor, biases: Tensor, *, count: int, smallest: fl
     apart = torch.cdist(ratios, ratios, compute_mode="use_mm_for_euclid_dist")
     same = apart <= alike * torch.maximum(lengths[:, :, None], lengths[:, None])
     same &= sound[:, :, None] & sound[:, None]
-    # of ratios with the same number of rows, the one of the largest gradient
+    # among ratios with the same number of rows, that of the largest gradient
     score = same.sum(2) + b.abs() / (2 * b.abs().amax(1, keepdim=True))
     score = score.masked_fill(~sound, -torch.inf)
     victims, chosen = torch.arange(len(w), device=w.device), []
@@ -174,12 +168,12 @@ def distinct_ratios(weights: Tensor, biases: Tensor, *, count: int, smallest: fl
 
 
 def agreed_ratios(weight: Tensor, bias: Tensor, *, smallest: float = 1e-4, alike: float = 1e-3) -> Tensor:
-    """Find the ratios W_i / b_i (R, N) that at least two rows have in common, none twice, that of most rows first.
+    """Find the different ratios W_i / b_i (R, N) that at least two rows share, most rows first.
 
     Args:
         weight: (M, N).
         bias: (M,).
-        smallest, alike: as of ``distinct_ratios``.
+        smallest, alike: same as for :func:`distinct_ratios`.
     """
     sound = bias.abs() > smallest * bias.abs().max()
     ratios = weight[sound].double() / bias[sound].double()[:, None]
@@ -193,7 +187,7 @@ def agreed_ratios(weight: Tensor, bias: Tensor, *, smallest: float = 1e-4, alike
 
 
 def residual(weights: Tensor, biases: Tensor, inputs: Tensor) -> Tensor:
-    """Return ||W - b x^T|| / ||W|| (V,), where each row takes the x of its victim's (V, B, N) that suits it best."""
+    """Return ||W - b x^T|| / ||W|| (V,), with the best x of ``inputs`` (V, B, N) for each row."""
     w, b, x = weights.double(), biases.double(), inputs.double()
     squared = w.square().sum(2)[..., None] + b.square()[..., None] * x.square().sum(2)[:, None]
     left = squared - 2 * b[..., None] * torch.einsum("vmn,vbn->vmb", w, x)

@@ -1,4 +1,4 @@
-"""A network as the graph of what it computes: what is between the image and the logits, and the parts that all pass."""
+"""Trace a network as a graph between the image and the logits."""
 
 import operator
 from collections.abc import Collection, Mapping, Sequence
@@ -24,29 +24,22 @@ _KINDS: Mapping[str, type[nn.Module] | tuple[type[nn.Module], ...]] = {
 
 @dataclass(frozen=True, eq=False)
 class Traced:
-    """The graph of a model whose batch norm has fixed statistics.
-
-    Attributes:
-        module: traced, in evaluation mode.
-        nodes: in the order in which they are computed.
-    """
+    """The graph of a model whose batch norm has fixed statistics."""
 
     module: fx.GraphModule
     nodes: Sequence[fx.Node]
 
     @property
     def image(self) -> fx.Node:
-        """Return the node of the images."""
         return next(node for node in self.nodes if node.op == "placeholder")
 
     @property
     def logits(self) -> fx.Node | None:
-        """Return the node of the logits; ``None`` where the model returns several things."""
+        """Return the node of the logits; ``None`` if the model returns several things."""
         (returned,) = next(node for node in self.nodes if node.op == "output").args
         return returned if isinstance(returned, fx.Node) else None
 
     def layer(self, node: fx.Node) -> nn.Module | None:
-        """Return the module that a node calls; ``None`` where it calls a function."""
         return self.module.get_submodule(str(node.target)) if node.op == "call_module" else None
 
     def kind(self, node: fx.Node) -> str:
@@ -64,7 +57,7 @@ class Traced:
         return "chooses" if node.target in _CHOOSES else "other"
 
     def run(self, given: Mapping[fx.Node, Tensor], wanted: fx.Node) -> Tensor:
-        """Compute the node ``wanted`` from the values of the ``given`` ones."""
+        """Compute ``wanted`` from the values of the ``given`` nodes."""
         needed = self.behind(wanted, given.keys())
         interpreter = fx.Interpreter(self.module)
         interpreter.env = dict(given)
@@ -74,7 +67,7 @@ class Traced:
         return interpreter.env[wanted]  # type: ignore[no-any-return]
 
     def behind(self, wanted: fx.Node, given: Collection[fx.Node]) -> set[fx.Node]:
-        """Return the nodes that ``wanted`` is computed from, itself and those of ``given`` that are reached too."""
+        """Return the nodes that ``wanted`` is computed from, itself and ``given`` ones included."""
         found, left = set[fx.Node](), [wanted]
         while left:
             node = left.pop()
@@ -84,21 +77,20 @@ class Traced:
         return found
 
     def is_passed_by_all(self, node: fx.Node) -> bool:
-        """Say whether the logits depend on the image by ``node`` alone."""
+        """Return ``True`` if the logits depend on the image by ``node`` alone."""
         return self.logits is not None and self.image not in self.behind(self.logits, {node})
 
 
 class _Tracer(fx.Tracer):
-    """Follows everything but layers that have a kind, also where these are of a class of one's own."""
+    """Treats layers of a known kind as leaves, also of the user's own classes."""
 
     def is_leaf_module(self, module: nn.Module, name: str) -> bool:
-        """Say whether a module is a node of its own."""
         own = any(isinstance(module, kind) for kind in _KINDS.values())
         return own or bool(super().is_leaf_module(module, name))
 
 
 def traced(model: nn.Module) -> Traced | None:
-    """Trace a model, or return ``None`` where what it computes depends on values, or on what a trace cannot follow."""
+    """Trace a model; ``None`` if its computation depends on values, or can't be followed."""
     try:
         module = fx.GraphModule(model, _Tracer().trace(model))
     except (*UNFORESEEN, TypeError, AttributeError):

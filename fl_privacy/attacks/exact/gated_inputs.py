@@ -1,4 +1,4 @@
-"""What entered a convolution, by the slopes of the loss by its outputs, where a ReLU behind it hides which are zero."""
+"""Solve for the inputs of a convolution by the slopes at its outputs, behind a ReLU."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,19 +14,19 @@ _SHORTCUT = 3.0
 """Weight of an input that a shortcut shows, in units of the mean weight of the gradients' equations."""
 
 _FLIPS = 24
-"""Outputs that may be taken for silent or not anew, at most."""
+"""Largest number of outputs that are newly taken for silent or not."""
 
 _BETTER = 0.95
-"""Share of what was left up to which a flip has to get."""
+"""Share of the residual to which a flip has to reduce it."""
 
 
 @dataclass(frozen=True, eq=False)
 class Slopes:
-    """Slopes of the loss by values, some of which a ReLU behind them has stopped.
+    """Slopes of the loss, some of which a ReLU has stopped.
 
     Attributes:
-        full: (V, C, H, W) as if it had let all through.
-        open: (V, C, H, W) bool where it does, shared by all that are made of these, or ``None``: everywhere.
+        full: (V, C, H, W) without the ReLU.
+        open: (V, C, H, W) bool, the values let through; ``None``: all.
     """
 
     full: Tensor
@@ -34,7 +34,6 @@ class Slopes:
 
     @property
     def values(self) -> Tensor:
-        """Return the slopes (V, C, H, W)."""
         return self.full if self.open is None else self.full * self.open
 
     def times(self, factor: Tensor) -> "Slopes":
@@ -42,17 +41,15 @@ class Slopes:
         return Slopes(self.full * factor[:, None, None], self.open)
 
     def plus(self, other: "Slopes | None") -> "Slopes":
-        """Add the slopes of another layer that takes the same inputs."""
+        """Add the slopes of another layer with the same inputs."""
         return self if other is None else Slopes(self.values + other.values)
 
 
 @dataclass(frozen=True, eq=False)
 class Equations:
-    """Of one layer for what entered it: ``slopes`` * inputs = ``gradient``.
+    """Equations ``slopes`` * inputs = ``gradient`` for a layer's inputs.
 
     Attributes:
-        layer: the convolution.
-        slopes: by its outputs.
         gradient: (V, O, C, kernel) of its weight, float64.
     """
 
@@ -71,13 +68,13 @@ class Equations:
         return self.layer.moved(self.slopes.values)
 
     def of(self, rows: Tensor) -> "Equations":
-        """Select the equations of the victims ``rows`` (indices)."""
+        """Select the victims ``rows`` (indices)."""
         gates = None if self.slopes.open is None else self.slopes.open[rows]
         return Equations(self.layer, Slopes(self.slopes.full[rows], gates), self.gradient[rows])
 
     @property
     def rows(self) -> int:
-        """Return how many equations there are for each input channel."""
+        """Return the number of equations for each input channel."""
         return self.layer.gradients
 
 
@@ -86,8 +83,8 @@ class Shown:
     """Inputs that are known from elsewhere.
 
     Attributes:
-        often: (V, C, H, W) how often each is.
-        sums: (V, C, H, W) of what it is each time.
+        often: (V, C, H, W) number of times that each is known.
+        sums: (V, C, H, W) sums of its known values.
     """
 
     often: Tensor
@@ -96,10 +93,10 @@ class Shown:
 
 @torch.no_grad()
 def gated_inputs(equations: Sequence[Equations], shown: Shown | None = None) -> tuple[Tensor, Tensor]:
-    """Solve for what entered (V, C, H, W), and return the share (V,) of the right sides that is left too.
+    """Solve for the inputs (V, C, H, W), and return the residual share (V,) too.
 
-    Outputs near zero are on one side of a ReLU in the client's precision and may be on the other here. Of a layer's
-    equations those gates are turned, in place, by which most is gained, while something is.
+    Outputs near zero may pass a ReLU only in the client's precision; gates are turned in place while the residual
+    falls.
     """
     for own in equations:
         if own.slopes.open is not None and own.layer.module.kernel_size != (1, 1):
@@ -108,7 +105,7 @@ def gated_inputs(equations: Sequence[Equations], shown: Shown | None = None) -> 
 
 
 def _turn_gates(own: Equations, gates: Tensor) -> None:
-    """Turn, in place, the ``gates`` (V, O, P, Q) by which most is gained, one of each victim at a time."""
+    """Turn, in place, the ``gates`` (V, O, P, Q) that reduce the residual most."""
     found, left = _solved([own], None)
     flat, going = gates.flatten(1), left > 0
     for _ in range(_FLIPS):
@@ -148,7 +145,7 @@ def _solved(equations: Sequence[Equations], shown: Shown | None) -> tuple[Tensor
 
 
 def _gains(own: Equations, gates: Tensor, found: Tensor) -> Tensor:
-    """Return by how much each gate's turn (V, O, P, Q) reduces what is left, squared, with the best inputs then."""
+    """Return the gain of turning each gate (V, O, P, Q), in the squared residual."""
     left = own.left
     outputs = own.slopes.full.shape[1]
     step = torch.where(gates, -own.slopes.full, own.slopes.full).flatten(2)  # (V, O, P)
@@ -169,7 +166,7 @@ def _gains(own: Equations, gates: Tensor, found: Tensor) -> Tensor:
 
 
 def _unfolded(layer: Convolution, inputs: Tensor) -> Tensor:
-    """Return what each tap sees of ``inputs`` (V, C, H, W) at each output: (V, C, K, P)."""
+    """Return the inputs (V, C, H, W) that each tap sees for each output: (V, C, K, P)."""
     module, channels = layer.module, inputs.shape[1]
     down, across = layer.padding
     found: Tensor = F.unfold(inputs, module.kernel_size, module.dilation, (down, across), module.stride)

@@ -1,4 +1,4 @@
-"""What entered a later fully connected layer, read exactly from its gradient: the features of a client's images."""
+"""Reconstruct exactly the features that entered a later fully connected layer, from its gradient."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ from fl_privacy.models.gradients.hooks import entering, owners
 from fl_privacy.types import Observation
 
 _ROUNDS, _STARTS = 20, 64
-"""Of searches for sparse directions in the gradient of a batch."""
+"""Numbers of searches for sparse directions in the gradient of a batch, and of their starts."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,8 +22,7 @@ class HiddenFeatures:
     """Inputs of a hidden layer of a victim, and their labels.
 
     Attributes:
-        path: of the layer.
-        values: (B, N) float64 what entered it, in an order of its own.
+        values: (B, N) float64 inputs, in an order of their own.
         labels: (B,) classes in that order.
     """
 
@@ -33,9 +32,9 @@ class HiddenFeatures:
 
 
 def first_hidden_layer(observation: Observation) -> str | None:
-    """Find the path of the first uploaded fully connected layer behind others; ``None`` where there is none.
+    """Return the path of the first uploaded fully connected layer behind others; ``None`` if there is none.
 
-    One vector of features has to enter it for each image; none fits where features are those of a whole batch.
+    Batch statistics rule it out, since each image needs features of its own.
     """
     model, sent = observation.model, observation.upload.tensors
     normalizes = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
@@ -58,12 +57,10 @@ def first_hidden_layer(observation: Observation) -> str | None:
 
 
 def hidden_features(reproduction: Reproduction, path: str, rng: torch.Generator) -> HiddenFeatures | None:
-    """Recover what entered the layer at ``path``; ``None`` where its gradient doesn't show it for certain.
+    """Reconstruct the inputs of the layer at ``path`` by :mod:`fl_privacy.attacks.exact.spear`; ``None`` if uncertain.
 
-    Of a batch in front of a ReLU it is what SPEAR finds (:mod:`fl_privacy.attacks.exact.spear`). Of one image
-    it would be the quotient of the gradients of weight and bias (Gu et al. 2021, Lemma 1), which descents match anyway
-    as a part of that layer's gradient. Held to it beside, they read less (LeNet with tanh, 600 evaluations: 47 instead
-    of 54 dB), so that it is left to :class:`fl_privacy.attacks.ModelInversion`.
+    One image is left to :class:`fl_privacy.attacks.ModelInversion`: matching its features, a quotient of gradients (Gu
+    et al. 2021, Lemma 1), twice loses quality (LeNet with tanh, 600 evaluations: 47 instead of 54 dB).
     """
     observation = reproduction.observation
     gradient, count = as_gradient(observation), observation.upload.num_examples
@@ -85,6 +82,5 @@ def hidden_features(reproduction: Reproduction, path: str, rng: torch.Generator)
 
 
 def _output(observation: Observation) -> str | None:
-    """Return the path of the output layer."""
     layer = output_layer(observation.model, observation.num_classes)
     return layer[0].rpartition(".")[0] if layer else None

@@ -1,12 +1,6 @@
-"""One image behind convolutions, solved for layer by layer back to it (R-GAP, Zhu and Blaschko 2021).
+"""Solve for one image behind convolutions, layer by layer from the last one back (R-GAP, Zhu and Blaschko 2021).
 
-The gradients of a fully connected layer with a bias, of the output's or of an earlier one, give the features that
-entered it and the slope of the loss by them. Where each layer in front of it takes nothing but the activations of the
-one before, every layer has two kinds of linear equations for what entered it: its outputs, by the inverse of the
-activation behind it, and its weight's gradient, which is a product of what entered with the slope by its outputs, known
-by then. The slope goes back through the layer, and so on.
-
-Elementwise activations that grow: distinguished by what they make of numbers, inverted, differentiated.
+A layer's inputs solve linear equations: those of its outputs, and those of its weight's gradient.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -26,12 +20,12 @@ _SILENT = 1e-5
 """Outputs of a ReLU up to this share of the largest are zero."""
 
 _NOISE = 2.0
-"""Multiple of the depth of the least output of a ReLU up to which outputs are silent."""
+"""Silent outputs of a ReLU are below this multiple of the depth of its least output."""
 
 _ALIKE = 1e-6
 
 _FARTHEST = 8.0
-"""From 0, of numbers by which activations are distinguished; beyond it they no longer differ from a line."""
+"""Largest absolute value by which activations are distinguished; beyond it they are nearly linear."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +34,7 @@ class Activation:
 
     Attributes:
         value: z -> a.
-        inverse: a -> z; of a ReLU where it is not silent.
+        inverse: a -> z; for a ReLU only where it is not silent.
         slope: a -> da/dz.
     """
 
@@ -58,7 +52,7 @@ def _leaky(slope: float) -> Activation:
 
 
 def _above_noise(a: Tensor) -> Tensor:
-    """Set to zero the outputs that noise makes of a ReLU's silent ones; values below 0 show how large it is."""
+    """Zero the silent outputs of a ReLU; values below 0 show the noise."""
     least = a.flatten(1).amin(1).clamp(max=0).view(-1, *(1 for _ in a.shape[1:]))
     return torch.where(a > -_NOISE * least, a, 0)
 
@@ -94,17 +88,17 @@ ACTIVATIONS: Sequence[Activation] = (
     ),
     _leaky(0.01),
 )
-"""Those that are distinguished by what comes out of them, beside a leaky ReLU of any slope."""
+"""Activations that are distinguished by their outputs; a leaky ReLU of any slope is tried as well."""
 
 
 def telling(output: Tensor, rng: torch.Generator) -> Tensor:
-    """Return numbers to probe an activation with in place of an ``output``: of both signs, small and large."""
+    """Return numbers to probe an activation with: of both signs, small and large."""
     numbers = torch.linspace(-_FARTHEST, _FARTHEST, output.numel(), dtype=output.dtype)
     return numbers[torch.randperm(output.numel(), generator=rng)].view(output.shape).to(output.device)
 
 
 def activation_between(output: Tensor, after: Tensor) -> Activation | None:
-    """Return the activation that turns ``output`` into ``after``; ``None`` where it is another or more than that."""
+    """Return the activation that turns ``output`` into ``after``; ``None`` for anything else."""
     if output.shape[0] != after.shape[0] or output.numel() != after.numel():
         return None
     lowest = output.flatten().argmin()
@@ -116,23 +110,22 @@ def activation_between(output: Tensor, after: Tensor) -> Activation | None:
 
 
 _MOST = 1 << 15
-"""Values that enter a convolution, at most: more take longer than a descent."""
+"""Largest number of values that enter a convolution; more take longer than a descent."""
 
 _MOST_NUMBERS = 1 << 26
-"""Numbers that the equations of a layer take for a victim, at most: half a gigabyte."""
+"""Largest number of numbers in the equations of a layer, for a victim: half a gigabyte."""
 
 _WRONG = 0.1
-"""Share of its right-hand sides that a layer's equations leave from which they are no longer those of one image."""
+"""Residual share of a layer's equations above which they are not those of one image."""
 
 
 @dataclass(frozen=True, eq=False)
 class ChainLayer:
-    """One layer of a chain of layers that R-GAP inverts one after the other.
+    """One layer of a chain.
 
     Attributes:
-        name, module: of the layer, in double precision.
-        inputs, outputs: shapes of what enters and leaves it, without the batch.
-        activation: behind it; of the last layer it does not matter.
+        inputs, outputs: shapes without the batch.
+        activation: function behind it; any for the last layer.
     """
 
     name: str
@@ -144,12 +137,12 @@ class ChainLayer:
 
 @dataclass(frozen=True, eq=False)
 class Chain:
-    """Layers of which each takes the activations of the one before and nothing else, the first of them a convolution.
+    """Layers of which each takes only the activations of the one before, the first of them a convolution.
 
     Attributes:
-        layers: from the image on, up to a fully connected one with a bias; whatever is behind that does not matter.
-        image: (C, H, W) of the image.
-        shift, scale: the first one's input is ``shift + scale * pixels``, (C, H, W) of what enters it.
+        layers: layers from the image to a fully connected one with a bias; later ones do not matter.
+        image: (C, H, W).
+        shift, scale: (C, H, W) the first input is ``shift + scale * pixels``.
     """
 
     layers: Sequence[ChainLayer]
@@ -159,13 +152,13 @@ class Chain:
 
     @property
     def numbers(self) -> int:
-        """Return how many numbers the equations of a layer take for one victim, of the layer where they are most."""
+        """Return the largest number of elements of a layer's equations for one victim."""
         own = [_convolution(layer) for layer in self.layers if isinstance(layer.module, nn.Conv2d)]
         return max(convolution.numbers for convolution in own)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Return the names of the parameters whose gradients are needed, that of the last layer's bias last."""
+        """Return the names of the needed gradients, the last layer's bias last."""
         return (*(f"{layer.name}.weight" for layer in self.layers), f"{self.layers[-1].name}.bias")
 
 
@@ -175,7 +168,7 @@ class Recursion:
 
     Attributes:
         images: (V, C, H, W).
-        left: (V,) share of their right-hand sides that the equations of a layer leave, of the worst.
+        left: (V,) residual share of the equations of the worst layer.
     """
 
     images: Tensor
@@ -183,16 +176,13 @@ class Recursion:
 
     @property
     def sound(self) -> Tensor:
-        """Say for which victims (V,) the result may be an image: no noise, nothing set to zero."""
+        """Return for which victims (V,) the result may be an image."""
         return self.left < _WRONG
 
 
 @torch.no_grad()
 def find_chain(observation: Observation) -> Chain | None:
-    """Find the chain from the image to the first layer whose gradients give away what entered it.
-
-    ``None`` where layers in between are no chain, several images were taken, or what is needed was withheld.
-    """
+    """Find the chain from the image to the first layer whose gradients reveal its inputs; ``None`` for other models."""
     if observation.upload.num_examples != 1:
         return None
     model = model_as_sent(observation).eval()
@@ -220,12 +210,12 @@ def find_chain(observation: Observation) -> Chain | None:
 
 
 def _is_start(call: Call, told: Collection[str]) -> bool:
-    """Say whether its gradients alone give what entered it and the slope by its outputs, whatever is behind it."""
+    """Return ``True`` if the layer's own gradients give its inputs and the slope by its outputs."""
     return isinstance(call.module, nn.Linear) and {f"{call.name}.weight", f"{call.name}.bias"} <= set(told)
 
 
 def _chained(call: Call, after: Call) -> ChainLayer | None:
-    """Return the layer of ``call``; ``None`` where its equations aren't linear or ``after`` takes more."""
+    """Return the layer of ``call``; ``None`` if it is no link of a chain."""
     if not isinstance(call.module, nn.Linear) and not _is_plain(call.module, call.inputs.shape[1:]):
         return None
     activation = activation_between(call.output, after.inputs)
@@ -238,7 +228,7 @@ def _layer(call: Call, activation: Activation) -> ChainLayer:
 
 
 def _is_plain(module: nn.Module, shape: Sequence[int]) -> bool:
-    """Say whether it is a convolution whose equations are linear in all of its input (C, H, W), and not too many."""
+    """Return ``True`` for a convolution with not too many equations, linear in all of its input (C, H, W)."""
     if not isinstance(module, nn.Conv2d) or module.groups > 1 or module.padding_mode != "zeros":
         return False
     spans = [step * (taps - 1) for step, taps in zip(module.dilation, module.kernel_size, strict=True)]
@@ -250,10 +240,9 @@ def _is_plain(module: nn.Module, shape: Sequence[int]) -> bool:
 
 @torch.no_grad()
 def recursed(chain: Chain, gradients: Tensors) -> Recursion:
-    """Solve for the images behind V updates of one image each, layer by layer from the last (R-GAP).
+    """Solve for the images behind V updates of one image each (R-GAP).
 
     Args:
-        chain: of the model that they were computed with.
         gradients: (V, *shape) by name.
     """
     last = chain.layers[-1]
@@ -281,7 +270,7 @@ def recursed(chain: Chain, gradients: Tensors) -> Recursion:
         if not bool((left < _WRONG).any()):
             break
     size = len(values), *chain.image
-    if values.shape[1:] != chain.shift.shape:  # none is solved for down to the image
+    if values.shape[1:] != chain.shift.shape:  # no victim is solved for down to the image
         return Recursion(values.new_zeros(size), left)
     return Recursion(((values - chain.shift) / chain.scale).reshape(size), left)
 
@@ -292,7 +281,7 @@ def _convolution(layer: ChainLayer) -> Convolution:
 
 
 def _connected(layer: ChainLayer, gradients: Mapping[str, Tensor], delta: Tensor) -> tuple[Tensor, Tensor]:
-    """Recover what entered a fully connected layer, and the loss's slope by it."""
+    """Return a fully connected layer's inputs, and the loss's slope by them."""
     weight, bias = gradients[f"{layer.name}.weight"].double(), gradients.get(f"{layer.name}.bias")
     delta = delta if bias is None else bias.double()
     squared = delta.square().sum(1, keepdim=True).clamp_min(torch.finfo(delta.dtype).tiny)

@@ -1,7 +1,6 @@
-"""How often each image occurs in a batch in which some are equal: a layer's gradient has a rank for each other one.
+"""Count how often each image occurs in a batch with equal images.
 
-The gradient of the output layer is a sum over the different images of n p - c, with the outputs p of the image, the
-number n of its occurrences and c of these by class. Classes without an occurrence have n p alone.
+The output layer's gradient sums n p - c over the different images, with n occurrences, c of these by class.
 """
 
 import torch
@@ -12,16 +11,16 @@ from fl_privacy.models.losses import is_plain
 from fl_privacy.types.user_gradients import COUNTED_BY_RANK
 
 _WHOLE = 0.05
-"""By which a number of occurrences may be off a whole number."""
+"""Largest distance of a number of occurrences from a whole number."""
 
 _MOST = 8
-"""Occurrences of an image, on average, up to which a batch is looked for whose size nobody stated."""
+"""Largest mean number of occurrences for a batch of unknown size."""
 
 
 def with_repeats(victim: Reproduction, images: Tensor) -> tuple[Tensor, str]:
-    """Repeat each of ``images`` (R, ...), which differ, as often as the batch has it; with a sentence on that.
+    """Repeat each of the different ``images`` (R, ...) as often as it occurs, with a sentence on that.
 
-    The sentence is empty if none occurs twice. A batch whose size nobody stated may be larger than its rank.
+    A batch of unknown size may be larger than its rank.
     """
     rank, observation = len(images), victim.observation
     size = observation.upload.num_examples
@@ -45,7 +44,7 @@ def with_repeats(victim: Reproduction, images: Tensor) -> tuple[Tensor, str]:
 
 
 def _shares(victim: Reproduction, images: Tensor) -> Tensor:
-    """Return the share (R,) of the batch that each image has; equal ones where the update does not say."""
+    """Return the share (R,) of the batch that each image has; equal ones if unknown."""
     found = victim.errors(images) if len(images) > 1 and is_plain(victim.loss) else None
     if found is None:
         return torch.full((len(images),), 1 / len(images), device=images.device)

@@ -1,11 +1,6 @@
-"""One image behind a residual network whose ReLUs and batch norms are those that were sent, solved for block by block.
+"""Solve block by block for one image behind a residual network with fixed batch norms.
 
-The gradients of the last layer give the slopes of the loss by the logits, exact also where the loss itself is nothing
-but rounding. What entered the last convolutions follows from the gradient of their weight alone where they have as many
-channels as places (:mod:`fl_privacy.attacks.exact.blind_convolution`). From there all later layers are known, and with
-them the slopes in front; each earlier convolution's weight then has as many linear equations for what entered it as it
-has gradients (Zhu and Blaschko 2021, R-GAP), block by block, while these are enough. Pooling in front of the output
-layer, which keeps R-GAP out, does not matter.
+Follows R-GAP (Zhu and Blaschko 2021).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,20 +17,20 @@ from fl_privacy.attacks.exact.gated_inputs import Equations, Shown, Slopes, gate
 from fl_privacy.types import Observation, Tensors
 
 _NOISE = 2.0
-"""Multiple of the depth of the least output of a ReLU up to which outputs are silent."""
+"""Silent outputs of a ReLU are below this multiple of the depth of its least output."""
 
 _FITS = 1e-2
-"""Share of a block's outputs up to which what was solved for in front of it may miss them."""
+"""Largest share of a block's outputs that the solved inputs may miss."""
 
 _TRIES = 3
 """Convolutions, the last first, that are tried without knowing any slope."""
 
 _FACTORS = 2001
 _MOST_NUMBERS = 1 << 26
-"""Numbers of equations with what a shortcut shows, of all victims: half a gigabyte."""
+"""Numbers of the equations of a shortcut, for all victims: half a gigabyte."""
 
 _MOST_PLACES = 1200
-"""Of an image that enters a convolution whose equations are solved."""
+"""Pixels that enter a convolution whose equations are solved."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,11 +38,11 @@ class Known:
     """Activations and gradients between the layers, known for V images.
 
     Attributes:
-        values: (V, C, H, W) of nodes behind a ReLU, those last that are nearest to the image.
-        equations: (node, equations for what is there) that were too few to solve, or of which none is left.
-        started: (V,) whether anything is.
-        found: (V,) whether it is as near to the image as that of the others; one alone goes as far as it can.
-        left: (V,) share of a block's outputs that what was solved for in front of it misses, of the worst block.
+        values: (V, C, H, W) of nodes behind a ReLU, those nearest to the image last.
+        equations: (node, equations for its values) that were too few to solve.
+        started: (V,) ``True`` if anything is known.
+        found: (V,) ``True`` if it is as near to the image as for the others.
+        left: (V,) share of a block's outputs missed, in the worst block.
     """
 
     values: Mapping[fx.Node, Tensor]
@@ -57,7 +52,7 @@ class Known:
     left: Tensor
 
     def of(self, rows: Tensor) -> "Known":
-        """Select what is known of the victims ``rows`` (indices)."""
+        """Select the victims ``rows`` (indices)."""
         values = {node: own[rows] for node, own in self.values.items()}
         equations = [(node, own.of(rows)) for node, own in self.equations]
         return Known(values, equations, self.started[rows], self.found[rows], self.left[rows])
@@ -68,9 +63,9 @@ class Residual:
     """A network of convolutions, fixed batch norms, ReLUs and shortcuts, with a fully connected layer at its end.
 
     Attributes:
-        graph: of the model in double precision.
+        graph: the model's, in double precision.
         head: node of the last layer.
-        shapes: of what nodes are, without the batch.
+        shapes: (C, H, W) or (N,) by node, without the batch.
     """
 
     graph: Traced
@@ -79,27 +74,24 @@ class Residual:
 
     @property
     def image(self) -> tuple[int, ...]:
-        """Return the shape (C, H, W) of an image."""
         return self.shapes[self.graph.image]
 
     @property
     def device(self) -> torch.device:
-        """Return where the model's values are."""
         return next(self.graph.module.parameters()).device
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Return the names of the parameters whose gradients are needed, that of the last layer's bias last."""
+        """Return the names of the needed gradients, the last layer's bias last."""
         own = [str(node.target) for node in self.convolutions]
         return (*(f"{name}.weight" for name in own), f"{self.head.target}.weight", f"{self.head.target}.bias")
 
     @property
     def convolutions(self) -> Sequence[fx.Node]:
-        """Return the nodes of convolutions, those first that are nearest to the image."""
+        """Return the nodes of convolutions, nearest to the image first."""
         return [node for node in self.graph.nodes if self.graph.kind(node) == "conv"]
 
     def convolution(self, node: fx.Node) -> Convolution:
-        """Return the layer of a node."""
         module = self.graph.layer(node)
         assert isinstance(module, nn.Conv2d)
         channels, height, width = self.shapes[_input_of(node)]
@@ -107,7 +99,7 @@ class Residual:
 
     @property
     def cuts(self) -> Sequence[fx.Node]:
-        """Return the nodes in front of convolutions by which alone logits depend on the image, nearest to it first."""
+        """Return the nodes in front of convolutions on every path to the logits, nearest to the image first."""
         entering = dict.fromkeys(_input_of(node) for node in self.convolutions)
         return [node for node in entering if self.graph.is_passed_by_all(node)]
 
@@ -119,7 +111,7 @@ def _input_of(node: fx.Node) -> fx.Node:
 
 @torch.no_grad()
 def find_residual(observation: Observation) -> Residual | None:
-    """Find how the model is built, or ``None`` where it is no such network or what is needed was withheld."""
+    """Return the network; ``None`` if it is of another kind or a gradient was withheld."""
     if observation.upload.num_examples != 1 or observation.plan.batch_norm == "train":
         return None
     if not any(isinstance(module, nn.Conv2d) for module in observation.model.modules()):
@@ -152,7 +144,6 @@ def _is_plain(layer: nn.Module | None) -> bool:
 
 
 def _blind(network: Residual) -> list[fx.Node]:
-    """List the convolutions that may be solved without any slope, the last first."""
     cuts = set(network.cuts)
     own = [node for node in network.convolutions if _input_of(node) in cuts]
     return [node for node in reversed(own) if can_be_blind(network.convolution(node))][:_TRIES]
@@ -160,10 +151,9 @@ def _blind(network: Residual) -> list[fx.Node]:
 
 @torch.no_grad()
 def known_between(network: Residual, gradients: Tensors) -> Known:
-    """Solve for what V images of one update each are between the layers, as near to the image as equations go.
+    """Solve for the activations of V images, as near to the image as the equations reach.
 
     Args:
-        network: that they were computed with.
         gradients: (V, *shape) by name.
     """
     own = {name: value.double() for name, value in gradients.items()}
@@ -200,7 +190,7 @@ def _missed(network: Residual, given: Mapping[fx.Node, Tensor], at: fx.Node, val
 
 
 def _slopes_at(network: Residual, node: fx.Node, values: Tensor, slopes: Tensor) -> Tensor:
-    """Return the slopes of the loss (V, C, H, W) by the ``values`` of a node, with those by the logits."""
+    """Return the slopes of the loss (V, C, H, W) by the ``values`` of a node."""
     with torch.enable_grad():
         inputs = values.detach().requires_grad_(True)
         (found,) = torch.autograd.grad((network.graph.run({node: inputs}, network.head) * slopes).sum(), inputs)
@@ -208,7 +198,7 @@ def _slopes_at(network: Residual, node: fx.Node, values: Tensor, slopes: Tensor)
 
 
 def _started(network: Residual, own: Tensors, slopes: Tensor) -> tuple[fx.Node, Tensor, Tensor]:
-    """Solve for what entered one of the last convolutions without any slope, and say for which victims (V,)."""
+    """Solve for the inputs of a last convolution, and for which victims (V,)."""
     features = torch.einsum("vk,vkn->vn", slopes, own[f"{network.head.target}.weight"])
     features = features / slopes.square().sum(1, keepdim=True).clamp_min(torch.finfo(slopes.dtype).tiny)
     candidates, best = _blind(network), None
@@ -230,7 +220,7 @@ def _started(network: Residual, own: Tensors, slopes: Tensor) -> tuple[fx.Node, 
 
 
 def _scaled(network: Residual, at: fx.Node, values: Tensor, features: Tensor) -> tuple[Tensor, float]:
-    """Find the factor of ``values`` (C, H, W) by which the ``features`` (N,) follow, and what these are missed by."""
+    """Scale ``values`` (C, H, W) so that the ``features`` (N,) follow, and return the share missed."""
     pooled = _input_of(network.head)
 
     def missed(factors: Tensor) -> Tensor:
@@ -254,22 +244,20 @@ def _rectified(network: Residual, node: fx.Node) -> bool:
 
 
 def _heard(values: Tensor) -> Tensor:
-    """Set to zero what noise makes of a ReLU's silent outputs (..., C, H, W); values below 0 show how large it is."""
+    """Zero the silent outputs (..., C, H, W) of a ReLU; values below 0 show the noise."""
     least = values.flatten(-3).amin(-1).clamp(max=0)[..., None, None, None]
     return torch.where(values > -_NOISE * least, values, 0)
 
 
 @dataclass(eq=False)
 class _Step:
-    """From what is known at one cut to the next one before it.
+    """The way from one cut, whose values are known, to the one before.
 
     Attributes:
-        network, gradients: of the victims.
-        before, at: the cuts.
         outputs, slopes: (V, C, H, W) at ``at``.
-        values: of nodes between the cuts, once solved for.
-        equations: for what is at ``before``.
-        gates: (V, C, H, W) bool which of ``outputs`` a ReLU let through.
+        values: solved values of nodes in between.
+        equations: equations for the values at ``before``.
+        gates: (V, C, H, W) bool, the ``outputs`` that a ReLU let through.
     """
 
     network: Residual
@@ -283,7 +271,7 @@ class _Step:
     gates: Tensor | None = None
 
     def runs(self) -> bool:
-        """Take the slopes back from one cut to the other; ``False`` where a layer in between is of another kind."""
+        """Propagate the slopes from one cut to the other; ``False`` if a layer in between is of another kind."""
         graph, slopes = self.network.graph, {self.at: Slopes(self.slopes)}
         between = graph.behind(self.at, {self.before}) - {self.before}
         for node in reversed([node for node in graph.nodes if node in between]):
@@ -340,7 +328,7 @@ class _Step:
         return {given: Slopes(layer.back(own.values))}
 
     def solved(self) -> Tensor | None:
-        """Solve for what is at ``before`` (V, C, H, W); ``None`` where equations are too few."""
+        """Solve for the values at ``before`` (V, C, H, W); ``None`` if equations are too few."""
         if not _enough(self.equations):
             return None
         places = self.equations[0].layer.shape[1] * self.equations[0].layer.shape[2]
@@ -349,7 +337,7 @@ class _Step:
         return _heard(found) if _rectified(self.network, self.before) else found
 
     def _shown(self) -> Shown | None:
-        """Return what a shortcut shows of ``before``: the outputs less those of the branch beside it."""
+        """Return the values that a shortcut shows: outputs minus the other branch's."""
         graph = self.network.graph
         ends = {self.before, graph.image}
         if self.gates is None or graph.kind(_input_of(self.at)) != "add":
@@ -373,7 +361,7 @@ class _Step:
         return Shown(often, sums)
 
     def _chooses(self, node: fx.Node) -> bool:
-        """Say whether a node is some of what is at ``before``, and nothing else."""
+        """Return ``True`` if a node selects from the values at ``before`` alone."""
         graph = self.network.graph
         own = graph.behind(node, {self.before}) - {self.before}
         return all(graph.kind(each) in ("chooses", "same") for each in own) and self.before in graph.behind(
@@ -382,7 +370,7 @@ class _Step:
 
 
 def _enough(equations: Sequence[Equations]) -> bool:
-    """Say whether there may be as many equations as unknowns, and not too many of these."""
+    """Return ``True`` if there may be enough equations, and not too many unknowns."""
     layer = equations[0].layer
     places = layer.shape[1] * layer.shape[2]
     return places <= _MOST_PLACES and sum(each.rows for each in equations) >= places

@@ -1,12 +1,7 @@
-"""G = D X^T taken apart, half of D being zero: a batch behind a ReLU from one gradient (SPEAR, Dimitrov et al. 2024).
+"""Factor G = D X^T with a half-zero D: a batch behind a ReLU from one gradient (SPEAR, Dimitrov et al. 2024).
 
-Of a layer z = W x + b in front of a ReLU the gradient of the weight is G = D X^T, that of the bias g = D 1, with
-D = dL/dz of shape (M, B) and the layer's inputs X of shape (N, B). Where example j leaves neuron i silent, D_ij is
-zero. With L an orthonormal basis of the columns of G, D = L Q for an invertible Q (B, B), and each column of Q is a
-direction q that makes L q as sparse as a ReLU. Such directions are found as those which minimize a norm of L q that
-rewards zeros, by iteratively reweighted least squares from many starts at once; the authors' null vectors of B - 1
-random rows are one kind of start. Their scales follow from g, X from Q, and the signs of W X + b say whether all of it
-is right.
+For a layer z = W x + b, D = dL/dz (M, B) is zero at silent neurons, X (N, B) are the inputs, g = D 1 is the bias's
+gradient, and D = L Q with an orthonormal basis L of the columns of G.
 """
 
 from collections.abc import Iterator
@@ -18,10 +13,10 @@ from torch import Tensor
 from fl_privacy.attacks.attack import timely
 
 AGREEMENT = 0.99
-"""Of the signs in front of a ReLU with the zeros of what came back through it; wrong images agree in about half."""
+"""Share of the signs in front of a ReLU that have to match the zeros behind it; wrong images match in about half."""
 
 NEARLY = 0.9
-"""Of them where all images but for rounding are right, or few are wrong."""
+"""The same share if all images are right but for rounding, or few are wrong."""
 
 _ZERO = 1e-4
 """Elements of L q below this share of the largest are zeros of the ReLU."""
@@ -30,36 +25,37 @@ _SAME = 1e-6
 """Directions are the same up to this distance of their cosine from 1."""
 
 _INDEPENDENT = 1e-3
-"""Share of a direction that has to be new to those chosen before."""
+"""Share of a direction that has to be new compared with those chosen before."""
 
 _RANK = 1e-6
-"""Singular values below this share of the largest are rounding."""
+"""Singular values below this share of the largest are rounding errors."""
 
 _MOST_ROWS = 16
-"""Examples up to which null vectors of random rows are a start: of more, next to none is near a sparse direction."""
+"""Largest number of examples for which null vectors of random rows are a start; for more, hardly any is near a sparse
+direction."""
 
 _SHARP = [(0.03 * 0.5**step, 1.0) for step in range(20)]
 """Schedule of a search that stays near where it starts."""
 
 _SOFT = [(0.3 * 0.8**step, 1.0) for step in range(36)]
-"""Of one that goes further: components of 64 images are a few percent of others."""
+"""Schedule of a search that goes further: components of 64 images are a few percent of others."""
 
 _FAR = [(0.5 * 0.7**step, 1.0) for step in range(36)]
-"""Of one that goes as far as the logarithm of the elements leads."""
+"""Schedule of a search that goes as far as the logarithm of the elements leads."""
 
 _KEPT = 1024
-"""Directions of which none is a combination of others, and which are the columns, are chosen among this number."""
+"""Largest number of directions from which independent ones are chosen."""
 
 _JUDGED = 2_000_000
 """Signs of other choices that are computed at once."""
 
 _BLIND = 6
-"""Rounds of a kind of search that found nothing, after which it is given up."""
+"""Rounds without a finding after which a kind of search is given up."""
 
 _RIDGE = {torch.float32: 1e-6, torch.float64: 1e-12}
 
 _SPARE = 8
-"""Combinations of columns beyond the rank that is expected, to notice a higher one."""
+"""Combinations of columns beyond the expected rank, to notice a higher one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,8 +64,8 @@ class SparseFactors:
 
     Attributes:
         columns: D (M, B) float64.
-        inputs: X^T (B, N) float64, in an order of its own.
-        agreement: share of the elements in which the zeros of D are where W X + b is negative, of the worst example.
+        inputs: X^T (B, N) float64, in any order.
+        agreement: share of elements that are zero in D exactly if W X + b is negative, for the worst example.
     """
 
     columns: Tensor
@@ -78,10 +74,7 @@ class SparseFactors:
 
 
 def column_space(weight: Tensor, count: int) -> Tensor | None:
-    """Return orthonormal columns (M, B) that span those of a weight's gradient (M, N), in float64.
-
-    ``None`` unless the rank but for rounding is ``count``, that is B, the number of examples.
-    """
+    """Return :func:`columns_of` (M, B); ``None`` unless the rank, up to rounding, is ``count`` (B)."""
     found = columns_of(weight, count)
     return found if found is not None and found.shape[1] == count else None
 
@@ -89,8 +82,8 @@ def column_space(weight: Tensor, count: int) -> Tensor | None:
 def columns_of(weight: Tensor, most: int) -> Tensor | None:
     """Return orthonormal columns (M, R) that span those of a weight's gradient (M, N), in float64.
 
-    R is the number of different examples; ``None`` if the rank but for rounding is above ``most``. The range is that
-    of a few random combinations of the columns (Halko et al. 2011): all of it if the rank is as small as here.
+    R is the number of different examples; ``None`` if the rank, up to rounding, is above ``most``. After Halko et al.
+    2011.
     """
     gradient = weight.double()
     rng = torch.Generator().manual_seed(0)
@@ -106,17 +99,17 @@ def sparse_factors(
 ) -> Iterator[SparseFactors | None]:
     """Yield better and better factors of one victim's gradient, one value for each round of ``starts`` starts.
 
+    Columns q of Q make L q as sparse as a ReLU; scales follow from g.
+
     Args:
         weight: G (M, N).
         bias: g (M,).
-        layer: W (M, N) and b (M,) as the client had them.
-        basis: (M, B) of the columns of G, see :func:`column_space`.
-        rng: of the starts, on the CPU.
-        starts: of a round.
+        layer: W (M, N) and b (M,) that the client had.
+        basis: L (M, B), see :func:`column_space`.
 
     Yields:
-        The factors, or ``None`` while less than B independent directions are found. Whoever asks decides when to stop;
-        where a few rounds find nothing sparse at all there is no ReLU, and nothing more is yielded.
+        The factors, or ``None`` while fewer than B independent directions are found; it ends if a few rounds find
+        nothing sparse, as without a ReLU.
     """
     rank, search = basis.shape[1], _Search(_live(basis), rng, starts)
     signs = _Signs.of(weight, bias, layer, basis)
@@ -133,11 +126,10 @@ def sparse_factors(
 def factors_near(
     columns: Tensor, weight: Tensor, bias: Tensor, layer: tuple[Tensor, Tensor], basis: Tensor
 ) -> SparseFactors | None:
-    """Polish a guess at D (M, B) to sparse factors; ``None`` where its columns become dependent.
+    """Polish a guess at D (M, B) to sparse factors; ``None`` if its columns become dependent.
 
     Args:
-        columns: the guess.
-        weight, bias, layer, basis: as of :func:`sparse_factors`.
+        weight, bias, layer, basis: same as for :func:`sparse_factors`.
     """
     directions, pool = basis.T @ columns, _Pool(_live(basis))
     directions = directions / directions.norm(dim=0)
@@ -147,25 +139,19 @@ def factors_near(
 
 
 def zeros(columns: Tensor) -> Tensor:
-    """Mark the elements of (..., M, B) that are zero but for rounding."""
+    """Mark the elements of (..., M, B) that are zero up to rounding."""
     return columns.abs() < _ZERO * columns.abs().amax(-2, keepdim=True)
 
 
 def _live(basis: Tensor) -> Tensor:
-    """Take the rows of an orthonormal basis (M, B) that are not zero, scaled by the root of M.
-
-    Where a neuron is silent on the whole batch every direction has a zero, which says nothing of the direction.
-    """
+    """Return the nonzero rows of an orthonormal basis (M, B), times the root of M."""
     norms = basis.norm(dim=1)
     rows: Tensor = basis[norms > _RANK * norms.max()] * len(basis) ** 0.5
     return rows
 
 
 class _Pool:
-    """Directions that were found, with more zeros in ``rows`` (M, B) than any direction has, the sparsest first.
-
-    None is there twice, and no more than the ``_KEPT`` sparsest are: each round takes as long as the one before.
-    """
+    """Different directions with more zeros in ``rows`` (M, B) than any direction has, the ``_KEPT`` sparsest first."""
 
     def __init__(self, rows: Tensor) -> None:
         self.rows, self.directions = rows, rows.new_zeros(rows.shape[1], 0)
@@ -185,13 +171,13 @@ class _Pool:
 
 @dataclass(frozen=True, eq=False)
 class _Signs:
-    """What signs in front of the ReLU say of a choice of directions, in the coordinates of the basis.
+    """The match of signs in front of the ReLU with zeros behind it, in the coordinates of the basis.
 
     Attributes:
-        rows: (M, B) of the basis, those of dead neurons left out.
-        bias: (B,) of g in the basis.
-        before: (B, M) of G W^T in the basis: with the inputs X^T = Q^-1 L^T G, what W X is made of.
-        shift: (M,) of the layer.
+        rows: (M, B) without dead neurons.
+        bias: (B,) g.
+        before: (B, M) G W^T.
+        shift: (M,) b.
     """
 
     rows: Tensor
@@ -207,18 +193,14 @@ class _Signs:
         return _Signs(basis[live], basis.T @ bias.double(), before, layer[1][live].double())
 
     def agreement(self, chosen: Tensor) -> Tensor:
-        """Compute for directions (S, B, B) the share of signs that agree with zeros, on average over examples (S,)."""
+        """Return the mean share (S,) of signs that agree with zeros, for directions (S, B, B)."""
         scales, failed = torch.linalg.solve_ex(chosen, self.bias.expand(len(chosen), -1))
         found, _ = torch.linalg.solve_ex(chosen * scales[:, None], self.before.expand(len(chosen), -1, -1))
         right = (found + self.shift > 0) == ~zeros(self.rows @ chosen).mT
         return torch.where(failed == 0, right.double().mean((1, 2)), -1.0)
 
     def improved(self, chosen: Tensor, pool: Tensor) -> Tensor:
-        """Replace one of ``chosen`` (B, B) after the other by one of ``pool`` (B, K), while more signs agree.
-
-        The difference of two columns may have more zeros than a third column. Of the pool, as many of the first are
-        tried as can be judged in a moment.
-        """
+        """Replace ``chosen`` (B, B) one by one from ``pool`` (B, K), while more signs agree."""
         rank = len(chosen)
         most = min(4 * rank, _JUDGED // (rank * rank * len(self.rows)), pool.shape[1])
         reached = float(self.agreement(chosen[None]))
@@ -235,16 +217,12 @@ class _Signs:
 
 
 def _same(some: Tensor, others: Tensor) -> Tensor:
-    """Say which directions (B, K) and (B, L) are the same but for their sign, (K, L)."""
+    """Mark the pairs (K, L) of directions (B, K) and (B, L) that are the same but for their sign."""
     return (some.T @ others).abs() > 1 - _SAME
 
 
 class _Search:
-    """Rounds of local searches of several kinds in turn; of a blind one that finds nothing, soon no more.
-
-    Blind searches find the columns that many starts lead to; where one or two are left, which few lead to, hundreds of
-    rounds find the same again. Every second round therefore starts from what has no part in those that were found.
-    """
+    """Rounds of local searches of several kinds in turn, every second from what the found directions leave out."""
 
     def __init__(self, rows: Tensor, rng: torch.Generator, starts: int) -> None:
         self._rows, self._rng, self._starts, self.pool = rows, rng, starts, _Pool(rows)
@@ -255,11 +233,10 @@ class _Search:
 
     @property
     def hopeless(self) -> bool:
-        """Say whether no kind found anything sparse in ``_BLIND`` rounds."""
         return min(self._rounds) >= _BLIND and not any(self._found)
 
     def extended(self) -> Tensor:
-        """Search one more round, and return the sparsest directions (B, K) none of which is a combination of others."""
+        """Search one more round; return the sparsest independent directions (B, K)."""
         self._blind = not self._blind or not self.chosen.shape[1]
         if self._blind:
             kind = min(range(len(self._kinds)), key=self._rounds.__getitem__)
@@ -273,7 +250,7 @@ class _Search:
         return self.chosen
 
     def _null_vectors(self) -> Tensor:
-        """Search from the null vectors of B - 1 random rows, by the logarithm of the elements."""
+        """Search from the null vectors of B - 1 random rows."""
         total, rank = self._rows.shape
         picked = torch.stack([torch.randperm(total, generator=self._rng)[: rank - 1] for _ in range(self._starts)])
         some = self._rows[picked.to(self._rows.device)]
@@ -281,17 +258,14 @@ class _Search:
         return _sparsest(self._rows, null, _FAR)
 
     def _random_directions(self) -> Tensor:
-        """Search from random directions, by the sum of the elements in single precision and then by their logarithm."""
+        """Search from random directions, in single precision first."""
         directions = self._drawn(self._rows.shape[1])
         blunt = [(0.2 * 0.85 ** max(0, step - 15), 0.5) for step in range(35)]
         near = _sparsest(self._rows.float(), (directions / directions.norm(dim=0)).float(), blunt)
         return _sparsest(self._rows, near.to(self._rows), _SHARP)
 
     def _beside_the_chosen(self) -> Tensor:
-        """Search from what is orthogonal to all chosen directions but one, or to all, plus a random mixture of them.
-
-        The direction that is sought has both parts; the first is known where all others are chosen.
-        """
+        """Search from the complement of the chosen directions, or of all but one, plus a random mixture of them."""
         rank, count = self.chosen.shape
         if count == rank:
             apart = torch.linalg.inv_ex(self.chosen)[0].T
@@ -304,15 +278,13 @@ class _Search:
         return _sparsest(self._rows, directions / directions.norm(dim=0), _FAR)
 
     def _drawn(self, size: int) -> Tensor:
-        """Draw standard normal directions (size, starts)."""
         return torch.randn(size, self._starts, generator=self._rng, dtype=torch.float64).to(self._rows)
 
 
 def _sparsest(rows: Tensor, directions: Tensor, schedule: list[tuple[float, float]]) -> Tensor:
     """Move directions (B, K) to where rows @ directions is locally sparsest.
 
-    One step of reweighted least squares on the sphere for each of the schedule's (smoothing, power): the weights are
-    (y^2 + smoothing^2)^-power.
+    Each (smoothing, power) is one step of least squares on the sphere, with weights (y^2 + smoothing^2)^-power.
     """
     ridge = _RIDGE[rows.dtype] * torch.eye(rows.shape[1], dtype=rows.dtype, device=rows.device)
     for smoothing, power in timely(schedule):
@@ -325,7 +297,6 @@ def _sparsest(rows: Tensor, directions: Tensor, schedule: list[tuple[float, floa
 
 
 def _independent(pool: Tensor) -> Tensor:
-    """Pick the first directions of the pool none of which is a combination of those before."""
     rank = len(pool)
     basis, chosen = pool.new_zeros(rank, 0), []
     for position in range(pool.shape[1]):
@@ -343,8 +314,7 @@ def _factors(
 ) -> SparseFactors:
     """Build the sparse factors from the directions ``chosen`` (B, B).
 
-    Where nearly all signs agree, they say better than small numbers where a neuron was silent: what came back through
-    an active one may be small.
+    If nearly all signs agree, they decide which neurons were silent: small gradients may come from active ones.
     """
     rows = basis * len(basis) ** 0.5
     silent = zeros(rows @ chosen)
@@ -360,7 +330,7 @@ def _factors(
 def _factors_behind(
     weight: Tensor, bias: Tensor, layer: tuple[Tensor, Tensor], basis: Tensor, silent: Tensor
 ) -> SparseFactors:
-    """Build the sparse factors whose columns are zero where ``silent`` (M, B) says, exact but for rounding."""
+    """Build the sparse factors with columns that are zero at ``silent`` (M, B), exact up to rounding."""
     rows = basis * len(basis) ** 0.5
     gram = torch.einsum("mb,mj,mk->bjk", silent.to(rows), rows, rows)
     directions = torch.linalg.eigh(gram)[1][:, :, 0].T
@@ -371,17 +341,13 @@ def _factors_behind(
 
 
 def _before(inputs: Tensor, layer: tuple[Tensor, Tensor]) -> Tensor:
-    """Compute what ``inputs`` (B, N) are in front of the ReLU, (M, B)."""
+    """Return W X + b (M, B) of ``inputs`` (B, N)."""
     weight, bias = layer
     return (inputs @ weight.double().T + bias.double()).T
 
 
 def _agreement(columns: Tensor, inputs: Tensor, weight: Tensor, bias: Tensor) -> float:
-    """Return the share of neurons that are silent exactly where they receive no gradient, for the worst example.
-
-    A neuron whose row of G is zero, dead on the whole batch or cut off behind the layer, says nothing, nor does an
-    element that is neither zero nor clearly not, or whose neuron lies within rounding of its threshold.
-    """
+    """Return the share of neurons that are silent exactly if they get no gradient, for the worst example."""
     size = columns.abs() / columns.abs().amax(0)
     before = _before(inputs, (weight, bias))
     clear = ((size < _ZERO / 30) | (size > 30 * _ZERO)) & (before.abs() > 30 * _ZERO * before.std(0))

@@ -1,15 +1,7 @@
-"""Images that a fully connected layer has mixed, separated by the network behind it, exactly (one victim at a time).
+"""Separate images that a fully connected layer has mixed, by the network behind it, exactly (one victim at a time).
 
-In the terms of :mod:`fl_privacy.attacks.exact.cocktail_party` what entered the layer is X^T = A R: B x B numbers A are
-not known, however many pixels there are. The network says what D has to be for any of them: image i enters it as
-z_i = P^T a_i + b with P = R W^T, and D_i is the gradient of its loss by z_i. So s D^T [A, 1] = [G R^T, g], with a
-factor s that a client may have scaled its gradient by, are M (B + 1) equations for B^2 + 1 unknowns. They are solved by
-Gauss-Newton steps with Levenberg's damping. Their derivative by A takes a product with the Hessian of the loss by z,
-that is one more pass back through the network, so that the linear system of a step is solved by conjugate gradients,
-preconditioned by what is left of it where D does not change: D D^T, the larger part of it by far.
-
-Where noise was added the directions that two images of one class share are hardly distinguished by D. What was found
-before then counts as well: A = (1 + E) A_0, with elements of E of standard deviation ``_INDEPENDENCE``.
+Mixing A (B, B) and a client's scaling s solve s D^T [A, 1] = [G R^T, g]
+(:mod:`fl_privacy.attacks.exact.cocktail_party`), where D_i is the gradient of the loss by z_i = P^T a_i + b, P = R W^T.
 """
 
 import math
@@ -24,21 +16,21 @@ from fl_privacy.models.gradients.hooks import leaving
 from fl_privacy.models.losses import CROSS_ENTROPY, Loss
 
 _INDEPENDENCE = 0.03
-"""Share that images taken apart by their independence have of each other, about: that of 30 dB."""
+"""Approximate standard deviation of E in A = (1 + E) A_0 for images A_0 separated by independence: that of 30 dB."""
 
 _DAMPING = 1e-3
-"""Of the first step, as a share of the preconditioner."""
+"""Damping of the first step, as a share of the preconditioner."""
 
 _MOST_DAMPING = 1e3
 
 _TOLERANCE = 1e-3
-"""Of the residual of a linear system, as a share of its right side."""
+"""Residual of a linear system at which iterations stop, as a share of its right side."""
 
 _MOST_PRODUCTS = 200
-"""With the matrix of a linear system."""
+"""Largest number of products with the matrix of a linear system."""
 
 _PROGRESS = 0.01
-"""Share of the misfit by which a step has to lessen it for another to follow."""
+"""Share of the misfit by which a step has to reduce it for another to follow."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,10 +38,7 @@ class Behind:
     """The part of the network behind a layer.
 
     Attributes:
-        model: in double precision.
-        path: of the layer.
         image_shape: (C, H, W).
-        loss: of the client.
     """
 
     model: nn.Module
@@ -68,10 +57,9 @@ class Behind:
 
 @dataclass(frozen=True, eq=False)
 class Mixture:
-    """A layer's gradient on the basis of its rows, and the network behind the layer.
+    """A layer's gradient on the basis of its rows.
 
     Attributes:
-        behind: the network.
         projected: P (B, M).
         bias: b (M,).
         observed: [G R^T, g] (M, B + 1).
@@ -85,16 +73,13 @@ class Mixture:
     noise: float
 
     def signal(self, mixing: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return z and D (B, M) for A (B, B) and classes (B,), the latter with its graph."""
+        """Return z and D (B, M) for A (B, B) and classes (B,), D with its graph."""
         outputs = (mixing @ self.projected + self.bias).detach().requires_grad_()
         return outputs, self.behind.signal(outputs, labels)
 
 
 def mixture_of(weight: Tensor, bias: Tensor, layer: tuple[Tensor, Tensor], basis: Tensor, behind: Behind) -> Mixture:
-    """Build the mixture of G (M, N) and g (M,), W (M, N) and b (M,), and R (B, N).
-
-    What G has beyond its rank B is noise.
-    """
+    """Build the mixture of G (M, N) and g (M,), W (M, N) and b (M,), and R (B, N); the rest of G is noise."""
     gradient, (values, shift) = weight.double(), layer
     on_basis = gradient @ basis.T
     rest = float(gradient.square().sum() - on_basis.square().sum())
@@ -109,9 +94,9 @@ def mixture_of(weight: Tensor, bias: Tensor, layer: tuple[Tensor, Tensor], basis
 
 
 def unmixed_by_network(mixture: Mixture, start: Tensor, labels: Tensor, *, steps: int) -> Tensor:
-    """Fit A (B, B) to the network by Gauss-Newton from ``start``, for classes (B,), in at most ``steps`` steps.
+    """Fit A (B, B) to the network from ``start``, for classes (B,), in at most ``steps`` damped Gauss-Newton steps.
 
-    No step is taken where the network's values are not finite.
+    Under noise ``start`` counts as well; without finite values no step is taken.
     """
     point = _Point.at(mixture, start, None, labels)
     if not math.isfinite(point.misfit(torch.zeros_like(start), start)):
@@ -134,21 +119,19 @@ def unmixed_by_network(mixture: Mixture, start: Tensor, labels: Tensor, *, steps
 
 
 def misfit(mixture: Mixture, mixing: Tensor, labels: Tensor) -> float:
-    """Return the squared distance of the network's gradient at A (B, B) and classes (B,) from the one observed."""
+    """Return the squared distance of the network's gradient at A (B, B) and classes (B,) from the observed one."""
     point = _Point.at(mixture, mixing, None, labels)
     return point.misfit(torch.zeros_like(mixing), mixing)
 
 
 def metric_of_changes(first: Tensor) -> Tensor:
-    """Return the metric (B, B) in which changes E A_0 of ``first``, A_0 (B, B), are as long as E is."""
+    """Return the metric (B, B) in which changes E A_0 of A_0 (B, B) are as long as E."""
     metric: Tensor = torch.linalg.inv(first.T @ first)
     return metric
 
 
 @dataclass(frozen=True, eq=False)
 class _Point:
-    """A candidate (A, s), with the network's outputs and gradients at it."""
-
     mixture: Mixture
     labels: Tensor
     mixing: Tensor
@@ -158,7 +141,7 @@ class _Point:
 
     @classmethod
     def at(cls, mixture: Mixture, mixing: Tensor, scale: Tensor | None, labels: Tensor) -> "_Point":
-        """Build the point at ``mixing``, with the scale that suits it best by default."""
+        """Build the point at ``mixing``, by default with the scale that fits best."""
         outputs, signal = mixture.signal(mixing, labels)
         if scale is None:
             made = signal.detach().T @ _with_ones(mixing)
@@ -167,16 +150,16 @@ class _Point:
 
     @property
     def made(self) -> Tensor:
-        """Return the product D^T [A, 1]."""
+        """Return D^T [A, 1]."""
         return self.signal.detach().T @ _with_ones(self.mixing)
 
     def misfit(self, ridge: Tensor, first: Tensor) -> float:
-        """Return the misfit of the equations, and of what was found before."""
+        """Return the misfit of the equations, plus the penalty of changes."""
         left, apart = self.scale * self.made - self.mixture.observed, self.mixing - first
         return float(left.square().sum() + (apart @ ridge * apart).sum())
 
     def moved(self, ridge: Tensor, first: Tensor, damping: float) -> "_Point":
-        """Return the point after a step of Gauss and Newton."""
+        """Return the point after a Gauss-Newton step."""
         size, signal, scale = len(self.mixing), self.signal.detach(), self.scale
         ones, made, projected = _with_ones(self.mixing), self.made, self.mixture.projected
 
@@ -211,7 +194,7 @@ class _Point:
 
 @dataclass(frozen=True, eq=False)
 class _Preconditioner:
-    """Solves left X + X right = Y for X (B, B), and a number of its own, by the eigenvectors of both."""
+    """Solves left X + X right = Y for X (B, B) by the eigenvectors, and for a number of its own."""
 
     left: Tensor
     right: Tensor
@@ -222,7 +205,7 @@ class _Preconditioner:
         return self._through(flat, 1 / self.values, 1 / self.own)
 
     def inverse(self, flat: Tensor) -> Tensor:
-        """Apply the preconditioner to the flattened X, and return Y."""
+        """Map the flattened X to Y."""
         return self._through(flat, self.values, self.own)
 
     def _through(self, flat: Tensor, values: Tensor, own: Tensor) -> Tensor:
@@ -231,7 +214,6 @@ class _Preconditioner:
 
 
 def _solved(product: Callable[[Tensor], Tensor], right: Tensor, precondition: Callable[[Tensor], Tensor]) -> Tensor:
-    """Solve a linear system by preconditioned conjugate gradients."""
     found, rest = torch.zeros_like(right), right
     ahead = precondition(rest)
     direction, size = ahead, rest @ ahead

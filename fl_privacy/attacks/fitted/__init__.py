@@ -1,4 +1,4 @@
-"""What parameters of models that are fitted to the end, not stepped, give away: optima, means and variances."""
+"""Infer rows from models that are fitted to the end, by their optima, means and variances."""
 
 from fl_privacy.attacks.fitted._gaussian_nb import (
     Moments as Moments,

@@ -1,10 +1,6 @@
-"""GaussianNB and other sums: counts, means and variances of two rounds give the rows that came or went between them.
+"""Infer the rows that came or went between two rounds from counts, means and variances, as of GaussianNB.
 
-With n rows of a class, mean m and variance v (of the n rows, as scikit-learn keeps it), the sum is n m and the sum of
-squares n (v + m^2). Differences of two rounds are the sums over the rows that came: one row itself; of two rows each
-feature's two values, mean +- deviation. Where one row x came for another x', differences are x - x' and x^2 - x'^2,
-which give both in each feature in which they differ. Where counts are not sent, one row x = m' + n (m' - m) must have
-the square that the variances give, which is one equation a feature for the one number n.
+For n rows of mean m and population variance v, the sum is n m and the sum of squares n (v + m^2).
 """
 
 from dataclasses import dataclass
@@ -14,10 +10,10 @@ import numpy as np
 from fl_privacy.errors import UserError
 
 ROUNDING = 1e-6
-"""Share of the largest term that what is left of an equation may have."""
+"""Largest residual of an equation, as a share of its largest term."""
 
 MOST_UNCOUNTED = 1_000_000
-"""Rows of a class, where counts are not sent."""
+"""Largest number of rows of a class without counts."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -26,7 +22,7 @@ class Moments:
 
     Attributes:
         means, variances: (K, F). ``var_`` of scikit-learn is the variance plus ``smoothing``.
-        counts: (K,) rows of each class; ``None`` where they are not sent.
+        counts: (K,) rows of each class; ``None`` if not sent.
         smoothing: ``epsilon_`` of scikit-learn, added to all variances.
     """
 
@@ -52,11 +48,10 @@ class RowsBetween:
     """The rows that one class gained between two rounds.
 
     Attributes:
-        label: of the class.
-        change: number of rows that came, negative where they went; 0 where as many came as went.
+        change: number of rows that came, negative if they went; 0 if as many came as went.
         before: rows of the class before.
-        rows: (1, F) the row; (2, F) of two rows each feature's smaller and larger value; empty beyond. Of no change in
-            number (2, F) the row that went and the one that came, if it was one: NaN where both have the same value.
+        rows: (1, F) a single row; (2, F) each feature's smaller and larger value of two; empty beyond. For no change
+            (2, F) the row that went and the one that came, if it was one: NaN for equal values.
         mean, deviation: (F,) of the rows that came or went, exact for any number.
     """
 
@@ -69,7 +64,10 @@ class RowsBetween:
 
 
 def rows_between(before: Moments, after: Moments) -> tuple[RowsBetween, ...]:
-    """Compare two rounds of one client, class by class; classes that did not change are left out.
+    """Compare two rounds of one client, class by class; unchanged classes are left out.
+
+    Differences of the sums are one row, or mean +- deviation of two; an exchange of x for x' gives x - x' and x^2 -
+    x'^2.
 
     Raises:
         UserError: the rounds are of different classes or features.
@@ -89,10 +87,9 @@ def rows_between(before: Moments, after: Moments) -> tuple[RowsBetween, ...]:
 
 
 def rows_alone(moments: Moments) -> tuple[tuple[int, np.ndarray], ...]:
-    """Return the class and the row (F,) of each class of one row, or of rows that are all the same: its mean.
+    """Return the class and the row (F,) of each class with a single or equal rows: its mean.
 
-    Where counts are not sent, such a class has no variance but the smoothing; where that is untold, next to none beside
-    the largest of any class.
+    Without counts, their variance is the smoothing, or if unknown, next to nothing.
     """
     if moments.counts is not None:
         alone = moments.counts == 1
@@ -103,7 +100,7 @@ def rows_alone(moments: Moments) -> tuple[tuple[int, np.ndarray], ...]:
 
 
 def _squares(moments: Moments, label: int) -> np.ndarray:
-    """Compute the (F,) mean of squares of a class."""
+    """Return the (F,) mean of squares of a class."""
     return np.asarray(moments.variances[label] - moments.smoothing + moments.means[label] ** 2)
 
 
@@ -125,7 +122,7 @@ def _counted(before: Moments, after: Moments, label: int) -> RowsBetween | None:
 
 
 def _exchanged(before: Moments, after: Moments, label: int, number: float) -> RowsBetween:
-    """Find the row that went and the one that came of ``number`` rows, if it was one."""
+    """Find the row that went and the one that came among ``number`` rows, if it was one."""
     step = number * (after.means[label] - before.means[label])
     lift = number * (_squares(after, label) - _squares(before, label))
     moved = np.abs(step) > 1e-12 * number * np.maximum(np.abs(after.means[label]), 1e-300)
@@ -142,7 +139,7 @@ def _exchanged(before: Moments, after: Moments, label: int, number: float) -> Ro
 
 
 def _uncounted(before: Moments, after: Moments, label: int) -> RowsBetween | None:
-    """Find the one row that came or went by its squares; ``None`` if no whole number of rows fits."""
+    """Find the one row that came or went; ``None`` if no whole number n satisfies x = m' + n (m' - m)."""
     options = []
     for change, (old, new) in ((1, (before, after)), (-1, (after, before))):
         step = new.means[label] - old.means[label]

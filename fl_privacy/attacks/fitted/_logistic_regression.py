@@ -1,11 +1,6 @@
-"""LogisticRegression fitted to its optimum: the condition of an optimum is an equation on the client's rows.
+"""Infer rows from a LogisticRegression at its optimum, where the gradient of scikit-learn's objective is zero.
 
-At the optimum of sum log-loss + |W|^2 / (2 C) (scikit-learn's objective) the gradient is nothing:
-sum_i (y_i - p_i) x_i^T = W / C for the weights and sum_i (y_i - p_i) = 0 for the intercept, which is not penalized.
-So uploaded weights are, up to C, the sum of the rows by what the model does not explain of their labels. Who knows all
-rows but one has the last one from it in closed form (Balle, Cherubin and Hayes, Reconstructing Training Data with
-Informed Adversaries, IEEE S&P 2022, section 3). Who sees the optima with and without a row has it to first order,
-by the curvature of the loss, which a sample of the population stands for.
+There sum_i (y_i - p_i) x_i^T = W / C, and sum_i (y_i - p_i) = 0 for the unpenalized intercept.
 """
 
 from dataclasses import dataclass
@@ -20,7 +15,7 @@ class LogisticOptimum:
     """Parameters of a fitted logistic regression with an intercept.
 
     Attributes:
-        weights: (K, F), or (1, F) for two classes, as ``coef_``.
+        weights: (K, F), or (1, F) for two classes, like ``coef_``.
         intercepts: (K,) or (1,).
         inverse_penalty: ``C``, infinite without a penalty.
     """
@@ -39,7 +34,7 @@ class LogisticOptimum:
             raise UserError("Weights and intercepts are expected to be finite, but some are not.")
 
     def residuals(self, rows: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        """Compute (N, K) residuals y - p of rows (N, F), in one column for two classes."""
+        """Return (N, K) residuals y - p of rows (N, F), in one column for two classes."""
         logits = rows @ self.weights.T + self.intercepts
         if len(self.weights) == 1:
             return np.asarray(labels[:, None] - 1 / (1 + np.exp(-logits)))
@@ -48,26 +43,25 @@ class LogisticOptimum:
 
 
 def weighted_sums(optimum: LogisticOptimum) -> np.ndarray:
-    """Compute (K, F) sums of the client's rows, each times y - p of the class.
-
-    They are W / C, exact at the optimum.
-    """
+    """Return (K, F) sums of the client's rows, each times y - p of the class: W / C, exact at the optimum."""
     return np.asarray(optimum.weights / optimum.inverse_penalty)
 
 
 def row_beside_known(optimum: LogisticOptimum, rows: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, int]:
-    """Solve for the one row that the client has beside known ones.
+    """Solve for the one row that the client has in addition to known ones.
+
+    In closed form (Balle, Cherubin and Hayes, Reconstructing Training Data with Informed Adversaries, IEEE S&P 2022,
+    section 3).
 
     Args:
-        optimum: of all rows.
         rows: (N - 1, F) known ones.
-        labels: (N - 1,) of them.
+        labels: (N - 1,) known ones.
 
     Returns:
         The row (F,) and its label.
 
     Raises:
-        UserError: nothing is left of the equations, so that there is no further row, or rounding hides it.
+        UserError: there is no further row, or rounding hides it.
     """
     left = optimum.residuals(rows, labels)
     sums = weighted_sums(optimum) - left.T @ rows  # (K, F), (y - p) of the row times the row

@@ -1,4 +1,4 @@
-"""What updates tell beside images: who took part, whose an example is, what its owner has; blind to the truth."""
+"""Infer membership, source, attributes and properties from updates, without the answers."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""What is the example behind an update like, beside its class? Learned from the gradients of public examples."""
+"""Infer an attribute of the example behind an update, learned from the gradients of public examples."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,13 +16,13 @@ from fl_privacy.rng import derive_generator
 from fl_privacy.types import ModelState, Observation
 
 HEADS = {"linear": 0, "mlp": 128}
-"""Methods -> width of the classifier's hidden layer."""
+"""Methods and the width of their classifier's hidden layer."""
 
 ADAPTIVE = "_adaptive"
-"""Ends the name of a method that learns from defended uploads."""
+"""Suffix of a method that learns from defended uploads."""
 
 FEWEST = 2
-"""Public examples that something can be learned from."""
+"""Least number of public examples to learn from."""
 
 TITLES = {"linear": "Linear classifier of gradients", "mlp": "Neural classifier of gradients"}
 
@@ -31,13 +31,12 @@ TITLES = {"linear": "Linear classifier of gradients", "mlp": "Neural classifier 
 class AttributeInference:
     """Infers an attribute of the example behind an update of a single one (Cui et al. 2023, "RecUP-FL", Sec. 3).
 
-    The attacker computes the gradients of public examples at the values that were sent, trains classifiers that tell
-    their attribute from them, and applies these to the victims' gradients. Logarithms of probabilities are added up
-    over the rounds in which the same example is read.
+    Classifiers learn it from the gradients of public examples at the values sent; log probabilities are summed over
+    rounds.
 
     Attributes:
         methods: ``linear`` and ``mlp``.
-        public: number of examples with known attributes, of the split that is not attacked.
+        public: number of examples with known attributes, from the split that is not attacked.
     """
 
     about: ClassVar[About] = About.ATTRIBUTE
@@ -52,7 +51,6 @@ class AttributeInference:
         checks.whole("inference.attribute.public", self.public, at_least=FEWEST, example=1000)
 
     def begin(self, candidates: int, clients: Sequence[int], classes: int) -> "AttributeWatch":
-        """Begin with ``candidates`` victims and ``classes`` possible attributes."""
         names = [f"{name}{ADAPTIVE}" if self.adaptive else name for name in self.methods]
         return AttributeWatch(self, {name: torch.zeros(candidates, classes) for name in names})
 
@@ -61,10 +59,7 @@ class AttributeInference:
 class AdaptiveAttributeInference(AttributeInference):
     """Attribute inference by an attacker who knows the defense, but not the clients' secrets.
 
-    It learns from the uploads that a client with the same defense would make of the public examples. Not a setting of
-    the other, as ``threat_model=adaptive`` puts it beside each.
-
-    Not a setting of the other, as ``threat_model=adaptive`` puts it beside each.
+    It learns from defended uploads; ``threat_model=adaptive`` runs it next to the other attack.
     """
 
     adaptive: ClassVar[bool] = True
@@ -72,21 +67,17 @@ class AdaptiveAttributeInference(AttributeInference):
 
 @dataclass(eq=False)
 class AttributeWatch:
-    """(V, A) sums of logarithms of probabilities, by method."""
+    """Sums (V, A) of log probabilities, by method."""
 
     settings: AttributeInference
     total: dict[str, Tensor] = field(repr=False)
     _seen: set[int] = field(default_factory=set, init=False)
 
     def add(self, read: ReadRound) -> None:
-        """Classify the victims read in a round.
-
-        Uploads with values that are not finite tell nothing: victims' get no answer, and those of public examples are
-        none to learn from.
+        """Classify the victims of a round; uploads that are not finite are left out.
 
         Raises:
-            UserError: the attacker holds no public examples whose attribute is known, or too few of their uploads are
-                finite.
+            UserError: too few public examples have known attributes and finite uploads.
         """
         if not read.victims:
             return
@@ -122,7 +113,7 @@ class AttributeWatch:
         return known, read.public_attributes[: len(known)].to(read.device)
 
     def answers(self) -> dict[str, Tensor]:
-        """Return scores (V, A) of each method, higher for what is likelier; NaN for unseen victims."""
+        """Return scores (V, A) of each method, higher for likelier attributes; NaN for unseen victims."""
         unseen = [row for row in range(len(next(iter(self.total.values())))) if row not in self._seen]
         found = {name: total.clone() for name, total in self.total.items()}
         for total in found.values():
@@ -130,13 +121,12 @@ class AttributeWatch:
         return found
 
     def titles(self) -> dict[str, tuple[str, str]]:
-        """Return title and source of each method."""
         knowing = ", knows the defense" if self.settings.adaptive else ""
         return {n: (TITLES[n.removesuffix(ADAPTIVE)] + knowing, "Cui et al. 2023") for n in self.total}
 
 
 def _finite(known: Tensor, attributes: Tensor) -> tuple[Tensor, Tensor]:
-    """Keep those of sketches (N, F), and their attributes (N,), that can be learned from."""
+    """Keep the finite sketches (N, F), with their attributes (N,)."""
     finite = known.isfinite().all(1)
     if (left := int(finite.sum())) < FEWEST:
         raise UserError(

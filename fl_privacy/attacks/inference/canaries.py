@@ -1,4 +1,4 @@
-"""Which canaries took part? They are inserted to be found: what finds them bounds epsilon from below."""
+"""Settings of canaries, which a run inserts to bound epsilon from below by their detection."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,13 +11,13 @@ from fl_privacy.errors import UserError
 
 @dataclass(frozen=True, kw_only=True)
 class Canaries:
-    """Canaries of a run: how many there are, and what each of them is.
+    """Number and kind of a run's canaries.
 
     Attributes:
         number: m; each takes part with probability 1/2, independently.
-        unit: ``client``, an update of the clipping norm that passes the defense of the upload in each round;
-            ``example``, a gradient of the clipping norm that a client's local steps sample as they sample examples;
-            ``auto`` takes what the defense promises to protect.
+        unit: ``client``, an update of the clipping norm that passes the upload's defense in each round; ``example``, a
+            gradient of the clipping norm, sampled in local steps like an example; ``auto``, the unit that the defense
+            protects.
     """
 
     about: ClassVar[About] = About.CANARIES
@@ -29,7 +29,7 @@ class Canaries:
         checks.one_of("inference.canaries.unit", self.unit, ("auto", "client", "example"))
 
     def begin(self, candidates: int, clients: Sequence[int], classes: int) -> NoReturn:
-        """Refuse: canaries are no examples that are asked about; a run inserts them by itself.
+        """Refuse, since a run inserts canaries by itself.
 
         Raises:
             UserError: always.

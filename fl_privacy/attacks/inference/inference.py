@@ -1,4 +1,4 @@
-"""What an inference attack is: it is shown one round after the other, and answers in the end."""
+"""Interface of inference attacks: they observe one round after the other, and answer in the end."""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol
@@ -10,36 +10,27 @@ from fl_privacy.attacks.inference.read_round import ReadRound
 
 
 class Inference(Protocol):
-    """An attack by its settings; an object of a user's own that has these is one too."""
+    """An attack's settings; any object with these members is one."""
 
     @property
     def about(self) -> About:
-        """Return what it asks, by which its answers are judged."""
+        """Return the question, by which answers are judged."""
         ...
 
     def begin(self, candidates: int, clients: Sequence[int], classes: int) -> "Watch":
-        """Prepare for the candidates before the first round.
-
-        Args:
-            candidates: C, how many examples are asked about.
-            clients: the ids of all N clients.
-            classes: K.
-        """
+        """Prepare for C ``candidates``, the ids of N ``clients`` and K ``classes``, before the first round."""
         ...
 
 
 class Watch(Protocol):
-    """Looks at the rounds of a training as they come; what it keeps does not grow with them."""
+    """Observes the rounds of a training, in constant memory."""
 
     def add(self, read: ReadRound) -> None:
-        """Take in what a round showed, none of which may be kept."""
+        """Process a round, of which nothing may be kept."""
         ...
 
     def answers(self) -> Mapping[str, Tensor]:
-        """Return the answers by the name of the method.
-
-        About membership and source: (C, N) scores, higher where the answer is yes. About a property: (N, K) shares.
-        """
+        """Return the answers by method: (C, N) scores, higher for yes, or (N, K) shares for a property."""
         ...
 
     def titles(self) -> Mapping[str, tuple[str, str]]:

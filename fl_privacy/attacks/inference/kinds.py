@@ -1,4 +1,4 @@
-"""What can be inferred from updates beside images."""
+"""Questions that inference attacks answer, other than reconstruction."""
 
 from enum import StrEnum
 
@@ -7,11 +7,11 @@ class About(StrEnum):
     """The question of an inference attack.
 
     Attributes:
-        MEMBERSHIP: was this example among what that client trains on?
-        SOURCE: which client's is this example?
-        ATTRIBUTE: what is the example behind this update like, beside its class?
-        PROPERTY: which share of a client's examples is of each class?
-        CANARIES: which canaries took part, each inserted with probability 1/2?
+        MEMBERSHIP: "Did that client train on this example?"
+        SOURCE: "Whose is this example?"
+        ATTRIBUTE: "What is the example behind this update like, apart from its class?"
+        PROPERTY: "Which share of a client's examples is of each class?"
+        CANARIES: "Which canaries, each inserted with probability 1/2, took part?"
     """
 
     MEMBERSHIP = "membership"

@@ -1,8 +1,4 @@
-"""Membership inference by several methods over the same rounds.
-
-Methods ask how well an example fits a client's update, by its loss, its gradient's length and direction; what the other
-clients' updates say of the example is what a non-member looks like.
-"""
+"""Membership inference by several methods over the same rounds, with the other clients' updates as non-members."""
 
 import math
 from collections.abc import Sequence
@@ -43,11 +39,7 @@ class GradientNormDifference(MembershipMethod):
 
 
 class GradientCosine(MembershipMethod):
-    """Cosine of the example's gradient and the client's update, averaged over rounds.
-
-    Li et al. 2022, "Effective passive membership inference attacks in federated learning against overparameterized
-    models", Sec. 4.
-    """
+    """Cosine of the example's gradient and the client's update, averaged over rounds (Li et al. 2022, Sec. 4)."""
 
     title = "Gradient cosine"
     source = "Li et al. 2022"
@@ -63,15 +55,14 @@ def cosines(read: ReadRound) -> Tensor:
 
 
 OTHERS = 2
-"""Clients beside the one asked about whose spread can be told."""
+"""Least number of other clients for an estimate of their spread."""
 
 
 class FedMIA(MembershipMethod):
     """One-sided likelihood ratio of a client against the others (Zhu et al. 2024, "FedMIA", Sec. 4).
 
-    In each round the statistics of the other clients' updates are taken for a normal distribution, that of a client
-    without the example; the score is the share of it below the statistic of the client asked about, averaged over
-    rounds. This one compares cosines of gradients. In a round with fewer than three clients there is no evidence.
+    The score is the share below the client's cosine of a normal distribution with the other clients' mean and spread,
+    averaged over rounds with at least three clients.
     """
 
     title = "FedMIA, cosine"
@@ -86,7 +77,7 @@ class FedMIA(MembershipMethod):
 
 
 class LossFedMIA(FedMIA):
-    """FedMIA that compares losses at the clients' models."""
+    """FedMIA on losses at the clients' models."""
 
     title = "FedMIA, loss"
 
@@ -97,13 +88,13 @@ class LossFedMIA(FedMIA):
 def share_below_others(values: Tensor) -> Tensor:
     """Return the normal probability (C, K), by mean and deviation of the other columns, of being below each value.
 
-    Columns that are not finite count as nobody's; NaN where fewer than two others are left.
+    NaN with fewer than two other finite columns.
     """
     finite = values.isfinite()
     known, number = values.double().where(finite, 0.0), finite.sum(1, keepdim=True)
     centered = (known - known.sum(1, keepdim=True) / number).where(finite, 0.0)
     others = (number - 1).double()
-    mean = -centered / others  # of the others, as all together are centered
+    mean = -centered / others  # mean of the others, since all together are centered
     variance = (centered.square().sum(1, keepdim=True) - centered.square() - others * mean.square()) / (others - 1)
     z = (centered - mean) / variance.clamp(min=1e-30).sqrt()
     share = 0.5 * torch.erfc(-z / math.sqrt(2))
@@ -122,11 +113,7 @@ class LowestTokens(MembershipMethod):
 
 
 class FinalLoss(MembershipMethod):
-    """The loss at the model of the last round alone, which whoever gets the model or its adapters can ask for.
-
-    The model is the mean of what that round's clients uploaded, by their examples; the answer is the same of all
-    clients that were ever read.
-    """
+    """The loss at the last round's mean model, the same for all observed clients (Yeom et al. 2018)."""
 
     title = "Loss, final model"
     source = "Yeom et al. 2018"
@@ -149,16 +136,12 @@ class FinalLoss(MembershipMethod):
         return found.unsqueeze(1).expand(-1, self._total.shape[1])
 
     def told(self, read: ReadRound) -> Tensor:
-        """Return what the final model says of each candidate (C,), higher for members."""
+        """Return the evidence of the final model for each candidate (C,), higher for members."""
         return -example_losses(read.observations[0].model.to(read.device), read.published, read.candidates).cpu()
 
 
 class FinalReference(FinalLoss):
-    """The loss at the final model below that at the model that was sent first, as adapters go with a public base.
-
-    Mireshghallah et al. 2022, "Quantifying privacy risks of masked language models using membership inference
-    attacks", eq. 3, whose reference is the model before fine-tuning.
-    """
+    """The loss at the final model minus that at the first model sent (Mireshghallah et al. 2022, eq. 3)."""
 
     title = "Loss, final model beside the first"
     source = "Mireshghallah et al. 2022"
@@ -198,14 +181,14 @@ METHODS: dict[str, type[MembershipMethod]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Membership:
-    """Was an example among what a client trains on?
+    """Infers if an example was among a client's training data.
 
     Attributes:
-        methods: which of ``METHODS`` are tried; ``min_k`` and ``final_min_k`` where each next token is predicted.
-        members: number of the clients' examples that are asked about.
-        others: number of examples asked about that no client has.
-        shadows: models that `lira` trains in a round, each as a client does, on examples of the attacker's.
-        shadow_rounds: how many of the last rounds read these are.
+        methods: names from ``METHODS``; ``min_k`` and ``final_min_k`` only for next-token prediction.
+        members: number of the clients' examples in question.
+        others: number of examples in question that no client has.
+        shadows: number of models that `lira` trains in a round, like clients on the attacker's examples.
+        shadow_rounds: number of last rounds with shadow models.
     """
 
     about: ClassVar[About] = About.MEMBERSHIP
@@ -225,19 +208,18 @@ class Membership:
         checks.whole("inference.membership.shadow_rounds", self.shadow_rounds, at_least=1, example=1)
 
     def begin(self, candidates: int, clients: Sequence[int], classes: int) -> "MembershipWatch":
-        """See :class:`fl_privacy.attacks.inference.Inference`."""
         options = MethodOptions(shadows=self.shadows, shadow_rounds=self.shadow_rounds)
         return MembershipWatch({name: METHODS[name](candidates, clients, options) for name in self.methods})
 
 
 @dataclass(frozen=True, eq=False)
 class MembershipWatch:
-    """Membership methods that watch the same rounds."""
+    """Membership methods over the same rounds."""
 
     methods: dict[str, MembershipMethod]
 
     def add(self, read: ReadRound) -> None:
-        """Add what a round showed to the evidence.
+        """Add a round to the evidence.
 
         Raises:
             UserError: only methods of tokens are tried, but no token is predicted.
@@ -257,5 +239,4 @@ class MembershipWatch:
         return {name: method.scores() for name, method in self.methods.items()}
 
     def titles(self) -> dict[str, tuple[str, str]]:
-        """Return title and source of each method."""
         return {name: (method.title, method.source) for name, method in self.methods.items()}

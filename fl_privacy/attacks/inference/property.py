@@ -1,4 +1,4 @@
-"""Which share of a client's examples is of each class? Learned from shadow clients whose shares the attacker chose."""
+"""Infer the share of each class among a client's examples, learned from shadow clients with chosen shares."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -24,14 +24,13 @@ RIDGE = 1e-3
 class PropertyInference:
     """Shares of the classes among a client's examples (after Wang et al. 2019, "Eavesdrop the composition proportion").
 
-    In a round the attacker trains shadow clients on public examples, with shares of its own choice, as clients train.
-    Each update is told by its inner products with the mean gradient of each class; ridge regression from these to the
-    shares is then applied to the clients' updates, and what it says is averaged over rounds.
+    Shadow clients train on public examples with chosen shares; ridge regression predicts shares from an update's inner
+    products with the classes' mean gradients.
 
     Attributes:
-        shadows: clients that are trained in a round.
-        shadow_rounds: how many of the last rounds read these are.
-        alpha: of the Dirichlet distribution that shares are drawn from.
+        shadows: number of clients that are trained in a round.
+        shadow_rounds: number of last rounds with shadow clients.
+        alpha: parameter of the Dirichlet distribution of shares.
     """
 
     about: ClassVar[About] = About.PROPERTY
@@ -45,13 +44,12 @@ class PropertyInference:
         checks.number("inference.property.alpha", self.alpha, above=0, example=0.5)
 
     def begin(self, candidates: int, clients: Sequence[int], classes: int) -> "PropertyWatch":
-        """See :class:`fl_privacy.attacks.inference.Inference`."""
         return PropertyWatch(self, tuple(clients), torch.zeros(len(clients), classes), torch.zeros(len(clients)))
 
 
 @dataclass(eq=False)
 class PropertyWatch:
-    """Sums of the guesses at each client's property."""
+    """Sums of the inferred shares of each client."""
 
     settings: PropertyInference
     clients: tuple[int, ...]
@@ -59,7 +57,7 @@ class PropertyWatch:
     rounds: Tensor = field(repr=False)
 
     def add(self, read: ReadRound) -> None:
-        """Guess the shares of the clients read in a round.
+        """Infer the shares of a round's clients.
 
         Raises:
             UserError: the attacker holds no public examples of every class.
@@ -83,17 +81,16 @@ class PropertyWatch:
             self.rounds[rows[finite]] += 1
 
     def answers(self) -> dict[str, Tensor]:
-        """Return shares (N, K); not a number for clients that were never watched."""
+        """Return shares (N, K); NaN for clients that were never observed."""
         return {"shadows": torch.where(self.rounds[:, None] > 0, self.total / self.rounds[:, None], torch.nan)}
 
     def titles(self) -> dict[str, tuple[str, str]]:
-        """Return the title and the source of each method."""
         return {"shadows": ("Regression on shadow clients", "after Wang et al. 2019")}
 
 
 @dataclass(frozen=True, eq=False)
 class _Shadows:
-    """Shadow clients that train on public examples as clients do; ``names`` are what these upload."""
+    """Shadow clients that train on public examples and upload ``names``."""
 
     model: nn.Module
     sent: ModelState
@@ -102,7 +99,7 @@ class _Shadows:
     names: tuple[str, ...]
 
     def trained(self, shares: Tensor, size: int, rng: torch.Generator) -> Tensor:
-        """Return products (S, K) of clients of ``size`` examples trained with these shares (S, K) of the classes."""
+        """Return products (S, K) of clients of ``size`` examples with these shares (S, K) of the classes."""
         labels = self.public.labels.cpu()
         weights = shares[:, labels] / labels.bincount(minlength=shares.shape[1])[labels]
         subsets, found = torch.multinomial(weights, size, replacement=True, generator=rng), []
@@ -121,7 +118,6 @@ class _Shadows:
 
     @cached_property
     def class_gradients(self) -> list[Tensors]:
-        """Return the mean gradient of each class."""
         found = []
         for label in range(int(self.public.labels.max()) + 1):
             own = self.public.labels == label
@@ -138,7 +134,6 @@ class _Shadows:
 
 
 def _dirichlet(alpha: float, shape: tuple[int, int], rng: torch.Generator) -> Tensor:
-    """Draw rows from a symmetric Dirichlet distribution, as normalized draws of a gamma distribution."""
     gamma = torch._standard_gamma(torch.full(shape, alpha), generator=rng).clamp(min=1e-8)
     shares: Tensor = gamma / gamma.sum(1, keepdim=True)
     return shares

@@ -1,4 +1,4 @@
-"""What a server reads in one round, and the statistics of examples that follow from it, each computed if asked for."""
+"""An observed round, and the statistics of examples that follow from it, computed on demand."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,23 +14,22 @@ from fl_privacy.models.gradients.choose_method import sgd_factor
 from fl_privacy.types import Batch, LocalPlan, ModelState, Observation, Tensors
 
 CHUNK = 1000
-"""Examples that a model sees at a time, at most."""
+"""Largest number of examples in one forward pass."""
 
 _OUTPUTS = 1 << 24
-"""Numbers that come out for them, at most: of a language model each token has as many as the vocabulary."""
+"""Largest number of outputs for them; a language model's tokens have one for each word of the vocabulary."""
 
 LOWEST = 0.2
-"""Share of a text's tokens that Min-K% looks at (Shi et al. 2024, Sec. 4)."""
+"""Share of a text's tokens in Min-K% (Shi et al. 2024, Sec. 4)."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Rehearsal:
-    """Public examples on which an attacker who knows the defense rehearses.
+    """Public examples and uploads by which an attacker who knows the defense learns.
 
     Attributes:
-        attributes: (N,) what the examples are beside their class.
-        uploads: of the first so many of them, each as a client with the same defense makes it of that example alone, at
-            the given values; one at a time.
+        attributes: (N,) attributes of the examples besides their class.
+        uploads: defended uploads of the first examples, each of one example at the given values.
     """
 
     attributes: Tensor
@@ -39,18 +38,15 @@ class Rehearsal:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ReadRound:
-    """The uploads of one round and the examples that are asked about; nothing of it outlives the round.
+    """The uploads of one round and the examples in question; nothing of it outlives the round.
 
     Attributes:
-        observations: one of each client that replied; K of them.
+        observations: one for each of K clients that replied.
         candidates: C examples.
-        public: examples that the attacker holds and no client does; ``None`` where it has none.
-        public_attributes: (N,) what these are beside their class, where the data say so.
-        rehearsal: of an attacker who knows the defense.
-        victims: uploads of single examples that were probed, each with the row of its answer.
-        remaining: how many rounds will be read after this one.
-        seed: of the attacker's own draws.
-        device: where it computes.
+        public: attacker's examples, which no client has, if any.
+        public_attributes: (N,) their attributes besides the class, if known.
+        rehearsal: examples of an attacker who knows the defense.
+        victims: probed uploads of single examples, each with the row of its answer.
     """
 
     observations: tuple[Observation, ...]
@@ -65,31 +61,26 @@ class ReadRound:
 
     @property
     def predicts_tokens(self) -> bool:
-        """Say whether each next token of a text is predicted, rather than a class of the example."""
+        """Return ``True`` if each next token is predicted, rather than a class."""
         return self.candidates.labels.dim() > 1 and not self.candidates.labels.is_floating_point()
 
     @property
     def round(self) -> int:
-        """Return the number of the round, from 1."""
         read = self.observations[0] if self.observations else self.victims[0][1]
         return read.id.round
 
     @property
     def clients(self) -> list[int]:
-        """Return who replied, in the order of the columns below."""
+        """Return the ids of the clients that replied, in the order of the columns below."""
         return [observation.id.client for observation in self.observations]
 
     @cached_property
     def after(self) -> list[ModelState]:
-        """Return the model that each upload leads to."""
         return [model_after(observation).to(self.device) for observation in self.observations]
 
     @cached_property
     def published(self) -> ModelState:
-        """Return the mean of the models that the uploads lead to, weighted by examples, which FedAvg hands on.
-
-        Uploads that are not finite have no part in it, as long as others are.
-        """
+        """Return the mean of the models after the uploads, weighted like FedAvg's, without non-finite ones."""
         pairs = list(zip(self.observations, self.after, strict=True))
         sound = [(o, state) for o, state in pairs if all(bool(p.isfinite().all()) for p in state.parameters.values())]
         sizes = torch.tensor([float(max(1, o.upload.num_examples)) for o, _ in sound or pairs])
@@ -103,7 +94,7 @@ class ReadRound:
 
     @cached_property
     def lowest_after(self) -> Tensor:
-        """Return the mean logarithm (C, K) of the least likely tokens' probabilities at the model of each upload."""
+        """Return the mean log probability (C, K) of the least likely tokens at the model after each upload."""
         found = [
             lowest_tokens(observation.model.to(self.device), state, self.candidates).cpu()
             for observation, state in zip(self.observations, self.after, strict=True)
@@ -112,7 +103,7 @@ class ReadRound:
 
     @cached_property
     def losses_before(self) -> Tensor:
-        """Return the cross entropy (C, K) of each candidate at what each client was sent."""
+        """Return the cross entropy (C, K) of each candidate at each client's model as sent."""
         columns = torch.empty(len(self.candidates), len(self.observations))
         for model, sent, own in self.same_sent:
             columns[:, own] = example_losses(model, sent, self.candidates).cpu().unsqueeze(1)
@@ -120,7 +111,7 @@ class ReadRound:
 
     @cached_property
     def losses_after(self) -> Tensor:
-        """Return the cross entropy (C, K) at the model that each upload leads to; NaN where not finite."""
+        """Return the cross entropy (C, K) at the model after each upload; NaN if not finite."""
         found = [
             example_losses(observation.model.to(self.device), state, self.candidates).cpu()
             for observation, state in zip(self.observations, self.after, strict=True)
@@ -129,7 +120,7 @@ class ReadRound:
 
     @cached_property
     def margins_after(self) -> Tensor:
-        """Return the margins (C, K) of each candidate's class at the model that each upload leads to."""
+        """Return the margins (C, K) of each candidate at the model after each upload."""
         found = [
             example_margins(observation.model.to(self.device), state, self.candidates).cpu()
             for observation, state in zip(self.observations, self.after, strict=True)
@@ -153,12 +144,12 @@ class ReadRound:
 
     @cached_property
     def same_sent(self) -> list[tuple[nn.Module, ModelState, list[int]]]:
-        """Return models sent, and which of ``observations`` are of each: an honest server sends one."""
+        """Return the different models sent, each with the indices of its ``observations``."""
         return self._grouped(self.observations)
 
     @cached_property
     def victims_sent(self) -> list[tuple[nn.Module, ModelState, list[int]]]:
-        """Return models sent, and which of ``victims`` are of each of them."""
+        """Return the same for ``victims``."""
         return self._grouped([observation for _, observation in self.victims])
 
     def _grouped(self, observations: Sequence[Observation]) -> list[tuple[nn.Module, ModelState, list[int]]]:
@@ -191,7 +182,7 @@ class ReadRound:
 
 
 def model_after(observation: Observation) -> ModelState:
-    """Return the values that the upload leads to: those sent and the change, or one step down a shared gradient."""
+    """Return the values after the upload, or after one step of the shared gradient."""
     sent, update = observation.assumed(), observation.update()
     step = -observation.plan.lr if observation.plan.shares == "gradient" else 1.0
     moved = {name: p + step * update[name].to(p) if name in update else p for name, p in sent.parameters.items()}
@@ -199,7 +190,7 @@ def model_after(observation: Observation) -> ModelState:
 
 
 def mean_gradient(observation: Observation) -> Tensors:
-    """Return the gradient that was shared; of a change of the weights, the mean over the local steps."""
+    """Return the shared gradient, or the mean over the local steps."""
     update, plan = observation.update(), observation.plan
     if plan.shares == "gradient":
         return update
@@ -210,13 +201,11 @@ def mean_gradient(observation: Observation) -> Tensors:
 def mean_over_steps(change: Tensors, sent: Tensors, plan: LocalPlan, *, steps: int) -> Tensors:
     """Return the mean gradient behind a change of the weights, by name.
 
-    SGD's momentum and weight decay are taken out, to first order; of Adam's steps it is the mean of what they are.
+    SGD's momentum and weight decay are taken out to first order; for Adam it is the mean normalized step.
 
     Args:
         change: weights after the training minus those sent, each (..., *shape).
         sent: values before it, *shape each.
-        plan: of the client.
-        steps: how many it took.
     """
     if plan.optimizer != "sgd":
         return {name: t / (-plan.lr * steps) for name, t in change.items()}
@@ -226,25 +215,19 @@ def mean_over_steps(change: Tensors, sent: Tensors, plan: LocalPlan, *, steps: i
 
 @torch.no_grad()
 def example_losses(model: nn.Module, state: ModelState, examples: Batch) -> Tensor:
-    """Compute the cross entropy of each example (N,), of a text's next tokens their mean.
-
-    Batch norm takes its running statistics.
-    """
+    """Compute the cross entropy of each example (N,), the mean over a text's next tokens."""
     return _measured(model, state, examples, losses_of)
 
 
 @torch.no_grad()
 def example_margins(model: nn.Module, state: ModelState, examples: Batch) -> Tensor:
-    """Compute the logarithm of p / (1 - p) of each example's class (N,) (Carlini et al. 2022, eq. 6)."""
+    """Compute log(p / (1 - p)) of each example's class (N,) (Carlini et al. 2022, eq. 6)."""
     return _measured(model, state, examples, margins_of)
 
 
 @torch.no_grad()
 def lowest_tokens(model: nn.Module, state: ModelState, texts: Batch) -> Tensor:
-    """Compute the mean logarithm of the probabilities of each text's ``LOWEST`` least likely next tokens, (N,).
-
-    Min-K% Prob of Shi et al. 2024, "Detecting pretraining data from large language models", eq. 1.
-    """
+    """Compute the mean log probability of each text's ``LOWEST`` least likely next tokens, (N,) (Shi et al. 2024)."""
     return _measured(model, state, texts, lowest_of)
 
 
@@ -255,14 +238,14 @@ def losses_of(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def margins_of(logits: Tensor, labels: Tensor) -> Tensor:
-    """Compute margins (N,) of classes, or the means of the margins of tokens; shapes as :func:`losses_of`."""
+    """Compute margins (N,) of classes, or the means over tokens; shapes as :func:`losses_of`."""
     if labels.dim() == 1:
         return logit_margins(logits, labels)
     return _mean_there(logit_margins(logits.mT, labels.clamp_min(0)), labels)
 
 
 def lowest_of(logits: Tensor, labels: Tensor) -> Tensor:
-    """Average the logarithms of the least likely tokens' probabilities, (N,), from (N, K, L) and (N, L)."""
+    """Average the log probabilities of the least likely tokens, (N,), from (N, K, L) and (N, L)."""
     told = -F.cross_entropy(logits, labels, reduction="none")
     there = labels >= 0
     number = (LOWEST * there.sum(1)).ceil().clamp_min(1)
@@ -287,7 +270,6 @@ def logit_margins(logits: Tensor, labels: Tensor) -> Tensor:
 def _measured(
     model: nn.Module, state: ModelState, examples: Batch, measure: Callable[[Tensor, Tensor], Tensor]
 ) -> Tensor:
-    """Apply ``measure`` to logits and labels of all examples, as many at a time as their outputs leave room for."""
     model.eval()
     values, found, begin, size = {**state.parameters, **state.buffers}, [], 0, 1
     while begin < len(examples.labels):

@@ -1,7 +1,4 @@
-"""Shadow models: what a client's model says of an example with it and without it, as many trained alike show.
-
-What every membership attack is: statistics of examples and clients that are added up over rounds.
-"""
+"""Shadow models for likelihood ratios of membership, and the base of all membership methods."""
 
 import math
 from abc import ABC, abstractmethod
@@ -23,8 +20,7 @@ class MethodOptions:
     """Options of the methods.
 
     Attributes:
-        shadows: models that are trained in a round by those that train some.
-        shadow_rounds: how many of the last rounds read these are.
+        shadow_rounds: number of last rounds with shadow models.
     """
 
     shadows: int = 64
@@ -32,14 +28,10 @@ class MethodOptions:
 
 
 class MembershipMethod(ABC):
-    """Scores whether an example is among what a client trains on, from one round after the other.
-
-    What is kept is as large after a hundred rounds as after one: sums over rounds for each example and client.
+    """Scores membership round by round, in constant memory: sums for each example and client.
 
     Attributes:
-        title: for pages.
-        source: who says so.
-        of_tokens: whether it needs a model that predicts each next token of a text.
+        of_tokens: ``True`` if it needs a model that predicts each next token of a text.
     """
 
     title: ClassVar[str]
@@ -53,18 +45,18 @@ class MembershipMethod(ABC):
         self._rounds = torch.zeros(candidates, len(clients))
 
     def add(self, read: ReadRound) -> None:
-        """Take in what a round showed; what is not finite says nothing."""
+        """Add a round; evidence that is not finite is left out."""
         found, columns = self.evidence(read).double(), self.columns(read)
         finite = found.isfinite()
         self._total[:, columns] += found.where(finite, 0.0)
         self._rounds[:, columns] += finite.to(self._rounds.dtype)
 
     def columns(self, read: ReadRound) -> Tensor:
-        """Return of which clients, by their columns (K,), the evidence of a round is."""
+        """Return the columns (K,) of a round's clients."""
         return torch.tensor([self._columns[client] for client in read.clients])
 
     def scores(self) -> Tensor:
-        """Return the mean over the rounds (C, N), higher for members; NaN for clients that were never watched."""
+        """Return the mean over the rounds (C, N), higher for members; NaN for clients that were never observed."""
         return torch.where(self._rounds > 0, self._total / self._rounds.clamp(min=1), torch.nan)
 
     @abstractmethod
@@ -73,22 +65,22 @@ class MembershipMethod(ABC):
 
 
 SHARE = 0.5
-"""Of the pool that a shadow model is trained on, where a client has so many examples."""
+"""Share of the pool that a shadow model is trained on, if a client has as many examples."""
 
 PRIOR = 4.0
-"""Shadow models that the pooled difference between members and others counts as, beside those with an example."""
+"""Number of shadow models that the pooled difference between members and others counts as."""
 
 LEAST_SPREAD = 1e-3
-"""Standard deviation of a margin."""
+"""Least standard deviation of a margin."""
 
 LONGEST = 1.0
-"""Gradient of a step with which shadow models are trained again that diverge where the clients, whose defense clips, do
-not."""
+"""Largest gradient of a step for shadow models that are trained again because they diverged where clients, whose
+defense clips, do not."""
 
 
 @dataclass(frozen=True, eq=False)
 class ShadowClients:
-    """What shadow models are trained like: clients of ``size`` examples that were sent these values."""
+    """Settings of shadow models: clients of ``size`` examples."""
 
     model: nn.Module
     sent: ModelState
@@ -99,11 +91,9 @@ class ShadowClients:
 class ShadowModels(MembershipMethod):
     """Likelihood ratio of an example's margin, by shadow models with and without it (LiRA, Carlini et al. 2022).
 
-    The shadow models are shadow clients: each starts at what the clients were sent in that round and trains as they
-    do, on as many examples, drawn from those asked about and the attacker's own. The margin log(p / (1 - p)) of each
-    example under models with it and without it is taken for normal, with one variance for all examples (Sec. IV-C);
-    where few models have an example, its mean among them is drawn to that of the others plus the difference that all
-    examples show. The ratio is that of the margin under the client's own model.
+    Each shadow model trains like a client on as many examples, of the candidates and the attacker's own. The margin
+    log(p / (1 - p)) is taken for normal, with one variance for all examples (Sec. IV-C) and means shrunk towards the
+    pooled difference.
     """
 
     title = "LiRA, shadow clients"
@@ -144,12 +134,12 @@ class ShadowModels(MembershipMethod):
 
 
 def likelihood_ratio(observed: Tensor, margins: Tensor, inside: Tensor) -> Tensor:
-    """Return the logarithm of the likelihood ratio (C, K) of having trained on an example to not having.
+    """Return the log likelihood ratio (C, K) of having trained on an example to not having.
 
     Args:
         observed: (C, K) margins under the clients' models.
         margins: (S, C) under shadow models; those that are not finite do not count.
-        inside: (S, C) which shadow model was trained on which example.
+        inside: (S, C) ``True`` if the shadow model was trained on the example.
     """
     margins, known = margins.double(), margins.isfinite()
     with_it, without = known & inside, known & ~inside
@@ -166,7 +156,7 @@ def likelihood_ratio(observed: Tensor, margins: Tensor, inside: Tensor) -> Tenso
 
 
 def _pool(read: ReadRound, wanted: int) -> Batch:
-    """Pool the candidates with as many of the attacker's own examples as are wanted beyond."""
+    """Pool the candidates with the attacker's own examples, as many as wanted."""
     missing = max(0, wanted - len(read.candidates))
     if read.public is None or missing == 0:
         return read.candidates
@@ -175,12 +165,11 @@ def _pool(read: ReadRound, wanted: int) -> Batch:
 
 
 def _mean(values: Tensor, counted: Tensor) -> Tensor:
-    """Average over the shadow models that count, (C,); not a number where none does."""
     return values.where(counted, 0.0).sum(0) / counted.sum(0)
 
 
 def _spread(values: Tensor, counted: Tensor) -> Tensor:
-    """Return the standard deviation about each example's mean, over all examples that have two values or more."""
+    """Return the standard deviation about each example's mean."""
     several = counted & (counted.sum(0) > 1)
     if not several.any():
         return values[values.isfinite()].std().clamp(min=LEAST_SPREAD)

@@ -1,4 +1,4 @@
-"""Whose is an example? The client whose model knows it best."""
+"""Infer whose an example is: the client whose model fits it best."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -40,12 +40,11 @@ METHODS: dict[str, type[MembershipMethod]] = {"loss": LowestLoss, "cosine": Larg
 
 @dataclass(frozen=True, kw_only=True)
 class SourceInference:
-    """Infers which client has an example that one of them is known to have (Hu et al. 2021, "Source inference
-    attacks").
+    """Infers which client has an example (Hu et al. 2021, "Source inference attacks").
 
     Attributes:
         methods: ``loss`` is the paper's, ``cosine`` compares gradients.
-        members: number of the clients' examples that are asked about.
+        members: number of the clients' examples in question.
     """
 
     about: ClassVar[About] = About.SOURCE
@@ -59,5 +58,4 @@ class SourceInference:
         checks.whole("inference.source.members", self.members, at_least=2, example=1000)
 
     def begin(self, candidates: int, clients: Sequence[int], classes: int) -> MembershipWatch:
-        """See :class:`fl_privacy.attacks.inference.Inference`."""
         return MembershipWatch({name: METHODS[name](candidates, clients, MethodOptions()) for name in self.methods})

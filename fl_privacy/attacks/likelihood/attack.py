@@ -1,4 +1,4 @@
-"""The likeliest images behind what was observed, by what a defense does and what images look like."""
+"""Find the likeliest images given the updates, the defense and an image prior."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -31,18 +31,18 @@ _OUTSIDE = 20.0
 """Weight of the squared distance of pixels from [0, 1]."""
 
 _ROUNDS_AT_ONCE = 8
-"""States of the model whose updates are compared in one step, drawn anew for each."""
+"""Model states whose updates are compared in one step, drawn anew for each."""
 
 _CLASSES_TRIED = 16
-"""Classes at most whose mean image is tried against the update of a single example."""
+"""Largest number of classes whose mean image is tried against the update of a single example."""
 
 _SAME = Batch(torch.empty(0), torch.empty(0))
 
 _DOUBTFUL = 8.0
-"""Difference of two classes' negative log likelihoods from which the less likely one is not tried."""
+"""Difference of two classes' negative log likelihoods above which the less likely one is not tried."""
 
 _SOFTENED = 0.3
-"""Noise by which a descent begins, as a share of each tensor's root mean square."""
+"""Noise at the start of a descent, as a share of each tensor's root mean square."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,9 +50,8 @@ class Likelihood:
     """Negative log likelihoods of the updates of V victims in all rounds.
 
     Attributes:
-        states: of each model sent, how gradients are computed and what was uploaded from it.
-        uploads: of each victim.
-        transform: what the clients may have done to their images, done to the guesses; ``None`` where they did nothing.
+        states: guessed uploads and observed channels for each model sent.
+        transform: clients' possible transforms, if any.
     """
 
     states: Sequence[tuple["Guesser", Sequence[Channel]]]
@@ -60,18 +59,16 @@ class Likelihood:
 
     @property
     def uploads(self) -> int:
-        """Return how many updates of each victim are compared."""
         return sum(len(channels) for _, channels in self.states)
 
     @property
     def informative(self) -> bool:
-        """Say whether the defense has a likelihood."""
         return all(one.informative for _, channels in self.states for one in channels)
 
     def __call__(
         self, images: Tensor, labels: Tensor, *, softening: float = 0.0, rng: torch.Generator | None = None
     ) -> Tensor:
-        """Return that (V,) of images (V, B, C, H, W); of some of the states, drawn by ``rng`` and scaled up."""
+        """Return the loss (V,) of images (V, B, C, H, W); of some of the states, drawn by ``rng`` and scaled up."""
         chosen = list(range(len(self.states)))
         if rng is not None and len(chosen) > _ROUNDS_AT_ONCE:
             chosen = torch.randperm(len(chosen), generator=rng)[:_ROUNDS_AT_ONCE].tolist()
@@ -86,13 +83,12 @@ class Likelihood:
 
 @dataclass(frozen=True, eq=False)
 class Guesser:
-    """What a client would upload undefended, for images and labels.
+    """Undefended uploads of a client for given images and labels.
 
     Attributes:
-        round: as prepared.
-        factor: from the gradient that is guessed to what is uploaded, with its sign.
-        decay: (1, *shape) what weight decay adds to the upload, by name.
-        norm: to which the gradient of each example is clipped before they are averaged; ``None`` where it is not.
+        factor: factor from the guessed gradient to the upload, with its sign.
+        decay: (1, *shape) part of weight decay in the upload, by name.
+        norm: largest norm of each example's gradient before averaging; ``None`` without clipping.
     """
 
     round: PreparedRound
@@ -125,14 +121,11 @@ class Guesser:
 
 @dataclass(frozen=True, eq=False)
 class Explained:
-    """The likeliest images of V victims.
+    """The likeliest images (V, B, C, H, W) of V victims, with labels (V, B).
 
     Attributes:
-        images: (V, B, C, H, W).
-        labels: (V, B).
-        loss: (V,) negative log of the posterior density, up to a constant.
+        loss: (V,) negative log posterior density, up to a constant.
         history: (T, V).
-        transform: that the images were assumed to have gone through; ``None`` where there is none.
     """
 
     images: Tensor
@@ -144,21 +137,21 @@ class Explained:
 
 @dataclass(frozen=True, kw_only=True)
 class MaximumAPosteriori:
-    """Find the images with the largest posterior density: the likelihood of all updates, and a prior of images.
+    """Find the images with the largest posterior density: the likelihood of all updates, and an image prior.
 
-    The likelihood is that of what the defense does (:mod:`fl_privacy.attacks.likelihood.channel`), known to an adaptive
-    attacker or evident in the update, jointly over all updates of the same examples. The prior is normal: mean and
-    principal components of public images of the same kind, by class, where the attacker has some; else the spectrum of
-    photographs. What it reads beyond its control, the same prior with another client's update, is leakage.
+    The likelihood follows from the defense (:mod:`fl_privacy.attacks.likelihood.channel`), known or evident, jointly
+    over all updates of the same examples. The prior is normal: mean and principal components by class of public images,
+    or else the spectrum of photographs. Leakage is what exceeds the control: the same prior with another client's
+    update.
 
     Attributes:
-        iterations: of Adam on the coefficients of the components.
-        lr: its first learning rate, in standard deviations of a coefficient.
-        attempts: at each victim at most, of which the likeliest is kept; further ones take other labels.
-        prior: ``auto``: of public images where there are some, else of photographs; ``photographs`` in any case.
-        dtype: of the computation.
-        device: of the computation; that of the values sent if ``None``.
-        most_victims: in one chunk; found from the free memory if ``None``.
+        iterations: number of Adam's steps on the coefficients of the components.
+        lr: first learning rate, in standard deviations of a coefficient.
+        attempts: maximal number for each victim, with different labels.
+        prior: ``auto``: from public images if there are any, else from photographs; ``photographs`` in any case.
+        dtype: precision of the computation.
+        device: device of the computation; ``None``: that of the values sent.
+        most_victims: largest number in one chunk; ``None``: by free memory.
     """
 
     iterations: int = 150
@@ -179,8 +172,6 @@ class MaximumAPosteriori:
     def __call__(
         self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
     ) -> list[Reconstruction]:
-        """Attack all ``observations``; see :class:`fl_privacy.attacks.ReconstructionAttack`."""
-
         def attack(group: Group, report: Report) -> dict[int, Reconstruction]:
             found = self.explain(group, seed, report)
             return {position: one.reconstruction for position, one in found.items()}
@@ -191,7 +182,7 @@ class MaximumAPosteriori:
         """Find the likeliest images of a ``group``, by position.
 
         Raises:
-            NotAttackableError: it is none of images, or its gradients can't be guessed.
+            NotAttackableError: it has no images, or its gradients can't be guessed.
         """
         first = group.first
         if not modality_of(first.model).pixels or len(first.input_shape) != 3:
@@ -225,7 +216,7 @@ class MaximumAPosteriori:
     ) -> dict[int, "WithPosterior"]:
         first, like = victims[0].observation, next(prepared.observer.parameters())
         prior = self.prior_of(first).to(like)
-        if prepared.rounds[0].known.transforms:  # which are drawn anew in each round
+        if prepared.rounds[0].known.transforms:  # transforms are drawn anew in each round
             prepared = replace(prepared, rounds=prepared.rounds[:1])
         likelihood = likelihood_of_victims(prepared, victims)
         transforms, best = len(prepared.rounds[0].known.transforms), None
@@ -248,7 +239,6 @@ class MaximumAPosteriori:
         return {victim.position: _answer(best, row, victim, said, posterior) for row, victim in enumerate(victims)}
 
     def prior_of(self, observation: Observation) -> PixelPrior:
-        """Return the prior of the images behind ``observation``."""
         known = observation.knowledge
         if known.public_images is None or self.prior == "photographs" or len(known.public_images) < FEWEST:
             return prior_of_photographs(tuple(observation.input_shape))
@@ -257,7 +247,6 @@ class MaximumAPosteriori:
     def _descend(
         self, posterior: "Posterior", prepared: Prepared, labels: Tensor, *, attempt: int, report: Report
     ) -> Explained:
-        """Descend from the mean image of each label (V, B)."""
         like, shape, prior = next(prepared.observer.parameters()), (len(labels), *prepared.shape), posterior.prior
         rng = torch.Generator().manual_seed(prepared.seed)
         apart = 0.1 if shape[1] > 1 or attempt else 0.0
@@ -289,9 +278,7 @@ class Posterior:
     """The negative log posterior density of images, up to a constant.
 
     Attributes:
-        likelihood: of V victims' updates.
-        prior: of their images.
-        images, labels: (V, B, C, H, W) and (V, B) that were found likeliest; ``None`` before.
+        images, labels: (V, B, C, H, W) and (V, B) found likeliest; ``None`` before.
     """
 
     likelihood: Likelihood
@@ -300,7 +287,7 @@ class Posterior:
     labels: Tensor | None = None
 
     def losses(self, others: Mapping[int, Batch | None]) -> list[float]:
-        """Return that of each victim with the images of ``others``, by row, in the place of those found."""
+        """Return each victim's loss, with the images of ``others``, by row."""
         assert self.images is not None
         assert self.labels is not None
         images, labels = self.images.clone(), self.labels.clone()
@@ -315,13 +302,13 @@ class Posterior:
         return [math.inf if others.get(row, _SAME) is None else loss for row, loss in enumerate(found)]
 
     def __call__(self, images: Tensor, labels: Tensor) -> Tensor:
-        """Return that (V,) of images (V, B, C, H, W) in [0, 1] with labels (V, B)."""
+        """Return the loss (V,) of images (V, B, C, H, W) in [0, 1] with labels (V, B)."""
         return self.likelihood(images, labels) + self.prior.surprise(images.flatten(2), labels)
 
     def of_variables(
         self, variables: Tensor, labels: Tensor, shape: tuple[int, ...], *, softening: float, rng: torch.Generator
     ) -> Tensor:
-        """Return that (V,) of coefficients (V, B, M) of images of ``shape``, with a penalty outside of [0, 1]."""
+        """Return the loss (V,) of coefficients (V, B, M) of images of ``shape``, with a penalty outside of [0, 1]."""
         pixels = self.prior.images_of(variables, labels)
         outside = (pixels - pixels.clamp(0, 1)).square().sum((1, 2))
         own = 0.5 * variables.square().sum((1, 2)) + _OUTSIDE * outside
@@ -330,7 +317,7 @@ class Posterior:
 
 @dataclass(frozen=True, eq=False)
 class WithPosterior:
-    """A reconstruction, with the posterior by which others may be compared with it."""
+    """A reconstruction with its posterior."""
 
     reconstruction: Reconstruction
     posterior: Posterior | None = None
@@ -338,7 +325,7 @@ class WithPosterior:
 
 
 def likelihood_of_victims(prepared: Prepared, victims: Sequence[PreparedVictim]) -> Likelihood:
-    """Build the likelihood of all updates of ``victims``; those of the same model sent share their gradients."""
+    """Build the likelihood of all updates of ``victims``; those of one model sent share gradients."""
     states: list[tuple[Guesser, list[Channel]]] = []
     sent: list[Observation] = []
     like = next(prepared.observer.parameters())
@@ -385,7 +372,7 @@ def _guesser(one: PreparedRound, first: Observation, like: Tensor) -> tuple[Gues
 
 
 def _norms_of_examples(effects: Sequence[Effect], uploaded_per_matched: float) -> list[float | None]:
-    """Return to which norm the gradient of each example is clipped; of a mean of clients, each has one example."""
+    """Return the norms to which each example's gradient, or each client's, is clipped."""
     norms = [effect.norm for effect in effects if isinstance(effect, ClippedExamples)]
     if any(isinstance(effect, Summed) for effect in effects):
         for effect in effects:
@@ -399,10 +386,9 @@ def _norms_of_examples(effects: Sequence[Effect], uploaded_per_matched: float) -
 def _likely_labels(
     start: Posterior, prepared: Prepared, victims: Sequence[PreparedVictim], number: int
 ) -> tuple[Tensor, int]:
-    """Return labels (V, A, B) of up to ``number`` attempts, and how many of them are worth it.
+    """Return labels (V, A, B) of up to ``number`` attempts, and the number of worthwhile ones.
 
-    Those inferred, and of single examples the classes whose mean image is likeliest, as far as they are nearly as
-    likely for one of the victims.
+    Single examples also try the classes with the likeliest mean images.
     """
     size, classes = prepared.shape[0], prepared.num_classes
     found = [victim.labels for victim in victims if victim.labels is not None]

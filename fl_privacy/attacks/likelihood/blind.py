@@ -1,8 +1,6 @@
-"""Images behind a private first convolution of which nothing is known, by blind deconvolution.
+"""Reconstruct images behind an unknown private first convolution by blind deconvolution.
 
-The gradients of the public layers give what the private one puts out. Undone its activation, that is an unknown linear
-map of the image's patches, the same at every place. Map and image are found by turns, each in least squares given the
-other; sign, scale and contrast of the image, which the map could make up for, follow from what images look like.
+Its outputs, inferred from the public layers' gradients, are an unknown linear map of the image's patches.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,22 +29,22 @@ from fl_privacy.models.gradients import frozen_copy
 from fl_privacy.types import Batch, Observation, Reconstruction
 
 _FEWEST = 50
-"""Public images from which a prior is learned."""
+"""Least number of public images for a prior."""
 
 _FLAT = 1e-3
 """Ridge of the unknown map, in squared units of a normalized pixel."""
 
 _SLACK, _NOISE, _SHRINKS = 0.5, 0.02, 0.8
-"""Standard deviation of the features around their fit: at first, at last, and by which factor it falls."""
+"""Standard deviation of the features around their fit: at first, at last, and the factor by which it falls."""
 
 _TRIED, _KEPT = 15, 2
 """Turns after which only the best attempts at an image are kept, and their number."""
 
 _COMPONENTS = 150
-"""Of the prior, that are looked for behind an unknown map."""
+"""Components of the prior that are solved for behind an unknown map."""
 
 _OUTSIDE, _MISFIT, _UNLIKELY = 1.0, 50.0, 0.02
-"""Weights of pixels outside of [0, 1], of the features' misfit and of the prior, by which starts are compared."""
+"""Weights of pixels outside of [0, 1], of the features' misfit and of the prior, in the comparison of starts."""
 
 
 def _identity(values: Tensor) -> Tensor:
@@ -68,19 +66,16 @@ UNDONE: Mapping[type[nn.Module], Callable[[Tensor], Tensor]] = {
     nn.ReLU: _identity,
     nn.LeakyReLU: _identity,
 }
-"""Inverses of activations; of a ReLU only where it let something through, elsewhere the value was at most 0."""
+"""Inverses of activations; those of a ReLU only where it is active, elsewhere its input was at most 0."""
 
 
 @dataclass(frozen=True, eq=False)
 class PrivateConvolution:
-    """The private layer of a model, whose geometry is public and whose weights are not.
+    """The private layer of a model, with public geometry and unknown weights.
 
     Attributes:
-        name: of the layer.
-        layer: that the features enter.
-        kernel, stride, padding, dilation: of the convolution.
-        activation: behind it; ``None`` where there is none.
-        entering: images (N, C, H, W) -> what enters the layer, affine.
+        layer: name of the layer that its features enter.
+        entering: affine map from images (N, C, H, W) to its inputs.
     """
 
     name: str
@@ -94,10 +89,10 @@ class PrivateConvolution:
 
     @classmethod
     def of(cls, model: nn.Module, observation: Observation) -> "PrivateConvolution":
-        """Identify the client's private convolution from its upload.
+        """Find the client's private convolution.
 
         Raises:
-            NotAttackableError: the private part is no convolution that images enter as they are.
+            NotAttackableError: the private part is no convolution on plain images.
         """
         shape, public = tuple(observation.input_shape), observation.sent.parameters
         layers = called_layers(model, shape)
@@ -119,13 +114,13 @@ class PrivateConvolution:
         return cls(first, cut, *geometry, _activation(model, first, cut), Front(model, first))
 
     def patches(self, images: Tensor) -> Tensor:
-        """Return what the convolution sees at each place, (N, patch, places), of images (N, C, H, W)."""
+        """Return the patch at each place, (N, patch, places), of images (N, C, H, W)."""
         return F.unfold(
             self.entering(images), self.kernel, dilation=self.dilation, padding=self.padding, stride=self.stride
         )
 
     def undone(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what the convolution put out, and where that is known, of features (N, O, H, W)."""
+        """Return the convolution's outputs for features (N, O, H, W), and where they are known."""
         kind = nn.Identity if self.activation is None else type(self.activation)
         known = features > 1e-3 if isinstance(self.activation, nn.ReLU) else torch.ones_like(features, dtype=torch.bool)
         if isinstance(self.activation, nn.LeakyReLU):
@@ -138,7 +133,7 @@ Sizes = tuple[int, ...]
 
 
 def _geometry(convolution: nn.Module) -> tuple[Sizes, Sizes, Sizes, Sizes]:
-    """Return kernel, stride, padding and dilation; a layer in the place of a convolution keeps them by itself."""
+    """Return kernel, stride, padding and dilation."""
     weight = convolution.weight
     assert isinstance(weight, Tensor)
     kernel = tuple(weight.shape[2:])
@@ -182,19 +177,17 @@ def _matching() -> GradientInversion:
 
 @dataclass(frozen=True, kw_only=True)
 class BlindDeconvolution:
-    """Read images behind a private first convolution, by an attacker who knows its shape and nothing of its weights.
+    """Reconstruct images behind a private first convolution whose shape is known and whose weights are not.
 
-    What entered the first public layer is found by the gradients of the public ones
-    (:class:`fl_privacy.attacks.feature_inversion.Recovery`). Then the unknown convolution and the image take turns
-    (alternating least squares) from several starts: the mean of the class, public images of the class, and the first
-    principal component of the features over their channels and its negative. Images are normal with mean and covariance
-    of public ones; without these, the first principal component is all that is taken, up to sign and contrast: it is
-    often readable by itself.
+    The first public layer's inputs follow from the public gradients
+    (:class:`fl_privacy.attacks.feature_inversion.Recovery`). Alternating least squares for convolution and image start
+    from the mean and public images of the class, and from the features' first principal component. The prior is normal
+    with mean and covariance of public images; without these, the first principal component itself is returned, up to
+    sign and contrast.
 
     Attributes:
-        turns: of alternating least squares.
+        turns: turns of alternating least squares.
         starts: public images of the class among the starts.
-        recovery: of the features.
     """
 
     turns: int = 60
@@ -208,7 +201,6 @@ class BlindDeconvolution:
     def __call__(
         self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
     ) -> list[Reconstruction]:
-        """Attack all ``observations``; see :class:`fl_privacy.attacks.ReconstructionAttack`."""
         return attack_in_groups(
             observations,
             lambda group, report: self.solve(group, seed, report),
@@ -218,10 +210,10 @@ class BlindDeconvolution:
         )
 
     def solve(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
-        """Read each of ``group``, by position.
+        """Reconstruct each of ``group``, by position.
 
         Raises:
-            NotAttackableError: they have no private convolution of the kind, or are of several examples.
+            NotAttackableError: there is no private convolution of the kind, or several examples.
         """
         first = group.first
         expect_images(first)
@@ -259,12 +251,10 @@ class BlindDeconvolution:
         return results
 
     def _deconvolved(self, private: PrivateConvolution, features: Tensor, labels: Tensor, first: Observation) -> Tensor:
-        """Return images (V, C, H, W) in [0, 1] of ``features`` (V, O, h, w)."""
         shape, known_public = tuple(first.input_shape), first.knowledge
         put_out, known = private.undone(features)
         if not _has_prior(first):
-            # bring each of ``images`` (V, N), whose scale nobody knows, to [0, 1]; what is at the edges of most is
-            # dark
+            # bring each of ``images`` (V, N), of unknown scale, to [0, 1]; most images have dark edges
             images = _principal_image(put_out, shape)
             images = images * torch.where(
                 images.median(1, keepdim=True).values > images.mean(1, keepdim=True), -1.0, 1.0
@@ -300,7 +290,6 @@ class BlindDeconvolution:
 
 
 def _of_class(classes: Tensor | None, label: int, number: int, total: int) -> int:
-    """Return the place of the ``number``-th public image of a class."""
     places = torch.arange(total) if classes is None else (classes == label).nonzero().flatten()
     return int(places[number % len(places)]) if len(places) else number % total
 
@@ -311,7 +300,7 @@ def _has_prior(first: Observation) -> bool:
 
 
 def _label(observation: Observation, model: nn.Module, seed: int) -> Tensor:
-    """Return the class (), inferred from the public output layer; 0 where nothing tells."""
+    """Return the class (), inferred from the public output layer, or 0."""
     try:
         found, _ = choose_labels(observation, "auto", model, loss_scale=observation.plan.loss_scale, seed=seed)
     except NotAttackableError:
@@ -322,7 +311,7 @@ def _label(observation: Observation, model: nn.Module, seed: int) -> Tensor:
 
 
 def _principal_image(put_out: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Return the first principal component (V, N) of maps (V, O, h, w) over their channels, at the images' size."""
+    """Return the first principal component (V, N) of maps (V, O, h, w), at the images' size."""
     maps = put_out.flatten(2) - put_out.flatten(2).mean(2, keepdim=True)
     _, _, directions = torch.linalg.svd(maps, full_matrices=False)
     first = directions[:, 0].view(len(maps), 1, *put_out.shape[2:])
@@ -335,11 +324,10 @@ class Deconvolution:
     """The unknown map and V images: ``put_out = W patches(image) + b``.
 
     Attributes:
-        private: the layer.
         basis: (M, N) of the images' prior.
         means: (V, N).
-        put_out: (V, O, P), P places.
-        known: (V, O, P) where it is known; elsewhere it was at most 0.
+        put_out: (V, O, P) outputs at P places.
+        known: (V, O, P) ``True`` if known; the others were at most 0.
     """
 
     private: PrivateConvolution
@@ -349,16 +337,16 @@ class Deconvolution:
     known: Tensor
 
     def solve(self, starts: Tensor, turns: int, shape: tuple[int, ...]) -> Tensor:
-        """Return the best image (V, *shape) of those that ``starts`` (V, S, N) lead to."""
+        """Return the best image (V, *shape) among the results of ``starts`` (V, S, N)."""
         still = self.private.patches(torch.zeros(1, *shape).to(self.means))
         moves = self.private.patches(self.basis.view(-1, *shape)) - still
         each = []
-        for row in range(len(starts)):  # the Jacobian of one image's attempts is as much as fits
+        for row in range(len(starts)):  # memory fits the Jacobian of one image's attempts
             each.append(self._solved(row, starts[row], turns, shape, moves))
         return torch.stack(each)
 
     def _solved(self, row: int, starts: Tensor, turns: int, shape: tuple[int, ...], moves: Tensor) -> Tensor:
-        """Return the best image of one victim, of those that ``starts`` (S, N) lead to; half-way the worse are left."""
+        """Return one victim's best image from ``starts`` (S, N)."""
         mean = self.means[row]
         z = (starts - mean) @ self.basis.T / self.basis.square().sum(1).clamp_min(1e-12)
         put_out = self.put_out[row] / self.put_out[row].std().clamp_min(1e-9)
@@ -388,14 +376,13 @@ class Deconvolution:
 
 @dataclass(frozen=True, eq=False)
 class Turn:
-    """One turn at S attempts at an image: the map given the image, then the image given the map.
+    """One turn of S attempts at an image: the map given the image, then the image given the map.
 
     Attributes:
         mean_patches: (1, K, P) of the prior's mean.
-        moves: (M, K, P) of what each coefficient adds.
-        put_out: (O, P) of the private layer, scaled.
-        known: (O, P) where it is.
-        filled: (S, O, P) the same with what each attempt makes of the unknown places.
+        moves: (M, K, P) change by each coefficient.
+        put_out, known: (O, P) scaled outputs of the private layer, and ``True`` if known.
+        filled: (S, O, P) the same with each attempt's fit at the unknown places.
     """
 
     mean_patches: Tensor

@@ -1,8 +1,4 @@
-"""What an update says of the gradient behind it: the likelihood of each effect that a defense may have.
-
-Effects act one after the other on a belief about what the client uploads: a mean that the guess decides, noise around
-it, and the way in which that is written down. The last one is compared with what was observed.
-"""
+"""Likelihood of an update given the gradient behind it, for each effect of a defense."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -44,15 +40,14 @@ _SAMPLES = 16
 
 @dataclass(frozen=True, eq=False)
 class Belief:
-    """A Gaussian belief about the uploads of V victims.
+    """A Gaussian belief about the uploads of V victims, by name of the tensor.
 
     Attributes:
-        mean: (V, n) by name.
-        std: of the noise around it, in units of the upload, (V, 1) or a number, by name; 0 where there is none.
-        law: of the noise, or of how the values are written down.
-        step: (V, 1) between neighboring levels, by name.
-        hidden: (V, n) largest magnitude of elements that were not uploaded, infinite where nothing bounds them, 0 of
-            those that were; by name.
+        mean: (V, n).
+        std: standard deviation of the noise, in units of the upload, (V, 1) or a number; 0 without noise.
+        law: law of the noise, or of the values' encoding.
+        step: (V, 1) between neighboring levels.
+        hidden: (V, n) largest magnitude of elements that were not uploaded, infinite if unbounded, 0 for uploaded ones.
     """
 
     mean: Tensors
@@ -62,7 +57,7 @@ class Belief:
     hidden: Tensors = field(default_factory=dict)
 
     def noisier(self, std: Mapping[str, Tensor | float] | float, law: Law = "normal") -> "Belief":
-        """Return the belief with further noise; of several kinds together it is taken for normal."""
+        """Return the belief with further noise; several kinds together count as normal."""
         more = {name: std if isinstance(std, float) else std[name] for name in self.mean}
         alone = all(isinstance(value, float) and value == 0 for value in self.std.values())
         sums = {name: (torch.as_tensor(self.std[name]) ** 2 + torch.as_tensor(more[name]) ** 2) ** 0.5 for name in more}
@@ -71,14 +66,12 @@ class Belief:
 
 @dataclass(frozen=True, kw_only=True)
 class Clientele:
-    """How the clients compute what they upload, as far as it bears on a likelihood.
+    """The clients' computation of uploads.
 
     Attributes:
-        batch_size: examples behind an update.
-        uploaded_per_matched: how much larger what is uploaded is than the gradient that is guessed.
-        local_steps: steps of training behind it that are replayed, at least 1.
-        head: weight of the output layer, if there is one.
-        clients: whose mean is seen, each defended by itself.
+        uploaded_per_matched: factor from the guessed gradient to the upload.
+        local_steps: replayed steps of training, at least 1.
+        clients: number in the observed mean, each with its own defense.
     """
 
     batch_size: int
@@ -89,12 +82,12 @@ class Clientele:
 
     @property
     def step_noise(self) -> float:
-        """Return by how much noise on the gradient of every local step is multiplied in what is seen."""
+        """Return the factor from noise on the gradient of every local step to that observed."""
         return self.uploaded_per_matched * math.sqrt(self.local_steps) * self.upload_noise
 
     @property
     def upload_noise(self) -> float:
-        """Return by how much noise on a client's upload is multiplied in what is seen: a mean over clients has less."""
+        """Return the same factor for noise on a client's upload."""
         return 1 / math.sqrt(self.clients)
 
 
@@ -103,10 +96,10 @@ Step = Callable[[Belief], Belief]
 
 @runtime_checkable
 class HasLikelihood(Protocol):
-    """An effect that says itself how likely an update is.
+    """An effect with a likelihood of its own.
 
-    ``log_likelihood(observed, gradients) -> (V,)``: both by name, the observed update and what each of V victims would
-    have uploaded undefended, (V, *shape), differentiable by the latter.
+    ``log_likelihood(observed, gradients) -> (V,)``: the observed update and V victims' undefended uploads (V, *shape),
+    both by name, differentiable by the latter.
     """
 
     def log_likelihood(self, observed: Tensors, gradients: Tensors) -> Tensor: ...
@@ -116,7 +109,7 @@ class HasLikelihood(Protocol):
 class Simulated(Protocol):
     """An effect that can be simulated: ``simulate(update, rng) -> update``, tensors (V, *shape) by name.
 
-    The attacker's simulation draws at random like the client, without the client's secrets.
+    The simulation draws like the client, without its secrets.
     """
 
     def simulate(self, update: Tensors, rng: torch.Generator) -> Tensors: ...
@@ -128,10 +121,7 @@ class Channel:
 
     Attributes:
         observed: (V, n) by name, in the order of the guesses.
-        shapes: of the tensors.
-        steps: what the defense does, in order.
-        own: effects that have likelihoods of their own.
-        informative: whether the defense has a likelihood that says more than the distance of the updates.
+        informative: ``True`` if the defense's likelihood says more than the distance of the updates.
     """
 
     observed: Tensors
@@ -144,8 +134,7 @@ class Channel:
         """Return the negative log likelihood (V,) of the undefended ``uploads`` (V, *shape) by name.
 
         Args:
-            uploads: that the guesses lead to.
-            softening: further noise, as a share of the root mean square of each tensor, by which a descent begins.
+            softening: further noise at the start of a descent, as a share of each tensor's root mean square.
         """
         if self.own:
             shaped = {name: value.view(-1, *self.shapes[name]) for name, value in self.observed.items()}
@@ -169,7 +158,7 @@ class Channel:
 
 
 def _written(law: Law, observed: Tensor, guessed: Tensor, noise: Tensor, step: Tensor | None) -> Tensor:
-    """Return the negative log likelihood (V,) of ``observed`` (V, n), noised by ``noise`` and written down by a law."""
+    """Return the negative log likelihood (V,) of ``observed`` (V, n) under a law with ``noise``."""
     if law == "unknown":
         return laws.unknown_noise(observed, guessed)
     if law == "laplace":
@@ -182,7 +171,6 @@ def _written(law: Law, observed: Tensor, guessed: Tensor, noise: Tensor, step: T
 
 
 def _level(law: Law, observed: Tensor, guessed: Tensor, noise: Tensor, step: Tensor) -> Tensor:
-    """Return that of the level of a grid."""
     if law == "random levels":
         return laws.stochastic_rounding(observed, guessed, step + noise)
     if law == "nearest level":
@@ -197,10 +185,8 @@ def channel(defense: Description, updates: Sequence[Tensors], clientele: Cliente
     """Build the likelihood of ``updates``, of V victims, behind a known ``defense``.
 
     Args:
-        defense: its public description; empty where there is none.
-        updates: as uploaded, by name.
-        clientele: how the clients compute them.
-        like: of the device and dtype of the computation.
+        defense: public description; empty without a defense.
+        like: tensor with the device and dtype of the computation.
     """
     names = list(updates[0])
     observed = {name: torch.stack([update[name].flatten() for update in updates]).to(like) for name in names}
@@ -219,12 +205,10 @@ def channel(defense: Description, updates: Sequence[Tensors], clientele: Cliente
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Setting:
-    """What the likelihood of an effect may depend on.
+    """Everything that the likelihood of an effect may depend on.
 
     Attributes:
         observed: (V, n) by name.
-        shapes: of the tensors.
-        clientele: how clients compute their updates.
     """
 
     observed: Tensors
@@ -244,10 +228,9 @@ def _of_unknown_strength(belief: Belief) -> Belief:
 
 @singledispatch
 def likelihood_of(effect: Effect, setting: Setting) -> Step | None:
-    """Return what ``effect`` does to a belief; ``None`` where nobody knows.
+    """Return the step of ``effect`` on a belief; ``None`` if it is unknown.
 
-    A function under ``@likelihood_of.register`` adds another. An effect that has ``log_likelihood``, or ``simulate``,
-    needs none.
+    A function under ``@likelihood_of.register`` adds an effect without ``log_likelihood`` or ``simulate``.
     """
     if isinstance(effect, HasLikelihood):
         return lambda belief: belief
@@ -277,7 +260,7 @@ def _of_clipping(effect: Clipped, setting: Setting) -> Step:
 
 @likelihood_of.register
 def _of_sum(effect: Summed, setting: Setting) -> Step:
-    """Add the protocol's rounding; what the sum does to other effects is theirs to say."""
+    """Add the protocol's rounding; other effects handle the mean themselves."""
     return lambda belief: belief.noisier(float(effect.rounding)) if effect.rounding else belief
 
 
@@ -286,7 +269,7 @@ def _unchanged(belief: Belief) -> Belief:
 
 
 def _clipping(effect: Clipped, std: float | None, setting: Setting, unit: float = 1.0) -> Step:
-    """Scale the guess down to the norm, or to that which shows in each update where it is not known."""
+    """Scale the guess down to the norm, estimated from each update if unknown."""
     if effect.norm is not None:
         norms = setting.each(lambda update: float(effect.norm or 0) * unit)
     else:
@@ -342,7 +325,7 @@ def _of_noised_layers(effect: NoisedLayers, setting: Setting) -> Step | None:
 
 @likelihood_of.register
 def _of_dp_sgd(effect: ClippedExamples, setting: Setting) -> Step:
-    """Clip the gradient of a single example; those of several are clipped before they are averaged, see ``attack``."""
+    """Clip the gradient of a single example; see ``attack`` for several."""
     clientele = setting.clientele
     known = effect.norm is not None and effect.noise_multiplier is not None
     std = (effect.norm or 0) * (effect.noise_multiplier or 0) * clientele.step_noise / clientele.batch_size
@@ -366,7 +349,7 @@ def _of_slices(effect: SlicedNoise, setting: Setting) -> Step:
 
 @likelihood_of.register
 def _of_perturbation(effect: AdversarialPerturbation, setting: Setting) -> Step | None:
-    """Take what misleads classifiers for noise of as much length, spread evenly."""
+    """Treat a perturbation against classifiers as evenly spread noise of the same length."""
     if effect.budget is None:
         return None
     count = sum(value.shape[1] for value in setting.observed.values())
@@ -413,13 +396,12 @@ def _of_sparsity(effect: Sparse, setting: Setting) -> Step | None:
 
 @likelihood_of.register
 def _of_transforms(effect: Transformed, setting: Setting) -> Step:
-    """Leave the update as it is: the guess goes through the transformations."""
     return _unchanged
 
 
 @likelihood_of.register
 def _of_muted(effect: MutedFeatures, setting: Setting) -> Step | None:
-    """Leave open the columns of the output layer that are zero."""
+    """Leave the zero columns of the output layer unconstrained."""
     head = setting.clientele.head
     if head is None or head not in setting.observed:
         return None

@@ -1,4 +1,4 @@
-"""Servers that do not follow the protocol: what they send, and what they read in the replies."""
+"""Servers that do not follow the protocol: crafted models, and reconstruction from the replies."""
 
 from typing import TYPE_CHECKING
 

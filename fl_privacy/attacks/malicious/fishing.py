@@ -1,4 +1,4 @@
-"""Fishing (Wen et al. 2022): an output layer that lets the gradient of one class, then of one example through."""
+"""Fishing (Wen et al. 2022): an output layer that passes the gradient of one class, then of one example."""
 
 import math
 from dataclasses import dataclass, replace
@@ -17,27 +17,25 @@ from fl_privacy.models.gradients.hooks import entering
 from fl_privacy.types import ModelState, Observation, Reconstruction, Upload
 
 _CLOSED = 1e4
-"""Logit by which the other classes are ahead, so that the class fished for has a probability of zero."""
+"""Margin of the other classes' logits that gives the target class a probability of zero."""
 
 _WHOLE = 0.02
-"""A number of examples is known to be whole within this."""
+"""Largest distance of a number of examples from a whole number."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fishing(ServerAttack):
-    """The output layer answers to one class alone, and to one direction of the features above a threshold.
+    """Makes the output layer depend on one class alone, and on one direction of the features above a threshold.
 
-    With all rows zero but that of class c, and c far behind, only examples of c send a gradient into the network
-    (class fishing). With the threshold within reach, examples above it do that are of another class, and those of c no
-    longer: the difference to class fishing is the gradient of the examples above it, of any class, and the bias
-    gradient counts them, in units of what it is with all examples above, whatever the client multiplies gradients by. A
-    server that can ask of the same batch again bisects until one is left. (Wen et al. take the
-    reply to one threshold, which examples of other classes above it are in.)
+    With all rows zero but that of class c, far behind, only examples of c have a gradient in the network (class
+    fishing). With a threshold, the difference to class fishing is the gradient of all examples above it, and the bias
+    gradient counts them, at any scaling by the client. A server with repeated replies on a batch bisects until one is
+    left; Wen et al. use a single threshold.
 
     Attributes:
         target: class c.
         sharpness: slope of the output, in standard deviations of the feature over public images.
-        questions: number to a client about one batch, at most.
+        questions: largest number of requests about one batch.
     """
 
     target: int = 0
@@ -61,7 +59,7 @@ class Fishing(ServerAttack):
         return self._with_threshold(model, state, math.inf)
 
     def question(self, model: nn.Module, state: ModelState, client: int, ask: Ask) -> tuple[ModelState, Upload]:
-        """Bisect until a single example is above the threshold, and return its gradient alone."""
+        """Bisect until a single example is above the threshold, and return its gradient."""
         weight, bias = self._layer(model, state)
         closed = ask(self._with_threshold(model, state, math.inf))
         every = self._above(ask(self._with_threshold(model, state, -math.inf)), closed, bias)
@@ -85,7 +83,7 @@ class Fishing(ServerAttack):
         return sent, Upload(tensors=alone, buffers=reply.buffers, num_examples=1 if abs(count - 1) < _WHOLE else 2)
 
     def _above(self, reply: Upload, closed: Upload, bias: str) -> float:
-        """Return what the examples above a threshold add to the bias of class c."""
+        """Return the part of examples above a threshold in the bias gradient of class c."""
         return float(reply.tensors[bias][self.target] - closed.tensors[bias][self.target])
 
     def read(self, observation: Observation) -> Reconstruction | Observation:
@@ -114,7 +112,7 @@ class Fishing(ServerAttack):
 
     @property
     def _other(self) -> int:
-        """Return a class that is not fished for; its examples above the threshold have the gradient in use."""
+        """Return a class that is not fished for, whose label goes with the gradient in use."""
         return 0 if self.target else 1
 
     def _layer(self, model: nn.Module, state: ModelState) -> tuple[str, str]:
@@ -128,7 +126,7 @@ class Fishing(ServerAttack):
         return found[0], found[1]
 
     def _with_threshold(self, model: nn.Module, state: ModelState, threshold: float) -> ModelState:
-        """Set class c to answer to the feature above ``threshold``; if infinite, to nothing; if minus that, to all."""
+        """Let class c depend on the feature above ``threshold``; infinity for none, minus infinity for all examples."""
         expect_whole(model, state, "Fishing")
         weight, bias = self._layer(model, state)
         direction = self._direction(state, weight)
@@ -144,13 +142,12 @@ class Fishing(ServerAttack):
         return ModelState({**state.parameters, weight: rows, bias: offsets}, state.buffers)
 
     def _direction(self, state: ModelState, weight: str) -> Tensor:
-        """Return the direction of the features: the row that the model has for the class."""
+        """Return the direction of the features: the model's row for the class."""
         row = state.parameters[weight][self.target]
         return F.normalize(row if row.any() else torch.ones_like(row), dim=0)
 
     @torch.no_grad()
     def _features(self, model: nn.Module, state: ModelState) -> Tensor:
-        """Return the features' direction at public images, (N,)."""
         weight, _ = self._layer(model, state)
         owner = weight.rpartition(".")[0]
         images = self.public[:500].to(state.parameters[weight])

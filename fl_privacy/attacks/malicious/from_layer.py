@@ -1,7 +1,4 @@
-"""From images read out of a layer to a reconstruction, and its labels.
-
-Whether what was read is one image: its pixels are whole 255ths, which those of a mixture are not.
-"""
+"""Turn images from a layer into a reconstruction with labels; pixels of whole 255ths prove a single image."""
 
 import math
 from dataclasses import replace
@@ -17,7 +14,7 @@ from fl_privacy.models.gradients import frozen_copy
 from fl_privacy.types import Batch, Certainty, Observation, Reconstruction
 
 UNKNOWN = -1
-"""Label of an image whose class was not read."""
+"""Label of an image of unknown class."""
 
 
 def reconstruction_of(
@@ -26,11 +23,10 @@ def reconstruction_of(
     """Build the reconstruction of images found in ``observation``.
 
     Args:
-        observation: of the update.
         images: (N, D) or (N, C, H, W).
-        proven: (N,) which of them are single images, if nobody has changed the update; where it shows that somebody
-            did, none is.
-        labels: whether the update is one batch's, so that its labels follow from the output layer.
+        proven: (N,) ``True`` for single images in an unchanged update; none is proven in one with evidence of a
+            defense.
+        labels: ``True`` if the update is one batch's, so that its output layer gives the labels.
     """
     if not len(images):
         return Reconstruction(id=observation.id, batch=None, failure="Nothing in the update tells of a single image.")
@@ -49,10 +45,7 @@ def reconstruction_of(
 
 
 def _is_defended(observation: Observation) -> bool:
-    """Say whether the first or last layer of the honest model shows zeros or few levels that somebody has put there.
-
-    Their gradients have no scattered zeros; those of layers in between have, where few neurons fire.
-    """
+    """Return ``True`` if the honest model's first or last layer shows zeros or few levels, unlike honest gradients."""
     layer, tensors = output_layer(observation.model, observation.num_classes), observation.upload.tensors
     honest = [name for name, tensor in tensors.items() if tensor.dim() > 1 and not name.startswith(f"{BLOCK}.")]
     ends = {*honest[:1], *([layer[0]] if layer else [])}
@@ -63,7 +56,7 @@ def _is_defended(observation: Observation) -> bool:
 
 
 def _labels(observation: Observation, number: int) -> tuple[Tensor, str]:
-    """Return the batch's labels (number,) as far as they are known or follow from the output layer, in no order."""
+    """Return the batch's labels (number,), known or inferred from the output layer, in no order."""
     found, source = None, "inferred"
     state, unknown = observation.assumed(), torch.full((number,), UNKNOWN)
     if any(name not in state.parameters for name, _ in observation.model.named_parameters()):
@@ -87,18 +80,18 @@ WHOLE = 0.01
 """Root mean square distance of pixels from a level below which they are one image; of a mixture it is 0.29."""
 
 LEAST_LEVELS = 32
-"""Different levels that an image needs so that its pixels tell. Of two images of few levels each, a mixture has few
-values as well, which come near to levels by chance: of two black-and-white ones in 15 to 40 of 100 mixtures."""
+"""Least number of different levels of an image for a decision. A mixture of two images of few levels has few values as
+well, which are near levels by chance: for two black-and-white ones in 15 to 40 of 100 mixtures."""
 
 COARSER = (2, 3, 5, 7)
-"""Steps between levels that an image may not have throughout: what is mixed half and half of two images whose levels
-are multiples of 8 has multiples of 4, which are whole."""
+"""Steps between levels that an image may not have throughout: an equal mixture of two images with multiples of 8 has
+multiples of 4, which are whole."""
 
 NEARLY = 0.1
-"""Likewise of pixels that the precision of weights has blurred."""
+"""The same distance for pixels blurred by the precision of weights."""
 
 _NEARLY = 0.25
-"""Pixels so near to black or white, in levels, tell nothing: those of a mixture of two such images are there too."""
+"""Distance from black or white, in levels, below which pixels are no evidence: those of a mixture are there too."""
 
 _STEP = 0.2
 _MOST_STEPS = 512
@@ -106,23 +99,19 @@ _SAMPLED = 512
 
 
 def is_one_image(pixels: Tensor, error: Tensor | None = None, *, blur: Tensor | None = None) -> Tensor:
-    """Say which rows of ``pixels`` (N, D) are a single image of 8 bits a channel, but for rounding: (N,).
+    """Return which rows of ``pixels`` (N, D) are single 8-bit images up to rounding, (N,), without the originals.
 
-    ``error`` (N,) is the standard deviation of what rounding did to the pixels of each: with more of it than a
-    hundredth of a level nothing is told, since what is rounded coarsely is on levels of its own.
+    ``error`` (N,) is the standard deviation of the pixels' rounding; above a hundredth of a level none is accepted.
+    ``blur`` (N,) is that of uploaded weights: pixels may be as far from levels as it explains, up to ``NEARLY``.
 
-    ``blur`` (N,) is that of the precision in which weights are uploaded: pixels may be as far from levels as it
-    explains, but no farther than ``NEARLY``.
-
-    It takes neither the truth nor another image. An image that noise was added to, whose scale is not quite known, or
-    that has fewer than ``LEAST_LEVELS`` levels beside black and white, or every second, third, fifth or seventh alone,
-    is not told from a mixture. What is left: images of even levels alone, mixed half and half to a ten-thousandth, that
-    the update itself tells apart (``own_gradient``).
+    Images with noise, of inexact scale, with fewer than ``LEAST_LEVELS`` levels beyond black and white, or only every
+    second, third, fifth or seventh, count as mixtures. Images of even levels alone, mixed half and half to a
+    ten-thousandth, pass; the update itself distinguishes them (``own_gradient``).
     """
     levels = LEVELS * pixels.double()
     telling = (levels > _NEARLY) & (levels < LEVELS - _NEARLY)
     apart = (levels - levels.round()).square() * telling
-    # which levels (N, 256) the ``telling`` pixels of each row (N, D) are nearest to
+    # the nearest levels (N, 256) of the ``telling`` pixels of each row (N, D)
     nearest = levels.round().clamp(0, LEVELS).long()
     seen = torch.zeros(len(levels), int(LEVELS) + 1, dtype=torch.int64, device=levels.device)
     number, seen = telling.sum(1), seen.scatter_add_(1, nearest, telling.long()) > 0
@@ -134,7 +123,7 @@ def is_one_image(pixels: Tensor, error: Tensor | None = None, *, blur: Tensor | 
 
 
 def _on_coarser_steps(seen: Tensor) -> Tensor:
-    """Say whether all levels of a row of ``seen`` (N, 256) leave the same rest by one of ``COARSER``, (N,)."""
+    """Return which rows of ``seen`` (N, 256) have all levels at the same remainder by one of ``COARSER``, (N,)."""
     found = torch.zeros(len(seen), dtype=torch.bool, device=seen.device)
     for step in COARSER:
         rests = torch.stack([seen[:, rest::step].any(1) for rest in range(step)])
@@ -145,11 +134,10 @@ def _on_coarser_steps(seen: Tensor) -> Tensor:
 def images_of_brightness(
     rows: Tensor, low: Tensor, high: Tensor, *, smallest: float, rounding: float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """Scale rows (bins, D), known up to a factor, to the brightness in [low, high] (bins,) of each.
+    """Scale rows (bins, D) to pixels (N, D) of brightness in [low, high] (bins,), with ``True`` for single images (N,).
 
-    Returns pixels (N, D), and (N,) whether each is a single image; ``rounding`` is the standard deviation of what
-    rounding did to the rows. The strongest come first; rows below the share ``smallest`` of the strongest hold nothing
-    else.
+    ``rounding`` is the standard deviation of the rows' rounding. The strongest come first; rows below the share
+    ``smallest`` are dropped.
     """
     strength = rows.norm(dim=1)
     order = strength.argsort(descending=True)
@@ -162,7 +150,7 @@ def images_of_brightness(
 
 
 def on_grid(rows: Tensor) -> bool:
-    """Say whether all rows (N, D) together lie on one even grid of few levels, as only a quantized update's do.
+    """Return ``True`` if all rows (N, D), at least two, lie on one grid of few levels, as in a quantized update.
 
     A single row is always on one, that of its image's 255ths.
     """
@@ -170,10 +158,7 @@ def on_grid(rows: Tensor) -> bool:
 
 
 def rescaled(directions: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """Scale ``directions`` (N, D) by the factor in [``low``, ``high``] (N,) that brings most pixels to a level.
-
-    Rows for which none does get the factor in the middle.
-    """
+    """Scale ``directions`` (N, D) by the factor in [low, high] (N,) with most pixels on levels, else by the middle."""
     d, middle = directions.double(), (low + high).double() / 2
     if not len(d):
         return d
@@ -183,7 +168,7 @@ def rescaled(directions: Tensor, low: Tensor, high: Tensor) -> Tensor:
 
 
 def _factor(direction: Tensor, low: float, high: float) -> Tensor:
-    """Return the best factor of a grid over [low, high], then refined by least squares on the levels it rounds to."""
+    """Return the best factor of a grid over [low, high], refined by least squares on the nearest levels."""
     steps = int(min(_MOST_STEPS, max(3.0, (high - low) * LEVELS * float(direction.abs().max()) / _STEP)))
     tried = torch.linspace(low, high, steps, dtype=torch.float64, device=direction.device)
     sampled = direction[:: max(1, len(direction) // _SAMPLED)]

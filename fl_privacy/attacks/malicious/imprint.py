@@ -1,7 +1,4 @@
-"""Robbing the Fed (Fowl et al. 2022): a layer in front of the model that holds single images of a batch.
-
-LOKI (Zhao et al. 2024): an imprint in a slice of its own for each client, so that their sum is read as well.
-"""
+"""Crafted layers in front of the model that separate the images of a batch, or of several clients' sum."""
 
 import math
 from dataclasses import dataclass
@@ -32,29 +29,27 @@ _SMALLEST = 1e-6
 """Differences of bias gradients below this share of the largest gradient are rounding."""
 
 _SMALLEST_CHANGE = 1e-3
-"""Likewise of the length of changes."""
+"""Lengths of changes below this share of the largest are rounding."""
 
 _THINNED = 0.5
-"""Share of zeros among rows, which behind ReLU are sums of many images, from which somebody has put them there."""
+"""Share of zeros in rows above which a defense put them there, since rows behind a ReLU are sums of many images."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Imprint(ServerAttack):
     """Makes rows of a fully connected layer measure brightness, each with another threshold (Fowl et al. 2022, Eq. 4).
 
-    Images brighter than threshold i add up in row i: where one image lies between two thresholds, it is the difference
-    of the two rows' weight gradients by that of their bias gradients. Images that share a bin come out mixed. Of local
-    steps only the change of weights is seen, and the bin's brightness stands in for the bias (see :class:`Loki`).
+    A single image between two thresholds is the ratio of the differences of the rows' weight and bias gradients; images
+    that share a bin come out mixed. After local steps only the change of weights shows, and the bin's brightness
+    replaces the bias.
 
     Attributes:
         bins: thresholds; the paper takes two or more an image.
-        activation: ``relu`` as published; with ``hardtanh`` each row holds its own bin alone, and no difference
-            rounds.
-        mean, std: of the brightness of images, in [0, 1], taken to be normal; ``None`` takes quantiles of public
-            images.
-        amplitude: how strongly the layer disturbs images, in pixels.
-        scale: factor on what enters the layer, divided out in its weights: its gradient grows by it, its output does
-            not.
+        activation: ``relu`` as published; with ``hardtanh`` each row holds its own bin alone, without rounding of
+            differences.
+        mean, std: normal distribution of the images' brightness, in [0, 1]; ``None`` takes quantiles of public images.
+        amplitude: strength of the layer's effect on images, in pixels.
+        scale: factor on the layer's inputs, divided out in its weights, which increases its gradient alone.
     """
 
     bins: int = 128
@@ -77,7 +72,6 @@ class Imprint(ServerAttack):
             number("server.std", self.std, above=0, example=0.125)
 
     def architecture(self, model: nn.Module, input_shape: tuple[int, ...], clients: int) -> nn.Module:
-        """Put the layer in front of ``model``."""
         return imprinted(
             model,
             ImprintBlock(
@@ -97,7 +91,7 @@ class Imprint(ServerAttack):
         return ModelState({**state.parameters, **rows}, state.buffers)
 
     def read(self, observation: Observation) -> Reconstruction:
-        """Return an image for each bin that caught something."""
+        """Return an image for each nonempty bin."""
         gradient = as_gradient(observation)
         if missing := {MEASURE, OFFSET} - gradient.keys():
             return Reconstruction(
@@ -117,7 +111,7 @@ class Imprint(ServerAttack):
     def _confirmed(
         self, observation: Observation, images: Tensor, alone: Tensor, occupied: Tensor, bias: Tensor
     ) -> Tensor:
-        """Say which of those that look ``alone`` would have left such a bias; (N,) as the arguments."""
+        """Return which of the ``alone`` images (N,) would have left such a bias."""
         rounded = 2 * observation.upload.rounding + _SMALLEST * float(bias.abs().max())
         measured = self._each_bin(bias)[occupied[alone]]
         told = leaves_such_a_bias(
@@ -131,14 +125,12 @@ class Imprint(ServerAttack):
         return alone.masked_scatter(alone, told)
 
     def caught(self, weight: Tensor, bias: Tensor, rounding: float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the mean image of each bin that caught something, the strongest first.
-
-        Returns pixels (N, D), (N,) whether they look like a single image's, and (N,) the bin of each.
+        """Return pixels (N, D), ``True`` for single images (N,), and the bins (N,), the strongest first.
 
         Args:
             weight: (bins, D) gradient of the rows, float64.
-            bias: (bins,) as ``weight``.
-            rounding: of the upload.
+            bias: (bins,) their bias gradient.
+            rounding: standard deviation of the upload's rounding.
         """
         smallest = _SMALLEST * bias.abs().max()
         weight, bias = self._each_bin(weight), self._each_bin(bias)
@@ -149,41 +141,39 @@ class Imprint(ServerAttack):
         return pixels, alone & (not on_grid(weight[occupied])), occupied
 
     def caught_in_change(self, weight: Tensor, rounding: float = 0.0) -> tuple[Tensor, Tensor]:
-        """Return the images caught in the change of weights, where the biases' change is too small."""
         edges = self.edges()
         high = edges[1:] if self.activation == "hardtanh" else torch.cat([edges[1:], edges.new_ones(1)])
         rows, rounding = self._each_bin(weight), 2 * rounding
         return images_of_brightness(rows, edges[: len(high)], high, smallest=_SMALLEST_CHANGE, rounding=rounding)
 
     def _each_bin(self, rows: Tensor) -> Tensor:
-        """Return what belongs to each bin alone; behind ReLU rows hold all that is brighter."""
+        """Return each bin's own part; behind ReLU rows include all that is brighter."""
         return rows - torch.cat([rows[1:], torch.zeros_like(rows[:1])]) if self.activation == "relu" else rows
 
     def edges(self) -> Tensor:
-        """Return the thresholds, ascending: with ``hardtanh`` one more, where the last bin ends."""
+        """Return the thresholds, ascending, with ``hardtanh`` also the end of the last bin."""
         number = self.bins + (self.activation == "hardtanh")
         return brightness_edges(number, self.mean, self.std, self.public)
 
 
 _SMALLEST_CHANGE_OF_LOKI = 1e-3
-"""Rows whose gradient is below this share of the client's strongest hold nothing but rounding."""
+"""Rows whose gradient is below this share of the client's strongest hold only rounding."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Loki(ServerAttack):
-    """Each client is sent a convolution that puts its images into its own columns of one large layer.
+    """Sends each client a convolution that puts its images into its own columns of one large layer (Zhao et al. 2024).
 
-    The layer's rows hold a bin of brightness each (hard tanh from 0 to 1), so that local steps on other images do not
-    touch them. In the sum over clients columns stay apart, and bias gradients do not: an image is read up to its scale,
-    which is known to a bin's width, and where its pixels are whole 255ths, exactly.
+    Each row holds a bin of brightness (hard tanh from 0 to 1), so that local steps on other images leave it alone.
+    Columns stay separate in the sum over clients; an image's scale is known to a bin's width, and exactly if its pixels
+    are whole 255ths.
 
     Attributes:
         bins: rows; the paper takes four for each of a client's images.
-        mean, std: of the brightness of images, in [0, 1], taken to be normal (the paper's for CIFAR-10 are 0.4734 and
+        mean, std: normal distribution of the images' brightness, in [0, 1] (the paper's for CIFAR-10 are 0.4734 and
             0.1253); ``None`` takes quantiles of public images.
-        amplitude: how strongly the layer disturbs images, in pixels.
-        scale: values of the convolution, divided out in the layer behind it: the layer's weights are so many times
-            smaller, their change as much larger, and less of it is lost to rounding.
+        amplitude: strength of the layer's effect on images, in pixels.
+        scale: values of the convolution, divided out in the layer behind it, whose change then loses less to rounding.
     """
 
     bins: int = 256
@@ -208,7 +198,6 @@ class Loki(ServerAttack):
             number("server.std", self.std, above=0, example=0.125)
 
     def architecture(self, model: nn.Module, input_shape: tuple[int, ...], clients: int) -> nn.Module:
-        """Put a layer with a slice for each of ``clients`` in front of ``model``."""
         block = ImprintBlock(
             input_shape=input_shape,
             bins=self.bins,
@@ -220,7 +209,7 @@ class Loki(ServerAttack):
         return imprinted(model, block)
 
     def craft(self, model: nn.Module, state: ModelState, client: int) -> ModelState:
-        """Craft the kernels that lead to the slice of ``client``."""
+        """Craft the kernels for the slice of ``client``."""
         like, kernels = state.parameters[MEASURE], torch.zeros_like(state.parameters[SEPARATE])
         outer, channels, _, _ = kernels.shape
         if not 0 <= client < outer // channels:
@@ -232,7 +221,7 @@ class Loki(ServerAttack):
         return ModelState({**state.parameters, **rows, SEPARATE: kernels}, state.buffers)
 
     def read(self, observation: Observation) -> Reconstruction:
-        """Return the images of the observation's client, in its own update or in the mean of all."""
+        """Return the client's images, from its own update or the mean of all."""
         update = observation.update()
         if MEASURE not in update:
             return Reconstruction(
@@ -248,23 +237,16 @@ class Loki(ServerAttack):
         return reconstruction_of(observation, images, alone, labels=False)
 
     def caught(self, rows: Tensor, rounding: float = 0.0) -> tuple[Tensor, Tensor]:
-        """Return what each row of a client's slice (bins, D) caught, the strongest first.
-
-        Returns pixels (N, D), and (N,) whether they are a single image's; ``rounding`` is that of the upload.
-        """
+        """Return the images (N, D) in a client's slice (bins, D), strongest first, and which are single ones (N,)."""
         edges = self.edges()
         return images_of_brightness(rows, edges[:-1], edges[1:], smallest=_SMALLEST_CHANGE_OF_LOKI, rounding=rounding)
 
     def edges(self) -> Tensor:
-        """Return where bins begin and end, (bins + 1,), ascending."""
+        """Return the bins' edges, (bins + 1,), ascending."""
         return brightness_edges(self.bins + 1, self.mean, self.std, self.public)
 
 
 def _without_decay(change: Tensor, sent: Tensor) -> Tensor:
-    """Take off the change of a layer's weights what weight decay does to them all, of however many clients.
-
-    It is the same share of each weight; most weights are moved by nothing else, since most bins of most slices are
-    empty.
-    """
+    """Subtract weight decay, the same share of each weight: the median, since most bins of most slices are empty."""
     there = sent != 0
     return change - (change[there] / sent[there]).median() * sent if there.any() else change

@@ -1,4 +1,4 @@
-"""The layer that an image leaves its imprint on, put in front of any model, and the bins of brightness of its rows."""
+"""The layer in front of a model that images leave their imprint on."""
 
 import copy
 from collections.abc import Callable
@@ -21,18 +21,16 @@ MEASURE, OFFSET, SEPARATE = f"{BLOCK}.measure.weight", f"{BLOCK}.measure.bias", 
 class ImprintBlock(nn.Module):
     """Adds to an image a pattern whose strength is the number of bins that its brightness has passed.
 
-    Its first values are the same in every process; a server crafts those that it sends.
-
-    Every bin adds the same pattern, so that the gradient of a row of ``measure`` is the same multiple of an image in
-    all the rows that the image passes. The pattern is weak, and the model behind learns on.
+    All bins add the same weak pattern, so each row of ``measure`` gets the same multiple of an image, and the model
+    learns on. Initial values are the same in every process.
 
     Args:
         input_shape: (C, H, W).
         bins: rows of ``measure``.
-        activation: ``relu``, or ``hardtanh`` from 0 to 1, which tells a row of the images in its own bin alone.
+        activation: ``relu``, or ``hardtanh`` from 0 to 1, with which a row gets images in its own bin alone.
         slices: number of clients, each with a slice of ``measure``, chosen by a convolution; ``None`` has none.
-        amplitude: largest change of a pixel by an image of middling brightness.
-        scale: of what enters ``measure``.
+        amplitude: largest change of a pixel by an image of medium brightness.
+        scale: factor on the inputs of ``measure``.
     """
 
     def __init__(
@@ -82,14 +80,14 @@ def _through_the_block(model: nn.Module, given: tuple[Any, ...]) -> tuple[Any, .
 
 
 def brightness_edges(number: int, mean: float | None, std: float | None, public: Tensor) -> Tensor:
-    """Return edges (number,), ascending float64, with as many images between any two as between the others.
+    """Return edges (number,), ascending float64, with as many images between any two.
 
-    Quantiles at i / (number + 1) of the mean pixel (Robbing the Fed, Fowl et al. 2022, section 4).
+    They are quantiles i / (number + 1) of the mean pixel (Fowl et al. 2022, section 4).
 
     Args:
-        number: of edges, at least 1.
-        mean, std: of the normal distribution that brightness is taken to have; ``None`` takes quantiles of ``public``.
-        public: (N, C, H, W) in [0, 1], images that the server holds.
+        number: count of edges, at least 1.
+        mean, std: normal distribution of brightness; ``None`` takes quantiles of ``public``.
+        public: (N, C, H, W) in [0, 1], the server's images.
 
     Raises:
         UserError: there are too few public images, or they are all alike.
@@ -112,10 +110,8 @@ def bin_rows(edges: Tensor, activation: str, pixels: int, scale: float, like: Te
 
     Args:
         edges: ascending, one for each row and with ``hardtanh`` one more.
-        activation: behind the rows.
-        pixels: of an image, over which brightness is the mean.
-        scale: of what enters the rows.
-        like: (bins, slices * pixels) weights; each slice measures alike, as all but one of them are empty.
+        scale: factor on the rows' inputs.
+        like: (bins, slices * pixels) weights; all slices are alike.
     """
     lows, width = (edges, torch.ones_like(edges)) if activation == "relu" else (edges[:-1], edges.diff())
     rows = (1 / (width * scale * pixels))[:, None].expand_as(like)

@@ -1,4 +1,4 @@
-"""Inconsistent models (Pasquini et al. 2022): all clients but one get a network that is dead, and sends no gradient."""
+"""Inconsistent models (Pasquini et al. 2022): all clients but one get a dead network without gradient."""
 
 from dataclasses import dataclass, replace
 
@@ -14,19 +14,18 @@ from fl_privacy.models.gradients.hooks import leaving, owners
 from fl_privacy.types import Batch, ModelState, Observation, Reconstruction
 
 _DEEP = 1e4
-"""How far below zero a dead ReLU's input is."""
+"""Depth below zero of a dead ReLU's input."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Inconsistent(ServerAttack):
     """Sends one client the model, and the others one whose last ReLU never fires.
 
-    Nothing of these reaches a layer below that ReLU or the weights above it: in the sum of all updates, whoever adds it
-    up, such parameters moved by the one client's data alone (Pasquini et al. 2022, section 4). The biases above it are
-    mixed, and left out.
+    Layers below that ReLU, and weights above it, then change in the sum by the one client's data alone (Pasquini et al.
+    2022, section 4). Mixed biases are left out.
 
     Attributes:
-        client: the one, from 0.
+        client: the attacked one, from 0.
     """
 
     client: int = 0
@@ -44,15 +43,13 @@ class Inconsistent(ServerAttack):
 
     @property
     def only(self) -> int | None:
-        """Return the only client whose model is alive."""
         return self.client
 
     def craft(self, model: nn.Module, state: ModelState, client: int) -> ModelState:
-        """Return ``state`` for the one client, a dead one for others."""
         return state if client == self.client else self.dead(model, state)
 
     def dead(self, model: nn.Module, state: ModelState) -> ModelState:
-        """Return ``state`` where the layer in front of the last ReLU puts out nothing above zero.
+        """Return ``state`` with nothing above zero in front of the last ReLU.
 
         Raises:
             UserError: the model has no ReLU behind a layer with a bias.
@@ -74,7 +71,7 @@ class Inconsistent(ServerAttack):
         return ModelState({**state.parameters, **killed}, state.buffers)
 
     def read(self, observation: Observation) -> Reconstruction | Observation:
-        """Return the update of the one client, without what others have a part in."""
+        """Return the update of the one client, without the mixed parameters."""
         if observation.id.client != self.client:
             return Reconstruction(id=observation.id, batch=None, failure="This client was sent a dead model.")
         kept = set(observation.upload.tensors) - self.mixed(observation.model, observation.sent)
@@ -82,7 +79,7 @@ class Inconsistent(ServerAttack):
         return replace(observation, upload=replace(observation.upload, tensors=tensors))
 
     def mixed(self, model: nn.Module, state: ModelState) -> set[str]:
-        """Return names of the parameters that a dead model sends a gradient for."""
+        """Return the names of the parameters that get a gradient in a dead model."""
         images = self.public[:2].to(next(iter(state.parameters.values())))
         batch = Batch(images, torch.arange(len(images)))
         found = loss_gradients(model, self.dead(model, state), batch, batch_norm="eval").gradients

@@ -1,4 +1,4 @@
-"""Membership traps (Pichler et al. 2022): neurons that fire for one image each, and tell whether it was trained on."""
+"""Membership traps (Pichler et al. 2022): neurons that fire for one image each, and show if it was trained on."""
 
 from dataclasses import dataclass
 
@@ -16,28 +16,26 @@ from fl_privacy.rng import derive_generator
 from fl_privacy.types import ModelState, Observation, Reconstruction
 
 _ULPS = 4.0
-"""Roundings of a weight in each local step by which weight decay may leave it elsewhere than computed."""
+"""Roundings of a weight in each local step by which weight decay may differ from its computation."""
 
 _ABOVE_NOISE = 2.0
-"""Times the largest change of a weight that nothing comes back to, from which a neuron fired."""
+"""Multiple of the largest change of an idle weight above which a neuron fired."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MembershipTrap(ServerAttack):
-    """Makes a neuron of the second layer fire for an image asked about and for no other (Pichler et al. 2022).
+    """Makes a neuron of the second layer fire for one candidate image and no other (Pichler et al. 2022).
 
-    Pairs of ReLUs of the first layer measure how far an image is from the one asked about, along a few random
-    directions: relu(a x - a x0) + relu(a x0 - a x). The neuron behind fires below a distance; its bias gradient is zero
-    unless the image was in the batch, however large that is. The first of the server's own images are asked about, as
-    many as layers have room for. What weight decay alone does to a bias is computed and taken off; weights that nothing
-    comes back to, beside those of the traps, show whether somebody has put noise on the update, and how much.
+    Pairs of first-layer ReLUs, relu(a x - a x0) + relu(a x0 - a x), measure the distance from the candidate along
+    random directions; the neuron behind fires below a distance, and its bias gradient is zero unless the image was in
+    the batch. Weight decay is subtracted; changes of idle weights show noise.
 
     Attributes:
-        directions: along which distance is measured, for each image asked about.
-        closeness: distance below which an image is taken for the one asked about, in spreads of that distance over
-            public images.
-        first: number of the first image that is asked about.
-        seed: of the directions.
+        directions: number of measured directions for each candidate.
+        closeness: distance below which an image counts as the candidate, in spreads of that distance over public
+            images.
+        first: index of the first candidate among the server's images, as many as layers have room for.
+        seed: seed of the directions.
     """
 
     directions: int = 4
@@ -59,7 +57,7 @@ class MembershipTrap(ServerAttack):
         whole("server.seed", self.seed, at_least=0, example=0)
 
     def craft(self, model: nn.Module, state: ModelState, client: int) -> ModelState:
-        """Craft traps for the images asked about, the same for every client."""
+        """Craft the traps, the same for every client."""
         expect_whole(model, state, "Membership traps")
         traps = _Layers.of(model, state, tuple(self.public.shape[1:]))
         asked = self.asked(traps)
@@ -89,10 +87,7 @@ class MembershipTrap(ServerAttack):
         return ModelState({**state.parameters, **crafted}, state.buffers)
 
     def read(self, observation: Observation) -> Reconstruction:
-        """Return the images asked about that the client trains on.
-
-        They are proven where nothing else has moved, by the first local step: later ones meet traps that it has bent.
-        """
+        """Return the candidates that the client trains on, proven after one local step without other changes."""
         traps = _Layers.of(observation.model, observation.sent, observation.input_shape)
         if traps.second.bias not in observation.upload.tensors:
             return Reconstruction(
@@ -106,19 +101,16 @@ class MembershipTrap(ServerAttack):
         return reconstruction_of(observation, found, torch.full((len(found),), sure))
 
     def members(self, observation: Observation) -> Tensor:
-        """Say whether each image asked about was in the batch, (N,)."""
+        """Return which candidates were in the batch, (N,)."""
         return self.fired(observation, _Layers.of(observation.model, observation.sent, observation.input_shape))[0]
 
     def asked(self, traps: "_Layers") -> Tensor:
-        """Return the images (N, C, H, W) that there is room to ask about."""
+        """Return the candidates (N, C, H, W) that there is room for."""
         room = min(traps.widths[0] // (2 * self.directions), traps.widths[1])
         return self.public[self.first : self.first + room]
 
     def fired(self, observation: Observation, traps: "_Layers") -> tuple[Tensor, float]:
-        """Say which neurons fired (N,), and by how much weights changed at most that nothing comes back to.
-
-        Those are of the neurons of both layers that no trap is made of, which never fire.
-        """
+        """Return which neurons fired (N,), and the largest change of idle weights."""
         count = len(self.asked(traps))
         used = dict.fromkeys(traps.first.names, 2 * self.directions * count)
         used |= {traps.second.weight: count, traps.second.bias: count}
@@ -129,7 +121,7 @@ class MembershipTrap(ServerAttack):
 
 
 def _moved(observation: Observation, name: str) -> Tensor:
-    """Return by how much each value of a parameter was moved by data, 0 where weight decay explains it."""
+    """Return each value's change by data, 0 if weight decay explains it."""
     plan, update = observation.plan, observation.update()[name].double()
     if plan.shares == "gradient" or not plan.weight_decay:
         return update.abs()
@@ -149,15 +141,13 @@ class _Second:
 
 @dataclass(frozen=True, eq=False)
 class _Layers:
-    """The two layers that traps are set in."""
-
     first: FirstLayer
     second: _Second
     widths: tuple[int, int]
 
     @classmethod
     def of(cls, model: nn.Module, state: ModelState, input_shape: tuple[int, ...]) -> "_Layers":
-        """Find the layers in ``model``; ``UserError`` unless it starts with two fully connected ones and ReLUs."""
+        """Find the layers; ``UserError`` unless the model starts with two fully connected ones and ReLUs."""
         try:
             first = find_first_layer(model, state, input_shape)
         except NotFullyConnectedError as error:

@@ -1,7 +1,4 @@
-"""Whether what was read of a layer would have left in its bias just what the update has there.
-
-A mixture of images is an image as well, whose own gradient is another than the sum of theirs.
-"""
+"""Check that an image from a layer explains the update's bias gradient; a mixture's own gradient differs."""
 
 import torch
 from torch import Tensor
@@ -14,10 +11,10 @@ from fl_privacy.models.losses import CROSS_ENTROPY
 from fl_privacy.types import Observation
 
 NEAR = 1e-3
-"""Share of its bias gradient by which that of an image may differ, beside what rounding did."""
+"""Share of the bias gradient by which an image's may differ, next to rounding."""
 
 _MOST_CLASSES = 128
-"""Labels that are tried: with more, one of them fits by chance."""
+"""Largest number of labels that are tried: with more, one of them fits by chance."""
 
 _AT_ONCE = 1024
 """Images times labels."""
@@ -26,18 +23,15 @@ _AT_ONCE = 1024
 def leaves_such_a_bias(
     observation: Observation, images: Tensor, rows: Tensor, measured: Tensor, *, bias: str, error: Tensor
 ) -> Tensor:
-    """Say for which images (N, D) some label's gradient of ``bias`` at ``rows`` (N,) is ``measured`` (N,), as (N,).
+    """Return for which images (N, D), rounded to 255ths, some label explains the bias gradient, (N,).
 
-    An image is taken at the whole 255ths next to it. All are told where an image has no gradient of its own that could
-    be computed: behind batch norm by the batch, dropout, several local steps, or of a model with too many classes.
+    All are accepted if an image has no computable gradient of its own: with batch statistics, dropout, several local
+    steps, or too many classes.
 
     Args:
-        observation: of the update.
-        images: that seem to be single ones.
-        rows: the element of ``bias`` in which each was found.
-        measured: the mean gradient there, of that image alone.
-        bias: name of the layer's.
-        error: (N,) how far rounding may have moved ``measured``.
+        rows: (N,) element of ``bias`` for each.
+        measured: (N,) mean gradient there of that image alone.
+        error: (N,) largest rounding of ``measured``.
     """
     everything = torch.ones(len(images), dtype=torch.bool, device=images.device)
     labels = torch.arange(observation.num_classes, device=images.device)
@@ -67,7 +61,7 @@ def leaves_such_a_bias(
 
 
 def _each_on_its_own(observation: Observation) -> bool:
-    """Say whether the update is the mean of what single examples give."""
+    """Return ``True`` if the update is the mean over single examples."""
     plan, modules = observation.plan, [*observation.model.modules()]
     if needs_unrolling(plan, observation.upload.num_examples, "unroll"):
         return False

@@ -1,4 +1,4 @@
-"""What a malicious server is: a model for each client, and what is read in the replies to it."""
+"""Interface of malicious servers: a model for each client, and a reconstruction from its reply."""
 
 import copy
 from abc import ABC, abstractmethod
@@ -14,17 +14,17 @@ from fl_privacy.errors import UserError
 from fl_privacy.types import ModelState, Observation, Reconstruction, Upload
 
 Ask = Callable[[ModelState], Upload]
-"""What a client replies to the values that it is sent."""
+"""A client's reply to given values."""
 
 
 class ThreatLevel(StrEnum):
-    """How far a malicious server goes.
+    """Deviation of a server from the protocol.
 
     Attributes:
-        HONEST: it follows the protocol and reads what it receives.
-        PARAMETERS: it sends other values of the agreed architecture.
-        ARCHITECTURE: it had the clients agree on an architecture with a layer of its own.
-        INCONSISTENT: it sends different values to different clients.
+        HONEST: honest but curious, no deviation.
+        PARAMETERS: crafted values of the agreed architecture.
+        ARCHITECTURE: an agreed architecture with a layer of its own.
+        INCONSISTENT: different values for different clients.
     """
 
     HONEST = "honest but curious"
@@ -35,16 +35,15 @@ class ThreatLevel(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class ServerAttack(ABC):
-    """Crafts what clients are sent and reads what they reply.
+    """Crafts the models sent to clients and reconstructs from their replies.
 
     Attributes:
-        level: how far it goes.
-        told: one sentence on what it does.
-        reads_sum: it needs no single update, the mean of all replies is enough: also behind secure aggregation.
-        reads_images: what it reads are images; otherwise an update of fewer examples, for an attack of its own.
-        trains: the global model goes on learning from the replies; otherwise it stays as it is in attacked rounds.
-        asks_of_members: half of the images that the server holds are to be of the clients' own.
-        public: (N, C, H, W) in [0, 1], images that the server holds; none of them is attacked.
+        told: sentence for the report.
+        reads_sum: ``True`` if the mean of all replies is enough, also behind secure aggregation.
+        reads_images: ``True`` if it returns images, ``False`` for an update for a further attack.
+        trains: ``True`` if the global model learns from the replies.
+        asks_of_members: ``True`` if half of the server's images are to be the clients' own.
+        public: (N, C, H, W) in [0, 1], the server's images; none of them is attacked.
     """
 
     level: ClassVar[ThreatLevel]
@@ -56,44 +55,44 @@ class ServerAttack(ABC):
     public: Tensor = field(init=False, repr=False, compare=False, default_factory=lambda: torch.empty(0, 1, 1, 1))
 
     def informed(self, public: Tensor) -> Self:
-        """Return the same attack by a server that holds ``public`` images (N, C, H, W), none attacked."""
+        """Return a copy for a server with ``public`` images (N, C, H, W)."""
         knowing = copy.copy(self)
         object.__setattr__(knowing, "public", public)
         return knowing
 
     @property
     def only(self) -> int | None:
-        """Return the one client that can be attacked; ``None`` where all can."""
+        """Return the only client that can be attacked; ``None`` for all."""
         return None
 
     def architecture(self, model: nn.Module, input_shape: tuple[int, ...], clients: int) -> nn.Module:
-        """Return the architecture that ``clients`` clients are made to agree on; its values are not used."""
+        """Return the architecture that ``clients`` clients have to agree on; its values are not used."""
         return model
 
     @abstractmethod
     def craft(self, model: nn.Module, state: ModelState, client: int) -> ModelState:
-        """Return what ``client`` is sent in place of ``state``, the values of ``model``; no tensor is changed in place.
+        """Return the values for ``client`` in place of ``state``; no tensor is changed in place.
 
         Raises:
             UserError: the model has no layer that this attack can use.
         """
 
     def question(self, model: nn.Module, state: ModelState, client: int, ask: Ask) -> tuple[ModelState, Upload]:
-        """Return what ``client`` was sent and what it replied, where it can be asked about the same batch at will."""
+        """Return the sent values and the reply of ``client``, which answers repeatedly on the same batch."""
         sent = self.craft(model, state, client)
         return sent, ask(sent)
 
     @abstractmethod
     def read(self, observation: Observation) -> Reconstruction | Observation:
-        """Return what is in the reply of one client to what it was sent, or in the mean of all replies.
+        """Return the reconstruction from one client's reply, or from the mean of all.
 
         Returns:
-            Images, each with its certainty, or where ``reads_images`` is false what an attack may go on with.
+            Images, each with its certainty, or unless ``reads_images`` an update for a further attack.
         """
 
 
 def expect_whole(model: nn.Module, state: ModelState, who: str) -> None:
-    """Raise ``UserError``, which ``who`` begins, where clients keep layers of ``model`` that can't be crafted then."""
+    """Raise ``UserError``, which ``who`` begins, if clients keep layers of ``model``."""
     if missing := [name for name, _ in model.named_parameters() if name not in state.parameters]:
         raise UserError(
             f"{who}: the whole model is expected to be sent, but clients keep {missing[0]}; use defense=none."

@@ -16,27 +16,27 @@ from fl_privacy.rng import derive_generator
 from fl_privacy.types import ModelState, Observation, Reconstruction
 
 _SMALLEST = 1e-6
-"""Rows whose bias gradient is below this share of the largest hold nothing but rounding."""
+"""Rows whose bias gradient is below this share of the largest hold only rounding."""
 
 _SAME, _ANOTHER = 1.0, 25.0
-"""Root mean square distances in levels: below the one two rows hold the same image, below the other a mixture is
+"""Root mean square distances in levels: below the first two rows hold the same image, below the second a mixture is
 mostly an image that another row holds alone."""
 
 _TRIED_IMAGES, _TRIED_ROWS = 500, 128
-"""Public images and rows that the factor is taken from."""
+"""Public images and rows from which the factor is computed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrapWeights(ServerAttack):
-    """Makes half of each row negative, the other half the same values positive and a little smaller, in random places.
+    """Makes random halves of each row negative and, with the same values a little smaller, positive.
 
-    What enters the ReLU behind is below zero for nearly all images (Boenisch et al. 2023, section 5.2). A row that
-    fired for one image of the batch is that image: its weight gradient by its bias gradient.
+    The ReLU behind then fires for few images (Boenisch et al. 2023, section 5.2). A row that fired for one image is
+    that image: its weight gradient over its bias gradient.
 
     Attributes:
-        fires: share of images that a row fires for, about one by the size of a batch; the factor on the positive half
-            is the one that makes it so on public images.
-        seed: of the places and values.
+        fires: share of images that a row fires for, about one over the batch size; the positive half's factor achieves
+            it on public images.
+        seed: seed of the places and values.
     """
 
     fires: float = 0.01
@@ -70,7 +70,6 @@ class TrapWeights(ServerAttack):
         )
 
     def _factor(self, traps: Tensor) -> float:
-        """Return the factor on the positive half with which a row fires for a share ``fires`` of public images."""
         images = self.public[:_TRIED_IMAGES].flatten(1)
         if len(images) < 1 / self.fires:
             raise UserError(
@@ -117,10 +116,7 @@ class TrapWeights(ServerAttack):
 
 
 def _blur(observation: Observation, layer: FirstLayer, rows: Tensor) -> Tensor:
-    """Return the standard deviation (N,) of what rounding the trained weights did to each row's gradient.
-
-    It is that of a weight, and that of the bias, by which white pixels are divided.
-    """
+    """Return the standard deviation (N,) of each row's gradient due to rounding of trained weights."""
     weight, bias = (observation.sent.parameters[name][rows].double() for name in (layer.weight, layer.bias))
     if observation.plan.shares == "gradient":
         return torch.zeros_like(bias)

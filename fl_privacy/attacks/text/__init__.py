@@ -1,4 +1,4 @@
-"""Attacks that read text."""
+"""Attacks that reconstruct text."""
 
 from fl_privacy.attacks.text.bag_of_words import BagOfWords
 from fl_privacy.attacks.text.dager import Dager

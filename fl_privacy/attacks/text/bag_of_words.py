@@ -1,7 +1,4 @@
-"""The words of texts as a reconstruction of its own, in order where the positions of a single text tell it.
-
-The words of the texts behind an update, and how often each is there, without any descent.
-"""
+"""Reconstruct the words of texts and how often each occurs, in order if a single text's positions show it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -35,10 +32,10 @@ from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, Observation, Reconstruction
 
 _USUAL = 0.5
-"""Share of the longest text that texts are long where nobody says."""
+"""Assumed share of the longest text's length, if lengths are unknown."""
 _LONGEST_SIMULATED = 64
 _SMOOTHED = 0.5
-"""Added to how often each token is in public texts."""
+"""Number added to the count of each token in public texts."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,9 +44,9 @@ class Bag:
 
     Attributes:
         tokens: (k,) different ones, the surest first.
-        times: (k,) how often each is in the texts.
-        exact: whether no other token can have such a row.
-        ordered: (L,) the text, where there is one and the rows of its positions say where each word stands.
+        times: (k,) number of occurrences of each.
+        exact: ``True`` if no other token can have such a row.
+        ordered: (L,) text, if there is one and the rows of its positions show the order.
     """
 
     tokens: Tensor
@@ -59,17 +56,16 @@ class Bag:
 
     @property
     def all(self) -> Tensor:
-        """Repeat each token as often as it was counted, (n,)."""
+        """Return each token as often as it occurs, (n,)."""
         return self.tokens.repeat_interleave(self.times)
 
 
 class BagReader:
-    """Reads the words of victims of one model, one plan and one number of texts.
+    """Reconstructs the words of victims of one model, plan and number of texts.
 
     Args:
-        model: frozen, with the values sent, in single precision.
-        first: one of the victims.
-        seed: of the texts that are simulated where there is noise, and of the noise that rows are compared with.
+        model: frozen model with the values sent, in single precision.
+        seed: seed of simulated texts and noise.
     """
 
     def __init__(self, model: TextModel, first: Observation, seed: int) -> None:
@@ -80,7 +76,6 @@ class BagReader:
         self._expected: dict[tuple[object, ...], Expected] = {}
 
     def read(self, observations: Sequence[Observation]) -> list[Bag]:
-        """Find the words of each of ``observations``."""
         rows = word_rows(observations, self._name, self._where)
         return [self._bag(observation, rows.of(k)) for k, observation in enumerate(observations)]
 
@@ -112,11 +107,10 @@ class BagReader:
         return self._counted(found, observation, rows, total)
 
     def _counted(self, found: Found, observation: Observation, rows: WordRows, total: int | None) -> Bag:
-        """Count how often the words are there, and for a single text find their order."""
         tokens = found.tokens
         if not len(tokens):
             return Bag(tokens, tokens, found.exact)
-        if total is not None and len(tokens) > total:  # the positions' rows that told it were dropped
+        if total is not None and len(tokens) > total:  # the positions' rows that showed it were dropped
             total = None
         alone = observation.upload.num_examples == 1
         ordered = self._ordered(observation, rows, tokens, total) if alone else None
@@ -131,7 +125,7 @@ class BagReader:
         return repeated(found.energy[tokens], common=common, total=total)
 
     def _ordered(self, observation: Observation, rows: WordRows, tokens: Tensor, total: int | None) -> Tensor | None:
-        """Order the words into the text, by the rows of its positions; ``None`` where these are missing."""
+        """Order the words of a text by the rows of its positions; ``None`` if these are missing."""
         positions = self._positions(observation)
         if positions is None or total is None or self._where != "embeddings":
             return None
@@ -140,7 +134,7 @@ class BagReader:
         return tokens[placed(rows.values[0, tokens], own)]
 
     def _positions(self, observation: Observation) -> Tensor | None:
-        """Return the positions' rows (P, d) of the update; ``None`` where there are none or weight decay moves them."""
+        """Return the positions' rows (P, d); ``None`` without any, or if weight decay moves them."""
         name = self._model.position_weight
         rows = None if name is None else observation.update().get(name)
         if rows is None or (observation.plan.weight_decay and observation.plan.shares != "gradient"):
@@ -164,7 +158,7 @@ class BagReader:
 
 
 def _odds(observation: Observation, size: int, expected: int) -> Tensor:
-    """Return each token's probability (V,) to be among ``expected`` tokens, by its frequency in public texts."""
+    """Return each token's probability (V,) of being among ``expected`` ones, by public texts."""
     public = observation.knowledge.public_images
     counts = torch.full((size,), _SMOOTHED, dtype=torch.float64)
     if public is not None:
@@ -173,7 +167,7 @@ def _odds(observation: Observation, size: int, expected: int) -> Tensor:
 
 
 def _told_noise(observation: Observation, name: str) -> float | None:
-    """Return the standard deviation of the noise on each element of the tensor ``name``, where the defense gives it."""
+    """Return the known standard deviation of the noise on the tensor ``name``, if any."""
     effects = [part.effect for part in observation.knowledge.defense or ()]
     there = [e.added for e in effects if isinstance(e, NoisedLayers) and name in e.noised(observation.upload.tensors)]
     parts = [e for e in effects + there if isinstance(e, Noise)]
@@ -191,33 +185,22 @@ _ROWS_AT_ONCE = 1 << 27
 
 @dataclass(frozen=True, kw_only=True)
 class BagOfWords:
-    """Finds which words the texts consist of, and how often each is there: the rows of the embeddings' gradient (ours).
+    """Find the words of the texts, and how often each occurs, by the rows of the embeddings' gradient (ours).
 
-    Only the tokens of a batch send something to their rows. Pruning and rounding leave words that no other token can be
-    mistaken for, and so do several steps of any optimizer, since what weight decay does to all rows is computed. Above
-    noise a row is a word's by its likelihood under what the attacker's own simulation with the values sent says words'
-    rows look like, at the scale that all rows together make likeliest. Rows of noise, drawn again from the elements of
-    the upload itself, say how many words noise alone would seem to be: at most one for each text, and one in ten of
-    those named. A word that is likely by its frequency alone is none. How often a word is there follows from the
-    length of its row, or for a single text from the rows of the positions, of which that of its word is the sum: these
-    order the words as well.
+    Only tokens of the batch change their rows, which pruning, rounding and several steps of any optimizer leave
+    distinct. Under noise, the likelihood of a row under the attacker's own simulation decides, at the likeliest scale
+    of all rows; noise resampled from the upload bounds the false words to one for each text and one in ten of those
+    named. A word's count follows from the length of its row, or for a single text from its positions' rows, which also
+    give the order.
 
-    Noise that leaves most elements alone lets more false words through. Of a language model whose embeddings are its
-    output layer, too, or whose output layer alone was uploaded, words are rows that stand out by their length: under
-    noise, or where the model is sure of its words, none is named, and none is called exact.
-
-    Where no such tensor was uploaded, since embeddings are frozen or adapters alone are trained, words are read from
-    the layers that see a token and its position and nothing else, by how much of what each token becomes there lies in
-    the directions of their update (:mod:`fl_privacy.attacks.text.token_evidence`).
-
-    The words of several texts are distinguished by no row: they are dealt out to the texts.
+    With a tied head, or a head alone, words are rows of outstanding length: under noise, or a sure model, none is
+    named, and none is called exact. Noise that leaves most elements alone lets more false words through. Without such a
+    tensor, :mod:`fl_privacy.attacks.text.token_evidence` is used. Words of several texts are divided evenly among them.
     """
 
     def __call__(
         self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
     ) -> list[Reconstruction]:
-        """Attack all ``observations``; see :class:`fl_privacy.attacks.ReconstructionAttack`."""
-
         def attack(group: Group, report: Report) -> dict[int, Reconstruction]:
             first = group.first
             model = readable_model(model_as_sent(first))
@@ -239,7 +222,6 @@ class BagOfWords:
 
 
 def _by_first_block(group: Group, model: TextModel, quick: TextModel, seed: int) -> dict[int, Reconstruction]:
-    """Read the words of ``group`` from the layers that see single tokens."""
     places, found = list(group.observations), dict[int, Reconstruction]()
     for some in (places[i : i + _VICTIMS_AT_ONCE] for i in range(0, len(places), _VICTIMS_AT_ONCE)):
         seen = [group.observations[place] for place in some]
@@ -263,7 +245,7 @@ def _made(observation: Observation, model: TextModel, bag: Bag) -> Reconstructio
 
 
 def _dealt(observation: Observation, model: TextModel, bag: Bag) -> Tensor:
-    """Return the words (B, L) in the order that is known, or dealt out to the texts."""
+    """Return token ids (B, L): a single text in its recovered order, or the words divided evenly among the texts."""
     if bag.ordered is not None:
         return bag.ordered[None]
     number, words = observation.upload.num_examples, bag.all

@@ -1,7 +1,4 @@
-"""Texts that are read from an update without any descent, and whether that is proven.
-
-Texts of a decoder, prefix by prefix: what a token becomes depends on those before it alone.
-"""
+"""Reconstruct texts from an update without any descent, and prove them if possible (DAGER)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,17 +24,18 @@ from fl_privacy.types import Batch, Certainty, Observation, Reconstruction, Tens
 _AT_ONCE = 256
 _MOST_PREFIXES = 4096
 _TOLD_APART = 100.0
-"""Times farther than the nearest continuation the farthest has to be, to be known for a wrong one."""
+"""Least ratio of the farthest continuation's distance to the nearest one's for it to be known as wrong."""
 _ROUNDED = 1e-6
-"""How far those in the span may be by rounding in single precision."""
+"""Distance of vectors in the span by rounding in single precision."""
 
 
 @dataclass(frozen=True, eq=False)
 class Grown:
-    """Texts that no token continues, the longest first, fewer where some are equal.
+    """Texts (L,) that no token continues, the longest first, fewer if some are equal.
 
-    Also how far the worst is from the span, and whether every prefix that was given up is clearly farther than any of
-    theirs.
+    Attributes:
+        apart: distance of the worst from the span.
+        clear: ``True`` if every prefix that was given up is clearly farther.
     """
 
     texts: list[Tensor]
@@ -46,14 +44,10 @@ class Grown:
 
 
 def grow_prefixes(model: TextModel, span: Span, candidates: Candidates, *, tolerance: float, texts: int) -> Grown:
-    """Take every token on that becomes something in the span behind a prefix.
+    """Extend prefixes by every token whose state lies in the span.
 
     Args:
-        model: with the values sent.
-        span: of the second block.
-        candidates: of the first.
-        tolerance: distance up to which what a token becomes is in the span.
-        texts: how many there are.
+        tolerance: largest distance from the span.
     """
     prefixes, scores = candidates.tokens[0][:, None], candidates.distances[0]
     farthest = torch.zeros_like(scores)
@@ -92,24 +86,21 @@ def grow_prefixes(model: TextModel, span: Span, candidates: Candidates, *, toler
 
 
 def _within(apart: Tensor, before: float, tolerance: float) -> float:
-    """Return the distance up to which a prefix counts as one: ``tolerance`` of that of wrong ones.
-
-    What a token becomes depends mostly on itself, so that wrong prefixes are far nearer than random vectors.
-    """
+    """Return the largest distance of a right prefix: ``tolerance`` times that of wrong ones."""
     if not len(apart) or float(apart.max()) < _TOLD_APART * max(float(apart.min()), _ROUNDED):
         return before
     return min(before, tolerance * float(apart.max()))
 
 
 _FULL = 0.9
-"""Share of the first block's rank from which the second one's span holds what every token becomes."""
+"""Share of the first block's rank above which the second one's span holds the states of all tokens."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Read:
-    """Texts (L,) found in an update, and how far they are from its spans.
+    """Reconstructed texts (L,), their distance from the spans, and the first span's rank.
 
-    Also whether they are beyond doubt but for the whole update, and the rank of the first span.
+    ``clear`` is ``True`` if they are certain but for the whole update.
     """
 
     texts: Sequence[Tensor]
@@ -120,29 +111,21 @@ class _Read:
 
 @dataclass(frozen=True, kw_only=True)
 class Dager:
-    """DAGER (Petrov et al. 2024): exact texts, of batches as well, while they have fewer tokens than the model is wide.
+    """DAGER (Petrov et al. 2024): exact texts, also of batches, while they have fewer tokens than the model is wide.
 
-    The inputs of the first attention layer span the rows of its gradient, so that a token was at a position if and only
-    if its embedding lies in that span. Which of these make a text, the span of the second block's inputs says: prefix
-    by prefix in a decoder. In an encoder what a token becomes depends on all others, and every word may have stood at
-    every position. There the gradient of the first block tells where a word stood that was at one position only, and by
-    the derivative of attention which of them stood together (:mod:`fl_privacy.attacks.text.encoder_batches`, ours);
-    tokens are exchanged from there until all are in the span, and the gradient of a text that is known is taken off, so
-    that an easier batch is left. Where that does not lead on, tokens are exchanged from texts at random. Where the
-    gradient of the embeddings was uploaded as well, only the tokens of its rows that are not zero are looked at. Where
-    nobody says how long the texts are, each length up to the longest that the spans hold is tried. Equal texts are
-    found once; how often each is there, the update says.
+    A token was at a position if and only if its embedding lies in the span of the first attention layer's gradient. The
+    second block's span then selects the texts: prefix by prefix in a decoder, by exchanges of tokens in an encoder,
+    where the first block's gradient also shows positions and neighbors of words
+    (:mod:`fl_privacy.attacks.text.encoder_batches`, ours) and known texts are subtracted. The embeddings' gradient, if
+    uploaded, limits the tokens; unknown lengths are all tried, and copies of equal texts are counted.
 
-    A reconstruction is ``proven`` if the whole update is reproduced and there is no second choice: of a single text
-    every token is in the span and every other one at least ten times farther; of several, so is every one
-    outside the span, and of those in it every other choice at any position, or of one that goes on with a prefix, is at
-    least ten times farther from the second span, as is a text with a token more or less where lengths are not told. Of
-    texts that are there several times no other numbers have the update, which is reproduced to its very scale, and each
-    copy adds to it.
+    A reconstruction is ``proven`` if the whole update is reproduced, for copies to its very scale, and every
+    alternative is at least ten times farther from a span: for a single text any other token, for several any token
+    outside the span and any other choice inside, and other lengths if unknown.
 
     Attributes:
         tolerance: distance from a span up to which a vector lies in it, as a share of that of a random one.
-        rounds: of searches for the texts of an encoder.
+        rounds: number of searches for the texts of an encoder.
     """
 
     tolerance: float = 0.05
@@ -155,7 +138,6 @@ class Dager:
     def __call__(
         self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
     ) -> list[Reconstruction]:
-        """Attack all ``observations``; see :class:`fl_privacy.attacks.ReconstructionAttack`."""
         return read_each(observations, self._reader, name="dager", seed=seed, progress=progress)
 
     def _reader(self, first: Observation) -> Reading:
@@ -166,7 +148,7 @@ class Dager:
     def _reconstruct(
         self, observation: Observation, model: TextModel, searched: TextModel, rng: torch.Generator
     ) -> Reconstruction:
-        """Reconstruct by ``searched``, in the precision of the values sent, and verify by ``model``, in double."""
+        """Search with ``searched``, in the precision of the values sent, and verify with ``model``, in double."""
         gradient = {name: value.to(model.words.weight.device) for name, value in as_gradient(observation).items()}
         explanation = Explanation(observation, model, gradient)
         read = self._read(explanation, searched, rng)
@@ -268,7 +250,7 @@ class Dager:
 
 
 def _one_query_each(model: TextModel, gradient: Tensors, texts: int) -> bool:
-    """Say whether only one token of each text has a query in the second block, as a classified one in the last."""
+    """Return ``True`` if only one token of each text has a query in the second block."""
     try:
         return span_of(model, gradient, 1, queries=True).rank <= texts
     except NotAttackableError:  # the queries' gradient was withheld

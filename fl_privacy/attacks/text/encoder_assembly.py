@@ -1,4 +1,4 @@
-"""Texts of an encoder: of the tokens at each position, those that together become what the second block has seen."""
+"""Assemble texts of an encoder from the tokens that fit the second block's span together."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +13,7 @@ from fl_privacy.attacks.text.token_candidates import CLEAR, Candidates, Lengths
 from fl_privacy.models import TextModel
 
 Enough = Callable[[Sequence[Tensor]], bool]
-"""Whether some texts (L,), which may be there several times, are all of a batch."""
+"""Check that some texts (L,), possibly with copies, are all of a batch."""
 
 _AT_ONCE = 512
 _SWEEPS = 8
@@ -21,7 +21,7 @@ _NARROWINGS, _TRIED, _SPARE = 4, 6, 2
 _STARTS = 3
 _RANDOM = 64
 _STUCK, _PAIRS = 3, 1 << 12
-"""Texts of a search that two tokens at once are exchanged of."""
+"""Texts of a search in which pairs of tokens are exchanged, and the largest number of these."""
 _DECIDABLE = 1e-6
 """Distances below this are rounding in single precision."""
 
@@ -32,8 +32,8 @@ class Assembled:
 
     Attributes:
         tokens: (L,).
-        residual: how far what it becomes is from the span.
-        clear: whether every other candidate at any position is ``CLEAR`` times farther.
+        residual: distance of its states from the span.
+        clear: ``True`` if every other candidate at any position is ``CLEAR`` times farther.
     """
 
     tokens: Tensor
@@ -46,14 +46,8 @@ class Assembly:
     """The search that assembles texts from candidate tokens.
 
     Attributes:
-        model: with the values sent.
-        span: of the second block.
-        classified: the position of the token alone of which what it becomes is in the span; ``None`` where that of
-            every token is.
-        candidates: of the first block.
-        any_length: whether nobody says how long texts are.
-        unit: how far texts of candidates at random are; what a token becomes depends mostly on itself, so that these
-            are far nearer to the span than random vectors.
+        classified: position of the only token whose state is in the span; ``None`` if all are.
+        unit: distance of texts of random candidates, which are far nearer to the span than random vectors.
     """
 
     model: TextModel
@@ -64,7 +58,7 @@ class Assembly:
     unit: float = 1.0
 
     def residuals(self, texts: Tensor) -> Tensor:
-        """Return the residuals (n,) of texts (n, L): the root mean square distance from the span, in :attr:`unit`."""
+        """Return the root mean square distances (n,) of texts (n, L) from the span, in :attr:`unit`."""
         found = []
         for part in torch.split(texts, _AT_ONCE):
             apart = self.span.distance(entering_block(self.model, part, 1))
@@ -72,7 +66,7 @@ class Assembly:
         return torch.cat(found) / self.unit
 
     def in_units(self, rng: torch.Generator) -> "Assembly":
-        """Set the :attr:`unit` to what texts of random candidates show; unchanged where there is nothing to choose."""
+        """Set the :attr:`unit` by texts of random candidates."""
         at = self.candidates.tokens[: self.candidates.length]
         if all(len(choices) < 2 for choices in at):
             return self
@@ -81,7 +75,7 @@ class Assembly:
         return replace(self, unit=self.unit * farthest) if farthest > _DECIDABLE else self
 
     def descend(self, texts: Tensor, fixed: int | None = None) -> list[Assembled]:
-        """Descend from each of ``texts`` (n, L): take the best token at one position after the other but ``fixed``."""
+        """Descend from each of ``texts`` (n, L), position by position except ``fixed``."""
         texts = texts.clone()
         best = self.residuals(texts)
         for _ in range(_SWEEPS):
@@ -106,10 +100,7 @@ class Assembly:
         ]
 
     def judged(self, text: Assembled) -> Assembled:
-        """Judge ``text`` by trying every candidate at each position.
-
-        Also those that no descent has met, and where it may be of any length with a token less and with each one more.
-        """
+        """Judge ``text`` by every other candidate at each position, and at unknown length by one token less or more."""
         others, length = [], len(text.tokens)
         for position, at in enumerate(self.candidates.tokens[: len(text.tokens)]):
             choices = at[at != text.tokens[position]]
@@ -127,10 +118,7 @@ class Assembly:
         return replace(text, clear=least > CLEAR * text.residual)
 
     def exchanged(self, texts: Tensor) -> Tensor:
-        """Try the best tokens at any two positions of ``texts`` (n, L), which leads on where no single one does.
-
-        As they are where there are too many pairs to try.
-        """
+        """Try the best tokens at any two positions of ``texts`` (n, L), unless there are too many pairs."""
         found, sizes = [], [len(at) for at in self.candidates.tokens[: texts.shape[1]]]
         if sum(one * other for one, other in combinations(sizes, 2)) > _PAIRS:
             return texts
@@ -148,11 +136,9 @@ class Assembly:
 
 
 def narrowed(assembly: Assembly, lengths: Lengths, rng: torch.Generator) -> Assembly:
-    """Keep fewer candidates at each position: those that come nearest to the span among random others.
+    """Keep the candidates at each position that come nearest to the span among random others.
 
-    What a token becomes depends mostly on itself, so that texts put together at random tell, for all their positions at
-    once, the tokens that were there from those that were not; the others get more alike to the texts from round to
-    round.
+    A token's state depends mostly on itself, so random texts distinguish right tokens from wrong ones.
     """
     if assembly.classified is not None:
         return assembly
@@ -176,7 +162,7 @@ def narrowed(assembly: Assembly, lengths: Lengths, rng: torch.Generator) -> Asse
 
 
 def _dealt(number: int, drawn: int, rng: torch.Generator) -> Tensor:
-    """Draw indices (drawn,) below ``number`` in random order, each equally often up to one."""
+    """Draw indices (drawn,) below ``number``, each equally often up to one."""
     passes = -(-drawn // number)
     return torch.cat([torch.randperm(number, generator=rng) for _ in range(passes)])[:drawn]
 
@@ -184,10 +170,9 @@ def _dealt(number: int, drawn: int, rng: torch.Generator) -> Tensor:
 def assemble(
     assembly: Assembly, *, lengths: Lengths, tolerance: float, rng: torch.Generator, rounds: int, enough: Enough
 ) -> list[Assembled]:
-    """Assemble as many texts as ``lengths`` says, the nearest to the span where not all are well within ``tolerance``.
+    """Assemble as many texts as ``lengths`` holds, the nearest to the span if not all are well within ``tolerance``.
 
-    Every token that is in no text yet is the fixed one of a search of its own, from other tokens at random. Fewer texts
-    where ``enough`` says that these are all, some of them several times.
+    Every token that is in no text yet starts a search. There are fewer texts if ``enough`` accepts these, with copies.
     """
     whole = assembly.in_units(rng)
     assembly = narrowed(whole, lengths, rng)
@@ -225,7 +210,6 @@ def _searched(
     tolerance: float,
     rng: torch.Generator,
 ) -> list[Assembled]:
-    """Search texts of ``length``, ``each`` times from every token that is in no text yet."""
     explained = {pair for text in sure for pair in enumerate(text.tokens.tolist())}
     likely = _likely(assembly.candidates, length, explained)
     position = max(range(length), key=lambda p: len(likely[p]))
@@ -239,7 +223,7 @@ def _searched(
 
 
 def _likely(candidates: Candidates, length: int, explained: set[tuple[int, int]]) -> list[Tensor]:
-    """Return the tokens at each position of a text of ``length`` that are in no text yet, or all."""
+    """Return the tokens at each position that are in no text yet, or all."""
     found = []
     for position, at in enumerate(candidates.tokens[:length]):
         left = [token for token in at.tolist() if (position, token) not in explained]
@@ -255,7 +239,7 @@ def _start(likely: list[Tensor], position: int, token: Tensor, rng: torch.Genera
 
 
 def _chosen(texts: list[Assembled], lengths: Lengths, *, repeated: bool = True) -> list[Assembled]:
-    """Choose a text for each of ``lengths``, the nearest to the span first; none where ``repeated`` ones are needed."""
+    """Choose a text for each of ``lengths``, the nearest first; none if ``repeated`` ones are needed."""
     left = sorted(texts, key=lambda text: text.residual)
     if lengths.told is None:
         return left[: lengths.number]

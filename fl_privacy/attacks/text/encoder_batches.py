@@ -1,11 +1,7 @@
-"""Where the words of a batch stood, and which of them together, by the gradient of an encoder's first block alone.
+"""Infer the positions of a batch's words, and which stood together, by the gradient of an encoder's first block alone.
 
-What enters the block, LN(w + p) of a word w at a position p, is linear in w and p but for its scale. So the gradient of
-the block's linear layers falls into one part D_w for each word and one part E_p for each position, and where each word
-of a batch stood at one position only, E_p is the sum of the D_w of those that stood there. The gradients of the two
-embeddings are such parts as well. What a part says of the text it is from: by the derivative of softmax attention, a
-token's gradient behind the queries is a combination of the keys of its own text, in each head, and its gradient behind
-the keys one of the queries.
+Its inputs LN(w + p) are linear up to scale, so the gradient has parts D_w and E_p, each E_p the sum of D_w of the words
+there; a token's gradients behind queries and keys combine keys and queries of its own text.
 """
 
 from collections.abc import Sequence
@@ -22,12 +18,11 @@ from fl_privacy.models.gradients.hooks import entering
 from fl_privacy.types import Tensors
 
 _STEPS = 400
-"""Of the search for the shares of positions."""
+"""Steps of the search for the shares of positions."""
 _ALONE, _LEAST = 0.6, 0.02
-"""Share of a word's part above which it is thought of as having stood at one position only, and below which as not
-having stood there."""
+"""Share of a word's part above which it counts as having stood at one position only, and below which as not there."""
 _PASSES, _NOISE = 25, 1e-6
-"""Of expectation maximization, and the variance of its noise."""
+"""Passes of expectation maximization, and the variance of its noise."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +32,7 @@ class Parts:
     Attributes:
         words: (V, m) D_w, float64.
         positions: (P, m) E_p, whose sum is that of the words.
-        attended: (V, 2, d) the parts behind queries and keys.
+        attended: (V, 2, d) the words' parts behind queries and keys.
     """
 
     words: Tensor
@@ -50,9 +45,9 @@ class GuessedTexts:
     """Reconstructed texts in which most tokens are right.
 
     Attributes:
-        tokens: for each position (n,) those that may have stood there, at least one.
-        texts: (L,) each, the shortest first; as long as the longest where nobody says how long they are.
-        held: (L,) where a word is that stood at one position only, and so mostly a right one.
+        tokens: (n,) possible ones for each position.
+        texts: (L,) each, the shortest first; as long as the longest if lengths are unknown.
+        held: (L,) ``True`` for a word that stood at one position only.
     """
 
     tokens: Sequence[Tensor]
@@ -61,17 +56,7 @@ class GuessedTexts:
 
 
 def disaggregated(model: TextModel, gradient: Tensors, words: Tensor, lengths: Lengths) -> GuessedTexts | None:
-    """Guess the texts from the first block's gradient, taken apart by word and position.
-
-    Args:
-        model: an encoder, with the values sent.
-        gradient: by name.
-        words: (V,) that are in the texts.
-        lengths: of the texts.
-
-    Returns:
-        ``None`` where the model's layers, or what was uploaded, do not allow it.
-    """
+    """Guess the texts by the first block's parts of ``words`` (V,); ``None`` if the model doesn't allow it."""
     number, longest = lengths.number, lengths.longest
     parts = parts_of(model, gradient, words, longest)
     if parts is None:
@@ -98,16 +83,15 @@ def disaggregated(model: TextModel, gradient: Tensors, words: Tensor, lengths: L
         texts.append(text[:length])
         held.append(torch.isin(torch.arange(length, device=text.device), positions[group]))
     possible[most <= _ALONE] = True
-    possible[likeliest, torch.arange(longest, device=words.device)] = True  # where no word was alone
+    possible[likeliest, torch.arange(longest, device=words.device)] = True  # if no word was alone
     return GuessedTexts([words[at] for at in possible.T], texts, held)
 
 
 @torch.no_grad()
 def parts_of(model: TextModel, gradient: Tensors, words: Tensor, longest: int) -> Parts | None:
-    """Split the gradient into the parts of ``words`` (V,) and of ``longest`` positions; ``None`` where it can't be.
+    """Split the gradient into the parts of ``words`` (V,) and of ``longest`` positions.
 
-    That is where the layers at the first block's entry are not three, of queries, keys and values, behind a layer norm
-    of the embeddings' sum, where one of the three was withheld, or where there are too many words.
+    ``None`` without gradients of separate queries, keys and values behind a layer norm, or with too many words.
     """
     names, norm = model.attention_weights[0], model.entry_norm
     if norm is None or len(names) != 3 or model.transposed or not all(name in gradient for name in names):
@@ -138,10 +122,7 @@ def parts_of(model: TextModel, gradient: Tensors, words: Tensor, longest: int) -
 
 
 def shares_of(parts: Parts) -> Tensor:
-    """Return how much of each word's part is from which position (V, P): at least 0, 1 in all.
-
-    They let the positions' parts come out as nearly as they can (accelerated projected gradient).
-    """
+    """Return the share of each word's part from each position (V, P), at least 0 and 1 in all."""
     lengths = parts.words.norm(dim=1, keepdim=True).clamp_min(1e-12)
     atoms = parts.words / lengths
     gram, aim = atoms @ atoms.T, atoms @ parts.positions.T
@@ -159,7 +140,7 @@ def shares_of(parts: Parts) -> Tensor:
 
 
 def _on_simplex(rows: Tensor, sums: Tensor) -> Tensor:
-    """Project each row (V, P) onto those that are at least 0 and have the sum (V, 1)."""
+    """Project each row (V, P) onto the simplex of sum (V, 1)."""
     ordered = rows.sort(1, descending=True).values
     excess = (ordered.cumsum(1) - sums) / torch.arange(1, rows.shape[1] + 1, device=rows.device)
     last = (ordered > excess).sum(1, keepdim=True) - 1
@@ -168,17 +149,16 @@ def _on_simplex(rows: Tensor, sums: Tensor) -> Tensor:
 
 @torch.no_grad()
 def supports(model: TextModel, parts: Parts, alone: Tensor, tokens: Tensor, positions: Tensor) -> Tensor:
-    """Return how much (T, n) the gradients of the words ``alone`` (T,) need the keys and queries of each token.
+    """Return how much (T, n) the gradients of the words ``alone`` (T,) need each token's keys and queries.
 
-    The tokens are ``tokens`` (n,) at ``positions`` (n,). Sparse Bayesian learning (Tipping 2001), one variance for all
-    heads.
+    The ``tokens`` (n,) are at ``positions`` (n,). Sparse Bayesian learning (Tipping 2001), one variance for all heads.
     """
     longest = int(positions.max()) + 1
     inputs = entering_block(model, tokens[:, None].expand(-1, longest), 0)[torch.arange(len(tokens)), positions]
     queries, keys = (
         model.get_submodule(name.removesuffix(".weight"))(inputs).double() for name in model.attention_weights[0][:2]
     )
-    keys = keys - keys.mean(0)  # what comes back through a softmax has coefficients whose sum is zero
+    keys = keys - keys.mean(0)  # the gradient behind a softmax has coefficients whose sum is zero
     heads = (model.heads, -1)
     atoms = torch.cat([of.unflatten(1, heads).permute(1, 2, 0) for of in (keys, queries)])
     atoms = atoms / atoms.square().sum(1).mean(0).sqrt().clamp_min(1e-12)
@@ -189,7 +169,7 @@ def supports(model: TextModel, parts: Parts, alone: Tensor, tokens: Tensor, posi
 
 
 def _variances(atoms: Tensor, seen: Tensor) -> Tensor:
-    """Estimate variances (T, n) of the coefficients of ``atoms`` (H, m, n) that made ``seen`` (T, H, m), by EM."""
+    """Estimate variances (T, n) of the coefficients of ``atoms`` (H, m, n) in ``seen`` (T, H, m), by EM."""
     size = atoms.shape[1]
     noise = _NOISE * torch.eye(size, dtype=atoms.dtype, device=atoms.device)
     found = atoms.new_full((len(seen), atoms.shape[2]), 1 / atoms.shape[2])
@@ -203,14 +183,11 @@ def _variances(atoms: Tensor, seen: Tensor) -> Tensor:
 
 
 def grouped(support: Tensor, positions: Tensor, number: int) -> Tensor:
-    """Assign each (T,) to one of ``number`` groups, by the ``support`` (T, T) they give one another.
-
-    By the leading eigenvectors of the normalized affinity, turned onto the axes (Damle, Minden, Ying 2019).
+    """Assign each (T,) to a group by mutual ``support``: normalized affinity's eigenvectors (Damle, Minden, Ying 2019).
 
     Args:
-        support: at least 0.
-        positions: (T,) of them; no two of one group have the same.
-        number: of groups.
+        support: (T, T) at least 0.
+        positions: (T,) different ones within a group.
     """
     affinity = support.masked_fill(positions[:, None] == positions, 0)
     affinity = affinity / affinity.sum(1, keepdim=True).clamp_min(1e-300)

@@ -1,7 +1,6 @@
-"""Layers that see a token and its position and nothing else, found by looking, and what their updates say of these.
+"""Find the layers that see only a token and its position, and the rows of their updates.
 
-The queries, keys and values of the first block, whatever adapters stand beside them, and adapters behind the
-embeddings: what enters such a layer is a function of the token and where it stands, since no attention came before.
+They are the first block's queries, keys and values, adapters next to them, and adapters behind the embeddings.
 """
 
 from collections.abc import Sequence
@@ -18,12 +17,12 @@ from fl_privacy.models.gradients.hooks import entering, leaving, replaced_input
 from fl_privacy.types import Observation, Tensors
 
 _SAME = 1e-5
-"""Share of their length by which two inputs of a layer may differ by rounding."""
+"""Relative difference of two inputs of a layer that is rounding."""
 _LENGTH, _AT = 4, (1, 3)
-"""Tokens of the texts that layers are looked at with, and the places of the one that is compared."""
+"""Length of the texts by which layers are found, and the places of the token that is compared."""
 _ADAM_EPS = 1e-8
 _ULPS = 4.0
-"""Roundings in single precision that a step of Adam is off by, where the value it starts from is zero."""
+"""Roundings in single precision by which a step of Adam from zero may be off."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,12 +30,10 @@ class Entrance:
     """A linear layer that no attention comes before.
 
     Attributes:
-        weight: name of its parameter, (O, d), or (d, O) where ``transposed``.
+        weight: name of its parameter, (O, d), or (d, O) if ``transposed``.
         module: path of the layer whose input is a function of token and position.
-        through: name of the parameter (d, n) that stands between that input and this layer, as an adapter's A in front
-            of its B; ``None`` where this layer is that one.
-        transposed: whether the weight has its inputs in rows.
-        positioned: whether a token's input depends on its position.
+        through: name of the parameter (d, n) between that input and this layer, such as an adapter's A, if any.
+        positioned: ``True`` if a token's input depends on its position.
     """
 
     weight: str
@@ -47,15 +44,7 @@ class Entrance:
 
 
 def entrances_of(model: TextModel, uploaded: Tensors) -> list[Entrance]:
-    """Find the linear layers of ``model`` that see single tokens, and whose weights were uploaded.
-
-    Found by running the model on texts that have one token in common: the layers before which nothing else matters get
-    the same input for it.
-
-    Args:
-        model: in evaluation mode.
-        uploaded: by name.
-    """
+    """Find the uploaded linear layers that see single tokens: they get the same input for a token common to texts."""
     names = {id(p): name for name, p in model.named_parameters()}
     layers = {path: m for path, m in model.named_modules() if _is_linear(m)}
     # texts (3, 4) with one token in common, twice in the first
@@ -86,13 +75,13 @@ def entrances_of(model: TextModel, uploaded: Tensors) -> list[Entrance]:
 
 
 def _is_linear(module: nn.Module) -> bool:
-    """Say whether ``module`` is a linear layer, of PyTorch or GPT-2's, without a layer inside."""
+    """Return ``True`` for a linear layer, of PyTorch or GPT-2's."""
     named = isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
     return named and isinstance(getattr(module, "weight", None), nn.Parameter) and not any(module.children())
 
 
 def _of_one_token(states: Tensor) -> bool:
-    """Say whether the common token's input (3, 4, d) is the same in all texts."""
+    """Return ``True`` if the common token's input (3, 4, d) is the same in all texts."""
     if states.dim() != 3 or states.shape[:2] != (3, _LENGTH):
         return False
     one, two, three = states[:, _AT[0]]
@@ -104,12 +93,12 @@ def _alike(one: Tensor, two: Tensor) -> bool:
 
 
 class _EnteredError(Exception):
-    """Ends a forward pass that nobody needs any more of."""
+    """Ends a forward pass early."""
 
 
 @torch.no_grad()
 def entering_module(model: TextModel, tokens: Tensor, path: str) -> Tensor:
-    """Return what enters the module at ``path`` (n, L, d) for ``tokens`` (n, L), computing no further than that."""
+    """Return the inputs (n, L, d) of the module at ``path`` for ``tokens`` (n, L)."""
 
     def stop(_: Tensor) -> Tensor:
         raise _EnteredError
@@ -124,12 +113,12 @@ def entering_module(model: TextModel, tokens: Tensor, path: str) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """Rows (m, n) of an update that are sums over what entered a layer: of single tokens, with unknown factors.
+    """Rows (m, n) of an update that are sums over a layer's inputs for single tokens.
 
     Attributes:
         rows: float64.
         module: path of the layer whose input is a function of token and position.
-        through: (n, d) what that input is multiplied by; ``None``: n = d.
+        through: (n, d) factor of that input; ``None``: n = d.
     """
 
     rows: Tensor
@@ -138,7 +127,7 @@ class View:
 
 
 def views_of(observation: Observation, entrances: Sequence[Entrance]) -> list[View]:
-    """Return what the update says of tokens, layers with one input together."""
+    """Return the views of an update; layers with one input share a view."""
     gradient = slopes(observation, [entrance.weight for entrance in entrances])
     direct: dict[str, list[Tensor]] = {}
     views = []
@@ -156,11 +145,10 @@ def views_of(observation: Observation, entrances: Sequence[Entrance]) -> list[Vi
 
 @torch.no_grad()
 def slopes(observation: Observation, names: Sequence[str]) -> Tensors:
-    """Return the update of ``names`` as a gradient, up to a factor, as far as the optimizer lets it.
+    """Return the update of ``names`` as a gradient, up to a factor, if the optimizer permits.
 
-    The first step of Adam divides each element of the gradient by its own size, plus 1e-8: what it is short of the
-    whole learning rate tells that size, as long as the value sent leaves that precision, as zero does. Elements that
-    are too large for that keep their sign and the largest size that can be told.
+    Adam's first step divides each element by its size plus 1e-8: the shortfall from the learning rate gives that size
+    at the precision of the value sent. Larger elements keep their sign and the largest size that can be inferred.
     """
     plan = observation.plan
     if plan.shares == "gradient" or plan.optimizer == "sgd":
@@ -176,7 +164,7 @@ def slopes(observation: Observation, names: Sequence[str]) -> Tensors:
 
 
 def _undone(step: Tensor, sent: Tensor, stored: Tensor) -> Tensor:
-    """Return the gradient behind the first ``step`` of Adam, from the value ``sent``, in units of the learning rate."""
+    """Return the gradient behind Adam's first ``step``, in units of the learning rate."""
     halved = stored.is_floating_point() and bool((stored.bfloat16().to(stored.dtype) == stored).all())
     kind = torch.bfloat16 if halved else torch.float32
     rounding = _ULPS * torch.finfo(torch.float32).eps + torch.finfo(kind).eps * (sent.abs() + 1)

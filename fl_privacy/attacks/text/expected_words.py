@@ -1,7 +1,6 @@
-"""How often each word is in the texts, and in which order, by the attacker's own simulation of a word's row.
+"""Estimate how often and in which order words occur, by the attacker's own simulation of a word's row.
 
-What a token sends back to its word's row it sends to its position's too: the row of a word is the sum of those of the
-positions where it stands. Where the gradient of the positions' embeddings was uploaded, that gives the order.
+A word's row is the sum of its positions' rows, which gives the order if these were uploaded.
 """
 
 from dataclasses import dataclass
@@ -16,14 +15,14 @@ _TEXTS = 24
 """Simulated texts of each class."""
 _MOST_CLASSES = 8
 _UNUSUAL = 16.0
-"""Times the usual energy from which a position is one that is classified."""
+"""Multiple of the usual energy above which a position is classified."""
 _DIRECTIONS = 48
-"""Leading directions of a word's row that are looked at one by one."""
+"""Leading directions of a word's row that are modeled one by one."""
 
 
 @dataclass(frozen=True, eq=False)
 class WordModel:
-    """Normal distribution of the gradient that a token in a text sends to its row, up to a common factor.
+    """Normal distribution of the gradient that a token sends to its row, up to a common factor.
 
     Attributes:
         mean: (r,) along ``directions``.
@@ -41,9 +40,9 @@ class Expected:
     """Expectations of the rows of words.
 
     Attributes:
-        models: one for each class that a text may have, and one without any direction at the end.
-        energy: mean squared length of what one token in one text sends.
-        common: mean product of what two tokens of one text send, as a share of ``energy``: 1 where all are alike.
+        models: one for each class of a text, then one without any direction.
+        energy: mean squared length of a token's contribution.
+        common: mean product of two tokens' contributions, as a share of ``energy``.
     """
 
     models: tuple[WordModel, ...]
@@ -54,15 +53,13 @@ class Expected:
 def simulated(
     model: TextModel, *, length: int, public: Tensor | None, labels: Tensor | None, texts: int, rng: torch.Generator
 ) -> Expected:
-    """Simulate what rows of words look like, from texts of ``length`` tokens, drawn from ``public`` ones if given.
+    """Simulate the rows of words, from texts of ``length`` tokens, drawn from ``public`` ones if given.
 
     Args:
-        model: frozen, with the values sent.
         length: tokens of a text, at least 2.
-        public: (N, L) texts of the domain, -1 where there is no token; ``None``: tokens are drawn evenly.
-        labels: (B,) classes that are known; ``None``: none is.
-        texts: B; of several texts, whose classes differ, one distribution is for all.
-        rng: draws.
+        public: (N, L) texts of the domain, -1 for no token; ``None``: tokens are drawn evenly.
+        labels: (B,) known classes, if any.
+        texts: B; several texts, whose classes differ, share one distribution.
     """
     classes = _classes(model, labels)
     tokens = _drawn(model, length, public, _TEXTS * len(classes), rng).to(model.words.weight.device)
@@ -78,16 +75,12 @@ def simulated(
 
 
 def _usual_positions(slopes: Tensor) -> Tensor:
-    """Return the positions of a text (n, L, d) whose tokens send back no more than usual.
-
-    Not the one that is classified, whose row is far larger and is seen in any case.
-    """
+    """Return the positions of a text (n, L, d) with usual energy, which leaves out a classified one."""
     energy = slopes.square().sum(-1).mean(0)
     return (energy <= _UNUSUAL * energy.median()).nonzero().flatten()
 
 
 def _classes(model: TextModel, labels: Tensor | None) -> Tensor:
-    """Return the classes to simulate: those known, else all, or a few of many."""
     if model.next_token:
         return torch.zeros(1, dtype=torch.long)
     if labels is not None and labels.dim() == 1:
@@ -107,7 +100,7 @@ def _drawn(model: TextModel, length: int, public: Tensor | None, number: int, rn
 
 @torch.enable_grad()
 def _slopes(model: TextModel, tokens: Tensor, classes: Tensor) -> Tensor:
-    """Return the slope (n, L, d) of each text's own loss by the embedding of each of its tokens."""
+    """Return the slope (n, L, d) of each text's own loss by its embeddings."""
     embedded = model.words(tokens).detach().requires_grad_()
     logits = model(torch.cat([embedded, torch.ones_like(embedded[..., :1])], -1))
     if model.next_token:
@@ -120,7 +113,7 @@ def _slopes(model: TextModel, tokens: Tensor, classes: Tensor) -> Tensor:
 
 
 def _fitted(rows: Tensor) -> WordModel:
-    """Fit the normal distribution of ``rows`` (m, d), along its leading directions."""
+    """Fit ``rows`` (m, d) along their leading directions."""
     center = rows.mean(0)
     values, directions = torch.linalg.svd(rows, full_matrices=False)[1:]
     kept = directions[: min(_DIRECTIONS, int((values > 1e-4 * values[0]).sum()) or 1)].T
@@ -129,30 +122,25 @@ def _fitted(rows: Tensor) -> WordModel:
 
 
 def _without_direction(energy: float, like: Tensor) -> WordModel:
-    """Build a word model with all directions alike.
-
-    For optimizers that keep signs alone, and where the simulation is wrong.
-    """
+    """Build an isotropic model, for optimizers that keep signs alone and for wrong simulations."""
     width = like.shape[-1]
     eye = torch.eye(width, dtype=like.dtype, device=like.device)
     return WordModel(like.new_zeros(width), like.new_full((width,), energy / width), eye)
 
 
 _MOST = 8
-"""Times that a word is there at most."""
+"""Largest number of times that a word occurs."""
 
 
 def repeated(energy: Tensor, *, common: float, total: int | None, untold: float = 2.0) -> Tensor:
-    """Estimate how often each word is there (k,), at least once, by the squared length of its row.
+    """Estimate how often each word occurs (k,), at least once, by the squared length of its row.
 
-    A word that is there c times adds c rows of one distribution, which have the share ``common`` of their squared
-    length in common: it has c + c (c - 1) common times the energy of one that is there once.
+    For c occurrences it is c + c (c - 1) common times that for one.
 
     Args:
         energy: (k,) without the noise's.
-        common: in [0, 1].
-        total: tokens of the texts; what exceeds the number of words is given to those for which it is likeliest.
-            ``None``: those are repeated that are nearer to it by ``untold``, which errs on the side of once.
+        common: share in [0, 1] of the squared length that two rows have in common.
+        total: number of tokens; ``None`` counts a repetition only if nearer by the factor ``untold``.
     """
     times = torch.arange(1, _MOST + 1, dtype=energy.dtype, device=energy.device)
     growth = times + times * (times - 1) * common
@@ -175,10 +163,8 @@ _SWEEPS = 20
 def placed(words: Tensor, positions: Tensor) -> Tensor:
     """Place ``words`` (k, d) at ``positions`` (L, d) by their rows, and return the word of each position (L,).
 
-    Such that the sum over the words of the squared distance from what their positions add up to is least, as far as
-    exchanges lead.
-
-    Where an element of a position was dropped, and is exactly zero, it is not compared.
+    Exchanges minimize the squared distances of the words from their positions' sums. Zero elements, as dropped, are not
+    compared.
     """
     words, positions = words.double(), positions.double()
     found = _paired(words, positions)
@@ -186,7 +172,7 @@ def placed(words: Tensor, positions: Tensor) -> Tensor:
 
 
 def _paired(words: Tensor, positions: Tensor) -> Tensor:
-    """Pair each position with the nearest word (L,), each word once while there are enough, the nearest pairs first."""
+    """Pair each position with the nearest word (L,), each word once while possible."""
     number, length = len(words), len(positions)
     found = torch.full((length,), -1, dtype=torch.long, device=words.device)
     left = _apart(words, positions)
@@ -206,13 +192,13 @@ def _paired(words: Tensor, positions: Tensor) -> Tensor:
 
 
 def _apart(words: Tensor, positions: Tensor, kept: Tensor | None = None) -> Tensor:
-    """Return squared distances (k, L) of the elements that were ``kept``, those of ``positions`` unless given."""
+    """Return squared distances (k, L) of the nonzero elements of ``kept``, by default ``positions``."""
     there = ((positions if kept is None else kept) != 0).to(words.dtype)
     return words.square() @ there.T - 2 * words @ positions.T + positions.square().sum(1)
 
 
 def _exchanged(found: Tensor, words: Tensor, positions: Tensor) -> Tensor:
-    """Improve ``found`` by moves of one position to another word, and exchanges of two, until none helps."""
+    """Improve ``found`` by moves to another word, and exchanges of two positions."""
     number, length = len(words), len(found)
     own = torch.arange(length, device=found.device)
     products = positions @ positions.T
@@ -223,9 +209,9 @@ def _exchanged(found: Tensor, words: Tensor, positions: Tensor) -> Tensor:
         now = fits[found, own]
         moved = 2 * (now + squares) - 2 * fits  # change where position j goes from its word to v
         counts = found.bincount(minlength=number)
-        moved[:, counts[found] < 2] = torch.inf  # every word that was read stands somewhere
+        moved[:, counts[found] < 2] = torch.inf  # every word that was found stands somewhere
         moved[found, own] = 0.0
-        other = fits[found].T  # (L, L): what is left of the word at i, along position j, read as [j, i]
+        other = fits[found].T  # (L, L): residual of the word at i, along position j, at [j, i]
         swapped = 2 * ((now + squares)[:, None] + (now + squares)[None] - other - other.T - 2 * products)
         swapped[found[:, None] == found] = 0.0
         best_move, best_swap = float(moved.min()), float(swapped.min())

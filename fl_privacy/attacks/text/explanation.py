@@ -1,7 +1,4 @@
-"""Which batch of given texts has the update that was observed: their labels, and how often each is there.
-
-What the head of a language model gives away: the last token of each text, which no attention layer tells.
-"""
+"""Compare the updates of given texts with the one observed, to infer labels, copies and last tokens."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -21,11 +18,11 @@ from fl_privacy.models.gradients.hooks import entering
 from fl_privacy.types import Batch, ModelState, Observation, Tensors
 
 _ROUNDED = 1e-6
-"""Share of the gradient that is known below which what is left of it is rounding."""
+"""Share of the known gradient below which its rest is rounding."""
 
 
 def next_tokens(tokens: Tensor) -> Tensor:
-    """Return the labels (B, L) of a language model: each next token, -100 where none follows."""
+    """Return the labels (B, L) of a language model: each next token, -100 if none follows."""
     follows = torch.cat([tokens[:, 1:], tokens.new_full((len(tokens), 1), -1)], 1)
     return follows.masked_fill(follows < 0, -100)
 
@@ -33,10 +30,8 @@ def next_tokens(tokens: Tensor) -> Tensor:
 def last_tokens(model: TextModel, gradient: Tensors, tokens: Tensor, *, longest: int) -> Tensor:
     """Add to each text of ``tokens`` (B, L) the token that its last position predicts.
 
-    All other predictions are known, hence what they add to the head's gradient. The rest is a sum over the texts of
-    what enters the head at the last position times p - y, a least squares system for y. A head tied to the embeddings
-    has the gradient of these in the rows of the texts' own tokens as well, hardly any of it along what enters it. The
-    client may have scaled its gradient, as clipping does: by how much, what is known says.
+    The head's gradient minus that of known predictions, which also give the client's scaling, is a least squares system
+    for the rest. A tied head adds the embeddings' gradient only in the texts' own rows.
     """
     head = head_of(model)
     if head is None or head[0] not in gradient:
@@ -53,7 +48,7 @@ def last_tokens(model: TextModel, gradient: Tensors, tokens: Tensor, *, longest:
         state = ModelState(dict(model.named_parameters()), dict(model.named_buffers()))
         known = int((labels >= 0).sum()) * loss_gradients(model, state, Batch(tokens, labels)).gradients[name]
         scale = _scale(seen, known, states, torch.unique(tokens[there]))
-    if scale is None:  # what is left is below zero, of any scale, for the right token alone
+    if scale is None:  # at any scale, the rest is negative for the right token alone
         found = -least_squares(states.T, seen.T)
     else:
         found = predicted - least_squares(states.T, (seen / scale - known).T)
@@ -65,13 +60,9 @@ def last_tokens(model: TextModel, gradient: Tensors, tokens: Tensor, *, longest:
 
 
 def _scale(seen: Tensor, known: Tensor, states: Tensor, tokens: Tensor) -> float | None:
-    """Return the client's factor between the gradient ``seen`` (V, d) and its part ``known`` (V, d).
+    """Return the client's factor between the gradient ``seen`` (V, d) and its part ``known`` (V, d), if it shows.
 
-    Across all ``states`` (B, d) that enter the head at last positions nothing is unknown. The rows of ``tokens``, which
-    the embeddings' gradient may be part of, do not count.
-
-    Returns:
-        ``None`` where nothing is known across them, or what is known is not in what was seen.
+    It is measured orthogonally to the unknown ``states`` (B, d), without the rows of ``tokens``.
     """
     others = torch.ones(len(seen), dtype=torch.bool, device=seen.device)
     others[tokens] = False
@@ -85,7 +76,7 @@ def _scale(seen: Tensor, known: Tensor, states: Tensor, tokens: Tensor) -> float
 
 
 def head_of(model: TextModel) -> tuple[str, nn.Linear] | None:
-    """Find the last linear layer with an output for each token: the name of its weight, and the module."""
+    """Return name of the weight and module of the last linear layer with an output for each token."""
     tokens, names = model.words.num_embeddings, {id(p): name for name, p in model.named_parameters()}
     heads = [m for m in model.modules() if isinstance(m, nn.Linear) and m.out_features == tokens]
     return (names[id(heads[-1].weight)], heads[-1]) if heads else None
@@ -94,7 +85,7 @@ def head_of(model: TextModel) -> tuple[str, nn.Linear] | None:
 _MOST = 256
 """Ways to repeat texts that are tried."""
 _WHOLE = 0.05
-"""Copies of a text with a label are whole numbers up to this."""
+"""Largest distance of copies of a text with a label from a whole number."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,9 +93,7 @@ class Explanation:
     """Compares the update of some texts with the one observed.
 
     Attributes:
-        observation: of one update.
-        model: with the values sent, in double precision.
-        gradient: that was uploaded.
+        model: model with the values sent, in double precision.
     """
 
     observation: Observation
@@ -112,7 +101,7 @@ class Explanation:
     gradient: Tensors
 
     def labelled(self, texts: Sequence[Tensor]) -> Batch | None:
-        """Label ``texts`` (L,); ``None`` where there is no output layer."""
+        """Label ``texts`` (L,); ``None`` without an output layer."""
         tokens = pad_sequence(list(texts), batch_first=True, padding_value=-1)
         if self.model.next_token:
             tokens = last_tokens(self.model, self.gradient, tokens, longest=self.observation.input_shape[0])
@@ -121,18 +110,17 @@ class Explanation:
         return None if labels is None else Batch(tokens, labels)
 
     def distance(self, batch: Batch) -> float:
-        """Return how far the update of ``batch`` is from the one observed; infinite for another number of texts."""
+        """Return the distance of the update of ``batch`` from the one observed; infinite for other numbers of texts."""
         return self._reproduction.distance(batch) if len(batch.inputs) == self._number else float("inf")
 
     def repeated(self, texts: Sequence[Tensor], rank: int) -> Batch | None:
-        """Find the batch of ``texts`` (L,), some of them several times, that alone has the update observed.
+        """Find the batch of ``texts`` (L,), some with copies, that alone has the update observed, to its very scale.
 
-        To its very scale, since of a text that hardly adds to the update another's copy could take the place where any
-        scale would do; a client that clips is not told from that.
+        At any scale, a copy could replace a text that hardly adds to the update; hence clipping clients are excluded.
 
         Args:
             texts: (L,) different ones.
-            rank: of the first span, which has as many different tokens and positions at least.
+            rank: first span's, a lower bound on the different tokens and positions.
         """
         if len({pair for text in texts for pair in enumerate(text.tolist())}) < rank:
             return None
@@ -150,7 +138,7 @@ class Explanation:
         return near[0][1] if self._all_needed(near[0][1]) else None
 
     def _all_needed(self, batch: Batch) -> bool:
-        """Say whether every text of ``batch`` adds more to the update than rounding."""
+        """Return ``True`` if every text of ``batch`` adds more to the update than rounding."""
         predicted = (batch.labels >= 0).reshape(len(batch.inputs), -1).sum(1)
         return bool(predicted.all()) and all(
             self._reproduction.share(Batch(text[None], label[None]), float(some) / int(predicted.sum()))
@@ -168,17 +156,13 @@ class Explanation:
 
 
 def _compositions(number: int, parts: int) -> Iterator[list[int]]:
-    """Yield ``number`` as the sum of ``parts`` whole numbers from 1, in every order."""
     for ends in combinations(range(1, number), parts - 1):
         bounds = [0, *ends, number]
         yield [end - begin for begin, end in pairwise(bounds)]
 
 
 def _settled(batch: Batch, copies: Sequence[int]) -> Batch | None:
-    """Give a class to each of the neighboring ``copies``, of which only the sum is known.
-
-    ``None`` where this is no sum of classes.
-    """
+    """Give a class to each of the neighboring ``copies``, from their sum; ``None`` if it is none of classes."""
     if not batch.labels.is_floating_point():
         return batch
     classes = []

@@ -1,4 +1,4 @@
-"""Words of texts where no tensor with a row for each token was uploaded: what the layers say that see single tokens."""
+"""Reconstruct words from the layers that see single tokens, if no tensor has a row for each token."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from fl_privacy.rng import derive_generator
 from fl_privacy.types import Observation
 
 _NEAR = 0.5
-"""Share of a token's strongest evidence from which on it may have stood at another position as well."""
+"""Share of a token's strongest evidence above which it may have stood at another position as well."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,9 +23,9 @@ class Placed:
 
     Attributes:
         tokens: (k,) different ones, the surest first.
-        times: (k,) how often each was found.
-        ordered: (L,) the text, where there is one and positions make a difference.
-        note: a sentence on what was compared, and how many are expected to be false.
+        times: (k,) number of occurrences.
+        ordered: (L,) text, if there is one and positions make a difference.
+        note: sentence on the comparisons and the expected number of false tokens.
     """
 
     tokens: Tensor
@@ -35,13 +35,7 @@ class Placed:
 
 
 def tokens_of_first_block(model: TextModel, observations: Sequence[Observation], seed: int) -> list[Placed | str]:
-    """Find the tokens of victims of one model and plan; a sentence that says why there are none in place of a victim.
-
-    Args:
-        model: with the values sent, in single precision.
-        observations: of the victims.
-        seed: of the choice of candidates that chance is measured on.
-    """
+    """Find the tokens of victims of one model and plan, or a sentence that says why there are none."""
     model, first = model.eval(), observations[0]
     entrances = entrances_of(model, first.upload.tensors)
     if not entrances:
@@ -97,7 +91,7 @@ def _placed(pairs: Pairs | None, lengths: Lengths) -> Placed | str:
 
 
 def _length(evidence: Tensor, lengths: Lengths) -> int:
-    """Return how long the text is: as told, else up to the last position that is some token's own."""
+    """Return the given length, else the last position that is some token's own."""
     if lengths.told is not None:
         return lengths.longest
     own = (evidence >= _NEAR * evidence.amax(1, keepdim=True)) & (evidence >= evidence.amax(0))

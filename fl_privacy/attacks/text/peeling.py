@@ -1,4 +1,4 @@
-"""The texts of a batch one after the other: the gradient of each that is known leaves an easier batch behind."""
+"""Reconstruct the texts of a batch one after the other, by subtracting the gradient of each known text."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,25 +16,24 @@ from fl_privacy.models.gradients import loss_gradients
 from fl_privacy.types import Batch, ModelState, Tensors
 
 _SAME = 1e-3
-"""Parts of a word that differ by this share of their length are the same but for rounding."""
+"""Relative difference of a word's parts that is rounding."""
 _DEPENDENT = 1e-10
-"""Share of the largest eigenvalue below which the gradients of a text with its labels depend on each other."""
+"""Share of the largest eigenvalue below which a text's gradients for its labels are dependent."""
 _ATTEMPTS, _NEAREST = 5, 2
-"""Starts of each guessed text; texts nearest to the span, from which all candidates are tried where none led on."""
+"""Starts of each guessed text, and number of nearest texts from which all candidates are tried."""
 _ROUNDING = 1e-6
-"""Share of the batch's gradient below which what is left of it is rounding."""
+"""Share of the batch's gradient below which its rest is rounding."""
 
 
 @dataclass(frozen=True, eq=False)
 class Peeled:
-    """Texts that are known, and what of the gradient is left.
+    """Known texts, and the rest of the gradient.
 
     Attributes:
         texts: (L,) each.
-        gradient: of the rest of the batch, in double precision.
-        lengths: of the texts in it.
+        gradient: gradient of the rest of the batch, in double precision.
         words: (V,) that may be in them.
-        rounding: by block, singular values of the gradient at its entry that say nothing.
+        rounding: largest singular value that is rounding, by block.
     """
 
     texts: Sequence[Tensor]
@@ -46,16 +45,13 @@ class Peeled:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Peeling:
-    """Takes texts off a batch as long as :func:`disaggregated` leads to some beyond doubt.
+    """Peels texts off a batch while :func:`disaggregated` leads to certain ones.
 
     Attributes:
-        model: with the values sent, in double precision.
+        model: model with the values sent, in double precision.
         searched: the same in the precision of the values sent.
-        loss_scale: of the client's loss.
         tolerance: distance up to which a vector is in a span, as a share of that of a random one.
-        rng: draws texts to compare with, and where searches begin.
-        rounds: of searches for the texts that can't be taken off.
-        enough: whether texts, some of them several times, are all there are.
+        enough: check of whether texts, with copies, are all there are.
     """
 
     model: TextModel
@@ -67,13 +63,7 @@ class Peeling:
     enough: Enough
 
     def texts(self, gradient: Tensors, lengths: Lengths, whole: Assembly) -> list[Assembled]:
-        """Return the texts of a batch: those that peel off ``gradient``, and those that searches find in the rest.
-
-        Args:
-            gradient: by name.
-            lengths: of the texts.
-            whole: the search for all of them.
-        """
+        """Return the texts that peel off ``gradient``, and those that searches find in the rest."""
         left, whole = self.peel(gradient, lengths), whole.in_units(self.rng)
         apart = [float(whole.residuals(text[None])) for text in left.texts]
         known = [whole.judged(Assembled(*pair, clear=False)) for pair in zip(left.texts, apart, strict=True)]
@@ -92,7 +82,6 @@ class Peeling:
         )
 
     def peel(self, gradient: Tensors, lengths: Lengths) -> Peeled:
-        """Peel off ``gradient`` all texts of ``lengths`` that can be."""
         rows = rows_of_words(self.searched, gradient)
         words = torch.arange(self.searched.words.num_embeddings, device=self._device) if rows is None else rows
         entries = [
@@ -121,7 +110,6 @@ class Peeling:
         return left
 
     def candidates(self, left: Peeled) -> Candidates:
-        """Find the tokens at each position of what is ``left``."""
         return find_candidates(
             self.searched,
             span_of(self.searched, left.gradient, 0, least=left.rounding[0]),
@@ -131,11 +119,9 @@ class Peeling:
         )
 
     def second(self, left: Peeled) -> Span:
-        """Return the span of what entered the second block, of what is ``left``."""
         return span_of(self.searched, left.gradient, 1, least=left.rounding[1])
 
     def _known(self, left: Peeled, candidates: Candidates) -> list[Tensor]:
-        """Find texts (L,) beyond doubt among those ``left``."""
         if left.lengths.number == 1:
             return [torch.cat(list(candidates.tokens))] if candidates.clear else []
         second = self.second(left)
@@ -149,10 +135,9 @@ class Peeling:
         return text.residual < self.tolerance / CLEAR
 
     def _mended(self, assembly: Assembly, guess: GuessedTexts, lengths: Lengths) -> list[Assembled]:
-        """Descend from the texts of ``guess`` and return where that ends.
+        """Descend from the texts of ``guess`` and return the sure ones.
 
-        By its tokens, with others at random where a text was not held, and where none is sure by all candidates from
-        the nearest.
+        Tokens that are not held are redrawn; at last all candidates are tried from the nearest texts.
         """
         few = replace(assembly, candidates=replace(assembly.candidates, tokens=guess.tokens))
         found: list[Assembled] = []
@@ -176,7 +161,6 @@ class Peeling:
         return []
 
     def _refilled(self, guess: GuessedTexts, number: int) -> Tensor:
-        """Refill a text of ``guess`` with others of its tokens, at random, where none is held."""
         text = guess.texts[number].clone()
         for position in (~guess.held[number]).nonzero().flatten().tolist():
             choices = guess.tokens[position]
@@ -184,11 +168,9 @@ class Peeling:
         return text
 
     def _without(self, left: Peeled, text: Tensor) -> Peeled:
-        """Subtract ``text`` from what is left; no change where no word of it shows, or no text of its length is left.
+        """Subtract ``text`` and its copies, unless no word of it shows or no text of its length is left.
 
-        The part of a word that was in this text alone is a sum of those in the gradients of the text with each label.
-        The factors are the same for all such words: how often the text is there with each label, by how much the client
-        has scaled all. Two equal texts are so taken off at once.
+        Parts of its own words are sums of its gradients with each label, with the same factors.
         """
         seen = self._attended(left, left.gradient) if left.lengths.hold(len(text)) else None
         if seen is None:
@@ -210,12 +192,11 @@ class Peeling:
         return replace(left, texts=[*left.texts, text], gradient=rest, lengths=left.lengths.without(len(text)))
 
     def _attended(self, left: Peeled, gradient: Tensors) -> Tensor | None:
-        """Return the parts (V, 2, d) of the words left; ``None`` where they can't be split."""
+        """Return the parts (V, 2, d) of the words left; ``None`` if they can't be split."""
         parts = parts_of(self.model, gradient, left.words, left.lengths.longest)
         return None if parts is None else parts.attended
 
     def _gradient(self, text: Tensor, label: int) -> Tensors:
-        """Compute the gradient of ``text`` (L,) alone."""
         state = ModelState(dict(self.model.named_parameters()), dict(self.model.named_buffers()))
         batch = Batch(text[None], torch.tensor([label], device=text.device))
         return loss_gradients(

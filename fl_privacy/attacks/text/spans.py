@@ -1,4 +1,4 @@
-"""What the gradient of the layers at a block's entry says of their inputs: which subspace these span."""
+"""Find the subspace that the inputs of a block span, from the gradient of its first layers."""
 
 import math
 from contextlib import ExitStack, suppress
@@ -13,20 +13,20 @@ from fl_privacy.models.gradients.hooks import entering, replaced_input
 from fl_privacy.types import Tensors
 
 _ABOVE_NOISE = 8.0
-"""Multiple of the smallest singular values beyond which others are no noise."""
+"""Multiple of the smallest singular values above which others are not noise."""
 
 _ROUNDING = 1e-7
-"""Share of the largest below which all are rounding in single precision."""
+"""Share of the largest singular value below which others are rounding in single precision."""
 
 
 @dataclass(frozen=True, eq=False)
 class Span:
-    """Inputs of linear layers lie in the row space of the gradient of their weights (DAGER, theorem 3.1).
+    """Row space of the gradient of linear layers, which holds their inputs (DAGER, theorem 3.1).
 
     Attributes:
         basis: (r, d) orthonormal rows, float64.
         width: d.
-        through: (d, n) where the layers saw no more than this projection of vectors of n numbers: the A of an adapter.
+        through: (d, n) projection of the inputs in front of the layers, an adapter's A, if any.
     """
 
     basis: Tensor
@@ -39,11 +39,11 @@ class Span:
 
     @property
     def scale(self) -> float:
-        """Return how far a random vector of length 1 is from it, in the root mean square."""
+        """Return the root mean square distance of a random vector of length 1."""
         return math.sqrt(max(0.0, 1 - self.rank / self.width))
 
     def distance(self, vectors: Tensor) -> Tensor:
-        """Return how far ``vectors`` (..., d) are from it, relative to length and :attr:`scale`: about 1 if random."""
+        """Return the distance of ``vectors`` (..., d), relative to length and :attr:`scale`: about 1 if random."""
         if self.through is not None:
             vectors = vectors @ self.through.to(vectors).T
         basis = self.basis.to(vectors)
@@ -53,21 +53,17 @@ class Span:
 
 
 def span_of(model: TextModel, gradient: Tensors, block: int, *, queries: bool = False, least: float = 0.0) -> Span:
-    """Find the span of what enters the attention of ``block``, from the gradients of its layers stacked.
+    """Find the span of the inputs of the attention of ``block``, from the stacked gradients of its layers.
 
-    What is below the level of the smallest singular values is noise: of rounding, or of a defense. Of a layer with an
-    adapter B A x the gradient of A is looked at, and while B is zero, and with it that one, the gradient of B, which is
-    a sum over A x.
+    Singular values near the smallest are noise. With an adapter B A x, the gradient of A counts, or while B is zero
+    that of B.
 
     Args:
-        model: with the values sent.
-        gradient: by name.
-        block: its number.
-        queries: whether the first layer's is taken alone.
-        least: singular values below are rounding of what has been taken off the gradient.
+        queries: ``True`` for the first layer alone.
+        least: singular values below are rounding.
 
     Raises:
-        NotAttackableError: none of them was uploaded.
+        NotAttackableError: no such gradient was uploaded.
     """
     names = model.attention_weights[block][: 1 if queries else None]
     adapters = [found for name in names if (found := adapter_of(model, name)) is not None]
@@ -83,7 +79,7 @@ def span_of(model: TextModel, gradient: Tensors, block: int, *, queries: bool = 
 
 
 def _row_space(rows: Tensor, least: float = 0.0) -> tuple[Tensor, int]:
-    """Return orthonormal rows (r, d) that span those of a gradient (O, d) but for its noise, and d."""
+    """Return orthonormal rows (r, d) of a gradient (O, d) without its noise, and d."""
     values, directions = torch.linalg.svd(rows, full_matrices=False)[1:]
     width = rows.shape[1]
     noise = float(values[-max(1, width // 8) :].median()) if len(values) == width else 0.0
@@ -92,16 +88,16 @@ def _row_space(rows: Tensor, least: float = 0.0) -> tuple[Tensor, int]:
 
 
 class _EnteredError(Exception):
-    """Ends a forward pass that nobody needs any more of."""
+    """Ends a forward pass early."""
 
 
 @torch.no_grad()
 def entering_block(model: TextModel, inputs: Tensor, block: int) -> Tensor:
-    """Return what enters the attention of ``block`` (B, L, d) for ``inputs``, computing no further than that."""
+    """Return the inputs (B, L, d) of the attention of ``block`` for ``inputs``."""
     names, length = [name.rpartition(".")[0] for name in model.attention_weights[block]], inputs.shape[1]
 
     def stop(states: Tensor) -> Tensor:
-        if states.shape[1] == length:  # of a last block the first token alone may ask
+        if states.shape[1] == length:  # in a last block the first token alone may have a query
             raise _EnteredError
         return states
 
@@ -115,7 +111,7 @@ def entering_block(model: TextModel, inputs: Tensor, block: int) -> Tensor:
 
 
 def readable_model(model: nn.Module) -> TextModel:
-    """Return ``model``, which has to be one of text.
+    """Return ``model`` if it is one of text.
 
     Raises:
         NotAttackableError: it is another.

@@ -1,7 +1,4 @@
-"""Which tokens were at which positions of any of the texts, by the span of a first block's inputs.
-
-What is known of how long the texts of a batch are.
-"""
+"""Find the tokens that may stand at each position, by the span of a first block's inputs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,12 +14,12 @@ from fl_privacy.types import Observation, Tensors
 
 @dataclass(frozen=True, kw_only=True)
 class Lengths:
-    """What is known of the lengths of a batch's texts.
+    """Knowledge of the lengths of a batch's texts.
 
     Attributes:
-        number: of the texts.
-        longest: no text has more tokens.
-        told: the tokens of each, the shortest first; ``None`` where nobody says.
+        number: texts.
+        longest: largest number of tokens in a text.
+        told: given numbers of tokens, the shortest first; ``None`` if unknown.
     """
 
     number: int
@@ -31,11 +28,9 @@ class Lengths:
 
     @classmethod
     def of(cls, observation: Observation, model: TextModel) -> Self:
-        """Count the tokens that spans can hold: of a language model all but the last, from which nothing is predicted.
+        """Count the tokens that spans can hold: for a language model all but the last.
 
-        Where no lengths are given, the gradient of the positions, if there is one, shows the longest.
-
-        Where no lengths are told, the gradient of the positions, if there is one, tells the longest.
+        If lengths are unknown, the positions' gradient, if there is one, shows the longest.
         """
         number, longest = observation.upload.num_examples, observation.input_shape[0]
         if observation.knowledge.lengths is not None:
@@ -53,19 +48,16 @@ class Lengths:
         return list(range(1, self.longest + 1)) if self.told is None else sorted(set(self.told))
 
     def reaching(self, position: int) -> int:
-        """Return how many texts have a token at ``position``, at most."""
+        """Return the largest number of texts with a token at ``position``."""
         return self.number if self.told is None else sum(length > position for length in self.told)
 
     def within(self, longest: int) -> Self:
-        """Limit lengths that are not known to ``longest`` tokens."""
         return self if self.told is not None else replace(self, longest=min(self.longest, longest))
 
     def hold(self, length: int) -> bool:
-        """Say whether a text of ``length`` tokens may be in the batch."""
         return self.number > 0 and length in self.possible
 
     def without(self, length: int) -> Self:
-        """Count one text of ``length`` tokens as found, and remove it."""
         if self.told is None:
             return replace(self, number=self.number - 1)
         left = list(self.told)
@@ -77,7 +69,7 @@ _AT_ONCE = 1 << 24
 """Elements of embeddings compared at a time."""
 
 CLEAR = 10.0
-"""Times nearer than the nearest other token those taken have to be, to be beyond doubt."""
+"""Least ratio of the nearest other token's distance to that of the tokens taken, for these to be certain."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,11 +77,10 @@ class Candidates:
     """The tokens that each position may hold.
 
     Attributes:
-        tokens: for each position (n,) those that were there, the nearest first; none, or no position, where no text is
-            as long.
-        distances: (n,) as ``tokens``, of each from the span.
-        clear: whether all of them are in the span beyond doubt, and no other is near.
-        left_out: how far the nearest other is.
+        tokens: (n,) for each position, the nearest first; empty or missing beyond the longest text.
+        distances: (n,) their distances from the span.
+        clear: ``True`` if all of them are certainly in the span, and no other is near.
+        left_out: distance of the nearest other.
     """
 
     tokens: Sequence[Tensor]
@@ -99,21 +90,18 @@ class Candidates:
 
     @property
     def length(self) -> int:
-        """Return the length of the longest text."""
         return max((p + 1 for p, found in enumerate(self.tokens) if len(found)), default=0)
 
     @property
     def whole(self) -> bool:
-        """Say whether there is a candidate at each position of the longest text."""
         return self.length > 0 and all(map(len, self.tokens[: self.length]))
 
     @property
     def number(self) -> int:
-        """Count all pairs of token and position."""
         return sum(map(len, self.tokens))
 
     def hold(self, texts: Sequence[Tensor]) -> bool:
-        """Say whether no pair of ``texts`` (L,) was left out, and all left out are clearly farther."""
+        """Return ``True`` if ``texts`` (L,) consist of candidates, and all others are clearly farther."""
         farthest = 0.0
         for text in texts:
             if len(text) > len(self.tokens):
@@ -129,7 +117,7 @@ class Candidates:
 def rows_of_words(model: TextModel, gradient: Tensors) -> Tensor | None:
     """Return the tokens (n,) whose embedding got a gradient, which are all in the texts.
 
-    ``None`` where it was withheld, or where nothing in it is zero, as with a head tied to it or noise.
+    ``None`` if it was withheld or has no zero rows, as under noise or with a tied head.
     """
     found = gradient.get(model.word_weight)
     if found is None:
@@ -141,18 +129,13 @@ def rows_of_words(model: TextModel, gradient: Tensors) -> Tensor | None:
 def find_candidates(model: TextModel, span: Span, *, tokens: Tensor, lengths: Lengths, tolerance: float) -> Candidates:
     """Find every pair of token and position whose embedding is in ``span``.
 
-    Those of a single text are all in it that are in the span. Of several texts others can be as well: the embedding of
-    a token at a position is a sum, so that with (v, p), (w, p) and (v, q) the span holds (w, q), in the texts or not.
-    Where nobody says how long several texts are, they end in front of the first position that has none, and what lies
-    behind it is left out.
+    For several texts, (v, p), (w, p) and (v, q) also put (w, q) in the span. Those of unknown length end in front of
+    the first position without candidates.
 
     Args:
-        model: with the values sent.
-        span: of the first block.
-        tokens: (n,) that may be in the texts at all.
-        lengths: of the texts; where they are told, and fewer tokens are in the span than there have to be, the nearest
-            are taken.
-        tolerance: distance up to which a pair is in the span, in that of a random vector.
+        tokens: (n,) possible ones.
+        lengths: texts' lengths; if given, and too few tokens are in the span, the nearest are taken.
+        tolerance: largest distance of a pair from the span, relative to a random vector's.
     """
     table = _distances(model, span, tokens, lengths.longest)
     found, distances, nearest_other, doubt = [], [], 1.0, False

@@ -1,9 +1,7 @@
-"""Which tokens stood where, by how much of what each becomes lies in the few directions that an update holds.
+"""Infer which tokens stood at which positions, by their share in the few directions that an update holds (ours).
 
-Exact spans tell tokens while these are fewer than the update has directions (DAGER). Beyond that, and under noise,
-dropout or half precision, a token that was there still has more of itself in them than one that was not: of b tokens
-and k directions of n about k / b, of any other k / n. How many others reach as much by chance is known, so that the
-number of false candidates is expected, not hoped for (ours).
+With b tokens and k of n directions, a present token has a share of about k / b, any other k / n, also beyond exact
+spans (DAGER) and under noise; the expected number of false candidates follows.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,31 +14,31 @@ from fl_privacy.attacks.text.entrances import View, entering_module
 from fl_privacy.models import TextModel
 
 _FRAMED, _EACH = 16, 512
-"""Tokens for each number of what they become that the spread of these is found from, and tokens whose share is."""
+"""Tokens for each dimension by which the coordinates are estimated, and tokens by which usual shares are."""
 _RIDGE = 1e-4
-"""Share of the largest variance of what candidates become below which a direction is not stretched any further."""
+"""Share of the candidates' largest variance below which a direction is not stretched any further."""
 _PARTS = (1 / 16, 1 / 8, 1 / 4, 1 / 2)
-"""Shares of all directions that are tried where an update's rows have full rank, by noise or by too many tokens."""
+"""Shares of all directions that are tried if an update's rows have full rank, by noise or too many tokens."""
 _ROUNDING = (1e-7, 1e-6, 1e-5, 1e-4, 1e-3)
 """Shares of the largest singular value of an update below which others may be rounding."""
 _LEFT = 3
-"""Directions, and an eighth of all, that have to be left for a vector to be outside of the others."""
+"""Directions, next to an eighth of all, that have to be left out for a vector to lie outside."""
 _TRIMMED = 0.02
-"""Share of candidates at either end that does not count for what is usual."""
+"""Share of candidates at either end that is left out of the usual shares."""
 _OF_ENDS = 1.2
-"""Times the spread that these would add."""
+"""Factor by which these would increase the spread."""
 _NEVER = 1e-10
-"""Share of a vector outside of some directions below which all is rounding."""
+"""Share of a vector outside of some directions below which it is rounding."""
 _AT_ONCE = 1 << 24
 """Elements held at a time."""
 _SHORTLIST = 1024
-"""Tokens whose positions are looked at one by one."""
+"""Tokens whose positions are compared one by one."""
 _LIKE = 1e-2
-"""Share of a token that others have to leave for anything to be told of the rest."""
+"""Share of a token outside those before it above which its rest is compared."""
 _TOLD_APART = 0.01
-"""Chance that what is left of a token has so much in the directions, up to which it is there beside those like it."""
+"""Largest chance of the share of a token's rest for it to count as present next to those like it."""
 FALSE_SHARE, FALSE_PER_TEXT = 0.1, 0.5
-"""Tokens that chance may bring, on average: of those found, and for each text."""
+"""Mean number of tokens that chance may bring: share of those found, and number for each text."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,15 +46,11 @@ class Pairs:
     """The evidence for each pair of token and position, of one victim.
 
     Attributes:
-        tokens: (k,) those found, the surest first.
-        evidence: (k, L) of each at each position, natural logarithm of how seldom chance has as much; L is 1 where
-            positions make no difference.
-        expected_false: tokens among them that chance brings, on average.
-        alike: tokens among them that may be there for no more than being like others of them, which is no chance.
-        candidates: pairs of token and position that were compared.
-        directions: that each view was found to hold.
-        widths: numbers that each view has of a token.
-        whole: whether these are all directions that the update has, but for rounding.
+        tokens: (k,) found, the surest first.
+        evidence: (k, L) negative logarithm of how often chance has as much; L is 1 without positions.
+        expected_false: mean number of tokens among them by chance.
+        alike: number of tokens that may be named only for being like others.
+        whole: ``True`` if all directions of the update count, up to rounding.
     """
 
     tokens: Tensor
@@ -70,13 +64,11 @@ class Pairs:
 
 
 class Candidates:
-    """What every token becomes at every position in front of the layers that see single tokens.
+    """All tokens at all positions, as inputs of the layers that see single tokens.
 
     Args:
-        model: in evaluation mode, with the values sent.
-        length: positions.
-        positioned: whether they make a difference.
-        rng: draws the candidates that what is usual is found from.
+        model: model in evaluation mode, with the values sent.
+        positioned: ``True`` if positions make a difference.
     """
 
     def __init__(self, model: TextModel, length: int, *, positioned: bool, rng: torch.Generator) -> None:
@@ -87,22 +79,21 @@ class Candidates:
         self._frames: dict[tuple[str, int], Frame] = {}
 
     def of(self, tokens: Tensor, path: str) -> Tensor:
-        """Return what enters ``path`` (n, L, d) for each of ``tokens`` (n,) at each position."""
+        """Return the inputs of ``path`` (n, L, d) for ``tokens`` (n,) at each position."""
         texts = tokens[:, None].expand(-1, self.length).to(self._model.words.weight.device)
         return entering_module(self._model, texts, path)
 
     def parts(self, width: int) -> Iterator[Tensor]:
-        """Yield all tokens in parts that fit into memory."""
         yield from torch.split(torch.arange(self.size), max(1, _AT_ONCE // (self.length * width)))
 
     def sample(self, path: str) -> Tensor:
-        """Return what enters ``path`` (m, L, d) for some tokens at each position, float64."""
+        """Return the inputs of ``path`` (m, L, d) for some tokens at each position, float64."""
         if path not in self._samples:
             self._samples[path] = self.of(self._order[: min(_EACH, self.size // 2)], path).double()
         return self._samples[path]
 
     def spread(self, path: str) -> Tensor:
-        """Return what enters ``path`` (m, d) for other tokens, each at a position of its own, float64."""
+        """Return the inputs of ``path`` (m, d) for other tokens, each at one position, float64."""
         number = _FRAMED * self.sample(path).shape[-1]
         tokens = self._order[min(_EACH, self.size // 2) :][:number]
         parts = []
@@ -113,7 +104,7 @@ class Candidates:
         return torch.cat(parts)
 
     def frame(self, view: View) -> "Frame":
-        """Return the coordinates in which all candidates of ``view`` are alike; the same for all victims."""
+        """Return the whitened coordinates of ``view``; the same for all victims."""
         key = (view.module, 0 if view.through is None else hash(view.through.sum().item()))
         if key not in self._frames:
             sample = self.spread(view.module)
@@ -126,12 +117,11 @@ class Candidates:
 
 @dataclass(frozen=True, eq=False)
 class Frame:
-    """Coordinates in which candidates are alike in all directions.
+    """Coordinates in which candidates have the same variance in all directions.
 
     Attributes:
-        path: of the layer that candidates enter.
-        own: (n, n) from the coordinates of an update's rows to these.
-        whole: (d, n) from what enters ``path`` to these.
+        own: (n, n) map of an update's rows.
+        whole: (d, n) map of the inputs of ``path``.
     """
 
     path: str
@@ -144,12 +134,10 @@ class _Basis:
     """The directions that one layer's gradient spans, for one victim.
 
     Attributes:
-        frame: coordinates.
-        rows: (K, n) orthonormal in these, the leading ones first.
-        numbers: of leading rows that are looked at, one for each of :data:`_ROUNDING` and :data:`_PARTS`; 0: none.
-        usual: (2, numbers, L) the usual share of a candidate at each position, and the degrees of freedom that its
-            spread has.
-        direct: whether what enters the layer is seen itself.
+        rows: (K, n) orthonormal in the frame, the leading ones first.
+        numbers: tried numbers of leading rows, for :data:`_ROUNDING` and :data:`_PARTS`; 0: none.
+        usual: (2, numbers, L) a candidate's usual share, and the degrees of freedom of its spread.
+        direct: ``True`` if the layer's inputs are seen themselves.
     """
 
     frame: Frame
@@ -160,11 +148,11 @@ class _Basis:
 
     @property
     def into(self) -> Tensor:
-        """Return the map (d, K) from what enters the layer to coordinates along the rows."""
+        """Return the map (d, K) from the layer's inputs to coordinates along the rows."""
         return self.frame.whole @ self.rows.T
 
     def evidence(self, along: Tensor, whole: Tensor) -> Tensor:
-        """Return how seldom chance has as much, (numbers, ...), of coordinates (..., K) and squared lengths (...)."""
+        """Return the evidence (numbers, ...) of coordinates (..., K) and squared lengths (...)."""
         share = _shares(along, whole, self.numbers).double()  # (numbers, n, L)
         usual, freedom = self.usual.to(share).unsqueeze(2)
         empty = torch.tensor(self.numbers, device=share.device)[:, None, None] == 0
@@ -181,10 +169,9 @@ def _shares(along: Tensor, whole: Tensor, numbers: Sequence[int]) -> Tensor:
 
 
 def _seldom(share: Tensor, usual: Tensor, freedom: Tensor) -> Tensor:
-    """Return minus the logarithm of a bound on how often chance has a ``share``, where ``usual`` is what it has.
+    """Return minus the logarithm of a bound on how often chance has a ``share``, given the ``usual`` one.
 
-    The share of a random vector of ``freedom`` numbers in so many directions is at least s with a probability of at
-    most exp(-freedom / 2 KL(usual, s)), which is Chernoff's bound (Dasgupta and Gupta 2003, lemma 2.2).
+    It is exp(-freedom / 2 KL(usual, s)), Chernoff's (Dasgupta and Gupta 2003, lemma 2.2).
     """
     share = share.maximum(usual).clamp_max(1 - _NEVER)
     rest = (1 - usual) * ((1 - share) / (1 - usual)).log()
@@ -192,7 +179,6 @@ def _seldom(share: Tensor, usual: Tensor, freedom: Tensor) -> Tensor:
 
 
 def _basis(view: View, candidates: Candidates) -> _Basis | None:
-    """Prepare ``view``; ``None`` where its directions are all there are."""
     frame, width = candidates.frame(view), view.rows.shape[1]
     _, strengths, directions = torch.linalg.svd(view.rows, full_matrices=False)
     ranks = [int((strengths > share * float(strengths[0])).sum()) for share in _ROUNDING]
@@ -200,14 +186,16 @@ def _basis(view: View, candidates: Candidates) -> _Basis | None:
     numbers = tuple(k if 0 < k <= most else 0 for k in (*ranks, *(min(ranks[0], int(p * width)) for p in _PARTS)))
     if not any(numbers):
         return None
-    rows = torch.linalg.qr((directions[: max(numbers)] @ frame.own).T)[0].T  # its first k columns span the first k
+    rows = torch.linalg.qr((directions[: max(numbers)] @ frame.own).T)[
+        0
+    ].T  # its first k rows span the first k directions
     along = candidates.sample(view.module) @ frame.whole
     shares = _shares(along @ rows.T, along.square().sum(-1), numbers)
     return _Basis(frame, rows, numbers, _usual(shares, width), view.through is None)
 
 
 def _usual(shares: Tensor, width: int) -> Tensor:
-    """Return the mean (numbers, L) of ``shares`` (numbers, m, L) without the ends, and their freedom, as (2, ...)."""
+    """Return the trimmed mean (numbers, L) of ``shares`` (numbers, m, L) and their freedom, as (2, ...)."""
     kept = shares.sort(1).values
     cut = int(_TRIMMED * kept.shape[1])
     kept = kept[:, cut : kept.shape[1] - cut]
@@ -220,19 +208,10 @@ def _usual(shares: Tensor, width: int) -> Tensor:
 def found_pairs(
     victims: Sequence[Sequence[View]], candidates: Candidates, *, texts: int, most: int
 ) -> list[Pairs | None]:
-    """Find for each victim the tokens that have more of themselves in its views than chance gives any.
+    """Find for each victim the tokens with a larger share in its views than chance gives.
 
-    Layers that see what enters them itself are looked at together, and those behind an adapter's A together: whichever
-    names more.
-
-    Args:
-        victims: views of the update of each.
-        candidates: all tokens.
-        texts: behind each update.
-        most: tokens that these have at most.
-
-    Returns:
-        ``None`` for a victim of which no view holds fewer directions than there are.
+    Views of inputs, or those behind an adapter's A, count, whichever name more tokens; ``None`` if they hold all
+    directions.
     """
     bases = [[basis for view in views if (basis := _basis(view, candidates)) is not None] for views in victims]
     best = [[torch.full((len(b.numbers), candidates.size), -1.0).double() for b in own] for own in bases]
@@ -256,7 +235,6 @@ def found_pairs(
 def _of_victim(
     bases: Sequence[_Basis], best: Sequence[Tensor], candidates: Candidates, texts: int, most: int
 ) -> Pairs | None:
-    """Choose the kind of views that names more tokens."""
     found = []
     for direct in (True, False):
         own = [(basis, kept) for basis, kept in zip(bases, best, strict=True) if basis.direct == direct]
@@ -266,7 +244,7 @@ def _of_victim(
 
 
 def _named(bases: Sequence[_Basis], best: Sequence[Tensor], candidates: Candidates, texts: int, most: int) -> Pairs:
-    """Name the tokens that the sum of the evidence of all ``bases`` tells from chance."""
+    """Name the tokens that the summed evidence distinguishes from chance."""
     total, together = candidates.size * candidates.length, torch.stack(list(best)).sum(0)
     used = torch.tensor([basis.numbers for basis in bases]) > 0
     views = used.sum(0)
@@ -296,18 +274,15 @@ def _named(bases: Sequence[_Basis], best: Sequence[Tensor], candidates: Candidat
 
 
 def _alike(bases: Sequence[_Basis], which: int, tokens: Tensor, evidence: Tensor, candidates: Candidates) -> int:
-    """Count ``tokens`` that have no more in the directions than chance, apart from what those in front of them have.
+    """Count ``tokens`` without more in the directions than chance, apart from the part shared with those before them.
 
-    What a model takes for nearly the same as a token that is there, as trained embeddings often are, lies in the
-    directions as that one does. What is left of a token that is there lies in them all the same; what is left of one
-    that is only like another does not.
+    Tokens like a present one, as in trained embeddings, have its share; the rest of their own lies in the directions
+    only if they were there.
 
     Args:
-        bases: of all views.
-        which: of their numbers of directions.
+        which: index of the numbers of directions.
         tokens: (k,) named, the surest first.
-        evidence: (k, L) of each at each position.
-        candidates: what tokens become.
+        evidence: (k, L) at each position.
     """
     place, left = evidence.argmax(1), torch.zeros(len(tokens), dtype=torch.float64)
     used = [basis for basis in bases if basis.numbers[which]]
@@ -325,7 +300,7 @@ def _alike(bases: Sequence[_Basis], which: int, tokens: Tensor, evidence: Tensor
 
 
 def _by_chance(evidence: Tensor, views: Tensor) -> Tensor:
-    """Return how often the sum over ``views`` of what chance has reaches ``evidence``, at most; 1 of no view."""
+    """Return a bound on the chance that the sum over ``views`` reaches ``evidence``; 1 without views."""
     term, total = torch.ones_like(evidence), torch.zeros_like(evidence)
     for number in range(int(views.max())):
         total = total + term * (number < views)

@@ -1,7 +1,4 @@
-"""Which tokens are in the texts, by their rows: beside exact zeros, and beside noise with few false ones.
-
-The rows of an upload that belong to tokens: which of them are those of a token that is in no text.
-"""
+"""Infer which tokens are in the texts from their rows of an upload, with few false ones under noise."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,10 +14,10 @@ from fl_privacy.models.gradients.choose_method import decayed, step_slices
 from fl_privacy.types import Observation, Tensors
 
 Where = Literal["embeddings", "head", "tied"]
-"""Whose rows: the embeddings', those of a language model's head, or those of one matrix that is both."""
+"""Owner of the rows: embeddings, the head of a language model, or one matrix that is both."""
 
 _ULPS = 4.0
-"""Roundings of a weight in single precision that a row may be off by, in each local step, and still be untouched."""
+"""Roundings of a weight in single precision by which an untouched row may be off, in each local step."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,10 +25,9 @@ class WordRows:
     """Rows of updates that belong to tokens.
 
     Attributes:
-        values: (n, V, d) the row of each token of n victims, without what one that is in no text has, with the sign of
-            a gradient, in the units of the upload.
-        untouched: (n, V) whether it is exactly, but for rounding, that of a token which is in no text.
-        where: whose rows they are.
+        values: (n, V, d) rows of n victims, minus that of an absent token, with the sign of a gradient, in the units of
+            the upload.
+        untouched: (n, V) ``True`` if the row is that of an absent token, up to rounding.
     """
 
     values: Tensor
@@ -39,12 +35,12 @@ class WordRows:
     where: Where
 
     def of(self, number: int) -> "WordRows":
-        """Select the rows of one victim, as n = 1."""
+        """Select one victim, as n = 1."""
         return replace(self, values=self.values[number, None], untouched=self.untouched[number, None])
 
 
 def where_words_are(model: TextModel, uploaded: Tensors) -> tuple[str, Where] | None:
-    """Find the uploaded tensor that has a row for each token: its name and what it is; ``None`` if there is none."""
+    """Return name and kind of the uploaded tensor with a row for each token, if any."""
     head = head_of(model) if model.next_token else None
     if model.word_weight in uploaded:
         return model.word_weight, "tied" if head is not None and head[0] == model.word_weight else "embeddings"
@@ -57,10 +53,8 @@ def where_words_are(model: TextModel, uploaded: Tensors) -> tuple[str, Where] | 
 def word_rows(observations: Sequence[Observation], name: str, where: Where) -> WordRows:
     """Return the rows of the tensor ``name`` in updates with one plan and one model.
 
-    Weight decay moves every row, of a token that is in no text by nothing else: that is computed and taken off. One
-    matrix that is both embeddings and head, or a head, also has what the model expects of each token; for most tokens
-    it is the same and next to nothing, hence the median row is taken off. So it is where all rows that do not count
-    are rounded to the same one that is not zero.
+    Weight decay is subtracted, and so is the median row of a head, tied or not, since the model expects most tokens
+    alike, and of rows rounded to one value.
     """
     first = observations[0]
     sent, plan = first.sent.parameters[name].float(), first.plan
@@ -81,32 +75,32 @@ def word_rows(observations: Sequence[Observation], name: str, where: Where) -> W
 
 
 def is_text_with_words(observation: Observation) -> bool:
-    """Say whether ``observation`` is of texts, and a tensor with a row for each token was uploaded."""
+    """Return ``True`` if a tensor with a row for each token of a text was uploaded."""
     model: nn.Module = observation.model
     return isinstance(model, TextModel) and where_words_are(model, observation.upload.tensors) is not None
 
 
 _SCALES = 25
-"""Factors between what was simulated and what was uploaded that are tried, each twice the one before."""
+"""Factors between simulation and upload that are tried, each twice the one before."""
 _STANDS_OUT = 3.0
-"""Times the next longest row of a head that those of words are long."""
+"""Least ratio of the rows of words to the next longest row of a head."""
 _EXPECTED_OF_MODEL = 0.3
-"""Cosine with what the model expects of all other tokens from which on a row of a head holds nothing else."""
+"""Cosine with the common direction of all other tokens above which a row of a head holds nothing else."""
 _AT_ONCE = 1 << 24
 _SURE = 30.0
-"""Log likelihood ratio from which on a row tells no more of the distribution: a single long one, such as that of the
-token which is classified, would outweigh all others."""
+"""Largest log likelihood ratio that counts in the choice of the distribution; a single long row would outweigh all
+others."""
 _MIXED, _MOST_ODDS = 1e-6, 0.5
-"""Least and largest probability of a token to be in a text: no word is read by its frequency alone."""
+"""Least and largest probability of a token to be in a text: no word is named by its frequency alone."""
 FALSE_PER_TEXT = 0.5
-"""Words for each text that noise alone may be taken for, on average: half of the one that is promised at most."""
+"""Mean number of false words for each text due to noise, at most."""
 FALSE_SHARE = 0.1
-"""Share of the words found that noise alone may be taken for, on average, at most."""
+"""Mean share of false words among those found due to noise, at most."""
 _PASSES = 2
 _TIED = 1e-4
-"""Log likelihood ratios that are as far apart are the same but for rounding."""
+"""Difference of log likelihood ratios that is rounding."""
 _TIMES, _DRAWN = 8, 1 << 25
-"""Rows of noise for each token that are compared with, and their elements at most."""
+"""Rows of noise for each token that are compared, and their largest number of elements."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,9 +108,9 @@ class Found:
     """Words that were found in the update of one victim.
 
     Attributes:
-        tokens: (k,) those in the texts, the surest first.
+        tokens: (k,) in the texts, the surest first.
         energy: (V,) squared length of each row, without that of the noise, at least 0.
-        exact: whether words are rows that no other token can have: there is no noise.
+        exact: ``True`` without noise, if no other token can have such a row.
         noise: standard deviation of the noise on each element.
     """
 
@@ -139,13 +133,10 @@ def found_words(
     """Find the words that the ``rows`` of a single victim show.
 
     Args:
-        rows: n = 1.
-        odds: (V,) prior probability of each token to be in the texts.
-        most: tokens that the texts have at most.
-        texts: how many there are.
-        expected: of the rows of words; ``None`` where rows are exact.
-        told_noise: standard deviation of each element's noise, where the defense is known; ``None``: estimated.
-        rng: draws the rows of noise that are compared with.
+        odds: (V,) prior probability of each token.
+        most: largest number of tokens in the texts.
+        expected: simulated rows of words; ``None`` if rows are exact.
+        told_noise: standard deviation of the noise on an element, if the defense is known; ``None``: estimated.
     """
     values, untouched = rows.values[0], rows.untouched[0]
     energy = values.square().sum(1)
@@ -160,7 +151,7 @@ def found_words(
     prior = torch.logit(odds.clamp(_MIXED, _MOST_ODDS))
     score = evidence.of(values) + prior
     chosen = energy.topk(min(most, len(values) // 2)).indices
-    for _ in range(_PASSES):  # the first one leaves out more than words, and with it what tails the noise has
+    for _ in range(_PASSES):  # the first pass leaves out more than words, including tails of the noise
         noise = evidence.of(noise_rows(values, energy, chosen, rng))
         chosen = significant(score, noise, prior, texts=texts, most=most)
     return Found(chosen, (energy - values.shape[1] * variance).clamp_min(0), False, variance**0.5)
@@ -169,10 +160,8 @@ def found_words(
 def words_of_head(rows: WordRows, most: int) -> Found:
     """Find the words that a language model's head shows in its ``rows``, n = 1; see ``found_words``.
 
-    The gradient of the head is the sum over all places of (p - y) h^T, with p what the model expects, y the word that
-    is there, and h what enters the head. So every token has a row, but for most the model expects next to nothing, and
-    a word's, which has -h, is many times as long, unless noise or a sure model hide it: then none is named. A token
-    that the model expects often, and that is not there, has a row along what all others have in common.
+    Its gradient is the sum of (p - y) h^T over all places. A word's row is many times as long as others, unless noise
+    or a sure model hide it: then none is named. An expected but absent token's row has the others' common direction.
     """
     values = rows.values[0]
     lengths = torch.linalg.vector_norm(values, dim=1)
@@ -193,13 +182,13 @@ def _exactly(untouched: Tensor, energy: Tensor) -> Found:
 
 
 def is_exact(rows: WordRows, most: int, told_noise: float | None) -> bool:
-    """Say whether most of the first victim's rows are of tokens in no text, and few enough are touched."""
+    """Return ``True`` if most of the first victim's rows are of absent tokens, and few enough are touched."""
     touched = int((~rows.untouched[0]).sum())
     return 2 * touched < rows.untouched.shape[1] and touched <= most and not told_noise
 
 
 def _variance(energy: Tensor, width: int, touched: Tensor) -> float:
-    """Estimate the variance of an element of the noise by the median of rows, most of which are noise alone."""
+    """Estimate the variance of an element of the noise by the median row."""
     typical = float(energy.median())
     if typical == 0:  # most were dropped; those kept are mostly noise
         return float(energy[touched].median()) / width if bool(touched.any()) else 0.0
@@ -208,25 +197,19 @@ def _variance(energy: Tensor, width: int, touched: Tensor) -> float:
 
 @dataclass(frozen=True, eq=False)
 class _Evidence:
-    """Evidence that a row is a word's: one distribution of such rows and one scale, against noise alone.
-
-    Attributes:
-        model: the distribution.
-        scale: factor from what was simulated to what was uploaded.
-        variance: of the noise on an element.
-    """
+    """A distribution and scale of words' rows against noise of a ``variance``."""
 
     model: WordModel
     scale: Tensor
     variance: float
 
     def of(self, values: Tensor) -> Tensor:
-        """Return the log likelihood ratio (n,) of each of ``values`` (n, d)."""
+        """Return the log likelihood ratio (n,) of ``values`` (n, d)."""
         return _ratios(values, self.model, self.scale[None], self.variance)[:, 0]
 
 
 def _likeliest(values: Tensor, expected: Expected, odds: Tensor, variance: float) -> _Evidence:
-    """Choose the distribution and scale under which all rows (V, d) together are likeliest."""
+    """Choose the likeliest distribution and scale for all rows (V, d) together."""
     strongest = float(values.square().sum(1).max())
     scales = float((max(strongest, variance) / max(expected.energy, 1e-30)) ** 0.5) * 2.0 ** torch.arange(
         2 - _SCALES, 2, dtype=torch.float64, device=values.device
@@ -258,11 +241,10 @@ def _ratios(values: Tensor, model: WordModel, scales: Tensor, variance: float) -
 
 
 def noise_rows(values: Tensor, energy: Tensor, words: Tensor, rng: torch.Generator) -> Tensor:
-    """Draw rows (m, d) that are noise for sure, distributed as that in ``values`` (V, d), whatever its distribution.
+    """Draw rows (m, d) of pure noise, distributed like that in ``values`` (V, d).
 
-    Each element is that of another row at the same place, of all rows but those of ``words`` (k,), which may be words';
-    hence no row of them is a word's. As those left out may have more than their share of the noise, all are scaled to
-    the median length of ``values``, whose squares ``energy`` (V,) is.
+    Each element is one of the same column, without the possible ``words`` (k,); rows are scaled to the median length,
+    with squares ``energy`` (V,).
     """
     others = torch.ones(len(values), dtype=torch.bool, device=values.device)
     others[words] = False
@@ -278,15 +260,13 @@ def noise_rows(values: Tensor, energy: Tensor, words: Tensor, rng: torch.Generat
 def significant(score: Tensor, noise: Tensor, prior: Tensor, *, texts: int, most: int) -> Tensor:
     """Return the tokens (k,) whose ``score`` is so large that few are expected to be noise, the surest first.
 
-    Rows of noise alone, for all tokens, would bring :data:`FALSE_PER_TEXT` tokens for each text there, and
-    :data:`FALSE_SHARE` of those that are there (Benjamini and Hochberg 1995, with weights by Genovese et al. 2006).
+    Noise alone would bring at most :data:`FALSE_PER_TEXT` tokens for each text and :data:`FALSE_SHARE` of those named
+    (Benjamini and Hochberg 1995, with weights by Genovese et al. 2006).
 
     Args:
-        score: (V,) evidence of each token, with its prior.
-        noise: (m,) evidence of rows that are noise, without any prior.
-        prior: (V,) log odds of each token, which is in its score.
-        texts: how many there are.
-        most: tokens that the texts have at most.
+        score: (V,) evidence plus prior of each token.
+        noise: (m,) evidence of rows of noise, without prior.
+        prior: (V,) log odds of each token.
     """
     order = score.argsort(descending=True)[:most]
     noise, (kinds, tokens) = noise.sort().values, torch.unique(prior, return_counts=True)

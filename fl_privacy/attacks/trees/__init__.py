@@ -1,4 +1,4 @@
-"""What XGBoost's trees give away: exact counts, labels and values, and rows that explain all trees of a client."""
+"""Reconstruct exact counts, labels, values and whole rows from a client's XGBoost trees."""
 
 from fl_privacy.attacks.trees.counts import (
     FirstTree as FirstTree,

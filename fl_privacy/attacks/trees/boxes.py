@@ -1,11 +1,6 @@
-"""Search for rows whose leaves in all trees explain the sums that a client sent.
+"""Search for rows whose leaves in all trees explain a client's sums, by simulated annealing.
 
-TimberStrike (Di Gennaro et al., 2025) gives rows to the leaves of one tree after the other by integer programs. Here
-all trees are explained at once: rows are points on the grid of thresholds, and heat-bath steps redraw one feature of
-one row at a time by how well the gradient and hessian sums of all leaves are explained, while the width that misfits
-are allowed shrinks (simulated annealing). So margins are those of whole models, those with other clients' trees
-included, and a wrong early choice can be taken back. An attacker with rows of the same population (a client has its
-own) also redraws whole rows from these. Several chains with streams of their own tell what is certain.
+Unlike TimberStrike (Di Gennaro et al., 2025), which goes tree by tree, all leaves' sums are fitted at once.
 """
 
 from collections.abc import Sequence
@@ -20,19 +15,19 @@ from fl_privacy.attacks.trees.model import Tree
 from fl_privacy.errors import UserError
 
 WIDEST, NARROWEST = 2.0, 0.1
-"""Deviation that a leaf's gradient sum is allowed, at first (or more) and at last; rows have gradients below 1."""
+"""Deviation allowed for a leaf's gradient sum, at first (or more) and at last; rows have gradients below 1."""
 
 HESSIAN = 0.25
-"""Deviation of hessian sums beside that; rows have hessians of at most a quarter."""
+"""Deviation allowed for hessian sums, as a share of that for gradient sums; rows have hessians of at most a quarter."""
 
 DEPARTURE = 0.05
-"""Probability that a feature of a row differs from the known row that it goes back to."""
+"""Probability that a feature of a row differs from its known row."""
 
 REPEATED = 2.0
-"""Logarithm of how much less likely each further row is that goes back to the same known row."""
+"""Log factor by which each further row is less likely to come from the same known row."""
 
 STRENGTH = 5.0
-"""Rows that an even prior of a feature counts for beside the rows as they stand."""
+"""Number of rows that a feature's even prior counts for, next to the current rows."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -42,9 +37,9 @@ class Chain:
     Attributes:
         states: (N, F) intervals of the grid.
         labels: (N,) 0 or 1.
-        home: (N,) known row that each goes back to, -1 for none.
-        misfit: root mean square of what is left of gradient sums.
-        start_misfit: the same of the rows that it began with.
+        home: (N,) known row behind each, -1 for none.
+        misfit: root mean square residual of gradient sums.
+        start_misfit: the same for the first rows.
     """
 
     states: np.ndarray
@@ -55,15 +50,13 @@ class Chain:
 
 
 class BoxProblem:
-    """All equations of a client's trees, and the rows' part in them.
+    """All equations of a client's trees, and the rows' contributions.
 
     Args:
         own: the client's trees, of one output and logistic loss.
-        training: learning rate and lambda.
-        grid: of all trees that margins depend on.
-        first: counts of the first tree, by which rows keep their leaf and label; ``None`` where there is none.
-        rows, positives: numbers where ``first`` is ``None``.
-        known: (R, F) states of rows of the same population, and (R,) their labels; ``None`` where there are none.
+        first: counts of the first tree, which fix rows' leaves and labels, if any.
+        rows, positives: numbers without ``first``.
+        known: (R, F) states and (R,) labels of rows of the same population, if any.
         possible: (S,) states that the schema allows.
     """
 
@@ -104,10 +97,7 @@ class BoxProblem:
             self.known_parts = self.parts(self.known_masks, known[1])
 
     def parts(self, masks: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Compute leaf slot, gradient and hessian (N, T) of rows in each of the client's trees.
-
-        ``masks`` are (N, U, W).
-        """
+        """Return leaf slot, gradient and hessian (N, T) of rows with ``masks`` (N, U, W) in the client's trees."""
         leaf = leaf_of(masks)
         margin = self.base + self.values[self.value_start + leaf] @ self.before
         p = 1 / (1 + np.exp(-margin))
@@ -135,7 +125,6 @@ class BoxProblem:
         return states, labels, home
 
     def _known_in(self, leaf: int, label: int) -> np.ndarray:
-        """Find the known rows of a label that fall into a leaf of the first tree."""
         if self.known is None:
             return np.empty(0, dtype=int)
         fits = self.known[1] == label
@@ -144,10 +133,10 @@ class BoxProblem:
         return np.flatnonzero(fits)
 
     def _drawn(self, leaf: int, number: int, rng: np.random.Generator) -> np.ndarray:
-        """Draw (number, F) states one by one within a leaf of the first tree.
+        """Draw (number, F) states within a leaf of the first tree.
 
         Raises:
-            UserError: nothing falls into it, whatever the model says.
+            UserError: no state reaches it.
         """
         possible = np.ones(len(self.masks), dtype=bool)
         if leaf >= 0:
@@ -160,7 +149,7 @@ class BoxProblem:
         return np.stack([rng.choice(len(part), number, p=part / part.sum()) for part in parts], 1)
 
     def climb(self, rng: np.random.Generator, sweeps: int) -> Chain:
-        """Anneal one chain with ``sweeps`` passes over all features of all rows."""
+        """Anneal one chain with ``sweeps`` passes over all cells."""
         rows = _Rows(self, *self.start(rng))
         begun = rows.misfit
         features = len(self.grid.edges)
@@ -175,8 +164,6 @@ class BoxProblem:
 
 
 class _Rows:
-    """Rows as they stand, with their part in all sums and what is left of these."""
-
     def __init__(self, problem: BoxProblem, states: np.ndarray, labels: np.ndarray, home: np.ndarray) -> None:
         self.problem, self.states, self.labels, self.home = problem, states, labels, home
         grid = problem.grid
@@ -190,11 +177,11 @@ class _Rows:
 
     @property
     def misfit(self) -> float:
-        """Return the root mean square of what is left of the gradient sums."""
+        """Return the root mean square residual of the gradient sums."""
         return float(np.sqrt(np.mean(self.left[0] ** 2)))
 
     def redraw(self, row: int, feature: int, width: float, rng: np.random.Generator) -> None:
-        """Redraw a feature of a row, and its label where that may change, from all that they could be."""
+        """Redraw a feature of a row, and its label if that may change."""
         problem, grid = self.problem, self.problem.grid
         self._take(row)
         first, number = int(grid.first[feature]), int(grid.states[feature])
@@ -222,7 +209,7 @@ class _Rows:
         self.counts[first + self.states[row, feature]] += 1
 
     def replace(self, row: int, width: float, rng: np.random.Generator) -> None:
-        """Draw a whole row anew from the known ones, or leave it as it is."""
+        """Redraw a whole row from the known ones, or keep it."""
         problem, grid = self.problem, self.problem.grid
         assert problem.known is not None
         known, labels = problem.known
@@ -254,7 +241,7 @@ class _Rows:
         self._put(row, parts[0][picked], parts[1][picked], parts[2][picked])
 
     def _misfit(self, slot: np.ndarray, gradient: np.ndarray, hessian: np.ndarray, width: float) -> np.ndarray:
-        """Compute (C,) half the squares that candidates (C, T) add to the remainder, in units of ``width``."""
+        """Return (C,) half the squares that candidates (C, T) add to the residual, in units of ``width``."""
         over = gradient * (gradient - 2 * self.left[0][slot])
         over += hessian * (hessian - 2 * self.left[1][slot]) / HESSIAN**2
         return np.asarray(over.sum(1) / (2 * width**2))
@@ -270,7 +257,7 @@ class _Rows:
 
 
 def _distinct(own: Sequence[OwnTree]) -> tuple[list[Tree], np.ndarray]:
-    """List all distinct trees, and (U, T) how often each comes before each own tree."""
+    """Return all distinct trees, and (U, T) how often each comes before each own tree."""
     trees: list[Tree] = []
     place: dict[bytes, int] = {}
     for tree in [each for one in own for each in (*one.before, one.tree)]:

@@ -1,10 +1,7 @@
-"""What is exact in trees: how the client trained, rows and labels by leaf of its first tree, values in thresholds.
+"""Infer exactly from trees the client's training settings, its first tree's rows and labels, and values.
 
-With p the prediction before a tree, y the label and w = -G / (H + lambda) the weight of a node with gradient sum G and
-hessian sum H (Chen and Guestrin, KDD 2016, eqs. 4 to 7), XGBoost's models hold H of every node, w of inner nodes and
-eta w of leaves. So the learning rate eta and lambda follow from the nodes themselves, and G of every node from them.
-Before the first tree all rows have the same p, so that H = n p (1 - p) and G = n p - n_1 give the numbers of rows and
-of positives in each leaf (Di Gennaro et al., TimberStrike, 2025, section 5).
+With G and H the sums of gradients and hessians, models hold H of nodes, w = -G / (H + lambda) of inner nodes and eta w
+of leaves (Chen and Guestrin, KDD 2016, eqs. 4 to 7).
 """
 
 from collections.abc import Sequence
@@ -17,20 +14,15 @@ from fl_privacy.attacks.trees.model import LOGISTIC, SOFTMAX, SQUARED, Tree
 from fl_privacy.errors import UserError
 
 MOST_COUNTED, MOST_BOUNDS = 1 << 40, 5_000_000
-"""Rows of a leaf, and bounds of all leaves together, that a client's word may come to."""
+"""Largest number of rows of a leaf, and of bounds of all leaves together, that a client may state."""
 
 WHOLE = 0.02
-"""How far from a whole number a count may be by rounding of float32."""
+"""Largest distance of a count from a whole number by rounding of float32."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """How a client trained its trees.
-
-    Attributes:
-        learning_rate, reg_lambda: eta and lambda.
-        residual: what the equations of nodes leave, as a share of their terms; small where both are right.
-    """
+    """A client's training settings; ``residual`` is the share left of the nodes' equations, small if they are right."""
 
     learning_rate: float
     reg_lambda: float
@@ -42,9 +34,8 @@ class Leaf:
     """A leaf of the first tree.
 
     Attributes:
-        rows: their number.
-        labels: of each class; for two classes, negatives and positives. Empty where labels are numbers.
-        bounds: feature -> (least, below): a row has least <= value < below; infinite where there is none.
+        labels: counts of each class; for two classes, negatives and positives. Empty for numeric labels.
+        bounds: feature -> (least, below): a row has least <= value < below, possibly infinite.
     """
 
     rows: int
@@ -57,12 +48,11 @@ class FirstTree:
     """Counts of the first tree.
 
     Attributes:
-        leaves: from left to right, as ``Tree.leaves``.
-        whole: whether all counts were whole numbers within rounding; else the rows are weighted or the sums changed.
-            Whole counts are sums of the rows' weights: of rows if each weighs one, and if the client samples rows for
-            each tree (``subsample``), of those that this tree drew. The trees are those of repeated rows as well.
-        exact: whether they are whole and add up to the number of rows that the client states, so that each row
-            weighs one and none was left out.
+        leaves: sequence from left to right, like ``Tree.leaves``.
+        whole: ``True`` if all counts are whole within rounding; else rows are weighted or sums were changed. Counts are
+            sums of weights, of the rows drawn for this tree under ``subsample``.
+        exact: ``True`` if they also add up to the client's stated number of rows: each weighs one and none was left
+            out.
     """
 
     leaves: tuple[Leaf, ...]
@@ -71,15 +61,15 @@ class FirstTree:
 
     @property
     def rows(self) -> int:
-        """Return the number of rows that the tree was fitted to, all of the client's unless it samples."""
+        """Return the number of rows that the tree was fitted to."""
         return sum(leaf.rows for leaf in self.leaves)
 
 
 def infer_training(own: Sequence[OwnTree]) -> Training:
     """Solve the equations of inner nodes for learning rate and lambda.
 
-    Of a node with children l and r: G_l + G_r = G, and gain = w_l^2 (H_l + lambda) + w_r^2 (H_r + lambda) -
-    w^2 (H + lambda), where leaves hold eta w.
+    For children l and r: G_l + G_r = G, and gain = w_l^2 (H_l + lambda) + w_r^2 (H_r + lambda) - w^2 (H + lambda), with
+    eta w in leaves.
 
     Raises:
         UserError: no tree splits, or the covers are not in the model.
@@ -95,7 +85,6 @@ def infer_training(own: Sequence[OwnTree]) -> Training:
     from scipy.optimize import minimize_scalar  # noqa: PLC0415  (slow to import)
 
     def fit(reg_lambda: float) -> tuple[float, float]:
-        """Fit the learning rate; return it and what all equations leave, as a share of their terms."""
         weight, cover, gain, inner, leaf, inner_square, leaf_square = (
             term if term.ndim == 1 else term[:, 0] + reg_lambda * term[:, 1] for term in terms
         )
@@ -123,10 +112,7 @@ def infer_training(own: Sequence[OwnTree]) -> Training:
 
 
 def _node_terms(tree: Tree, parallel: int) -> tuple[np.ndarray, ...]:
-    """Collect each inner node's w, H and gain, and sums of w (H, 1) and w^2 (H, 1) over its children.
-
-    Sums are over the inner children first, then over the leaves.
-    """
+    """Return each inner node's w, H and gain, and sums of w (H, 1) and w^2 (H, 1) over its children."""
     nodes = tree.inner
     sums = [np.zeros((len(nodes), 2)) for _ in range(4)]
     for child in (tree.left[nodes], tree.right[nodes]):
@@ -140,14 +126,14 @@ def _node_terms(tree: Tree, parallel: int) -> tuple[np.ndarray, ...]:
 
 
 def gradient_sums(own: OwnTree, training: Training) -> tuple[np.ndarray, np.ndarray]:
-    """Compute (L,) G and H of the leaves of a tree, from left to right."""
+    """Return (L,) G and H of the leaves of a tree, from left to right."""
     leaves = own.tree.leaves
     cover, value = own.tree.cover[leaves], own.tree.value[leaves] * own.parallel
     return -value / training.learning_rate * (cover + training.reg_lambda), cover
 
 
 def leaf_bounds(tree: Tree) -> list[dict[int, tuple[float, float]]]:
-    """List for each leaf, from left to right, the features that its path splits by, with their bounds."""
+    """Return for each leaf, from left to right, the features on its path with their bounds."""
     found: list[dict[int, tuple[float, float]]] = []
     stack: list[tuple[int, dict[int, tuple[float, float]]]] = [(0, {})]
     held = 0
@@ -174,14 +160,15 @@ def count_first_tree(
     positive_weight: float = 1.0,
     rows: int | None = None,
 ) -> FirstTree:
-    """Count rows and labels in the leaves of the first tree that the client fitted on top of nothing.
+    """Count rows and labels in the leaves of the first tree, fitted without trees before it.
+
+    All rows have the same prediction p then, so H = n p (1 - p) and G = n p - n_1 (Di Gennaro et al., TimberStrike,
+    2025, section 5).
 
     Args:
-        own: as ``own_trees`` gives them.
-        objective: XGBoost's name of it: logistic, squared error or softmax.
-        training: learning rate and lambda.
+        objective: XGBoost's name for logistic, squared error or softmax.
         positive_weight: XGBoost's ``scale_pos_weight``.
-        rows: their number, as the client states it; without it no counts are called exact.
+        rows: number that the client states; without it no counts are called exact.
 
     Raises:
         UserError: there is no such tree, the objective is another, or it states more rows or leaves than can be.
@@ -217,9 +204,9 @@ def count_first_tree(
 
 
 def _logistic_counts(gradient: np.ndarray, hessian: np.ndarray, p: float, weight: float) -> np.ndarray:
-    """Solve for (L, 2) negatives and positives of each leaf.
+    """Return (L, 2) negatives and positives of each leaf.
 
-    From H = (n0 + s n1) p (1 - p) and G = n0 p - s n1 (1 - p).
+    They solve H = (n0 + s n1) p (1 - p) and G = n0 p - s n1 (1 - p).
     """
     weighted = hessian / (p * (1 - p))
     positive = (weighted * p - gradient) / weight
@@ -227,10 +214,10 @@ def _logistic_counts(gradient: np.ndarray, hessian: np.ndarray, p: float, weight
 
 
 def thresholds(own: Sequence[OwnTree], features: int) -> list[np.ndarray]:
-    """Collect each feature's distinct thresholds, ascending: each is a value in one of the client's rows.
+    """Return each feature's distinct thresholds, ascending: each is a value in one of the client's rows.
 
-    That holds for ``tree_method=hist`` (the default) as long as a feature has no more distinct values than
-    ``max_bin``, and for values of quantile sketches beyond that; ``exact`` splits halfway between two neighbors.
+    This holds for ``tree_method=hist`` (the default) up to ``max_bin`` distinct values, beyond for quantile sketches;
+    ``exact`` splits halfway between neighbors.
     """
     found: list[list[float]] = [[] for _ in range(features)]
     for one in own:

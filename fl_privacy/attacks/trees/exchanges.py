@@ -1,4 +1,4 @@
-"""What a client sent in each round of a federation of trees, and which trees are its own."""
+"""A client's exchanges in a federation of trees, and its own trees among them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,8 +14,7 @@ class Exchange:
     """One exchange of a client with the server, in one round.
 
     Attributes:
-        sent: model that the client was given; ``None`` in a round that begins without one.
-        reply: what it answered: its new trees alone (bagging), or the model with them at the end (cyclic).
+        reply: new trees alone (bagging), or the model with them at the end (cyclic).
     """
 
     sent: Trees | None
@@ -27,9 +26,8 @@ class OwnTree:
     """A tree that the client fitted.
 
     Attributes:
-        tree: as it was sent.
-        before: trees that its margins come from.
-        base_margin: (K,) what margins begin with.
+        before: trees behind its margins.
+        base_margin: (K,) initial margins.
         parallel: trees fitted at once, which share the learning rate.
     """
 
@@ -40,16 +38,16 @@ class OwnTree:
 
 
 def read_exchange(sent: bytes, reply: bytes) -> Exchange:
-    """Read one round; ``sent`` is empty where there was no model yet.
+    """Parse one round; ``sent`` is empty if there was no model yet.
 
     Raises:
-        UserError: one of them is no model that is understood.
+        UserError: one of them is no known kind of model.
     """
     return Exchange(sent=read_model(sent) if len(sent) > 1 else None, reply=read_model(reply))
 
 
 def own_trees(exchanges: Sequence[Exchange]) -> tuple[OwnTree, ...]:
-    """List the trees that the client fitted, in order, each with what it was fitted on top of.
+    """Return the trees that the client fitted, in order, each with the trees before it.
 
     Raises:
         UserError: the rounds are of different objectives or numbers of features.

@@ -1,8 +1,7 @@
-"""Intervals that the thresholds of trees cut features into, and the leaf of each tree for a row of intervals.
+"""The intervals between thresholds of trees, and each tree's leaf for a row of intervals.
 
-Each feature's state says which leaves of a tree it leaves possible; the leaf of a row is the one left by all its
-features together (bit vectors as in Lucchese et al., QuickScorer, SIGIR 2015). So the leaves for all values that one
-feature of a row could have are found at once.
+Each feature's state allows some leaves of a tree; the leaf allowed by all is the row's (bit vectors as in Lucchese et
+al., QuickScorer, SIGIR 2015).
 """
 
 from collections.abc import Sequence
@@ -14,7 +13,7 @@ import numpy as np
 from fl_privacy.attacks.trees.model import Tree
 
 WORD = 64
-"""Leaves whose possibility one number holds."""
+"""Leaves in one number's bits."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -22,8 +21,8 @@ class Grid:
     """The intervals into which each feature is cut.
 
     Attributes:
-        edges: of each feature, ascending; a value in interval k is at least edge k - 1 and below edge k.
-        missing: of each feature, whether a last state stands for no value.
+        edges: ascending for each feature; a value in interval k is at least edge k - 1 and below edge k.
+        missing: ``True`` for each feature with a last state for no value.
     """
 
     edges: tuple[np.ndarray, ...]
@@ -31,12 +30,12 @@ class Grid:
 
     @cached_property
     def states(self) -> np.ndarray:
-        """Return the (F,) number of states of each feature."""
+        """Return each feature's number of states (F,)."""
         return np.array([len(edges) + 1 + lacks for edges, lacks in zip(self.edges, self.missing, strict=True)])
 
     @cached_property
     def first(self) -> np.ndarray:
-        """Return the (F,) place of each feature's first state among all states."""
+        """Return the place of each feature's first state (F,)."""
         return np.concatenate([[0], np.cumsum(self.states)[:-1]])
 
     @cached_property
@@ -57,7 +56,7 @@ def make_grid(trees: Sequence[Tree], features: int, missing: Sequence[bool]) -> 
 
 
 def leaf_masks(trees: Sequence[Tree], grid: Grid) -> np.ndarray:
-    """Compute (S, U, W) 64-bit words: the leaves of U trees that each of S states leaves possible."""
+    """Return (S, U, W) 64-bit words: the leaves of U trees that each of S states allows."""
     words = max(1, -(-max((len(tree.leaves) for tree in trees), default=1) // WORD))
     masks = np.full((int(grid.states.sum()), len(trees), words), np.uint64(2**64 - 1))
     for number, tree in enumerate(trees):
@@ -75,7 +74,7 @@ def leaf_masks(trees: Sequence[Tree], grid: Grid) -> np.ndarray:
 
 
 def _leaves_below(tree: Tree, words: int) -> np.ndarray:
-    """Compute (nodes, W) bit masks of the leaves beneath each node."""
+    """Return (nodes, W) bit masks of the leaves beneath each node."""
     below = np.zeros((len(tree.left), words), dtype=np.uint64)
     for place, leaf in enumerate(tree.leaves):
         below[leaf, place // WORD] = np.uint64(1) << np.uint64(place % WORD)
@@ -85,7 +84,7 @@ def _leaves_below(tree: Tree, words: int) -> np.ndarray:
 
 
 def leaf_of(masks: np.ndarray) -> np.ndarray:
-    """Place of the one bit that is set in words (..., W)."""
+    """Return the place of the one bit that is set in words (..., W)."""
     place = (masks.astype(np.float64).view(np.int64) >> 52) - 1023  # exponent of a power of two; -1023 of zero
     if masks.shape[-1] == 1:
         return place[..., 0]
@@ -93,10 +92,7 @@ def leaf_of(masks: np.ndarray) -> np.ndarray:
 
 
 def states_of(rows: np.ndarray, grid: Grid) -> np.ndarray:
-    """Find the (N, F) interval of each value of rows (N, F).
-
-    NaN is the missing state, or interval 0 where there is none.
-    """
+    """Return the (N, F) interval of each value of rows (N, F); NaN is the missing state, or else interval 0."""
     found = np.empty(rows.shape, dtype=int)
     for feature, edges in enumerate(grid.edges):
         column = rows[:, feature].astype(np.float32).astype(np.float64)

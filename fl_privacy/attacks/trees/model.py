@@ -1,4 +1,4 @@
-"""XGBoost's models as clients send them, read from JSON or UBJSON without XGBoost and within bounds."""
+"""Parse clients' XGBoost models from JSON or UBJSON, without XGBoost and within bounds."""
 
 import hashlib
 import json
@@ -14,16 +14,16 @@ from fl_privacy.attacks.trees.ubjson import read_ubjson
 from fl_privacy.errors import UserError
 
 LARGEST_MODEL = 64 << 20
-"""Bytes of a model."""
+"""Largest number of bytes of a model."""
 
 MOST_TREES, MOST_NODES = 20_000, 2_000_000
-"""Of a model, all trees together."""
+"""Largest numbers in a model, over all trees."""
 
 MOST_FEATURES, MOST_CLASSES = 100_000, 10_000
-"""That a model may claim: lists of that length are made of a client's word."""
+"""Largest numbers that a model may claim, since lists of that length are allocated."""
 
 DEEPEST = 256
-"""Splits on the way from the root to a leaf."""
+"""Largest number of splits between the root and a leaf."""
 
 LOGISTIC = ("binary:logistic", "binary:logitraw", "reg:logistic")
 SQUARED = ("reg:squarederror", "reg:linear")
@@ -37,13 +37,11 @@ class Tree:
     Attributes:
         left, right: children; -1 in leaves.
         feature, threshold: rows with a smaller value go left.
-        default_left: where rows without a value go.
-        value: of leaves, times the learning rate as it is added to the margin.
+        default_left: ``True`` if rows without a value go left.
+        value: leaves' contribution to the margin, with the learning rate.
         cover: sum of hessians of the rows in the node.
         weight: -G / (H + lambda) of inner nodes, without the learning rate.
-        gain: of the split, in inner nodes.
-        group: class that the tree adds to.
-        round: of boosting, within its model.
+        gain: split's gain, in inner nodes.
     """
 
     left: np.ndarray
@@ -60,7 +58,6 @@ class Tree:
 
     @cached_property
     def leaves(self) -> np.ndarray:
-        """Return the nodes that are leaves, from left to right."""
         found, stack = [], [0]
         while stack:
             node = stack.pop()
@@ -72,7 +69,7 @@ class Tree:
 
     @cached_property
     def inner(self) -> np.ndarray:
-        """Return the nodes that split and can be reached."""
+        """Return the reachable nodes that split."""
         found, stack = [], [0]
         while stack:
             node = stack.pop()
@@ -91,7 +88,7 @@ class Tree:
         return told.digest()
 
     def apply(self, rows: np.ndarray) -> np.ndarray:
-        """Find the leaf of each row (N, F), as a place in ``leaves``; missing values are NaN."""
+        """Return the leaf of each row (N, F), as a place in ``leaves``; missing values are NaN."""
         node = np.zeros(len(rows), dtype=int)
         rows = rows.astype(np.float32)
         for _ in range(len(self.left)):
@@ -111,14 +108,10 @@ class Trees:
     """An ensemble of decision trees.
 
     Attributes:
-        trees: in the order of training.
-        base_score: what is predicted without any tree, a share for logistic models; one a class.
-        objective: as XGBoost names it.
-        features: their number.
-        classes: 1 where the model has a single output.
+        trees: sequence in the order of training.
+        base_score: prediction without any tree, a share for logistic models; one for each class.
+        classes: number of classes, 1 for a single output.
         parallel: trees of one round and class.
-        names: of features; may be empty.
-        version: of XGBoost.
     """
 
     trees: tuple[Tree, ...]
@@ -134,7 +127,7 @@ class Trees:
 
     @property
     def base_margin(self) -> np.ndarray:
-        """Return the (K,) margins that a prediction begins with."""
+        """Return the (K,) initial margins."""
         base = np.asarray(self.base_score, dtype=float)
         if self.objective in LOGISTIC:
             base = np.clip(base, 1e-12, 1 - 1e-12)
@@ -142,7 +135,7 @@ class Trees:
         return base
 
     def margins(self, rows: np.ndarray) -> np.ndarray:
-        """Compute (N, K) margins of rows (N, F)."""
+        """Return (N, K) margins of rows (N, F)."""
         found = np.tile(self.base_margin, (len(rows), 1))
         if found.shape[1] != self.classes:
             found = np.tile(found[:, :1], (1, self.classes))
@@ -152,16 +145,16 @@ class Trees:
 
 
 def is_model(data: bytes) -> bool:
-    """Say whether bytes look like a model of XGBoost, by their first key."""
+    """Return ``True`` if bytes look like a model of XGBoost, by their first key."""
     head = data[:256]
     return head[:1] == b"{" and (b'"learner"' in head or b"learner{" in head or b'"Config"' in head)
 
 
 def read_model(data: bytes) -> Trees:
-    """Read a model as ``Booster.save_raw`` writes it, JSON or UBJSON.
+    """Parse a model written by ``Booster.save_raw``, JSON or UBJSON.
 
     Raises:
-        UserError: it is too large, damaged, or no model of trees that is understood; the line says what is expected.
+        UserError: it is too large, damaged, or no known kind of tree model.
     """
     if len(data) > LARGEST_MODEL:
         raise UserError(f"A model is expected to have at most {LARGEST_MODEL >> 20} MiB, but has {len(data) >> 20}.")
@@ -275,7 +268,7 @@ def _tree(told: Mapping[str, Any], features: int, group: int, round: int) -> Tre
 
 
 def _check_shape(left: np.ndarray, right: np.ndarray, feature: np.ndarray, features: int) -> None:
-    """Check that each node has two children or none and one parent, except the root, which has none."""
+    """Check that each node has two children or none, and one parent except the root."""
     inner = left >= 0
     children = np.concatenate([left[inner], right[inner]])
     nodes = len(left)

@@ -1,4 +1,4 @@
-"""From a client's models to its rows: what is exact, then the rows that explain all trees."""
+"""Reconstruct a client's rows from its models: exact parts first, then rows that explain all trees."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -16,19 +16,19 @@ from fl_privacy.errors import UserError
 from fl_privacy.rng import derive_seed
 
 MOST_WORDS = 1 << 27
-"""Words of 64 bits that masks of leaves may take, a gigabyte."""
+"""Largest number of 64-bit words in masks of leaves, a gigabyte."""
 
 MOST_ROWS = 20_000
-"""Rows that are searched for."""
+"""Largest number of rows that are searched for."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Knowledge:
-    """What an attacker knows of the population; all of it may be missing.
+    """An attacker's knowledge of the population; all of it may be missing.
 
     Attributes:
-        categories: feature -> codes that it can have. The schema of a federation is public.
-        rows: (R, F) rows of other people of the same population, such as an attacking client's own; NaN for no value.
+        categories: feature -> possible codes. The schema of a federation is public.
+        rows: (R, F) rows of other people of the population, such as an attacking client's own; NaN for no value.
         labels: (R,) 0 or 1.
     """
 
@@ -39,19 +39,17 @@ class Knowledge:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TreeReconstruction:
-    """What the trees of a client give away.
+    """Rows reconstructed from a client's trees.
 
     Attributes:
         rows: (N, F) guesses, in no order; NaN for no value.
-        labels: (N,) guesses at their labels, 0 or 1.
-        low, high: (N, F) each cell is guessed to be at least ``low`` and below ``high``.
-        agreement: (N, F) share of chains that put the cell into the same interval; 1 with a single chain means nothing.
-        training: learning rate and lambda, as the models give them away.
-        first: counts of the first tree; ``None`` where the client was given trees before.
-        values: of each feature, thresholds of the client's own trees: values that its rows have.
-        misfit: root mean square of what is left of the gradient sums of leaves.
-        start_misfit: the same of rows that fit the first tree alone.
-        seconds: it took.
+        labels: (N,) guesses, 0 or 1.
+        low, high: (N, F) bounds of each cell's guess, ``high`` excluded.
+        agreement: (N, F) share of chains with the cell in the same interval; always 1 for a single chain.
+        first: counts of the first tree; ``None`` if the client was given trees before.
+        values: each feature's thresholds in the client's own trees: values of its rows.
+        misfit: root mean square residual of the leaves' gradient sums.
+        start_misfit: the same for rows that fit the first tree alone.
     """
 
     rows: np.ndarray
@@ -68,7 +66,6 @@ class TreeReconstruction:
 
     @property
     def certainty(self) -> np.ndarray:
-        """Return the (N,) mean agreement of each row's cells."""
         return np.asarray(self.agreement.mean(1))
 
 
@@ -83,17 +80,15 @@ def reconstruct_rows(
     sweeps: int = 20,
     seed: int = 0,
 ) -> TreeReconstruction:
-    """Reconstruct the rows of one client from what it was sent and what it answered, round by round.
+    """Reconstruct the rows of one client from the models sent to it and its replies.
 
     Args:
-        exchanges: rounds of the client in order; XGBoost with one output and logistic loss.
-        knowledge: of the population.
-        training: learning rate and lambda; ``None`` takes them from the models.
-        rows, positives: numbers of rows, as clients state them, and of positives; asked for only where the client was
-            given trees before its first, whose counts tell them otherwise.
-        chains: searches, each with a random stream of its own.
-        sweeps: over all cells, of each chain.
-        seed: of the streams.
+        exchanges: the client's rounds in order; XGBoost with one output and logistic loss.
+        training: learning rate and lambda; ``None`` infers them from the models.
+        rows, positives: numbers of rows, as clients state them, and of positives; needed only if the client was given
+            trees before its first.
+        chains: number of searches, each with a random stream of its own.
+        sweeps: passes of each chain over all cells.
 
     Raises:
         UserError: the models are of another kind, or too large; or the number of rows is needed and not given.
@@ -129,7 +124,6 @@ def reconstruct_rows(
 
 
 def _checked(exchanges: Sequence[Exchange]) -> Trees:
-    """Return the first reply, whose kind all rounds share."""
     if not exchanges:
         raise UserError("At least one round of the client is expected, but got none.")
     reply = exchanges[0].reply
@@ -142,7 +136,7 @@ def _checked(exchanges: Sequence[Exchange]) -> Trees:
 
 
 def _grid(own: Sequence[OwnTree], features: int) -> Grid:
-    """Cut features at all thresholds; rows may lack values where a tree sends such rows left.
+    """Cut features at all thresholds; rows may lack values if a tree sends such rows left.
 
     Raises:
         UserError: thresholds times trees are too many.
@@ -163,7 +157,6 @@ def _grid(own: Sequence[OwnTree], features: int) -> Grid:
 
 
 def _told(found: Sequence[Chain], grid: Grid, knowledge: Knowledge) -> dict[str, Any]:
-    """Say what the best of the chains holds of rows, and how far the others agree."""
     best = found[0]
     low, high, middle = _bounds(grid, knowledge)
     place = grid.first + best.states
@@ -189,7 +182,7 @@ def _known(knowledge: Knowledge, grid: Grid) -> tuple[np.ndarray, np.ndarray] | 
 
 
 def _possible(knowledge: Knowledge, grid: Grid) -> np.ndarray:
-    """Return the (S,) states that the known categories leave possible."""
+    """Return the (S,) states that the known categories allow."""
     found = np.ones(int(grid.states.sum()), dtype=bool)
     for feature, codes in knowledge.categories.items():
         here = np.zeros(int(grid.states[feature]), dtype=bool)
@@ -200,7 +193,7 @@ def _possible(knowledge: Knowledge, grid: Grid) -> np.ndarray:
 
 
 def _bounds(grid: Grid, knowledge: Knowledge) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return (S,) lower and upper ends of all states, and the value that stands for each."""
+    """Return (S,) lower and upper ends of all states, and a value for each."""
     lows, highs, middles = [], [], []
     for feature, edges in enumerate(grid.edges):
         low, high = np.concatenate([[-np.inf], edges]), np.concatenate([edges, [np.inf]])
@@ -218,7 +211,7 @@ def _bounds(grid: Grid, knowledge: Knowledge) -> tuple[np.ndarray, np.ndarray, n
 
 
 def _values(chain: Chain, middle: np.ndarray, knowledge: Knowledge, grid: Grid) -> np.ndarray:
-    """Fill (N, F) cells with the known row's value where it is still in their interval, else the interval's."""
+    """Return (N, F) values: the known row's if in the cell's interval, else the interval's."""
     if knowledge.rows is None:
         return middle
     home = knowledge.rows[chain.home]
@@ -227,10 +220,7 @@ def _values(chain: Chain, middle: np.ndarray, knowledge: Knowledge, grid: Grid) 
 
 
 def _middles(edges: np.ndarray) -> np.ndarray:
-    """Compute the intervals' middles, whole where all thresholds are.
-
-    The outer ones reach half a neighbor's width out.
-    """
+    """Return the intervals' middles, whole if all thresholds are."""
     if not len(edges):
         return np.zeros(1)
     widths = np.diff(edges) if len(edges) > 1 else np.ones(1)
@@ -242,7 +232,7 @@ def _middles(edges: np.ndarray) -> np.ndarray:
 
 
 def _nearest(options: np.ndarray, middle: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """Find in each interval the option nearest to its middle; the middle itself where there is none."""
+    """Return for each interval the option nearest to its middle, or the middle if there is none."""
     options = np.unique(options[~np.isnan(options)])
     if not len(options):
         return middle
@@ -252,7 +242,7 @@ def _nearest(options: np.ndarray, middle: np.ndarray, low: np.ndarray, high: np.
 
 
 def _agreement(chains: Sequence[Chain]) -> np.ndarray:
-    """Compute the (N, F) share of chains whose matched row has the cell in the first chain's interval."""
+    """Return the (N, F) share of chains whose matched row has the cell in the first chain's interval."""
     from scipy.optimize import linear_sum_assignment  # noqa: PLC0415  (slow to import)
 
     best = chains[0]

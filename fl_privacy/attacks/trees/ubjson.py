@@ -1,4 +1,4 @@
-"""Universal Binary JSON, as XGBoost writes it, read with bounds and without running anything."""
+"""Parse XGBoost's Universal Binary JSON within bounds and without executing anything."""
 
 import struct
 from typing import Any
@@ -11,17 +11,17 @@ DEEPEST = 40
 """Levels of containers; XGBoost's models have eight."""
 
 MOST_VALUES = 2_000_000
-"""Beside those in arrays of numbers, which are read at once: XGBoost writes some dozens a tree."""
+"""Largest number of values outside of numeric arrays, which are parsed at once: XGBoost writes some dozens a tree."""
 
 _NUMBERS = {"i": ">i1", "U": ">u1", "I": ">i2", "l": ">i4", "L": ">i8", "d": ">f4", "D": ">f8"}
 _CONSTANTS = {"Z": None, "T": True, "F": False}
 
 
 def read_ubjson(data: bytes) -> Any:
-    """Read one UBJSON value.
+    """Parse one UBJSON value.
 
     Args:
-        data: all bytes of it. Memory stays near their number, and some hundred bytes for each of ``MOST_VALUES``.
+        data: all of its bytes. Memory stays near their number, plus some hundred bytes for each of ``MOST_VALUES``.
 
     Raises:
         UserError: it is damaged, nested too deeply, or of a type that XGBoost does not write.
@@ -35,8 +35,6 @@ def read_ubjson(data: bytes) -> Any:
 
 
 class _Reader:
-    """Reads UBJSON from a position in bytes."""
-
     def __init__(self, data: bytes) -> None:
         self.data, self.at, self.values = data, 0, 0
 
@@ -105,7 +103,7 @@ class _Reader:
         return found
 
     def header(self) -> tuple[str, int | None]:
-        """Type and number of items, where a container states them."""
+        """Return type and number of items, if a container states them."""
         kind = ""
         if self.data[self.at : self.at + 1] == b"$":
             self.at += 1
