@@ -1,4 +1,4 @@
-"""The folder that a run writes."""
+"""Write the folder of a run."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ if TYPE_CHECKING:
 
 
 class RunFolder:
-    """Records a run as it goes on; whatever was recorded survives the death of the process.
+    """Records a run as it goes on, safe against the death of the process.
 
     Attributes:
-        path: the folder.
-        identity: of the run.
-        finished: whether it had been finished before; then nothing more can be recorded.
-        teller: writes down how far the work is.
+        path: run folder.
+        identity: identity of the run.
+        finished: ``True`` if it was finished before; nothing can be added then.
+        teller: writer of progress.
     """
 
     def __init__(self, path: Path, identity: Identity, *, lock: Lock | None) -> None:
@@ -76,20 +76,20 @@ class RunFolder:
     ) -> RunFolder:
         """Open or create the folder ``<out>/<label>-<hash>`` of the run that ``config`` describes.
 
-        A finished run is opened as it is. What an interrupted run of the same configuration left behind is moved
-        aside (``...-interrupted-1``), as is a finished run with ``overwrite`` (``...-previous-1``); nothing is
-        deleted but intercepted updates that were not to be kept.
+        A finished run is opened as it is. An interrupted one is moved aside (``...-interrupted-1``), as is a finished
+        one with
+        ``overwrite`` (``...-previous-1``); only intercepted updates that were not to be kept are deleted.
 
         Args:
-            out: folder of many runs; created if need be.
+            out: folder of runs; created if needed.
             label: readable part of the name.
-            config: the resolved configuration as plain mappings, lists, strings and numbers.
-            config_text: the same as text, kept as ``config.yaml``.
-            undefended: whether clients don't defend themselves, so that other runs can compare with this one.
-            overwrite: run again what has finished.
+            config: resolved configuration as plain mappings, lists, strings and numbers.
+            config_text: text of ``config.yaml``.
+            undefended: ``True`` if clients do not defend themselves, so that other runs can compare with it.
+            overwrite: ``True`` to repeat a finished run.
 
         Raises:
-            UserError: another process is recording this very run.
+            UserError: another process is recording this run.
         """
         identity = Identity.of(label, config, undefended=undefended)
         path = out / folder_name(label, config)
@@ -98,7 +98,7 @@ class RunFolder:
         with ExitStack() as unless_opened:
             lock = hold(path)
             unless_opened.callback(release, lock)
-            if is_finished(path) and not overwrite:  # by the process that held the lock a moment ago
+            if is_finished(path) and not overwrite:  # finished by the last holder of the lock
                 return cls(path, identity, lock=None)
             if path.exists():
                 move_aside(path, "previous" if is_finished(path) else "interrupted")
@@ -114,35 +114,35 @@ class RunFolder:
         write_whole(self.path / "environment.json", dump_json(describe_environment(seed=seed), indent=1))
 
     def write_threat_model(self, sentences: Sequence[str]) -> None:
-        """Write who attacks, and what is seen and known, as ``threat_model.json``."""
+        """Write ``threat_model.json``."""
         self._threats = tuple(sentences)
         write_whole(self.path / "threat_model.json", dump_json(list(sentences), indent=1))
 
     def write_defense(self, parts: Iterable[Part]) -> None:
-        """Write each part of the defense and the setting that its strength follows, as ``defense.json``."""
+        """Write each part of the defense and its strength setting as ``defense.json``."""
         content = [{"name": part.name, "strength": part.strength} for part in parts]
         write_whole(self.path / "defense.json", dump_json(content, indent=1))
 
     def write_partition(self, counts: Sequence[Sequence[int]], class_names: Sequence[str]) -> None:
-        """Write ``counts[client][class]`` examples, as ``partition.json``."""
+        """Write ``counts[client][class]`` examples as ``partition.json``."""
         content = {"class_names": list(class_names), "counts": [[int(n) for n in row] for row in counts]}
         write_whole(self.path / "partition.json", dump_json(content))
 
     def add_privacy(
         self, *, delta: float, accountant: str, missing: str | None, unit: str | None = None, covered: bool = False
     ) -> None:
-        """Record what the epsilons of the rounds refer to, see ``summary.Spent``, or why they are ``missing``."""
+        """Record the scope of the rounds' epsilons, see ``summary.Spent``, or why they are ``missing``."""
         self._append(kind="privacy", delta=delta, accountant=accountant, missing=missing, unit=unit, covered=covered)
 
     def add_round(
         self, report: RoundReport, evaluation: Evaluation | None = None, *, epsilon: float | None = None
     ) -> None:
-        """Record a round of training that is over.
+        """Record a finished round of training.
 
         Args:
-            report: of the round.
-            evaluation: on the test set; ``None`` where it was not tested.
-            epsilon: spent up to this round by the client that is worst off; ``None`` without guarantee.
+            report: summary of the round.
+            evaluation: result on the test set, if tested.
+            epsilon: largest epsilon of a client up to this round; ``None`` without guarantee.
         """
         self._append(
             kind="round",
@@ -159,7 +159,7 @@ class RunFolder:
         )
 
     def add_victim(self, score: VictimScore, *, attacker: Attacker = Attacker.PLAIN) -> None:
-        """Record a victim that was attacked by ``attacker`` and judged: a record for each of its images."""
+        """Record each image of a scored victim."""
         id = score.id
         for image in score.images:
             self._append(
@@ -182,18 +182,18 @@ class RunFolder:
             self._append(kind="history", attacker=attacker, id=str(id), round=id.round, loss=list(score.history))
 
     def add_update_distortion(self, id: VictimId, distortion: UpdateDistortion, solving: Mapping[str, float]) -> None:
-        """Record what the defense did to the update ``id``.
+        """Record the defense's change to the update ``id``.
 
         Args:
-            id: of the observation.
-            distortion: of the whole update.
-            solving: further figures by name, on how a fully connected first layer can be solved for its input.
+            id: id of the observation.
+            distortion: distortion of the whole update.
+            solving: figures, by name, of solving a fully connected first layer for its input.
         """
         figures = {**asdict(distortion), **solving}
         self._append(kind="update_distortion", id=str(id), round=id.round, client=id.client, **figures)
 
     def add_tracing(self, tracing: Tracing, *, round: int, attacker: Attacker = Attacker.PLAIN) -> None:
-        """Record to whom the images attacked in ``round`` were traced by what ``attacker`` reconstructed."""
+        """Record the tracing of the images attacked in ``round``."""
         self._append(kind="tracing", attacker=attacker, round=round, **asdict(tracing))
 
     def add_attack(
@@ -208,30 +208,30 @@ class RunFolder:
         candidates_from: str | None = None,
         uploads: str | None = None,
     ) -> None:
-        """Record one call of the attack, which took ``seconds`` for ``victims`` observations.
+        """Record one call of the attack.
 
         Args:
-            round: that was attacked.
-            victims: how many.
-            seconds: of the call.
-            batch_norm: mode in which the clients ran it, ``train`` or ``eval``; ``None`` for a model without.
-            attacker: who attacked.
-            countermeasures: what it did against the defense, a sentence each.
-            candidates_from: what images originals are distinguished from, if any.
-            uploads: what was attacked, a value of ``AttackedUploads``.
+            round: attacked round.
+            victims: number of observations.
+            seconds: time of the call.
+            batch_norm: clients' mode, ``train`` or ``eval``; ``None`` for a model without batch norm.
+            attacker: plain or adaptive attacker.
+            countermeasures: measures against the defense, a sentence each.
+            candidates_from: name of the distractors, if any.
+            uploads: value of ``AttackedUploads``.
         """
         figures = {"victims": victims, "seconds": seconds, "batch_norm": batch_norm, "candidates_from": candidates_from}
         figures |= {"uploads": uploads}
         self._append(kind="attack", attacker=attacker, round=round, countermeasures=list(countermeasures), **figures)
 
     def add_finding(self, finding: Finding) -> None:
-        """Record what an inference attack found out."""
+        """Record the result of an inference attack."""
         self._append(kind="inference", **finding.as_record())
 
     def save_reconstructions(
         self, round: int, scores: Sequence[VictimScore], *, attacker: Attacker = Attacker.PLAIN
     ) -> None:
-        """Keep originals and the guesses of ``attacker`` in ``round`` for the report."""
+        """Save originals and guesses for the report."""
         if scores and any(score.rows is not None for score in scores):
             write_rows(self.path / "reconstructions", round, scores, attacker)
         elif scores and scores[0].sentences:
@@ -247,7 +247,7 @@ class RunFolder:
         pieces: Callable[[Tensor], Sequence[str]],
         attacker: Attacker = Attacker.PLAIN,
     ) -> None:
-        """Write the films of how ``attacker`` came to what it ``found``; ``pieces`` are a text's tokens."""
+        """Save films of the attack on each of ``found``; ``pieces`` gives a text's tokens."""
         films = [film_of(one, score, pieces) for one, score in zip(found, scores, strict=True)]
         if known := [film for film in films if film is not None]:
             write_films(self.path / "reconstructions", known, attacker)
@@ -273,7 +273,7 @@ class RunFolder:
         verdict = judged(summary, facts, claim_is_false=false)
         write_whole(self.path / SUMMARY, dump_json({"verdict": verdict.as_plain(), **summary.as_json()}, indent=1))
         self.finished = True
-        self.close()  # only now: whoever gets the lock next finds a finished run
+        self.close()  # only now: the next holder of the lock finds a finished run
         return summary
 
     def close(self) -> None:
@@ -299,5 +299,5 @@ class RunFolder:
 
 
 def folder_name(label: str, config: Mapping[str, Any]) -> str:
-    """Return the folder's name for the run that ``config`` describes."""
+    """Return the folder name of the run that ``config`` describes."""
     return f"{label}-{run_hash(config)}"
