@@ -92,6 +92,7 @@ def hold(folder: Path) -> Lock:
 
 
 def release(lock: Lock | None) -> None:
+    """Release the lock of ``hold``."""
     if lock is not None:
         lock.release()
 
