@@ -126,7 +126,6 @@ def members_told(inside: np.ndarray, outside: np.ndarray, before: tuple[np.ndarr
         inside: (P,) decrease in loss of own examples by the client's update.
         outside: (N,) the same for examples of other clients, with the same classes if known.
         before: negative losses of both at the model that was sent, as the control.
-        made: description of the uploads.
     """
     found = auc(Separation(positives=inside, negatives=outside))
     control = auc(Separation(positives=before[0], negatives=before[1]))

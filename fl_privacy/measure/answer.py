@@ -52,8 +52,6 @@ class Scenario:
     """The uploads of a question.
 
     Attributes:
-        name: name in records.
-        title: title on a page.
         uploads: description in a phrase.
         leaves: ``True`` if such uploads leave a client.
         examples: most examples behind one upload.
@@ -88,14 +86,11 @@ class Answer:
     """An attacker's result on the uploads of a scenario.
 
     Attributes:
-        question: name in ``QUESTIONS``.
         counts: counts of examples by outcome; ``None`` if none was attacked.
         estimate: figure with its 95 % interval; ``None`` if not measured.
         control: same result from uploads without these examples, if any.
         labels: number of examples with a right class, and of those with a known class.
         reason: reason why there are neither counts nor estimate.
-        notes: sentences for a page.
-        shown: some of the examples.
     """
 
     question: QuestionName = "examples"

@@ -1,7 +1,4 @@
-"""Compute the probability that guesses made without the update score as well.
-
-Other examples replace the attacked ones: for guesses without information, both are equally likely to fit.
-"""
+"""Compute the probability that guesses made without the update score as well."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -74,7 +71,6 @@ def chance_of_upload(values: np.ndarray, number: int, *, classes: Sequence[int] 
         number: B.
         classes: (B + N,) classes; if there are enough of each, replacements have the same class, so that typical
             features of a class are no evidence.
-        seed: seed of the draws.
     """
     from scipy.optimize import linear_sum_assignment  # noqa: PLC0415
 
@@ -103,13 +99,7 @@ def chance_of_upload(values: np.ndarray, number: int, *, classes: Sequence[int] 
 
 
 def _with_overlap(drawn: float, best: np.ndarray, strata: Sequence[tuple[int, np.ndarray]]) -> float:
-    """Return the chance by draws or by the own examples among the best, so that draws set no lower limit.
-
-    Args:
-        drawn: chance by draws.
-        best: indices of the best fitting examples.
-        strata: result of ``_strata``, own examples first in each.
-    """
+    """Return the chance by draws or by the own examples among the best, so that draws set no lower limit."""
     found, mass = 0, np.ones(1)
     for own_of, columns in strata:
         there = np.isin(columns, best)
@@ -138,11 +128,9 @@ def chance_of_words(
     """Return the probability that the guessed words fit as many other texts as well, by a permutation test.
 
     Args:
-        guess: distinct words guessed for an upload.
         own: words of each of its texts.
         others: words of other texts.
         few: ``True`` if texts also fit by the number of right words, for guesses of few words.
-        seed: seed of the draws.
     """
     texts = [*own, *others]
     if not others or not own:

@@ -53,7 +53,6 @@ class Identified:
             luck; negative if it leads in no way.
         foreign: (B,) largest partial correlation of the guess with a near candidate given the original, in [0, 1]: the
             smaller one for the best lead and the largest likeness. NaN if the original is not nearest.
-        candidates: number of candidates.
     """
 
     guess: Tensor
@@ -65,7 +64,6 @@ class Identified:
 
     @property
     def figures(self) -> dict[str, Tensor]:
-        """Return the known figures by name."""
         named = {name: getattr(self, name) for name in ("guess", "likeness", "rank", "lead", "foreign")}
         return {name: figure for name, figure in named.items() if figure is not None}
 
@@ -77,10 +75,8 @@ class Look:
     Attributes:
         guesses: (G, C, H, W) in [0, 1].
         originals: (B, C, H, W) in [0, 1].
-        others: distractors.
         rivals: (R,) indices of the rivals, sorted.
         usual: (U,) indices that define the usual correlation.
-        sight: resolution.
     """
 
     guesses: Tensor

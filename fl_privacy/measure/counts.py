@@ -87,7 +87,6 @@ class Counts:
 
     @property
     def images(self) -> int:
-        """Return the number of attacked examples."""
         return self.judged + self.unjudged
 
     @property

@@ -110,9 +110,6 @@ def compare_images(match: Match, others: Others, victim: VictimId, fed: Tensor |
     """Compute the figures of each image of a victim that has a guess.
 
     Args:
-        match: guesses and originals.
-        others: distractors and controls.
-        victim: victim of the match.
         fed: (B, C, H, W) originals after the client's own crops and flips, if known; they replace the originals.
     """
     found = match.found
@@ -188,7 +185,6 @@ def compare_texts(match: Match, others: Others, language: Language | None = None
 
 
 def _coincidences(public: Tensor) -> Coincidences:
-    """Count the equal public examples (N, F)."""
     _, of, times = torch.unique(public, dim=0, return_inverse=True, return_counts=True)
     return Coincidences.counted((times[of] - 1).numpy())
 

@@ -82,7 +82,6 @@ def bpki(
 
     Args:
         guesses: (N, C, H, W) in [0, 1].
-        truths: unused.
         bins: number k of intervals.
         smoothing: pixels added to each interval, so that none is empty.
         prior: F0 (k,), such as :func:`pixel_histogram` of public images; ``None`` is uniform.
@@ -115,8 +114,6 @@ def bayesian_privacy_loss(
     """Build the metric :func:`bpki` with other settings: (guesses, truths) -> (N,).
 
     Args:
-        bins: number k of intervals.
-        smoothing: pixels added to each interval.
         public: images (N, C, H, W) whose histogram is the prior; ``None`` for a uniform one.
 
     Raises:

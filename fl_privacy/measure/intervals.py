@@ -23,7 +23,6 @@ class Statistic:
     Attributes:
         ci95: 95 % confidence interval of the mean within the range of the values; ``None`` for a single group, an
             infinite value, or a split sample (``is_split``), for which the median says more.
-        n: size of the sample.
         groups: number of independent groups.
     """
 
@@ -52,7 +51,6 @@ def aggregate(
     n (n - n_g), with Satterthwaite's degrees of freedom, at most G - 1.
 
     Args:
-        values: sample.
         groups: group of each value; ``None`` if all are independent.
         within: range of the values, to which the interval is cut.
 
@@ -119,8 +117,6 @@ def share_at_most(count: int, n: int, *, groups: int | None = None) -> float:
     """Return the 95 % upper end of a share of which ``count`` of ``n`` were seen (Clopper and Pearson 1934).
 
     Args:
-        count: number seen.
-        n: sample size.
         groups: number of independent groups; if fewer than ``n``, they are the sample size, and the count is rounded
             up.
 
@@ -165,7 +161,6 @@ def share_interval(count: int, n: int, *, groups: int | None = None) -> tuple[fl
     """Return the 95 % interval of a share of which ``count`` of ``n`` were seen (Clopper and Pearson 1934).
 
     Args:
-        count: number seen.
         n: sample size, at least 1.
         groups: number of independent groups; if fewer than ``n``, they are the sample size, and the count is rounded
             down for the lower end and up for the upper one.

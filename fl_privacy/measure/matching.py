@@ -22,7 +22,6 @@ class Match:
         guesses: (B, C, H, W) clamped to [0, 1]; zeros without a guess.
         guessed_labels: (B,) class indices in the best order; -1 without a guess.
         order: (B,) index of the guess in the reconstruction; -1 without one.
-        failure: reason why guesses are missing.
     """
 
     originals: Tensor

@@ -157,7 +157,6 @@ def _is_plain(record: Mapping[str, Any]) -> bool:
 
 
 def _is_denied(record: Mapping[str, Any]) -> bool:
-    """Return ``True`` if a guess claimed as proven is far from the original."""
     psnr = _number(record, "psnr")
     if record.get(TABLE_METRIC) is not None:
         return record.get("row_right") == 0
@@ -175,7 +174,6 @@ def _of_text(record: Mapping[str, Any]) -> Outcome | None:
 
 
 def _beats_frequency(record: Mapping[str, Any]) -> bool:
-    """Return ``True`` if tokens, or words in no order, exceed their frequency control by a margin."""
     pairs = ((TEXT_METRIC, "control_f1", "chance"), (WORDS_METRIC, "word_control_f1", "word_chance"))
     read = [
         (METRICS[name], _number(record, name), _number(record, control))

@@ -43,8 +43,8 @@ def pinned_rows(
     Args:
         truth: (N, F) numbers and codes of categories, NaN for none; its deviations scale the tolerance.
         guesses: (M, F) in any order; rows without a guess count as wrong.
-        categories: features that must be equal.
         tolerance: deviations of a feature.
+        categories: features that must be equal.
 
     Raises:
         UserError: shapes do not fit, or scipy is not installed.

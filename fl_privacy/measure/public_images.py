@@ -21,7 +21,6 @@ class PublicImages:
     Attributes:
         images: (N, C, H, W) in [0, 1].
         labels: (N,) classes, if known.
-        name: short phrase for pages.
         more: (M, C, H, W) of bytes, also searched for the nearest image.
         controls: original and label -> cached largest PSNR and SSIM without an update.
         near: original -> cached lead and likeness of the nearest public image.
@@ -56,7 +55,6 @@ class PublicImages:
         return torch.cat([self.images, torch.stack([self.mean, *self._class_means.values()])])
 
     def standing(self, sight: Sight) -> Standing:
-        """Return cached rows of ``rivals``."""
         return self._looks.setdefault(sight, Standing(self.rivals, sight))
 
     @cached_property

@@ -47,7 +47,6 @@ class Threshold:
 
     Attributes:
         value: threshold, itself included if high values leak.
-        source: paper.
     """
 
     value: float
@@ -112,7 +111,6 @@ class Metric:
         return value >= self.threshold.value if self.leaks == "high" else value < self.threshold.value
 
     def in_words(self, value: float) -> str:
-        """Format ``value`` with its unit."""
         return f"{self.digits(value)} {self.unit}".rstrip()
 
 

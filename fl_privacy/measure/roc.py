@@ -40,7 +40,6 @@ class Separation:
     Attributes:
         positives: (P,) scores of members.
         negatives: (N,) scores of others.
-        seed: seed of resampling and of the halves.
     """
 
     positives: Scores
@@ -48,7 +47,6 @@ class Separation:
     seed: int = 0
 
     def halves(self) -> tuple["Separation", "Separation"]:
-        """Split both kinds of scores into random halves."""
         rng = np.random.default_rng(self.seed)
         cut = []
         for scores in (self.positives, self.negatives):
@@ -242,8 +240,6 @@ def identification_bound(*, epsilon: float, delta: float, candidates: int) -> fl
     Reconstruction in DP-SGD", Thm. 2).
 
     Args:
-        epsilon: epsilon of the guarantee.
-        delta: delta of the guarantee.
         candidates: number of other, equally likely candidates, at least 1.
 
     >>> round(identification_bound(epsilon=1.0, delta=1e-5, candidates=1000), 4)

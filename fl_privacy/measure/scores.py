@@ -26,11 +26,9 @@ class ImageScore:
     """Score of one image.
 
     Attributes:
-        image: index in the original batch.
         guess: index in the reconstruction's batch; ``None`` without a guess.
         values: metrics by name in ``METRICS``; NaN if not computable, empty after a failure.
         failure: reason, in one line, why nothing can be compared.
-        certainty: attacker's own certainty of the guess.
         compared: figures of the outcome, by name in ``OUTCOME_COLUMNS``; empty if not requested.
     """
 
@@ -52,11 +50,7 @@ class VictimScore:
         guesses: (B, C, H, W) in [0, 1], matched and clamped, zeros without a guess; or tokens (B, L), then -1.
         labels: (B,) inferred classes if the originals are not known.
         transformed: (B, C, H, W) in [0, 1], a defense's substitutes for the originals, if any.
-        attack_loss: attacker's own loss.
-        history: attacker's loss over its iterations.
-        label_source: source of the labels, as in the reconstruction.
-        member: sub-attack, as in the reconstruction.
-        rows: table rows as a page shows them.
+        member: sub-attack of the guesses.
         sentences: tokens of original, if known, and guess of each text.
     """
 
@@ -93,7 +87,6 @@ def evaluate(
     """Score the guess at one victim's batch image by image.
 
     Args:
-        reconstruction: attack's result.
         truth: victim's batch, images (B, C, H, W) in [0, 1] in any order.
         functions: see :func:`evaluate_all`, which scores many victims at once.
 
@@ -123,13 +116,10 @@ def evaluate_all(
     values if its victim failed or its guess is not finite. Metrics whose package is not installed are left out.
 
     Args:
-        reconstructions: one for each victim.
         truths: victims' batches in the same order, all with the same (C, H, W).
         functions: metrics that need data of the run, by name; left out if not given.
         transformed: defense's substitute for each truth, in the same order of images; guesses are matched to these
             separately. Required by the metrics of transformed images.
-        language: language of texts; by default every token is a word.
-        schema: schema of table rows.
         others: distractors and controls, for the outcomes; ``None`` leaves outcomes out.
         augmented: ``True`` if ``transformed`` are the client's own crops and flips, and no defense; these images then
             define the outcome.
@@ -219,7 +209,6 @@ def _scored(
 
 
 def _with_words(score: VictimScore, values: Mapping[str, float], figures: Figures) -> VictimScore:
-    """Add the figures of all the victim's words to each text with a guess."""
     images = tuple(
         replace(image, values={**image.values, **values}, compared={**image.compared, **figures})
         if image.failure is None
@@ -233,9 +222,7 @@ def unjudged(reconstruction: Reconstruction, shape: tuple[int, ...], modality: M
     """Report a guess (B, C, H, W) without known originals.
 
     Args:
-        reconstruction: result for one victim.
         shape: expected shape (B, C, H, W), or (B, L) for texts and (B, F) for rows.
-        modality: modality of the examples.
     """
     if not modality.continuous:
         return _unjudged_texts(reconstruction, shape)
@@ -298,7 +285,6 @@ def _measure(
 
 
 def _measure_texts(matches: Sequence[Match], language: Language | None) -> list[dict[str, float]]:
-    """Compute every metric of each text with a guess, in order, without special tokens."""
     found = [(m.guesses[m.found], m.originals[m.found], m) for m in matches if len(m.found)]
     if not found:
         return []
@@ -331,7 +317,6 @@ def _by_metric(
 
 
 def _images(found: Sequence[Match], matches: Sequence[Match]) -> tuple[Tensor, Tensor]:
-    """Return guesses and originals of ``matches`` where ``found`` has a guess."""
     pairs = list(zip(found, matches, strict=True))
     return torch.cat([m.guesses[f.found] for f, m in pairs]), torch.cat([m.originals[f.found] for f, m in pairs])
 

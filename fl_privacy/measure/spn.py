@@ -16,7 +16,6 @@ class Tracing:
         distance: share of queries traced to a wrong participant, in [0, 1]; 1 - 1 / ``participants`` by guessing.
         attacked_distance: share for attacked queries alone, which have a reconstruction of their own.
         participants: number of possible owners.
-        queries: number of query images.
     """
 
     distance: float

@@ -1,8 +1,4 @@
-"""Compare a guess with images when it is turned, mirrored, cropped, enlarged, rotated a little, or cut into pieces.
-
-The middle of the guess in each pose is slid over every image, or its tiles are matched to any tile of the image;
-candidates get the same tries as originals.
-"""
+"""Compare a guess with images when it is turned, mirrored, cropped, enlarged, rotated a little, or cut into tiles."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -212,7 +208,6 @@ class Way(ABC):
     Attributes:
         own: (B,) correlation with each original.
         rest: (K,) correlation with each rival.
-        rivals: (K,) indices of the rivals.
         usual: (U,) positions among the rivals that define the usual correlation.
     """
 
@@ -240,8 +235,6 @@ class Turning:
 
     Attributes:
         guess: (1, C, H, W) in [0, 1].
-        originals: B originals.
-        others: candidates.
         rivals: (R,) indices of the candidates that count, sorted.
         usual: (U,) indices of the candidates that define the usual correlation.
     """
@@ -339,8 +332,6 @@ class _Posed(Way):
     """The pose and place of greatest likeness to each image.
 
     Attributes:
-        turning: comparison that this belongs to.
-        side: longer side in pixels.
         taken: poses for the originals, then for the rivals.
         gray: (B + K, 1, H, W) gray guess drawn for each.
         first: positions of the rivals whose poses are refined; empty if that is in vain.
@@ -353,7 +344,6 @@ class _Posed(Way):
     first: Tensor
 
     def refined(self) -> "_Posed":
-        """Refine the poses for originals and the first rivals, one step set after the other."""
         number = len(self.own)
         again = torch.cat([torch.arange(number), number + self.first])
         images = torch.cat(
@@ -406,10 +396,7 @@ def _tried(tried: Poses, gray: Tensor, images: Tensor, side: int) -> Tensor:
     """Return the largest absolute correlation (K, S) of S poses (K * S) each with images (K, L, H, W).
 
     Args:
-        tried: (K * S) poses.
         gray: (K * S, 1, H, W) gray guesses to draw.
-        images: images at ``side``.
-        side: longer side in pixels.
     """
     looks = _looks(tried.drawn(gray), side)
     looks = looks.view(len(images), -1, *looks.shape[1:])

@@ -42,9 +42,7 @@ def advice_from(
     Cost is time, to one digit and at least ``LITTLE_TIME``, then bytes, then leakage.
 
     Args:
-        table: measurements.
         accuracy_loss: most percentage points below the undefended accuracy.
-        threat: attackers that count.
         psnr_below: dB that no image and no upper end of the mean's 95 % interval may reach.
         batch_size: examples behind a client's upload; by default the training batch size in ``table``.
 
@@ -141,7 +139,6 @@ def _least_read(affordable: Sequence[MeasuredDefense], threat: Threat) -> list[s
 
 
 def _withheld(unread: Sequence[MeasuredDefense], table: MeasuredTable, threat: Threat) -> list[str]:
-    """Explain why none of the defenses without reconstructions is recommended."""
     cheapest = min(unread, key=lambda d: (_cost(d), _leak(d, threat)))
     nor = " Nor is any other behind which nothing was read." if len(unread) > 1 else ""
     return [f"{withheld(cheapest.by_threat[threat])}{nor} Measure again by `{table.command}`."]

@@ -50,8 +50,6 @@ class Ran:
     """Facts of an app's run that its page does not show.
 
     Attributes:
-        nodes: number of clients.
-        rounds: number of training rounds; ``None`` if not known.
         models: name of a network -> number of replies with it.
         seconds: time of the training, and of all.
     """
@@ -151,7 +149,6 @@ def _plain_answer(answer: Answer) -> dict[str, Any]:
 
 
 def _plain_rung(answer: Answer) -> Mapping[str, Any]:
-    """Return an answer on single examples for ``audit.json``."""
     found = (answer.counts, answer.control)
     counts, control = (value.as_plain() if isinstance(value, Counts) else None for value in found)
     return {
@@ -171,8 +168,6 @@ def _plain_rung(answer: Answer) -> Mapping[str, Any]:
 
 
 def _plain_survivor(answer: Answer) -> Mapping[str, Any]:
-    """Return an answer on all of a client's examples for ``audit.json``."""
-
     def plain(value: object) -> Mapping[str, float] | None:
         if not isinstance(value, Estimate):
             return None

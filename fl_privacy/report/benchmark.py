@@ -17,7 +17,6 @@ class Board:
     """Defenses by the worst attacker's result, each at its strength that leaks least.
 
     Attributes:
-        threat: most powerful attackers that count.
         accuracy_loss: most percentage points that a strength may cost.
         ranked: least leakage first, including the undefended one.
         beyond: families without a measured strength within that loss, each at the cheapest.
@@ -46,8 +45,6 @@ class Measured:
         standings: all strengths, the undefended one first.
         code: SHA-256 of the sources that measured them, ideally one.
         data: SHA-256 of each data set, by name.
-        seconds: work of all jobs.
-        hardware: description.
     """
 
     track: Track
@@ -61,12 +58,10 @@ class Measured:
 
     @property
     def threats(self) -> tuple[Threat, ...]:
-        """Return the attackers of the track."""
         return threats_of(self.track.cells)
 
     @property
     def worst_threat(self) -> Threat:
-        """Return the most powerful kind of attacker, which includes all others."""
         return self.threats[-1]
 
     @property
@@ -82,7 +77,6 @@ class Measured:
 
     @property
     def victims(self) -> str:
-        """Return the number of victims in a cell, in words."""
         numbers = {
             s.groups for found in self.standings[0].readings.values() for r in found if (s := r.statistic(r.main))
         }

@@ -50,11 +50,7 @@ class PageRow:
     Attributes:
         loss: board's loss in percentage points.
         order: position, unranked rows last.
-        rank: rank as shown; empty if unranked.
-        standing: results of the defense.
         found: result of the worst attacker; ``None`` if unranked.
-        why: reason why it is unranked.
-        most: result that leaks most.
         missing: number of unmeasured cells by kind of upload.
         by_uploads: result of the worst attacker by kind of upload.
     """
@@ -113,14 +109,12 @@ def benchmark_in_words(measured: Measured) -> str:
 
 
 def _chosen(measured: Measured) -> Board:
-    """Return the board shown first: all attackers, the middle loss of accuracy."""
     losses = measured.track.accuracy_loss
     middle = losses[len(losses) // 2]
     return next(b for b in measured.boards if b.threat == measured.worst_threat and b.accuracy_loss == middle)
 
 
 def _within(value: float, name: str) -> float:
-    """Return ``value``, at most the maximum of the metric ``name``."""
     return min(value, METRICS[name].range[1])
 
 
@@ -264,7 +258,6 @@ def _fixed(measured: Measured) -> list[tuple[str, str]]:
 
 
 def _picture(measured: Measured, board: Board) -> Markup | None:
-    """Draw the means of each defense by attacker, with the upper ends of their intervals."""
     shown, threats, name = [s for s in board.ranked if s.candidate(board.threat)], measured.threats, measured.metric
     farthest = FARTHEST if name == IMAGE_METRIC else METRICS[name].range[1]
     if not shown:

@@ -112,7 +112,6 @@ def _date(run: Run) -> str:
 
 
 def _meaning(verdict: Verdict, kind: str) -> str:
-    """Explain the verdict without metrics."""
     told = " and ".join(TOLD.get(about, about) for about in verdict.told)
     care = f"Such uploads deserve the care that the {kind}s themselves get."
     if verdict.ground is Ground.NO_TRUTH and verdict.proven:
@@ -144,7 +143,6 @@ def _meaning(verdict: Verdict, kind: str) -> str:
 
 
 def _facts(run: Run, verdict: Verdict, kind: str) -> list[Fact]:
-    """List the measured figures, each of its worst client and round."""
     facts, summary, found = [], run.summary, verdict.readings
     if verdict.most is not None:
         facts.append(Fact("Read", read_in_words(verdict.counts), _of(verdict.most, found, _ways(verdict))))
@@ -190,7 +188,6 @@ def _of(reading: Reading, others: Sequence[Reading], words: str) -> str:
 
 
 def _untested(run: Run, found: Sequence[Reading], kind: str) -> list[str]:
-    """List what this run does not test, then what no run tests."""
     lines = [line for line in run.threat_model if line.startswith(NOT_TESTED[1:])]
     servers = [line.removeprefix(NOT_TESTED[0]).strip() for line in run.threat_model if line.startswith(NOT_TESTED[0])]
     lines += [line[0].upper() + line[1:] for line in servers if line]
@@ -212,7 +209,6 @@ def _untested(run: Run, found: Sequence[Reading], kind: str) -> list[str]:
 
 
 def _risks(run: Run, verdict: Verdict, basis: str, kind: str) -> list[str]:
-    """List the remaining risks, with the figures that bound them."""
     lines, found = [basis] if basis else [], verdict.readings
     if verdict.most is not None:
         lines.append(f"Of all such {kind}s, up to {100 * verdict.counts.at_most:.0f} % may be read (95 % confidence).")
@@ -229,7 +225,6 @@ def _risks(run: Run, verdict: Verdict, basis: str, kind: str) -> list[str]:
 
 
 def _guaranteed(privacy: Spent | None) -> str:
-    """Describe the differential privacy bound on every attacker, if epsilon is small enough."""
     if privacy is None or privacy.epsilon is None:
         return "No guarantee stands behind this: there is no epsilon, so that all of it is observation."
     spent = f"epsilon {ratio(privacy.epsilon)} at delta {ratio(privacy.delta)} by the end of the training"

@@ -97,12 +97,7 @@ def line_chart(
     """Draw curves over a common axis.
 
     Args:
-        curves: curves in drawing order.
-        x: label of the horizontal axis.
-        y: label of the vertical axis.
-        alt: text alternative.
         percent: ``True`` to show the share ``y`` in percent, from 0.
-        log: ``True`` for a logarithmic vertical axis.
         faint: ``True`` for thin lines in one color.
         marks: points (x, y) of each curve over time; those of one moment have an element id ending in ``-moment-N``.
     """

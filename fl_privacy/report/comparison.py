@@ -32,12 +32,9 @@ class RunRow:
     """One run in the comparison's table.
 
     Attributes:
-        letter: short name in charts.
-        name: options that distinguish it.
         differences: ``key=value`` of the settings that runs do not share.
-        readings: leakage by each attacker in each round.
         pmm: percent of the undefended accuracy.
-        link: link to its page.
+        readings: leakage by each attacker in each round.
     """
 
     letter: str
@@ -242,7 +239,6 @@ def _utility(row: RunRow, *, use_pmm: bool) -> float:
 
 
 def _headline(rows: Sequence[RunRow]) -> str:
-    """Count runs with reconstructions, with a bound, and with neither."""
     tones = Counter(row.verdict.tone for row in rows if row.attacked or row.verdict.told)
     if not tones:
         return f"{len(rows)} runs, none of them attacked"

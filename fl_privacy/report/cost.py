@@ -20,15 +20,7 @@ class HasCost(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """A row of the table, or a column in comparisons.
-
-    Attributes:
-        section: section of a run's summary.
-        name: name of the statistic.
-        title: title of the row.
-        meaning: interpretation.
-        show: formatter.
-    """
+    """A row of the table, or a column in comparisons."""
 
     section: Literal["update_distortion", "upload"]
     name: str
@@ -37,7 +29,6 @@ class Figure:
     show: Callable[[float | None], str]
 
     def statistic(self, cost: HasCost) -> Statistic | None:
-        """Return the statistic of a run, if recorded."""
         return (cost.update_distortion if self.section == "update_distortion" else cost.upload).get(self.name)
 
     def mean(self, cost: HasCost) -> str:
@@ -45,7 +36,6 @@ class Figure:
         return self.show(statistic.mean) if statistic else MISSING
 
     def interval(self, cost: HasCost) -> str:
-        """Format the 95 % confidence interval, in brackets."""
         statistic = self.statistic(cost)
         if not statistic or not statistic.ci95:
             return MISSING

@@ -23,7 +23,6 @@ class Reel:
     """A victim's part of a film.
 
     Attributes:
-        where: client and image in words.
         member: sub-attack of the frames, or empty.
         original: PNG as a data URI, or empty.
         frames: ``FRAMES`` PNGs as data URIs.
@@ -43,7 +42,6 @@ class TextReel:
     """A victim's part of a film of texts.
 
     Attributes:
-        where: client and text in words.
         member: sub-attack of the frames, or empty.
         original: tokens; empty if not known.
         frames: tokens of ``FRAMES`` frames, each right, misplaced or wrong.
@@ -61,10 +59,8 @@ class Screening:
     """Film of one attacker in one round.
 
     Attributes:
-        title: attacker, if there are several.
         reels: victims, played together.
         moments: share of the work at each frame, in words.
-        chart: losses with the moments marked.
     """
 
     title: str

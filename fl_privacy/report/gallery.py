@@ -47,8 +47,6 @@ def grid_picture(
     Args:
         originals: originals; ``None`` leaves the place empty.
         reconstructions: guess for each; ``None`` leaves the place empty.
-        captions: caption of each pair.
-        path: PNG file.
         adaptive: guesses of the adaptive attacker, put last.
         transformed: images that the model saw instead of the originals, put after these.
     """
@@ -100,18 +98,12 @@ class ImageView:
     """One attacked image.
 
     Attributes:
-        rank: ``Best``, ``Median``, ``Worst``, or empty.
-        where: round, client and image in words.
-        figures: metrics in words.
         label: class, certainty and sub-attack in words.
-        failure: reason why there is no reconstruction.
         original: PNG as a data URI; empty if not available, as in the next three.
         transformed: defense's substitute for the original.
         guess: plain attacker's guess.
         adaptive: adaptive attacker's guess.
         adaptive_figures: metrics of the adaptive attacker, or its failure.
-        small: ``True`` to show pixels as squares.
-        known: ``True`` if the original is known.
     """
 
     rank: str = ""

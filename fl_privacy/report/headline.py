@@ -28,7 +28,6 @@ class Headline:
     Attributes:
         text: reconstructed examples, attacker and uploads; or the bound; or the reason why nothing is known.
         basis: evidence and open questions, in sentences.
-        tone: tone of the verdict.
         lead: first part of ``text``, short enough for five seconds; all of it if empty.
         scope: rest as a sentence, such as the attacked uploads; may be empty.
     """
@@ -100,7 +99,6 @@ def _by_methods(found: Sequence[Finding], about: Collection[str]) -> str:
 
 
 def _of_examples(verdict: Verdict, kind: str) -> list[_Clause]:
-    """Describe the outcome for examples, after a warning if no client's upload was attacked."""
     said = _of_attacked(verdict, kind)
     if verdict.facts.source is not AttackedUploads.SERVER or verdict.ground is Ground.BOUNDED:
         return said
@@ -210,7 +208,6 @@ def _bounded(verdict: Verdict, kind: str) -> tuple[str, str]:
 
 
 def _exposed(verdict: Verdict, kind: str) -> str:
-    """Count the defense's substitutes that came out, if more than the examples themselves."""
     exposed = verdict.exposed
     if exposed is None or exposed.recognizable <= verdict.counts.read:
         return ""
@@ -332,7 +329,6 @@ def _others(verdict: Verdict) -> list[str]:
 
 
 def _open_ends(verdict: Verdict, kind: str) -> list[str]:
-    """Describe small samples and untried attacks, if nothing was reconstructed."""
     if verdict.ground not in (Ground.UNREAD, Ground.BY_CHANCE, Ground.BOUNDED):
         return []
     sentences = []

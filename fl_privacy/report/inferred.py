@@ -103,10 +103,7 @@ class InferredView:
 
     Attributes:
         told: result in a sentence or two.
-        chart: ROC curves, if any.
-        notes: notes on interpretation.
         proves: ``True`` if there is an empirical epsilon.
-        seconds: time of the attacks.
     """
 
     heading: str

@@ -46,11 +46,9 @@ class LiveRun:
     """Progress of a run.
 
     Attributes:
-        doing: current work in words.
         share: share of it that is done, in [0, 1]; ``None`` if not known.
         left: seconds left; ``None`` if not known.
         silent: seconds since the last record.
-        verdict: verdict on the records so far.
         guesses: current guesses of the attack, PNGs as data URIs.
         texts: tokens of current guesses at texts.
     """
@@ -68,7 +66,6 @@ class LiveRun:
 
     @classmethod
     def of(cls, path: Path, told: "Told | UserError") -> "LiveRun":
-        """Build the progress of the run in ``path`` from its status, or from the error in opening it."""
         link = f"./{quote(path.name)}/report.html"
         if isinstance(told, UserError):
             return cls(
@@ -116,11 +113,8 @@ class Told:
 
     Attributes:
         pictured: ``True`` if images may be shown.
-        attacked: number of recorded examples.
-        rounds: number of trained rounds.
         total: number of rounds to train; ``None`` without training.
         last: seconds of each of the last rounds.
-        shared: ``True`` for a copy made for others.
     """
 
     finished: bool
@@ -235,7 +229,6 @@ class WatchedFolder:
         }
 
     def _folders(self) -> list[Path]:
-        """Return the run folders by start time, without replaced ones."""
         found = [
             path
             for path in self.folder.iterdir()
@@ -270,7 +263,6 @@ class WatchedFolder:
         return render("live.html.j2", live=True, folder=self.folder, runs=standings, over=over, latest=latest)
 
     def _latest(self) -> tuple[str, Sequence[ImageView]] | None:
-        """Return the name of the last run with images, and its best, median and worst image."""
         for path in sorted(self._folders(), key=lambda path: changed_at(path / METRICS), reverse=True):
             told = self._read(path)
             if isinstance(told, Told) and told.pictured:
@@ -288,7 +280,6 @@ class WatchedFolder:
         return self._status([standing], over=standing.finished)
 
     def _status_of_all(self) -> str:
-        """Render the status of unfinished runs, long silent ones last."""
         standings = self._standings()
         planned = set(read_planned(self.folder))
         done = sum(one.finished for one in standings if not planned or one.name in planned)

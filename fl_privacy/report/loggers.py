@@ -31,7 +31,6 @@ def log_run(run: Run | Path | str, to: Any) -> int:
     of the main metric.
 
     Args:
-        run: run, or the folder of a run or an audit.
         to: ``SummaryWriter`` of TensorBoard or tensorboardX, the module ``mlflow``, or the result of ``wandb.init``;
             or ``tensorboard:FOLDER``, ``mlflow``, ``wandb``, which start a run if none is active.
 
@@ -100,7 +99,6 @@ def _write(writer: Any, scalars: list[Scalar], verdict: str) -> None:
 
 
 def _opened(name: str) -> tuple[Any, Callable[[], object]]:
-    """Return the writer called ``name``, and a function that ends it if it was started here."""
     kind, _, place = name.partition(":")
     if kind == "tensorboard" and place:
         writer = _package("torch.utils.tensorboard", "tensorboard").SummaryWriter(place)

@@ -69,7 +69,6 @@ def _settings(run: Run) -> dict[str, str]:
 
 
 def _attack(run: Run, runs: Sequence[Run]) -> str:
-    """Name the attack and the settings outside seed and defense that distinguish it."""
     groups = [group for group in GROUPS if group != "defense"]
     options = {group: {chosen(other, group) for other in runs} for group in groups}
     words = [chosen(run, "attack")]

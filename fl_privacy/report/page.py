@@ -30,10 +30,8 @@ def render(template: str, *, live: bool = False, script: str | None = None, **va
     """Render the page ``template``; ``values`` are escaped and neutralized.
 
     Args:
-        template: file name.
         live: ``True`` for a served page with a frame for the progress.
         script: file name of the only script allowed, one of this package's own, which is inlined.
-        values: values by name.
     """
     policy, program = f"{CONTENT_SECURITY_POLICY}; frame-src 'self'" if live else CONTENT_SECURITY_POLICY, Markup("")
     if script is not None:

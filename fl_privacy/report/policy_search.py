@@ -29,11 +29,9 @@ class Findings:
     """Results of a policy search.
 
     Attributes:
-        scored: all policies.
         untransformed: score without a transformation.
         accepted: policies that meet all requirements, the lowest score first.
         chosen: policies that clients share.
-        threshold: least accuracy score.
         without_effect: policies that leave too many images unchanged.
     """
 
@@ -102,7 +100,6 @@ def _places(some: Sequence[Scored]) -> tuple[list[float], list[float]]:
 
 
 def _scale(scores: Sequence[float], axes: Axes) -> None:
-    """Set a logarithmic axis if the scores, all below 0, differ much."""
     if min(scores) < _WIDE * max(scores):
         axes.set_yscale("symlog", linthresh=1.0)
         axes.yaxis.set_minor_formatter("")  # none

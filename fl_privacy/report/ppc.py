@@ -32,11 +32,9 @@ class Sample:
     """A mechanism at one strength under one attack.
 
     Attributes:
-        mechanism: name of the curve.
         accuracy: accuracy of the training, in [0, 1].
         ratio: ||B|| / ||E||, mean over the attacked updates; infinite if the defense changed nothing.
         distances: measured distances by name in ``DISTANCES``.
-        training: name of the training, shared by the samples of several attackers.
     """
 
     mechanism: str
@@ -171,14 +169,7 @@ def cap_as_plain(found: Cap) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PpcView:
-    """Tables and charts of the section on PPC.
-
-    Attributes:
-        columns: distance and attacker of each column.
-        values: CAP by row and column.
-        bars: attack -> chart.
-        curves: attack -> title -> chart.
-    """
+    """Tables and charts of the section on PPC."""
 
     mechanisms: Sequence[str]
     columns: Sequence[tuple[str, Versus]]
@@ -204,7 +195,6 @@ def ppc_view_of(samples: Sequence[Sample]) -> PpcView | None:
 
 
 def _bars(found: Sequence[Cap], attack: str) -> Markup:
-    """Draw CAP under the strongest attacker, with a line for the plain one if it is another."""
     worst = {(e.mechanism, e.distance): e.value for e in found if e.versus == Versus(attack, "worst")}
     values: dict[str, dict[str, tuple[float, float | None]]] = {}
     words = []
@@ -254,8 +244,6 @@ def ppc_chart(plain: Sequence[PpcPoint], adaptive: Sequence[PpcPoint], *, distan
     Args:
         plain: points of the plain attacker, in any order; those without distortion are not drawn.
         adaptive: points of the adaptive attacker, dashed.
-        distance: label of the right axis.
-        alt: text alternative.
     """
 
     def draw(axes: Axes) -> None:
@@ -287,7 +275,6 @@ def cap_chart(values: Mapping[str, Mapping[str, tuple[float, float | None]]], *,
 
     Args:
         values: mechanism -> distance -> CAP under the strongest attacker, and, if it is another, the plain one's line.
-        alt: text alternative.
     """
     kinds = list(dict.fromkeys(kind for of_mechanism in values.values() for kind in of_mechanism))
 

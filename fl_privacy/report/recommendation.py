@@ -132,7 +132,6 @@ def _limits(candidates: Sequence[Candidate]) -> str:
 
 
 def _never_asked(candidates: Sequence[Candidate]) -> str:
-    """Name candidates without reconstructions whose other leakage is not known."""
     open_ones = [
         c.name
         for c in candidates

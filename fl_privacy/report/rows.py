@@ -43,12 +43,6 @@ class RowView:
 
     Attributes:
         rank: rank of the three best, or empty.
-        where: round, client and number in words.
-        figures: metrics in words.
-        label: class and certainty in words.
-        failure: reason why there is no reconstruction.
-        known: ``True`` if the original is known.
-        adaptive: ``True`` if there was an adaptive attacker.
     """
 
     rank: str = ""

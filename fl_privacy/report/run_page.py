@@ -65,7 +65,6 @@ def audit_lede(run: Run) -> str:
 
 
 def _attacked(run: Run) -> str:
-    """Describe the number of images in attacked uploads, which determines the leakage."""
     sizes: dict[str, int] = {}
     for image in run.of_kind("image"):
         sizes[image["id"]] = max(sizes.get(image["id"], 0), image["image"] + 1)
@@ -175,7 +174,6 @@ def _updates(run: Run, plan: Mapping[str, Any]) -> str:
 
 
 def _batch(run: Run, plan: Mapping[str, Any]) -> str:
-    """Return the number of images in a training batch, at most all of a client's."""
     sizes, size = _client_sizes(run), plan.get("batch_size")
     if not sizes:
         return str(size) if size else "all of a client's"
@@ -209,9 +207,7 @@ class Shown:
     Attributes:
         pairs: original and reconstruction, by id and image.
         sentences: the same for texts.
-        films: films of attacks, by attacker.
         rows: table rows, by id and number.
-        problems: errors of loading.
     """
 
     pairs: Mapping[tuple[str, int], Pair] = field(default_factory=dict)
@@ -326,7 +322,6 @@ def _count_rows(verdict: Verdict, last: Sequence[Reading]) -> list[dict[str, Any
 
 
 def _leakage_rows(found: Sequence[Reading]) -> list[dict[str, Any]]:
-    """Return a row for each metric and attacker of one round, the worst first, with a paper's count."""
     names = list(dict.fromkeys(name for reading in found for name in reading.leakage.metrics))
     order = sorted(names, key=lambda name: list(METRICS).index(name) if name in METRICS else len(METRICS))
     rows = []
@@ -351,7 +346,6 @@ def _leakage_rows(found: Sequence[Reading]) -> list[dict[str, Any]]:
 
 
 def _round_rows(verdict: Verdict) -> list[dict[str, Any]]:
-    """Return means by attacked round and attacker; empty for a single round."""
     found = verdict.readings
     if len({reading.round for reading in found}) < 2:
         return []
@@ -370,7 +364,6 @@ def _round_rows(verdict: Verdict) -> list[dict[str, Any]]:
 
 
 def _over_rounds(found: Sequence[Reading]) -> Markup | None:
-    """Draw the main metric's mean over many rounds by attacker; ``None`` if the table shows it."""
     if len({reading.round for reading in found}) <= ROUNDS_SHOWN:
         return None
     main = modality_attacked(found).metric

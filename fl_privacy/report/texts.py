@@ -30,11 +30,6 @@ class SentenceView:
     """One attacked text.
 
     Attributes:
-        rank: ``Best``, ``Median``, ``Worst``, or empty.
-        where: round, client and number in words.
-        figures: metrics in words.
-        label: class and certainty in words.
-        failure: reason why there is no reconstruction.
         original: tokens; empty if not known.
         guess: plain attacker's tokens.
         adaptive: adaptive attacker's tokens; ``None`` without one.

@@ -96,7 +96,6 @@ def trade_off_sentences(rows: Sequence[StudyRow], *, psnr_below: float | None) -
 
 
 def _asked_and_candidates(rows: Sequence[StudyRow]) -> tuple[Any, list[Candidate]]:
-    """Return the other questions, and the defenses that were both trained and attacked."""
     asked = asked_of([finding for row in rows for finding in row.findings])
     whole = [row for row in rows if row.complete]
     return asked, [candidate for row in whole if (candidate := row.candidate(asked=asked))]
@@ -227,17 +226,7 @@ def trade_off_chart(
     bound_label: str,
     ring: tuple[float, float] | None,
 ) -> Markup:
-    """Draw curves with error bars; infinite values are labelled above all others.
-
-    Args:
-        curves: curves in drawing order.
-        x: label of the horizontal axis.
-        y: label of the vertical axis.
-        alt: text alternative.
-        bound: height of a dashed line.
-        bound_label: label of the line.
-        ring: point to circle.
-    """
+    """Draw curves with error bars; infinite values are labelled above all others."""
 
     top = top_of([p.y for curve in curves for p in curve.points], bound)
 

@@ -47,13 +47,9 @@ class AppPage:
         answers: results of attacks by scenario, then the aggregate leakage of the training's uploads.
         lines: lines of the inventory.
         volumes: messages and bytes by direction and kind.
-        facts: training settings, name and value.
         stated: differential privacy stated by clients.
-        problems: errors.
-        notes: changes to the app's own behavior.
         going_on: pending work and time of an unfinished page; empty if all is done.
         broken: reason why the audit ended early.
-        environment: name and value.
     """
 
     app: str
@@ -90,7 +86,6 @@ class AppPage:
 
     @property
     def further(self) -> list[str]:
-        """List other findings for below the headline, a sentence each."""
         read = [step for step in self.steps if step.leaks]
         clear = any(finding["severity"] == "data" for finding in self.findings)
         found = [_read(step) for step in read if clear or step is not max(read, key=attrgetter("share"))]
@@ -107,7 +102,6 @@ class AppPage:
 
     @property
     def meaning(self) -> list[str]:
-        """Explain what counts as reconstructed for each attacked modality."""
         found: dict[str, str] = {}
         for step in self.steps:
             if step.counts is not None and step.kind in READ_MEANS and step.kind not in found:
@@ -128,7 +122,6 @@ class AppPage:
 
     @property
     def headline(self) -> str:
-        """Return the main finding in one line."""
         clear = [finding for finding in self.findings if finding["severity"] == "data"]
         if clear:
             first = clear[0]
@@ -152,7 +145,6 @@ class AppPage:
         return [step for step in self.steps if step.counts is not None and step.counts.judged and step.scenario.leaves]
 
     def _of_chance(self) -> str:
-        """Describe the largest count of an upload, if it is not above chance."""
         most = max(self._uploads_attacked, key=attrgetter("share"))
         assert most.counts is not None
         of = f"{most.counts.read} of {_number(most.counts.judged, KINDS[most.kind])}"
@@ -185,7 +177,6 @@ class AppPage:
 
     @property
     def _why(self) -> str:
-        """Return the reason why the first planned upload was not attacked."""
         asked = (step for step in self.steps if step.scenario.leaves and step.scenario.name != "all")
         return next((step.reason for step in asked if step.reason), "no attack here fits what this app uploads")
 
@@ -226,7 +217,6 @@ def _read(step: Answer) -> str:
 
 
 def _number(number: int, what: str) -> str:
-    """Return a number with its noun, such as one image or two images."""
     return f"{number} {what}{'s' * (number != 1)}"
 
 
@@ -278,7 +268,6 @@ def _view(step: Answer, number: int, *, opened: bool) -> dict[str, Any]:
 
 
 def _shown(step: Answer) -> dict[str, list[dict[str, Any]]]:
-    """Return the examples of a step under their template name."""
     if step.kind not in _VIEWS:
         return {}
     name, view = _VIEWS[step.kind]

@@ -35,7 +35,6 @@ def write_report(
     to the first one.
 
     Args:
-        run_dirs: run folders.
         out: other path of the page; its folder is created.
         psnr_below: dB that no image may reach for a training to be named as best without reconstructions.
         cap: ``True`` to compare strengths of defenses by PPC curves and CAP, also in ``<page>_cap.json``.
@@ -77,8 +76,6 @@ def write_trade_off(entries: Sequence[StudyEntry], page: Path, *, psnr_below: fl
     """Write the page of a sweep, and its tables ``trade_off.json`` and ``trade_off_cap.json`` next to it.
 
     Args:
-        entries: result folders.
-        page: path of the page.
         psnr_below: see ``write_report``.
 
     Raises:
@@ -113,7 +110,6 @@ def page_of_run(run: Run, *, live: bool = False) -> str:
 
 
 def _write_picture(run: Run) -> None:
-    """Write originals next to reconstructions, from best to worst, as one picture."""
     pairs, _ = run.read_pairs() if run.shared != "figures" else ({}, [])
     ranked = [v for v in rank_by(run, IMAGE_METRIC) if (v["id"], v["image"]) in pairs]
     chosen = (
@@ -145,11 +141,8 @@ def share_report(
     """Copy runs into the new folder ``destination``, each with its page, and a comparison of several.
 
     Args:
-        run_dirs: run folders.
         destination: missing or empty folder; it appears when complete.
         with_originals: ``True`` to include images, readable only by the owner.
-        psnr_below: see ``write_report``.
-        cap: see ``write_report``.
 
     Returns:
         Path of the main page.

@@ -47,9 +47,7 @@ class Note:
 
     Attributes:
         model: import path of the clients' model; never imported.
-        normalization: normalization of the images.
         normalizations: client -> normalization, if stated.
-        defense: defense stated by most clients.
         defenses: client -> stated defense.
         fingerprints: probe id -> fingerprints of its images.
         rates_estimated: ``True`` if each update's learning rate was inferred from that update alone.
@@ -136,16 +134,10 @@ class AppReport:
     """Facts on an app whose updates were captured.
 
     Attributes:
-        observations: training updates and probes.
-        source: original images.
-        fingerprints: fingerprints of the images behind each probe.
-        defense: defense stated by most clients.
-        defenses: client -> stated defense.
         partitions: client -> partition of its data.
         found: sentences on single updates, with their numbers.
         said: sentences on the app.
         victims: number of the server's own images, for clients that do not answer probes.
-        problems: errors, a line each.
         identified: clients that state their partition.
         every: ``True`` to attack all updates, of any number of images.
         adaptive: ``True`` to attack also with knowledge of a stated defense.
@@ -196,8 +188,6 @@ def report_app(
 
     Args:
         attack: attack to run; ``None`` only captures.
-        name: name of the attack, for the line.
-        folder: open folder; finished afterwards.
         threads: CPU threads of the attack; ``None`` takes one per part, or PyTorch's default for one part.
         jobs: most processes that attack at once; ``None`` takes all cores.
         candidates: most distractors of each original.
@@ -252,7 +242,6 @@ def _sentences(app: AppReport, said: Sequence[str]) -> list[str]:
 
 
 def _not_found(chosen: Sequence[Observation], truth: KnownImages) -> list[str]:
-    """Report the number of probes whose images are not in the data."""
     if truth.data is None and truth.of_client is None:
         return []
     lost = sum(id.probe is not None and truth.batch(id) is None for id in ids_of(chosen))
@@ -274,7 +263,6 @@ def _mean_psnr(summary: Summary) -> str:
 
 
 def _of_own_images(own: Sequence[Observation], truth: KnownImages, number: int) -> KnownImages:
-    """Return the originals behind uploads that the server computed from the first ``number`` images."""
     images = truth.first(number)
     return KnownImages(given={id: images[id.probe or 0] for id in ids_of(own)})
 

@@ -71,7 +71,6 @@ def load_app(captures: Path, config: RunSettings) -> tuple[AppReport, Note]:
 
 
 def _normalizing(section: Mapping[str, Any], note: Note) -> Mapping[str, Any]:
-    """Return the clients' normalization from the audit's note, unless the user gives another."""
     if note.normalization is None or any(key in section for key in ANY_MODEL[1:]):
         return {}
     return {"mean": list(note.normalization.mean), "std": list(note.normalization.std)}

@@ -47,10 +47,8 @@ class KnownImages:
     Attributes:
         data: training data; ``None`` if not given.
         of_client: training data by partition.
-        normalization: normalization of the images.
         fingerprints: fingerprints of each victim's images, in order.
         numbers: stated number of examples of each victim.
-        given: known originals of some victims.
         partitions: client -> its partition, if numbered differently.
     """
 
@@ -165,10 +163,7 @@ class NamedImages:
 
     Attributes:
         data: iterable of examples, if given.
-        of_client: the same by partition.
         input_shape: (C, H, W) of an image.
-        num_classes: number of classes, if stated.
-        normalization: normalization of the images.
     """
 
     name: str = "unknown"

@@ -92,7 +92,6 @@ def expect_readable_sums(config: RunSettings) -> None:
 def _expect_questions(
     attack: ReconstructionAttack | None, inferences: Mapping[str, Inference], *, trained: bool
 ) -> None:
-    """Raise ``UserError`` without any attack, or if an inference attack needs a training."""
     if attack is None and not inferences:
         raise UserError("An attack is expected, but got attack=none; choose one that `fl-privacy list` shows.")
     of_training = [name for name, inference in inferences.items() if inference.about is not About.ATTRIBUTE]

@@ -48,9 +48,7 @@ class Tracer:
 
     Attributes:
         participants: number of participants among whom a single client's images are divided.
-        clients: clients, by id, from whom additional query images are drawn.
         queries: number of query images, at least all those attacked; the rest are drawn at random. ``None`` adds none.
-        seed: seed of the run.
     """
 
     participants: int = PARTICIPANTS
@@ -127,9 +125,6 @@ class Judge:
         transforms: ``True`` if the model sees other images than the originals; guesses are compared with both.
         distorts: ``True`` if a defense changes updates; they are compared with undefended ones.
         functions: metrics that need data of the run, by name; see ``build_metrics``.
-        tracer: tracing attack on the reconstructions.
-        vocabulary: vocabulary of texts; ``None`` for other examples.
-        schema: schema of table rows; ``None`` for other examples.
         others: distractors and controls with which guesses are compared, for the outcome of each.
         augments: ``True`` if the model sees the client's own crops and flips of the originals and no defense changes
             them; reconstructions are then scored against the augmented images.
@@ -222,7 +217,6 @@ def update_distortion(truth: Truth, observation: Observation) -> tuple[UpdateDis
 
 @lru_cache(maxsize=1)
 def _fully_connected(model: nn.Module, input_shape: tuple[int, ...]) -> tuple[str, str] | None:
-    """Return names of weight and bias of the first layer if it is fully connected, else ``None``."""
     if not modality_of(model).continuous:
         return None
     try:
@@ -260,16 +254,10 @@ class AttackStage:
     """Attacks observations and records the scores; the run continues if an attack fails.
 
     Attributes:
-        attack: attack to run.
-        seed: seed of the attack's random streams.
         threads: CPU threads of attack and measurement; they change the last bits of results. ``None`` takes one for
             each
             part of an attack and PyTorch's default otherwise.
-        knowledge: knowledge given to the attackers.
-        judge: scores of the reconstructions.
-        folder: run folder for scores and pictures.
         films: number of victims of a round, from the first, whose attack is filmed.
-        monitor: receiver of progress.
         rehearsed: ``True`` if the server itself computed the uploads, not a client.
         jobs: maximum number of processes that attack at once; ``None`` takes all cores.
     """
@@ -322,7 +310,6 @@ class AttackStage:
         earlier: Sequence[Observation] = (),
         attacker: Attacker = Attacker.PLAIN,
     ) -> list[VictimScore]:
-        """Attack ``observations`` of one round, described by ``which``; ``earlier`` ones are only matched."""
         started, round = time.perf_counter(), observations[0].id.round
         observations = [self.knowledge.with_previous(o, attacker) for o in observations]
         who = which if self.knowledge.defense is None else f"{which}, {attacker} attacker"

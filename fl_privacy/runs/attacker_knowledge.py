@@ -29,7 +29,6 @@ class AttackerKnowledge:
     """Knowledge of the plain attacker, and of the adaptive one that attacks the same victims after it.
 
     Attributes:
-        same_data: see ``data_names``.
         labels: labels of the client's loss, mixed if the defense mixed them; ``None`` if not known.
         public: images of the same domain with classes.
         defense: public description, for the adaptive attacker.
@@ -83,7 +82,6 @@ class AttackerKnowledge:
         return observation.told(previous=self._previous.get((attacker, self.same_data(observation.id))))
 
     def remember(self, found: Sequence[Reconstruction], attacker: Attacker) -> None:
-        """Keep ``found`` for later rounds."""
         for result in found if self.remembers else ():
             name = self.same_data(result.id)
             if result.batch is not None and name is not None:
@@ -150,7 +148,6 @@ def public_examples(count: int | None, unattacked: LabelledExamples) -> Batch | 
 
     Args:
         count: number; ``None`` takes up to ``MOST_PUBLIC``, evenly spaced.
-        unattacked: split without victims.
 
     Raises:
         UserError: there are fewer.

@@ -280,9 +280,7 @@ def build_metrics(
     """Build the metrics that need settings of a run, by name; register those of plugins.
 
     Args:
-        bpki: settings of the Bayesian privacy loss.
         evaluator: file of the network that judges noise; ``None`` leaves this metric out.
-        dataset: clients' data.
         public: examples that nobody attacks.
     """
     register_plugin_metrics()
@@ -301,8 +299,6 @@ def build_attack(section: Mapping[str, Any], *, device: str = "auto", threads: i
     """Build the attack of a run's section ``attack``; ``None`` for ``attack=none``.
 
     Args:
-        section: settings.
-        device: default device.
         threads: CPU threads of each process, if the attack is cut into shards.
     """
     if "_target_" not in section:

@@ -30,12 +30,7 @@ MOST_COORDINATES = 20_000
 
 @dataclass(eq=False, kw_only=True)
 class CanaryStage:
-    """Adds up the scores of canaries over the rounds; higher for those that seem to take part.
-
-    Attributes:
-        setup: setup of the training.
-        canaries: number and unit.
-    """
+    """Adds up the scores of canaries over the rounds; higher for those that seem to take part."""
 
     setup: Setup
     canaries: Canaries

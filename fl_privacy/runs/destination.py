@@ -103,7 +103,6 @@ class Destination:
 
     @cached_property
     def identified(self) -> dict[str, object]:
-        """Return the settings as plain values, with their command."""
         return {"command": self.command, **self.config.plain()}
 
     @property
@@ -126,7 +125,6 @@ class Destination:
         return self.path
 
     def write_page(self) -> None:
-        """Write the page of the folder, unless disabled."""
         if self.config.page:
             write_report([self.path])
 

@@ -37,10 +37,7 @@ def unattacked_others(examples: LabelledExamples, number: int, *, seed: int, nam
     """Choose ``number`` of the public ``examples`` at random; for texts and rows, up to 10,000.
 
     Args:
-        examples: examples of the split that is not attacked.
         number: number of images; 0 for none.
-        seed: seed of the choice.
-        name: name of the data set.
     """
     order = torch.randperm(len(examples), generator=derive_generator(seed, "candidates"))
     if (few := _FEW.get(examples.modality)) is not None:
@@ -98,9 +95,7 @@ def shipped_others(shape: tuple[int, ...], number: int = MOST, *, seed: int) -> 
     For one channel, half of them are handwritten digits; without the packages there are none.
 
     Args:
-        shape: (C, H, W) of the originals.
         number: number of candidates; 0 for none.
-        seed: seed of the choice.
     """
     if len(shape) != 3 or not (number := at_most(number, shape)):
         return Others()
@@ -150,7 +145,6 @@ def _cuts(shape: tuple[int, ...], number: int, rng: torch.Generator) -> Tensor:
 
 
 def _shipped(name: str) -> Iterator[Examples]:
-    """Yield the data set of an installed package, if any."""
     try:
         found = load_data(name, image_size=256 if name == _PHOTOGRAPHS else None).train
     except UserError as error:

@@ -67,11 +67,8 @@ def others_of_app(
 
     Args:
         data: app's data; the second half of a (train, test) pair or a data set of this package comes first.
-        attacked: victims.
-        truth: originals of the victims.
         shape: (C, H, W) of an image.
         number: number of distractors; 0 for none.
-        seed: seed of the choice.
         nodes: number of nodes, with partitions 0 to ``nodes - 1``; ``None`` takes the partitions stated by clients.
     """
     if len(shape) != 3 or not (number := at_most(number, shape)):
@@ -125,10 +122,6 @@ def others_among(
 
     Args:
         images: images of the same data, (C, H, W) in [0, 1], with classes.
-        attacked: originals.
-        shape: (C, H, W) of an image.
-        number: most distractors.
-        seed: seed of the choice.
     """
     taken, labels = torch.empty(0, *shape), torch.empty(0, dtype=torch.long)
     if images:
@@ -195,14 +188,12 @@ def _drawn_at(
 
 
 def _some(known: KnownImages, data: object, rng: torch.Generator, most: int) -> list[tuple[int, Tensor, int]]:
-    """Draw at most ``most`` examples: index, image in [0, 1] and class."""
     with own_streams_put_back(data):
         drawn = islice(_indexed_at_random(data, set(), rng), most)
         return [(index, known.plain(image), label) for index, (image, label) in drawn]
 
 
 def _second_half(data: object) -> object | None:
-    """Return the part of ``data`` that no client trains on, if any."""
     if isinstance(data, Dataset):
         return data.test
     pair = isinstance(data, tuple | list) and len(data) > 1

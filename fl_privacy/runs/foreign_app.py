@@ -41,12 +41,8 @@ class Captured:
     """Intercepted updates of a Flower app.
 
     Attributes:
-        observations: updates to attack, in order.
-        truth: known originals.
-        defense: defense stated by most clients, perhaps none.
         defenses: client -> stated defense.
         adaptive: ``True`` to attack also with knowledge of the defense.
-        sentences: findings about the app.
         rehearsed: ``True`` if the server made these updates itself.
     """
 
@@ -127,7 +123,6 @@ def worth_attacking(
 
 
 def _within_reason(observations: Sequence[Observation]) -> tuple[Sequence[Observation], list[str]]:
-    """Keep all but those of more images or steps than memory or time allows."""
     large = set()
     for observation in observations:
         images = observation.upload.num_examples
@@ -138,13 +133,7 @@ def _within_reason(observations: Sequence[Observation]) -> tuple[Sequence[Observ
 
 
 def rehearsed(observations: Sequence[Observation], truth: KnownImages, number: int) -> list[Observation]:
-    """Compute undefended uploads of one image in one step on the server, for each model that was sent.
-
-    Args:
-        observations: captured models and plans.
-        truth: source of the images.
-        number: number of images.
-    """
+    """Compute undefended uploads of one image in one step on the server, for each model that was sent."""
     last = {id.round: place for place, id in enumerate(ids_of(observations))}
     images, made = truth.first(number), []
     for round, place in sorted(last.items()):
@@ -175,10 +164,7 @@ def describe_app(
     """Describe the threat model and the clients in sentences.
 
     Args:
-        observations: attacked updates.
-        defense: defense stated by most clients.
         found: sentences on single updates, with their numbers.
-        defenses: client -> stated defense.
     """
     lines = [
         "The server is honest but curious: it follows the protocol and reads what it receives. The clients are an app's"

@@ -45,7 +45,6 @@ class Asked:
 
     Attributes:
         examples: C examples, members first.
-        members: number of members.
         clients: (C,) client of each membership query: a member's owner; for others a client with members of the same
             class, so that class counts reveal nothing.
         from_test: ``True`` if non-members are of the test split, since no training examples were held out.
@@ -110,7 +109,6 @@ def ask(setup: Setup, members: int, others: int) -> Asked:
 
 
 def _as_wide(batches: Sequence[Batch], source: LabelledExamples) -> list[Batch]:
-    """Pad all texts to the same width; other examples are unchanged."""
     if source.modality.continuous:
         return list(batches)
     widest = max(batch.inputs.shape[1] for batch in batches)
@@ -219,10 +217,7 @@ class InferenceJudge:
     """Compares the answers of inference attacks with the truth.
 
     Attributes:
-        asked: queried examples.
         attributes: (V,) attributes of the victims, -1 if not known.
-        spending: privacy budget.
-        seed: seed of resampling.
     """
 
     asked: Asked
@@ -233,7 +228,6 @@ class InferenceJudge:
     def findings(
         self, about: About, answers: Mapping[str, Tensor], titles: Mapping[str, tuple[str, str]], watched: Watched
     ) -> list[Finding]:
-        """Return a finding for each method."""
         judges = {
             About.MEMBERSHIP: self._membership,
             About.SOURCE: self._source,

@@ -38,13 +38,10 @@ class InferenceStage:
     """Runs inference attacks one round at a time; the training goes on if they fail.
 
     Attributes:
-        asked: queried examples.
         classes: number K of classes.
         victims: probe -> row of the answer, for attributes.
-        attributes: attributes of these victims.
         attribute_count: number A of attribute values.
         rehearsing: client of an attacker who knows the defense, for attributes.
-        threads: CPU threads of the attacks.
         expected: number of rounds to intercept.
     """
 
@@ -120,7 +117,6 @@ class InferenceStage:
         self._waiting.append(observation)
 
     def read(self) -> None:
-        """Give the attacks the updates of the last round."""
         if not self._waiting:
             return
         probed = [o for o in self._waiting if o.id.probe is not None]
@@ -152,7 +148,6 @@ class InferenceStage:
                     self._failures[name] = result.reason
 
     def _rehearsal(self, like: Observation) -> Rehearsal | None:
-        """Return the uploads of the attacker's own client on public examples, in the round of ``like``."""
         client = self.rehearsing
         if client is None:
             return None
@@ -169,7 +164,6 @@ class InferenceStage:
         return Rehearsal(attributes=known[order], uploads=uploads)
 
     def finish(self, spending: Spending) -> None:
-        """Score the answers and record them."""
         self.read()
         judge = InferenceJudge(asked=self.asked, attributes=self.attributes, spending=spending, seed=self.seed)
         watched = Watched(rounds=self._rounds, last_round=self._last_round, clients=self.clients)

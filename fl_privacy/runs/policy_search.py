@@ -139,7 +139,6 @@ class PolicyScorer:
 
 
 def _searched_data(config: SearchSettings) -> Dataset:
-    """Load the data, or those of the one client that searches for itself."""
     dataset = build_dataset(config.data)
     if config.client is None:
         return dataset
@@ -208,7 +207,6 @@ class _Plans:
 
     @classmethod
     def of(cls, config: SearchSettings) -> "_Plans":
-        """Build the plans, checked before long work starts."""
         whole("seed", config.seed, at_least=0, example=1)
         for name in ("policies", "images_per_class", "accuracy_draws", "accuracy_images", "together", "clients"):
             whole(name, getattr(config, name), at_least=1, example=100)
@@ -297,7 +295,6 @@ def _score_all(config: SearchSettings, plans: _Plans, folder: Path, monitor: Mon
 
 
 def _compared(scored: Sequence[Scored], plan: PrivacyPlan) -> list[Scored]:
-    """Normalize scores across policies if the plan does so."""
     if not plan.normalized:
         return list(scored)
     means, variances = ([getattr(s, name) for s in scored] for name in ("mean", "variance"))

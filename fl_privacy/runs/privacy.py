@@ -20,7 +20,6 @@ class Privacy:
     """Privacy guarantee of the client with the largest epsilon.
 
     Attributes:
-        statement: sentence for the report.
         missing: reason why there is no guarantee, if so.
         epsilons: epsilon after each round; ``None`` without guarantee.
         unit: protected unit, ``example`` or ``client``.
@@ -50,9 +49,7 @@ def privacy_of(setup: Setup, *, delta: float, accountant: Accountant) -> Privacy
     Sampling of clients does not count, since the server sees who takes part.
 
     Args:
-        setup: setup before the run.
         delta: delta in (0, 1), below one over a client's number of examples.
-        accountant: ``rdp`` or ``prv``.
     """
     candidates = guarantees(setup, delta=delta, accountant=accountant)
     missing = candidates[0].missing

@@ -39,12 +39,6 @@ def run_experiment(
 ) -> Path:
     """Run ``config`` unless it has finished before; return its folder.
 
-    Args:
-        config: settings of the run.
-        backend: carrier of its messages.
-        monitor: receiver of progress.
-        clients: location of the clients.
-
     Raises:
         UserError: a setting is wrong, parts do not fit, or all clients of a round failed.
     """
@@ -112,15 +106,12 @@ def _baseline_config(config: RunSettings) -> RunSettings:
 
 
 def _undefended_accuracy(place: Destination) -> float | None:
-    """Return the final accuracy of a finished run next to ``place`` with the same training without defense."""
     baseline = find_baseline(place.path.parent, place.identified)
     return baseline.accuracy if baseline else None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Run:
-    """A training that is attacked during or after it."""
-
     setup: Setup
     clients: Whereabouts
     privacy: Privacy
@@ -157,7 +148,6 @@ class _Run:
         )
 
     def describe(self, prior: Sequence[str]) -> None:
-        """Record the setup before the run; ``prior`` has sentences on the attack's generator."""
         config, train = self.setup.config, self.setup.dataset.train
         start = ["The training starts at weights trained elsewhere."] if config.weights else []
         self.folder.write_environment(seed=config.seed)
@@ -178,7 +168,6 @@ class _Run:
         self.folder.write_partition(table.tolist(), train.class_names)
 
     def train(self, backend: Backend) -> None:
-        """Train, intercept and attack; save the final weights."""
         setup, interceptor = self.setup, self.setup.interceptor()
         audit, attack = setup.audit, setup.server_attack
         take_means: Callable[[], list[Observation]] = list

@@ -71,7 +71,6 @@ def _claim_of(run: Run, asked: Asked, rounds: int) -> Claim | None:
 
 
 def _facts(run: Run, defense: Defense, config: Mapping[str, Any], asked: Asked) -> tuple[Facts, tuple[str, ...]]:
-    """Return the facts on the mechanism in the run's settings and numbers of examples."""
     rounds = max(1, len(run.of_kind("round")))
     raw = (config.get("federation") or {}).get("plan") or {}
     plan = {key: value for key, value in raw.items() if key in ("batch_size", "epochs", "steps")}

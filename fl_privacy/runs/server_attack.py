@@ -37,7 +37,6 @@ def build_server_attack(
     """Build the attack of a malicious server; ``None`` for an honest one.
 
     Args:
-        section: section ``server`` of the run.
         public: images that the server holds.
         attacked: clients' images, some of which it holds if its queries need them.
 
@@ -66,12 +65,6 @@ def build_server_attack(
 def expect_readable_sum(attack: ServerAttack | None, server: str, *, uploads: str, shares: str | None) -> None:
     """Raise ``UserError`` if ``attack`` needs the mean of training updates, and others are intercepted or weights are
     shared.
-
-    Args:
-        attack: server's attack.
-        server: name of its option, for the message.
-        uploads: value of ``intercept.uploads``.
-        shares: value of ``federation.plan.shares``.
     """
     if attack is None or not attack.reads_sum:
         return

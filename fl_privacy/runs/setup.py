@@ -57,14 +57,10 @@ class Setup:
     """Parts of a run, an attack or a measurement.
 
     Attributes:
-        dataset: clients' data and the server's test split.
-        model: architecture with initial values.
         clients: clients by id; without a training, those attacked and those that collude.
         server: server at the initial values, or at ``config.weights``.
-        audit: intercepted uploads.
         unattacked: examples without victims, some of which the attacker may be given.
         states: clients' private states when they are attacked.
-        server_attack: malicious server's attack; ``None`` for an honest one.
         masking: sums over clients that the server sees if nobody trains; ``None`` if it sees each upload.
     """
 
@@ -109,7 +105,6 @@ class Setup:
         return sees_other_images(self.defense, self.plan, self.audit.uploads)
 
     def interceptor(self) -> Interceptor:
-        """Build the interceptor that turns uploads into observations."""
         examples = self._first.examples
         return Interceptor(
             model=self.model,
@@ -147,7 +142,6 @@ class Setup:
         return found
 
     def ground_truth(self) -> GroundTruth:
-        """Return the originals behind the updates, for scoring only."""
         return GroundTruth(clients=self.clients, batch_size=self.config.batch_size, states=self.states)
 
     def knowledge(self, truth: GroundTruth) -> AttackerKnowledge:
@@ -170,7 +164,6 @@ class Setup:
 
     @property
     def _described(self) -> Description | None:
-        """Return the public description of the defense; ``None`` without one."""
         summed = (self.masking.part,) if self.masking is not None else ()
         return (*self.defense.parts, *summed) or None
 
@@ -198,7 +191,6 @@ class Setup:
         )
 
     def stage(self, attack: ReconstructionAttack, folder: RunFolder, monitor: Monitor) -> AttackStage:
-        """Build the stage that runs ``attack`` and records the results in ``folder``."""
         truth = self.ground_truth()
         return AttackStage(
             attack=ServerReading(server=self.server_attack, attack=attack) if self.server_attack else attack,
@@ -224,7 +216,6 @@ class Setup:
         return None if texts is None else texts.vocabulary
 
     def threat_model(self) -> list[str]:
-        """Describe attackers, observations and knowledge in sentences."""
         return describe_threats(
             self.model,
             self.plan,

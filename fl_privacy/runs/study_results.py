@@ -61,11 +61,6 @@ def write_benchmark(plan: StudyPlan[Track], measured: Measured) -> Path:
 def sweep_table(plan: StudyPlan[Study], grid: str, overrides: Sequence[str]) -> MeasuredTable:
     """Build the table of a trade-off's finished jobs.
 
-    Args:
-        plan: plan of the grid.
-        grid: name of the grid.
-        overrides: overrides of the grid.
-
     Raises:
         UserError: the undefended training and a defense have not finished.
     """
@@ -128,7 +123,6 @@ def _table(track: Track, measured: Measured, training: str) -> MeasuredTable | N
 
 
 def _attackers(study: Study, overrides: Sequence[str]) -> tuple[str, ...]:
-    """Return the overrides of every attack, with the user's winning, and all batch sizes."""
     keys = set(override_keys(study.attack))
     own = [o for o, key in zip(overrides, override_keys(overrides), strict=True) if key in keys]
     common = merge_overrides(study.attack, own)
@@ -142,7 +136,6 @@ _BATCH_SIZE = "batch_size="
 
 
 def _batch_sizes(attacks: Iterable[Sequence[str]]) -> tuple[str, ...]:
-    """Return the overrides of the batch sizes of ``attacks``."""
     single = f"{_BATCH_SIZE}1"
     return tuple(sorted({next((o for o in reversed(own) if o.startswith(_BATCH_SIZE)), single) for own in attacks}))
 
@@ -158,7 +151,6 @@ def _failures(plan: StudyPlan[Track]) -> dict[str, str]:
 
 
 def _data_hashes(planned: PlannedPoint) -> dict[str, str]:
-    """Return the SHA-256 of images and labels of each training data set."""
     found = {}
     for job in planned.trainings.values():
         config = job.config

@@ -18,10 +18,8 @@ class SummedProbes:
     """Clients of one example each, whose updates are seen only as their mean.
 
     Attributes:
-        clients: number of clients in one mean.
         clip: largest absolute value of an update.
         levels: number of levels of a quantized value.
-        seed: seed of the rounding.
     """
 
     clients: int
@@ -47,7 +45,6 @@ class SummedProbes:
 
     @property
     def part(self) -> Part:
-        """Return the public description of the sum."""
         return Part("secagg", {"clients": self.clients}, Summed(clients=self.clients, rounding=self.rounding))
 
     @property

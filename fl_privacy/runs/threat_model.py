@@ -60,11 +60,8 @@ def describe_threats(
     """Describe attackers, observations, knowledge and defense.
 
     Args:
-        plan: clients' local plan.
-        audit: attacked uploads.
         knowledge: knowledge of the strongest attacker.
         secure_aggregation: method that hides updates from the server, or ``none``.
-        server: malicious server's attack, if any.
         guarded: ``True`` if clients refuse models that look crafted.
     """
     defended = _describe_defense(defense) + _GUARDED * guarded
@@ -107,7 +104,6 @@ def _left_of(knowledge: Knowledge, audit: Audit) -> Description:
 
 
 def _embeddings(model: nn.Module, plan: LocalPlan) -> list[str]:
-    """Describe whether the gradient of the embeddings reveals the tokens."""
     assert isinstance(model, TextModel)
     if model.word_weight in plan.held(name for name, _ in model.named_parameters()):
         return ["The gradient of the tokens' embeddings is not uploaded."]
@@ -227,7 +223,6 @@ def describe_image_prior(
     """Describe the generator of ``attack``, if any.
 
     Args:
-        attack: attack of the run.
         image: (C, H, W).
         victims: (N, C, H, W) images that victims are drawn from, uint8 or in [0, 1]; ``None`` if not known.
 

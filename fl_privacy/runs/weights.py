@@ -30,7 +30,6 @@ def load_weights(path: Path, like: ModelState, *, fresh: str | None = None) -> M
 
     Args:
         path: file, or folder of a run.
-        like: expected state.
         fresh: module that keeps the values of ``like`` if the file has none.
 
     Raises:

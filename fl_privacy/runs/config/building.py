@@ -211,7 +211,6 @@ def _decoded(plain: Mapping[str, Any]) -> Signature:
 
 
 def _kept() -> dict[str, Any]:
-    """Return the cached signatures of this version; empty without a valid cache."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         content = json.loads((user_cache_folder() / FILE).read_text())
         if content["of"] == _stamp() and all(_is_whole(entry) for entry in content["signatures"].values()):
@@ -229,7 +228,6 @@ def _is_whole(entry: Mapping[str, Any]) -> bool:
 
 @cache
 def _stamp() -> str:
-    """Return a value that changes with every file of the package."""
     digest = hashlib.blake2b(digest_size=16)
     for path in sorted(PACKAGE.rglob("*.py")):
         found = path.stat()

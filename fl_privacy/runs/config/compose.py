@@ -84,7 +84,6 @@ def own_keys(base: str) -> frozenset[str]:
 
 
 def _stamp() -> int:
-    """Return a value that changes with every composed file."""
     paths = (path for folder in config_folders() for path in folder.rglob("*.yaml"))
     return hash(tuple((str(path), path.stat().st_mtime_ns) for path in sorted(paths)))
 
@@ -250,7 +249,6 @@ _MODELS = {"fl_privacy.data.load_table": "table_mlp", "fl_privacy.data.load_text
 
 
 def _model_of_data(config: DictConfig, chosen: Mapping[str, str | None], overrides: Sequence[Override]) -> str:
-    """Return the model for data that the default model for images does not accept; empty if one was chosen."""
     data = config.get("data")
     named = any(override.key_or_group in ("model", "model._target_") for override in overrides)
     if named or chosen.get("model") != _usual_model() or not isinstance(data, DictConfig):
@@ -388,7 +386,6 @@ def _check_groups(overrides: Sequence[Override]) -> None:
 
 
 def _parted(overrides: Sequence[Override]) -> tuple[list[str], list[Override]]:
-    """Separate overrides that choose sections from those that set values."""
     groups, choices, settings = _groups(), list[str](), list[Override]()
     for override in overrides:
         if override.key_or_group in groups or _names_target(override):

@@ -32,7 +32,6 @@ class Options(Mapping[str, Any]):
         return f"Options({self._settings})"
 
     def plain(self) -> dict[str, Any]:
-        """Return a writable copy."""
         return deepcopy(self._settings)
 
 

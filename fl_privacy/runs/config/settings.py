@@ -29,7 +29,6 @@ def setting(
     """Declare a setting.
 
     Args:
-        role: part of a run that it changes.
         meaning: phrase for the table of settings.
         within: range of a number, above which memory or threads run out.
         captured: ``True`` if an attack on captured updates takes it from the captured run; by default if it changes
@@ -51,8 +50,6 @@ def group(
     """Declare a group of options, with the settings of the chosen option.
 
     Args:
-        role: part of a run that it changes.
-        meaning: phrase for the table of settings.
         shown: ``True`` if pages name the option.
         runtime: names of its runtime settings.
         within: ranges of its numbers.
@@ -300,11 +297,9 @@ class RunSettings:
         return called(self.choices[part], getattr(self, part))
 
     def plain(self) -> dict[str, Any]:
-        """Return nested mappings, lists, text and numbers."""
         return {name: plain_value(value) for name, value in vars(self).items()}
 
     def changed(self, changes: Mapping[str, Any]) -> Self:
-        """Return the settings with ``changes`` by dotted key."""
         content = self.plain()
         for key, value in changes.items():
             put(content, key, plain_value(value))

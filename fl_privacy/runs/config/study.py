@@ -36,9 +36,7 @@ class GridPoint:
     """A defense at one strength, as named by a grid.
 
     Attributes:
-        family: name of the curve.
         strength: setting and value such as ``rate 0.9``; empty for a single strength and the undefended point.
-        overrides: overrides of the defense.
     """
 
     family: str
@@ -76,7 +74,6 @@ class AttackPlan:
 
     Attributes:
         training: name of the training of the attacked model.
-        overrides: overrides of the attack, without the defense.
     """
 
     training: str
@@ -90,7 +87,6 @@ class Study:
 
     Attributes:
         settings: overrides of every job.
-        attack: overrides of every attack.
         trainings: overrides of each training by name, the main one first.
         points: defenses at their strengths, the undefended one first.
         early: rounds of training before the state ``early``.
@@ -123,7 +119,6 @@ class Study:
         return merge_overrides(self.settings, self.trainings[name], point.overrides, own)
 
     def attacking(self, point: GridPoint, cell: AttackCell) -> list[str]:
-        """Return overrides of the attack of ``cell`` on ``point``, without the model's weights."""
         return merge_overrides(self.attacks[cell].overrides, point.overrides)
 
 
@@ -231,9 +226,6 @@ class UploadKind:
     """A kind of upload, and the model states in which it is attacked.
 
     Attributes:
-        training: name of its training.
-        states: states attacked by an honest server.
-        attack: overrides of the attacks.
         servers: overrides of malicious servers, by name.
         server_states: states attacked by malicious servers.
     """
@@ -349,7 +341,6 @@ def _left_out(name: str, raw: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _cells(uploads: Mapping[str, UploadKind]) -> Iterator[tuple[UploadKind, State, str, AttackCell]]:
-    """Yield each attack, honest servers first, upload by upload."""
     for name, kind in uploads.items():
         for state in kind.states:
             yield kind, state, "", AttackCell(uploads=name, state=state)

@@ -108,7 +108,6 @@ def expect_plain(overrides: Sequence[str], trust: Collection[str], *, where: str
     machine.
 
     Args:
-        overrides: overrides in Hydra's grammar.
         trust: see ``recorded_parts``.
         where: origin of the overrides, for the message.
     """
@@ -141,8 +140,6 @@ def expect_registered(
     """Raise ``UserError`` for a section that builds something other than its option, or lacks settings of it.
 
     Args:
-        part: name of the section.
-        section: settings from a file.
         registered: settings of its option, from the package or a plugin.
         trust: see ``recorded_parts``.
         where: origin of the section, for the message.
@@ -269,7 +266,6 @@ def expect_no_place(overrides: Sequence[str], *, where: str, unread: Collection[
     A setting does so by its key (``PLACES``) or by a value that contains a separator or leads outside.
 
     Args:
-        overrides: overrides in Hydra's grammar.
         where: origin of the overrides, for the message.
         unread: settings that this machine does not use.
     """
@@ -287,7 +283,6 @@ def expect_below_here(overrides: Sequence[str], *, where: str) -> None:
     """Raise ``UserError`` for overrides whose value is an absolute path, in a home folder, or goes up by ``..``.
 
     Args:
-        overrides: overrides in Hydra's grammar.
         where: origin of the overrides, for the message.
     """
     for override in parse_overrides([text for listed in overrides for (text,) in expand_sweep([listed])]):

@@ -25,23 +25,12 @@ class ClaimRecord:
     """Outcome of one claim; see ``dp_check.verdict.ClaimVerdict``.
 
     Attributes:
-        subject: claimant.
-        status: ``contradicted``, ``doubted``, ``unsupported``, ``open``, ``untested`` or ``unclaimed``.
-        headline: result in plain words.
-        sentence: result with figures.
-        meaning: consequence.
-        reason: contradicting fact.
-        claimed: claimed epsilon.
-        unit: protected unit.
         neighbors: difference of two neighboring inputs.
         rdp: epsilon recomputed by Renyi divergences.
         pld: epsilon recomputed by the privacy loss distribution.
         lower: lower bound by tests.
-        confidence: confidence of the lower bound.
         noticed: least epsilon that the test would have noticed, or largest that it could have shown.
         estimate: estimate from one training, no bound.
-        missing: unstated facts.
-        notes: limits of the claim.
     """
 
     subject: str

@@ -89,14 +89,12 @@ class Candidate:
     """A way to train under all attacks tried; each figure is of its worst attack.
 
     Attributes:
-        name: name in words.
         accuracy: final accuracy in [0, 1].
         pmm: percent of the undefended accuracy; ``None`` if that is not known.
         psnr: mean PSNR in dB; for other modalities, the mean of their main metric.
         upper: upper end of its 95 % interval; infinite without one, as for a single image.
         largest: best PSNR of an image.
         read: examples reconstructed by the attack that leaks most.
-        exact: examples of these reconstructed exactly.
         identified: examples of these identified among distractors.
         images: examples scored for that attack.
         unjudged: unscored examples of the attack with most of them, failures included.
@@ -104,10 +102,8 @@ class Candidate:
         exposed: images recognizable as a defense's substitute.
         failures: images on which an attack failed, for the attack that failed most.
         by: attacker that leaks most, in words; empty if only one attacked.
-        judged_by: metric of the figures.
         inferred: question -> measure of the strongest attack; ``None`` if the attack failed or only others were
             attacked.
-        undefended: ``True`` if clients do not defend themselves.
         over_control: least excess, over attacks and rounds, of the mean of ``judged_by`` over the best guess without
             the
             update; ``None`` if not measured.
@@ -202,13 +198,9 @@ def candidate_of(
     """Build the candidate from all attacks on one training; return ``None`` without accuracy or images.
 
     Args:
-        found: reconstruction results.
-        name: name in words.
         accuracy: accuracy in [0, 1].
-        pmm: percent.
-        findings: results of inference attacks.
+        pmm: percent of the undefended accuracy.
         asked: questions put to any of the compared candidates.
-        undefended: ``True`` if clients do not defend themselves.
     """
     name_of_main = main_of(found)
     worst, most = worst_by(name_of_main, found), leaks_most(found)

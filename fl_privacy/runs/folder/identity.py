@@ -62,13 +62,7 @@ def _without(config: Mapping[str, Any], dropped: Collection[str]) -> dict[str, A
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """Content of ``run.json``, with the hashes of ``run_hash``, ``training_hash`` and ``repeat_hash``.
-
-    Attributes:
-        label: readable part of the folder's name.
-        undefended: ``True`` if clients do not defend themselves.
-        config: resolved configuration.
-    """
+    """Content of ``run.json``, with the hashes of ``run_hash``, ``training_hash`` and ``repeat_hash``."""
 
     label: str
     hash: str

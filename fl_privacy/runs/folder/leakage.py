@@ -42,11 +42,7 @@ class Reading:
     """Leakage by one attacker in one round.
 
     Attributes:
-        attacker: attacker.
-        leakage: measured leakage.
-        round: attacked round of training.
         attack: name of the attack, if there are several.
-        undefended: ``True`` if clients did not defend themselves.
     """
 
     attacker: Attacker
@@ -61,12 +57,10 @@ class Reading:
 
     @property
     def main(self) -> str:
-        """Return the metric that pages show first."""
         return self.leakage.main
 
     @property
     def counts(self) -> Counts:
-        """Return the counts of reconstructed examples."""
         return self.leakage.counts
 
     def counted_by(self, metric: str) -> Recognized | None:
@@ -87,11 +81,9 @@ class Extent:
 
     Attributes:
         read: share of the attacked examples that were reconstructed; unscored ones count on request.
-        exact: share reconstructed exactly.
         told: number of other questions, such as who took part, that were answered better than by chance.
         exposed: share recognizable as a defense's substitute for the original.
         upper: upper end of the 95 % interval of the main metric's mean; infinite if there is none.
-        mean: mean of the main metric.
     """
 
     read: float = 0.0
@@ -110,8 +102,6 @@ def extent_of(found: Sequence[Reading], *, told: int = 0, unknown_is_read: bool 
     """Return the joint leakage of ``found``: the worst value of each figure.
 
     Args:
-        found: results of one run, training or defense.
-        told: number of other questions answered; see ``Extent``.
         unknown_is_read: ``True`` to count unscored examples as reconstructed, as in the choice of a defense.
     """
     if not found:
@@ -225,12 +215,8 @@ class AttackFacts:
         server: name of a malicious server's attack; empty for an honest server.
         knowledge: attacker's knowledge by the threat model, a sentence each.
         prior: name of the image prior; empty without one.
-        source: origin of the attacked uploads.
         examples: fewest and most examples behind an attacked upload; ``None`` if nothing was attacked.
         uploads: most intercepted uploads of one example.
-        trained: ``True`` if the model was trained in this run.
-        undefended: ``True`` if clients did not defend themselves.
-        defenses: names of the parts of the defense.
         untried: threat model's list of untested attackers, a sentence each.
     """
 
@@ -260,14 +246,7 @@ def described_facts(
     threats: Sequence[str] = (),
     defenses: Sequence[str] = (),
 ) -> AttackFacts:
-    """Describe the attacks tried, from the contents of a run's folder.
-
-    Args:
-        identity: identity of the run.
-        records: records of ``metrics.jsonl``.
-        threats: threat model, in sentences.
-        defenses: names of the parts of the defense.
-    """
+    """Describe the attacks tried, from the contents of a run's folder."""
     images = [record for attacker in Attacker for record in records_of(records, "image", attacker)]
     sizes = Counter({str(image["id"]): 0 for image in images})
     for image in images:
@@ -304,7 +283,6 @@ def _source(records: Sequence[Mapping[str, Any]], sizes: Mapping[str, int], thre
 
 
 def _chosen(identity: Identity, group: str) -> tuple[str, Mapping[str, Any]]:
-    """Return name and settings of a configuration group's option."""
     choices, section = identity.config.get("choices"), identity.config.get(group)
     settings = section if isinstance(section, Mapping) else {}
     option = called(str(choices.get(group) or ""), section) if isinstance(choices, Mapping) else ""

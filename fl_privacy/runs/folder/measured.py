@@ -39,7 +39,6 @@ class MeasuredDefense:
         by_threat: results by attackers, of measured threats only.
         seconds: defense time of one client in one round; NaN if not known.
         upload_bytes: size of one client's update; NaN if not known.
-        epsilon: final epsilon; ``None`` without a guarantee.
         delta: delta of epsilon; ``None`` if not known, which promises little.
     """
 
@@ -60,8 +59,6 @@ class MeasuredTable:
     Attributes:
         settings: overrides of all jobs, such as ``data=mnist_mini``.
         weights: attacked model, ``initial``, ``final`` or ``both``.
-        command: command that measured it.
-        defenses: results, undefended first.
         unknown: names of defenses not fully measured.
         when: last day of the measurement and version of this package, or empty.
         attackers: overrides of every attack, such as ``threat_model=strongest``; empty in older files, whose attackers
@@ -79,7 +76,6 @@ class MeasuredTable:
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
-        """Return the numbers of examples in attacked uploads."""
         return _batch_sizes(self.attackers, "batch_size") or (1,)
 
     @property
@@ -146,9 +142,7 @@ def measured_rows(
     """Return the known rows of a study and the names of the others; no rows without the undefended one.
 
     Args:
-        rows: rows, undefended first.
         is_whole: ``True`` for a row that finished far enough.
-        asked: questions other than examples.
     """
     found = [measured_of(row, asked=asked) if is_whole(row) else None for row in rows]
     if not found or found[0] is None:

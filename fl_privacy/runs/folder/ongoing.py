@@ -160,7 +160,6 @@ class Teller:
                 write_private(self._texts, json.dumps({"texts": texts}, ensure_ascii=False))
 
     def clear(self) -> None:
-        """Delete the files at the end of the work."""
         self._path.unlink(missing_ok=True)
         self._pictures.unlink(missing_ok=True)
         self._texts.unlink(missing_ok=True)

@@ -212,7 +212,6 @@ class TextFilm:
     """Frames of an attack on one text.
 
     Attributes:
-        image: number of the text.
         member: sub-attack of the frames; empty for a single attack.
         at: index of each frame in the history of losses.
         frames: tokens of each frame.
@@ -230,7 +229,6 @@ class Film:
     """Frames of an attack on one image.
 
     Attributes:
-        image: number of the image.
         member: sub-attack of the frames; empty for a single attack.
         at: index of each frame in the history of losses.
         frames: (C, H, W) each, perhaps smaller than the image.
@@ -340,7 +338,6 @@ def _film(row: Mapping[str, object], frames: Pixels) -> Film:
 
 
 def _whose(row: Mapping[str, object], frames: int) -> tuple[str, int, str, tuple[int, ...]]:
-    """Parse victim, number in its batch, sub-attack, and the index of each of ``frames`` frames."""
     id, image, member, at = row["id"], row["image"], row["member"], row["at"]
     if not (isinstance(id, str) and isinstance(image, int) and isinstance(member, str) and fits(at, list[int])):
         raise ValueError("it does not say whose films it holds")

@@ -49,15 +49,10 @@ class Run:
     """All records of a run.
 
     Attributes:
-        environment: versions, hardware, seed.
-        threat_model: sentences.
         strengths: settings that set the defense's strength, the first part's first.
         partition: examples of each client and class; ``None`` if not recorded, as by an attack without training.
-        records: records of ``metrics.jsonl``, in order.
-        summary: summary, also of an unfinished run.
         problems: damages, a line each.
         shared: contents of a copy made for others; ``None`` for the run itself.
-        defenses: names of the parts of the defense.
         claims: checked claims of differential privacy, false ones first.
     """
 
@@ -194,7 +189,6 @@ def _read_json(path: Path) -> Any:
 
 
 def _read_text(path: Path) -> str:
-    """Return the text of a file; empty if there is no file."""
     if not path.is_file():
         return ""
     if path.stat().st_size > MOST_BYTES:
@@ -206,7 +200,6 @@ def _read_text(path: Path) -> str:
 
 
 def _summary(path: Path, stored: object, records: Sequence[Mapping[str, Any]]) -> Summary:
-    """Summarize a finished run from its records and the two stored figures that they lack."""
     seconds = stored.get("seconds") if isinstance(stored, Mapping) else None
     accuracy = stored.get("undefended_accuracy") if isinstance(stored, Mapping) else None
     total = seconds.get("total") if isinstance(seconds, Mapping) else None

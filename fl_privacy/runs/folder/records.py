@@ -208,7 +208,6 @@ class RecordWriter:
         self._synced = time.monotonic()
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Write ``record`` as one line to the operating system."""
         self._file.write(dump_json(record) + "\n")
         self._file.flush()
         if time.monotonic() - self._synced > SYNC_EVERY:

@@ -28,8 +28,6 @@ def copy_run(source: Path, destination: Path, *, with_originals: bool) -> None:
     Absolute paths in the configuration are reduced to their last part.
 
     Args:
-        source: folder of a run, finished or not.
-        destination: new folder.
         with_originals: ``True`` to include images; the copy is then readable only by its owner.
 
     Raises:

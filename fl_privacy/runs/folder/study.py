@@ -38,8 +38,6 @@ class StudyEntry:
 
     Attributes:
         family: name of the curve; ``UNDEFENDED`` without a defense.
-        strength: strength in words; empty for a single strength.
-        overrides: overrides of the defense.
         own: ``True`` if the user entered it.
         trainings: folder of each training by name, the main one first.
         problems: folder name of a failed job -> reason.
@@ -71,10 +69,8 @@ class StudyRow:
     """Results of a defense at one strength.
 
     Attributes:
-        trainings: summaries of finished trainings, by name.
         undefended: accuracy of the same trainings without a defense, in [0, 1].
         readings: leakage in each finished cell, round by round.
-        attacks: finished attacks.
     """
 
     entry: StudyEntry
@@ -146,23 +142,19 @@ class StudyRow:
 
     @property
     def upload(self) -> Mapping[str, Statistic]:
-        """Return size and time of one client's update in the main training."""
         return self.training.upload if self.training else {}
 
     @property
     def update_distortion(self) -> Mapping[str, Statistic]:
-        """Return the defense's change to the attacked updates."""
         return next((own for run in self.attacks.values() if (own := run.summary.update_distortion)), {})
 
     @property
     def findings(self) -> list[Finding]:
-        """List the results of inference attacks on trainings and attacked runs."""
         summaries = [*self.trainings.values(), *(run.summary for run in self.attacks.values())]
         return [finding for summary in summaries for finding in summary.inferred]
 
     @property
     def all_readings(self) -> list[Reading]:
-        """List the leakage by every attack in every round."""
         return [reading for found in self.readings.values() for reading in found]
 
     @cached_property
@@ -205,7 +197,6 @@ class StudyRow:
 
         Args:
             uploads: name of the only uploads that count; all by default.
-            asked: questions put to any row of the study.
         """
         candidate = candidate_of(
             self.heard(threat, uploads),

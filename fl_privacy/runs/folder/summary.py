@@ -34,8 +34,6 @@ class Traced(Statistic):
     """Tracing distance over the attacks on a round.
 
     Attributes:
-        attacked: distance of the attacked images alone.
-        queries: number of query images.
         participants: maximum number of possible owners.
         chance: distance of guessing.
     """
@@ -52,14 +50,10 @@ class Leakage:
 
     Attributes:
         metrics: statistics by name, over the images on which the attack did not fail; intervals are over uploads.
-        counts: counts of reconstructed examples.
-        thresholds: counts by the papers' thresholds.
         tracing: tracing distance; ``None`` if nothing was traced.
         label_sources: source of labels -> number of images.
         certainties: attacker's own certainty -> number of images, see :class:`fl_privacy.types.Certainty`.
         members: sub-attack that reconstructed them -> number of images; empty for a single attack.
-        images: number of attacked images.
-        failures: number of images on which the attack failed.
         over_control: mean excess of the guesses' main metric over that of the best guess without the update; for images
             aligned PSNR of at most ``LARGEST_PSNR``. ``None`` if no control was measured.
     """
@@ -77,7 +71,6 @@ class Leakage:
 
     @property
     def main(self) -> str:
-        """Return the metric shown first, such as PSNR for images and token F1 for texts."""
         return next((modality.metric for modality in MODALITIES if modality.metric in self.metrics), IMAGES.metric)
 
     def recognized_by(self, metric: str) -> Recognized | None:
@@ -108,12 +101,9 @@ class Spent:
 
     Attributes:
         epsilon: privacy budget spent; ``None`` without a guarantee.
-        delta: delta of epsilon.
-        accountant: accountant that computed it.
         missing: reason why there is no guarantee.
         unit: protected unit, ``example`` or ``client``; ``None`` if not recorded.
         covered: ``True`` if the accountant's assumptions hold for the sampling of batches in this run.
-        rounds: number of rounds covered.
     """
 
     epsilon: float | None
@@ -146,20 +136,11 @@ class Summary:
     """Summary of a run.
 
     Attributes:
-        finished: ``True`` if the run finished.
-        attacked: attacked rounds in order.
         countermeasures: adaptive attacker's measures against the defense, a sentence each.
         batch_norm: batch norm modes in the attacked uploads, none for models without.
         update_distortion: defense's change to updates, by figure.
         upload: ``upload_bytes`` and ``defense_seconds`` of one client's reply in one round.
-        privacy: privacy budget; ``None`` if nothing was trained.
-        tested: rounds after which the model was tested.
         final_accuracy: accuracy in [0, 1]; ``None`` if nothing was tested.
-        undefended_accuracy: accuracy of the same training without defense.
-        pmm: percent of the undefended accuracy.
-        seconds: time used.
-        upload_bytes: bytes of all clients together.
-        inferred: results of inference attacks.
     """
 
     finished: bool
@@ -188,7 +169,6 @@ class Summary:
 
     @property
     def adaptive(self) -> Leakage | None:
-        """Return the leakage by the adaptive attacker in the last round."""
         return self.last_by(Attacker.ADAPTIVE)
 
     def as_json(self) -> dict[str, Any]:
@@ -229,10 +209,7 @@ def summarize(
     """Summarize ``records`` of ``metrics.jsonl``.
 
     Args:
-        records: records in order.
-        finished: ``True`` if the run finished.
         undefended_accuracy: final accuracy of the same training without defense, for PMM.
-        total_seconds: wall time of the whole run.
     """
     rounds = [r for r in records if r["kind"] == "round"]
     plain, adaptive = (records_of(records, "attack", attacker) for attacker in Attacker)
@@ -276,7 +253,6 @@ def _upload(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Statistic]:
 
 
 def _on_node(records: Sequence[Mapping[str, Any]]) -> dict[str, Statistic]:
-    """Return statistics of a client's round on a small device, as last measured."""
     last = next((r for r in reversed(records) if r["kind"] == "node"), None)
     if last is None:
         return {}
@@ -318,7 +294,6 @@ def _attacked(records: Sequence[Mapping[str, Any]]) -> list[AttackedRound]:
 
 
 def _leakage(images: Sequence[Mapping[str, Any]], traced: Sequence[Mapping[str, Any]]) -> Leakage:
-    """Compute leakage with intervals over uploads, whose images were attacked together."""
     columns = {name: [value for _, value in pairs] for name, pairs in _columns(images).items()}
     sources = Counter(v["label_source"] for v in images if v.get("label_source") and not v["failure"])
     return Leakage(
@@ -351,7 +326,6 @@ _CONTROLLED = (("token_f1", "control_f1"), ("cells_right", "control_cells"), ("a
 
 
 def _over_control(images: Sequence[Mapping[str, Any]]) -> float | None:
-    """Return the mean excess of guesses over their controls; ``None`` without any control."""
     over = [
         min(float(record[found]), LARGEST_PSNR) - float(record[control])
         for record in images
@@ -376,7 +350,6 @@ def _tracing(traced: Sequence[Mapping[str, Any]]) -> Traced | None:
 
 
 def _columns(records: Iterable[Mapping[str, Any]]) -> dict[str, list[tuple[Mapping[str, Any], float]]]:
-    """Return each figure's values with their records, without failures and missing values."""
     columns: dict[str, list[tuple[Mapping[str, Any], float]]] = {}
     for record in records:
         if record.get("failure") is None:

@@ -85,8 +85,6 @@ class Bound:
 
     Attributes:
         unit: protected unit, ``example`` or ``client``.
-        rounds: rounds of training covered.
-        candidates: number of distractors.
         at_most: probability of identifying the right example; see ``identification_bound``.
     """
 
@@ -103,13 +101,9 @@ class Verdict:
     """Verdict on a run.
 
     Attributes:
-        facts: attacks tried.
         most: result that leaks most; ``None`` if nothing could be scored.
         by_round: result that leaks most in each attacked round.
-        readings: all results.
         told: other questions answered better than by chance.
-        asked: results of all other questions.
-        bound: bound of differential privacy if it holds, regardless of the tone.
         exposed: images that came out as a defense's substitutes; ``None`` if none did.
         proven: most examples proven by one attacker.
     """

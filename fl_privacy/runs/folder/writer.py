@@ -49,8 +49,6 @@ class RunFolder:
     """Records a run as it goes on, safe against the death of the process.
 
     Attributes:
-        path: run folder.
-        identity: identity of the run.
         finished: ``True`` if it was finished before; nothing can be added then.
         teller: writer of progress.
     """
@@ -82,11 +80,8 @@ class RunFolder:
 
         Args:
             out: folder of runs; created if needed.
-            label: readable part of the name.
             config: resolved configuration as plain mappings, lists, strings and numbers.
-            config_text: text of ``config.yaml``.
             undefended: ``True`` if clients do not defend themselves, so that other runs can compare with it.
-            overwrite: ``True`` to repeat a finished run.
 
         Raises:
             UserError: another process is recording this run.
@@ -110,11 +105,9 @@ class RunFolder:
         return folder
 
     def write_environment(self, *, seed: int) -> None:
-        """Write versions, hardware and ``seed`` as ``environment.json``."""
         write_whole(self.path / "environment.json", dump_json(describe_environment(seed=seed), indent=1))
 
     def write_threat_model(self, sentences: Sequence[str]) -> None:
-        """Write ``threat_model.json``."""
         self._threats = tuple(sentences)
         write_whole(self.path / "threat_model.json", dump_json(list(sentences), indent=1))
 
@@ -140,7 +133,6 @@ class RunFolder:
         """Record a finished round of training.
 
         Args:
-            report: summary of the round.
             evaluation: result on the test set, if tested.
             epsilon: largest epsilon of a client up to this round; ``None`` without guarantee.
         """
@@ -159,7 +151,6 @@ class RunFolder:
         )
 
     def add_victim(self, score: VictimScore, *, attacker: Attacker = Attacker.PLAIN) -> None:
-        """Record each image of a scored victim."""
         id = score.id
         for image in score.images:
             self._append(
@@ -185,15 +176,12 @@ class RunFolder:
         """Record the defense's change to the update ``id``.
 
         Args:
-            id: id of the observation.
-            distortion: distortion of the whole update.
             solving: figures, by name, of solving a fully connected first layer for its input.
         """
         figures = {**asdict(distortion), **solving}
         self._append(kind="update_distortion", id=str(id), round=id.round, client=id.client, **figures)
 
     def add_tracing(self, tracing: Tracing, *, round: int, attacker: Attacker = Attacker.PLAIN) -> None:
-        """Record the tracing of the images attacked in ``round``."""
         self._append(kind="tracing", attacker=attacker, round=round, **asdict(tracing))
 
     def add_attack(
@@ -211,12 +199,7 @@ class RunFolder:
         """Record one call of the attack.
 
         Args:
-            round: attacked round.
-            victims: number of observations.
-            seconds: time of the call.
             batch_norm: clients' mode, ``train`` or ``eval``; ``None`` for a model without batch norm.
-            attacker: plain or adaptive attacker.
-            countermeasures: measures against the defense, a sentence each.
             candidates_from: name of the distractors, if any.
             uploads: value of ``AttackedUploads``.
         """
@@ -225,13 +208,11 @@ class RunFolder:
         self._append(kind="attack", attacker=attacker, round=round, countermeasures=list(countermeasures), **figures)
 
     def add_finding(self, finding: Finding) -> None:
-        """Record the result of an inference attack."""
         self._append(kind="inference", **finding.as_record())
 
     def save_reconstructions(
         self, round: int, scores: Sequence[VictimScore], *, attacker: Attacker = Attacker.PLAIN
     ) -> None:
-        """Save originals and guesses for the report."""
         if scores and any(score.rows is not None for score in scores):
             write_rows(self.path / "reconstructions", round, scores, attacker)
         elif scores and scores[0].sentences:
