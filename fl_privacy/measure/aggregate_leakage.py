@@ -66,8 +66,7 @@ def classes_told(traces: Sequence[ClassTrace]) -> Answer:
     """Measure how well changes of the last bias reveal a client's deviation in classes from the others.
 
     The gradient of a cross entropy by that bias is the expected minus the actual share of each class (Wainakh et al.
-    2022,
-    "User-level label leakage from gradients").
+    2022, "User-level label leakage from gradients").
     """
     widths = {len(trace.change) for trace in traces}
     if len(widths) != 1 or len(traces) < LEAST_CLIENTS:

@@ -63,8 +63,7 @@ def chance_of_upload(values: np.ndarray, number: int, *, classes: Sequence[int] 
     """Return the probability in (0, 1] that an upload's guesses fit as many other examples as well as its own.
 
     A permutation test: examples are drawn as replacements and assigned to the guesses with the best fit. It is valid
-    for
-    guesses that do not depend on the upload's own examples, and 1 without other examples.
+    for guesses that do not depend on the upload's own examples, and 1 without other examples.
 
     Args:
         values: (G, B + N) fit of each guess to each example, the upload's own B first; larger is better.

@@ -46,8 +46,7 @@ class Identified:
     Attributes:
         guess: (B,) index of the most similar guess.
         likeness: (B,) largest absolute correlation with that guess, in [0, 1], over the ways in which the original
-            leads
-            enough; without any, in the way of the best lead.
+            leads enough; without any, in the way of the best lead.
         rank: (B,) rank among itself and the candidates in that way; 1 is nearest. ``None`` without candidates.
         lead: (B,) largest lead over the nearest candidate, in standard deviations of the candidates, minus the gain by
             luck; negative if it leads in no way.
@@ -198,8 +197,8 @@ def relative(own: Tensor, rest: Tensor, usual: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def shared_beyond(shown: Tensor, truth: Tensor, rivals: Tensor) -> float:
-    """Return the largest partial correlation of ``shown`` (D,) with ``rivals`` (K, D), given ``truth`` (D,), all unit
-    rows.
+    """Return the largest partial correlation of ``shown`` (D,) with ``rivals`` (K, D), given ``truth`` (D,),
+    all unit rows.
     """
     of_truth, of_rivals, between = shown @ truth, rivals @ shown, rivals @ truth
     rest = ((1 - of_truth**2).clamp_min(_LEAST_REST) * (1 - between**2).clamp_min(_LEAST_REST)).sqrt()

@@ -52,8 +52,7 @@ class Counts:
         luck: probability that guesses without the update make as many recognizable; 0 if one exceeds its control by a
             margin.
         chance: probability that guesses without the update score as well; 1 if there was nothing to compare with,
-            ``None``
-            for images.
+            ``None`` for images.
     """
 
     exact: int = 0
@@ -108,8 +107,8 @@ class Counts:
     def by_chance(self) -> float:
         """Return the probability that guesses without the update identify or recognize at least as many.
 
-        It is ``chance`` for rows and texts. For images it follows from their leads, see ``outcome.chance_of``, or is
-        1 / (candidates + 1) each if leads are not known; 0 with exact ones, and ``luck`` for recognizable ones.
+        It is ``chance`` for rows and texts. For images it follows from their leads, see ``outcome.chance_of``, or is 1
+        / (candidates + 1) each if leads are not known; 0 with exact ones, and ``luck`` for recognizable ones.
         """
         if self.chance is not None:
             return self.chance

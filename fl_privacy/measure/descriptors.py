@@ -1,6 +1,6 @@
 """Make images comparable up to harmless changes, by the absolute correlation of small gray versions.
 
-Coarse brightness is also removed, and one image is mirrored and shifted by up to a tenth of its width.
+Coarse brightness is removed, and one image is mirrored and shifted by up to a tenth of its width.
 """
 
 from collections.abc import Iterator

@@ -80,8 +80,7 @@ def other_updates(victims: Sequence[VictimId], guesses: Sequence[Tensor | None],
     """Choose guesses at other updates as controls, since a prior makes images without any update.
 
     These are the next ``OTHER_UPDATES`` victims of other clients that share no image with the victim; if all victims
-    are
-    of one client, its other updates.
+    are of one client, its other updates.
 
     Args:
         victims: victims of one attack.
@@ -164,8 +163,7 @@ def compare_texts(match: Match, others: Others, language: Language | None = None
     """Compute the figures of each text of a victim that has a guess.
 
     ``control_f1`` is the token F1 of the most frequent public tokens; ``chance`` is the probability that the guesses
-    fit
-    as many public texts equally well.
+    fit as many public texts equally well.
     """
     truths = match.originals[match.found]
     if others.texts is None or not len(truths):
@@ -264,8 +262,7 @@ def bag_figures(
 
     Special tokens are excluded. Figures: ``words_there`` distinct words of the ``words_of`` texts; ``words_read``
     reconstructed ones; ``words_false`` guessed words in no text; ``word_control_f1`` of as many most frequent public
-    words;
-    ``word_chance``, the probability that the guesses fit the words of as many public texts equally well.
+    words; ``word_chance``, the probability that the guesses fit the words of as many public texts equally well.
     """
     if reconstruction.words is None:
         return {}, {}

@@ -35,16 +35,12 @@ def identify(
     """Compare the guesses at a batch with its originals and with ``candidates``, up to harmless changes.
 
     Harmless are the negative and other changes of brightness and contrast, shifts by up to a tenth of the width,
-    mirrors,
-    quarter turns, rotation by up to 15 degrees, a crop of 70 % or more, a frame, blur, coarse pixels, the loss of one
-    half,
-    shuffled tiles, and order within the batch. Candidates get the same tries as the original. The strength of an image
-    is
-    Fisher's z of its best correlation relative to mean and spread over ``REFERENCE`` candidates; the original must lead
-    in
-    one way (``measure.descriptors``, ``turning``). Candidates include their mean and that of each class, to which a
-    guess
-    at class features is nearer. Comparison is coarse first, then fine for the nearest, then in poses if still in doubt.
+    mirrors, quarter turns, rotation by up to 15 degrees, a crop of 70 % or more, a frame, blur, coarse pixels, the loss
+    of one half, shuffled tiles, and order within the batch. Candidates get the same tries as the original. The strength
+    of an image is Fisher's z of its best correlation relative to mean and spread over ``REFERENCE`` candidates; the
+    original must lead in one way (``measure.descriptors``, ``turning``). Candidates include their mean and that of each
+    class, to which a guess at class features is nearer. Comparison is coarse first, then fine for the nearest, then in
+    poses if still in doubt.
 
     Args:
         guesses: (G, C, H, W) in [0, 1], at a batch.

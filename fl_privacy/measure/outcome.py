@@ -1,6 +1,6 @@
-"""Decide what an attack reconstructed of one image, text or row, by its record in ``metrics.jsonl``.
+"""Decide what an attack reconstructed of one image, text or row, by its record in ``metrics.jsonl``, without PyTorch.
 
-The constants were fixed on training splits; ``experiments/verdict_pairs.py`` measures them on others. No PyTorch.
+The constants were fixed on training splits; ``experiments/verdict_pairs.py`` measures them on others.
 """
 
 import math
@@ -81,7 +81,7 @@ class Outcome(StrEnum):
     """Outcome for one example, from the most leaked."""
 
     EXACT = "exact"
-    """Certified, or equal up to the rounding of 8-bit pixels where no control is; a text token by token, a row digit by
+    """Certified, or equal up to the rounding of 8-bit pixels if no control is; a text token by token, a row digit by
     digit."""
 
     IDENTIFIED = "identified"
@@ -133,8 +133,7 @@ def outcome_of(record: Mapping[str, Any]) -> Outcome | None:
 
     Returns:
         Outcome; ``None`` if the original is not known, or an older version did not measure it. A guess claimed as
-        proven
-        is exact unless a known original contradicts it.
+        proven is exact unless a known original contradicts it.
     """
     if record.get("failure") is not None:
         return Outcome.NOTHING

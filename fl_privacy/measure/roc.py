@@ -104,7 +104,7 @@ def _share_of(logit: float) -> float:
 
 
 def tpr_at(found: Separation, fpr: float) -> Estimate | None:
-    """Compute the largest TPR at an FPR of at most ``fpr``; return ``None`` if one negative is more than that.
+    """Compute the largest TPR at an FPR of at most ``fpr``; return ``None`` with fewer than 1 / ``fpr`` negatives.
 
     The interval is the wider one of the bootstrap over both kinds and of Clopper and Pearson at this threshold.
     """

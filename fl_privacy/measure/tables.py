@@ -135,8 +135,7 @@ def control_cells(public: Tensor, truths: Tensor, schema: Schema, *, seed: int =
     """Compute the share (B,) float64 of cells of ``truths`` (B, C) that are right without the update.
 
     It is the larger one of the usual row's share, and of the :data:`BAND` quantile over random draws of as many public
-    rows
-    (M, C), matched as guesses are.
+    rows (M, C), matched as guesses are.
     """
     usual = right_cells(schema, usual_row(public, schema), truths).double().mean(1)
     rng = torch.Generator().manual_seed(seed)

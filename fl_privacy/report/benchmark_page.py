@@ -101,7 +101,7 @@ class PageRow:
 
 
 def benchmark_in_words(measured: Measured) -> str:
-    """Describe which defense leaks least."""
+    """Name the defense that leaks least."""
     board = _chosen(measured)
     open_end = f" Not finished: {measured.jobs_done} of {measured.jobs} jobs are done; the same command goes on."
     said = f"{_headline(measured, board)}.{open_end * (measured.jobs_done < measured.jobs)}"

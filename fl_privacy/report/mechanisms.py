@@ -18,8 +18,7 @@ def samples_of_runs(runs: Sequence[Run]) -> list[Sample]:
     """Return a sample for each attacker of each defended run that trained and was attacked.
 
     A mechanism's strength is the defense setting with most values, or the declared one of several; other differing
-    settings
-    make other mechanisms, and settings outside the defense, except the seed, other attacks.
+    settings make other mechanisms, and settings outside the defense, except the seed, other attacks.
     """
     defended = [run for run in runs if not run.identity.undefended]
     names = _mechanisms(defended)

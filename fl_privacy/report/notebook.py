@@ -22,9 +22,8 @@ def show(found: Reconstruction | Sequence[Reconstruction], originals: Any = None
     """Show reconstructions in a row, below their ``originals`` (B, C, H, W) if given, as a picture.
 
     Guesses are matched to originals as in metrics, since updates do not reveal order. Originals are a tensor, a NumPy
-    array
-    or a :class:`Batch`; gray images may be (B, H, W). Inputs outside [0, 1] are scaled by their range; for volumes
-    (B, C, D, H, W) the middle slice is shown.
+    array or a :class:`Batch`; gray images may be (B, H, W). Inputs outside [0, 1] are scaled by their range; for
+    volumes (B, C, D, H, W) the middle slice is shown.
 
     Raises:
         UserError: an attack failed, with its reason, or the inputs are no images.

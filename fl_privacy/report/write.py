@@ -31,8 +31,7 @@ def write_report(
     """Write one self-contained HTML page on one or many runs; with images it is readable only by its owner.
 
     A single run gets ``<run>/report.html`` and ``<run>/pictures/reconstructions.png``, several get ``comparison.html``
-    next
-    to the first one.
+    next to the first one.
 
     Args:
         out: other path of the page; its folder is created.

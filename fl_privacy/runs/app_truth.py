@@ -1,4 +1,4 @@
-"""Look up the images behind uploads of third-party clients, as far as they are stated."""
+"""Look up the images behind uploads of third-party clients."""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -83,7 +83,7 @@ def attack_experiment(config: RunSettings, monitor: Monitor) -> Path:
 
 
 def expect_readable_sums(config: RunSettings) -> None:
-    """Raise ``UserError`` for secure aggregation without visible sums, or with a malicious server."""
+    """Raise ``UserError`` for secure aggregation unless an honest server sees sums of fresh updates."""
     name = config.secure_aggregation["name"]
     if name != SUMS or config.captured or "_target_" in config.server:
         expect_readable_updates(name, "The command attack")

@@ -255,8 +255,7 @@ class AttackStage:
 
     Attributes:
         threads: CPU threads of attack and measurement; they change the last bits of results. ``None`` takes one for
-            each
-            part of an attack and PyTorch's default otherwise.
+            each part of an attack and PyTorch's default otherwise.
         films: number of victims of a round, from the first, whose attack is filmed.
         rehearsed: ``True`` if the server itself computed the uploads, not a client.
         jobs: maximum number of processes that attack at once; ``None`` takes all cores.

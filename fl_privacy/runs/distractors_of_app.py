@@ -1,4 +1,4 @@
-"""Draw distractors from an app's own data, since foreign images would let class means count as reconstructions."""
+"""Draw distractors from an app's own data; with other data, class means would count as reconstructions."""
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence

@@ -101,8 +101,7 @@ def worth_attacking(
     """Choose observations to attack, and describe the others.
 
     Probes are chosen if there are any, else training updates of few images and steps, since joint figures would hide
-    one of
-    them; ``every`` attacks all.
+    one of them; ``every`` attacks all.
     """
     if every:
         return _within_reason(observations)

@@ -46,7 +46,7 @@ UNKNOWN = Privacy(statement=f"No differential privacy is claimed: {_UNKNOWN}.", 
 def privacy_of(setup: Setup, *, delta: float, accountant: Accountant) -> Privacy:
     """Compute epsilon over the rounds for the worst-off client, or the reason why there is none.
 
-    Sampling of clients does not count, since the server sees who takes part.
+    Sampling of clients does not amplify privacy here, since the server sees who takes part.
 
     Args:
         delta: delta in (0, 1), below one over a client's number of examples.
@@ -69,7 +69,7 @@ def privacy_of(setup: Setup, *, delta: float, accountant: Accountant) -> Privacy
 
 
 def guarantees(setup: Setup, *, delta: float, accountant: Accountant) -> list[Guarantee]:
-    """Return the guarantees of clients that may be worst off: none other samples as much and releases as often."""
+    """Return the guarantees of clients that may be worst off, by sampling rate and number of releases."""
     server, plan = setup.server, setup.server.local_plan
     kinds = set()
     for client in setup.clients.values():

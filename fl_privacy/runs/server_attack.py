@@ -65,6 +65,10 @@ def build_server_attack(
 def expect_readable_sum(attack: ServerAttack | None, server: str, *, uploads: str, shares: str | None) -> None:
     """Raise ``UserError`` if ``attack`` needs the mean of training updates, and others are intercepted or weights are
     shared.
+
+    Args:
+        uploads: value of ``intercept.uploads``.
+        shares: value of ``federation.plan.shares``.
     """
     if attack is None or not attack.reads_sum:
         return
@@ -87,8 +91,7 @@ def hand_over(
 
     Returns:
         Replies to intercept, and a function to call after each round: if the mean of replies suffices, it returns the
-            mean
-        as the reply of each client attacked since the last call.
+            mean as the reply of each client attacked since the last call.
     """
     of_means: list[Observation] = []
 

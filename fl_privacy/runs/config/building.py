@@ -1,6 +1,6 @@
 """Build targets by Hydra's instantiate, with one-line errors.
 
-Signatures of this package's targets are cached as plain JSON until a file changes, since importing PyTorch is slow.
+Signatures are cached as plain JSON until a file changes, since importing PyTorch is slow.
 """
 
 import hashlib

@@ -31,8 +31,8 @@ def setting(
     Args:
         meaning: phrase for the table of settings.
         within: range of a number, above which memory or threads run out.
-        captured: ``True`` if an attack on captured updates takes it from the captured run; by default if it changes
-            the training.
+        captured: ``True`` if an attack on captured updates takes it from the captured run; by default if it changes the
+            training.
     """
     taken = role in (Role.TRAINING, Role.DEFENSE) if captured is None else captured
     return field(metadata={"role": role, "meaning": meaning, "within": within, "captured": taken})

@@ -105,8 +105,7 @@ class Candidate:
         inferred: question -> measure of the strongest attack; ``None`` if the attack failed or only others were
             attacked.
         over_control: least excess, over attacks and rounds, of the mean of ``judged_by`` over the best guess without
-            the
-            update; ``None`` if not measured.
+            the update; ``None`` if not measured.
     """
 
     name: str

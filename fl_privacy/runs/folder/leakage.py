@@ -1,7 +1,4 @@
-"""Leakage by each attacker in each round, and the one order by which results leak more or less.
-
-Pages show the result that leaks most by :class:`Extent`, with its attacker, knowledge, budget and kind of uploads.
-"""
+"""Leakage by each attacker in each round, and the one order by which results leak more or less, :class:`Extent`."""
 
 from __future__ import annotations
 

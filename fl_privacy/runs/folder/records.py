@@ -120,7 +120,7 @@ _OPTIONAL = frozenset({"date", "packages", "gpus"})
 
 
 def wrong_field(content: object, fields: Mapping[str, Any]) -> str | None:
-    """Describe what is wrong with a mapping that should have ``fields``; ``None`` if valid."""
+    """Describe the error in a mapping that should have ``fields``; ``None`` if valid."""
     if not isinstance(content, Mapping):
         return f"it is {_shown(content)}, no mapping"
     for name, annotation in fields.items():
@@ -134,7 +134,7 @@ def wrong_field(content: object, fields: Mapping[str, Any]) -> str | None:
 
 
 def wrong_identity(content: object) -> str | None:
-    """Describe what is wrong with the content of ``run.json``; ``None`` if valid."""
+    """Describe the error in the content of ``run.json``; ``None`` if valid."""
     if (wrong := wrong_field(content, IDENTITY)) or not isinstance(content, Mapping):
         return wrong
     config = content["config"]
@@ -144,7 +144,7 @@ def wrong_identity(content: object) -> str | None:
 
 
 def wrong_partition(content: object) -> str | None:
-    """Describe what is wrong with the content of ``partition.json``; ``None`` if valid."""
+    """Describe the error in the content of ``partition.json``; ``None`` if valid."""
     if (wrong := wrong_field(content, PARTITION)) or not isinstance(content, Mapping):
         return wrong
     names, counts = content["class_names"], content["counts"]
@@ -153,7 +153,7 @@ def wrong_partition(content: object) -> str | None:
 
 
 def wrong_record(record: Mapping[str, Any]) -> str | None:
-    """Describe what is wrong with a record of ``metrics.jsonl``; ``None`` if valid."""
+    """Describe the error in a record of ``metrics.jsonl``; ``None`` if valid."""
     kind = record["kind"]
     fields = RECORDS.get(kind) if isinstance(kind, str) else None
     if not isinstance(kind, str) or not fits(record.get("attacker", "plain"), Literal["plain", "adaptive"]):

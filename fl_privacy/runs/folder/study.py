@@ -182,10 +182,7 @@ class StudyRow:
         ]
 
     def knows_defense(self, cell: AttackCell) -> bool:
-        """Return ``True`` if an attacker of ``cell`` knew the defense, or there was none.
-
-        Everybody knows the parts that are trained and uploaded.
-        """
+        """Return ``True`` if an attacker of ``cell`` knew the defense, or there was no ``defense=`` to know."""
         defends = any(o.startswith("defense=") and o != "defense=none" for o in self.entry.overrides)
         known = any(reading.attacker is Attacker.ADAPTIVE for reading in self.readings.get(cell, ()))
         return known or self.entry.undefended or not defends
@@ -213,12 +210,10 @@ class StudyRow:
         return replace(candidate, over_control=least_over_control(passive))
 
     def missing(self, threat: Threat) -> list[AttackCell]:
-        """List the unknown cells: no attack finished, or none knew the defense where ``threat`` includes such
-        attackers.
+        """List the unknown cells: no attack finished, or none knew the defense if ``threat`` includes such attackers.
 
-        An honest server's attack counts unless it failed on some victim; a malicious server that failed on all
-        reconstructed
-        none of its target images.
+        An honest server's attack counts unless it failed on some victim; a malicious server's counts always, since it
+        may find none of its target images.
         """
         return [
             cell

@@ -75,8 +75,7 @@ class RunFolder:
         """Open or create the folder ``<out>/<label>-<hash>`` of the run that ``config`` describes.
 
         A finished run is opened as it is. An interrupted one is moved aside (``...-interrupted-1``), as is a finished
-        one with
-        ``overwrite`` (``...-previous-1``); only intercepted updates that were not to be kept are deleted.
+        one with ``overwrite`` (``...-previous-1``); only intercepted updates that were not to be kept are deleted.
 
         Args:
             out: folder of runs; created if needed.
