@@ -197,8 +197,8 @@ def relative(own: Tensor, rest: Tensor, usual: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def shared_beyond(shown: Tensor, truth: Tensor, rivals: Tensor) -> float:
-    """Return the largest partial correlation of ``shown`` (D,) with ``rivals`` (K, D), given ``truth`` (D,),
-    all unit rows.
+    """Return the largest partial correlation of unit rows ``shown`` (D,) and ``rivals`` (K, D), given ``truth``
+    (D,).
     """
     of_truth, of_rivals, between = shown @ truth, rivals @ shown, rivals @ truth
     rest = ((1 - of_truth**2).clamp_min(_LEAST_REST) * (1 - between**2).clamp_min(_LEAST_REST)).sqrt()

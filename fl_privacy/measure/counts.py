@@ -38,7 +38,7 @@ class Counts:
 
     Attributes:
         exact: reconstructed to the last bit, or proven.
-        identified: nearest to the victim's own example among many candidates; not exact.
+        identified: nearest to the guess among many candidates; not exact.
         recognizable: above a published threshold and the control; not exact or identified.
         nothing: scored, with none of these outcomes.
         failures: attacked without a guess.

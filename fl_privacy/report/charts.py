@@ -231,7 +231,7 @@ def _free_side(axes: Axes, bound: float) -> int:
 
 
 def widen(axes: Axes) -> None:
-    """Widen axes so that small differences look small: at least ten points across, and a quarter of the top in height.
+    """Widen axes to at least ten points across and a quarter of the top, so that small differences look small.
 
     The horizontal axis is in percent; draw everything before.
     """

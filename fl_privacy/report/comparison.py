@@ -207,7 +207,7 @@ def _inferred_points(rows: Sequence[RunRow], about: str, *, use_pmm: bool) -> li
 
 
 def _points(rows: Sequence[RunRow], name: str, *, use_pmm: bool) -> list[ChartPoint]:
-    """Return a point for each run by its worst attacker; seeds of one run share a point with intervals over seeds."""
+    """Return a point for each run by its worst attacker; runs that differ only in the seed share one."""
     groups: dict[str, list[tuple[RunRow, Statistic]]] = {}
     for row in rows:
         worst = row.worst(name)

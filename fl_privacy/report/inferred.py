@@ -123,7 +123,7 @@ def views_of(findings: Sequence[Finding]) -> list[InferredView]:
 
 
 def tone_of_measure(name: str, measure: Measure, *, among: int = 1) -> Tone:
-    """Return red if the measure is above chance as the best of ``among``, else gray: another attack may do better."""
+    """Return red if the measure is above chance as the best of ``among``, else gray."""
     return CHANCE_TONES[is_above_chance(name, measure, among=among)]
 
 

@@ -47,9 +47,7 @@ def log_run(run: Run | Path | str, to: Any) -> int:
 
 
 def scalars_of(run: Run) -> Iterator[Scalar]:
-    """Yield name, value and round of the known figures; an infinite PSNR as 100 dB, but an infinite epsilon as
-    it is.
-    """
+    """Yield name, value and round of the known figures; an infinite PSNR becomes 100 dB."""
     decibels = f"{IMAGE_METRIC}_mean"
     for name, value, round in _figures(run):
         if not math.isnan(value):

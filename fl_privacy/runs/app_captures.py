@@ -29,7 +29,7 @@ from fl_privacy.types.plan import Normalization
 
 
 def app_captures(captured: str) -> Path | None:
-    """Find the folder of an app's captures in ``captured``; ``None`` for a run of this package, or if there is none."""
+    """Find the folder of an app's captures in ``captured``; ``None`` without any, or for a run of this package."""
     folder = Path(captured)
     within = [path.parent for path in sorted(folder.glob(f"audit-*/{NOTE}"))]
     for audited in (folder, folder.parent, *(within if len(within) == 1 else ())):

@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(eq=False, kw_only=True)
 class InferenceStage:
-    """Runs inference attacks one round at a time; the training goes on if they fail.
+    """Runs inference attacks one round at a time; the training continues if they fail.
 
     Attributes:
         classes: number K of classes.

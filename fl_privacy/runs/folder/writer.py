@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 
 class RunFolder:
-    """Records a run as it goes on, safe against the death of the process.
+    """Records a run step by step, safe against the death of the process.
 
     Attributes:
         finished: ``True`` if it was finished before; nothing can be added then.
