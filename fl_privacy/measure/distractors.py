@@ -225,11 +225,11 @@ def _of_each(seen: Identified) -> list[Figures]:
 
 
 def _control_lead(original: Tensor, own: Figures, extra: Sequence[Tensor], others: Others) -> float:
-    """Return the largest lead at ``original`` (C, H, W) of guesses that never saw its update; minus infinity without
-    any.
+    """Return the largest lead at ``original`` (C, H, W) without its update; minus infinity without any.
 
     These are guesses at other updates, and the nearest public image if it is almost the original or its twin. A guess
-    must lead by more, unless its ``own`` likeness is closer by a margin; next to a twin no lead is enough.
+    must
+    lead by more, unless its ``own`` likeness is closer by a margin; next to a twin no lead is enough.
     """
     if others.candidates is None:
         return -math.inf

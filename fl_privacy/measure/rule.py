@@ -40,7 +40,5 @@ def above_chance(
 
 
 def sure_end(value: float, end: float, *, among: int = 1) -> float:
-    """Move the ``end`` of a 95 % interval of ``value``, with normal errors, to the level ``LEVEL`` divided by
-    ``among``.
-    """
+    """Move the ``end`` of a 95 % interval of ``value``, with normal errors, to the level ``LEVEL / among``."""
     return value + (end - value) * -NormalDist().inv_cdf(LEVEL / max(1, among)) / _QUANTILE

@@ -87,7 +87,7 @@ def evaluate(
     """Score the guess at one victim's batch image by image.
 
     Args:
-        truth: victim's batch, images (B, C, H, W) in [0, 1] in any order.
+        truth: victim's batch, images (B, C, H, W) in [0, 1]; guesses may be in another order.
         functions: see :func:`evaluate_all`, which scores many victims at once.
 
     Returns:

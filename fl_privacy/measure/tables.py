@@ -38,9 +38,7 @@ class WrittenRows:
 
 
 def right_cells(schema: Schema, guesses: Tensor, truths: Tensor) -> Tensor:
-    """Mark right cells (..., C): equal categories, numbers within :data:`fl_privacy.types.schema.TOLERANCE`
-    deviations.
-    """
+    """Mark right cells (..., C): equal categories, numbers within ``types.schema.TOLERANCE`` deviations."""
     return (guesses - truths).abs() <= schema.tolerances + 1e-9
 
 

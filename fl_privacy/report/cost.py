@@ -42,7 +42,6 @@ class Figure:
         return "[{}, {}]".format(*map(self.show, statistic.ci95))
 
     def few(self, cost: HasCost) -> str:
-        """Warn if there are too few updates for an interval; else empty."""
         statistic = self.statistic(cost)
         return f"only {statistic.groups}" if statistic and statistic.groups < FEW else ""
 

@@ -46,7 +46,7 @@ class LiveRun:
     """Progress of a run.
 
     Attributes:
-        share: share of it that is done, in [0, 1]; ``None`` if not known.
+        share: share of the current work done, in [0, 1]; ``None`` if not known.
         left: seconds left; ``None`` if not known.
         silent: seconds since the last record.
         guesses: current guesses of the attack, PNGs as data URIs.

@@ -387,8 +387,7 @@ def _expect_made(made: Any, kind: type[T], section: Mapping[str, Any], name: str
 
 
 def attack_called(attack: str | ReconstructionAttack) -> tuple[ReconstructionAttack | None, str]:
-    """Return the attack and its name, for an attack or text such as ``idlg attack.iterations=50``; ``None`` for
-    ``none``.
+    """Return an attack and its name, also from text such as ``idlg attack.iterations=50``; ``None`` for ``none``.
 
     Raises:
         UserError: there is no such attack or setting.

@@ -133,9 +133,7 @@ class CanaryStage:
         return derive_generator(self.setup.config.seed, "canaries", *names)
 
     def _choose(self, like: Tensors) -> None:
-        """Draw the canaries' directions (m, s), orthonormal for examples, which are added up, if there are
-        enough coordinates.
-        """
+        """Draw the canaries' directions (m, s), orthonormal for examples if there are enough coordinates."""
         if self._directions is not None:
             return
         size = sum(value.numel() for value in like.values())

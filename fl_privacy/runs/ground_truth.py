@@ -39,9 +39,7 @@ class GroundTruth:
     _replays: dict[VictimId, Replay] = field(default_factory=dict, init=False, repr=False)
 
     def batch(self, victim: VictimId) -> Batch:
-        """Return the examples behind ``victim``; for a defense that replaces examples, the client's nearest
-        own images.
-        """
+        """Return the examples behind ``victim``, or the client's nearest own images if a defense replaces them."""
         client, state = self.clients[victim.client], self.states[victim.client]
         batch = examples_behind(client, victim, state, batch_size=self.batch_size)
         return _nearest(client, batch) if client.defense.examples else batch

@@ -70,9 +70,7 @@ class Asked:
 
 
 def ask(setup: Setup, members: int, others: int) -> Asked:
-    """Draw ``members`` examples of the clients and ``others`` that nobody trains on; ``UserError`` if there are
-    fewer.
-    """
+    """Draw ``members`` of the clients' examples and ``others`` of nobody's; ``UserError`` if there are fewer."""
     config, dataset, clients = setup.config, setup.dataset, setup.clients
     rng = derive_generator(config.seed, "inference", "asked")
     own = next(iter(clients.values())).examples

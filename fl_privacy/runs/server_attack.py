@@ -63,8 +63,7 @@ def build_server_attack(
 
 
 def expect_readable_sum(attack: ServerAttack | None, server: str, *, uploads: str, shares: str | None) -> None:
-    """Raise ``UserError`` if ``attack`` needs the mean of training updates, and others are intercepted or weights are
-    shared.
+    """Raise ``UserError`` if ``attack`` needs the mean of training updates that the settings do not give it.
 
     Args:
         uploads: value of ``intercept.uploads``.

@@ -33,9 +33,7 @@ def search_path() -> list[str]:
 
 @cache
 def config_folders() -> tuple[Path, ...]:
-    """Return the ``conf`` of this package and of plugins, without importing them; ``UserError`` if a plugin has
-    none.
-    """
+    """Return the folders ``conf`` of this package and of plugins without importing; ``UserError`` if one is missing."""
     folders = [CONFIG_DIR]
     for point in sorted(entry_points(group=PLUGINS)):
         package, *below = point.module.split(".")

@@ -396,9 +396,7 @@ def _parted(overrides: Sequence[Override]) -> tuple[list[str], list[Override]]:
 
 
 def _check_keys(overrides: Sequence[Override], config: DictConfig, chosen: Mapping[str, str | None]) -> list[Override]:
-    """Refuse keys unknown to the chosen groups, except ``+key=value``; turn settings missing in files into
-    ``++key=value``.
-    """
+    """Refuse unknown keys, except ``+key=value``; turn settings missing in files into ``++key=value``."""
     full = deepcopy(config)
     written = {
         name: set(section) if isinstance(section, DictConfig) else set()

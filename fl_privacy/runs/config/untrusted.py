@@ -104,8 +104,7 @@ def registered_run(path: Path, trust: Collection[str] = ()) -> dict[str, Any]:
 
 
 def expect_plain(overrides: Sequence[str], trust: Collection[str], *, where: str) -> None:
-    """Raise ``UserError`` for overrides, from a file or another machine, that import or access anything on this
-    machine.
+    """Raise ``UserError`` for untrusted overrides that import or access anything on this machine.
 
     Args:
         trust: see ``recorded_parts``.

@@ -93,9 +93,9 @@ class Candidate:
         pmm: percent of the undefended accuracy; ``None`` if that is not known.
         psnr: mean PSNR in dB; for other modalities, the mean of their main metric.
         upper: upper end of its 95 % interval; infinite without one, as for a single image.
-        largest: best PSNR of an image.
+        largest: PSNR of the best reconstructed image.
         read: examples reconstructed by the attack that leaks most.
-        identified: examples of these identified among distractors.
+        identified: examples of ``read`` identified among distractors.
         images: examples scored for that attack.
         unjudged: unscored examples of the attack with most of them, failures included.
         groups: smallest number of independent uploads behind a count.

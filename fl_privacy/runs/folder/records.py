@@ -281,9 +281,7 @@ def dump_json(value: Any, *, indent: int | None = None) -> str:
 
 
 def parse_json(text: str) -> Any:
-    """Parse the output of ``dump_json``, restoring infinities; half surrogate pairs, which pages can't hold,
-    are escaped.
-    """
+    """Parse the output of ``dump_json``; half surrogate pairs, which pages can't hold, are escaped."""
     try:
         return _restored(json.loads(text))
     except RecursionError as error:
