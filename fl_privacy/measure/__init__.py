@@ -1,4 +1,4 @@
-"""How much of an image a reconstruction shows; the only place where guess and truth meet."""
+"""Measure the leakage of reconstructions; only this package compares guesses with originals."""
 
 from typing import TYPE_CHECKING
 

@@ -1,7 +1,6 @@
-"""What uploads of whole trainings still tell, where no single example can be read from them: classes, words, members.
+"""Measure the leakage of whole-training uploads about classes, words and members of a client.
 
-Everything is measured beside a control that never saw the upload, and what all clients have in common counts for
-nothing: a server knows that without reading any one client's upload.
+Everything is compared with a control without the upload; what all clients share does not count.
 """
 
 import math
@@ -14,22 +13,22 @@ from fl_privacy.measure.answer import Answer, Scenario
 from fl_privacy.measure.roc import Z95, Estimate, Separation, auc
 
 LEAST_FREE = 5
-"""Independent numbers below which a correlation says nothing."""
+"""Least number of independent values for a correlation."""
 
 LEAST_CLIENTS = 3
-"""Clients that a correlation takes at least: of two, one is what the other is not."""
+"""Least number of clients for a correlation: two are always opposites."""
 
 MOST_OUTPUTS = 4
-"""Times as many outputs as classes up to which an array is taken for the bias of outputs."""
+"""Largest ratio of outputs to classes for an array to count as the outputs' bias."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ClassTrace:
-    """What one upload says about its classes, beside the truth.
+    """Evidence on the classes in one upload, and the truth.
 
     Attributes:
-        change: (K,) of the last layer's bias.
-        counts: (K,) of the client's examples by class.
+        change: (K,) change of the last layer's bias.
+        counts: (K,) number of the client's examples by class.
     """
 
     change: np.ndarray
@@ -43,8 +42,8 @@ def class_trace(
 
     Args:
         sent: arrays of the message, by record/name.
-        uploaded: of the reply, by the same names in whatever record.
-        labels: (N,) whole numbers from 0; ``None`` where nobody saw them.
+        uploaded: arrays of the reply, by the same names in any record.
+        labels: (N,) whole numbers from 0; ``None`` if not known.
     """
     if labels is None or not len(labels) or labels.dtype.kind not in "iu" or int(labels.min()) < 0:
         return None
@@ -57,17 +56,17 @@ def class_trace(
             continue
         if max(least, 2) <= len(array) <= MOST_OUTPUTS * least and "running_" not in key:
             fitting.append(array.astype(np.float64) - before)
-    change = min(fitting, key=len, default=None)  # of several as short the last
+    change = min(fitting, key=len, default=None)  # the last of equally short ones
     if change is None or not np.isfinite(change).all() or not np.abs(change).max() > 0:
         return None
     return ClassTrace(change=change, counts=np.bincount(labels, minlength=len(change)).astype(np.float64))
 
 
 def classes_told(traces: Sequence[ClassTrace]) -> Answer:
-    """Measure how well changes of the last bias reveal how a client's classes differ from the others'.
+    """Measure how well changes of the last bias reveal a client's deviation in classes from the others.
 
-    The gradient of a cross entropy by that bias is what the model expected of each class less what was there (Wainakh
-    et al. 2022, "User-level label leakage from gradients"), so that a client with more of a class moves its bias up.
+    The gradient of a cross entropy by that bias is the expected minus the actual share of each class (Wainakh et al.
+    2022, "User-level label leakage from gradients").
     """
     widths = {len(trace.change) for trace in traces}
     if len(widths) != 1 or len(traces) < LEAST_CLIENTS:
@@ -101,11 +100,7 @@ def classes_told(traces: Sequence[ClassTrace]) -> Answer:
 
 
 def words_told(read: Sequence[tuple[set[int], set[int]]]) -> Answer:
-    """Measure how well rows of an embedding that moved reveal a client's words.
-
-    Args:
-        read: the words of a client and those read from its upload, as numbers.
-    """
+    """Measure how well changed rows of an embedding reveal a client's words; ``read`` has true and inferred words."""
     if len(read) < LEAST_CLIENTS:
         return Answer(
             question="words", reason=f"fewer than {LEAST_CLIENTS} clients were seen to upload an embedding of words"
@@ -124,13 +119,12 @@ def words_told(read: Sequence[tuple[set[int], set[int]]]) -> Answer:
 
 
 def members_told(inside: np.ndarray, outside: np.ndarray, before: tuple[np.ndarray, np.ndarray], made: str) -> Answer:
-    """Measure how well losses separate examples that a client trained on from others' (Yeom et al. 2018).
+    """Measure how well losses separate a client's training examples from others' (Yeom et al. 2018).
 
     Args:
-        inside: (P,) how much the client's update lowers the loss of its own examples.
-        outside: (N,) as ``inside``, of examples of other clients, with the same classes where these are known.
-        before: minus the losses of both at the model that was sent, which never saw the update.
-        made: what they are of.
+        inside: (P,) decrease in loss of own examples by the client's update.
+        outside: (N,) the same for examples of other clients, with the same classes if known.
+        before: negative losses of both at the model that was sent, as the control.
     """
     found = auc(Separation(positives=inside, negatives=outside))
     control = auc(Separation(positives=before[0], negatives=before[1]))
@@ -139,13 +133,13 @@ def members_told(inside: np.ndarray, outside: np.ndarray, before: tuple[np.ndarr
 
 
 def _apart(values: np.ndarray) -> np.ndarray:
-    """Subtract from (N, K) values what the N have in common, and each row's own mean."""
+    """Subtract column and row means from values (N, K)."""
     left = values - values.mean(0, keepdims=True)
     return np.asarray(left - left.mean(1, keepdims=True))
 
 
 def _correlation(guess: np.ndarray, truth: np.ndarray, free: int) -> Estimate:
-    """Compute Pearson's correlation, with Fisher's interval for ``free`` free numbers."""
+    """Compute Pearson's correlation, with Fisher's interval for ``free`` free values."""
     size = float(np.linalg.norm(guess) * np.linalg.norm(truth))
     value = float((guess * truth).sum()) / size if size > 0 else 0.0
     wide = Z95 / math.sqrt(max(free - 2, 1))
@@ -154,7 +148,6 @@ def _correlation(guess: np.ndarray, truth: np.ndarray, free: int) -> Estimate:
 
 
 def _mean(values: Sequence[float]) -> Estimate:
-    """Average over clients, with Student's interval."""
     from scipy.stats import t  # noqa: PLC0415
 
     numbers = np.asarray(values, dtype=np.float64)

@@ -1,4 +1,4 @@
-"""An answer: one question about clients' examples, the uploads it was asked of, and what came of it."""
+"""An answer to one question about clients' examples, from the uploads of a scenario."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,12 +15,11 @@ QuestionName = Literal["examples", "classes", "words", "members"]
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """A question about what uploads tell.
+    """A question on the leakage of uploads.
 
     Attributes:
-        title: on a page.
-        measure: the number that answers it; empty where examples are counted.
-        scenarios: in which it is asked at most, of which any makes a page red.
+        measure: name of its figure; empty if examples are counted.
+        scenarios: most scenarios in which it is asked, any of which makes a page red.
     """
 
     title: str
@@ -50,15 +49,13 @@ QUESTIONS: Mapping[QuestionName, Question] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """The uploads that a question was asked of.
+    """The uploads of a question.
 
     Attributes:
-        name: in records.
-        title: on a page.
-        uploads: in a phrase.
-        leaves: whether such uploads leave a client.
-        examples: behind one upload, at most.
-        source: what was attacked, where that is no upload of so many examples in a step.
+        uploads: description in a phrase.
+        leaves: ``True`` if such uploads leave a client.
+        examples: most examples behind one upload.
+        source: attacked data, if not an upload of so many examples in a step.
     """
 
     name: str = ""
@@ -71,12 +68,12 @@ class Scenario:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Shown:
-    """An example and the guess at it, for a page.
+    """An example and its guess, for a page.
 
     Attributes:
-        original: an image (C, H, W) in [0, 1], the features of a row as shares of their ranges, or numbers of words.
-        guess: likewise; ``None`` where there is none.
-        reconstructed: whether the guess counts.
+        original: image (C, H, W) in [0, 1], features of a row as shares of their ranges, or numbers of words.
+        guess: guess in the same form, if any.
+        reconstructed: ``True`` if the guess counts.
     """
 
     original: Any
@@ -86,20 +83,14 @@ class Shown:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Answer:
-    """What an attacker found out from the uploads of a scenario.
+    """An attacker's result on the uploads of a scenario.
 
     Attributes:
-        question: name in ``QUESTIONS``.
-        scenario: the uploads.
-        kind: of the examples.
-        counts: of examples, by what came of them; ``None`` where none was attacked.
-        estimate: with its 95 % interval, where the question is answered by a number; ``None`` where none was measured.
-        control: the same from uploads that do not hold these examples; ``None`` where there is none.
-        labels: number of examples whose class was right, and of those whose class is known.
-        reason: why there is neither counts nor estimate.
-        seconds: that the attack took.
-        notes: sentences for a page.
-        shown: some of the examples.
+        counts: counts of examples by outcome; ``None`` if none was attacked.
+        estimate: figure with its 95 % interval; ``None`` if not measured.
+        control: same result from uploads without these examples, if any.
+        labels: number of examples with a right class, and of those with a known class.
+        reason: reason why there are neither counts nor estimate.
     """
 
     question: QuestionName = "examples"
@@ -120,7 +111,7 @@ class Answer:
 
     @property
     def above_chance(self) -> bool:
-        """Say whether more was found than chance and the control allow; an estimate without control never is."""
+        """Return ``True`` if the result exceeds chance and control; never for an estimate without control."""
         found = self.counts if self.counts is not None else self.estimate
         if found is None or (self.counts is None and self.control is None):
             return False
@@ -128,10 +119,10 @@ class Answer:
 
     @property
     def leaks(self) -> bool:
-        """Say whether that was found from what leaves a client."""
+        """Return ``True`` if the result is above chance and from uploads that leave a client."""
         return self.scenario.leaves and self.above_chance
 
     @property
     def share(self) -> float:
-        """Return the share of examples that were reconstructed, of those judged; 0 where none was."""
+        """Return the reconstructed share of scored examples; 0 without any."""
         return (self.counts.share or 0.0) if self.counts is not None else 0.0

@@ -1,8 +1,4 @@
-"""How probable it is that guesses made without the update come to as much, by the rule that judged them.
-
-The guesses stay as they are, and other examples stand in for the attacked ones, assigned in the same way: whatever was
-guessed, the attacked examples are then no more likely than others to be the ones that it fits.
-"""
+"""Compute the probability that guesses made without the update score as well."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -13,28 +9,28 @@ import numpy as np
 from fl_privacy.measure.intervals import binomial_tail, poisson_tail
 
 BAND = 0.95
-"""Share of guesses without the update that come to less than what counts as reconstructed."""
+"""Least share of guesses without the update that a reconstruction must exceed."""
 
 LARGE = 16
-"""Examples of an upload beyond which fewer draws are made."""
+"""Examples of an upload above which fewer draws are made."""
 
 DRAWS = {False: 4999, True: 1999}
-"""Whether an upload has more than ``LARGE`` examples -> draws of others in their place."""
+"""More than ``LARGE`` examples in an upload -> draws of replacements."""
 
 OVERLAP = 0.01
-"""Share of the probability of an error that counting own examples among the best has; draws have the rest."""
+"""Share of the error probability spent on counting own examples among the best; draws get the rest."""
 
 _ENOUGH = 10
-"""Draws that come to as much after which no more are made (Besag and Clifford 1991, "Sequential Monte Carlo p-values").
+"""Draws as good as the guess after which sampling stops (Besag and Clifford 1991, "Sequential Monte Carlo p-values").
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Coincidences:
-    """How often examples of a kind are equal without any attack.
+    """Frequency of equal examples without any attack.
 
     Attributes:
-        of_two: probability that two of them are.
+        of_two: probability that two examples are equal.
         of_usual: share of the others that equal the most frequent one.
     """
 
@@ -43,7 +39,7 @@ class Coincidences:
 
     @classmethod
     def counted(cls, equal: np.ndarray) -> "Coincidences":
-        """Count in a sample of which ``equal`` (N,) says how many others equal each example; unknown of one or none."""
+        """Estimate from the number ``equal`` (N,) of others that equal each example; 1 for fewer than two."""
         number = len(equal)
         if number < 2:
             return cls()
@@ -52,32 +48,28 @@ class Coincidences:
         return cls(of_two=min(1.0, (float(equal.sum()) / 2 + 1) / pairs), of_usual=most)
 
     def chance(self, exact: int, number: int) -> float:
-        """Return the probability that of ``number`` guesses at least ``exact`` equal one of as many examples.
+        """Return the probability that at least ``exact`` of ``number`` guesses equal one of as many examples.
 
-        Guesses are as examples are, or all as the most frequent one, whichever fits more.
+        Guesses are distributed as examples, or all the most frequent one, whichever fits more.
         """
         return poisson_tail(exact, max(number * self.of_usual, number**2 * self.of_two))
 
 
 LEAST_OF_CLASS = 20
-"""Other examples of each class from which on they alone stand in for those of it."""
+"""Least number of other examples of each class for replacement within classes."""
 
 
 def chance_of_upload(values: np.ndarray, number: int, *, classes: Sequence[int] | None = None, seed: int = 0) -> float:
-    """Return the probability that an upload's guesses fit as many examples that were not attacked as well as its own.
+    """Return the probability in (0, 1] that an upload's guesses fit as many other examples as well as its own.
 
-    A permutation test: own and other examples are drawn in place of the own ones, and assigned to the guesses so that
-    they fit best; it holds for any guesses that do not depend on which examples are the upload's own.
+    A permutation test: examples are drawn as replacements and assigned to the guesses with the best fit. It is valid
+    for guesses that do not depend on the upload's own examples, and 1 without other examples.
 
     Args:
-        values: (G, B + N) how well each guess fits each example, the upload's own B first; larger is better.
+        values: (G, B + N) fit of each guess to each example, the upload's own B first; larger is better.
         number: B.
-        classes: (B + N,) of the examples; where there are enough of each, others of a class alone stand in for those of
-            it, so that what is typical of a class is no evidence. ``None`` of examples without.
-        seed: of the draws.
-
-    Returns:
-        In (0, 1]; 1 where there are no others.
+        classes: (B + N,) classes; if there are enough of each, replacements have the same class, so that typical
+            features of a class are no evidence.
     """
     from scipy.optimize import linear_sum_assignment  # noqa: PLC0415
 
@@ -101,18 +93,12 @@ def chance_of_upload(values: np.ndarray, number: int, *, classes: Sequence[int] 
         reached += fit(chosen) >= least
         if reached == _ENOUGH:
             return _ENOUGH / draw
-    best = total - 1 - (values >= values.max(1, keepdims=True) - 1e-9)[:, ::-1].argmax(1)  # of equal ones no own
+    best = total - 1 - (values >= values.max(1, keepdims=True) - 1e-9)[:, ::-1].argmax(1)  # ties: not an own one
     return _with_overlap(float((1 + reached) / (1 + draws)), best, strata)
 
 
 def _with_overlap(drawn: float, best: np.ndarray, strata: Sequence[tuple[int, np.ndarray]]) -> float:
-    """Return the chance of draws, or that of so many own ones among the examples that fit best: no draws limit it.
-
-    Args:
-        drawn: by draws.
-        best: numbers of the examples that fit best.
-        strata: as of ``_strata``; own examples, in whose place others are drawn, come first in each.
-    """
+    """Return the chance by draws or by the own examples among the best, so that draws set no lower limit."""
     found, mass = 0, np.ones(1)
     for own_of, columns in strata:
         there = np.isin(columns, best)
@@ -123,10 +109,7 @@ def _with_overlap(drawn: float, best: np.ndarray, strata: Sequence[tuple[int, np
 
 
 def _strata(classes: np.ndarray, number: int) -> list[tuple[int, np.ndarray]]:
-    """Return for each class of the first ``number`` examples how many they are, and where all of it are.
-
-    Where there are too few others of any of them, all examples are one.
-    """
+    """Return the number of own examples and all indices per class; one stratum if a class has too few others."""
     kinds = np.unique(classes[:number])
     if any((classes[number:] == kind).sum() < LEAST_OF_CLASS for kind in kinds):
         return [(number, np.arange(len(classes)))]
@@ -134,23 +117,19 @@ def _strata(classes: np.ndarray, number: int) -> list[tuple[int, np.ndarray]]:
 
 
 def words_f1(truth: set[int], guess: set[int]) -> float:
-    """Compute the F1 of different words."""
+    """Compute the F1 of distinct words."""
     return 2 * len(truth & guess) / (len(truth) + len(guess)) if truth or guess else 0.0
 
 
 def chance_of_words(
     guess: set[int], own: Sequence[set[int]], others: Sequence[set[int]], *, few: bool = False, seed: int = 0
 ) -> float:
-    """Return the probability that the words named fit those of as many texts that were not attacked as well.
-
-    A permutation test, as ``chance_of_upload``: own and other texts are drawn in place of the own ones.
+    """Return the probability that the guessed words fit as many other texts as well, by a permutation test.
 
     Args:
-        guess: different words named of an upload.
-        own: those of each of its texts.
-        others: those of other texts.
-        few: whether texts also fit by the number of words named rightly, for guesses of few words.
-        seed: of the draws.
+        own: words of each of its texts.
+        others: words of other texts.
+        few: ``True`` if texts also fit by the number of right words, for guesses of few words.
     """
     texts = [*own, *others]
     if not others or not own:
@@ -180,18 +159,15 @@ def _rounding(value: float) -> float:
 
 
 def either(*chances: float) -> float:
-    """Return the probability that the least of several questions' chances is as small as it is (Bonferroni)."""
+    """Return the probability that the least of several chances is this small (Bonferroni)."""
     return min(1.0, len(chances) * min(chances)) if chances else 1.0
 
 
 def combined(chances: Sequence[float]) -> float:
-    """Return the probability that independent uploads come to chances as small as these.
+    """Return the probability that independent uploads have chances as small as these.
 
-    For each k the probability that k of them are as small as the k-th smallest, of which the least counts; since the
-    best k is looked for, it is multiplied by 1 + log2(number), which ``tests/metrics/test_chance.py`` checks.
-
-    Args:
-        chances: of uploads, each uniform or larger where the guesses know nothing.
+    It is the least over k of the probability that k are as small as the k-th smallest, times 1 + log2(number) for the
+    choice of k, as checked in ``tests/metrics/test_chance.py``. Without information, each chance is uniform or larger.
     """
     number = len(chances)
     small = sorted(chance for chance in chances if chance <= 1 - BAND)

@@ -1,4 +1,4 @@
-"""Guesses compared in every way, at one sight, with originals and with what these are to be distinguished from."""
+"""Compare guesses with originals and distractors in every way, at one resolution."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -14,29 +14,29 @@ from fl_privacy.measure.public_images import PublicImages
 from fl_privacy.measure.turning import Way
 
 RIVALS = 10
-"""Nearest candidates that what a guess shows beyond the original is compared with."""
+"""Nearest candidates for the foreign share of a guess."""
 
 LUCK = 0.3
-"""Of lead, by which the best of e = 2.7 guesses is ahead of one, or one that is compared with so many fewer candidates:
+"""Lead gained by luck with e = 2.7 times as many guesses, or that many times fewer candidates:
 1 over the largest of 1,000 normal strengths, since the gap between the largest two is exponential."""
 
 LUCK_OF_MORE = LUCK * math.log(10)
-"""Of lead, by which the best of further ways to compare is ahead of one."""
+"""Lead gained by luck with further ways to compare."""
 
 ENOUGH = 1000
-"""Candidates beside which a lead is not reduced."""
+"""Number of candidates from which a lead is not reduced."""
 
 _CEILING = 0.9995
-"""Correlations beyond are the same, to rounding of pixels."""
+"""Correlation above which differences are rounding of pixels."""
 
 TIE = 1e-3
-"""Difference in spreads of the candidates that is rounding."""
+"""Difference, in spreads of the candidates, that is rounding."""
 
 _LEAST_SPREAD = 0.01
-"""Of candidates, so that a guess in which there is nothing to see is near to none of them."""
+"""Least spread of candidates, so that a blank guess is near none of them."""
 
 _LEAST_REST = 1e-3
-"""Share of a row that is no rounding, beyond what two images have in common."""
+"""Least share of a row beyond the common part of two images that is not rounding."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -44,16 +44,14 @@ class Identified:
     """Likeness of each original of a batch of B to the guesses at the batch.
 
     Attributes:
-        guess: (B,) index of the guess that is most like it.
-        likeness: (B,) largest absolute correlation with that guess over all harmless changes, in [0, 1], in the way to
-            compare in which it is largest of those in which the original leads enough; without, of the best lead.
-        rank: (B,) its place among itself and the candidates in that way; 1 is the nearest. ``None`` without candidates.
-        lead: (B,) how far ahead of the nearest candidate, in standard deviations of the candidates, in the way in which
-            it leads most, less what several guesses, or few candidates, gain by luck; negative where it leads in none.
-        foreign: (B,) how much of what the guess shows beyond the original is another's, in [0, 1]: the largest
-            correlation with one of the nearest candidates, after both lost what they share with the original; the
-            smaller of that in the best lead and that in the largest likeness. NaN where the original is not nearest.
-        candidates: how many there were.
+        guess: (B,) index of the most similar guess.
+        likeness: (B,) largest absolute correlation with that guess, in [0, 1], over the ways in which the original
+            leads enough; without any, in the way of the best lead.
+        rank: (B,) rank among itself and the candidates in that way; 1 is nearest. ``None`` without candidates.
+        lead: (B,) largest lead over the nearest candidate, in standard deviations of the candidates, minus the gain by
+            luck; negative if it leads in no way.
+        foreign: (B,) largest partial correlation of the guess with a near candidate given the original, in [0, 1]: the
+            smaller one for the best lead and the largest likeness. NaN if the original is not nearest.
     """
 
     guess: Tensor
@@ -65,22 +63,19 @@ class Identified:
 
     @property
     def figures(self) -> dict[str, Tensor]:
-        """Return by name those of each original that are known."""
         named = {name: getattr(self, name) for name in ("guess", "likeness", "rank", "lead", "foreign")}
         return {name: figure for name, figure in named.items() if figure is not None}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Look:
-    """G guesses at a batch of B originals beside R rivals, at one sight.
+    """G guesses at a batch of B originals, compared with R rivals at one resolution.
 
     Attributes:
         guesses: (G, C, H, W) in [0, 1].
         originals: (B, C, H, W) in [0, 1].
-        others: whose ``rivals`` are looked at.
-        rivals: (R,) indices of these, sorted.
-        usual: (U,) those among them by whose correlations it is judged what is usual.
-        sight: how closely.
+        rivals: (R,) indices of the rivals, sorted.
+        usual: (U,) indices that define the usual correlation.
     """
 
     guesses: Tensor
@@ -91,7 +86,7 @@ class Look:
     sight: Sight
 
     def ranked(self, candidates: int) -> Identified:
-        """Rank the originals; ``candidates`` is the number of rivals that are no means."""
+        """Rank the originals; ``candidates`` is the number of rivals without means."""
         raw, own, rest = (each.flatten(0, 1) for each in self._strengths)
         leads = own - rest.amax(1, keepdim=True) - luck(len(self.guesses), candidates)
         lead, first = leads.max(0)
@@ -114,12 +109,12 @@ class Look:
         )
 
     def nearest(self, number: int) -> Tensor:
-        """Return indices of the ``number`` rivals that are nearest to the guesses in any way."""
+        """Return indices of the ``number`` rivals nearest to the guesses in any way."""
         best = self._strengths[2].flatten(0, 1).amax(0)
         return self.rivals[best.topk(min(number, len(best))).indices]
 
     def behind(self) -> Tensor:
-        """Count the rivals nearer to the guesses than each original (B,), each by its nearest way."""
+        """Count the rivals nearer to the guesses than each original (B,), each in its nearest way."""
         own, best = self._strengths[1].flatten(0, 1).amax(0), self._strengths[2].flatten(0, 1).amax(0)
         return (best[None] >= own[:, None] - TIE).sum(1)
 
@@ -152,7 +147,7 @@ class Look:
         return Standing(self.originals, self.sight)
 
     def _foreign(self, original: int, at: int) -> float:
-        """Return how much a guess shows of others beyond an original, by the guess and way ``at``."""
+        """Return the foreign share of guess and way ``at``, given an original."""
         number, way = divmod(at, self._strengths[1].shape[1])
         seen = Moved(self.guesses[number : number + 1], self.sight)
         near = self._strengths[2][number, way].topk(min(RIVALS, len(self.rivals))).indices
@@ -165,12 +160,7 @@ class Look:
 
 
 def best_of(ways: Sequence[Sequence[Way]], candidates: int) -> Identified:
-    """Rank originals by the best of further ways, (guesses, ways); a lead in these counts ``LUCK_OF_MORE`` less.
-
-    Args:
-        ways: of each guess.
-        candidates: the number of rivals that are no means.
-    """
+    """Rank originals by the best of further ``ways``, (guesses, ways); their leads are reduced by ``LUCK_OF_MORE``."""
     every = [(number, way) for number, own in enumerate(ways) for way in own]
     strengths = [relative(way.own[None], way.rest[None], way.usual) for _, way in every]
     leads = torch.stack([own[0] - rest.amax() for own, rest in strengths]) - luck(len(ways), candidates) - LUCK_OF_MORE
@@ -199,7 +189,7 @@ def luck(guesses: int, candidates: int) -> float:
 
 
 def relative(own: Tensor, rest: Tensor, usual: Tensor) -> tuple[Tensor, Tensor]:
-    """Turn correlations (W, B) and (W, R) into Fisher's z relative to what is usual of that guess in that way."""
+    """Turn correlations (W, B) and (W, R) into Fisher's z relative to the usual ones of that way."""
     z_own, z_rest = (torch.atanh(found.clamp(max=_CEILING)) for found in (own, rest))
     every = z_rest[:, usual]
     mean, spread = every.mean(1, keepdim=True), every.std(1, keepdim=True, unbiased=False) + _LEAST_SPREAD
@@ -207,10 +197,7 @@ def relative(own: Tensor, rest: Tensor, usual: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def shared_beyond(shown: Tensor, truth: Tensor, rivals: Tensor) -> float:
-    """Return the largest partial correlation of ``shown`` (D,) with ``rivals`` (K, D), given ``truth`` (D,).
-
-    All rows have length 1.
-    """
+    """Return the largest partial correlation of unit rows ``shown`` (D,) and ``rivals`` (K, D), given ``truth``."""
     of_truth, of_rivals, between = shown @ truth, rivals @ shown, rivals @ truth
     rest = ((1 - of_truth**2).clamp_min(_LEAST_REST) * (1 - between**2).clamp_min(_LEAST_REST)).sqrt()
     return float(((of_rivals - of_truth * between) / rest).abs().amax().clamp(0, 1))

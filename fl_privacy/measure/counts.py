@@ -1,4 +1,4 @@
-"""How many of the attacked examples one attacker read in one round, and how probable that is by chance."""
+"""Count the examples reconstructed by one attacker in one round, and the chance of that count."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -12,18 +12,18 @@ from fl_privacy.types.modality import MODALITIES
 from fl_privacy.types.victim_ids import Certainty
 
 _JUDGED_SINCE = ("likeness", "control_psnr", "control_f1", "control_cells")
-"""Columns that records of older versions do not have."""
+"""Columns missing in records of older versions."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Words:
-    """Different words of attacked texts that were found, in no order, each upload counted once.
+    """Counts of distinct words in attacked texts, in no order, each upload once.
 
     Attributes:
-        read: of uploads of which more words were read than their frequency alone tells.
-        there: of all uploads in which words were looked for.
-        wrong: read beside those, and in none of the texts.
-        texts: behind ``there``.
+        read: words reconstructed in uploads that exceed their frequency control.
+        there: words of all uploads attacked for words.
+        wrong: wrong words in uploads of ``read``.
+        texts: number of texts behind ``there``.
     """
 
     read: int = 0
@@ -34,25 +34,25 @@ class Words:
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """Counts of the attacked examples of one attacker and round, each counted once, by the most that came of it.
+    """Counts of the attacked examples of one attacker and round, each by its best outcome.
 
     Attributes:
-        exact: read to the last bit, or proven.
-        identified: the victim's own example is the one nearest to the guess, among many candidates; not exact.
-        recognizable: beyond a published threshold and beyond what a guess without the update reaches; neither of both.
-        nothing: judged, and none of the three.
-        failures: the attack gave no guess.
-        unknown: nobody has the original to compare with.
-        older: judged by a version that compared with no control; whether they were read cannot be said.
-        groups: independent uploads behind those that were judged.
-        candidates: fewest others that a guess was compared with; 0 where it was compared with none.
-        words: of texts, read in no order.
-        identified_by_chance: probability that guesses without the update identify, or recognize, as many images, by
-            leads as large; ``None`` where leads are unknown.
-        luck: probability that guesses without the update make at least as many recognizable; 0 where one of them beats
-            its control by a margin.
-        chance: probability that guesses without the update, assigned and judged in the same way, come to as much; 1
-            where nothing was there to find it by, ``None`` where the kinds of counts say it.
+        exact: reconstructed to the last bit, or proven.
+        identified: nearest to the guess among many candidates; not exact.
+        recognizable: above a published threshold and the control; not exact or identified.
+        nothing: scored, with none of these outcomes.
+        failures: attacked without a guess.
+        unknown: unscored, since nobody has the original.
+        older: scored by a version without controls, so that the outcome is not known.
+        groups: independent uploads behind the scored examples.
+        candidates: fewest distractors of a guess; 0 without any.
+        words: counts of words of texts.
+        identified_by_chance: probability that guesses without the update identify or recognize as many images, with
+            leads as large; ``None`` if leads are not known.
+        luck: probability that guesses without the update make as many recognizable; 0 if one exceeds its control by a
+            margin.
+        chance: probability that guesses without the update score as well; 1 if there was nothing to compare with,
+            ``None`` for images.
     """
 
     exact: int = 0
@@ -71,46 +71,44 @@ class Counts:
 
     @property
     def read(self) -> int:
-        """Return how many were exact, identified or recognizable."""
+        """Return the number of exact, identified or recognizable examples."""
         return self.exact + self.identified + self.recognizable
 
     @property
     def judged(self) -> int:
-        """Return how many are known to be reconstructed or not."""
+        """Return the number of scored examples."""
         return self.read + self.nothing
 
     @property
     def unjudged(self) -> int:
-        """Return how many are not known to be reconstructed or not."""
+        """Return the number of examples without a known outcome."""
         return self.failures + self.unknown + self.older
 
     @property
     def images(self) -> int:
-        """Return how many were attacked."""
         return self.judged + self.unjudged
 
     @property
     def share(self) -> float | None:
-        """Return the share reconstructed of those judged; ``None`` where none was."""
+        """Return the reconstructed share of those scored; ``None`` without any."""
         return self.read / self.judged if self.judged else None
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Return the 95 % interval of ``share``, over independent uploads; (0, 1) where none was judged."""
+        """Return the 95 % interval of ``share`` over independent uploads; (0, 1) without any."""
         return share_interval(self.read, self.judged, groups=self.groups or None) if self.judged else (0.0, 1.0)
 
     @property
     def at_most(self) -> float:
-        """Return the largest share that is reconstructed, by one-sided 95 % confidence; 1 where none was judged."""
+        """Return the one-sided 95 % upper bound of ``share``; 1 without any."""
         return share_at_most(self.read, self.judged, groups=self.groups or None) if self.judged else 1.0
 
     @property
     def by_chance(self) -> float:
-        """Return the probability that guesses without the update identify, or recognize, at least as many.
+        """Return the probability that guesses without the update identify or recognize at least as many.
 
-        Of rows and texts it is ``chance``. Of images each identifies with a probability that falls with the lead, see
-        ``outcome.chance_of``; if leads are unknown, 1 / (candidates + 1). Exact ones are no matter of chance; of other
-        recognizable examples see ``luck``.
+        It is ``chance`` for rows and texts. For images it follows from their leads, see ``outcome.chance_of``, or is 1
+        / (candidates + 1) each if leads are not known; 0 with exact ones, and ``luck`` for recognizable ones.
         """
         if self.chance is not None:
             return self.chance
@@ -123,7 +121,7 @@ class Counts:
         return binomial_tail(self.identified, self.judged, 1 / (self.candidates + 1))
 
     def as_plain(self) -> dict[str, Any]:
-        """Return plain values for JSON: every count, and the share reconstructed with its interval."""
+        """Return plain values for JSON: every count, and the interval of the reconstructed share."""
         return {**asdict(self), "read": self.read, "judged": self.judged, "interval95": list(self.interval)}
 
 
@@ -164,10 +162,7 @@ def counts_of(records: Sequence[Mapping[str, Any]]) -> Counts:
 
 
 def _chance_of(judged: Sequence[Mapping[str, Any]]) -> float | None:
-    """Return ``Counts.chance`` of rows and texts; ``None`` of images, and of records of older versions.
-
-    What is proven is no matter of chance.
-    """
+    """Return ``Counts.chance`` of rows and texts, 0 if proven; ``None`` for images and older records."""
     known = [record for record in judged if "chance" in record]
     if not known:
         return None
@@ -178,7 +173,7 @@ def _chance_of(judged: Sequence[Mapping[str, Any]]) -> float | None:
 
 
 def _chance_of_identified(judged: Sequence[tuple[Outcome, Mapping[str, Any]]]) -> float | None:
-    """Return ``Counts.identified_by_chance``: of the one with the largest lead, or of all, whichever is less."""
+    """Return ``Counts.identified_by_chance``: the smaller one for the largest lead and for all."""
     chances = sorted(chance_of(r) for what, r in judged if what in ("identified", "recognizable") and "likeness" in r)
     if not chances:
         return None
@@ -187,7 +182,7 @@ def _chance_of_identified(judged: Sequence[tuple[Outcome, Mapping[str, Any]]]) -
 
 
 def _luck_of(judged: Sequence[tuple[Outcome, Mapping[str, Any]]]) -> float:
-    """Return ``Counts.luck`` of examples with their outcomes; texts of one upload, read by their words, are one."""
+    """Return ``Counts.luck``; texts of one upload, reconstructed by their words, are one."""
     every, lucky = set[tuple[str, int]](), dict[tuple[str, int], float]()
     for outcome, record in judged:
         key = str(record["id"]), 0 if TEXT_METRIC in record else int(record.get("image", 0))
@@ -200,7 +195,7 @@ def _luck_of(judged: Sequence[tuple[Outcome, Mapping[str, Any]]]) -> float:
 
 
 def _words_of(records: Sequence[Mapping[str, Any]]) -> Words:
-    """Count words by upload: all texts of one have the same figures of its words."""
+    """Count words by upload, since all its texts share the figures."""
     uploads = {str(record["id"]): record for record in records if record.get("words_there")}
     beyond = [record for record in uploads.values() if words_are_read(record)]
     return Words(

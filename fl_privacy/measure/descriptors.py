@@ -1,8 +1,6 @@
-"""Images made comparable up to harmless changes: small, without brightness and contrast, in windows, and moved.
+"""Make images comparable up to harmless changes, by the absolute correlation of small gray versions.
 
-What is compared is the normalized correlation of two images of a few pixels, as they are and without their coarse
-brightness. Its absolute value is the same for negatives and for any change of brightness and contrast. One of the two
-images is taken mirrored and shifted by up to a tenth of its width.
+Coarse brightness is removed, and one image is mirrored and shifted by up to a tenth of its width.
 """
 
 from collections.abc import Iterator
@@ -14,22 +12,22 @@ from torch import Tensor
 from torch.nn import functional
 
 BLURS = (0.0, 1.0, 2.0)
-"""Standard deviations in pixels by which an image is blurred."""
+"""Standard deviations of the blurs in pixels."""
 
 MOSAICS = ((2, False, False), (3, False, False), (3, False, True), (3, True, False), (4, False, False))
-"""Pixels of the squares of which an image is made, whether whole ones alone are stretched to its size, and whether
-they begin on its right; at indices beyond those of blurs."""
+"""Side of the mosaic's squares in pixels, ``True`` to stretch whole squares to the image's size, and ``True`` to
+begin on the right; their indices follow those of blurs."""
 
 _MOSAIC = len(BLURS)
 
 WINDOWS = 5
-"""The whole and its four halves."""
+"""Windows of an image: the whole and its four halves."""
 
 _DETAIL = 1.5
 """Standard deviation in pixels of the coarse brightness."""
 
 LEAST_CONTRAST = 0.1 / 255
-"""Standard deviation of pixels below which there is nothing to see."""
+"""Standard deviation of pixels below which an image counts as blank."""
 
 
 @dataclass(frozen=True)
@@ -37,12 +35,11 @@ class Sight:
     """Resolution and blurs at which images are compared.
 
     Attributes:
-        side: pixels to which the longer side of an image is averaged down.
-        pairs: which blur of the moved image is compared with which blur of the other, since reconstructions are
-            blurred, or noisy; each in every window.
-        whole: as ``pairs``, the whole only.
-        gap: pixels that a half of an image is short of its middle, so that the other half shows in none of them.
-        between: whether an image that is averaged down is also shifted by half a pixel of what that makes.
+        side: pixels to which the longer side is averaged down.
+        pairs: blurs of the moved and the other image, compared in every window.
+        whole: blurs compared in the whole image only.
+        gap: pixels between each half and the middle, so that they share no pixels.
+        between: ``True`` to also shift averaged images by half an averaged pixel.
     """
 
     side: int
@@ -53,7 +50,7 @@ class Sight:
 
     @property
     def ways(self) -> Iterator[tuple[int, int, int]]:
-        """Blur of the moved image, blur of the other, and window of each way to compare."""
+        """Yield blur of the moved image, blur of the other, and window of each way to compare."""
         for of, to in self.pairs:
             for window in range(WINDOWS):
                 yield of, to, window
@@ -73,7 +70,7 @@ FINE = Sight(
 
 @dataclass(frozen=True, eq=False)
 class Standing:
-    """Originals or candidates (N, C, H, W) in [0, 1], in one place each."""
+    """Originals or candidates (N, C, H, W) in [0, 1], without shifts."""
 
     images: Tensor
     sight: Sight
@@ -83,7 +80,7 @@ class Standing:
         return len(self.images)
 
     def rows(self, blur: int, window: int) -> Tensor:
-        """Return rows (N, D) of unit length, made when first asked for: the product of two rows is a correlation."""
+        """Return cached rows (N, D) of unit length; the product of two rows is a correlation."""
         if (blur, window) not in self._made:
             gray = small(self.images.float().mean(1, keepdim=True), self.sight.side)
             edges = shift_reach(gray.shape[-2]), shift_reach(gray.shape[-1])
@@ -98,7 +95,7 @@ class Standing:
 
 @dataclass(frozen=True, eq=False)
 class Moved:
-    """A guess (1, C, H, W) in [0, 1] in all places; where its channels disagree, also as what they have in common."""
+    """A guess (1, C, H, W) in [0, 1] at all shifts, also as the common part of its channels if they disagree."""
 
     image: Tensor
     sight: Sight
@@ -106,7 +103,7 @@ class Moved:
     _places: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False)
 
     def rows(self, blur: int, window: int) -> Tensor:
-        """Return rows (V, D) of unit length, made when first asked for."""
+        """Return cached rows (V, D) of unit length."""
         if (blur, window) not in self._made:
             if blur not in self._places:
                 self._places[blur] = _shifted(with_detail(blurred(self._shown, BLURS[blur])))
@@ -141,12 +138,12 @@ def small(images: Tensor, side: int) -> Tensor:
 
 
 def shift_reach(width: int) -> int:
-    """Return by how many pixels an image of ``width`` pixels may be shifted; its window ends that far from the edge."""
+    """Return the largest shift in pixels of an image of ``width`` pixels, which is also its window's margin."""
     return max(1, round(width / 10)) if width > 2 else 0
 
 
 def blurred(images: Tensor, sigma: float) -> Tensor:
-    """Blur images (N, C, H, W) by a Gaussian of ``sigma`` pixels, edges repeated; unchanged for 0."""
+    """Blur images (N, C, H, W) by a Gaussian of ``sigma`` pixels, repeating edges; unchanged for 0."""
     if not sigma:
         return images
     reach = int(3 * sigma + 0.5)
@@ -159,7 +156,7 @@ def blurred(images: Tensor, sigma: float) -> Tensor:
 
 
 def _mosaic(gray: Tensor, side: int, stretched: bool, flipped: bool) -> Tensor:
-    """Average squares of ``side`` pixels of (N, 1, H, W), see ``MOSAICS``."""
+    """Average squares of ``side`` pixels of (N, 1, H, W); see ``MOSAICS``."""
     if flipped:
         return _mosaic(gray.flip(-1), side, stretched, False).flip(-1)
     height, width = gray.shape[-2:]
@@ -170,7 +167,7 @@ def _mosaic(gray: Tensor, side: int, stretched: bool, flipped: bool) -> Tensor:
 
 
 def _between(image: Tensor, side: int) -> Iterator[Tensor]:
-    """Yield an image (1, C, H, W) shifted by half an averaged pixel; nothing where it is not averaged."""
+    """Yield an image (1, C, H, W) shifted by half an averaged pixel; nothing if it is not averaged."""
     height, width = image.shape[-2:]
     half = round(max(height, width) / side / 2)
     if not half:
@@ -192,7 +189,6 @@ def _inner(images: Tensor, edge_y: int, edge_x: int) -> Tensor:
 
 @lru_cache(maxsize=64)
 def _windows(height: int, width: int, gap: int) -> tuple[tuple[slice, slice], ...]:
-    """Return slices of the whole and its four halves."""
     rows, columns = max(1, height // 2 - gap), max(1, width // 2 - gap)
     every = slice(None)
     return (
@@ -214,7 +210,7 @@ def _shifted(images: Tensor) -> Tensor:
 
 
 def _unit(looks: Tensor) -> Tensor:
-    """Normalize (..., 2, H, W) to (..., D) of unit length, half of it for each look; zeros if empty."""
+    """Normalize (..., 2, H, W) to (..., D) of unit length, half of it for each version."""
     looks = looks - looks.mean((-2, -1), keepdim=True)
     size = looks.shape[-1] * looks.shape[-2]
     length = torch.linalg.vector_norm(looks, dim=(-2, -1), keepdim=True)
@@ -223,13 +219,13 @@ def _unit(looks: Tensor) -> Tensor:
 
 
 _AGREE = 0.95
-"""Correlation from which on what the channels have in common is their mean."""
+"""Least correlation of the channels' common part with their mean to use the mean alone."""
 
 
 def grays(image: Tensor) -> Tensor:
     """Return the mean of the channels of (1, C, H, W), and their first principal component if different, (G, 1, H, W).
 
-    The latter is the same if channels are negative or of other contrast, and leaves out a channel that is noise.
+    The latter ignores sign and contrast of channels, and leaves out noise channels.
     """
     mean = image.mean(1, keepdim=True)
     if image.shape[1] == 1:

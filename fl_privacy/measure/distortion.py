@@ -1,4 +1,4 @@
-"""What a defense does to an update."""
+"""Measure a defense's change to an update."""
 
 import math
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ from fl_privacy.types import Tensors
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateDistortion:
-    """The distance of a defended update from the undefended one.
+    """Distance of a defended update from the undefended one.
 
     Attributes:
         signal_to_distortion: ||B|| / ||E||, clean norm over the norm of the difference; infinite if nothing changed.
-        cosine: of the angle between both, in [-1, 1]; NaN if one of them is zero.
-        zeros: share of the clean update's elements that are zero or withheld in the defended one.
+        cosine: cosine of the angle between both, in [-1, 1]; NaN if one is zero.
+        zeros: share of elements that are zero or withheld in the defended one.
     """
 
     signal_to_distortion: float
@@ -30,7 +30,7 @@ def distortion_of(clean: Tensors, defended: Tensors) -> UpdateDistortion:
 
     Args:
         clean: gradient or delta by name.
-        defended: the same names and shapes; a name that is missing was withheld and counts as zeros.
+        defended: same names and shapes; missing names count as zeros.
 
     Raises:
         UserError: ``defended`` has a name or shape that ``clean`` has not.
@@ -56,14 +56,14 @@ def _flat(tensors: Tensors) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class LinearSystem:
-    """Equations B x = W of a layer, with a defense's noise: B + E_B and W + E_W (SPN, Theorem 2.2).
+    """Equations B x = W of a layer with a defense's noise, B + E_B and W + E_W (SPN, Theorem 2.2).
 
-    B is diagonal: each entry b_i of the bias gradient, once for each input. Norms are spectral, of W Euclidean.
+    B is diagonal, with each entry b_i of the bias gradient once for each input. Norms are spectral, Euclidean for W.
 
     Attributes:
         condition: kappa(B), largest over smallest |b_i|.
         contraction: ||B^-1 E_B||, the largest |e_i / b_i|.
-        error_bound: on ||x* - x|| / ||x||; infinite where the condition of the theorem does not hold.
+        error_bound: bound on ||x* - x|| / ||x||; infinite if the theorem's condition fails.
     """
 
     condition: float
@@ -72,23 +72,21 @@ class LinearSystem:
 
     @property
     def solvable(self) -> bool:
-        """Say whether ||B^-1 E_B|| < 1, the theorem's condition for determining x."""
+        """Return ``True`` if ||B^-1 E_B|| < 1, the theorem's condition for determining x."""
         return self.contraction < 1
 
 
 def linear_system(
     clean: tuple[Tensor, Tensor], seen: tuple[Tensor, Tensor], *, rows: int | None = None
 ) -> LinearSystem:
-    """Build the system of a layer before and after the defense.
+    """Build the system of a layer before and after the defense; condition and contraction are infinite for zero
+    gradients.
 
     Args:
-        clean: gradient of weight (M, N) and bias (M,) without defense.
-        seen: as uploaded.
-        rows: number of rows, those with the largest bias gradient that was seen, as an attacker would; ``None`` takes
-            all whose bias gradient is not zero.
-
-    Returns:
-        The diagnostic; a condition and contraction of infinity where a row that is taken has no gradient.
+        clean: undefended gradient of weight (M, N) and bias (M,).
+        seen: uploaded gradient.
+        rows: number of rows with the largest uploaded bias gradient, as an attacker would choose; ``None`` takes all
+            whose bias gradient is not zero.
     """
     (weight, bias), (seen_weight, seen_bias) = (_double(*clean), _double(*seen))
     chosen = bias.nonzero().flatten() if rows is None else seen_bias.abs().topk(min(rows, len(bias))).indices

@@ -1,7 +1,4 @@
-"""The figures by which an outcome is judged: likeness, rank among others, and what a control reaches.
-
-How much of the words of an upload's texts was read, in no order, beside what their frequency alone tells.
-"""
+"""Compute the figures behind an outcome: likeness, rank among distractors, and controls that never saw the update."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -31,10 +28,10 @@ from fl_privacy.types import Batch, Reconstruction, VictimId
 from fl_privacy.types.schema import Schema
 
 Figures = dict[str, float | int | bool]
-"""Of one image or text, by name in ``OUTCOME_COLUMNS``."""
+"""Figures of one image or text, by name in ``OUTCOME_COLUMNS``."""
 
 _DIGITS = 4
-"""Decimals that are recorded: beyond, they depend on how many are compared at once."""
+"""Recorded decimals; further ones depend on the number of images compared at once."""
 
 
 Controls = Mapping[VictimId, Tensor]
@@ -44,27 +41,27 @@ NEARLY = 0.03
 """Root mean squared difference up to which two images are nearly the same, 30 dB."""
 
 CLOSER = 10 ** (-MARGIN_PSNR / 10)
-"""Share of what the nearest public image leaves unexplained of an original, that a guess may leave, at most."""
+"""Largest share that a guess may leave of the variance which the nearest public image leaves unexplained."""
 
 TWIN = 6.0
-"""Lead of the nearest public image at an original from which on it shows the same scene."""
+"""Least lead of the nearest public image at an original that shows the same scene."""
 
 OTHER_UPDATES, MOST_CONTROLS = 3, 8
-"""Other clients' updates whose guesses are controls, and how many guesses at most."""
+"""Number of other clients' updates whose guesses are controls, and the most guesses."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Others:
-    """Candidates, texts and controls that guesses are compared with beside the originals.
+    """Distractors and controls with which guesses are compared.
 
     Attributes:
-        candidates: images that an original is distinguished from; ``None`` where there are none, or texts are attacked.
-        texts: (N, L) public tokens, -1 where there is none, whose frequencies are the control of texts.
-        rows: (M, C) public cells of a table, whose rows are the control of rows.
-        labels: (M,) their classes; ``None`` where they have none.
-        controls: for some victims (K, C, H, W) further guesses that never saw the update, such as what the same attack
-            with the same prior makes of another client's.
-        beside: client -> the candidates for its images, where these are not the same for all.
+        candidates: distractor images; ``None`` without any, or for texts.
+        texts: (N, L) public tokens, -1 for none, whose frequencies are the control of texts.
+        rows: (M, C) public cells of a table, the control of rows.
+        labels: (M,) classes of the rows; ``None`` without classes.
+        controls: (K, C, H, W) guesses for some victims that never saw the update, such as the same attack's result on
+            another client.
+        beside: distractors for a client, if they differ between clients.
     """
 
     candidates: PublicImages | None = None
@@ -75,19 +72,19 @@ class Others:
     beside: Callable[[int], PublicImages | None] | None = None
 
     def of(self, victim: VictimId) -> "Others":
-        """Return the images that guesses at ``victim`` are compared with."""
+        """Return the images for comparison with guesses at ``victim``."""
         return self if self.beside is None else replace(self, candidates=self.beside(victim.client))
 
 
 def other_updates(victims: Sequence[VictimId], guesses: Sequence[Tensor | None], truths: Sequence[Tensor]) -> Controls:
-    """Choose guesses at other clients' updates as controls of each victim: a prior makes images without any update.
+    """Choose guesses at other updates as controls, since a prior makes images without any update.
 
-    Taken are the guesses at the ``OTHER_UPDATES`` victims of other clients that follow, but those at an update in which
-    an image of the victim was, too. Where all are of one client, its other updates are taken.
+    These are the next ``OTHER_UPDATES`` victims of other clients that share no image with the victim; if all victims
+    are of one client, its other updates.
 
     Args:
-        victims: of one attack.
-        guesses: (B, C, H, W) at each; ``None`` where there is none.
+        victims: victims of one attack.
+        guesses: (B, C, H, W) at each; ``None`` without a guess.
         truths: (B, C, H, W) of each.
     """
     found = {}
@@ -103,7 +100,7 @@ def other_updates(victims: Sequence[VictimId], guesses: Sequence[Tensor | None],
 
 
 def _share(ones: Tensor, others: Tensor) -> bool:
-    """Say whether an image, or one that is nearly the same, is in both."""
+    """Return ``True`` if both contain the same image, or nearly the same."""
     apart = torch.cdist(ones.flatten(1).float(), others.flatten(1).float()) / ones[0].numel() ** 0.5
     return bool((apart <= NEARLY).any())
 
@@ -112,11 +109,7 @@ def compare_images(match: Match, others: Others, victim: VictimId, fed: Tensor |
     """Compute the figures of each image of a victim that has a guess.
 
     Args:
-        match: guesses and originals.
-        others: to compare with.
-        victim: whose they are.
-        fed: (B, C, H, W) what the model saw of the originals, after the client's own crops and flips, where that is
-            known: it is the truth then.
+        fed: (B, C, H, W) originals after the client's own crops and flips, if known; they replace the originals.
     """
     found = match.found
     if not len(found):
@@ -152,17 +145,16 @@ def compare_images(match: Match, others: Others, victim: VictimId, fed: Tensor |
 
 
 def correlation(one: Tensor, other: Tensor) -> float:
-    """Return the correlation of two images of one shape; 0 where one is of a single value."""
+    """Return the correlation of two images of one shape; 0 if one is constant."""
     found = float(torch.corrcoef(torch.stack([one.flatten(), other.flatten()]).double())[0, 1])
     return found if math.isfinite(found) else 0.0
 
 
 MOST_OTHERS = 10_000, 2000
-"""Public examples that may stand in for a single attacked one, and for those of a batch."""
+"""Most public examples that stand in for a single attacked one, and for a batch."""
 
 
 def _stand_ins(others: Tensor, number: int) -> Tensor:
-    """Return the public examples that may stand in for ``number`` attacked ones."""
     most = MOST_OTHERS[number > 1]
     return others[torch.linspace(0, len(others) - 1, most).long()] if len(others) > most else others
 
@@ -170,8 +162,8 @@ def _stand_ins(others: Tensor, number: int) -> Tensor:
 def compare_texts(match: Match, others: Others, language: Language | None = None) -> list[Figures]:
     """Compute the figures of each text of a victim that has a guess.
 
-    ``control_f1`` is the token F1 of the most frequent public tokens, ``chance`` the probability with which the guesses
-    fit as many public texts as well.
+    ``control_f1`` is the token F1 of the most frequent public tokens; ``chance`` is the probability that the guesses
+    fit as many public texts equally well.
     """
     truths = match.originals[match.found]
     if others.texts is None or not len(truths):
@@ -191,15 +183,14 @@ def compare_texts(match: Match, others: Others, language: Language | None = None
 
 
 def _coincidences(public: Tensor) -> Coincidences:
-    """Count how often public examples (N, F) are equal."""
     _, of, times = torch.unique(public, dim=0, return_inverse=True, return_counts=True)
     return Coincidences.counted((times[of] - 1).numpy())
 
 
 def compare_rows(match: Match, others: Others, schema: Schema) -> list[Figures]:
-    """Compute the figures of each row of a victim that has a guess: whether it is exact, its control and its chance.
+    """Compute exactness, control and chance of each row of a victim that has a guess.
 
-    ``chance`` is the probability with which the guesses fit as many public rows as well.
+    ``chance`` is the probability that the guesses fit as many public rows equally well.
     """
     found = match.found
     truths, guesses = schema.cells(match.originals), schema.cells(match.guesses)
@@ -219,7 +210,6 @@ def compare_rows(match: Match, others: Others, schema: Schema) -> list[Figures]:
 
 
 def _is_exact(guesses: Tensor, originals: Tensor) -> Tensor:
-    """Say whether every pixel is right up to the rounding of 8 bits, (F,)."""
     return (guesses - originals).abs().flatten(1).amax(1) <= ROUNDING + 1e-6
 
 
@@ -235,11 +225,11 @@ def _of_each(seen: Identified) -> list[Figures]:
 
 
 def _control_lead(original: Tensor, own: Figures, extra: Sequence[Tensor], others: Others) -> float:
-    """Return the largest lead at ``original`` (C, H, W) of guesses that never saw its update; minus infinity if none.
+    """Return the largest lead at ``original`` (C, H, W) without its update; minus infinity without any.
 
-    These are guesses at other updates, one at a time, and the nearest public image if hardly anything else is on it
-    than on the original, or it is a twin. By that image's lead a guess has to lead more, unless it is closer to the
-    original by a margin, by its ``own`` likeness; next to a twin no lead is enough.
+    These are guesses at other updates, and the nearest public image if it is almost the original or its twin. A guess
+    must
+    lead by more, unless its ``own`` likeness is closer by a margin; next to a twin no lead is enough.
     """
     if others.candidates is None:
         return -math.inf
@@ -252,7 +242,6 @@ def _control_lead(original: Tensor, own: Figures, extra: Sequence[Tensor], other
 
 
 def _of_exact(originals: Tensor, candidates: PublicImages | None) -> Figures:
-    """Return the figures of an exact guess: nothing can be nearer than the original itself."""
     if candidates is None:
         return {"likeness": 1.0, "candidates": 0}
     return {"likeness": 1.0, "candidates": int((~candidates.equal(originals)).sum()), "best_rank": 1}
@@ -269,15 +258,11 @@ _DIGITS_OF_CHANCE = 9
 def bag_figures(
     reconstruction: Reconstruction, truth: Batch, others: Others | None, language: Language | None
 ) -> tuple[dict[str, float], Figures]:
-    """Compute metrics by name, and figures beside them, of the words found in all texts of one victim together.
+    """Compute metrics and figures of the words found in all texts of one victim together; empty without words.
 
-    Special tokens, which every text has, count as none. Beside the metrics: ``words_there`` different words of the
-    texts, of which ``words_read`` were read, ``words_false`` read and in none of them, ``words_of`` how many texts they
-    are of, ``word_control_f1`` of as many of the most frequent public words as the texts have, and ``word_chance``: the
-    probability with which the words read fit those of as many public texts as well.
-
-    Returns:
-        Two empty ones where nobody looked for words.
+    Special tokens are excluded. Figures: ``words_there`` distinct words of the ``words_of`` texts; ``words_read``
+    reconstructed ones; ``words_false`` guessed words in no text; ``word_control_f1`` of as many most frequent public
+    words; ``word_chance``, the probability that the guesses fit the words of as many public texts equally well.
     """
     if reconstruction.words is None:
         return {}, {}
@@ -309,6 +294,6 @@ def bag_figures(
 
 
 def _different(tokens: Tensor) -> Tensor:
-    """Return the different tokens (1, k) of (1, n), which may have -1 for none."""
+    """Return the distinct tokens (1, k) of (1, n), without -1."""
     different: Tensor = torch.unique(tokens[tokens >= 0])
     return different[None]

@@ -1,7 +1,4 @@
-"""Whether a guess shows which image it was made of: the original among candidates that no attack saw.
-
-A guess laid on its original by the best harmless change, and what a guess without any update reaches so.
-"""
+"""Identify a guess's original among candidates that no attack saw, up to harmless changes."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -20,16 +17,16 @@ from fl_privacy.measure.public_images import PublicImages
 from fl_privacy.measure.turning import LEAST_SIDE, Gallery, Turning
 
 REFERENCE = 200
-"""Candidates by whose correlations it is judged what is usual."""
+"""Candidates whose correlations define the usual one."""
 
 NEAREST = 60
-"""Candidates looked at closely: those nearest to the guesses at a coarse look."""
+"""Candidates compared finely: those nearest to the guesses at low resolution."""
 
 USUAL_TURNED = 100
-"""The same, of guesses that are turned."""
+"""The same as ``REFERENCE``, for turned guesses."""
 
 HOPELESS = 0.1
-"""Share of the candidates that are nearer at a coarse look, from which on no closer look is taken."""
+"""Share of candidates nearer at low resolution, above which no finer comparison is made."""
 
 
 def identify(
@@ -37,24 +34,19 @@ def identify(
 ) -> Identified:
     """Compare the guesses at a batch with its originals and with ``candidates``, up to harmless changes.
 
-    These are the negative and any other change of brightness and contrast, a shift by up to a tenth of the width,
-    mirrors and quarter turns, rotation by up to 15 degrees, a cut of 70 % or more, a frame, blur, coarse pixels, the
-    loss of one half, another order of tiles, and the order within the batch. A guess and another image are compared in
-    several ways (``measure.descriptors``, ``turning``), in each of which candidates get the same tries as the
-    original: of all changes, the best for each counts. The strength of an image is Fisher's z of its correlation
-    relative to mean and spread over ``REFERENCE`` candidates; the original has to lead in one way. Among the candidates
-    are their mean and that of each of their classes, so that a guess that shows what a class has in common is nearer to
-    that.
-
-    Everything is looked at coarsely first. Where that leaves in doubt which is nearest, the original and the nearest
-    candidates are looked at closely; what was far at the first look stays behind them. Where no original is surely
-    found so, guesses are also turned, cut and taken to pieces.
+    Harmless are the negative and other changes of brightness and contrast, shifts by up to a tenth of the width,
+    mirrors, quarter turns, rotation by up to 15 degrees, a crop of 70 % or more, a frame, blur, coarse pixels, the loss
+    of one half, shuffled tiles, and order within the batch. Candidates get the same tries as the original. The strength
+    of an image is Fisher's z of its best correlation relative to mean and spread over ``REFERENCE`` candidates; the
+    original must lead in one way (``measure.descriptors``, ``turning``). Candidates include their mean and that of each
+    class, to which a guess at class features is nearer. Comparison is coarse first, then fine for the nearest, then in
+    poses if still in doubt.
 
     Args:
         guesses: (G, C, H, W) in [0, 1], at a batch.
         originals: (B, C, H, W) in [0, 1].
-        candidates: what else a guess could be of; those that are one of ``originals`` are left out.
-        apart: (A, C, H, W) others that are left out.
+        candidates: distractors; those equal to one of ``originals`` are left out.
+        apart: (A, C, H, W) further images to leave out.
 
     Raises:
         UserError: candidates have another shape.
@@ -82,7 +74,7 @@ def identify(
 
 
 def _turned(found: Identified, look: Look, candidates: int) -> Identified:
-    """Also turn, cut and take to pieces the guesses, for originals that were not surely ``found``."""
+    """Also turn, crop and cut the guesses into tiles, for originals that were not surely ``found``."""
     doubtful = (found.figures["lead"] < SURE).nonzero().flatten()
     if not len(doubtful) or min(look.originals.shape[-2:]) < LEAST_SIDE:
         return found
@@ -129,10 +121,10 @@ _SIGHT, _FAR = replace(FINE, between=False), replace(COARSE, between=False)
 
 
 def aligned(guess: Tensor, original: Tensor) -> tuple[float, float]:
-    """Return the largest PSNR in decibel and SSIM of a guess over harmless changes.
+    """Return the largest PSNR in dB and SSIM of a guess over harmless changes.
 
-    These are none, and a linear change of each channel's intensity (least squares) of the guess as it is, mirrored, and
-    mirrored, turned by quarters or neither, at the shift where it correlates best with the original.
+    These are none, and a least-squares change of each channel's intensity of the guess, its mirror image, or the mirror
+    image and quarter turn shifted to its best correlation.
 
     Args:
         guess: (C, H, W) in [0, 1].
@@ -154,14 +146,13 @@ def aligned(guess: Tensor, original: Tensor) -> tuple[float, float]:
 def control(
     original: Tensor, label: int | None, candidates: PublicImages | None, extra: Sequence[Tensor] = ()
 ) -> tuple[float, float]:
-    """Return the largest PSNR in decibel and SSIM of guesses that never saw the update, under the same changes.
+    """Return the largest PSNR in dB and SSIM of guesses that never saw the update, under the same changes.
 
     Args:
         original: (C, H, W) in [0, 1].
-        label: its class; ``None`` where nobody knows it.
-        candidates: public images, whose mean and mean of the class are tried, and the one nearest to the original;
-            without, the image's mean color alone.
-        extra: (C, H, W) further guesses without the update, such as the same attack on another client's.
+        label: class; ``None`` if not known.
+        candidates: public images, whose mean, class mean and nearest are tried; without any, the original's mean color.
+        extra: (C, H, W) further guesses without the update, such as the same attack on another client.
     """
     key = original.numpy().tobytes(), label
     if candidates is not None and not len(extra) and key in candidates.controls:
@@ -188,7 +179,7 @@ def _public(original: Tensor, label: int | None, candidates: PublicImages | None
 
 
 def near_lead(original: Tensor, candidates: PublicImages) -> tuple[float, float]:
-    """Return lead and likeness of the public image that is nearest to ``original`` (C, H, W), as a guess at it."""
+    """Return lead and likeness of the public image nearest to ``original`` (C, H, W), as a guess at it."""
     key = original.numpy().tobytes()
     if key not in candidates.near:
         candidates.near[key] = -math.inf, 0.0
@@ -201,16 +192,13 @@ def near_lead(original: Tensor, candidates: PublicImages) -> tuple[float, float]
 
 
 def laid_otherwise(image: Tensor) -> list[Tensor]:
-    """Return ``image`` (C, H, W) and how else it may lie: upside down and, if square, turned by quarters.
-
-    Each stands for its mirror image as well, which ``Moved`` makes.
-    """
+    """Return ``image`` (C, H, W), upside down and, if square, in quarter turns; ``Moved`` adds the mirror images."""
     square = image.shape[-2] == image.shape[-1]
     return [image, image.flip(-2), *((image.mT, image.mT.flip(-2)) if square else ())]
 
 
 def _best_place(guess: Tensor, original: Tensor) -> Tensor:
-    """Mirror and turn ``guess`` (C, H, W) or not, and shift it to where it correlates best with ``original``."""
+    """Mirror, turn and shift ``guess`` (C, H, W) for the best correlation with ``original``."""
     coarse = Standing(original[None], _FAR).rows(0, 0)
     guess = max(laid_otherwise(guess), key=lambda each: float(largest(Moved(each[None], _FAR).rows(0, 0), coarse)))
     places, still = Moved(guess[None], _SIGHT).rows(0, 0), Standing(original[None], _SIGHT).rows(0, 0)[0]
@@ -226,7 +214,7 @@ def _best_place(guess: Tensor, original: Tensor) -> Tensor:
 
 
 def _shifted(image: Tensor, down: int, right: int) -> Tensor:
-    """Move an image (C, H, W) by ``down`` and ``right`` pixels, its edge repeated."""
+    """Move an image (C, H, W) by ``down`` and ``right`` pixels, repeating its edge."""
     height, width = image.shape[-2:]
     edges = max(right, 0), max(-right, 0), max(down, 0), max(-down, 0)
     padded = functional.pad(image[None], edges, "replicate")[0]

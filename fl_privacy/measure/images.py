@@ -10,19 +10,11 @@ from fl_privacy import checks
 from fl_privacy.errors import UserError
 
 MetricFunction = Callable[[Tensor, Tensor], Tensor]
-"""(guesses, truths) -> (N,), of images (N, C, H, W) in [0, 1] or of labels."""
+"""(guesses, truths) -> (N,), for images (N, C, H, W) in [0, 1] or labels."""
 
 
 def mse(guesses: Tensor, truths: Tensor) -> Tensor:
-    """Compute the mean squared error, the BPMSE of FDL-PP.
-
-    Args:
-        guesses: (N, C, H, W) in [0, 1].
-        truths: (N, C, H, W) in [0, 1].
-
-    Returns:
-        (N,) float64 in [0, 1].
-    """
+    """Compute the mean squared error of images (N, C, H, W), the BPMSE of FDL-PP, (N,) float64 in [0, 1]."""
     return (guesses.double() - truths.double()).square().flatten(1).mean(1)
 
 
@@ -36,7 +28,7 @@ def rmse(guesses: Tensor, truths: Tensor) -> Tensor:
 
 
 def psnr(guesses: Tensor, truths: Tensor) -> Tensor:
-    """Compute the peak signal-to-noise ratio for a peak of 1, (N,) float64 in decibel; infinite for an exact guess.
+    """Compute the peak signal-to-noise ratio for a peak of 1, (N,) float64 in dB; infinite for an exact guess.
 
     >>> psnr(torch.full((1, 1, 8, 8), 0.1), torch.zeros(1, 1, 8, 8)).round(decimals=3)
     tensor([20.], dtype=torch.float64)
@@ -49,11 +41,7 @@ WINDOW = 11
 
 
 def ssim(guesses: Tensor, truths: Tensor) -> Tensor:
-    """Compute mean structural similarity over the windows that lie inside the image (Wang et al. 2004, Eq. 13).
-
-    Args:
-        guesses: (N, C, H, W) in [0, 1].
-        truths: (N, C, H, W) in [0, 1].
+    """Compute mean structural similarity over windows inside images (N, C, H, W) (Wang et al. 2004, Eq. 13).
 
     Returns:
         (N,) float64 in [-1, 1]; NaN for images smaller than the window of 11 pixels.
@@ -72,7 +60,7 @@ _C1, _C2 = 0.01**2, 0.03**2
 
 
 def _windowed(images: Tensor) -> Tensor:
-    """Average (..., H, W) over the Gaussian windows that lie inside."""
+    """Average (..., H, W) over the Gaussian windows inside."""
     offset = torch.arange(WINDOW, dtype=images.dtype, device=images.device) - WINDOW // 2
     weights = torch.softmax(-(offset**2) / (2 * 1.5**2), dim=0)
     rows = functional.conv2d(images.reshape(-1, 1, *images.shape[-2:]), weights.view(1, 1, -1, 1))
@@ -86,21 +74,17 @@ BINS, SMOOTHING = 10, 1.0
 def bpki(
     guesses: Tensor, truths: Tensor, *, bins: int = BINS, smoothing: float = SMOOTHING, prior: Tensor | None = None
 ) -> Tensor:
-    """Compute ``KL(F0 || FA)`` per image (Gu et al. 2021, Eq. 8, A.4): how far its pixels' histogram is from a prior.
+    """Compute ``KL(F0 || FA)`` per image (Gu et al. 2021, Eq. 8, A.4), (N,) float64 from 0.
 
-    F0 is what the attacker knows of pixels before, a distribution over ``bins`` equal intervals of [0, 1], FA the
-    histogram of the guessed pixels over them. With a uniform F0, that of an attacker who knows nothing (case 1), it is
-    the BPKI. The paper gives neither the number of intervals nor what becomes of empty ones.
+    F0 is the attacker's prior of pixels over ``bins`` equal intervals of [0, 1], FA the histogram of the guess. A
+    uniform F0 (case 1) gives the BPKI. The paper states neither the number of intervals nor the treatment of empty
+    ones.
 
     Args:
         guesses: (N, C, H, W) in [0, 1].
-        truths: unused.
-        bins: k.
+        bins: number k of intervals.
         smoothing: pixels added to each interval, so that none is empty.
         prior: F0 (k,), such as :func:`pixel_histogram` of public images; ``None`` is uniform.
-
-    Returns:
-        (N,) float64 from 0.
     """
     counts = _pixel_counts(guesses, bins) + smoothing
     found = counts / counts.sum(1, keepdim=True)
@@ -127,12 +111,10 @@ def _pixel_counts(images: Tensor, bins: int) -> Tensor:
 def bayesian_privacy_loss(
     *, bins: int = BINS, smoothing: float = SMOOTHING, public: Tensor | None = None
 ) -> Callable[[Tensor, Tensor], Tensor]:
-    """Build the metric :func:`bpki` with other bins: (guesses, truths) -> (N,), the truths unused.
+    """Build the metric :func:`bpki` with other settings: (guesses, truths) -> (N,).
 
     Args:
-        bins: k.
-        smoothing: pixels added to each interval.
-        public: images (N, C, H, W), whose histogram is the prior; ``None`` takes a uniform one.
+        public: images (N, C, H, W) whose histogram is the prior; ``None`` for a uniform one.
 
     Raises:
         UserError: ``bins`` is below 2, ``smoothing`` not above 0, or there is no public image.

@@ -1,4 +1,4 @@
-"""What inference attacks found out beside images, as a run records it."""
+"""Results of inference attacks, as recorded by a run."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -9,33 +9,26 @@ from fl_privacy.measure.roc import Estimate
 
 @dataclass(frozen=True, kw_only=True)
 class Measure(Estimate):
-    """An estimate, beside the largest that the clients' differential privacy allows; ``None`` where it bounds none."""
+    """An estimate, and its bound by the clients' differential privacy, if any."""
 
     bound: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """Finding of one inference method.
+    """Result of one inference method.
 
     Attributes:
-        about: what was asked, one of ``fl_privacy.attacks.inference.About``.
-        method: name of the method.
-        title: for pages.
-        source: who proposed it.
-        rounds: how many were read.
-        last_round: the last of them.
-        positives: examples asked about for which the answer is yes; of questions with many answers all of them.
-        negatives: for which it is no.
-        measures: by name, see ``report.inference``.
-        fpr: (P,) of a ROC curve, ascending; empty where there is none.
-        tpr: (P,) as ``fpr``.
-        epsilon: that the clients had spent by the last round; ``None`` without guarantee.
-        delta: of both epsilons.
-        proven_epsilon: the largest that the attack disproves.
-        notes: sentences on how to read it.
-        failure: why there is no finding.
-        seconds: that all methods of the question took together, without the judgment.
+        about: question, one of ``fl_privacy.attacks.inference.About``.
+        positives: number of queries with the answer yes; all queries if there are many answers.
+        negatives: number of queries with the answer no.
+        measures: measures by name, see ``report.inferred``.
+        fpr: (P,) false positive rates of a ROC curve, ascending; may be empty.
+        tpr: (P,) true positive rates.
+        epsilon: epsilon spent by the last round; ``None`` without guarantee.
+        proven_epsilon: largest epsilon that the attack disproves.
+        failure: reason why there is no result.
+        seconds: time of all methods of the question, without scoring.
     """
 
     about: str
@@ -82,11 +75,11 @@ FINDING: dict[str, Any] = {
     "failure": str | None,
     "seconds": float | None,
 }
-"""Fields of a record of the kind ``inference`` and their types."""
+"""Fields and types of an ``inference`` record."""
 
 
 def finding_of(record: Mapping[str, Any]) -> Finding:
-    """Build a finding from the record that ``Finding.as_record`` gave; a measure that is damaged is left out."""
+    """Build a finding from its record, without damaged measures."""
     measures = {
         name: Measure(value=v[0], low=v[1], high=v[2], chance=v[3], bound=v[4])
         for name, v in record["measures"].items()

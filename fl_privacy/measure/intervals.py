@@ -1,4 +1,4 @@
-"""From many values to what a table shows."""
+"""Statistics with confidence intervals."""
 
 import importlib
 import math
@@ -18,17 +18,12 @@ FEW = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Statistic:
-    """The statistics of a sample.
+    """Statistics of a sample.
 
     Attributes:
-        mean: arithmetic mean.
-        ci95: 95 % confidence interval of the mean within what the values can be; ``None`` for a single group, an
-            infinite value, or where few values are far from all others (``is_split``) and the median says more.
-        n: size of the sample.
-        groups: how many of its parts are independent of each other.
-        median: the middle.
-        min: the smallest.
-        max: the largest.
+        ci95: 95 % confidence interval of the mean within the range of the values; ``None`` for a single group, an
+            infinite value, or a split sample (``is_split``), for which the median says more.
+        groups: number of independent groups.
     """
 
     mean: float
@@ -46,19 +41,16 @@ def aggregate(
     groups: Sequence[Hashable] | None = None,
     within: tuple[float, float] = ANY_VALUE,
 ) -> Statistic | None:
-    """Compute the statistic of ``values``, NaN left out; ``None`` where nothing is left.
+    """Compute the statistic of ``values`` without NaN; return ``None`` if nothing is left.
 
-    The interval is Student's t. Values of one group, as the images of one upload or one image in several rounds, are
-    not independent: with groups it is the cluster-robust t interval CR2 of Bell and McCaffrey 2002 ("Bias reduction in
-    standard errors for linear regression with multi-stage samples"): of G groups of n_g among n values, the variance of
-    the mean is the sum over the groups of their squared sums of deviations, over n (n - n_g), with as many degrees of
-    freedom as Satterthwaite's approximation gives it, at most G - 1. With groups of one size this is the t interval of
-    their means.
+    The interval is Student's t, with groups the cluster-robust CR2 interval of Bell and McCaffrey 2002 ("Bias reduction
+    in standard errors for linear regression with multi-stage samples"), since images of one upload are not independent.
+    For G groups of n_g among n values, the variance of the mean is the sum of the groups' squared sums of deviations
+    over n (n - n_g), with Satterthwaite's degrees of freedom, at most G - 1.
 
     Args:
-        values: the sample.
-        groups: for each value the group that it belongs to; ``None`` if all are independent.
-        within: the least and the largest that a value can be; the interval is cut there.
+        groups: group of each value; ``None`` if all are independent.
+        within: range of the values, to which the interval is cut.
 
     Raises:
         UserError: scipy is not installed.
@@ -86,17 +78,16 @@ def aggregate(
 
 
 FAR = 0.6
-"""Share of the range that a gap spans which cuts off a few values far from all others."""
+"""Least share of the range spanned by the gap that splits a sample."""
 
 LEAST_SPLIT = 8
-"""Independent groups from which on such a gap is looked for: of fewer, values that spread evenly have one as well."""
+"""Least number of independent groups of a split sample; evenly spread samples of fewer have such a gap, too."""
 
 
 def is_split(values: Sequence[float], *, groups: int) -> bool:
-    """Say whether a few values are far from all others, as of few exact guesses among bad ones.
+    """Return ``True`` if a few values are far from all others, such as a few exact guesses among bad ones.
 
-    The interval of a mean then holds the truth far less often than it says; the median and the share of those few do.
-    Zeros and ones are no such values: their mean is a share.
+    The interval of the mean then covers far less than it states. Samples of zeros and ones are not split.
 
     >>> is_split([11.0, 9.0, 12.0, 10.0, 13.0, 8.0, 9.5, 100.0], groups=8)
     True
@@ -124,9 +115,8 @@ def share_at_most(count: int, n: int, *, groups: int | None = None) -> float:
     """Return the 95 % upper end of a share of which ``count`` of ``n`` were seen (Clopper and Pearson 1934).
 
     Args:
-        count: of those seen.
-        n: how many were looked at.
-        groups: how many of them are independent; fewer than ``n`` count as that many, of which the share is rounded up.
+        groups: number of independent groups; if fewer than ``n``, they are the sample size, and the count is rounded
+            up.
 
     Raises:
         UserError: scipy is not installed.
@@ -142,9 +132,7 @@ def share_at_most(count: int, n: int, *, groups: int | None = None) -> float:
 
 
 def binomial_tail(count: int, n: int, share: float) -> float:
-    """Return the probability that at least ``count`` of ``n`` happen by chance, each with probability ``share``.
-
-    It is summed from the tail itself, so that small ones are right as well.
+    """Return the probability of at least ``count`` of ``n`` events, each with probability ``share``, also if tiny.
 
     >>> round(binomial_tail(1, 10, 1 / 1001), 4)
     0.0099
@@ -159,7 +147,7 @@ def binomial_tail(count: int, n: int, share: float) -> float:
 
 
 def poisson_tail(count: int, mean: float) -> float:
-    """Return the probability that at least ``count`` of rare events happen, of which ``mean`` are expected.
+    """Return the probability of at least ``count`` rare events if ``mean`` are expected.
 
     >>> round(poisson_tail(1, 0.01), 4)
     0.01
@@ -171,9 +159,8 @@ def share_interval(count: int, n: int, *, groups: int | None = None) -> tuple[fl
     """Return the 95 % interval of a share of which ``count`` of ``n`` were seen (Clopper and Pearson 1934).
 
     Args:
-        count: of those seen.
-        n: how many were looked at, at least 1.
-        groups: how many of them are independent; fewer than ``n`` count as that many, of which the share is rounded
+        n: sample size, at least 1.
+        groups: number of independent groups; if fewer than ``n``, they are the sample size, and the count is rounded
             down for the lower end and up for the upper one.
 
     >>> [round(end, 2) for end in share_interval(0, 4)]
@@ -211,7 +198,7 @@ def _interval(
     share = sizes / sample.size
     weights = 1 / (sample.size * np.sqrt(1 - share))
     variance = float(np.square(weights * np.bincount(labels, weights=sample - mean)).sum())
-    # of the groups' weighted sums, were all values independent: G = diag(a) - b b', by its traces
+    # covariance of the groups' weighted sums for independent values: G = diag(a) - b b', by its traces
     alone, together = weights**2 * sizes, weights * sizes / math.sqrt(sample.size)
     trace = alone.sum() - np.square(together).sum()
     squared = np.square(alone).sum() - 2 * (alone * together**2).sum() + np.square(together).sum() ** 2

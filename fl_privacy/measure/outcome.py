@@ -1,7 +1,6 @@
-"""What an attack read of one image, text or row: all of it, which one it is, something recognizable, or nothing.
+"""Decide what an attack reconstructed of one image, text or row, by its record in ``metrics.jsonl``, without PyTorch.
 
-The one rule of the package, and the only home of its constants; it reads the records of ``metrics.jsonl`` and imports
-no PyTorch. The constants were fixed on the training splits; ``experiments/verdict_pairs.py`` measures them on others.
+The constants were fixed on training splits; ``experiments/verdict_pairs.py`` measures them on others.
 """
 
 import math
@@ -15,81 +14,81 @@ from fl_privacy.measure.registry import METRICS, TABLE_METRIC, TEXT_METRIC
 from fl_privacy.types.victim_ids import Certainty
 
 LIKENESS = 0.5
-"""Least likeness of a guess to the original that it is nearest to; nearest by chance is not identified."""
+"""Least likeness of a guess to its nearest original, so that being nearest by chance is not identified."""
 
 LEAD = 0.6
-"""Standard deviations of the candidates by which the original is nearer than the nearest of them, at least."""
+"""Least lead of the original over the nearest candidate, in standard deviations of the candidates."""
 
 CHANCE, CHANCE_FALLS = 0.02, 0.6
-"""Probability with which an image of the original's class, that never saw the update, is identified, and the lead by
-which it is e times less.
+"""Probability that an image of the original's class, without the update, is identified, and the lead
+that reduces it e times.
 
 Both are chosen, cautiously: ``experiments/verdict_chance.py`` counts how often such images are identified, and pictures
 of the same person taken together are so more often.
 """
 
 LEAST_CANDIDATES = 100
-"""Other images that the original has to be nearer than, at least: with fewer, chance alone finds too many."""
+"""Least number of candidates: with fewer, chance alone identifies too many."""
 
 SURE = 3.0
-"""Lead from which on no closer look is needed, and neither likeness nor what else a guess shows matters."""
+"""Lead above which no finer comparison, likeness or foreign share matters."""
 
 FOREIGN = 0.25
-"""Largest correlation with others of what a guess shows beyond the original: what is made of the original alone has
+"""Largest correlation with others of a guess's part beyond the original: a guess made from the original alone has
 noise there, or traces of how it was changed; another picture of the same person, or the mean of a class, has others."""
 
 SAME = 0.97
-"""Likeness from which on there is hardly anything else that a guess shows."""
+"""Likeness above which a guess shows hardly anything else."""
 
 MARGIN_PSNR = 3.5
-"""Decibel above what a control that never saw the update reaches."""
+"""Least PSNR in dB above that of a control without the update."""
 
 FAR_PSNR = 5.0
-"""Decibel above the control's from which on it does not matter what else a guess shows."""
+"""PSNR in dB above the control's from which the foreign share does not matter."""
 
 MUCH_PSNR = 10.0
-"""The same, from which on it does not matter how far guesses without the update lead: they are not as close."""
+"""The same, from which the lead of guesses without the update does not matter, since they are not as close."""
 
 MARGIN_SSIM = 0.25
-"""Structural similarity above the control's."""
+"""Least structural similarity above the control's."""
 
 WORDS_METRIC = "word_f1"
 
 MARGIN_F1 = 0.2
-"""Token F1 above what the frequency of words alone reaches."""
+"""Least token F1 above that of word frequency alone."""
 
 FEW_WORDS = 3
-"""Words named rightly from which on a text is not unread, however few of its words they are."""
+"""Least number of right words that can count, for a text of any length."""
 
 BY_FREQUENCY = 0.02
-"""Probability with which as many of the words named would be right by their frequency, at most."""
+"""Largest probability that as many guessed words are right by their frequency."""
 
 ROUNDED = 1e-4
-"""By how much shares of cells are more than a control that is recorded with four decimals."""
+"""Least excess of shares of cells over a control recorded with four decimals."""
 
 ROUNDING = 0.5 / 255
 """Largest error of a pixel that vanishes when pixels are stored in 8 bits."""
 
 ROUNDING_PSNR = -20 * math.log10(ROUNDING)
-"""Decibel of an image whose pixels are all that far off, 54.2."""
+"""PSNR in dB of an image whose pixels are all that far off, 54.2."""
 
 
 PROVEN_PSNR = 40.0
-"""Decibel below which what is called proven is not the original: single precision leaves far less error than that."""
+"""PSNR in dB below which a claimed proof is wrong: single precision has far smaller errors."""
 
 
 class Outcome(StrEnum):
-    """Outcome for one image or text, the most leaked first."""
+    """Outcome for one example, from the most leaked."""
 
     EXACT = "exact"
-    """Certified, or equal up to the rounding of 8-bit pixels where no control is; a text token by token, a row digit by
+    """Certified, or equal up to the rounding of 8-bit pixels if no control is; a text token by token, a row digit by
     digit."""
 
     IDENTIFIED = "identified"
     """The original is nearer to the guess than any of the candidates, up to harmless changes."""
 
     RECOGNIZABLE = "recognizable"
-    """Past a published threshold, and better than what a control reaches that never saw the update; of a row more
+    """Past a published threshold, and better than a control that never saw the update; for a row, more
     cells right than 95 percent of such controls reach, and than the table's usual row."""
 
     NOTHING = "nothing"
@@ -130,11 +129,11 @@ an empty guess is 1 more often than once in as many candidates. Older versions c
 
 
 def outcome_of(record: Mapping[str, Any]) -> Outcome | None:
-    """Judge one image or text by its record of ``metrics.jsonl``, kind ``image``.
+    """Decide the outcome of an ``image`` record of ``metrics.jsonl``.
 
     Returns:
-        What was read; ``None`` where it cannot be said: nobody knows the original, or the record is of an older version
-        that did not measure it. A guess that is called proven is exact, unless the original, where known, denies it.
+        Outcome; ``None`` if the original is not known, or an older version did not measure it. A guess claimed as
+        proven is exact unless a known original contradicts it.
     """
     if record.get("failure") is not None:
         return Outcome.NOTHING
@@ -151,13 +150,12 @@ def outcome_of(record: Mapping[str, Any]) -> Outcome | None:
 
 
 def _is_plain(record: Mapping[str, Any]) -> bool:
-    """Say whether an image is one that a control shows as exactly, as one of a single color."""
+    """Return ``True`` if a control matches the image as exactly, as for a single color."""
     control = _number(record, "control_psnr")
     return control is not None and control >= ROUNDING_PSNR
 
 
 def _is_denied(record: Mapping[str, Any]) -> bool:
-    """Say whether a guess that is called proven is far from the original."""
     psnr = _number(record, "psnr")
     if record.get(TABLE_METRIC) is not None:
         return record.get("row_right") == 0
@@ -175,7 +173,6 @@ def _of_text(record: Mapping[str, Any]) -> Outcome | None:
 
 
 def _beats_frequency(record: Mapping[str, Any]) -> bool:
-    """Say whether tokens, or words in no order, were read by a margin over what their frequency gives away."""
     pairs = ((TEXT_METRIC, "control_f1", "chance"), (WORDS_METRIC, "word_control_f1", "word_chance"))
     read = [
         (METRICS[name], _number(record, name), _number(record, control))
@@ -189,7 +186,6 @@ def _beats_frequency(record: Mapping[str, Any]) -> bool:
 
 
 def _of_row(record: Mapping[str, Any]) -> Outcome | None:
-    """Return the outcome of a row: recognizable where more cells are right than without the update."""
     found, control = _number(record, TABLE_METRIC), _number(record, "control_cells")
     if found is None or control is None:
         return None
@@ -198,13 +194,13 @@ def _of_row(record: Mapping[str, Any]) -> Outcome | None:
 
 
 def _is_chance(record: Mapping[str, Any], name: str) -> bool:
-    """Say whether one guess in twenty without the update comes to as much of the upload, where that was measured."""
+    """Return ``True`` if one guess in twenty without the update scores as well on the upload."""
     chance = _number(record, name)
     return chance is not None and chance > 1 - BAND
 
 
 def words_are_read(record: Mapping[str, Any]) -> bool:
-    """Say whether the words found in an upload's texts, in no order, are more than their frequency gives away."""
+    """Return ``True`` if the words found in an upload's texts exceed their frequency control."""
     found, control = _number(record, WORDS_METRIC), _number(record, "word_control_f1")
     if found is None or control is None or _is_chance(record, "word_chance"):
         return False
@@ -212,10 +208,10 @@ def words_are_read(record: Mapping[str, Any]) -> bool:
 
 
 def chance_of(record: Mapping[str, Any]) -> float:
-    """Return the probability with which a guess without the update is read as far as this example.
+    """Return the probability that a guess without the update scores as well as this example.
 
-    Of an image it is that of a lead as large, and 0 if it is recognizable far above its control. Of rows it is what the
-    band leaves, of few words that of so many right, and 0 where words beat their control by a margin.
+    For an image it follows from the lead, and is 0 if recognizable far above its control; for rows it is 1 - ``BAND``;
+    for words it is the binomial tail, and 0 above the control by a margin.
     """
     if TABLE_METRIC in record:
         return 1 - BAND
@@ -231,7 +227,6 @@ def chance_of(record: Mapping[str, Any]) -> float:
 
 
 def _few_are_sure(record: Mapping[str, Any], control: float) -> bool:
-    """Say whether few words were named, but more of them rightly than frequent words would be."""
     right, wrong = (int(_number(record, name) or 0) for name in ("words_read", "words_false"))
     return right >= FEW_WORDS and binomial_tail(right, right + wrong, control) < BY_FREQUENCY
 
@@ -242,20 +237,20 @@ def _is_identified(record: Mapping[str, Any]) -> bool:
 
 
 def _is_nearest(record: Mapping[str, Any]) -> bool:
-    """Say whether the original is nearer to a guess than all candidates, and not for what they share."""
+    """Return ``True`` if the original is nearer to a guess than all candidates, and not by their common part."""
     sure = (_number(record, "lead") or 0.0) >= SURE
     alike = (_number(record, "likeness") or 0.0) >= LIKENESS and not _is_of_others(record)
     return record.get("best_rank", record.get("rank")) == 1 and (sure or alike)
 
 
 def _leads_controls(record: Mapping[str, Any], lead: float) -> bool:
-    """Say whether a guess leads by more than guesses that never saw the update do, where these were compared."""
+    """Return ``True`` unless guesses without the update lead by about as much."""
     control = _number(record, "control_lead")
     return control is None or lead >= control + LEAD or _beats(record, "psnr", MUCH_PSNR)
 
 
 def _is_of_others(record: Mapping[str, Any]) -> bool:
-    """Say whether a guess is nearest to the original only for what it has in common with others."""
+    """Return ``True`` if a guess is nearest only by what the original shares with others."""
     foreign, same = _number(record, "foreign"), (_number(record, "likeness") or 0.0) >= SAME
     return foreign is not None and foreign > FOREIGN and not same and not _beats(record, "psnr", FAR_PSNR)
 
@@ -278,7 +273,7 @@ def _passes(record: Mapping[str, Any], name: str) -> bool:
 
 def _beats(record: Mapping[str, Any], name: str, margin: float) -> bool:
     value, control = _number(record, f"aligned_{name}"), _number(record, f"control_{name}")
-    # Nothing beats a control that is the image itself: both are infinite then.
+    # nothing beats a control that equals the image: both are infinite then
     return value is not None and control is not None and control < math.inf and value >= control + margin
 
 

@@ -1,4 +1,4 @@
-"""How much of a table's rows guesses give, matched by optimal assignment: cells and whole rows within tolerance."""
+"""Score guesses at table rows, matched by optimal assignment: cells and whole rows within tolerance."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -11,20 +11,20 @@ TOLERANCE = 0.319
 """Deviations of a feature within which a number counts as right (Vero et al., TabLeak, ICML 2023)."""
 
 BLOCK = 64
-"""Rows that are compared with all guesses at once."""
+"""Rows compared with all guesses at a time."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PinnedRows:
-    """Guesses at rows, assigned to the true rows.
+    """Guesses assigned to the true rows.
 
     Attributes:
-        cells: share of cells right, rows matched so that it is highest.
-        rows: share of rows right in every cell, matched so that it is highest.
-        by_feature: (F,) shares of cells right, as matched for ``cells``.
-        guess: (N,) guess that is matched to each row for ``rows``, -1 where none is right in every cell.
-        match: (N,) guess that is matched to each row for ``cells``, -1 for none.
-        right: (N, F) cells right, as matched for ``cells``.
+        cells: largest share of right cells over all matchings.
+        rows: largest share of rows with all cells right.
+        by_feature: (F,) shares of right cells, as matched for ``cells``.
+        guess: (N,) guess matched to each row for ``rows``, -1 without a right one.
+        match: (N,) guess matched to each row for ``cells``, -1 for none.
+        right: (N, F) right cells, as matched for ``cells``.
     """
 
     cells: float
@@ -38,13 +38,13 @@ class PinnedRows:
 def pinned_rows(
     truth: np.ndarray, guesses: np.ndarray, categories: Collection[int] = (), *, tolerance: float = TOLERANCE
 ) -> PinnedRows:
-    """Assign guesses to the true rows, and count the cells that are right.
+    """Assign guesses to the true rows, and count the right cells.
 
     Args:
-        truth: (N, F) numbers and codes of categories, NaN where there is none. Its deviations scale the tolerance.
-        guesses: (M, F) in any order; fewer than N leave rows unmatched, which count as wrong.
-        categories: features that are right where equal.
+        truth: (N, F) numbers and codes of categories, NaN for none; its deviations scale the tolerance.
+        guesses: (M, F) in any order; rows without a guess count as wrong.
         tolerance: deviations of a feature.
+        categories: features that must be equal.
 
     Raises:
         UserError: shapes do not fit, or scipy is not installed.
@@ -83,7 +83,7 @@ def pinned_rows(
 
 
 def _same(truth: np.ndarray, guesses: np.ndarray, allowed: np.ndarray, *, paired: bool = False) -> np.ndarray:
-    """(N, M, F), or (N, F) where paired: cells within what is allowed; no value is right where there is none."""
+    """Mark cells within ``allowed``, (N, M, F), or (N, F) if paired; NaN equals NaN."""
     left = truth if paired else truth[:, None]
     slack = allowed + 1e-6 * np.maximum(np.abs(left), 1e-3)
     return np.asarray((np.abs(left - guesses) <= slack) | (np.isnan(left) & np.isnan(guesses)))

@@ -1,4 +1,4 @@
-"""Images that nobody attacks, and what they have in common: what an original is distinguished from."""
+"""Public images and their means, from which an original is distinguished."""
 
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -11,20 +11,19 @@ from fl_privacy.measure.outcome import SAME
 from fl_privacy.measure.turning import Gallery
 
 ALIKE = 3
-"""Images that show the same scene as an original, at most: of more than these, any is as usual as the others."""
+"""Most images of the same scene as an original; more would be usual."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PublicImages:
-    """Images that an original has to be distinguished from, none of them attacked.
+    """Distractor images, none of them attacked.
 
     Attributes:
         images: (N, C, H, W) in [0, 1].
-        labels: (N,) their classes; ``None`` where nobody knows them.
-        name: what they are, a short phrase.
-        more: (M, C, H, W) of bytes, among which is looked for the one nearest to an original, too.
-        controls: largest PSNR and SSIM without an update, by original and label; kept for originals that come again.
-        near: for originals that came before, what the nearest public image reaches as a guess: lead and likeness.
+        labels: (N,) classes, if known.
+        more: (M, C, H, W) of bytes, also searched for the nearest image.
+        controls: original and label -> cached largest PSNR and SSIM without an update.
+        near: original -> cached lead and likeness of the nearest public image.
     """
 
     images: Tensor
@@ -41,7 +40,7 @@ class PublicImages:
         return self.images.mean(0)
 
     def class_mean(self, label: int) -> Tensor | None:
-        """Return the mean (C, H, W) of a class; ``None`` where there is none or classes are unknown."""
+        """Return the mean (C, H, W) of a class, if known."""
         return self._class_means.get(label)
 
     @cached_property
@@ -52,24 +51,21 @@ class PublicImages:
 
     @cached_property
     def rivals(self) -> Tensor:
-        """Return the images and what they have in common, (N + M, C, H, W): the mean of all, and of each class."""
+        """Return the images, their mean, and each class mean, (N + M, C, H, W)."""
         return torch.cat([self.images, torch.stack([self.mean, *self._class_means.values()])])
 
     def standing(self, sight: Sight) -> Standing:
-        """Return rows of ``rivals`` to compare with, kept once they are made."""
         return self._looks.setdefault(sight, Standing(self.rivals, sight))
 
     @cached_property
     def gallery(self) -> Gallery:
-        """Return ``rivals`` to compare with in all poses."""
         return Gallery(self.rivals)
 
     def nearest(self, original: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Return what public images are most like ``original`` (C, H, W), but that itself, up to mirror and shift.
+        """Return the public images most like ``original`` (C, H, W) but not equal, up to mirror and shift.
 
         Returns:
-            The nearest (C, H, W), and (K, C, H, W) those among ``images`` that are as good as the same; ``None`` where
-            there is no other image.
+            The nearest (C, H, W), and (K, C, H, W) almost equal ones among ``images``; ``None`` without another image.
         """
         places = Moved(original[None], COARSE).rows(0, 0)
         found = [(self.images, largest(places, self.standing(COARSE).rows(0, 0)[: len(self.images)]))]
@@ -100,7 +96,7 @@ class PublicImages:
         return found
 
     def equal(self, originals: Tensor) -> Tensor:
-        """Say whether each candidate is one of ``originals`` (B, C, H, W), to the rounding of pixels, (N,)."""
+        """Mark the images (N,) that equal one of ``originals`` (B, C, H, W) up to rounding of pixels."""
         found = torch.zeros(len(self.images), dtype=torch.bool)
         for original in _as_bytes(originals):
             found[self._places.get(original.numpy().tobytes(), [])] = True

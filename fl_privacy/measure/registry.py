@@ -1,4 +1,4 @@
-"""Every metric by name: what the catalog, the tables and the reports show, which read it without PyTorch."""
+"""All metrics by name, without importing PyTorch."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from fl_privacy.measure.images import MetricFunction
 
 LARGEST_PSNR = 100.0
-"""Decibel; beyond, images differ by less than a float can tell."""
+"""PSNR in dB above which images differ by less than float precision."""
 
 
 def decimals(value: float) -> str:
-    """Format three decimals."""
+    """Format with three decimals."""
     return "∞" if math.isinf(value) else f"{value:z.3f}"
 
 
 def significant(value: float) -> str:
-    """Format two significant digits."""
+    """Format with two significant digits."""
     return f"{value:#.2g}"
 
 
@@ -37,17 +37,16 @@ def whole_percent(value: float) -> str:
 
 
 def decibel(value: float) -> str:
-    """Format one decimal, capped at 100 dB."""
+    """Format with one decimal, capped at 100 dB."""
     return f"> {LARGEST_PSNR:.0f}" if value > LARGEST_PSNR else f"{value:z.1f}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Threshold:
-    """From which value on the literature calls a reconstruction recognizable.
+    """Value from which the literature calls a reconstruction recognizable.
 
     Attributes:
-        value: an image with this value is recognizable where high values leak, and not where low ones do.
-        source: who says so.
+        value: threshold, itself included if high values leak.
     """
 
     value: float
@@ -56,22 +55,18 @@ class Threshold:
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """A metric and how to read it.
+    """A metric and its interpretation.
 
     Attributes:
-        function: (guesses, truths) -> (N,), of images (N, C, H, W) in [0, 1] or of labels; ``None`` where a run has to
-            give it.
-        of: what it compares: images with the originals, labels, images with what a defense made of the originals, or
-            texts by tokens (N, L) or by words, of which -1 is none, or which cells of rows (N, C) are right.
-        leaks: whether high or low values mean that more leaked; ``low``: a better guess has a lower value.
-        range: the least and the largest value that there can be.
-        threshold: from which on an image is recognizable, if anybody says so.
-        title: for a table's head.
-        unit: empty where there is none.
-        digits: a value as a person reads it, without unit.
-        description: one line.
-        package: that it needs beyond those of the core; without it the metric is left out.
-        of_papers: whether papers compare by it and it says little to others: pages show it behind a click.
+        function: (guesses, truths) -> (N,), for images (N, C, H, W) in [0, 1] or labels; ``None`` if a run supplies it.
+        of: compared data: images, labels, a defense's transformed images, texts by tokens (N, L) or words with -1 for
+            none, or right cells (N, C) of rows.
+        leaks: ``low`` if a better guess has a lower value.
+        range: least and largest possible value.
+        threshold: published threshold of recognizable images, if any.
+        digits: formatter without unit.
+        package: required optional package; without it the metric is left out.
+        of_papers: ``True`` if pages fold it, since only papers compare by it.
     """
 
     function: MetricFunction | None
@@ -88,43 +83,39 @@ class Metric:
 
     @property
     def available(self) -> bool:
-        """Say whether the metric's package is installed."""
         return self.package is None or find_spec(self.package) is not None
 
     @property
     def bound(self) -> float | None:
-        """Return the value of the threshold."""
         return self.threshold.value if self.threshold else None
 
     @property
     def side(self) -> Literal["above", "below"]:
-        """Return on which side of the threshold an image is recognizable."""
+        """Return the side of the threshold on which an image is recognizable."""
         return "above" if self.leaks == "high" else "below"
 
     @property
     def axis(self) -> str:
-        """Return the title for the axis of a chart."""
         return f"{self.title}{f', {self.unit}' if self.unit else ''} ({self.leaks} leaks)"
 
     @property
     def name_within(self) -> str:
-        """Return the title as it stands within a sentence: a word begins small, an abbreviation stays."""
+        """Return the title for use within a sentence: words in lower case, abbreviations unchanged."""
         word = self.title.partition(" ")[0]
         return self.title[:1].lower() + self.title[1:] if word[1:].islower() else self.title
 
     def is_leak(self, value: float) -> bool:
-        """Say whether an image with this value counts as recognizable."""
+        """Return ``True`` if an image with this value counts as recognizable."""
         if self.threshold is None:
             return False
         return value >= self.threshold.value if self.leaks == "high" else value < self.threshold.value
 
     def in_words(self, value: float) -> str:
-        """Format ``value`` with its unit."""
         return f"{self.digits(value)} {self.unit}".rstrip()
 
 
 def _in(module: str, name: str) -> MetricFunction:
-    """Return the function ``name`` in ``module`` of this package, imported by its first call."""
+    """Return the function ``name`` of ``module``, imported on first call."""
 
     def function(guesses: Tensor, truths: Tensor) -> Tensor:
         found: Tensor = getattr(import_module(f"fl_privacy.measure.{module}"), name)(guesses, truths)
@@ -134,7 +125,7 @@ def _in(module: str, name: str) -> MetricFunction:
 
 
 IMAGE_METRIC, TEXT_METRIC, TABLE_METRIC = IMAGES.metric, TEXTS.metric, ROWS.metric
-"""By which images, texts and rows of a table count as recognizable."""
+"""Main metrics of images, texts and table rows."""
 
 _OF_ROWS: tuple[tuple[str, str, str], ...] = (
     ("cells_right", "Cells right", "Share of a row's cells read: categories equal, numbers within 0.319 deviations."),
@@ -155,7 +146,7 @@ _OF_TEXTS: tuple[tuple[str, Literal["texts", "words"], str, str], ...] = (
     ("rouge_l", "words", "ROUGE-L", "F1 of the longest common subsequence of words."),
     ("exact_match", "texts", "Exact", "Share of the texts read word for word."),
 )
-"""Name, what is compared, title, description."""
+"""Name, compared data, title, description."""
 
 _OF_BAGS: tuple[tuple[str, str, str], ...] = (
     ("word_f1", "Words F1", "F1 of the different words read of all texts of an upload, in no order."),
@@ -163,10 +154,10 @@ _OF_BAGS: tuple[tuple[str, str, str], ...] = (
     ("word_recall", "Words recall", "Share of the texts' different words that were read."),
     ("count_f1", "Word counts F1", "F1 of the words read, each as often as it is there."),
 )
-"""Name, title, description of the metrics of words read in no order."""
+"""Name, title, description of the metrics of words in no order."""
 
 _SELDOM = {"token_precision", "rouge_1", "rouge_2", "word_precision", "count_f1"}
-"""Metrics of texts that papers alone compare by."""
+"""Metrics of texts that only papers compare by."""
 
 METRICS: dict[str, Metric] = {
     "psnr": Metric(
@@ -343,14 +334,14 @@ NOT_METRICS = frozenset(
         *("words_read", "words_there", "words_false", "words_of", "word_control_f1", "chance", "word_chance"),
     }
 )
-"""What else is recorded of an image; no metric goes by one of these names."""
+"""Other fields of an image's record, reserved as names."""
 
 
 def register_metric(name: str, metric: Metric) -> None:
-    """Register ``metric`` to be measured of every image from now on, and shown as ``name``.
+    """Register ``metric`` as ``name``, to be measured for every image from now on.
 
     Raises:
-        UserError: ``name`` is no identifier, or means something else already.
+        UserError: ``name`` is no identifier, or is in use.
     """
     if not name.isidentifier() or name in NOT_METRICS:
         raise UserError(f"A metric's name is expected to be an identifier that no record uses, but got {name!r}.")

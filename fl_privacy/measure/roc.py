@@ -1,7 +1,6 @@
-"""How well scores tell members from others: ROC curves with intervals, beside what (epsilon, delta) allows.
+"""Measure how well scores distinguish members, higher, from others, next to the bounds of (epsilon, delta).
 
-Scores are higher for positives (members). Thresholds that are chosen by the data are judged on other data: the examples
-are cut into halves, and what is chosen on one is applied to the other.
+Thresholds are chosen on one half of the examples and applied to the other.
 """
 
 import math
@@ -16,17 +15,17 @@ from fl_privacy.measure.intervals import binomial_lower, binomial_upper, share_i
 Scores = NDArray[np.float64]
 
 Gain = Callable[[Scores, Scores], Scores]
-"""(TPR, FPR) -> what is to be largest."""
+"""(TPR, FPR) -> objective to maximize."""
 
 RESAMPLES = 1000
-"""Of the bootstrap."""
+"""Resamples of the bootstrap."""
 
 Z95 = 1.959963984540054
 
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """A figure with its 95 % confidence interval, beside what guessing gives."""
+    """A figure with its 95 % confidence interval and the value of guessing."""
 
     value: float
     low: float
@@ -39,9 +38,8 @@ class Separation:
     """Scores of two kinds of examples.
 
     Attributes:
-        positives: (P,) of members.
-        negatives: (N,) of others.
-        seed: of resampling and of the cut into halves.
+        positives: (P,) scores of members.
+        negatives: (N,) scores of others.
     """
 
     positives: Scores
@@ -49,7 +47,6 @@ class Separation:
     seed: int = 0
 
     def halves(self) -> tuple["Separation", "Separation"]:
-        """Cut both kinds of scores into halves at random."""
         rng = np.random.default_rng(self.seed)
         cut = []
         for scores in (self.positives, self.negatives):
@@ -61,7 +58,7 @@ class Separation:
         )
 
     def rates(self, threshold: float) -> tuple[float, float]:
-        """Return TPR and FPR of calling positive what is above ``threshold``."""
+        """Return TPR and FPR if scores above ``threshold`` are called positive."""
         return float((self.positives > threshold).mean()), float((self.negatives > threshold).mean())
 
 
@@ -74,7 +71,7 @@ def curve(found: Separation) -> tuple[Scores, Scores]:
 
 
 def thinned_curve(found: Separation, points: int = 120) -> tuple[list[float], list[float]]:
-    """Pick points of ``curve`` from end to end, evenly spread over the logarithm of the FPR."""
+    """Pick points of ``curve``, evenly spread over the logarithm of the FPR."""
     fpr, tpr = curve(found)
     wanted = np.concatenate([[0.0], np.geomspace(1 / len(found.negatives), 1.0, points)])
     kept = np.unique(np.searchsorted(fpr, wanted + 1e-12, side="right") - 1)
@@ -82,9 +79,9 @@ def thinned_curve(found: Separation, points: int = 120) -> tuple[list[float], li
 
 
 def auc(found: Separation) -> Estimate:
-    """Compute the area under the curve, with the interval of DeLong, DeLong and Clarke-Pearson (1988).
+    """Compute the area under the curve with the interval of DeLong, DeLong and Clarke-Pearson (1988).
 
-    It is the wider one of that and the same on the scale of logits, which holds near 1, where errors are lopsided.
+    It is widened to the same interval on the logit scale, which is valid near 1.
     """
     positives, negatives = np.sort(found.positives), np.sort(found.negatives)
     of_positives = _share_below(negatives, positives)
@@ -96,7 +93,7 @@ def auc(found: Separation) -> Estimate:
     if spread > 0 and 0 < value < 1:
         logit, wide = math.log(value / (1 - value)), half / (value * (1 - value))
         low, high = min(low, _share_of(logit - wide)), max(high, _share_of(logit + wide))
-    if spread == 0:  # all alike, as of a curve in the corner: as sure as of the smaller sample
+    if spread == 0:  # all alike, as for a curve in the corner: as certain as for the smaller sample
         number = min(len(positives), len(negatives))
         low, high = share_interval(round(value * number), number)
     return Estimate(value=value, low=max(0.0, low), high=min(1.0, high), chance=0.5)
@@ -107,7 +104,7 @@ def _share_of(logit: float) -> float:
 
 
 def tpr_at(found: Separation, fpr: float) -> Estimate | None:
-    """Compute the largest TPR at an FPR of at most ``fpr``; ``None`` with so few negatives that one of them is more.
+    """Compute the largest TPR at an FPR of at most ``fpr``; return ``None`` with fewer than 1 / ``fpr`` negatives.
 
     The interval is the wider one of the bootstrap over both kinds and of Clopper and Pearson at this threshold.
     """
@@ -133,7 +130,7 @@ def tpr_at(found: Separation, fpr: float) -> Estimate | None:
 
 
 def balanced_accuracy(found: Separation) -> Estimate:
-    """Compute the mean of TPR and TNR at thresholds that are best on the other half."""
+    """Compute the mean of TPR and TNR at thresholds chosen on the other half."""
     tpr, fpr = _cross_fitted(found, lambda t, f: t - f)
     positives, negatives = len(found.positives), len(found.negatives)
     value = (tpr + 1 - fpr) / 2
@@ -143,7 +140,7 @@ def balanced_accuracy(found: Separation) -> Estimate:
 
 
 def threshold_success(found: Separation) -> Estimate:
-    """Compute the share of right answers (ASR) at thresholds best on the other half, beside the majority guess."""
+    """Compute the share of right answers (ASR) at thresholds chosen on the other half; chance is the majority."""
     positives, negatives = len(found.positives), len(found.negatives)
     number, share = positives + negatives, positives / (positives + negatives)
     tpr, fpr = _cross_fitted(found, lambda t, f: share * t + (1 - share) * (1 - f))
@@ -153,7 +150,7 @@ def threshold_success(found: Separation) -> Estimate:
 
 
 def answer_success(right: int, number: int, *, majority: float) -> Estimate:
-    """Compute the share of right answers (ASR), beside ``majority``: that of always giving the most frequent one."""
+    """Compute the share of right answers (ASR); chance is ``majority``, the share of the most frequent answer."""
     low, high = share_interval(right, number)
     return Estimate(value=right / number, low=low, high=high, chance=majority)
 
@@ -193,7 +190,7 @@ def _best_threshold(found: Separation, gain: Gain) -> float:
 
 
 def _share_below(sample: Scores, values: Scores) -> Scores:
-    """Share of the sorted ``sample`` below each of ``values``, ties counting half."""
+    """Return the share of the sorted ``sample`` below each of ``values``, with ties counted half."""
     left, right = (np.searchsorted(sample, values, side=side) for side in ("left", "right"))
     return (left + right) / 2 / len(sample)
 
@@ -207,11 +204,11 @@ def _variance(share: float, number: int) -> float:
 CONFIDENCE = 0.95
 
 LARGE_EPSILON, LARGE_DELTA = 10.0, 0.01
-"""Above which a guarantee says little of a single example: exp(10) is 22,000, and of one in 100 it says nothing."""
+"""Limits of a meaningful guarantee: exp(10) is 22,000, and one example in 100 has no guarantee at all."""
 
 
 def promises_little(*, epsilon: float, delta: float) -> bool:
-    """Say whether (epsilon, delta) must not be taken for protection (Ponomareva et al. 2023, sec. 5.2)."""
+    """Return ``True`` if (epsilon, delta) must not be taken for protection (Ponomareva et al. 2023, sec. 5.2)."""
     return not (epsilon <= LARGE_EPSILON and delta <= LARGE_DELTA)
 
 
@@ -235,18 +232,15 @@ def balanced_accuracy_bound(*, epsilon: float, delta: float) -> float:
 
 
 def identification_bound(*, epsilon: float, delta: float, candidates: int) -> float:
-    """Return the largest probability with which (epsilon, delta) lets an attacker name the one example in the data.
+    """Return the largest probability with which (epsilon, delta) lets an attacker identify the one example in the data.
 
-    Whoever sees nothing names it with the prior 1 / (candidates + 1); who sees all that was released does with at most
-    e^epsilon times that plus delta, whatever else it knows: the trade-off of tests between any two data sets (Kairouz
-    et al. 2015) at a false positive rate of the prior. It bounds reconstruction up to any event of that prior (Balle,
-    Cherubin and Hayes 2022, "Reconstructing Training Data with Informed Adversaries", Thm. 2; Hayes, Mahloujifar and
-    Balle 2023, "Bounding Training Data Reconstruction in DP-SGD", Thm. 2).
+    It is e^epsilon times the prior 1 / (candidates + 1) plus delta, whatever else the attacker knows (Kairouz et al.
+    2015). It also bounds reconstruction up to any event of that prior (Balle, Cherubin and Hayes 2022, "Reconstructing
+    Training Data with Informed Adversaries", Thm. 2; Hayes, Mahloujifar and Balle 2023, "Bounding Training Data
+    Reconstruction in DP-SGD", Thm. 2).
 
     Args:
-        epsilon: of the guarantee.
-        delta: as ``epsilon``.
-        candidates: others among which the example is, at least 1; each is equally likely before.
+        candidates: number of other, equally likely candidates, at least 1.
 
     >>> round(identification_bound(epsilon=1.0, delta=1e-5, candidates=1000), 4)
     0.0027
@@ -256,11 +250,10 @@ def identification_bound(*, epsilon: float, delta: float, candidates: int) -> fl
 
 
 def proven_epsilon(found: Separation, *, delta: float) -> float:
-    """Compute the largest epsilon that the attack disproves at ``delta`` with 95 % confidence; 0 if it disproves none.
+    """Compute the largest epsilon that the attack disproves at ``delta`` with 95 % confidence, at least 0.
 
-    On one half of the examples the threshold that promises most is chosen, by calling positive what is above or calling
-    negative what is not; on the other half the rates are bounded by Clopper and Pearson, either error with half of
-    5 % (Nasr et al. 2021, "Adversary instantiation").
+    The best threshold, and its side, is chosen on one half of the examples; on the other half Clopper and Pearson bound
+    the rates, with 2.5 % error each (Nasr et al. 2021, "Adversary instantiation").
     """
     chosen_on, judged_on = found.halves()
     best, choice = 0.0, (math.inf, True)

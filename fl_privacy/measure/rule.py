@@ -1,4 +1,4 @@
-"""The one rule by which something counts as more than chance: every verdict, page and exit status asks it."""
+"""Decide whether a result exceeds chance: the one rule of every verdict, page and exit status."""
 
 from statistics import NormalDist
 
@@ -7,10 +7,10 @@ from fl_privacy.measure.intervals import binomial_tail
 from fl_privacy.measure.roc import Estimate
 
 LEVEL = 0.01
-"""Probability with which chance alone may make a page red: beyond, it is more than chance."""
+"""Largest probability that chance alone makes a page red."""
 
 _QUANTILE = NormalDist().inv_cdf(0.975)
-"""By which a 95 % interval is as wide as it is."""
+"""Half width of a 95 % interval, in standard errors."""
 
 
 def above_chance(
@@ -20,13 +20,13 @@ def above_chance(
     control: Counts | Estimate | None = None,
     low_leaks: bool = False,
 ) -> bool:
-    """Say whether more was found than chance allows, and than a control that never saw the uploads.
+    """Return ``True`` if the result exceeds chance, and a control that never saw the uploads.
 
     Args:
-        found: of one attacker and scenario: counts of examples, or a figure with its 95 % interval and chance.
-        among: answers of which any makes a page red; chance may do so no more often than by a single one (Bonferroni).
-        control: the same from uploads without these examples; ``None`` where there is none, so that chance decides.
-        low_leaks: whether low figures mean that more was found, as of an error.
+        found: counts of examples, or a figure with its 95 % interval and chance, of one attacker and scenario.
+        among: number of answers of which any makes a page red, for the Bonferroni correction.
+        control: result on uploads without these examples, if any.
+        low_leaks: ``True`` if low figures mean more leakage, such as an error.
     """
     if isinstance(found, Estimate):
         sign = -1 if low_leaks else 1
@@ -40,11 +40,5 @@ def above_chance(
 
 
 def sure_end(value: float, end: float, *, among: int = 1) -> float:
-    """Move the ``end`` of a 95 % interval of ``value`` to where chance passes it as seldom as ``LEVEL`` says.
-
-    Args:
-        value: estimated, with normal errors.
-        end: of its interval, lower or upper.
-        among: as of ``above_chance``.
-    """
+    """Move the ``end`` of a 95 % interval of ``value``, with normal errors, to the level ``LEVEL / among``."""
     return value + (end - value) * -NormalDist().inv_cdf(LEVEL / max(1, among)) / _QUANTILE

@@ -1,4 +1,4 @@
-"""The one place where a guess meets the truth."""
+"""Score guesses against the originals."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,7 +18,7 @@ from fl_privacy.types.modality import IMAGES, Modality, modality_of_inputs
 from fl_privacy.types.schema import Schema
 
 CHUNK = 256
-"""Images compared at a time; bounds the memory that the features of LPIPS take."""
+"""Images compared at a time; bounds the memory of LPIPS's features."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -26,12 +26,10 @@ class ImageScore:
     """Score of one image.
 
     Attributes:
-        image: its index in the true batch.
-        guess: index of its guess in the reconstruction's batch; ``None`` without a guess.
-        values: by name in ``METRICS``; NaN where a metric can't be computed, empty after a failure.
-        failure: one line on why there is nothing to compare.
-        certainty: the attacker's own, of the guess.
-        compared: figures by which its outcome is judged, by name in ``OUTCOME_COLUMNS``; empty where not asked for.
+        guess: index in the reconstruction's batch; ``None`` without a guess.
+        values: metrics by name in ``METRICS``; NaN if not computable, empty after a failure.
+        failure: reason, in one line, why nothing can be compared.
+        compared: figures of the outcome, by name in ``OUTCOME_COLUMNS``; empty if not requested.
     """
 
     image: int
@@ -47,19 +45,13 @@ class VictimScore:
     """Scores of one victim's batch.
 
     Attributes:
-        id: of the observation.
-        images: one score for each of the B true images, in their order.
-        originals: (B, C, H, W) in [0, 1], or tokens (B, L), on the CPU; ``None`` where nobody knows them.
-        guesses: (B, C, H, W) in [0, 1], matched to the originals and clamped; zeros where there is no guess. Or tokens
-            (B, L), -1 where there is none.
-        labels: (B,) classes that the attacker found, where the originals are not known.
-        transformed: (B, C, H, W) in [0, 1], what a defense put in place of the originals; ``None`` where none did.
-        attack_loss: the attacker's own loss.
-        history: the attacker's loss over its iterations.
-        label_source: how the labels were found, as in the reconstruction.
-        member: of the attacks that were tried, as in the reconstruction.
-        rows: of a table, as a page shows them.
-        sentences: of texts, for each of them the tokens of the original, where it is known, and of the guess.
+        images: scores of the B originals, in order.
+        originals: (B, C, H, W) in [0, 1], or tokens (B, L), on the CPU; ``None`` if not known.
+        guesses: (B, C, H, W) in [0, 1], matched and clamped, zeros without a guess; or tokens (B, L), then -1.
+        labels: (B,) inferred classes if the originals are not known.
+        transformed: (B, C, H, W) in [0, 1], a defense's substitutes for the originals, if any.
+        member: sub-attack of the guesses.
+        sentences: tokens of original, if known, and guess of each text.
     """
 
     id: VictimId
@@ -76,7 +68,6 @@ class VictimScore:
     rows: WrittenRows | None = None
 
     def __repr__(self) -> str:
-        """Summarize the score in a line, without its pixels."""
         read = [f"{name} {self._mean(name):.4g}" for name in ("psnr", "ssim", "lpips") if self._mean(name) is not None]
         failed = sum(one.failure is not None for one in self.images)
         told = ", ".join([*read, *([f"{failed} failed"] if failed else [])])
@@ -93,16 +84,14 @@ _NOTHING: Mapping[str, MetricFunction] = {}
 def evaluate(
     reconstruction: Reconstruction, truth: Batch, *, functions: Mapping[str, MetricFunction] = _NOTHING
 ) -> VictimScore:
-    """Score the guess at one victim's batch against the truth, image by image.
+    """Score the guess at one victim's batch image by image.
 
     Args:
-        reconstruction: what the attack made of the victim's update.
-        truth: the victim's batch, images (B, C, H, W) in [0, 1]; guesses are matched to it, whatever their order.
-        functions: as of :func:`evaluate_all`, which scores many victims at once.
+        truth: victim's batch, images (B, C, H, W) in [0, 1]; guesses may be in another order.
+        functions: see :func:`evaluate_all`, which scores many victims at once.
 
     Returns:
-        ``images[k].values["psnr"]`` is the PSNR of the k-th true image in dB; other metrics are those of
-        ``fl-privacy list metrics``.
+        ``images[k].values["psnr"]`` is the PSNR of original k in dB; ``fl-privacy list metrics`` lists other metrics.
 
     Raises:
         UserError: shapes differ, or a batch is to be matched and scipy is not installed.
@@ -121,23 +110,19 @@ def evaluate_all(
     others: Others | None = None,
     augmented: bool = False,
 ) -> list[VictimScore]:
-    """Match each reconstruction to its truth, then compute every metric of all images at once.
+    """Match each reconstruction to its originals, then compute every metric of all images at once.
 
-    Images are clamped to [0, 1] first, and matched to the truths with the least total squared error. An image whose
-    victim failed, or whose guess has a pixel that is not finite, gets a ``failure`` in place of values. Metrics whose
-    package is not installed are left out.
+    Images are clamped to [0, 1] and matched with the least total squared error. An image gets a ``failure`` instead of
+    values if its victim failed or its guess is not finite. Metrics whose package is not installed are left out.
 
     Args:
-        reconstructions: one for each victim.
-        truths: the victims' batches in the same order, all with the same (C, H, W).
-        functions: those that a run has to give, by the names of their metrics; a metric without one is left out.
-        transformed: what a defense put in place of each truth, in the same order of images; guesses are matched to
-            them apart. Without it the metrics of transformed images are left out.
-        language: of texts; without it every token is a word.
-        schema: of the rows of a table; others have none.
-        others: what guesses are compared with beside the truths, for the outcome of each; ``None`` leaves that out.
-        augmented: ``transformed`` is what the client's own crops and flips made of the truths, and no defense: what
-            was read is judged by these images.
+        truths: victims' batches in the same order, all with the same (C, H, W).
+        functions: metrics that need data of the run, by name; left out if not given.
+        transformed: defense's substitute for each truth, in the same order of images; guesses are matched to these
+            separately. Required by the metrics of transformed images.
+        others: distractors and controls, for the outcomes; ``None`` leaves outcomes out.
+        augmented: ``True`` if ``transformed`` are the client's own crops and flips, and no defense; these images then
+            define the outcome.
 
     Raises:
         UserError: lengths or image shapes differ, or batches are to be matched and scipy is not installed.
@@ -172,7 +157,6 @@ def evaluate_all(
 def _of_texts(
     reconstructions: Sequence[Reconstruction], truths: Sequence[Batch], language: Language | None, others: Others | None
 ) -> list[VictimScore]:
-    """Score texts, and the words that were read in no order."""
     matches = [match_texts(r, t) for r, t in zip(reconstructions, truths, strict=True)]
     compared = None if others is None else [compare_texts(m, others, language) for m in matches]
     scored = _scored(reconstructions, matches, _measure_texts(matches, language), compared)
@@ -225,7 +209,6 @@ def _scored(
 
 
 def _with_words(score: VictimScore, values: Mapping[str, float], figures: Figures) -> VictimScore:
-    """Add to ``score`` the figures of all its texts' words together, for each text that has a guess."""
     images = tuple(
         replace(image, values={**image.values, **values}, compared={**image.compared, **figures})
         if image.failure is None
@@ -236,12 +219,10 @@ def _with_words(score: VictimScore, values: Mapping[str, float], figures: Figure
 
 
 def unjudged(reconstruction: Reconstruction, shape: tuple[int, ...], modality: Modality = IMAGES) -> VictimScore:
-    """Report a guess (B, C, H, W) whose truth nobody knows.
+    """Report a guess (B, C, H, W) without known originals.
 
     Args:
-        reconstruction: of one victim.
-        shape: (B, C, H, W) expected of it, (B, L) of texts or (B, F) of rows.
-        modality: of the examples.
+        shape: expected shape (B, C, H, W), or (B, L) for texts and (B, F) for rows.
     """
     if not modality.continuous:
         return _unjudged_texts(reconstruction, shape)
@@ -291,7 +272,6 @@ def _without_truth(
 def _measure(
     matches: Sequence[Match], to_transformed: Sequence[Match] | None, functions: Mapping[str, MetricFunction]
 ) -> list[dict[str, float]]:
-    """Compute every metric of every image that has a guess, in order."""
     if not any(len(m.found) for m in matches):
         return []
     compared = {"images": _images(matches, matches)}
@@ -305,7 +285,6 @@ def _measure(
 
 
 def _measure_texts(matches: Sequence[Match], language: Language | None) -> list[dict[str, float]]:
-    """Compute every metric of every text that has a guess, in order; special tokens count as none."""
     found = [(m.guesses[m.found], m.originals[m.found], m) for m in matches if len(m.found)]
     if not found:
         return []
@@ -338,7 +317,6 @@ def _by_metric(
 
 
 def _images(found: Sequence[Match], matches: Sequence[Match]) -> tuple[Tensor, Tensor]:
-    """Return guesses and originals of ``matches`` where ``found`` has a guess."""
     pairs = list(zip(found, matches, strict=True))
     return torch.cat([m.guesses[f.found] for f, m in pairs]), torch.cat([m.originals[f.found] for f, m in pairs])
 

@@ -1,4 +1,4 @@
-"""Distances as SPN publishes them: whose images these are."""
+"""Tracing distances of SPN: whose images these are."""
 
 from dataclasses import dataclass
 
@@ -13,11 +13,9 @@ class Tracing:
     """Result of a tracing attack.
 
     Attributes:
-        distance: share of the queries that were traced to a wrong participant, in [0, 1]; 1 - 1 / ``participants`` is
-            what guessing gets.
-        attacked_distance: the same of those queries that were attacked; others have no reconstruction of their own.
-        participants: among how many.
-        queries: how many images were asked for.
+        distance: share of queries traced to a wrong participant, in [0, 1]; 1 - 1 / ``participants`` by guessing.
+        attacked_distance: share for attacked queries alone, which have a reconstruction of their own.
+        participants: number of possible owners.
     """
 
     distance: float
@@ -35,8 +33,8 @@ def trace(guesses: Tensor, owners: Tensor, queries: Tensor) -> Tensor:
 
     Args:
         guesses: (R, C, H, W) reconstructed images, at least one.
-        owners: (R,) whose update each was reconstructed from.
-        queries: (Q, C, H, W) images whose owner is asked for, any number.
+        owners: (R,) owner of each guess's update.
+        queries: (Q, C, H, W) images to trace.
 
     Raises:
         UserError: there are no guesses, or shapes do not match.
@@ -50,12 +48,12 @@ def trace(guesses: Tensor, owners: Tensor, queries: Tensor) -> Tensor:
 
 
 def nearest(images: Tensor, queries: Tensor) -> tuple[Tensor, Tensor]:
-    """Return for each query the Euclidean distance of the nearest of ``images`` (R, C, H, W), and its index, (Q,) each.
+    """Return the Euclidean distance and index, (Q,) each, of the nearest of ``images`` (R, C, H, W) to each query.
 
-    Distances are exact: those of equal images are equal, and 0 to the image itself, whatever is compared at a time.
+    Distances are exact, and do not depend on the number compared at a time.
     """
     flat = images.flatten(1).float()
-    # without matrix products, whose rounding depends on the chunk
+    # no matrix products, whose rounding depends on the chunk
     exact = "donot_use_mm_for_euclid_dist"
     chunks = [some.flatten(1).float() for some in torch.split(queries, CHUNK)]
     found = [torch.cdist(some, flat, compute_mode=exact).min(1) for some in chunks]
@@ -65,10 +63,10 @@ def nearest(images: Tensor, queries: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def tracing_distance(guesses: Tensor, owners: Tensor, queries: Tensor, query_owners: Tensor) -> float:
-    """Share of the queries that are traced to somebody else than their owner, in [0, 1].
+    """Compute the share, in [0, 1], of queries traced to a wrong owner.
 
     Args:
-        guesses, owners, queries: as in :func:`trace`.
-        query_owners: (Q,) the truth, at least one.
+        guesses, owners, queries: see :func:`trace`.
+        query_owners: (Q,) true owners, at least one.
     """
     return float((trace(guesses, owners, queries) != query_owners).double().mean())

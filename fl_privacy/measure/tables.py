@@ -1,4 +1,4 @@
-"""How much of the rows of a table was read: cells within tolerance, rows, and what a control reaches."""
+"""Measure reconstructed table rows: cells within tolerance, whole rows, and a control."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,10 +13,10 @@ from fl_privacy.types import Batch, Reconstruction
 from fl_privacy.types.schema import Schema
 
 _DRAWS, _ROWS_DRAWN = 20, 200
-"""Draws of a control, at least, and rows of it that each original is matched with, at least."""
+"""Least draws of a control, and least rows of it matched to each original."""
 
 _BY_VALUE = 0.01
-"""What differences of values count beside wrong cells where guesses are matched, so that ties go to the nearer one."""
+"""Weight of differences of values, relative to wrong cells, in matching: it breaks ties."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,11 +24,10 @@ class WrittenRows:
     """Rows as a page shows them.
 
     Attributes:
-        columns: their names.
-        originals: each row's cells; ``None`` where nobody knows them.
-        guesses: as ``originals``; ``None`` where there is none.
-        right: (B, C) which cells are right.
-        certain: (B, C) in [0, 1], how sure the attacker is of each, without the truth.
+        originals: cells of each row; ``None`` if not known.
+        guesses: cells of each guess, if any.
+        right: (B, C) right cells.
+        certain: (B, C) in [0, 1], attacker's own certainty.
     """
 
     columns: tuple[str, ...]
@@ -39,21 +38,18 @@ class WrittenRows:
 
 
 def right_cells(schema: Schema, guesses: Tensor, truths: Tensor) -> Tensor:
-    """Say which cells (..., C) of ``guesses`` are right: equal categories, numbers within the tolerance.
-
-    The tolerance is :data:`fl_privacy.types.schema.TOLERANCE` standard deviations.
-    """
+    """Mark right cells (..., C): equal categories, numbers within ``types.schema.TOLERANCE`` deviations."""
     return (guesses - truths).abs() <= schema.tolerances + 1e-9
 
 
 def exact_rows(schema: Schema, guesses: Tensor, truths: Tensor) -> Tensor:
-    """Say whether all cells are equal to the last digit that the table writes, (...)."""
+    """Mark rows (...) whose cells are all equal to the last written digit."""
     least = torch.tensor([0.5 * 10.0**-c.decimals if c.is_number else 0.0 for c in schema.columns])
     return ((guesses - truths).abs() <= least + 1e-6 * truths.abs()).all(-1)
 
 
 def assign(schema: Schema, guesses: Tensor, truths: Tensor) -> Tensor:
-    """Assign each row of ``truths`` (B, C) the index of its guess, (B,), -1 where there are too few."""
+    """Assign each row of ``truths`` (B, C) the index of its guess, (B,), -1 without one."""
     if len(guesses) == 1 == len(truths):
         return torch.zeros(1, dtype=torch.long)
     order = torch.full((len(truths),), -1)
@@ -69,14 +65,14 @@ def assign(schema: Schema, guesses: Tensor, truths: Tensor) -> Tensor:
 
 
 def misfit(schema: Schema, guesses: Tensor, truths: Tensor) -> Tensor:
-    """Return what guesses (G, C) are assigned to rows (B, C) by: cells that are wrong, then values; (B, G) float64."""
+    """Return the cost (B, G) float64 of matching guesses (G, C) to rows (B, C): wrong cells, then values."""
     wrong = (~right_cells(schema, guesses[None], truths[:, None])).sum(-1).double()
     far = torch.cdist(schema.encode(truths).double(), schema.encode(guesses).double(), p=1)
     return wrong + _BY_VALUE * far / (1 + far)
 
 
 def match_rows(reconstruction: Reconstruction, truth: Batch, schema: Schema) -> Match:
-    """Assign the guesses of ``reconstruction`` to the rows (B, F) of ``truth``, most cells right in all."""
+    """Assign guesses to the rows (B, F) of ``truth`` with most right cells."""
     originals, labels = truth.inputs.detach().cpu().float(), hard_labels(truth.labels.detach().cpu())
     order, guesses = torch.full((len(originals),), -1), torch.zeros_like(originals)
     guessed_labels, failure = torch.full_like(labels, -1), _failure(reconstruction, originals.shape[1])
@@ -106,22 +102,22 @@ def _failure(reconstruction: Reconstruction, width: int) -> str | None:
 
 
 def cells_right(right: Tensor, numbers: Tensor) -> Tensor:
-    """Share of all cells that are right, of which (N, C) says so; (N,) float64."""
+    """Compute the share (N,) float64 of right cells; ``right`` is (N, C)."""
     return right.double().mean(1)
 
 
 def categories_right(right: Tensor, numbers: Tensor) -> Tensor:
-    """Share of the cells that are no ``numbers`` (N, C) and right; (N,) float64, NaN without any."""
+    """Compute the share (N,) float64 of right categories; ``numbers`` (N, C) marks the others. NaN without any."""
     return (right & ~numbers).sum(1).double() / (~numbers).sum(1)
 
 
 def numbers_right(right: Tensor, numbers: Tensor) -> Tensor:
-    """Share of the ``numbers`` (N, C) that are right; (N,) float64, NaN without any."""
+    """Compute the share (N,) float64 of right ``numbers`` (N, C); NaN without any."""
     return (right & numbers).sum(1).double() / numbers.sum(1)
 
 
 def row_right(right: Tensor, numbers: Tensor) -> Tensor:
-    """Score 1 where all cells of a row are right, else 0; (N,) float64."""
+    """Score 1 if all cells of a row are right, else 0; (N,) float64."""
     return right.all(1).double()
 
 
@@ -134,10 +130,10 @@ def usual_row(public: Tensor, schema: Schema) -> Tensor:
 
 
 def control_cells(public: Tensor, truths: Tensor, schema: Schema, *, seed: int = 0) -> Tensor:
-    """Share of the cells of each row of ``truths`` (B, C) that is right without the update; (B,) float64.
+    """Compute the share (B,) float64 of cells of ``truths`` (B, C) that are right without the update.
 
-    The larger of two: that of the usual row, and the least share that :data:`BAND` of random draws of as many public
-    rows (M, C) do not exceed, each matched as guesses are.
+    It is the larger one of the usual row's share, and of the :data:`BAND` quantile over random draws of as many public
+    rows (M, C), matched as guesses are.
     """
     usual = right_cells(schema, usual_row(public, schema), truths).double().mean(1)
     rng = torch.Generator().manual_seed(seed)

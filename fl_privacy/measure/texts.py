@@ -1,4 +1,4 @@
-"""How much of a text was read: by tokens and by words, one value for each text."""
+"""Measure reconstructed texts by tokens and by words, one value for each text."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -11,27 +11,24 @@ from fl_privacy.measure.matching import Match, hard_labels, pair_labels
 from fl_privacy.types import Batch, Reconstruction
 
 _RIGHT_PLACE = 2.0
-"""What a token at its place counts where guesses are matched to texts, beside the share of common tokens."""
+"""Weight of tokens at their place, relative to the share of common tokens, in matching guesses to texts."""
 
 
 class Language(Protocol):
-    """What distinguishes words from tokens."""
+    """Tokens and words of a language."""
 
     @property
     def special(self) -> frozenset[int]:
-        """Return tokens that stand for nothing in a text, such as its beginning."""
+        """Return tokens without text, such as the one at the beginning."""
         ...
 
     def word_numbers(self, tokens: Tensor) -> Tensor:
-        """Turn tokens (N, L) into words (N, W) as numbers, alike for equal words; -1 fills up both."""
+        """Turn tokens (N, L) into numbers of words (N, W), equal for equal words; both are padded by -1."""
         ...
 
 
 def match_texts(reconstruction: Reconstruction, truth: Batch) -> Match:
-    """Assign the guesses of ``reconstruction`` to the texts of ``truth``.
-
-    Those with most tokens at their places first, then those with most tokens in common.
-    """
+    """Assign guesses to texts by tokens at their place, then by common tokens."""
     originals = truth.inputs.detach().cpu()
     labels = hard_labels(truth.labels.detach().cpu()) if truth.labels.dim() == 1 else truth.labels[:, 0].detach().cpu()
     order, guesses = torch.full((len(originals),), -1), torch.full_like(originals, -1)
@@ -67,12 +64,12 @@ def without(tokens: Tensor, special: frozenset[int]) -> Tensor:
 
 
 def token_precision(guesses: Tensor, truths: Tensor) -> Tensor:
-    """Compute the share of the guessed tokens that are in the text, each as often as it is there; (N,) float64."""
+    """Compute the share of guessed tokens in the text, with multiplicity; (N,) float64."""
     return _share(_common(guesses, truths), _count(guesses))
 
 
 def token_recall(guesses: Tensor, truths: Tensor) -> Tensor:
-    """Share of the text's tokens that were guessed; (N,) float64."""
+    """Compute the share of the text's tokens that were guessed; (N,) float64."""
     return _share(_common(guesses, truths), _count(truths))
 
 
@@ -110,17 +107,17 @@ def rouge_l(guesses: Tensor, truths: Tensor) -> Tensor:
     for at in range(guesses.shape[1]):
         same = (guesses[:, at, None] == truths) & (truths >= 0)
         longer = torch.where(same, best[:, :-1] + 1, best[:, 1:])
-        # the longest so far at each place is the largest of those before it
+        # the longest at each place is the largest up to it
         best[:, 1:] = torch.maximum(best[:, 1:], longer).cummax(1).values
     return _share(2 * best[:, -1].double(), _count(guesses) + _count(truths))
 
 
 def most_frequent(public: Tensor, lengths: Tensor) -> Tensor:
-    """Guess texts (N, L) by the tokens that most public texts share, which takes no update.
+    """Guess texts (N, L) by the most frequent public tokens, as a control without the update.
 
     Args:
-        public: (M, W) tokens of public texts, -1 where there is none.
-        lengths: (N,) how many tokens to guess for each text; those of one length get the same.
+        public: (M, W) public tokens, -1 for none.
+        lengths: (N,) number of tokens to guess for each text.
     """
     numbered = _numbered(public)[public >= 0]
     tokens, counts = torch.unique(numbered, return_counts=True)
@@ -132,7 +129,7 @@ def most_frequent(public: Tensor, lengths: Tensor) -> Tensor:
 
 
 def exact_match(guesses: Tensor, truths: Tensor) -> Tensor:
-    """Score 1 where every token is right and at its place, else 0; (N,) float64."""
+    """Score 1 if every token is right and at its place, else 0; (N,) float64."""
     guesses, truths = widened([guesses, truths])
     return (guesses == truths).all(1).double()
 
@@ -149,7 +146,7 @@ def _failure(reconstruction: Reconstruction) -> str | None:
 
 
 def _assign(guesses: Tensor, truths: Tensor) -> Tensor:
-    """Assign each text the index of its guess (B,), -1 where there are too few."""
+    """Assign each text the index of its guess (B,), -1 without one."""
     order = torch.full((len(truths),), -1)
     if len(guesses) == 1 == len(truths):
         return torch.zeros(1, dtype=torch.long)
@@ -170,14 +167,14 @@ def _assign(guesses: Tensor, truths: Tensor) -> Tensor:
 
 
 def _common(guesses: Tensor, truths: Tensor) -> Tensor:
-    """Count tokens that both have (N,), each as often as the one that has it less often."""
+    """Count common tokens (N,), with multiplicity."""
     guesses, truths = widened([guesses, truths])
     same = _numbered(guesses)[:, :, None] == _numbered(truths)[:, None]
     return (same & (guesses >= 0)[:, :, None]).sum((1, 2)).double()
 
 
 def _numbered(tokens: Tensor) -> Tensor:
-    """Make tokens (N, L) distinct by how often they occurred before."""
+    """Make tokens (N, L) distinct by the number of earlier occurrences."""
     return tokens * tokens.shape[1] + (tokens[:, :, None] == tokens[:, None]).tril(-1).sum(2)
 
 

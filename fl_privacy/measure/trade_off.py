@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fl_privacy.errors import UserError
 
 GREEN_BELOW, RED_ABOVE = 1.0, 40.0
-"""Ratios ||B|| / ||E|| that part the regions of a curve. Green: the perturbation exceeds the gradient, reconstruction
+"""Ratios ||B|| / ||E|| between the regions of a curve. Green: the perturbation exceeds the gradient, reconstruction
 is expected to fail (Theorem 2.2). Red, roughly from where Figure 5 puts it: so small that images are restored."""
 
 
@@ -16,9 +16,9 @@ class PpcPoint:
     """A mechanism at one control value.
 
     Attributes:
-        accuracy: of the model trained with it, in [0, 1].
-        distance: of an attack's findings from the truth, at least 0.
-        signal_to_distortion: ||B|| / ||E||, norm of the gradient over that of what the mechanism adds to it.
+        accuracy: accuracy of the trained model, in [0, 1].
+        distance: distance of an attack's results from the truth, at least 0.
+        signal_to_distortion: ||B|| / ||E||, norm of the gradient over that of the perturbation.
     """
 
     accuracy: float

@@ -1,8 +1,4 @@
-"""A guess compared with images when it is turned, mirrored, cut, enlarged, rotated a little, or in pieces.
-
-The guess is drawn in a number of poses, and the middle of each is slid over every image; or it is cut into tiles, each
-of which may lie anywhere. Every candidate gets the same tries as an original.
-"""
+"""Compare a guess with images when it is turned, mirrored, cropped, enlarged, rotated a little, or cut into tiles."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -16,16 +12,16 @@ from torch.nn import functional
 from fl_privacy.measure.descriptors import LEAST_CONTRAST, grays, small, with_detail
 
 FAR, NEAR, CLOSE = 8, 16, 32
-"""Pixels of the longer side at which are compared: all images, those chosen of them, and tiles."""
+"""Longer side in pixels for comparing all images, the chosen ones, and the final candidates."""
 
 NEAREST = 60
-"""Candidates looked at in all poses: those nearest to a guess from afar."""
+"""Candidates compared in all poses: those nearest to a guess at low resolution."""
 
 ANGLES = (5.0, 10.0, 15.0)
 """Degrees by which a guess is rotated to either side."""
 
 CUTS = ((0.9, 1 / 16), (0.8, 1 / 8), (0.7, 3 / 16))
-"""Share of an image that a guess may be a cut of, and the share of the side that it is slid to each side then."""
+"""Share of an image that a cropped guess may show, and the share of the side that it is slid to each side then."""
 
 FRAMES = (1.12, 1.25)
 """Factors by which a guess in a frame is enlarged."""
@@ -34,10 +30,10 @@ SLID = 1 / 8
 """Share of the side that other guesses are slid to each side."""
 
 GRIDS = (3, 4)
-"""Tiles on a side, where they may have been put in another order; fewer larger ones are several of these."""
+"""Tiles on a side, for images whose tiles were shuffled; larger tiles are several of these."""
 
 HOPELESS = 0.1
-"""Share of the rivals that are nearer from afar, from which on a guess is not looked at in all poses."""
+"""Share of rivals nearer at low resolution, above which a guess is not compared in all poses."""
 
 LEAST_SIDE = 8
 """Pixels of the shorter side below which nothing is turned."""
@@ -49,7 +45,7 @@ class Poses:
 
     Attributes:
         flip: (P, 2, 2) a mirror or quarter turn.
-        place: (P, 4) factor of scale, degrees, and shares of the side by which it is moved right and down.
+        place: (P, 4) scale factor, degrees, and shares of the side by which it is moved right and down.
         slack: (P,) share of the side by which the middle is smaller than the image, on each side.
     """
 
@@ -64,17 +60,17 @@ class Poses:
         return Poses(self.flip[which], self.place[which], self.slack[which])
 
     def with_at(self, which: Tensor, others: "Poses") -> "Poses":
-        """Return these, at ``which`` replaced by others."""
+        """Return these poses with those at ``which`` replaced by ``others``."""
         return Poses(self.flip, self.place.index_copy(0, which, others.place), self.slack)
 
     def around(self, steps: Tensor) -> "Poses":
-        """Return S poses near each, (P * S), by ``steps`` (S, 4) added to ``place``."""
+        """Return S poses around each, (P * S), with ``steps`` (S, 4) added to ``place``."""
         number = len(steps)
         place = (self.place[:, None] + steps).flatten(0, 1)
         return Poses(self.flip.repeat_interleave(number, 0), place, self.slack.repeat_interleave(number))
 
     def drawn(self, gray: Tensor) -> Tensor:
-        """Draw images (1, 1, H, W) or (P, 1, H, W), each in its pose, (P, 1, H, W); the edge is repeated beyond it."""
+        """Draw images (1, 1, H, W) or (P, 1, H, W), each in its pose, (P, 1, H, W), with edges repeated outside."""
         height, width = gray.shape[-2:]
         scale, angle, right, down = self.place.unbind(1)
         cosine, sine = angle.deg2rad().cos() / scale, angle.deg2rad().sin() / scale
@@ -95,18 +91,18 @@ ROUNDS = {NEAR: (_SHIFTS, _TURNS, _SHIFTS / 2), CLOSE: (_SHIFTS / 2, _TURNS / 2,
 """Steps (9, 4) around the best pose of an image that are tried one after the other, at each side."""
 
 USUAL_CLOSELY = 40
-"""Usual candidates that are looked at closely."""
+"""Usual candidates compared at the side ``CLOSE``."""
 
 REFINED = 10
-"""Candidates for which these are tried: the nearest."""
+"""Number of nearest candidates for which these steps are tried."""
 
 AMONG = 8
-"""Place among the candidates from which on they are not tried, since the original stays behind."""
+"""Rank of the original from which on the steps are not tried, since it would stay behind."""
 
 
 @lru_cache(maxsize=2)
 def poses(*, few: bool) -> Poses:
-    """Return all poses: mirrors and quarter turns, of each a few scales or a few angles; ``few`` for a first look."""
+    """Return all mirrors and quarter turns, each at a few scales or angles; ``few`` for the first comparison."""
     ones = [(1.0, 0.0, SLID), *((cut, 0.0, slack) for cut, slack in CUTS), *((frame, 0.0, SLID) for frame in FRAMES)]
     angles = ANGLES[1:2] if few else ANGLES
     ones += [(1.0, sign * angle, SLID) for angle in angles for sign in (-1, 1)]
@@ -120,14 +116,14 @@ def poses(*, few: bool) -> Poses:
 
 
 def _looks(gray: Tensor, side: int) -> Tensor:
-    """Return gray images at ``side``, beyond a look from afar also without their coarse brightness."""
+    """Return gray images at ``side``; above ``FAR``, also their details without coarse brightness."""
     seen = small(gray, side)
     return seen if side == FAR else with_detail(seen)
 
 
 @dataclass(frozen=True, eq=False)
 class Gallery:
-    """Images (N, C, H, W) in [0, 1] as they are compared; made when first asked for."""
+    """Images (N, C, H, W) in [0, 1] with their descriptors, computed on first use."""
 
     images: Tensor
     _looks: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False)
@@ -138,20 +134,20 @@ class Gallery:
         return self.images.float().mean(1, keepdim=True)
 
     def at(self, side: int) -> Tensor:
-        """Return (N, L, h, w)."""
+        """Return descriptors (N, L, h, w) at ``side`` pixels."""
         if side not in self._looks:
             self._looks[side] = _looks(self._gray, side)
         return self._looks[side]
 
     def tiles(self, grid: int) -> Tensor:
-        """Return (N, grid * grid, D), see ``_tiles``."""
+        """Return tiles (N, grid * grid, D); see ``_tiles``."""
         if grid not in self._cut:
             self._cut[grid] = _tiles(self._gray, grid)
         return self._cut[grid]
 
 
 def _tiles(gray: Tensor, grid: int) -> Tensor:
-    """Cut images (N, 1, H, W) into (N, grid * grid, D) small ones, of zero mean and unit length together."""
+    """Cut images (N, 1, H, W) into tiles (N, grid * grid, D); the image has zero mean and unit length."""
     height, width = (side // grid for side in gray.shape[-2:])
     cut = gray[..., : grid * height, : grid * width]
     down, right = (max(1, min(side, NEAR // grid)) for side in (height, width))
@@ -160,13 +156,13 @@ def _tiles(gray: Tensor, grid: int) -> Tensor:
 
 
 def _edges(looks: Tensor, slack: float) -> tuple[int, int]:
-    """Return by how many pixels the middle of images (..., H, W) ends from their edge, down and right."""
+    """Return the pixels between the middle and the edge of images (..., H, W), down and right."""
     height, width = looks.shape[-2:]
     return max(1, round(height * slack)), max(1, round(width * slack))
 
 
 def _middle(looks: Tensor, slack: float) -> Tensor:
-    """Cut the middle out of (P, L, H, W), in rows of zero mean and unit length for each look: (P, L, h, w)."""
+    """Cut the middle (P, L, h, w) out of (P, L, H, W), with zero mean and unit length."""
     down, right = _edges(looks, slack)
     return _unit(looks[..., down:-down, right:-right])
 
@@ -180,7 +176,7 @@ def _unit(rows: Tensor) -> Tensor:
 
 
 def _windows(images: Tensor, slack: float) -> tuple[Tensor, Tensor]:
-    """Return all windows of images (N, L, H, W) of the size of a middle, (L, N, V, D), and their lengths (L, N, V)."""
+    """Return all windows of images (N, L, H, W) of a middle's size, (L, N, V, D), and their lengths (L, N, V)."""
     down, right = _edges(images, slack)
     height, width = images.shape[-2] - 2 * down, images.shape[-1] - 2 * right
     images = images - images.mean((-2, -1), keepdim=True)
@@ -207,13 +203,12 @@ def _slid_each(rows: Tensor, images: Tensor, slack: float) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Way(ABC):
-    """A guess compared with B originals and K rivals in one way.
+    """One comparison of a guess with B originals and K rivals.
 
     Attributes:
         own: (B,) correlation with each original.
-        rest: (K,) with each rival.
-        rivals: (K,) their indices.
-        usual: (U,) the places among them of those by which it is judged what is usual.
+        rest: (K,) correlation with each rival.
+        usual: (U,) positions among the rivals that define the usual correlation.
     """
 
     own: Tensor
@@ -222,15 +217,15 @@ class Way(ABC):
     usual: Tensor
 
     def closer(self) -> "Way | None":
-        """Look closer; ``None`` where that changes nothing."""
+        """Compare at higher resolution; return ``None`` if that changes nothing."""
         return None
 
     @abstractmethod
     def rows(self, original: int, rivals: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Lay the guess on the original of that number as it is most like that.
+        """Align the guess with original number ``original``.
 
         Returns:
-            It (D,), the original (D,), and the images of ``rivals`` in the same place (K, D), each of unit length.
+            The guess (D,), the original (D,), and ``rivals`` in the same place (K, D), each of unit length.
         """
 
 
@@ -240,10 +235,8 @@ class Turning:
 
     Attributes:
         guess: (1, C, H, W) in [0, 1].
-        originals: the B originals.
-        others: candidates.
-        rivals: (R,) indices of those that count, sorted.
-        usual: (U,) those among them by which it is judged what is usual.
+        rivals: (R,) indices of the candidates that count, sorted.
+        usual: (U,) indices of the candidates that define the usual correlation.
     """
 
     guess: Tensor
@@ -257,12 +250,12 @@ class Turning:
         return grays(small(self.guess.float(), CLOSE))
 
     def ways(self) -> Sequence[Way]:
-        """Compare in all poses, and in tiles of each grid."""
+        """Compare the guess in all poses, and in tiles of each grid."""
         posed = self._posed()
         return [*([] if posed is None else [posed]), *(self._in_pieces(grid) for grid in GRIDS)]
 
     def _posed(self) -> Way | None:
-        """Compare in all poses; ``None`` where too many are nearer from afar than each original."""
+        """Compare in all poses; return ``None`` if too many candidates are nearer at low resolution."""
         far = self._search(self.others.at(FAR)[self.rivals], FAR).amax(0)
         own = self._search(self.originals.at(FAR), FAR).amax(0)
         if bool(((far >= own[:, None]).sum(1) > HOPELESS * len(far)).all()):
@@ -288,7 +281,7 @@ class Turning:
         return made.refined() if len(made.first) else made
 
     def _search(self, images: Tensor, side: int) -> Tensor:
-        """Return the largest absolute correlation (P, N) of each pose, of one gray before the other, with images."""
+        """Return the largest absolute correlation (P, N) of each pose, grouped by gray version, with images."""
         every = poses(few=side == FAR)
         found = torch.empty(len(self._gray), len(every), len(images))
         for number, gray in enumerate(self._gray):
@@ -314,9 +307,9 @@ class Turning:
 
 
 def _arranged(pieces: Tensor, tiles: Tensor) -> Tensor:
-    """Return the likeness (V, N) of guesses (V, T, D) to images (N, T, D), for each tile the nearest of theirs.
+    """Return the likeness (V, N) of guesses (V, T, D) to images (N, T, D), matching each tile to the nearest.
 
-    Twice the product over the sum of squares, of the guess or its negative, whichever is larger: 1 if equal.
+    It is twice the product over the sum of squares, of the guess or its negative, whichever is larger: 1 if equal.
     """
     sizes = tiles.square().sum(-1)
     found = []
@@ -336,14 +329,12 @@ TINY = 1e-6
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Posed(Way):
-    """In the pose and place in which it is most like an image, at one side.
+    """The pose and place of greatest likeness to each image.
 
     Attributes:
-        turning: of what guess.
-        side: at which is compared.
-        taken: the poses for the originals, then for the rivals.
-        gray: (B + K, 1, H, W) what is drawn for each.
-        first: places among the rivals of those for which poses around the best are tried; none if that is in vain.
+        taken: poses for the originals, then for the rivals.
+        gray: (B + K, 1, H, W) gray guess drawn for each.
+        first: positions of the rivals whose poses are refined; empty if that is in vain.
     """
 
     turning: Turning
@@ -353,7 +344,6 @@ class _Posed(Way):
     first: Tensor
 
     def refined(self) -> "_Posed":
-        """Try poses around the best for originals and the first rivals, one after the other."""
         number = len(self.own)
         again = torch.cat([torch.arange(number), number + self.first])
         images = torch.cat(
@@ -403,13 +393,10 @@ class _Posed(Way):
 
 
 def _tried(tried: Poses, gray: Tensor, images: Tensor, side: int) -> Tensor:
-    """Return the largest absolute correlation (K, S) of a guess in S poses each with images (K, L, H, W).
+    """Return the largest absolute correlation (K, S) of S poses (K * S) each with images (K, L, H, W).
 
     Args:
-        tried: (K * S) poses.
-        gray: (K * S, 1, H, W) what is drawn.
-        images: at ``side``.
-        side: at which is compared.
+        gray: (K * S, 1, H, W) gray guesses to draw.
     """
     looks = _looks(tried.drawn(gray), side)
     looks = looks.view(len(images), -1, *looks.shape[1:])
@@ -425,7 +412,7 @@ def _tried(tried: Poses, gray: Tensor, images: Tensor, side: int) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Tiled(Way):
-    """In tiles of a grid, each where it is most like an image."""
+    """Tiles of a grid, each at its place of greatest likeness."""
 
     turning: Turning
     grid: int

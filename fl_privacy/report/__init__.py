@@ -1,4 +1,4 @@
-"""Pages and pictures for people, from what runs recorded."""
+"""Pages and pictures of recorded runs."""
 
 from fl_privacy.report.brief import write_brief
 from fl_privacy.report.gallery import grid_picture

@@ -1,4 +1,4 @@
-"""Which measured defense to take: the cheapest that costs little accuracy and behind which nothing was read."""
+"""Recommend the cheapest measured defense that costs little accuracy and behind which nothing was reconstructed."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -17,10 +17,10 @@ from fl_privacy.runs.folder.study import Threat
 from fl_privacy.types.modality import modality_judged_by
 
 SHIPPED = Path(__file__).resolve().parent / "measured"
-"""Files that come with the package, as ``fl-privacy advise --save FILE`` writes them."""
+"""Measurements shipped with the package, as ``fl-privacy advise --save FILE`` writes them."""
 
 LITTLE_TIME = 0.01
-"""Seconds; less is nothing beside a client's training, and differs from one measurement to the next."""
+"""Seconds that are negligible in a client's training, and vary between measurements."""
 
 ONCE = (
     "Clients that train on the same examples for many rounds send them many times, which was not attacked here, and"
@@ -37,20 +37,17 @@ def advice_from(
     psnr_below: float | None = None,
     batch_size: int | None = None,
 ) -> list[str]:
-    """Say in sentences which defense within both bounds is cheapest, or that there is none and what comes nearest.
+    """Recommend the cheapest defense within both bounds, or the nearest one, and name its limits.
 
-    Also what it does not protect from. Cheap is little time, to a digit and from ``LITTLE_TIME`` on, then few bytes,
-    then little that is read.
+    Cost is time, to one digit and at least ``LITTLE_TIME``, then bytes, then leakage.
 
     Args:
-        table: what was measured.
-        accuracy_loss: percentage points below the undefended accuracy, at most.
-        threat: whose attacks count.
-        psnr_below: dB that no attacked image may reach either, nor the upper end of the mean's 95 % interval.
-        batch_size: examples behind a client's upload; by default as many as clients trained with in ``table``.
+        accuracy_loss: most percentage points below the undefended accuracy.
+        psnr_below: dB that no image and no upper end of the mean's 95 % interval may reach.
+        batch_size: examples behind a client's upload; by default the training batch size in ``table``.
 
     Raises:
-        UserError: nobody measured that threat, or images were read of some and texts of others.
+        UserError: the threat was not measured, or modalities are mixed.
     """
     undefended, *defended = table.defenses
     known = [d for d in defended if threat in d.by_threat]
@@ -92,7 +89,6 @@ def advice_from(
 
 
 def _dearer(unread: Sequence[MeasuredDefense], table: MeasuredTable, threat: Threat) -> list[str]:
-    """Name the most accurate of the defenses behind which nothing was reconstructed and that cost too much."""
     if not unread:
         return []
     fit = [d for d in unread if not withheld(d.by_threat[threat])]
@@ -110,7 +106,7 @@ def _measured_on(table: MeasuredTable) -> str:
 
 
 def _open(table: MeasuredTable, batch_size: int | None) -> str:
-    """Say who did not try, or on which uploads nobody tried; empty if the strongest attacker tried on the user's."""
+    """Describe untested attackers or uploads; empty if the strongest attacker tried the user's batch size."""
     if not table.by_the_strongest:
         missing = table.strongest[-1]
         knows = "knows the defense's likelihood and public images" if missing == STRONGEST else "knows the defense"
@@ -143,7 +139,6 @@ def _least_read(affordable: Sequence[MeasuredDefense], threat: Threat) -> list[s
 
 
 def _withheld(unread: Sequence[MeasuredDefense], table: MeasuredTable, threat: Threat) -> list[str]:
-    """Say why none of these is recommended behind which nothing was reconstructed."""
     cheapest = min(unread, key=lambda d: (_cost(d), _leak(d, threat)))
     nor = " Nor is any other behind which nothing was read." if len(unread) > 1 else ""
     return [f"{withheld(cheapest.by_threat[threat])}{nor} Measure again by `{table.command}`."]
@@ -160,12 +155,11 @@ def _not_measured(table: MeasuredTable, threat: Threat) -> UserError:
 
 
 def _unknown(names: Sequence[str]) -> list[str]:
-    """Name in a sentence what was not measured to its end, and may be better or worse than all else."""
     return [f"Not known, since not all of it was measured: {', '.join(names)}."] if names else []
 
 
 def _cost(defense: MeasuredDefense) -> tuple[float, float]:
-    """Return the time and bytes of an upload, infinite where unknown."""
+    """Return the time and bytes of an upload, infinite if not known."""
     took = max(defense.seconds, LITTLE_TIME) if math.isfinite(defense.seconds) else math.inf
     return float(f"{took:.0e}"), defense.upload_bytes if math.isfinite(defense.upload_bytes) else math.inf
 
@@ -189,7 +183,7 @@ _STRONGER: Mapping[Threat, Mapping[Threat, str]] = {
     "adaptive": {"malicious": "a malicious server"},
     "malicious": {},
 }
-"""Attackers that count -> those that were not asked for, and what they are called."""
+"""Attackers that count -> stronger ones and their names."""
 
 
 def _not_protected(defense: MeasuredDefense, table: MeasuredTable, threat: Threat) -> list[str]:

@@ -1,6 +1,6 @@
-"""The page on a Flower app as JSON, from the process that ran the app, and as the files of an audit.
+"""Serialize the page on a Flower app as JSON, and write the files of an audit.
 
-What comes from a process in which somebody else's code ran is checked before anything is made of it.
+Data from a process that ran third-party code are checked before use.
 """
 
 import base64
@@ -26,10 +26,10 @@ PAGE, RECORD = "report.html", "audit.json"
 """Files in the folder of an audit."""
 
 LARGEST_PICTURE = 1 << 24
-"""Numbers of a picture."""
+"""Most values of a picture."""
 
 LARGEST_NUMBER, MOST_COUNTED, MOST_ANSWERS, MOST_SHOWN, MOST_VALUES = 1 << 63, 10_000, 100, 1000, 1 << 21
-"""What a page may hold: whole numbers, examples of an answer, answers, letters of a headline, and values."""
+"""Limits of a page: whole numbers, examples of an answer, answers, characters of a headline, and values."""
 
 FINDING: Mapping[str, Any] = {
     "severity": Literal["data", "facts", "look"],
@@ -47,12 +47,10 @@ VOLUME: Mapping[str, Any] = {"direction": str, "kind": str, "messages": int, "by
 
 @dataclass(frozen=True, kw_only=True)
 class Ran:
-    """What a record says of a run and its page does not.
+    """Facts of an app's run that its page does not show.
 
     Attributes:
-        nodes: clients.
-        rounds: number of rounds of training; ``None`` if unknown.
-        models: names of networks, and in how many answers each was seen.
+        models: name of a network -> number of replies with it.
         seconds: time of the training, and of all.
     """
 
@@ -63,7 +61,7 @@ class Ran:
 
 
 def write_audit(folder: Path, page: AppPage, ran: Ran) -> Mapping[str, Any]:
-    """Write the page and the record into ``folder``, for their owner alone; return the record."""
+    """Write page and record into ``folder``, readable only by their owner; return the record."""
     record = {
         "command": "audit APP",
         "app": page.app,
@@ -91,13 +89,13 @@ def write_audit(folder: Path, page: AppPage, ran: Ran) -> Mapping[str, Any]:
 
 
 def folder_name(app: str) -> str:
-    """Return the name of the folder in which an app of this name is audited."""
+    """Return the folder name of an app's audit."""
     safe = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in app)[:60] or "app"
     return f"audit-{safe}"
 
 
 def terminal_line(page: AppPage, path: Path) -> str:
-    """Return what a terminal says of a page that is done."""
+    """Return the terminal's summary of a finished page."""
     told = [page.headline, *page.further, *(page.problems[:1] if page.silent else ())]
     said = [one if len(one) <= MOST_SHOWN else f"{one[:MOST_SHOWN]} …" for one in told]
     return f"audit: {'. '.join(each.rstrip('.') for each in said)}. Page: {path}"
@@ -111,11 +109,7 @@ def page_to_json(page: AppPage, ran: Ran) -> str:
 
 
 def page_of_json(content: bytes | str) -> tuple[AppPage, Ran]:
-    """Parse a page and its run: the inverse of ``page_to_json``.
-
-    Raises:
-        ValueError: it is something else.
-    """
+    """Parse a page and its run from ``page_to_json``; ``ValueError`` if invalid."""
 
     def whole(text: str) -> int:
         if abs(found := int(text)) > LARGEST_NUMBER:
@@ -123,7 +117,7 @@ def page_of_json(content: bytes | str) -> tuple[AppPage, Ran]:
         return found
 
     text = content if isinstance(content, str) else content.decode()
-    if sum(map(text.count, "[{,")) > MOST_VALUES:  # which take a hundred times their letters' memory
+    if sum(map(text.count, "[{,")) > MOST_VALUES:  # values take a hundred times the memory of their text
         raise ValueError(f"it has more than {MOST_VALUES} values")
     try:
         told = json.loads(text, parse_int=whole)
@@ -155,7 +149,6 @@ def _plain_answer(answer: Answer) -> dict[str, Any]:
 
 
 def _plain_rung(answer: Answer) -> Mapping[str, Any]:
-    """Return an answer about single examples as ``audit.json`` has it."""
     found = (answer.counts, answer.control)
     counts, control = (value.as_plain() if isinstance(value, Counts) else None for value in found)
     return {
@@ -175,8 +168,6 @@ def _plain_rung(answer: Answer) -> Mapping[str, Any]:
 
 
 def _plain_survivor(answer: Answer) -> Mapping[str, Any]:
-    """Return an answer about all examples of clients as ``audit.json`` has it."""
-
     def plain(value: object) -> Mapping[str, float] | None:
         if not isinstance(value, Estimate):
             return None
@@ -196,7 +187,7 @@ def _plain_survivor(answer: Answer) -> Mapping[str, Any]:
 
 
 def _plain_picture(image: Any) -> dict[str, Any]:
-    """Return an image (C, H, W) in [0, 1] in 256 levels, as it is shown."""
+    """Return an image (C, H, W) in [0, 1] in 256 levels."""
     levels = (np.clip(np.asarray(image), 0, 1) * 255).round().astype(np.uint8)
     return {"shape": list(levels.shape), "levels": base64.b64encode(levels.tobytes()).decode()}
 
@@ -264,7 +255,7 @@ def _estimate(told: object, where: str) -> Estimate | None:
 
 
 def _like(table: Mapping[str, Any], told: object, where: str) -> Mapping[str, Any]:
-    """Check a mapping whose keys and types are those of ``table``; text that begins a sentence is not empty."""
+    """Check the keys and types of a mapping; the start of a sentence must not be empty."""
     if not isinstance(told, dict) or set(told) != set(table):
         raise ValueError(f"{where} is {beginning(told)}, not a mapping of {', '.join(table)}")
     for name, annotation in table.items():
@@ -280,10 +271,10 @@ def _pairs(told: object, where: str) -> tuple[tuple[str, str], ...]:
 
 
 _PLAIN: Mapping[str, Callable[[Any], Any]] = {"image": _plain_picture}
-"""Kind of examples -> how one becomes JSON; of others it is a list of numbers."""
+"""Kind of examples -> conversion to JSON; others become lists of numbers."""
 
 _CHECKED: Mapping[str, Callable[[object, str], Any]] = {"image": _picture}
-"""Kind of examples -> how one is taken from JSON."""
+"""Kind of examples -> checked conversion from JSON."""
 
 _PARTS: Mapping[str, Callable[[object, str], object]] = {
     "answers": partial(each, _answer, at_least=0),

@@ -1,4 +1,4 @@
-"""Which defense leaks least at what loss, by a benchmark: boards over its rows."""
+"""Rank defenses by leakage at a given loss of accuracy."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,13 +14,12 @@ from fl_privacy.runs.folder.study import StudyRow, Threat, threats_of
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Board:
-    """Defenses in the order of what the worst attacker reads, each at its strength that leaks least.
+    """Defenses by the worst attacker's result, each at its strength that leaks least.
 
     Attributes:
-        threat: up to which attackers count.
-        accuracy_loss: points that a strength may cost.
-        ranked: least leakage first, the undefended one among them.
-        beyond: families none of whose strengths is within that loss, or was measured, each at the cheapest.
+        accuracy_loss: most percentage points that a strength may cost.
+        ranked: least leakage first, including the undefended one.
+        beyond: families without a measured strength within that loss, each at the cheapest.
     """
 
     threat: Threat
@@ -30,28 +29,22 @@ class Board:
 
     @property
     def defended(self) -> list[StudyRow]:
-        """Return the ranked standings that have a defense."""
         return [standing for standing in self.ranked if not standing.entry.undefended]
 
     @property
     def best(self) -> StudyRow | None:
-        """Return the defense that leaks least; ``None`` where none was measured."""
+        """Return the defense that leaks least, if any was measured."""
         return next(iter(self.defended), None)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Measured:
-    """A benchmark, as far as it went.
+    """A benchmark, as far as it is done.
 
     Attributes:
-        track: what was asked for.
-        standings: of all strengths, the undefended one first.
-        code: SHA-256 of the sources that measured them, one if all is well.
+        standings: all strengths, the undefended one first.
+        code: SHA-256 of the sources that measured them, ideally one.
         data: SHA-256 of each data set, by name.
-        seconds: of work, over all jobs.
-        jobs: how many there are.
-        jobs_done: how many of them finished.
-        hardware: in words.
     """
 
     track: Track
@@ -65,29 +58,25 @@ class Measured:
 
     @property
     def threats(self) -> tuple[Threat, ...]:
-        """Return the attackers that the track has; without malicious servers where no cell has one."""
         return threats_of(self.track.cells)
 
     @property
     def worst_threat(self) -> Threat:
-        """Return the most powerful kind of attacker, which includes all others."""
         return self.threats[-1]
 
     @property
     def metric(self) -> str:
-        """Return the metric that examples of its kind are compared by; that of images where nothing is known."""
+        """Return the main metric of the modality; that of images without results."""
         found = (r for s in self.standings for readings in s.readings.values() for r in readings)
         return main_of(list(found)) or IMAGE_METRIC
 
     @property
     def boards(self) -> list[Board]:
-        """Return a board for each threat and each loss of accuracy."""
         asked = product(self.threats, self.track.accuracy_loss)
         return [_board(self.standings, threat, loss) for threat, loss in asked]
 
     @property
     def victims(self) -> str:
-        """Say how many victims there are in a cell."""
         numbers = {
             s.groups for found in self.standings[0].readings.values() for r in found if (s := r.statistic(r.main))
         }
@@ -96,7 +85,7 @@ class Measured:
 
 
 def extent_of(row: StudyRow, threat: Threat) -> Extent:
-    """Return how much attackers up to ``threat`` reconstructed; what is unknown counts as the worst."""
+    """Return the leakage by attackers up to ``threat``; the worst if not known."""
     return extent_or_worst(row.candidate(threat), complete=not row.missing(threat))
 
 

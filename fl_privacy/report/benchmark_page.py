@@ -1,7 +1,4 @@
-"""The leaderboard of a benchmark as a page.
-
-The figures of a benchmark as JSON, after the schema ``benchmark.schema.json`` beside this file.
-"""
+"""Render the leaderboard of a benchmark, and its figures as JSON by ``benchmark.schema.json``."""
 
 from __future__ import annotations
 
@@ -31,10 +28,10 @@ if TYPE_CHECKING:
 
 
 SCRIPT = "benchmark.js"
-"""Sorts and filters; without it the page shows the board that it opens with."""
+"""Script that sorts and filters; without it the page shows its first board."""
 
 FARTHEST = 60.0
-"""Decibel; images that are read better stand there in the picture."""
+"""Largest PSNR in dB in the picture."""
 
 IN_WORDS: Mapping[Threat, str] = {
     "honest": "Honest but curious",
@@ -43,25 +40,19 @@ IN_WORDS: Mapping[Threat, str] = {
 }
 
 KINDS = {TABLE_METRIC: "row", TEXT_METRIC: "text"}
-"""Metric that is shown first -> what was attacked, unless that was images."""
+"""Main metric -> attacked examples other than images."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PageRow:
-    """A defense on one of the boards, at the strength that represents it there.
+    """A defense on one of the boards, at its strength there.
 
     Attributes:
-        threat: of the board.
-        loss: as ``threat``, in points.
-        order: place in it, those that are not ranked last.
-        rank: as it is shown; empty for what is not ranked.
-        standing: what is known of it.
-        found: what the worst attacker read; ``None`` for what is not ranked.
-        why: it is not ranked.
-        most: the reading that leaks most.
-        tone: of the figure.
-        missing: cells of each kind of upload that were not measured.
-        by_uploads: what the worst attacker read of each kind of upload.
+        loss: board's loss in percentage points.
+        order: position, unranked rows last.
+        found: result of the worst attacker; ``None`` if unranked.
+        missing: number of unmeasured cells by kind of upload.
+        by_uploads: result of the worst attacker by kind of upload.
     """
 
     threat: Threat
@@ -78,7 +69,7 @@ class PageRow:
 
     @property
     def words(self) -> str:
-        """Return the words by which the row is found."""
+        """Return the words that the page's search matches."""
         own = "own entered" if self.standing.entry.own else ""
         return f"{self.standing.entry.name} {' '.join(self.standing.entry.overrides)} {own}".lower()
 
@@ -92,17 +83,15 @@ class PageRow:
 
     @property
     def seconds(self) -> float | None:
-        """Return the seconds that the defense takes."""
         return _known(self.standing.seconds)
 
     @property
     def upload_bytes(self) -> float | None:
-        """Return the bytes of an update."""
         return _known(self.standing.upload_bytes)
 
     @property
     def sorted(self) -> Mapping[str, float | str]:
-        """Return the figures that rows are sorted by; empty where there is none."""
+        """Return the figures for sorting; empty text if missing."""
         values = {
             "upper": self.found.upper if self.found else None,
             "seconds": self.seconds,
@@ -112,7 +101,7 @@ class PageRow:
 
 
 def benchmark_in_words(measured: Measured) -> str:
-    """Say which defense leaks least by what was ``measured``, in sentences."""
+    """Name the defense that leaks least."""
     board = _chosen(measured)
     open_end = f" Not finished: {measured.jobs_done} of {measured.jobs} jobs are done; the same command goes on."
     said = f"{_headline(measured, board)}.{open_end * (measured.jobs_done < measured.jobs)}"
@@ -120,19 +109,17 @@ def benchmark_in_words(measured: Measured) -> str:
 
 
 def _chosen(measured: Measured) -> Board:
-    """Return the board that the page opens with: all attackers, the middle one of the losses of accuracy."""
     losses = measured.track.accuracy_loss
     middle = losses[len(losses) // 2]
     return next(b for b in measured.boards if b.threat == measured.worst_threat and b.accuracy_loss == middle)
 
 
 def _within(value: float, name: str) -> float:
-    """Return the end of an interval, no further than the metric ``name`` goes."""
     return min(value, METRICS[name].range[1])
 
 
 def render_benchmark(measured: Measured) -> str:
-    """Render the HTML of what was ``measured``."""
+    """Render the HTML of a benchmark."""
     track, standings, boards = measured.track, measured.standings, measured.boards
     losses, chosen = track.accuracy_loss, _chosen(measured)
     return render(
@@ -165,7 +152,7 @@ def render_benchmark(measured: Measured) -> str:
 
 
 def why_incomplete(standing: StudyRow) -> str:
-    """Say what of the standing is not known; empty where all is."""
+    """Describe the missing jobs and their reasons; empty if complete."""
     entry = standing.entry
     folders = [path for name, path in entry.trainings.items() if name not in standing.trainings]
     folders += [entry.attacks[cell] for cell in standing.missing("malicious")]
@@ -178,7 +165,7 @@ def why_incomplete(standing: StudyRow) -> str:
 
 
 def lost_in_words(points: float) -> str:
-    """Format points lost, ``1.2``, or gained, ``-0.4``; no minus in front of nothing."""
+    """Format points lost, ``1.2``, or gained, ``-0.4``, without a negative zero."""
     return f"{round(points, 1) + 0.0:.1f}"
 
 
@@ -218,7 +205,6 @@ def _headline(measured: Measured, board: Board) -> str:
 
 
 def _found(measured: Measured, board: Board) -> list[str]:
-    """Describe the result in sentences."""
     sentences, best = list[str](), board.best
     if best is not None and not best.missing(board.threat) and (found := best.candidate(board.threat)) is not None:
         name = found.judged_by
@@ -272,7 +258,6 @@ def _fixed(measured: Measured) -> list[tuple[str, str]]:
 
 
 def _picture(measured: Measured, board: Board) -> Markup | None:
-    """Draw the means of each defense under each kind of attacker, with the upper ends of their intervals."""
     shown, threats, name = [s for s in board.ranked if s.candidate(board.threat)], measured.threats, measured.metric
     farthest = FARTHEST if name == IMAGE_METRIC else METRICS[name].range[1]
     if not shown:
@@ -316,7 +301,7 @@ SCHEMA = Path(__file__).resolve().parent / "benchmark.schema.json"
 
 
 def benchmark_as_plain(measured: Measured) -> dict[str, Any]:
-    """Return all of it as plain values; only ``clock`` depends on when it is measured."""
+    """Return plain values, of which only ``clock`` depends on the time."""
     track = measured.track
     return {
         "format": FORMAT,

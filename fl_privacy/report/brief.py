@@ -1,4 +1,4 @@
-"""One page on a run for people who have to decide: what came of it, what it rests on, and what stays open."""
+"""Render one page on a run for decision makers: result, evidence and open questions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ from fl_privacy.runs.folder.verdict import Ground
 from fl_privacy.types.modality import ROWS, TEXTS
 
 NOT_TESTED = ("Not tested:", "Captured but not attacked:")
-"""How sentences of a threat model begin that say so."""
+"""Prefixes of threat model sentences on untested attacks."""
 
 _UNTRIED = (
     "Attacks that are not in this package, or that take longer; one that read more may be published tomorrow.",
@@ -38,7 +38,7 @@ _UNTRIED = (
 
 @dataclass(frozen=True)
 class Fact:
-    """A figure: what it is, its value, and what it is of."""
+    """A figure: its name, value and scope."""
 
     name: str
     value: str
@@ -46,17 +46,10 @@ class Fact:
 
 
 def write_brief(run_dir: Path, out: Path | None = None) -> Path:
-    """Write one page over the run in ``run_dir``, to print or to pass on: figures and words, no client's data.
-
-    Args:
-        run_dir: folder that a run has written.
-        out: where to write it instead of ``<run_dir>/brief.html``.
-
-    Returns:
-        Path of the page.
+    """Write a printable page on the run in ``run_dir``, without client data, to ``out`` or ``<run_dir>/brief.html``.
 
     Raises:
-        UserError: the folder is not that of a run, or the page can't be written.
+        UserError: the folder is not a run's, or the page is not writable.
     """
     if out is not None:
         expect_file_name(out)
@@ -71,7 +64,7 @@ def write_brief(run_dir: Path, out: Path | None = None) -> Path:
 
 
 def render_brief(run: Run) -> str:
-    """Render the HTML of the page; pictures, texts and paths of the run are not in it."""
+    """Render the HTML of the page, without pictures, texts and paths of the run."""
     verdict = verdict_of(run)
     found = verdict.readings
     folder = run.path / "reconstructions"
@@ -110,7 +103,7 @@ def render_brief(run: Run) -> str:
 
 
 def _date(run: Run) -> str:
-    """Format the date of the run, such as ``22 November 2026``; empty where it was not recorded."""
+    """Format the date of the run, such as ``22 November 2026``; empty if not recorded."""
     try:
         day = datetime.fromisoformat(str(run.environment.get("date", "")))
     except ValueError:
@@ -119,7 +112,6 @@ def _date(run: Run) -> str:
 
 
 def _meaning(verdict: Verdict, kind: str) -> str:
-    """Explain the verdict to people who know nothing of metrics."""
     told = " and ".join(TOLD.get(about, about) for about in verdict.told)
     care = f"Such uploads deserve the care that the {kind}s themselves get."
     if verdict.ground is Ground.NO_TRUTH and verdict.proven:
@@ -151,7 +143,6 @@ def _meaning(verdict: Verdict, kind: str) -> str:
 
 
 def _facts(run: Run, verdict: Verdict, kind: str) -> list[Fact]:
-    """List what was measured, each figure by the client it is worst for, in whichever round."""
     facts, summary, found = [], run.summary, verdict.readings
     if verdict.most is not None:
         facts.append(Fact("Read", read_in_words(verdict.counts), _of(verdict.most, found, _ways(verdict))))
@@ -197,7 +188,6 @@ def _of(reading: Reading, others: Sequence[Reading], words: str) -> str:
 
 
 def _untested(run: Run, found: Sequence[Reading], kind: str) -> list[str]:
-    """List what the run leaves open by how it was set up, then what every run leaves open."""
     lines = [line for line in run.threat_model if line.startswith(NOT_TESTED[1:])]
     servers = [line.removeprefix(NOT_TESTED[0]).strip() for line in run.threat_model if line.startswith(NOT_TESTED[0])]
     lines += [line[0].upper() + line[1:] for line in servers if line]
@@ -219,7 +209,6 @@ def _untested(run: Run, found: Sequence[Reading], kind: str) -> list[str]:
 
 
 def _risks(run: Run, verdict: Verdict, basis: str, kind: str) -> list[str]:
-    """List what may still happen where the page is believed, with the figures that bound it."""
     lines, found = [basis] if basis else [], verdict.readings
     if verdict.most is not None:
         lines.append(f"Of all such {kind}s, up to {100 * verdict.counts.at_most:.0f} % may be read (95 % confidence).")
@@ -236,7 +225,6 @@ def _risks(run: Run, verdict: Verdict, basis: str, kind: str) -> list[str]:
 
 
 def _guaranteed(privacy: Spent | None) -> str:
-    """Say what differential privacy holds every attacker to, where its epsilon is small enough for that."""
     if privacy is None or privacy.epsilon is None:
         return "No guarantee stands behind this: there is no epsilon, so that all of it is observation."
     spent = f"epsilon {ratio(privacy.epsilon)} at delta {ratio(privacy.delta)} by the end of the training"

@@ -1,4 +1,4 @@
-"""Charts as inline SVG that takes its colors and fonts from the page."""
+"""Charts as inline SVG with the page's colors and fonts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _VARIABLES = {
     GRID: "var(--line)",
     LEAK: "var(--leak)",
 } | {color: f"var(--series-{number})" for number, color in enumerate(SERIES)}
-"""Stand-ins that matplotlib can draw with -> the page's colors, which differ by day and night."""
+"""Placeholder colors for matplotlib -> the page's colors, which differ in dark mode."""
 
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
@@ -49,18 +49,18 @@ _STYLE: dict[Any, Any] = {
     "lines.linewidth": 1.8,
 }
 _FEW_DECADES = 1.5
-"""Below, a logarithmic axis names 2 and 5 as well: powers of ten alone may be one or none."""
+"""Decades below which a logarithmic axis also labels 2 and 5."""
 EXACT = "(exact)"
-"""Beside a point whose PSNR is infinite."""
+"""Label of a point with infinite PSNR."""
 _LABEL_SIZE = (0.03, 0.055)
 """Width and height of a label, in shares of the axes."""
 _LINES = ("-", "--", ":", "-.")
 _numbers = itertools.count()
 
 LEAST_POINTS = 10.0
-"""Percentage points that an axis of percents spans at least: a tenth of a point is no cliff."""
+"""Least span of a percent axis in points, so that a tenth of a point looks small."""
 LEAST_SHARE = 0.25
-"""Of the largest value, what other axes span at least."""
+"""Least span of other axes, as a share of the largest value."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +74,7 @@ class Curve:
 
 @dataclass(frozen=True, kw_only=True)
 class ChartPoint:
-    """A run in a plane, with half-open error bars (low, high) where they are known."""
+    """A run in a plane, with error bars (low, high) if known."""
 
     x: float
     y: float
@@ -97,15 +97,9 @@ def line_chart(
     """Draw curves over a common axis.
 
     Args:
-        curves: drawn in order.
-        x: what the horizontal axis shows.
-        y: what the vertical axis shows.
-        alt: the chart in words.
-        percent: ``y`` is a share, shown from 0 in percent.
-        log: a logarithmic vertical axis.
-        faint: thin lines in one color, for many curves of one kind.
-        marks: of each curve the points (x, y) at as many moments; the points of one moment are an element whose id ends
-            in ``-moment-N``.
+        percent: ``True`` to show the share ``y`` in percent, from 0.
+        faint: ``True`` for thin lines in one color.
+        marks: points (x, y) of each curve over time; those of one moment have an element id ending in ``-moment-N``.
     """
 
     def draw(axes: Axes) -> None:
@@ -132,7 +126,7 @@ def line_chart(
             if (max(known) - min(known) if known else 0.0) < _FEW_DECADES:
                 axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
             axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-            axes.minorticks_off()  # as major ones, which have no marks either
+            axes.minorticks_off()  # like major ticks, which have no marks either
         axes.xaxis.get_major_locator().set_params(integer=True)  # type: ignore[call-arg]
         axes.grid(visible=False, axis="x")
         axes.set(xlabel=x, ylabel=y)
@@ -147,7 +141,7 @@ def scatter_chart(
 ) -> Markup:
     """Draw runs as labelled points with error bars; ``bound`` draws a dashed line across.
 
-    Infinite values stand above all others as triangles. Points that lie on each other share a label.
+    Infinite values are triangles above all others; near points share a label.
     """
     top = top_of([point.y for point in points], bound)
 
@@ -181,7 +175,7 @@ def scatter_chart(
 def _labels(
     points: Sequence[tuple[tuple[float, float], ChartPoint]], near: tuple[float, float]
 ) -> list[tuple[tuple[float, float], str]]:
-    """Place labels at their point, or with the label of one that is not further away than ``near``."""
+    """Place labels at their point, or join the label of a point within ``near``."""
     labels: dict[tuple[float, float], list[str]] = {}
     for (x, y), point in points:
         at = next((p for p in labels if abs(x - p[0]) <= near[0] and abs(y - p[1]) <= near[1]), (x, y))
@@ -212,12 +206,12 @@ def partition_chart(counts: Sequence[Sequence[int]], class_names: Sequence[str],
 
 
 def top_of(values: Sequence[float], bound: float | None) -> float:
-    """Return where infinite ones among ``values`` are drawn: above the finite ones and the ``bound``."""
+    """Return the height for infinite ``values``: above finite ones and ``bound``."""
     return 1.25 * max([value for value in values if math.isfinite(value)] + [bound or 1.0])
 
 
 def draw_bound(axes: Axes, bound: float, label: str) -> None:
-    """Draw a line across at the height ``bound``, with a label."""
+    """Draw a labelled line at the height ``bound``."""
     axes.axhline(bound, color=MUTED, linestyle="--", linewidth=1.0)
     side = _free_side(axes, bound)
     axes.annotate(
@@ -227,7 +221,7 @@ def draw_bound(axes: Axes, bound: float, label: str) -> None:
 
 
 def _free_side(axes: Axes, bound: float) -> int:
-    """Return the end of a line across at ``bound`` that marks leave free: 0 for the left one, 1 for the right one."""
+    """Return the end of the line at ``bound`` with free space: 0 for left, 1 for right."""
     (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
     marks = [
         np.asarray(line.get_xydata(), float) for line in axes.get_lines() if line.get_transform() == axes.transData
@@ -237,9 +231,9 @@ def _free_side(axes: Axes, bound: float) -> int:
 
 
 def widen(axes: Axes) -> None:
-    """Widen axes so that small differences look small: across at least ten points, up at least a quarter of the top.
+    """Widen axes to at least ten points across and a quarter of the top, so that small differences look small.
 
-    The horizontal axis is of percents. All that belongs into the axes has to be drawn before.
+    The horizontal axis is in percent; draw everything before.
     """
     (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
     if (missing := LEAST_POINTS - (right - left)) > 0:
@@ -250,7 +244,7 @@ def widen(axes: Axes) -> None:
 
 
 def reach(value: float, interval: tuple[float, float] | None) -> list[list[float]] | None:
-    """Return the lengths of an error bar below and above ``value``, as matplotlib takes them."""
+    """Return the lengths of an error bar below and above ``value`` for matplotlib."""
     return None if interval is None else [[value - interval[0]], [interval[1] - value]]
 
 
@@ -272,5 +266,5 @@ def draw_svg(draw: Callable[[Axes], None], alt: str, *, height: float = 3.3) -> 
     for color, variable in _VARIABLES.items():
         svg = svg.replace(color, variable)
     opening = Markup('<svg role="img" aria-label="{}"').format(escape(alt))
-    # matplotlib escapes the texts in what it draws, and the opening is escaped above.
+    # matplotlib escapes its texts, and the opening is escaped above
     return Markup(svg.replace("<svg", opening, 1))

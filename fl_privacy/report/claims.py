@@ -1,4 +1,4 @@
-"""The page over claims of differential privacy: what is promised, recomputed, bounded from below, and what follows."""
+"""Render the page on claims of differential privacy: claimed, recomputed and tested epsilon."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,19 +14,14 @@ from fl_privacy.runs.folder.claims import ClaimRecord
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimView:
-    """One claim on a page.
-
-    Attributes:
-        record: what came of it.
-        rows: name and value of each figure.
-    """
+    """One claim on a page, and the rows of its figures."""
 
     record: ClaimRecord
     rows: Sequence[tuple[str, str]]
 
 
 def claim_views(records: Sequence[ClaimRecord]) -> list[ClaimView]:
-    """Make a view of each claim, in their order."""
+    """Make a view of each claim."""
     return [ClaimView(record=r, rows=_rows(r)) for r in records]
 
 
@@ -59,16 +54,12 @@ def _epsilon(value: float | None) -> str:
 
 
 def render_claims(records: Sequence[ClaimRecord], *, title: str) -> str:
-    """Make the page over ``records``, false claims first; ``title`` is what was checked."""
+    """Render the page on ``records``, false claims first."""
     return render("claims.html.j2", claims=claim_views(records), title=title, first=records[0].headline)
 
 
 def write_claims_page(records: Sequence[ClaimRecord], page: Path, *, title: str) -> Path:
-    """Write the page over ``records``.
-
-    Raises:
-        UserError: it can't be written.
-    """
+    """Write the page on ``records``; ``UserError`` if it is not writable."""
     expect_file_name(page)
     try:
         page.parent.mkdir(parents=True, exist_ok=True)

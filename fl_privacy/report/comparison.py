@@ -1,7 +1,4 @@
-"""The page of many runs.
-
-A run as a row of the page of many.
-"""
+"""Render the page that compares many runs."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -35,13 +32,9 @@ class RunRow:
     """One run in the comparison's table.
 
     Attributes:
-        letter: stands for it in the charts.
-        run: all that it recorded.
-        name: the options that tell it from the others.
-        differences: ``key=value`` of the settings that the runs don't share.
-        readings: what each attacker read in each round.
-        pmm: in percent.
-        link: to its own page.
+        differences: ``key=value`` of the settings that runs do not share.
+        pmm: percent of the undefended accuracy.
+        readings: leakage by each attacker in each round.
     """
 
     letter: str
@@ -58,27 +51,24 @@ class RunRow:
 
     @property
     def epsilon(self) -> float | None:
-        """Return the epsilon spent; ``None`` where there is no guarantee."""
+        """Return the epsilon spent; ``None`` without a guarantee."""
         return self.run.summary.privacy.epsilon if self.run.summary.privacy else None
 
     @cached_property
     def verdict(self) -> Verdict:
-        """Return the verdict on the run."""
         return verdict_of(self.run)
 
     @property
     def most(self) -> Reading | None:
-        """Return the reading that leaks most."""
         return self.verdict.most
 
     @property
     def extent(self) -> Extent:
-        """Return how much the run leaks."""
         return extent_of(self.readings, told=len(self.verdict.told))
 
     @property
     def exposed(self) -> Recognized | None:
-        """Return the defense's recognized substitutes, where fewer images themselves were reconstructed."""
+        """Return the defense's recognized substitutes, if more than reconstructed originals."""
         exposed = most_exposed(self.readings)
         return (
             None if self.most is None or exposed is None or exposed.recognizable <= self.most.counts.read else exposed
@@ -86,12 +76,11 @@ class RunRow:
 
     @property
     def attacked(self) -> bool:
-        """Say whether any image was attacked."""
         return bool(self.readings)
 
     @property
     def unaware(self) -> bool:
-        """Say whether it was defended, but attacked by no one who knows the defense."""
+        """Return ``True`` if it was defended, and no attacker knew the defense."""
         return (
             self.attacked
             and not self.run.identity.undefended
@@ -99,7 +88,6 @@ class RunRow:
         )
 
     def worst(self, name: str) -> Reading | None:
-        """Return the reading with the worst mean of the metric ``name``."""
         return worst_by(name, self.readings)
 
     def mean(self, name: str) -> float | None:
@@ -109,7 +97,7 @@ class RunRow:
 
 
 def pmm_of(run: Run, runs: Sequence[Run]) -> float | None:
-    """Return PMM of ``run``, if need be against an undefended run among ``runs`` that trained alike."""
+    """Return PMM of ``run``, if needed from an undefended run among ``runs`` with the same training."""
     summary = run.summary
     if summary.pmm is not None or summary.final_accuracy is None or run.identity.undefended:
         return summary.pmm
@@ -122,10 +110,9 @@ def pmm_of(run: Run, runs: Sequence[Run]) -> float | None:
 
 
 def render_comparison(runs: Sequence[Run], out: Path, *, psnr_below: float | None, ppc: PpcView | None = None) -> str:
-    """Render the HTML that compares ``runs``, with links to their own pages relative to the file ``out``.
+    """Render the HTML that compares ``runs``, with links relative to the file ``out``.
 
-    It names the most accurate training behind which no image was read, and none came to ``psnr_below`` dB if given, and
-    shows ``ppc`` if given.
+    It names the most accurate training behind which nothing was reconstructed, nor reached ``psnr_below`` dB if given.
     """
     own, shared = names(runs)
     rows = [
@@ -220,10 +207,7 @@ def _inferred_points(rows: Sequence[RunRow], about: str, *, use_pmm: bool) -> li
 
 
 def _points(rows: Sequence[RunRow], name: str, *, use_pmm: bool) -> list[ChartPoint]:
-    """Return a point for each run, by the attacker that leaks most; runs that differ in the seed alone make one point.
-
-    Its intervals are over the seeds.
-    """
+    """Return a point for each run by its worst attacker; runs that differ only in the seed share one."""
     groups: dict[str, list[tuple[RunRow, Statistic]]] = {}
     for row in rows:
         worst = row.worst(name)
@@ -249,14 +233,12 @@ def _points(rows: Sequence[RunRow], name: str, *, use_pmm: bool) -> list[ChartPo
 
 
 def _utility(row: RunRow, *, use_pmm: bool) -> float:
-    """Return the utility in percent."""
     if use_pmm:
         return 100.0 if row.pmm is None else row.pmm
     return 100 * (row.summary.final_accuracy or 0.0)
 
 
 def _headline(rows: Sequence[RunRow]) -> str:
-    """Say of how many runs anything was reconstructed, of how many it is bounded, and of how many neither."""
     tones = Counter(row.verdict.tone for row in rows if row.attacked or row.verdict.told)
     if not tones:
         return f"{len(rows)} runs, none of them attacked"
@@ -301,7 +283,7 @@ def _lede(rows: Sequence[RunRow], psnr_below: float | None) -> str:
 
 
 def _candidates(rows: Sequence[RunRow]) -> list[Candidate]:
-    """Return a candidate for each training: runs that differ in the attack alone are judged by all of them together."""
+    """Return a candidate for each training; runs that differ only in the attack are joined."""
     groups: dict[str, list[RunRow]] = {}
     asked = asked_of([finding for row in rows for finding in row.summary.inferred])
     for row in rows:

@@ -1,4 +1,4 @@
-"""What the defense did to the updates and what it took, in a table."""
+"""Tabulate a defense's change to updates, and its cost."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from fl_privacy.report.numbers import MISSING, percent, ratio, seconds, size
 
 
 class HasCost(Protocol):
-    """A run's summary, or a study's row: what the defense did to the updates and took."""
+    """A run's summary or a study's row, with its costs."""
 
     @property
     def update_distortion(self) -> Mapping[str, Statistic]: ...
@@ -20,15 +20,7 @@ class HasCost(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """A row of the table, or a column where runs are compared.
-
-    Attributes:
-        section: of a run's summary.
-        name: of the statistic in it.
-        title: for a head.
-        meaning: how to read it.
-        show: a value in words.
-    """
+    """A row of the table, or a column in comparisons."""
 
     section: Literal["update_distortion", "upload"]
     name: str
@@ -37,28 +29,23 @@ class Figure:
     show: Callable[[float | None], str]
 
     def statistic(self, cost: HasCost) -> Statistic | None:
-        """Return the statistic of a run; ``None`` if it was not recorded."""
         return (cost.update_distortion if self.section == "update_distortion" else cost.upload).get(self.name)
 
     def mean(self, cost: HasCost) -> str:
-        """Format the mean."""
         statistic = self.statistic(cost)
         return self.show(statistic.mean) if statistic else MISSING
 
     def interval(self, cost: HasCost) -> str:
-        """Format the 95 % confidence interval, in brackets."""
         statistic = self.statistic(cost)
         if not statistic or not statistic.ci95:
             return MISSING
         return "[{}, {}]".format(*map(self.show, statistic.ci95))
 
     def few(self, cost: HasCost) -> str:
-        """Warn where there are too few updates for an interval that means much; else return nothing."""
         statistic = self.statistic(cost)
         return f"only {statistic.groups}" if statistic and statistic.groups < FEW else ""
 
     def number(self, cost: HasCost) -> int:
-        """Return the number of updates behind the statistic."""
         statistic = self.statistic(cost)
         return statistic.n if statistic else 0
 

@@ -1,4 +1,4 @@
-"""How guesses came about, as a page plays it: frame by frame beside the attacker's own loss."""
+"""Show an attack as a film: its guesses frame by frame next to the attacker's loss."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from fl_privacy.types.film import FRAMES
 T = TypeVar("T")
 
 VICTIMS_SHOWN = 3
-"""In a film of one attacker; more are recorded where ``films`` says so."""
+"""Victims shown per attacker; ``films`` may record more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,11 +23,10 @@ class Reel:
     """A victim's part of a film.
 
     Attributes:
-        where: client and image in words.
-        member: of the attacks that were tried, the one that the frames are of, or empty.
+        member: sub-attack of the frames, or empty.
         original: PNG as a data URI, or empty.
-        frames: as ``original``, ``FRAMES`` of them.
-        small: whether pixels should be shown as squares.
+        frames: ``FRAMES`` PNGs as data URIs.
+        small: ``True`` to show pixels as squares.
     """
 
     where: str
@@ -43,10 +42,9 @@ class TextReel:
     """A victim's part of a film of texts.
 
     Attributes:
-        where: client and text in words.
-        member: of the attacks that were tried, the one that the frames are of, or empty.
-        original: its tokens; empty where nobody knows them.
-        frames: as ``original``, ``FRAMES`` of them, each token right, misplaced or wrong.
+        member: sub-attack of the frames, or empty.
+        original: tokens; empty if not known.
+        frames: tokens of ``FRAMES`` frames, each right, misplaced or wrong.
     """
 
     where: str
@@ -58,13 +56,11 @@ class TextReel:
 
 @dataclass(frozen=True, kw_only=True)
 class Screening:
-    """The film of what one attacker read in one round.
+    """Film of one attacker in one round.
 
     Attributes:
-        title: which attacker and round, where there are several.
-        reels: of a few victims, played at the same time.
-        moments: shares of the work, in words, one for each frame.
-        chart: losses, with the moments marked.
+        reels: victims, played together.
+        moments: share of the work at each frame, in words.
     """
 
     title: str
@@ -79,7 +75,7 @@ def films_of_run(
     pairs: Mapping[tuple[str, int], Pair],
     sentences: Mapping[tuple[str, int], Sentence],
 ) -> list[Screening]:
-    """Return a screening for each attacker, of the last round of which there are ``films``."""
+    """Return a screening for each attacker, of its last filmed round."""
     found = []
     for attacker, of_attacker in films.items():
         images = {(v["id"], v["image"]): v for v in run.of_kind("image", attacker)}
@@ -127,7 +123,6 @@ def _spread(frames: Sequence[T], moment: int) -> T:
 def _losses(
     films: Sequence[Film | TextFilm], losses: Sequence[Sequence[float | None]], names: Sequence[str]
 ) -> tuple[list[str], Markup]:
-    """Return the moments in words, and the curves with a mark at each of them."""
     curves, marks, shares = [], [], []
     for film, history, name in zip(films, losses, names, strict=True):
         x = [100 * k / (len(history) - 1) for k in range(len(history))]

@@ -1,7 +1,4 @@
-"""The attacked images of a run as a page shows them.
-
-Images in a page, and a picture of many.
-"""
+"""Show the attacked images of a run on a page, and in one picture."""
 
 from __future__ import annotations
 
@@ -26,11 +23,11 @@ from fl_privacy.types.victim_ids import Certainty
 PAIRS_IN_A_ROW = 4
 _LETTERS_IN_AN_INCH = 17.5
 _IMAGE, _LINE, _MARGIN = 1.3, 0.14, 0.05
-"""Inches: of an image, a line over it, and what is left free around."""
+"""Inches of an image, of a line above it, and of the margin."""
 
 
 def data_uri(image: Pixels) -> str:
-    """Encode ``image`` as a PNG that fits into a page."""
+    """Encode ``image`` as a PNG data URI."""
     file = io.BytesIO()
     Image.fromarray(_rows(image)).save(file, format="PNG", optimize=True)
     return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
@@ -45,15 +42,13 @@ def grid_picture(
     adaptive: Sequence[Pixels | None] | None = None,
     transformed: Sequence[Pixels | None] | None = None,
 ) -> None:
-    """Write a PNG with original and reconstruction side by side, a caption over each pair, for its owner alone.
+    """Write a PNG of originals next to reconstructions, captioned, readable only by its owner.
 
     Args:
-        originals: what was attacked; ``None`` leaves the place empty.
-        reconstructions: of each; as ``originals``.
-        captions: one for each pair.
-        path: of the PNG.
-        adaptive: reconstructions by the adaptive attacker, put beside the others.
-        transformed: what the model saw instead of the originals, put between these and the reconstructions.
+        originals: originals; ``None`` leaves the place empty.
+        reconstructions: guess for each; ``None`` leaves the place empty.
+        adaptive: guesses of the adaptive attacker, put last.
+        transformed: images that the model saw instead of the originals, put after these.
     """
     from matplotlib.figure import Figure  # noqa: PLC0415  (slow to import)
 
@@ -76,7 +71,7 @@ def grid_picture(
         row, column = divmod(number, columns)
         left, bottom = width * column + _MARGIN, (_IMAGE + over) * (rows - 1 - row) + _MARGIN
         place = (left / size[0], bottom / size[1], (width - 2 * _MARGIN) / size[0], (_IMAGE - _MARGIN) / size[1])
-        cell = figure.add_axes(place, xticks=(), yticks=())  # axes that look for room take most of the time
+        cell = figure.add_axes(place, xticks=(), yticks=())  # automatic layout would take most of the time
         cell.axis("off")
         cell.imshow(_rows(np.concatenate([first, *shown], axis=2)), cmap="gray", vmin=0, vmax=255, aspect="equal")
         cell.set_title(words, fontsize=8, parse_math=False)
@@ -87,14 +82,14 @@ def grid_picture(
 
 
 def _rows(image: Pixels) -> Pixels:
-    """Arrange pixels as (H, W) or (H, W, 3); channels beyond the third are left out, two are shown as their mean."""
+    """Arrange pixels as (H, W) or (H, W, 3); further channels are left out, two are averaged."""
     if image.shape[0] >= 3:
         return np.ascontiguousarray(image[:3].transpose(1, 2, 0))
     return image.astype(np.float32).mean(0).round().astype(np.uint8)
 
 
 SHOWN = 300
-"""A page with more images gets too heavy to open."""
+"""Most images of a page, so that browsers can open it."""
 CAPTION = ("psnr", "transformed_psnr", "ssim", "lpips")
 
 
@@ -103,18 +98,12 @@ class ImageView:
     """One attacked image.
 
     Attributes:
-        rank: ``Best``, ``Median``, ``Worst`` read, or empty.
-        where: round, client and image in words.
-        figures: its metrics in words.
-        label: whether the class was found, in words, whether the attacker is sure, and what read the image.
-        failure: why there is no reconstruction.
-        original: PNG as a data URI, empty if the picture was lost or nobody knows it.
-        transformed: as ``original``, what the defense put in place of the original; empty if it did not.
-        guess: as ``transformed``, of the plain attacker.
-        adaptive: as ``guess``, of the adaptive attacker.
-        adaptive_figures: metrics of the adaptive attacker's, or why it failed; empty if there was none.
-        small: whether its pixels should be shown as squares.
-        known: whether the original is known.
+        label: class, certainty and sub-attack in words.
+        original: PNG as a data URI; empty if not available, as in the next three.
+        transformed: defense's substitute for the original.
+        guess: plain attacker's guess.
+        adaptive: adaptive attacker's guess.
+        adaptive_figures: metrics of the adaptive attacker, or its failure.
     """
 
     rank: str = ""
@@ -132,18 +121,17 @@ class ImageView:
 
     @property
     def alt(self) -> str:
-        """Describe the image in words."""
         return f"{self.where}; {self.figures}" if self.figures else self.where
 
 
 def view_all(run: Run, pairs: Mapping[tuple[str, int], Pair]) -> list[ImageView]:
-    """View the first ``SHOWN`` attacked images in the order they were recorded."""
+    """View the first ``SHOWN`` attacked images."""
     adaptive = _adaptive_images(run)
     return [_view(image, pairs, adaptive) for image in run.of_kind("image")[:SHOWN]]
 
 
 def view_extremes(run: Run, pairs: Mapping[tuple[str, int], Pair]) -> list[ImageView]:
-    """View the image reconstructed best, the median and the worst by PSNR, as far as there are that many."""
+    """View the best, median and worst reconstruction by PSNR, if there are that many."""
     ranked = rank_by(run, IMAGE_METRIC)
     places = {"Best": 0, "Median": len(ranked) // 2, "Worst": len(ranked) - 1}
     if len(ranked) < 3:
@@ -153,10 +141,7 @@ def view_extremes(run: Run, pairs: Mapping[tuple[str, int], Pair]) -> list[Image
 
 
 def rank_by(run: Run, metric_name: str) -> list[Mapping[str, Any]]:
-    """Rank attacked examples, the one reconstructed best first, each by its better attacker.
-
-    The metric is one of which high values leak.
-    """
+    """Rank attacked examples by their better attacker, best first; high values of the metric must leak."""
     adaptive = _adaptive_images(run)
     ranked = []
     for image in run.of_kind("image"):
@@ -168,16 +153,7 @@ def rank_by(run: Run, metric_name: str) -> list[Mapping[str, Any]]:
 
 
 def from_many(ranked: Sequence[Mapping[str, Any]], count: int, kind: str) -> list[Mapping[str, Any]]:
-    """Choose ``count`` different examples: the best of each client, then of each upload, then the best of the others.
-
-    Args:
-        ranked: the one reconstructed best first.
-        count: at most.
-        kind: what :func:`place_of` calls an example.
-
-    Returns:
-        Those chosen, in the order of ``ranked``.
-    """
+    """Choose ``count`` examples of ``ranked``: the best of each client, then of each upload, then the others."""
     chosen: dict[str, Mapping[str, Any]] = {}
     for of in (lambda one: one["client"], lambda one: one["id"], lambda one: place_of(one, kind)):
         for one in ranked:
@@ -188,7 +164,7 @@ def from_many(ranked: Sequence[Mapping[str, Any]], count: int, kind: str) -> lis
 
 
 def gallery_title(run: Run) -> str:
-    """Say how many images were attacked, and in how many rounds; what is attacked twice is one image."""
+    """Describe the number of attacked images and rounds."""
     attacked = run.of_kind("image")
     rounds = sorted({image["round"] for image in attacked})
     images = {(str(v["id"]).removeprefix(f"round-{v['round']}/"), v["image"]) for v in attacked}
@@ -200,7 +176,7 @@ def gallery_title(run: Run) -> str:
 
 
 def caption(image: Mapping[str, Any]) -> str:
-    """Caption an image with its main metrics; where the original is not known, with the attacker's own loss."""
+    """Caption an image with its main metrics, or with the attacker's loss if the original is not known."""
     if image.get("label") is not None and image.get("attack_loss") is not None:
         return f"The attacker's own loss {image['attack_loss']:.3g}"
     return " · ".join(f"{title(name)} {metric(image[name], name)}" for name in CAPTION if image.get(name) is not None)
@@ -238,7 +214,7 @@ def _view(
 
 
 def whose_label(image: Mapping[str, Any]) -> str:
-    """Say whether the class was found; empty where that is not known."""
+    """Return the caption's words on the label; empty if not known."""
     if (found := image.get("label")) is not None:
         return f"taken for class {found}"
     right = image.get("label_correct")
@@ -246,11 +222,11 @@ def whose_label(image: Mapping[str, Any]) -> str:
 
 
 def certainty_of(image: Mapping[str, Any]) -> str:
-    """Say how sure the attacker is; empty where it is not."""
+    """Return the attacker's certainty; empty if approximate."""
     return "" if image["certainty"] == Certainty.APPROXIMATE else str(image["certainty"])
 
 
 def place_of(image: Mapping[str, Any], kind: str = "image") -> str:
-    """Say whose and which of a victim's examples it is."""
+    """Return client, victim and number of an example in words."""
     names = [f"client {image['client']}", str(image["id"]).rpartition("/")[2].replace("-", " ")]
     return ", ".join([*dict.fromkeys(names), *([f"{kind} {image['image']}"] if image["image"] else [])])

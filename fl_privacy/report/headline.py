@@ -1,4 +1,4 @@
-"""A verdict in words: the first line of a page, and what it rests on."""
+"""Put a verdict into words: the first line of a page, and its basis."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -26,11 +26,10 @@ class Headline:
     """A verdict in words.
 
     Attributes:
-        text: what was read, by whom, of how many, from what; or what bounds it; or why nothing can be said.
-        basis: what it rests on and what stays open, in sentences.
-        tone: of the verdict.
-        lead: the part of ``text`` that is read in five seconds; all of it if empty.
-        scope: the rest as a sentence, such as which uploads were attacked; may be empty.
+        text: reconstructed examples, attacker and uploads; or the bound; or the reason why nothing is known.
+        basis: evidence and open questions, in sentences.
+        lead: first part of ``text``, short enough for five seconds; all of it if empty.
+        scope: rest as a sentence, such as the attacked uploads; may be empty.
     """
 
     text: str
@@ -41,23 +40,22 @@ class Headline:
 
     @property
     def first(self) -> str:
-        """Return the first line of a page."""
         return self.lead or self.text
 
 
 class _Clause(NamedTuple):
-    """A part of a headline, with the comma or semicolon in front of it."""
+    """A part of a headline, including the punctuation before it."""
 
     text: str
     leads: bool = True
 
 
 def headline_of(verdict: Verdict, kind: str | None = None) -> Headline:
-    """Put ``verdict`` into words, for examples of a ``kind`` that is called otherwise than the verdict does."""
+    """Put ``verdict`` into words; ``kind`` is another name for its examples."""
     kind = kind or verdict.modality.one
     clauses = _clauses(verdict, kind)
     lead, rest = ("".join(clause.text for clause in clauses if clause.leads is leads) for leads in (True, False))
-    # make a sentence of what stood behind a comma, a semicolon or in parentheses
+    # make a sentence of the text after a comma or semicolon, or in parentheses
     text = rest.lstrip(" ,;")
     if text.startswith("("):
         text = text[1:].replace(")", "", 1)
@@ -76,7 +74,7 @@ def _clauses(verdict: Verdict, kind: str) -> list[_Clause]:
     if verdict.ground is Ground.NOTHING:
         return [_Clause(f"No {kind} was attacked: nothing is known")]
     if verdict.ground is Ground.UNTOLD:
-        # what the server could not tell, and by which attacks
+        # questions that the server could not answer, and the attacks
         asked = tuple(dict.fromkeys(finding.about for finding in verdict.asked))
         questions = " or ".join(TOLD.get(about, about) for about in asked)
         by = _by_methods(verdict.asked, asked)
@@ -92,7 +90,7 @@ def _clauses(verdict: Verdict, kind: str) -> list[_Clause]:
 
 
 def _by_methods(found: Sequence[Finding], about: Collection[str]) -> str:
-    """Say which attacks answered, such as ``by the best of 4 attacks, asked 2,000 questions``."""
+    """Describe the attacks, such as ``by the best of 4 attacks, asked 2,000 questions``."""
     own = [finding for finding in found if finding.about in about and finding.failure is None]
     number = len({(finding.about, finding.method) for finding in own})
     examples = max((finding.positives + finding.negatives for finding in own), default=0)
@@ -101,7 +99,6 @@ def _by_methods(found: Sequence[Finding], about: Collection[str]) -> str:
 
 
 def _of_examples(verdict: Verdict, kind: str) -> list[_Clause]:
-    """Say what came of the examples; where no client's upload was attacked, that comes first."""
     said = _of_attacked(verdict, kind)
     if verdict.facts.source is not AttackedUploads.SERVER or verdict.ground is Ground.BOUNDED:
         return said
@@ -127,10 +124,7 @@ def _of_attacked(verdict: Verdict, kind: str) -> list[_Clause]:
 
 
 def words_in_words(counts: Counts) -> str:
-    """Say how many words were found, such as ``; 41 of 44 words of 8 texts were read``.
-
-    Empty where no more were than their frequency gives away.
-    """
+    """Count words, such as ``; 41 of 44 words of 8 texts were read``; empty if not above their frequency control."""
     words = counts.words
     if not words.read:
         return ""
@@ -139,7 +133,6 @@ def words_in_words(counts: Counts) -> str:
 
 
 def _subject(counts: Counts, kind: str) -> str:
-    """Name the subject, such as ``2 of 6 attacked images were``."""
     known = " whose original is known" if counts.unknown else ""
     if counts.judged == 1:
         return f"The attacked {kind}{known} was{'' if counts.read else ' not'}"
@@ -165,12 +158,12 @@ def _upper(counts: Counts) -> str:
 
 
 def read_in_words(counts: Counts) -> str:
-    """Say how many were reconstructed of how many; where none was, with the largest share that this allows."""
+    """Count reconstructed examples; without any, add the upper bound of their share."""
     return _few_words(counts) + ("" if counts.read else f" (up to {_upper(counts)})")
 
 
 def uploads_in_words(facts: AttackFacts, kind: str) -> str:
-    """Say what was attacked, such as ``from uploads of one image each that were made for the attack``."""
+    """Describe the uploads, such as ``from uploads of one image each that were made for the attack``."""
     low, high = facts.examples or (1, 1)
     number = f"one {kind} each" if high == 1 else f"{low if low == high else f'{low} to {high}'} {kind}s each"
     match facts.source:
@@ -194,7 +187,6 @@ def _who(verdict: Verdict) -> str:
 
 
 def _other_rounds(verdict: Verdict) -> str:
-    """Name the round that leaks most, and beside it the last and the first, where several were attacked."""
     most, rounds = verdict.most, verdict.by_round
     if most is None or len(rounds) < 2:
         return ""
@@ -204,7 +196,6 @@ def _other_rounds(verdict: Verdict) -> str:
 
 
 def _bounded(verdict: Verdict, kind: str) -> tuple[str, str]:
-    """Return what bounds the attacker, and what it is computed from."""
     bound = verdict.bound
     assert bound is not None, "only a bound makes it green"
     protected = "one example" if bound.unit == "example" else "all that a client sends"
@@ -217,7 +208,6 @@ def _bounded(verdict: Verdict, kind: str) -> tuple[str, str]:
 
 
 def _exposed(verdict: Verdict, kind: str) -> str:
-    """Say how many substitutes of the defense came out, where more did than of the examples themselves."""
     exposed = verdict.exposed
     if exposed is None or exposed.recognizable <= verdict.counts.read:
         return ""
@@ -227,7 +217,6 @@ def _exposed(verdict: Verdict, kind: str) -> str:
 
 
 def _without_verdict(verdict: Verdict, kind: str) -> list[_Clause]:
-    """Say that the attack failed on all, or the originals of most are not known."""
     attacked = [reading.counts for reading in verdict.readings]
     if verdict.ground is Ground.FAILED:
         number = max(counts.images for counts in attacked)
@@ -245,7 +234,6 @@ def _without_verdict(verdict: Verdict, kind: str) -> list[_Clause]:
 
 
 def _basis(verdict: Verdict, kind: str) -> list[str]:
-    """Say how they were reconstructed, who else tried, what failed, what is not known, and what was not tried."""
     if not verdict.readings:
         return []
     sentences = []
@@ -278,7 +266,7 @@ def _basis(verdict: Verdict, kind: str) -> list[str]:
 
 
 CLEAR = 30.0
-"""Decibel beyond which a guess and its original are hardly told apart."""
+"""PSNR in dB above which a guess is hardly distinguished from its original."""
 
 
 def _ways(counts: Counts, kind: str, psnr: Statistic | None) -> str:
@@ -300,7 +288,6 @@ def _ways(counts: Counts, kind: str, psnr: Statistic | None) -> str:
 
 
 def _of_words(counts: Counts) -> list[str]:
-    """Say what it means that words were found, and how many that were named are wrong."""
     words = counts.words
     if not words.read:
         return []
@@ -309,7 +296,7 @@ def _of_words(counts: Counts) -> list[str]:
 
 
 def tried_in_words(verdict: Verdict, kind: str) -> str:
-    """Say who tried, with what knowledge and budget, on how many uploads of the same example, with which prior."""
+    """Describe attack, knowledge, budget, uploads of the same example, and prior."""
     facts = verdict.facts
     server = f"a malicious server ({facts.server})" if facts.server else "a server that follows the protocol"
     name = facts.attack or "the server's own reading"
@@ -328,7 +315,6 @@ def tried_in_words(verdict: Verdict, kind: str) -> str:
 
 
 def _others(verdict: Verdict) -> list[str]:
-    """Say what attackers other than the one in the headline reconstructed."""
     shown = list(verdict.by_round.values())
     others = [r for r in verdict.readings if r.counts.judged and not any(r is one for one in shown)]
     sentences = []
@@ -343,7 +329,6 @@ def _others(verdict: Verdict) -> list[str]:
 
 
 def _open_ends(verdict: Verdict, kind: str) -> list[str]:
-    """Say how little few examples prove, and what was not tried, where nothing was reconstructed."""
     if verdict.ground not in (Ground.UNREAD, Ground.BY_CHANCE, Ground.BOUNDED):
         return []
     sentences = []

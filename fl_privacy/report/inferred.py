@@ -1,4 +1,4 @@
-"""What was inferred beside images: tables, ROC curves, a sentence."""
+"""Show the results of inference attacks: tables, ROC curves, a sentence."""
 
 from __future__ import annotations
 
@@ -21,18 +21,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 SHOWN_FROM = 1e-3
-"""Smallest FPR on the axis of a ROC curve, unless there are more negatives."""
+"""Smallest FPR on a ROC curve's axis, unless there are more negatives."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeasureTitle:
-    """The title of a table's column.
-
-    Attributes:
-        title: its head.
-        meaning: how to read it.
-        show: a value in words.
-    """
+    """Title of a column, its meaning, and the formatter of its values."""
 
     title: str
     meaning: str
@@ -76,15 +70,15 @@ HEADINGS = {
     "attribute": ("What they are like", "What is the example behind an update like, beside its class?"),
     "property": ("What a client has", "Which share of a client's examples is of each class?"),
 }
-"""What was asked -> a heading and the question."""
+"""Question -> heading and text."""
 
 AXES = {"membership": "Membership, TPR at 1 % FPR", "attribute": "Attribute, ASR"}
-"""What stands beside PSNR where defenses are compared."""
+"""Axes shown next to PSNR in comparisons of defenses."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """A measure in a table: value, interval, what guessing gives, and the bound of differential privacy."""
+    """A measure in a table: value, interval, value of guessing, and bound of differential privacy."""
 
     title: str
     value: str
@@ -105,18 +99,11 @@ class MethodRow:
 
 @dataclass(frozen=True, kw_only=True)
 class InferredView:
-    """The methods that answer one inference question, the strongest first.
+    """Methods for one inference question, the strongest first.
 
     Attributes:
-        heading: of the section.
-        question: in words.
-        told: what came of it, in a sentence or two.
-        columns: of the table.
-        rows: of the table.
-        chart: ROC curves, where there are any.
-        notes: on how to read it.
-        proves: whether an empirical epsilon is told.
-        seconds: that the attacks took.
+        told: result in a sentence or two.
+        proves: ``True`` if there is an empirical epsilon.
     """
 
     heading: str
@@ -131,20 +118,17 @@ class InferredView:
 
 
 def views_of(findings: Sequence[Finding]) -> list[InferredView]:
-    """Return a view for each question that was asked."""
+    """Return a view for each question."""
     return [_view(about, findings) for about in dict.fromkeys(f.about for f in findings)]
 
 
 def tone_of_measure(name: str, measure: Measure, *, among: int = 1) -> Tone:
-    """Return red where chance is as far outside of the interval as the best of ``among`` has it seldom by luck.
-
-    All else is gray: another attack may do better.
-    """
+    """Return red if the measure is above chance as the best of ``among``, else gray."""
     return CHANCE_TONES[is_above_chance(name, measure, among=among)]
 
 
 def sentence(findings: Sequence[Finding], about: str) -> str:
-    """Say what the strongest method answered; empty where nothing was asked."""
+    """Describe the strongest method's answer; empty without one."""
     own, among = [f for f in findings if f.about == about], number_of_measures(findings)
     best = strongest(own, about)
     if best is None:
@@ -174,11 +158,11 @@ _PLAINLY = {
     "tpr_at_1_percent": "{value} of the members are found ({interval}) where one of a hundred others is taken for one",
     "asr": "{value} of the answers are right ({interval})",
 }
-"""Measure -> what it says, for people who do not know its name."""
+"""Measure -> its meaning in plain words."""
 
 
 def _view(about: str, every: Sequence[Finding]) -> InferredView:
-    """Show what was found about one question; ``every`` finding counts for what chance makes of the best."""
+    """View the results for one question; the number of ``every`` finding corrects for chance."""
     findings, among = [f for f in every if f.about == about], number_of_measures(every)
     heading, question = HEADINGS.get(about, (about.capitalize(), ""))
     name = HEADLINE.get(about, "")
@@ -221,7 +205,7 @@ def _cell(name: str, measure: Measure | None, among: int) -> Cell | None:
 
 
 def roc_chart(findings: Sequence[Finding]) -> Markup:
-    """Draw ROC curves on logarithmic axes, with chance and the bound of differential privacy where there is one."""
+    """Draw ROC curves on logarithmic axes, with chance and the bound of differential privacy, if any."""
     first = findings[0]
     smallest = min(SHOWN_FROM, 1 / max(1, first.negatives))
 

@@ -1,7 +1,4 @@
-"""Pages of what goes on, for whoever watches: of a run, or of all runs in a folder.
-
-How far a run is, for whoever watches it: what its records say, without keeping them.
-"""
+"""Show the progress of a run, or of all runs in a folder, on live pages."""
 
 import os
 import time
@@ -35,10 +32,10 @@ from fl_privacy.runs.folder.ongoing import (
 from fl_privacy.runs.folder.verdict import OPEN
 
 LAST_ROUNDS = 5
-"""By which the time left of a training is told."""
+"""Last rounds from which the time left is estimated."""
 
 SILENT = 300.0
-"""Seconds without news from which a run may have been killed."""
+"""Seconds without news after which a run may have been killed."""
 
 _WATCHED = (METRICS, SUMMARY, IDENTITY)
 """Files that change when a run records something."""
@@ -49,16 +46,11 @@ class LiveRun:
     """Progress of a run.
 
     Attributes:
-        name: of its folder.
-        link: to its page.
-        finished: whether it has.
-        doing: in words.
-        share: of what it does, in [0, 1]; ``None`` where that is not known.
-        left: seconds of that; as ``share``.
-        silent: seconds since it last wrote anything.
-        verdict: of what is recorded.
-        guesses: what the attack that goes on has by now: PNGs as data URIs.
-        texts: as ``guesses``, of an attack on texts: tokens of each.
+        share: share of the current work done, in [0, 1]; ``None`` if not known.
+        left: seconds left; ``None`` if not known.
+        silent: seconds since the last record.
+        guesses: current guesses of the attack, PNGs as data URIs.
+        texts: tokens of current guesses at texts.
     """
 
     name: str
@@ -74,7 +66,6 @@ class LiveRun:
 
     @classmethod
     def of(cls, path: Path, told: "Told | UserError") -> "LiveRun":
-        """Build the progress of the run in ``path`` from its status, or from why it can't be opened."""
         link = f"./{quote(path.name)}/report.html"
         if isinstance(told, UserError):
             return cls(
@@ -105,7 +96,6 @@ class LiveRun:
 
     @property
     def in_words(self) -> str:
-        """Say what it does, how far that is, and how long it takes."""
         words = [self.doing]
         if self.share is not None and not self.finished:
             words.append(percent(self.share))
@@ -119,17 +109,12 @@ class LiveRun:
 
 @dataclass(frozen=True, kw_only=True)
 class Told:
-    """Status of a run when its records were last parsed, without the records: those of a sweep would fill memory.
+    """Status of a run at its last parsing, without the records, which would fill memory in a sweep.
 
     Attributes:
-        finished: whether the run has.
-        verdict: of what is recorded.
-        pictured: whether images may be shown.
-        attacked: examples that are recorded.
-        rounds: that are trained.
-        total: that it trains; ``None`` where it does not.
-        last: seconds that the last of them took, each.
-        shared: whether the folder is a copy made for others.
+        pictured: ``True`` if images may be shown.
+        total: number of rounds to train; ``None`` without training.
+        last: seconds of each of the last rounds.
     """
 
     finished: bool
@@ -143,7 +128,6 @@ class Told:
 
     @classmethod
     def by(cls, run: Run) -> "Told":
-        """Build the status of ``run``."""
         rounds, images = run.of_kind("round"), run.of_kind("image")
         total = select(run.identity.config, "federation.rounds")
         trains = run.identity.config.get("command") not in {"attack", "audit"} and isinstance(total, int) and total >= 1
@@ -160,7 +144,6 @@ class Told:
 
 
 def _doing(path: Path, told: Told) -> tuple[str, float | None, float | None]:
-    """Say what a run does, the share of it that is done, and the seconds left."""
     if told.finished:
         return "Finished", 1.0, None
     if (ongoing := read_ongoing(path)) is not None:
@@ -174,12 +157,12 @@ def _doing(path: Path, told: Told) -> tuple[str, float | None, float | None]:
 
 
 def signature(path: Path) -> tuple[object, ...]:
-    """Return a value that changes when the run in ``path`` has recorded something."""
+    """Return a value that changes when the run in ``path`` records something."""
     return tuple((changed_at(path / name), _size(path / name)) for name in _WATCHED)
 
 
 def changed_at(path: Path) -> float:
-    """Return when the file changed, in seconds; 0 where there is none."""
+    """Return the file's modification time in seconds; 0 without a file."""
     try:
         return path.stat().st_mtime
     except OSError:
@@ -194,12 +177,12 @@ def _size(path: Path) -> int:
 
 
 AT_ONCE = 10
-"""So many times the seconds that a page takes to make pass before it is made again: watching costs a tenth at most."""
+"""Least interval between renderings of a page, in multiples of its rendering time."""
 
 
 @dataclass(eq=False)
 class WatchedFolder:
-    """Pages of ``folder``, a run's or that of many; made when they are asked for, and kept while nothing changes.
+    """Pages of a run's ``folder`` or one of many, rendered on request and cached while nothing changes.
 
     Raises:
         UserError: there is no such folder.
@@ -220,8 +203,8 @@ class WatchedFolder:
             )
 
     def page(self, address: str) -> str | None:
-        """Return the HTML at ``address``, which is only compared with those there are; ``None`` for any other."""
-        with self._lock:  # charts are drawn by settings that threads share
+        """Return the HTML at ``address``; ``None`` unless it equals a known address."""
+        with self._lock:  # charts use settings shared between threads
             make = self._pages().get(address)
             return None if make is None else make()
 
@@ -246,7 +229,6 @@ class WatchedFolder:
         }
 
     def _folders(self) -> list[Path]:
-        """Return the folders of the runs, in the order in which they began; replaced ones are left out."""
         found = [
             path
             for path in self.folder.iterdir()
@@ -255,7 +237,7 @@ class WatchedFolder:
         return sorted(found, key=lambda path: (changed_at(path / IDENTITY), path.name))
 
     def _read(self, path: Path) -> Told | UserError:
-        """Return the run's status, or why it can't be opened: others of its folder can."""
+        """Return the run's status, or the error in opening it, so that other runs can still be shown."""
         now = signature(path)
         if path not in self._told or self._told[path][0] != now:
             try:
@@ -281,7 +263,6 @@ class WatchedFolder:
         return render("live.html.j2", live=True, folder=self.folder, runs=standings, over=over, latest=latest)
 
     def _latest(self) -> tuple[str, Sequence[ImageView]] | None:
-        """Return the run that was the last to record images, by name, and its best, median and worst images."""
         for path in sorted(self._folders(), key=lambda path: changed_at(path / METRICS), reverse=True):
             told = self._read(path)
             if isinstance(told, Told) and told.pictured:
@@ -299,7 +280,6 @@ class WatchedFolder:
         return self._status([standing], over=standing.finished)
 
     def _status_of_all(self) -> str:
-        """Render the status of the runs that go on; what has been silent for long comes last."""
         standings = self._standings()
         planned = set(read_planned(self.folder))
         done = sum(one.finished for one in standings if not planned or one.name in planned)
@@ -307,7 +287,7 @@ class WatchedFolder:
         return self._status(going, over=self._over(standings), done=done, planned=len(planned))
 
     def _over(self, standings: list[LiveRun]) -> bool:
-        """Say whether all that was planned and has begun is finished; without a plan more may come."""
+        """Return ``True`` if all planned and started runs are finished; without a plan more may follow."""
         planned = read_planned(self.folder)
         done = {one.name for one in standings if one.finished}
         return bool(planned) and done.issuperset([*planned, *(one.name for one in standings)])
@@ -319,7 +299,7 @@ class WatchedFolder:
         return [LiveRun.of(path, self._read(path)) for path in self._folders()]
 
     def _made(self, key: str, state: object, make: Callable[[], str]) -> str:
-        """Return what ``make`` makes, or what it made before if nothing has changed, or not long ago."""
+        """Return the cached page if nothing changed or it is recent, else render it."""
         known = self._kept.get(key)
         if known is not None and (known[0] == state or time.monotonic() < known[1]):
             return known[2]

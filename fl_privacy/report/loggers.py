@@ -1,7 +1,4 @@
-"""The figures of a run in the logger that a training of yours has already: TensorBoard, MLflow or Weights & Biases.
-
-None of the three is needed by this package: whoever has one hands over its writer, or names it.
-"""
+"""Log a run's figures to TensorBoard, MLflow or Weights & Biases, none of which is required."""
 
 from __future__ import annotations
 
@@ -17,28 +14,27 @@ from fl_privacy.report.headline import headline_of
 from fl_privacy.runs.folder import Run, read_run, verdict_of
 
 PREFIX = "fl_privacy"
-"""All names begin with it, so that they stand beside the training's own and never for them."""
+"""Prefix of all names, to distinguish them from the training's own."""
 
 NAMED = ("tensorboard:FOLDER", "mlflow", "wandb")
-"""What may be named in place of a writer."""
+"""Names accepted instead of a writer."""
 
 Scalar = tuple[str, float, int]
 """Name, value, round."""
 
 
 def log_run(run: Run | Path | str, to: Any) -> int:
-    """Log a run's figures, by round, and its verdict; return how many figures were logged.
+    """Log a run's figures by round, and its verdict; return the number of figures.
 
-    Logged are test accuracy, losses and epsilon of each round, and of each attacked round and attacker the share of the
-    examples that was read, the largest share that this allows (95 %), and the mean of the main metric.
+    These are test accuracy, losses and epsilon, and by attacker the reconstructed share, its upper 95 % bound, and the
+    mean of the main metric.
 
     Args:
-        run: what ``read_run`` returns, or the folder of a run or an audit.
-        to: a ``SummaryWriter`` of TensorBoard or tensorboardX, the module ``mlflow``, or what ``wandb.init`` returns;
-            or ``tensorboard:FOLDER``, ``mlflow``, ``wandb``, which begin a run of their own where none is active.
+        to: ``SummaryWriter`` of TensorBoard or tensorboardX, the module ``mlflow``, or the result of ``wandb.init``; or
+            ``tensorboard:FOLDER``, ``mlflow``, ``wandb``, which start a run if none is active.
 
     Raises:
-        UserError: ``to`` is none of these, its package is missing, or the folder is not that of a run.
+        UserError: ``to`` is none of these, its package is missing, or the folder is not a run's.
     """
     found = run if isinstance(run, Run) else read_run(Path(run))
     scalars = list(scalars_of(found))
@@ -51,10 +47,7 @@ def log_run(run: Run | Path | str, to: Any) -> int:
 
 
 def scalars_of(run: Run) -> Iterator[Scalar]:
-    """Yield the figures of ``run``: name, value, round; an infinite PSNR as 100 dB, without those that are unknown.
-
-    An infinite epsilon promises nothing and stays infinite.
-    """
+    """Yield name, value and round of the known figures; an infinite PSNR becomes 100 dB."""
     decibels = f"{IMAGE_METRIC}_mean"
     for name, value, round in _figures(run):
         if not math.isnan(value):
@@ -78,7 +71,6 @@ def _figures(run: Run) -> Iterator[Scalar]:
 
 
 def _write(writer: Any, scalars: list[Scalar], verdict: str) -> None:
-    """Write ``scalars`` and ``verdict`` as the kind of writer takes them."""
     if hasattr(writer, "add_scalar"):
         for name, value, round in scalars:
             writer.add_scalar(name, value, round)
@@ -89,7 +81,7 @@ def _write(writer: Any, scalars: list[Scalar], verdict: str) -> None:
             writer.log_metric(name, value, step=round)
         writer.set_tag(f"{PREFIX}.verdict", verdict)
     elif hasattr(writer, "log"):
-        # Its own count of steps only grows, and is the training's: rounds are an axis of their own.
+        # its step count only grows and is the training's: rounds are an axis of their own
         if hasattr(writer, "define_metric"):
             writer.define_metric(f"{PREFIX}/round")
             writer.define_metric(f"{PREFIX}/*", step_metric=f"{PREFIX}/round")
@@ -104,7 +96,6 @@ def _write(writer: Any, scalars: list[Scalar], verdict: str) -> None:
 
 
 def _opened(name: str) -> tuple[Any, Callable[[], object]]:
-    """Return the writer that ``name`` asks for, and what ends it where it was begun here."""
     kind, _, place = name.partition(":")
     if kind == "tensorboard" and place:
         writer = _package("torch.utils.tensorboard", "tensorboard").SummaryWriter(place)

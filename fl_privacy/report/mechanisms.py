@@ -1,4 +1,4 @@
-"""Which runs are one mechanism at several strengths."""
+"""Group runs into mechanisms at several strengths."""
 
 from collections.abc import Mapping, Sequence
 
@@ -11,15 +11,14 @@ from fl_privacy.runs.folder.leakage import readings_of
 from fl_privacy.runs.folder.study import Versus
 
 NO_CIRCUMSTANCES = ("seed", "threat_model.knows_defense", *keys_of(Role.DEFENSE))
-"""Dotted keys of what does not tell attacks apart: both attackers have their own samples."""
+"""Dotted keys that do not distinguish attacks, since both attackers have their own samples."""
 
 
 def samples_of_runs(runs: Sequence[Run]) -> list[Sample]:
-    """Return a sample for each defended run that trained and was attacked, and one more for the adaptive attacker.
+    """Return a sample for each attacker of each defended run that trained and was attacked.
 
-    Of the settings of a defense, that with the most values is its strength, of several the one that it declares;
-    others that differ make other mechanisms.
-    Runs that differ in anything else but the seed are compared under attacks of their own.
+    A mechanism's strength is the defense setting with most values, or the declared one of several; other differing
+    settings make other mechanisms, and settings outside the defense, except the seed, other attacks.
     """
     defended = [run for run in runs if not run.identity.undefended]
     names = _mechanisms(defended)
@@ -41,7 +40,6 @@ def samples_of_runs(runs: Sequence[Run]) -> list[Sample]:
 
 
 def _mechanisms(runs: Sequence[Run]) -> dict[str, tuple[str, str]]:
-    """Return mechanism and strength by the path of a run."""
     of_defense: dict[str, list[Run]] = {}
     for run in runs:
         of_defense.setdefault(chosen(run, "defense"), []).append(run)
@@ -70,7 +68,6 @@ def _settings(run: Run) -> dict[str, str]:
 
 
 def _attack(run: Run, runs: Sequence[Run]) -> str:
-    """Name the attack and what else distinguishes attacks: all but seed and defense, where that differs."""
     groups = [group for group in GROUPS if group != "defense"]
     options = {group: {chosen(other, group) for other in runs} for group in groups}
     words = [chosen(run, "attack")]
@@ -87,7 +84,6 @@ _WORDS = {"batch_size": "batch"}
 
 
 def _circumstances(run: Run) -> dict[str, str]:
-    """Return the settings of a run other than those of its defense."""
     return {
         k: v
         for k, v in telling_settings(run).items()

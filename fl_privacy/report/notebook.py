@@ -1,4 +1,4 @@
-"""Reconstructions in a notebook."""
+"""Show reconstructions in a notebook."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,19 +12,18 @@ from fl_privacy.measure.matching import assign
 from fl_privacy.types import Batch, Reconstruction
 
 SHOWN_HEIGHT = 128
-"""Pixels to which small images are enlarged at least."""
+"""Least height in pixels of small images after enlargement."""
 
 _BEYOND = 0.01
-"""By which pixels may leave [0, 1] for rounding."""
+"""Rounding error of pixels outside [0, 1]."""
 
 
 def show(found: Reconstruction | Sequence[Reconstruction], originals: Any = None) -> Image.Image:
-    """Show reconstructions in a row, over their ``originals`` (B, C, H, W) where given, as a picture for notebooks.
+    """Show reconstructions in a row, below their ``originals`` (B, C, H, W) if given, as a picture.
 
-    An update doesn't tell the order of its examples: each guess is shown below the original that it is matched to, as
-    in metrics. Originals are a tensor, an array of NumPy or a :class:`Batch`; gray images may be (B, H, W) as well.
-    Inputs beyond [0, 1] are shown on a scale from the least to the largest value of all; of volumes (B, C, D, H, W) the
-    middle slice is shown.
+    Guesses are matched to originals as in metrics, since updates do not reveal order. Originals are a tensor, a NumPy
+    array or a :class:`Batch`; gray images may be (B, H, W). Inputs outside [0, 1] are scaled by their range; for
+    volumes (B, C, D, H, W) the middle slice is shown.
 
     Raises:
         UserError: an attack failed, with its reason, or the inputs are no images.
@@ -45,7 +44,7 @@ def show(found: Reconstruction | Sequence[Reconstruction], originals: Any = None
     rows = [_images(row) for row in rows]
     if originals is not None:
         rows[1] = _below(rows[0], rows[1], [len(batch) for batch in batches])
-    # scale ``rows`` to [0, 1] together, where they clearly are not
+    # scale ``rows`` to [0, 1] together if they clearly are not
     low, high = (float(of(torch.stack([of(row) for row in rows]))) for of in (torch.min, torch.max))
     if low >= -_BEYOND and high <= 1 + _BEYOND:
         rows = list(rows)
@@ -62,9 +61,9 @@ def show(found: Reconstruction | Sequence[Reconstruction], originals: Any = None
 
 
 def _below(originals: Tensor, guesses: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Return ``guesses`` in the order of ``originals``: of each batch apart if there are as many originals.
+    """Return ``guesses`` in the order of ``originals``, batch by batch if sizes match.
 
-    White if an original has none; guesses left over come last.
+    White if an original has none; other guesses come last.
     """
     if originals.shape[1:] != guesses.shape[1:]:
         return guesses
@@ -80,7 +79,7 @@ def _below(originals: Tensor, guesses: Tensor, sizes: Sequence[int]) -> Tensor:
 
 
 def _images(inputs: Tensor) -> Tensor:
-    """Return the images (B, C, H, W) of ``inputs``; of volumes the middle slice, of gray images a channel."""
+    """Return images (B, C, H, W): the middle slice of volumes, one channel of gray images."""
     if inputs.dim() == 3:
         inputs = inputs.unsqueeze(1)
     if inputs.dim() == 5:

@@ -1,4 +1,4 @@
-"""Numbers as a person reads them."""
+"""Format numbers for people."""
 
 import math
 from collections.abc import Callable
@@ -16,12 +16,12 @@ def percent(value: float | None) -> str:
 
 
 def points(value: float | None) -> str:
-    """Format what is a percentage already: 97.31 -> 97.3 %."""
+    """Format a percentage: 97.31 -> 97.3 %."""
     return MISSING if value is None else f"{value:.1f} %"
 
 
 def seconds(value: float | None) -> str:
-    """Format a time in seconds, minutes or hours, whichever suits it best."""
+    """Format a time in milliseconds, seconds, minutes or hours."""
     if value is None:
         return MISSING
     if 0 < value < 0.1:
@@ -45,7 +45,7 @@ def size(count: float | None) -> str:
 
 
 def ratio(value: float | None) -> str:
-    """Format three significant digits, whatever the size."""
+    """Format three significant digits."""
     return MISSING if value is None else "∞" if math.isinf(value) else f"{value:.3g}"
 
 
@@ -57,7 +57,7 @@ def metric(value: float | None, name: str) -> str:
 
 
 def below(upper: float, mean: float, name: str) -> str:
-    """Say up to where the mean of the metric ``name`` may be; empty if the mean says as much."""
+    """Describe the upper bound of a metric's mean; empty if the mean says as much."""
     largest = LARGEST_PSNR if name == IMAGE_METRIC else METRICS[name].range[1] if name in METRICS else math.inf
     shown = metric(upper, name)
     if not math.isfinite(upper) or upper >= largest or shown in (metric(largest, name), metric(mean, name)):
@@ -66,7 +66,7 @@ def below(upper: float, mean: float, name: str) -> str:
 
 
 def interval(statistic: Statistic, name: str) -> str:
-    """Format the 95 % confidence interval in brackets, without unit; the median where the mean has none that holds."""
+    """Format the 95 % confidence interval in brackets without unit, or the median if there is none."""
     if statistic.ci95 is None:
         return MISSING if statistic.groups < LEAST_SPLIT else f"median {_digits(name)(statistic.median)}"
     show = _digits(name)
@@ -74,12 +74,12 @@ def interval(statistic: Statistic, name: str) -> str:
 
 
 def title(name: str) -> str:
-    """Return what tables call the metric ``name``."""
+    """Return the title of the metric ``name`` in tables."""
     return METRICS[name].title if name in METRICS else name.replace("_", " ")
 
 
 def title_within(name: str) -> str:
-    """Return what a sentence calls the metric ``name``."""
+    """Return the title of the metric ``name`` in sentences."""
     return METRICS[name].name_within if name in METRICS else name.replace("_", " ")
 
 
@@ -88,6 +88,6 @@ def _digits(name: str) -> Callable[[float], str]:
 
 
 def papers_bound(name: str) -> str:
-    """Say what a line at the threshold of the metric ``name`` means in a chart: a paper's own bound, no verdict."""
+    """Return the label of a line at the paper's threshold of the metric ``name``, which is no verdict."""
     threshold = METRICS[name].threshold
     return "" if threshold is None else f"{threshold.source}'s bound"

@@ -1,4 +1,4 @@
-"""Templates to a page that needs nothing besides itself."""
+"""Render self-contained pages from templates."""
 
 import base64
 import hashlib
@@ -20,20 +20,18 @@ from fl_privacy.runs.folder import leakage as readings
 CONTENT_SECURITY_POLICY = (
     "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 )
-"""Of every page: its own styles and pictures inside it, no scripts but one that ``render`` is given, nothing from
-elsewhere."""
+"""Policy of every page: inline styles and pictures, no scripts except one given to ``render``, nothing from
+other places."""
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"
 
 
 def render(template: str, *, live: bool = False, script: str | None = None, **values: Any) -> str:
-    """Render the page ``template`` with ``values``; whatever they hold is escaped and neutral.
+    """Render the page ``template``; ``values`` are escaped and neutralized.
 
     Args:
-        template: name of its file.
-        live: it is served, and has a frame of its own with the progress.
-        script: name of the only script that the page may run, one of this package's own, which stands in it as it is.
-        values: by name.
+        live: ``True`` for a served page with a frame for the progress.
+        script: file name of the only script allowed, one of this package's own, which is inlined.
     """
     policy, program = f"{CONTENT_SECURITY_POLICY}; frame-src 'self'" if live else CONTENT_SECURITY_POLICY, Markup("")
     if script is not None:
@@ -71,19 +69,19 @@ def _environment() -> Environment:
 
 
 def unbroken(sentence: str) -> str:
-    """Keep percent signs in one line with their numbers, as in a heading that is wrapped."""
+    """Keep percent signs on one line with their numbers."""
     return sentence.replace(" %", "\N{NO-BREAK SPACE}%")
 
 
 def _unbroken(show: Callable[..., str]) -> Callable[..., str]:
-    """Return ``show`` with a figure, its sign and its unit kept in one line."""
+    """Return ``show`` with non-breaking spaces between number and unit."""
     return lambda *values: show(*values).replace(" ", "\N{NO-BREAK SPACE}")
 
 
 def link_to(folder: Path, out: Path) -> str | None:
-    """Return the address of the page of the run in ``folder`` within the page ``out``; ``None`` if it has none.
+    """Return the address of a run's page relative to the page ``out``, if it exists.
 
-    It starts with ``./`` and is percent-encoded, so that no folder's name is read as a scheme, a query or a fragment.
+    It starts with ``./`` and is percent-encoded, so that no folder name acts as a scheme, query or fragment.
     """
     page = folder / "report.html"
     if not page.is_file():

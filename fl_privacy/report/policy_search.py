@@ -1,4 +1,4 @@
-"""The page of a search for transformation policies."""
+"""Render the page of a search for transformation policies."""
 
 from __future__ import annotations
 
@@ -17,24 +17,22 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 SHOWN = 20
-"""Accepted policies in the table."""
+"""Most accepted policies in the table."""
 MARKED = 5
-"""Single operations that stand out in the chart, as in the paper."""
+"""Single operations marked in the chart, as in the paper."""
 _WIDE = 20.0
-"""Ratio of accuracy scores from which their axis is logarithmic."""
+"""Least ratio of accuracy scores for a logarithmic axis."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Findings:
-    """Findings of a policy search.
+    """Results of a policy search.
 
     Attributes:
-        scored: all policies.
-        untransformed: the images as they are.
-        accepted: the policies that fulfill all demands, the lowest score first.
-        chosen: the set that clients share.
-        threshold: least accuracy score.
-        without_effect: policies that leave too many of the images as they are.
+        untransformed: score without a transformation.
+        accepted: policies that meet all requirements, the lowest score first.
+        chosen: policies that clients share.
+        without_effect: policies that leave too many images unchanged.
     """
 
     scored: Sequence[Scored]
@@ -53,7 +51,7 @@ class Findings:
 
 
 def render_search(found: Findings, *, data: str, model: str, seed: int) -> str:
-    """Render the HTML over all that was ``found``."""
+    """Render the HTML of the results."""
     return render(
         "policy_search.html.j2",
         found=found,
@@ -102,7 +100,6 @@ def _places(some: Sequence[Scored]) -> tuple[list[float], list[float]]:
 
 
 def _scale(scores: Sequence[float], axes: Axes) -> None:
-    """Set a logarithmic axis where the scores, all below 0, differ much."""
     if min(scores) < _WIDE * max(scores):
         axes.set_yscale("symlog", linthresh=1.0)
         axes.yaxis.set_minor_formatter("")  # none

@@ -1,7 +1,4 @@
-"""PPC curves and CAP over any mechanisms that were trained and attacked at several strengths.
-
-PPC curves and CAP as charts and tables of a page.
-"""
+"""Compute and draw PPC curves and CAP of mechanisms trained and attacked at several strengths."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ DISTANCES: Mapping[str, str] = {
     "label": "Label: share wrong",
     "tracing": "Tracing: share wrong",
 }
-"""Of SPN's three attacks -> title. What the paper calls membership is the label."""
+"""Attack of SPN -> title; the paper's membership attack is the label."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,13 +32,9 @@ class Sample:
     """A mechanism at one strength under one attack.
 
     Attributes:
-        mechanism: samples of one mechanism make a curve.
-        strength: in words.
-        versus: who attacked.
-        accuracy: of the training, in [0, 1].
-        ratio: ||B|| / ||E||, mean over the attacked updates; infinite where the defense changed nothing.
-        distances: by name in ``DISTANCES``, as far as they were measured.
-        training: names what was trained; samples of the same one differ in who attacked.
+        accuracy: accuracy of the training, in [0, 1].
+        ratio: ||B|| / ||E||, mean over the attacked updates; infinite if the defense changed nothing.
+        distances: measured distances by name in ``DISTANCES``.
     """
 
     mechanism: str
@@ -53,7 +46,7 @@ class Sample:
     training: str
 
     def point(self, distance: str) -> PpcPoint | None:
-        """Return the point on the curve of ``distance``; ``None`` if that was not measured."""
+        """Return the point on the curve of ``distance``; ``None`` if not measured."""
         if distance not in self.distances:
             return None
         return PpcPoint(accuracy=self.accuracy, distance=self.distances[distance], signal_to_distortion=self.ratio)
@@ -61,15 +54,7 @@ class Sample:
 
 @dataclass(frozen=True, kw_only=True)
 class Cap:
-    """Calibrated averaged performance of a mechanism.
-
-    Attributes:
-        mechanism: whose.
-        distance: name in ``DISTANCES``.
-        versus: who attacked.
-        value: higher is better.
-        points: strengths that it is the mean of.
-    """
+    """Calibrated averaged performance of a mechanism, higher is better, over ``points`` strengths."""
 
     mechanism: str
     distance: str
@@ -79,7 +64,7 @@ class Cap:
 
 
 def samples_of_rows(rows: Sequence[StudyRow]) -> list[Sample]:
-    """Return the samples of a trade-off sweep, in its order; jobs that did not finish are left out."""
+    """Return the samples of finished jobs of a trade-off."""
     found = []
     for row in rows:
         attacks = {cell.title: run for cell, run in row.attacks.items()}
@@ -108,7 +93,7 @@ def sample_of(
     update_distortion: Mapping[str, Statistic],
     training: str,
 ) -> Sample | None:
-    """Build a sample of what one attacker reconstructed in each round; ``None`` without accuracy or distortion."""
+    """Build the sample of one attacker over all rounds; ``None`` without accuracy or distortion."""
     ratio = update_distortion.get("signal_to_distortion")
     distances = _least([distances_of(leakage) for leakage in leakages])
     if accuracy is None or ratio is None or not distances:
@@ -125,7 +110,7 @@ def sample_of(
 
 
 def with_worst(samples: Sequence[Sample]) -> list[Sample]:
-    """Add to ``samples``, for each training that several attackers met, the smallest of each distance."""
+    """Add the smallest of each distance for each training with several attackers."""
     met: dict[tuple[str, str], list[Sample]] = {}
     for sample in samples:
         met.setdefault((sample.training, sample.versus.attack), []).append(sample)
@@ -152,7 +137,6 @@ def distances_of(leakage: Leakage) -> dict[str, float]:
 
 
 def _least(distances: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return the smallest distance of each kind: of the attack that came nearest."""
     return {
         kind: min(d[kind] for d in distances if kind in d) for kind in DISTANCES if any(kind in d for d in distances)
     }
@@ -172,7 +156,7 @@ def caps(samples: Sequence[Sample]) -> list[Cap]:
 
 
 def cap_as_plain(found: Cap) -> dict[str, Any]:
-    """Return CAP with its keys spelled out, as JSON takes them."""
+    """Return CAP as plain values for JSON."""
     return {
         "mechanism": found.mechanism,
         "distance": found.distance,
@@ -185,15 +169,7 @@ def cap_as_plain(found: Cap) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PpcView:
-    """Tables and charts of the section on PPC.
-
-    Attributes:
-        mechanisms: rows of the table.
-        columns: distance and attacker of each column.
-        values: CAP by row and column.
-        bars: a chart for each attack.
-        curves: attack -> title -> chart.
-    """
+    """Tables and charts of the section on PPC."""
 
     mechanisms: Sequence[str]
     columns: Sequence[tuple[str, Versus]]
@@ -203,7 +179,7 @@ class PpcView:
 
 
 def ppc_view_of(samples: Sequence[Sample]) -> PpcView | None:
-    """Build the section over ``samples``; ``None`` where there are none."""
+    """Build the section over ``samples``; ``None`` without any."""
     if not samples:
         return None
     found = caps(samples)
@@ -219,7 +195,6 @@ def ppc_view_of(samples: Sequence[Sample]) -> PpcView | None:
 
 
 def _bars(found: Sequence[Cap], attack: str) -> Markup:
-    """Draw CAP under the attacker that came nearest, and a line for the plain one where that is another."""
     worst = {(e.mechanism, e.distance): e.value for e in found if e.versus == Versus(attack, "worst")}
     values: dict[str, dict[str, tuple[float, float | None]]] = {}
     words = []
@@ -233,7 +208,6 @@ def _bars(found: Sequence[Cap], attack: str) -> Markup:
 
 
 def _curves(samples: Sequence[Sample], attack: str) -> dict[str, Markup]:
-    """Draw a chart for each mechanism, distance by distance."""
     charts = {}
     of_attack = [sample for sample in samples if sample.versus.attack == attack]
     mechanisms = list(dict.fromkeys(sample.mechanism for sample in of_attack))
@@ -268,10 +242,8 @@ def ppc_chart(plain: Sequence[PpcPoint], adaptive: Sequence[PpcPoint], *, distan
     """Draw accuracy (orange), distance (blue) and their product over log10(||B|| / ||E|| + 1), as in SPN's Figure 5.
 
     Args:
-        plain: under the plain attacker, in any order; points without distortion have no place on the axis.
-        adaptive: under the one that knows the mechanism, dashed.
-        distance: what the right axis shows.
-        alt: the chart in words.
+        plain: points of the plain attacker, in any order; those without distortion are not drawn.
+        adaptive: points of the adaptive attacker, dashed.
     """
 
     def draw(axes: Axes) -> None:
@@ -302,9 +274,7 @@ def cap_chart(values: Mapping[str, Mapping[str, tuple[float, float | None]]], *,
     """Draw bars of CAP, as in SPN's Figure 25.
 
     Args:
-        values: mechanism -> distance -> CAP under the attacker that came nearest, and under the plain one, which is a
-            line, where that is another.
-        alt: the chart in words.
+        values: mechanism -> distance -> CAP under the strongest attacker, and, if it is another, the plain one's line.
     """
     kinds = list(dict.fromkeys(kind for of_mechanism in values.values() for kind in of_mechanism))
 

@@ -1,4 +1,4 @@
-"""Which defense to choose, in sentences."""
+"""Recommend a defense in sentences."""
 
 import math
 from collections.abc import Sequence
@@ -18,19 +18,19 @@ from fl_privacy.types.modality import modality_judged_by
 
 
 def goal_in_words(candidates: Sequence[Candidate], psnr_below: float | None) -> str:
-    """Say what is wanted: ``no attacked image read``, and what was asked for beside."""
+    """Describe the goal: ``no attacked image read``, and further requirements."""
     kind = kind_in_words(candidates[0]) if candidates else "image"
     below = "" if psnr_below is None else f" and every one below {metric(psnr_below, IMAGE_METRIC)}"
     return f"no attacked {kind} read{below}"
 
 
 def kind_in_words(candidate: Candidate) -> str:
-    """Name the kind of example that was attacked."""
+    """Name the attacked modality."""
     return modality_judged_by(candidate.judged_by).one
 
 
 def nothing_told(candidate: Candidate) -> str:
-    """Say that ``candidate``, undefended, was not reconstructed."""
+    """Explain that nothing was reconstructed undefended."""
     return (
         f"No defense can be recommended: without one no {kind_in_words(candidate)} was read either"
         f" ({candidate.name}, {read_of(candidate)}). The attack may be too weak, which more iterations or attack=auto"
@@ -39,7 +39,7 @@ def nothing_told(candidate: Candidate) -> str:
 
 
 def read_of(candidate: Candidate) -> str:
-    """Say how many were reconstructed of how many; where none was, with the largest share that this allows."""
+    """Count reconstructed examples; without any, add the upper bound of their share."""
     kind = kind_in_words(candidate)
     if candidate.read:
         return f"{candidate.read} of {candidate.images} {kind}s read"
@@ -48,7 +48,7 @@ def read_of(candidate: Candidate) -> str:
 
 
 def withheld(candidate: Candidate) -> str:
-    """Say why ``candidate`` is not recommended though nothing was reconstructed behind it; else return nothing."""
+    """Explain why ``candidate`` is not recommended despite no reconstructions; empty if it is."""
     kind = kind_in_words(candidate)
     if not modality_judged_by(candidate.judged_by).pixels:
         return (
@@ -71,7 +71,7 @@ def withheld(candidate: Candidate) -> str:
 
 
 def doubts(candidate: Candidate) -> str:
-    """Say why nothing can be relied on though no example was reconstructed; else return nothing."""
+    """Warn if too few uploads were attacked to rely on; else empty."""
     if not candidate.rests_on_few:
         return ""
     number = f"{candidate.groups} separate upload{'' if candidate.groups == 1 else 's'}"
@@ -79,7 +79,7 @@ def doubts(candidate: Candidate) -> str:
 
 
 def answer(candidates: Sequence[Candidate], psnr_below: float | None = None) -> str:
-    """Answer in a few sentences which defense to choose; empty where nothing was both trained and attacked."""
+    """Recommend a defense in a few sentences; empty if nothing was both trained and attacked."""
     if not candidates:
         return ""
     if not comparable(candidates):
@@ -123,7 +123,6 @@ def leakage_in_words(candidate: Candidate) -> str:
 
 
 def _limits(candidates: Sequence[Candidate]) -> str:
-    """Say what else is wanted of a defense, as far as it was asked."""
     asked = {about for candidate in candidates for about in candidate.inferred}
     limits = {
         About.MEMBERSHIP: f"with at most {percent(MEMBERSHIP_AT_MOST)} of the members found at 1 % FPR",
@@ -133,7 +132,6 @@ def _limits(candidates: Sequence[Candidate]) -> str:
 
 
 def _never_asked(candidates: Sequence[Candidate]) -> str:
-    """Name those of which no example was read, but nobody knows what else is told of them; empty if there are none."""
     open_ones = [
         c.name
         for c in candidates
@@ -145,7 +143,7 @@ def _never_asked(candidates: Sequence[Candidate]) -> str:
 
 
 def told_beside(candidate: Candidate) -> str:
-    """Say what was inferred of clients beside images; empty where nobody asked."""
+    """Describe inference results other than examples; empty without any."""
     words = {About.MEMBERSHIP: "TPR at 1 % FPR", About.ATTRIBUTE: "attribute"}
     told = []
     for about, measure in sorted(candidate.inferred.items()):

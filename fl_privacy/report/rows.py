@@ -1,4 +1,4 @@
-"""The attacked rows of a table as a page shows them: original and guess side by side, certain cells bold."""
+"""Show the attacked rows of a table: original next to guess, certain cells in bold."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,14 +13,14 @@ from fl_privacy.runs.folder.row_files import RowGuess, RowPair
 CAPTION = ("cells_right", "categories_right", "numbers_right")
 
 SURE = 0.9
-"""Certainty from which on a cell is shown as certain."""
+"""Least certainty of a cell shown as certain."""
 
 _RANKS = ("Read best", "Second", "Third")
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell as it was read: right, wrong or plain where nobody knows, and whether the attacker is certain of it."""
+    """A guessed cell: right, wrong, or plain if not known, and ``True`` if the attacker is certain."""
 
     text: str
     kind: str
@@ -29,7 +29,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class RowLine:
-    """One column of a row: its name, the original cell, and that of each attacker."""
+    """One column of a row: name, original cell, and each attacker's cell."""
 
     column: str
     original: str
@@ -42,14 +42,7 @@ class RowView:
     """One attacked row.
 
     Attributes:
-        rank: of the three that were read best, or empty.
-        where: round, client and number in words.
-        figures: its metrics in words.
-        label: whether the class was found, and whether the attacker is sure.
-        failure: why nothing was read.
-        lines: its columns.
-        known: whether the original is known.
-        adaptive: whether there was an adaptive attacker.
+        rank: rank of the three best, or empty.
     """
 
     rank: str = ""
@@ -63,25 +56,24 @@ class RowView:
 
 
 def all_rows(run: Run, found: Mapping[tuple[str, int], RowPair]) -> list[RowView]:
-    """View the first ``SHOWN`` attacked rows in the order they were recorded."""
+    """View the first ``SHOWN`` attacked rows."""
     return [_view(record, found) for record in run.of_kind("image")[:SHOWN]]
 
 
 def best_rows(run: Run, found: Mapping[tuple[str, int], RowPair]) -> list[RowView]:
-    """View the three rows of which most cells were reconstructed, from as many clients and uploads as there are."""
+    """View the three rows with most right cells, from different clients and uploads if possible."""
     ranked = rank_by(run, TABLE_METRIC)
     ranks = ("", "", "") if _equal(ranked) else _RANKS
     return [_view(record, found, rank) for rank, record in zip(ranks, from_many(ranked, 3, "row"), strict=False)]
 
 
 def best_rows_in_words(run: Run) -> str:
-    """Say what guesses without the update reach, and which rows :func:`best_rows` shows where these are several."""
+    """Describe the control, and the choice of :func:`best_rows`."""
     ranked = rank_by(run, TABLE_METRIC)
     return " ".join(filter(None, [_control_in_words(run), _which(ranked)]))
 
 
 def _control_in_words(run: Run) -> str:
-    """Say how many cells a guess without the update has right; empty where that was not measured."""
     found = [record["control_cells"] for record in run.of_kind("image") if record.get("control_cells") is not None]
     if not found:
         return ""

@@ -1,7 +1,4 @@
-"""The page of one run, which begins with what was attacked and what was not: that decides how much leaks.
-
-The page of an audit names somebody else's Flower app instead, and what of it was attacked.
-"""
+"""Render the page of one run, led by the attacked uploads; for an audit it names the third-party Flower app."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -40,14 +37,14 @@ from fl_privacy.types.victim_ids import Certainty
 
 
 def is_audit(run: Run) -> bool:
-    """Say whether ``run`` attacked clients that this package did not write."""
+    """Return ``True`` if ``run`` attacked clients of a third-party app."""
     choices = run.identity.config.get("choices")
     app = isinstance(choices, Mapping) and choices.get("federation") == "app"
     return app or run.identity.config.get("command") == "audit"
 
 
 def audit_lede(run: Run) -> str:
-    """Say what was audited and attacked, in sentences."""
+    """Describe the audited app and its attacked uploads."""
     config = run.identity.config
     federation = config.get("federation")
     audited = config.get("command") == "audit" and isinstance(federation, Mapping)
@@ -68,7 +65,6 @@ def audit_lede(run: Run) -> str:
 
 
 def _attacked(run: Run) -> str:
-    """Say how many images each attacked upload is of: that decides how much leaks."""
     sizes: dict[str, int] = {}
     for image in run.of_kind("image"):
         sizes[image["id"]] = max(sizes.get(image["id"], 0), image["image"] + 1)
@@ -96,7 +92,7 @@ def _span(numbers: list[int]) -> str:
 
 
 def what_was_done(run: Run) -> str:
-    """Say what was done and what was attacked, in a few sentences."""
+    """Describe training and attack in a few sentences."""
     if is_audit(run):
         return audit_lede(run)
     attack, defense = chosen(run, "attack"), chosen(run, "defense")
@@ -118,7 +114,7 @@ def what_was_done(run: Run) -> str:
 
 
 def _reads_itself(run: Run) -> bool:
-    """Say whether the malicious server needs no attack to get images from an upload."""
+    """Return ``True`` if the malicious server gets images from an upload without an attack."""
     section = run.identity.config.get("server")
     target = str(section.get("_target_", "")) if isinstance(section, Mapping) else ""
     known = target.startswith(("fl_privacy.malicious.", "fl_privacy.attacks.malicious."))
@@ -127,7 +123,7 @@ def _reads_itself(run: Run) -> bool:
 
 
 def assumptions(run: Run) -> str:
-    """Return sentences for the head of the page of ``run``; empty where nothing was attacked."""
+    """Return sentences for the head of the page; empty if nothing was attacked."""
     found = readings_of(run.summary)
     if not found:
         return ""
@@ -138,7 +134,7 @@ def assumptions(run: Run) -> str:
 
 
 def uploads_of(run: Run) -> str:
-    """Say what the attacked uploads of ``run`` were computed from; empty where nothing was attacked."""
+    """Describe the contents of attacked uploads; empty if nothing was attacked."""
     if not readings_of(run.summary) or is_audit(run):
         return ""
     config, trained = run.identity.config, bool(run.of_kind("round"))
@@ -148,7 +144,7 @@ def uploads_of(run: Run) -> str:
 
 
 def said_together(said: Iterable[tuple[str, str]]) -> str:
-    """Join pairs (name, sentence): the sentence where all share it, else each with its names."""
+    """Join pairs (name, sentence): one sentence if all share it, else each with its names."""
     names: dict[str, list[str]] = {}
     for name, sentence in said:
         if sentence and name not in names.setdefault(sentence, []):
@@ -178,7 +174,6 @@ def _updates(run: Run, plan: Mapping[str, Any]) -> str:
 
 
 def _batch(run: Run, plan: Mapping[str, Any]) -> str:
-    """Say how many images are in a training batch: as set, or all that a client has where that is less."""
     sizes, size = _client_sizes(run), plan.get("batch_size")
     if not sizes:
         return str(size) if size else "all of a client's"
@@ -202,19 +197,17 @@ def _client_sizes(run: Run) -> list[int]:
 
 CURVES_SHOWN = 100
 ROUNDS_SHOWN = 12
-"""More attacked rounds than these are a curve, and their table is closed."""
+"""Most attacked rounds in an open table; more are drawn as a curve."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shown:
-    """What a run's folder holds of its victims; nothing where it was shared with figures alone.
+    """Victims' data in a run's folder; empty if only figures were shared.
 
     Attributes:
         pairs: original and reconstruction, by id and image.
-        sentences: as ``pairs``, of texts.
-        films: of how some were read, by who did.
-        rows: as ``films``, of a table.
-        problems: what could not be read.
+        sentences: the same for texts.
+        rows: table rows, by id and number.
     """
 
     pairs: Mapping[tuple[str, int], Pair] = field(default_factory=dict)
@@ -225,7 +218,6 @@ class Shown:
 
     @classmethod
     def of(cls, run: Run) -> "Shown":
-        """Read from the folder of ``run``."""
         if run.shared == "figures":
             return cls()
         pairs, unpaired = run.read_pairs()
@@ -236,17 +228,15 @@ class Shown:
         return cls(pairs=pairs, sentences=sentences, rows=rows, films=films, problems=problems)
 
     def modality(self, found: Sequence[Reading]) -> Modality:
-        """Return what there is to show, or what was attacked, as ``found`` say, where nothing was kept."""
+        """Return the modality of saved victims, or of ``found`` without any."""
         kept = {TEXTS: self.sentences, ROWS: self.rows}
         return next((modality for modality, shown in kept.items() if shown), modality_attacked(found))
 
 
 def render_run(run: Run, shown: Shown, *, problems: Sequence[str] = (), live: bool = False) -> str:
-    """Render the HTML of ``run`` with what is ``shown`` of it; ``problems`` go into a banner.
+    """Render the HTML of ``run`` with the victims in ``shown``; all problems go into a banner.
 
-    So do the problems of what is shown.
-
-    A page that is ``live`` is of a run that goes on, and refreshes itself.
+    A ``live`` page shows an unfinished run and refreshes itself.
     """
     pairs, sentences = shown.pairs, shown.sentences
     verdict = verdict_of(run)
@@ -303,7 +293,6 @@ def render_run(run: Run, shown: Shown, *, problems: Sequence[str] = (), live: bo
 
 
 def _main_tiles(found: Sequence[Reading]) -> list[dict[str, Any]]:
-    """Return tiles of the last attacked round and the first, each by the attacker with the larger mean."""
     rounds = sorted({reading.round for reading in found})
     tiles = []
     for round in dict.fromkeys([rounds[-1], rounds[0]]) if rounds else ():
@@ -326,7 +315,6 @@ def _main_tiles(found: Sequence[Reading]) -> list[dict[str, Any]]:
 
 
 def _count_rows(verdict: Verdict, last: Sequence[Reading]) -> list[dict[str, Any]]:
-    """Count what each attacker reconstructed in the last attacked round, and in the one that leaks most."""
     most = verdict.most
     shown = [*last, *([r for r in verdict.readings if most and r.round == most.round and r not in last])]
     source = verdict.facts.source
@@ -334,7 +322,6 @@ def _count_rows(verdict: Verdict, last: Sequence[Reading]) -> list[dict[str, Any
 
 
 def _leakage_rows(found: Sequence[Reading]) -> list[dict[str, Any]]:
-    """Return a row for each metric and attacker of one round, the worst first, with a paper's count."""
     names = list(dict.fromkeys(name for reading in found for name in reading.leakage.metrics))
     order = sorted(names, key=lambda name: list(METRICS).index(name) if name in METRICS else len(METRICS))
     rows = []
@@ -359,7 +346,6 @@ def _leakage_rows(found: Sequence[Reading]) -> list[dict[str, Any]]:
 
 
 def _round_rows(verdict: Verdict) -> list[dict[str, Any]]:
-    """Return means by attacked round and attacker, where more than one round was attacked."""
     found = verdict.readings
     if len({reading.round for reading in found}) < 2:
         return []
@@ -378,7 +364,6 @@ def _round_rows(verdict: Verdict) -> list[dict[str, Any]]:
 
 
 def _over_rounds(found: Sequence[Reading]) -> Markup | None:
-    """Draw the main metric's mean over many attacked rounds, by attacker; ``None`` where the table shows it."""
     if len({reading.round for reading in found}) <= ROUNDS_SHOWN:
         return None
     main = modality_attacked(found).metric
@@ -395,7 +380,6 @@ def _over_rounds(found: Sequence[Reading]) -> Markup | None:
 
 
 def _charts(run: Run) -> dict[str, Markup]:
-    """Draw accuracy, losses and the attacker's loss, as far as they were recorded."""
     charts = {}
     if tested := run.summary.tested:
         x, y = [r.round for r in tested], [r.accuracy for r in tested]
@@ -449,7 +433,6 @@ def _partition(run: Run) -> Markup | None:
 
 
 def _excluded(run: Run) -> list[str]:
-    """List replies that did not count, a line each."""
     return [
         f"Round {record['round']}, client {client}: {reason}"
         for record in run.of_kind("round")

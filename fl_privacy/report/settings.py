@@ -1,4 +1,4 @@
-"""A configuration in a few words, and what tells several apart."""
+"""Summarize configurations, and find their differences."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -11,10 +11,10 @@ from fl_privacy.runs.folder.identity import RUNTIME
 GROUPS = groups(shown=True)
 
 UNSAID = ("_target_", "name")
-"""Settings that only repeat which option was chosen."""
+"""Settings that only repeat the chosen option."""
 
 AS_USUAL = {"server": "honest", "guard": "off", "inference": "none"}
-"""Options that are not worth a word, by group."""
+"""Options not worth mentioning, by group."""
 
 DIFFERENCES_SHOWN = 6
 _BATCH_NORM = {
@@ -24,7 +24,7 @@ _BATCH_NORM = {
 
 
 def chosen(run: Run, group: str) -> str:
-    """Return the option of the configuration group ``group`` that the run took; a user's own goes by its own name."""
+    """Return the run's option of ``group``; for a user's own code, its name."""
     choices, section = run.identity.config.get("choices"), run.identity.config.get(group)
     option = called(str(choices.get(group) or ""), section) if isinstance(choices, Mapping) else ""
     if option:
@@ -33,7 +33,7 @@ def chosen(run: Run, group: str) -> str:
 
 
 def overview(run: Run) -> list[tuple[str, str]]:
-    """List each configuration group with its option and settings, and the seed."""
+    """List each group with its option and settings, and the seed."""
     without = run.of_kind("attack") and not run.summary.batch_norm
     unused = ("plan.batch_norm", "plan.probe_batch_norm") if without else ()
     rows = []
@@ -49,7 +49,7 @@ def overview(run: Run) -> list[tuple[str, str]]:
 
 
 def batch_norm_in_words(summaries: Iterable[Summary]) -> str:
-    """Say in which mode batch norm ran in the attacked uploads; empty for models without."""
+    """Describe the mode of batch norm in the attacked uploads; empty for models without."""
     modes = sorted({mode for summary in summaries for mode in summary.batch_norm})
     if not modes:
         return ""
@@ -58,9 +58,9 @@ def batch_norm_in_words(summaries: Iterable[Summary]) -> str:
 
 
 def differences(runs: Sequence[Run]) -> list[list[str]]:
-    """List for each run ``key=value`` of the settings that are not the same in all of them.
+    """List for each run ``key=value`` of the settings that differ, at most ``DIFFERENCES_SHOWN``.
 
-    First those with several values, then those that only some runs have; at most ``DIFFERENCES_SHOWN``.
+    Settings that only some runs have come last.
     """
     flat = [telling_settings(run) for run in runs]
     values = {key: {settings.get(key) for settings in flat} for key in dict.fromkeys(k for s in flat for k in s)}
@@ -69,7 +69,7 @@ def differences(runs: Sequence[Run]) -> list[list[str]]:
 
 
 def telling_settings(run: Run) -> dict[str, str]:
-    """Return the settings, by dotted key, that may make the run's results differ from those of another."""
+    """Return the settings, by dotted key, that may affect a run's results."""
     return {
         key: str(value)
         for key, value in flat_settings(run.identity.config)
@@ -78,7 +78,7 @@ def telling_settings(run: Run) -> dict[str, str]:
 
 
 def names(runs: Sequence[Run]) -> tuple[list[str], str]:
-    """Return for each run the options that distinguish it from the others, and those that all share."""
+    """Return for each run the options that distinguish it, and those that all share."""
     options = {group: [chosen(run, group) for run in runs] for group in GROUPS}
     varying = [group for group, taken in options.items() if len(set(taken)) > 1]
     shared = [

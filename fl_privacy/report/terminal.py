@@ -1,4 +1,4 @@
-"""What a command says at its end: who read what of how many, and what to do about it."""
+"""Summarize a command's result for the terminal, with the next step."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +10,7 @@ from fl_privacy.runs.folder.verdict import Ground, Verdict
 from fl_privacy.types.modality import ROWS, TEXTS
 
 PAGE = "report.html"
-"""Of a run, in its folder."""
+"""Page in a run's folder."""
 
 _NO_PROOF = "That tells of this attack and is no proof of protection: try attack=auto attack.budget=thorough."
 
@@ -28,22 +28,22 @@ _TO_DO = {
 }
 
 _GRIDS = {TEXTS: "text", ROWS: "tables"}
-"""What measures defenses of examples that are no images."""
+"""Modality other than images -> grid that measures its defenses."""
 
 
 def run_in_words(run_dir: Path) -> str:
-    """Say in two sentences what came of the run in ``run_dir`` and what to do."""
+    """Describe the result of the run in ``run_dir`` and the next step."""
     return answer_of(read_run(run_dir))
 
 
 def answer_of(run: Run) -> str:
-    """Say what ``run`` found, and what to do about it."""
+    """Describe the result of ``run`` and the next step."""
     verdict = verdict_of(run)
     return visible(f"{headline_of(verdict).text}. {to_do(verdict, run.path)}".replace("?.", "?"))
 
 
 def to_do(verdict: Verdict, run_dir: Path | None = None) -> str:
-    """Say what follows from ``verdict`` for who owns the clients."""
+    """Recommend the next step to the owner of the clients."""
     if verdict.ground is Ground.READ:
         grid = _GRIDS.get(verdict.modality, "quick")
         if verdict.facts.undefended:
@@ -53,7 +53,7 @@ def to_do(verdict: Verdict, run_dir: Path | None = None) -> str:
 
 
 def answers_of(run_dirs: Sequence[Path]) -> str:
-    """Say what came of several runs: how many of them were read of, and which most."""
+    """Describe the results of several runs, and name the one that leaks most."""
     runs = [read_run(path) for path in run_dirs]
     verdicts = [verdict_of(run) for run in runs]
     read = [(verdict, run) for verdict, run in zip(verdicts, runs, strict=True) if verdict.ground is Ground.READ]

@@ -1,4 +1,4 @@
-"""The attacked texts of a run as a page shows them: token by token, right, misplaced or wrong."""
+"""Show the attacked texts of a run token by token: right, misplaced or wrong."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ Kind = Literal["plain", "right", "misplaced", "wrong"]
 
 @dataclass(frozen=True)
 class Piece:
-    """A token: how it is displayed, how it was found, and whether it continues the word before it."""
+    """A token for display, its kind, and ``True`` if it continues the word before it."""
 
     text: str
     kind: Kind
@@ -30,14 +30,9 @@ class SentenceView:
     """One attacked text.
 
     Attributes:
-        rank: ``Best``, ``Median``, ``Worst`` read, or empty.
-        where: round, client and number in words.
-        figures: its metrics in words.
-        label: whether the class was found, and whether the attacker is sure.
-        failure: why nothing was read.
-        original: its tokens; empty where nobody knows them.
-        guess: of the plain attacker.
-        adaptive: of the adaptive attacker; ``None`` where there was none.
+        original: tokens; empty if not known.
+        guess: plain attacker's tokens.
+        adaptive: adaptive attacker's tokens; ``None`` without one.
     """
 
     rank: str = ""
@@ -51,15 +46,12 @@ class SentenceView:
 
 
 def all_sentences(run: Run, found: Mapping[tuple[str, int], Sentence]) -> list[SentenceView]:
-    """View the first ``SHOWN`` attacked texts in the order they were recorded."""
+    """View the first ``SHOWN`` attacked texts."""
     return [_view(record, found) for record in run.of_kind("image")[:SHOWN]]
 
 
 def extreme_sentences(run: Run, found: Mapping[tuple[str, int], Sentence], by: str) -> list[SentenceView]:
-    """View the text reconstructed best, the median and the worst by the metric ``by``, as far as there are that many.
-
-    Any three of different places where all are equal.
-    """
+    """View the best, median and worst text by the metric ``by``; any three if all are equal."""
     ranked = rank_by(run, by)
     if len({record.get(by) for record in ranked}) == 1 and not run.of_kind("image", Attacker.ADAPTIVE):
         different = {place_of(record, "text"): record for record in reversed(ranked)}
@@ -71,11 +63,7 @@ def extreme_sentences(run: Run, found: Mapping[tuple[str, int], Sentence], by: s
 
 
 def colored(guess: Sequence[str], original: Sequence[str] | None) -> list[Piece]:
-    """Color each token of ``guess``: right, misplaced or wrong.
-
-    Right where ``original`` has it at the same place, misplaced where that has it elsewhere and no other token of the
-    guess stands for it, else wrong.
-    """
+    """Mark each token of ``guess`` as right in place, misplaced, or wrong; each original token counts once."""
     if original is None:
         return uncolored(guess)
     right = [at < len(original) and token == original[at] for at, token in enumerate(guess)]
@@ -90,7 +78,7 @@ def colored(guess: Sequence[str], original: Sequence[str] | None) -> list[Piece]
 
 
 def uncolored(tokens: Sequence[str]) -> list[Piece]:
-    """Return ``tokens`` for display, none of them marked as right or wrong."""
+    """Return ``tokens`` for display, without marks."""
     return [Piece(*_readable(token, "plain")) for token in tokens]
 
 

@@ -1,4 +1,4 @@
-"""The page of a sweep over defenses: leakage beside utility, its charts and its table as plain values."""
+"""Render the page of a sweep over defenses: leakage by utility, charts, and the table as plain values."""
 
 from __future__ import annotations
 
@@ -41,12 +41,11 @@ class CurvePoint:
 
 @dataclass(frozen=True, kw_only=True)
 class FamilyCurve:
-    """The points of one family and attacker, by strength.
+    """Points of one family and attacker, by strength.
 
     Attributes:
-        points: joined in order.
         series: number of the family's color; ``None`` for the undefended point.
-        adaptive: drawn dashed with open marks.
+        adaptive: ``True`` for dashed lines with open marks.
     """
 
     points: Sequence[CurvePoint]
@@ -55,7 +54,7 @@ class FamilyCurve:
 
 
 def render_trade_off(rows: Sequence[StudyRow], out: Path, *, psnr_below: float | None) -> str:
-    """Render the HTML over ``rows``, with links relative to the file ``out``."""
+    """Render the HTML of ``rows``, with links relative to the file ``out``."""
     asked, candidates = _asked_and_candidates(rows)
     best = best_unread(candidates, psnr_below)
     versus = list(dict.fromkeys(v for row in rows for v in row.leakage))
@@ -90,21 +89,19 @@ def render_trade_off(rows: Sequence[StudyRow], out: Path, *, psnr_below: float |
 
 
 def trade_off_sentences(rows: Sequence[StudyRow], *, psnr_below: float | None) -> str:
-    """Say which defense to take by ``rows``, and what it rests on."""
+    """Recommend a defense by ``rows``, with the evidence."""
     _, candidates = _asked_and_candidates(rows)
     headline = _headline(candidates, best_unread(candidates, psnr_below), psnr_below)
     return f"{headline}. {answer(candidates, psnr_below)}".strip()
 
 
 def _asked_and_candidates(rows: Sequence[StudyRow]) -> tuple[Any, list[Candidate]]:
-    """Return what was asked beside examples, and the defenses that were both trained and attacked."""
     asked = asked_of([finding for row in rows for finding in row.findings])
     whole = [row for row in rows if row.complete]
     return asked, [candidate for row in whole if (candidate := row.candidate(asked=asked))]
 
 
 def _headline(candidates: Sequence[Candidate], best: Candidate | None, psnr_below: float | None) -> str:
-    """Say which defense to take, by what the attacks reconstructed behind it, or why none is named."""
     if not candidates:
         return "Nothing was both trained and attacked yet"
     if best is not None:
@@ -120,19 +117,17 @@ def _headline(candidates: Sequence[Candidate], best: Candidate | None, psnr_belo
 
 
 def _series(rows: Sequence[StudyRow]) -> dict[str, int]:
-    """Return the number of each family's color."""
     families = dict.fromkeys(row.entry.family for row in rows if not row.entry.undefended)
     return {family: number for number, family in enumerate(families)}
 
 
 def _charts(rows: Sequence[StudyRow], attack: str, best: StudyRow | None) -> dict[str, Markup]:
-    """Draw a chart for each metric of the attack called ``attack``; the choice is ringed."""
     shown = [name for names in COMPARED.values() for name in names]
     return {METRICS[name].title: chart for name in shown if (chart := _chart(rows, attack, name, best)) is not None}
 
 
 def inferred_charts(rows: Sequence[StudyRow], best: StudyRow | None) -> dict[str, Markup]:
-    """Draw a chart for membership and for an attribute, as far as they were asked, with a dashed line for guessing."""
+    """Draw a chart of each attack on membership or an attribute, with a line for guessing."""
     use_pmm, series = all(row.pmm is not None for row in rows if row.accuracy is not None), _series(rows)
     charts = {}
     for about, axis in AXES.items():
@@ -231,24 +226,14 @@ def trade_off_chart(
     bound_label: str,
     ring: tuple[float, float] | None,
 ) -> Markup:
-    """Draw curves with error bars; infinite values stand above all others, and are named.
-
-    Args:
-        curves: drawn in order.
-        x: what the horizontal axis shows.
-        y: what the vertical axis shows.
-        alt: the chart in words.
-        bound: a dashed line across.
-        bound_label: what it means.
-        ring: around which point of the plane a circle is drawn.
-    """
+    """Draw curves with error bars; infinite values are labelled above all others."""
 
     top = top_of([p.y for curve in curves for p in curve.points], bound)
 
     def draw(axes: Axes) -> None:
         for curve in curves:
             color = INK if curve.series is None else SERIES[curve.series % len(SERIES)]
-            # half-lengths (2, n) of the error bars, zero where there is none
+            # half-lengths (2, n) of the error bars, zero without one
             ends = [reach(p.y, p.y_range) or [[0.0], [0.0]] for p in curve.points]
             axes.errorbar(
                 [p.x for p in curve.points],
@@ -279,7 +264,7 @@ def trade_off_chart(
 
 
 def row_as_plain(row: StudyRow) -> dict[str, Any]:
-    """Return the row as plain values for ``trade_off.json``; the same whatever the clock showed."""
+    """Return the row as plain values for ``trade_off.json``, independent of the clock."""
     return {
         "family": row.entry.family,
         "strength": row.entry.strength,

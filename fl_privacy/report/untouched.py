@@ -1,4 +1,4 @@
-"""The page on a Flower app as it is: what leaves in clear, then what was read, from the worst case up."""
+"""Render the page on an unmodified Flower app: data in the clear, then reconstructions, worst scenario first."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ from fl_privacy.report.page import render
 from fl_privacy.runs.folder.verdict import LEAK, OPEN, Tone
 
 MOST_LINES = 60
-"""Lines of the inventory that are open at first."""
+"""Lines of the inventory shown initially."""
 
 KINDS = {"image": "image", "row": "row", "text": "text", "other": "example"}
 
@@ -39,22 +39,17 @@ READ_MEANS: Mapping[str, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class AppPage:
-    """All figures and sentences of an unedited app's page.
+    """Figures and sentences of an unmodified app's page.
 
     Attributes:
-        app: its name.
-        lede: what was run, in sentences.
-        findings: what leaves in clear: severity, what, where, why, in how many of how many replies.
-        answers: of attacks, scenario by scenario, then what else the training's own uploads tell.
-        lines: of the inventory.
+        lede: description of the run.
+        findings: data in the clear: severity, content, place, reason, and number of replies.
+        answers: results of attacks by scenario, then the aggregate leakage of the training's uploads.
+        lines: lines of the inventory.
         volumes: messages and bytes by direction and kind.
-        facts: how clients train, name and value.
-        stated: what clients state of differential privacy.
-        problems: what went wrong.
-        notes: what else was done than the app does by itself.
-        going_on: what was still to come when the page was written, and when that was; empty when all is done.
-        broken: why the audit ended before it was done.
-        environment: name and value.
+        stated: differential privacy stated by clients.
+        going_on: pending work and time of an unfinished page; empty if all is done.
+        broken: reason why the audit ended early.
     """
 
     app: str
@@ -73,28 +68,24 @@ class AppPage:
 
     @property
     def tone(self) -> Tone:
-        """Return the color of the first line."""
         clear = any(finding["severity"] == "data" for finding in self.findings)
         return LEAK if clear or any(answer.leaks for answer in self.answers) else OPEN
 
     @property
     def steps(self) -> list[Answer]:
-        """List the answers about single examples."""
         return [answer for answer in self.answers if answer.question == "examples"]
 
     @property
     def aggregate(self) -> list[Answer]:
-        """List the answers about all examples of a client."""
         return [answer for answer in self.answers if answer.question != "examples"]
 
     @property
     def silent(self) -> bool:
-        """Say whether no client sent anything, be it asked or not."""
+        """Return ``True`` if no client sent anything."""
         return all(line["direction"] != "client to server" for line in self.lines)
 
     @property
     def further(self) -> list[str]:
-        """Say what else was found, a sentence each, below the headline."""
         read = [step for step in self.steps if step.leaks]
         clear = any(finding["severity"] == "data" for finding in self.findings)
         found = [_read(step) for step in read if clear or step is not max(read, key=attrgetter("share"))]
@@ -111,7 +102,6 @@ class AppPage:
 
     @property
     def meaning(self) -> list[str]:
-        """Say what counts as read, a sentence for each kind of examples that was attacked."""
         found: dict[str, str] = {}
         for step in self.steps:
             if step.counts is not None and step.kind in READ_MEANS and step.kind not in found:
@@ -120,7 +110,7 @@ class AppPage:
 
     @property
     def shown_first(self) -> Answer | None:
-        """Return the step whose examples are open: the one that the headline is of, else the first one attacked."""
+        """Return the step whose examples are open: that of the headline, else the first attacked one."""
         shown = [step for step in self.steps if step.shown]
         read = [step for step in shown if step.leaks]
         sent = [step for step in shown if step.scenario.leaves]
@@ -128,12 +118,10 @@ class AppPage:
 
     @property
     def _facts(self) -> list[Mapping[str, Any]]:
-        """List what tells facts about the data in clear, the first of which is the headline where nothing is red."""
         return [finding for finding in self.findings if finding["severity"] == "facts"]
 
     @property
     def headline(self) -> str:
-        """Say in one line what was reconstructed, by whom, of how many."""
         clear = [finding for finding in self.findings if finding["severity"] == "data"]
         if clear:
             first = clear[0]
@@ -157,7 +145,6 @@ class AppPage:
         return [step for step in self.steps if step.counts is not None and step.counts.judged and step.scenario.leaves]
 
     def _of_chance(self) -> str:
-        """Say how many examples were read of the upload of which most were, where that is no more than chance."""
         most = max(self._uploads_attacked, key=attrgetter("share"))
         assert most.counts is not None
         of = f"{most.counts.read} of {_number(most.counts.judged, KINDS[most.kind])}"
@@ -166,7 +153,6 @@ class AppPage:
         return f"{said}, but {words} single word{'s' * (words != 1)} of them" if words else said
 
     def _nothing_read(self) -> str:
-        """Word the first line where nothing that leaves was reconstructed."""
         attacked = [step for step in self.steps if step.counts is not None and step.counts.judged]
         if self._uploads_attacked:
             return f"{self._of_chance()}: that tells of these attacks, and is no guarantee"
@@ -191,7 +177,6 @@ class AppPage:
 
     @property
     def _why(self) -> str:
-        """Say why no upload was attacked, by the first that was to be: for want of time, or what was not understood."""
         asked = (step for step in self.steps if step.scenario.leaves and step.scenario.name != "all")
         return next((step.reason for step in asked if step.reason), "no attack here fits what this app uploads")
 
@@ -208,7 +193,7 @@ def _and(parts: Sequence[str]) -> str:
 
 
 def _single_words(step: Answer) -> int:
-    """Count the words read of texts of which most were not, where few are wrong and few are in the other texts."""
+    """Count single words reconstructed of texts, if few are wrong and few are in the other texts."""
     if step.kind not in _READ_IN_WORDS:
         return 0
     pairs = [(set(one.original), set(one.guess)) for one in step.shown]
@@ -232,7 +217,6 @@ def _read(step: Answer) -> str:
 
 
 def _number(number: int, what: str) -> str:
-    """Spell a number of things, such as one image or two images."""
     return f"{number} {what}{'s' * (number != 1)}"
 
 
@@ -284,7 +268,6 @@ def _view(step: Answer, number: int, *, opened: bool) -> dict[str, Any]:
 
 
 def _shown(step: Answer) -> dict[str, list[dict[str, Any]]]:
-    """Return what the page shows of a step, by the name that its template has for examples of that kind."""
     if step.kind not in _VIEWS:
         return {}
     name, view = _VIEWS[step.kind]
@@ -334,7 +317,7 @@ _VIEWS: dict[str, tuple[str, Callable[[Any], dict[str, Any]]]] = {
     "row": ("rows", _row),
     "text": ("words", _words),
 }
-"""Kind of examples -> the name in the page's template of those shown, and how one is shown."""
+"""Kind of examples -> template name, and view of one example."""
 
 _READ_IN_WORDS = {"text"}
-"""Kinds of which words are read, one by one."""
+"""Kinds whose single words are reconstructed."""

@@ -1,4 +1,4 @@
-"""Words of pages that not everybody knows, in plain ones."""
+"""Explain technical words of pages in plain ones."""
 
 import re
 from collections.abc import Iterable
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from markupsafe import Markup
 
 MARK = "<!-- words -->"
-"""Where a page wants the words that it uses, behind a click."""
+"""Place of a page's folded glossary."""
 
 _MARKUP = re.compile(r"<(style|script|svg)\b.*?</\1>|<[^>]*>", re.DOTALL)
 
@@ -77,17 +77,17 @@ TERMS = {
     "Token F1": (r"Token F1|token F1", "share of a text's words, or parts of words, that were read, in any order"),
     "TPR at 1 % FPR": (r"TPR", "share of members found when one of a hundred others is taken for one"),
 }
-"""Title -> what calls for it in a text, and what it means."""
+"""Title -> pattern that matches it in a text, and its meaning."""
 
 
 def glossary_of(texts: Iterable[str]) -> list[tuple[str, str]]:
-    """List (title, meaning) of the terms that ``texts`` use."""
+    """List (title, meaning) of the terms in ``texts``."""
     said = "\n".join(texts)
     return [(title, meaning) for title, (pattern, meaning) in TERMS.items() if re.search(pattern, said)]
 
 
 def with_words(page: str) -> str:
-    """Put the words that ``page`` uses at its mark, behind a click; a page without a mark stays as it is."""
+    """Put a folded glossary of the page's terms at its mark, if any."""
     if MARK not in page:
         return page
     words = glossary_of([_MARKUP.sub(" ", page)])

@@ -1,7 +1,4 @@
-"""Run folders in, a page out.
-
-Pages to pass on: copies of run folders with figures alone, or with pictures by consent.
-"""
+"""Write pages of run folders, and copies to share."""
 
 import secrets
 import shutil
@@ -25,30 +22,27 @@ from fl_privacy.runs.folder.share import copy_run
 from fl_privacy.runs.folder.study import StudyEntry, read_study
 
 PICTURED = 16
-"""Pairs in ``pictures/reconstructions.png``: from the best to the worst, evenly spread."""
+"""Pairs in ``pictures/reconstructions.png``, evenly spread from best to worst."""
 
 
 def write_report(
     run_dirs: Sequence[Path], out: Path | None = None, *, psnr_below: float | None = None, cap: bool = False
 ) -> Path:
-    """Write one self-contained HTML page over one or many runs, finished or not; with images it is for its owner alone.
+    """Write one self-contained HTML page on one or many runs; with images it is readable only by its owner.
 
-    A single run gets ``<run>/report.html`` and ``<run>/pictures/reconstructions.png``, several get a comparison
-    ``comparison.html`` beside the first one.
+    A single run gets ``<run>/report.html`` and ``<run>/pictures/reconstructions.png``, several get ``comparison.html``
+    next to the first one.
 
     Args:
-        run_dirs: folders that runs have written.
-        out: where to write the page instead; its folder is created if need be.
-        psnr_below: in dB; a comparison names the most accurate training behind which no image was read, and where given
-            no image reaches this either.
-        cap: compare mechanisms, runs that differ in the strength of their defense, by PPC curves and CAP; the figures
-            are also in ``<page>_cap.json``.
+        out: other path of the page; its folder is created.
+        psnr_below: dB that no image may reach for a training to be named as best without reconstructions.
+        cap: ``True`` to compare strengths of defenses by PPC curves and CAP, also in ``<page>_cap.json``.
 
     Returns:
         Path of the page.
 
     Raises:
-        UserError: a folder is not that of a run, ``out`` can't be written, or no run has what ``cap`` needs.
+        UserError: a folder is not a run's, ``out`` is not writable, or no run has what ``cap`` needs.
     """
     if not run_dirs:
         raise UserError("The folders of one or more runs are expected, but got none; name what `fl-privacy run` wrote.")
@@ -78,15 +72,13 @@ def write_report(
 
 
 def write_trade_off(entries: Sequence[StudyEntry], page: Path, *, psnr_below: float | None = None) -> Path:
-    """Write the page of a sweep over defenses, and its tables ``trade_off.json`` and ``trade_off_cap.json`` beside it.
+    """Write the page of a sweep, and its tables ``trade_off.json`` and ``trade_off_cap.json`` next to it.
 
     Args:
-        entries: where the results are, as far as there are any.
-        page: where to write.
-        psnr_below: as ``page``, of the defenses.
+        psnr_below: see ``write_report``.
 
     Raises:
-        UserError: ``page`` can't be written.
+        UserError: ``page`` is not writable.
     """
     rows = read_study(entries)
     try:
@@ -100,7 +92,7 @@ def write_trade_off(entries: Sequence[StudyEntry], page: Path, *, psnr_below: fl
 
 
 def trade_off_in_words(entries: Sequence[StudyEntry], *, psnr_below: float | None = None) -> str:
-    """Say in a few sentences which defense a sweep speaks for, as its page does."""
+    """Recommend a defense of a sweep in a few sentences."""
     return trade_off_sentences(read_study(entries), psnr_below=psnr_below)
 
 
@@ -111,13 +103,12 @@ def _write_caps(page: Path, samples: Sequence[Sample]) -> None:
 
 
 def page_of_run(run: Run, *, live: bool = False) -> str:
-    """Render the HTML of a single run; nothing is written."""
-    problems = [] if live and not run.finished else run.problems  # a line that is being written is no damage
+    """Render the HTML of a single run without writing it."""
+    problems = [] if live and not run.finished else run.problems  # an incomplete last line is no damage
     return render_run(run, Shown.of(run), problems=problems, live=live)
 
 
 def _write_picture(run: Run) -> None:
-    """Write originals beside reconstructions as one picture, from the best to the worst, where there are any."""
     pairs, _ = run.read_pairs() if run.shared != "figures" else ({}, [])
     ranked = [v for v in rank_by(run, IMAGE_METRIC) if (v["id"], v["image"]) in pairs]
     chosen = (
@@ -146,20 +137,17 @@ def share_report(
     psnr_below: float | None = None,
     cap: bool = False,
 ) -> Path:
-    """Copy runs into the new folder ``destination``, each with its page, and a page that compares several.
+    """Copy runs into the new folder ``destination``, each with its page, and a comparison of several.
 
     Args:
-        run_dirs: folders that runs have written.
-        destination: it must not exist, or be empty; it appears when all is in it.
-        with_originals: the copies also hold attacked images and reconstructions, for the owner alone.
-        psnr_below: see ``write_report``.
-        cap: see ``write_report``.
+        destination: missing or empty folder; it appears when complete.
+        with_originals: ``True`` to include images, readable only by the owner.
 
     Returns:
-        Path of the page that shows all of it.
+        Path of the main page.
 
     Raises:
-        UserError: a folder is not that of a run, or ``destination`` is taken or can't be written.
+        UserError: a folder is not a run's, or ``destination`` exists or is not writable.
     """
     sources = list(dict.fromkeys(Path(path).resolve() for path in run_dirs))
     for source in sources:

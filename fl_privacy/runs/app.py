@@ -1,4 +1,4 @@
-"""From captured updates of a Flower app to a page: during an audit, or later from its folder."""
+"""Attack captured updates of a Flower app and write the page, during an audit or later."""
 
 import json
 import re
@@ -36,23 +36,21 @@ from fl_privacy.types import Observation, VictimId
 from fl_privacy.types.plan import Normalization
 
 NOTE = "audit.json"
-"""Name of the file beside captures of an app: what these don't hold."""
+"""File next to an app's captures, with facts that these lack."""
 
 _MOST_BYTES = 1 << 24
 
 
 @dataclass(frozen=True, kw_only=True)
 class Note:
-    """Findings of an audit beside the captured updates.
+    """Findings of an audit that captured updates do not hold.
 
     Attributes:
-        model: import path of the clients' model, as it was; nothing is imported by it.
-        normalization: of their images.
-        normalizations: by client, of those that say theirs.
-        defense: that most of them tell of.
-        defenses: by client, what each tells of.
-        fingerprints: of the images behind each probe, by its id.
-        rates_estimated: the learning rate of each update was told by that update alone.
+        model: import path of the clients' model; never imported.
+        normalizations: client -> normalization, if stated.
+        defenses: client -> stated defense.
+        fingerprints: probe id -> fingerprints of its images.
+        rates_estimated: ``True`` if each update's learning rate was inferred from that update alone.
     """
 
     model: str = ""
@@ -65,7 +63,7 @@ class Note:
 
 
 def write_note(folder: Path, note: Note) -> None:
-    """Write ``note`` into the folder of an audit, for its owner alone."""
+    """Write ``note`` into the folder of an audit, readable only by its owner."""
     content = {
         "model": note.model,
         **_plainly(note.normalization),
@@ -90,7 +88,7 @@ def _normalization(plain: Mapping[str, Any]) -> Normalization | None:
 
 
 def read_note(folder: Path) -> Note | None:
-    """Return the note that ``write_note`` wrote, trusting nothing in it; ``None`` where there is none.
+    """Return the audit's note, without trusting its content; ``None`` without one.
 
     Raises:
         UserError: it is damaged.
@@ -133,24 +131,18 @@ def read_note(folder: Path) -> Note | None:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AppReport:
-    """All that is known of an app whose updates were captured.
+    """Facts on an app whose updates were captured.
 
     Attributes:
-        observations: of training updates and probes.
-        source: of the true images.
-        fingerprints: of the images behind each probe.
-        defense: that most clients tell of.
-        defenses: by client, what each tells of.
-        partitions: by client, the partition whose data are its.
-        found: sentences on single updates, and on how many each is true of.
+        partitions: client -> partition of its data.
+        found: sentences on single updates, with their numbers.
         said: sentences on the app.
-        victims: images of the server's own, where no client answers probes.
-        problems: what went wrong, a line each.
-        identified: clients that say which partition they hold: what theirs are is not known of others.
-        every: attack all updates, however many images they are of.
-        adaptive: an attacker that knows the defense attacks as well, where clients tell of one.
-        rates_estimated: learning rates of single images are those that each update shows.
-        nodes: that were connected, whose partitions are 0 to ``nodes - 1``; ``None`` where nobody counted them.
+        victims: number of the server's own images, for clients that do not answer probes.
+        identified: clients that state their partition.
+        every: ``True`` to attack all updates, of any number of images.
+        adaptive: ``True`` to attack also with knowledge of a stated defense.
+        rates_estimated: ``True`` if learning rates of single images were inferred from each update.
+        nodes: number of nodes, with partitions 0 to ``nodes - 1``; ``None`` if not known.
     """
 
     observations: Sequence[Observation]
@@ -170,7 +162,6 @@ class AppReport:
     nodes: int | None = None
 
     def truth(self) -> KnownImages:
-        """Return what is known of the images behind the updates."""
         return KnownImages(
             data=self.source.data,
             of_client=self.source.of_client,
@@ -193,18 +184,13 @@ def report_app(
     jobs: int | None = None,
     candidates: int = MOST,
 ) -> str:
-    """Attack the updates of ``app`` that are worth it, write the page, and return a line on the result.
+    """Attack the updates worth attacking, write the page, and return a line on the result.
 
     Args:
-        app: what was captured.
-        attack: ``None`` captures only.
-        name: of it, for the line.
-        folder: open; finished afterwards.
-        monitor: told of the progress.
-        seed: of the attack.
-        threads: CPU threads of the attack; ``None`` takes one for each part, PyTorch's where there is one part.
-        jobs: processes that attack at once, at most; ``None`` takes all cores.
-        candidates: images that each original is distinguished from, at most.
+        attack: attack to run; ``None`` only captures.
+        threads: CPU threads of the attack; ``None`` takes one per part, or PyTorch's default for one part.
+        jobs: most processes that attack at once; ``None`` takes all cores.
+        candidates: most distractors of each original.
     """
     truth, started = app.truth(), time.perf_counter()
     chosen, said = worth_attacking(app.observations, every=app.every)
@@ -244,7 +230,6 @@ def report_app(
 
 
 def _others(app: AppReport, captured: Captured, number: int, seed: int) -> Others:
-    """Return what each guess is compared with beside its original."""
     if not captured.observations:
         return Others()
     shape, attacked = captured.observations[0].input_shape, ids_of(captured.observations)
@@ -252,13 +237,11 @@ def _others(app: AppReport, captured: Captured, number: int, seed: int) -> Other
 
 
 def _sentences(app: AppReport, said: Sequence[str]) -> list[str]:
-    """Say on the page what is known of the app, before what was attacked."""
     described = describe_app(app.observations, app.defense, app.found, app.defenses)
     return [*described, *app.said, *said, *[f"Went wrong: {problem}." for problem in app.problems[:5]]]
 
 
 def _not_found(chosen: Sequence[Observation], truth: KnownImages) -> list[str]:
-    """Say how many probes' images are not where the truth should be."""
     if truth.data is None and truth.of_client is None:
         return []
     lost = sum(id.probe is not None and truth.batch(id) is None for id in ids_of(chosen))
@@ -271,7 +254,6 @@ def _not_found(chosen: Sequence[Observation], truth: KnownImages) -> list[str]:
 
 
 def _mean_psnr(summary: Summary) -> str:
-    """Format the mean PSNR of the attacker that leaks most, in whatever round."""
     found = readings_of(summary)
     worst = worst_by("psnr", found)
     if worst is None or (statistic := worst.statistic("psnr")) is None:
@@ -281,7 +263,6 @@ def _mean_psnr(summary: Summary) -> str:
 
 
 def _of_own_images(own: Sequence[Observation], truth: KnownImages, number: int) -> KnownImages:
-    """Return the truth behind uploads that the server computed of the first ``number`` images."""
     images = truth.first(number)
     return KnownImages(given={id: images[id.probe or 0] for id in ids_of(own)})
 

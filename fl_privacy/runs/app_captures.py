@@ -1,7 +1,4 @@
-"""Attacks on what was captured of somebody else's Flower app, from its folder.
-
-What another run captured: its own configuration, and updates that are shown to be of it.
-"""
+"""Load captured updates of a third-party app, or of another run, after checking their origin."""
 
 import copy
 from collections import Counter
@@ -32,10 +29,7 @@ from fl_privacy.types.plan import Normalization
 
 
 def app_captures(captured: str) -> Path | None:
-    """Find the folder of an app's captures in ``captured``: of an audit, or any that no run of this package wrote.
-
-    ``None`` where a run of this package did, or there is nothing.
-    """
+    """Find the folder of an app's captures in ``captured``; ``None`` without any, or for a run of this package."""
     folder = Path(captured)
     within = [path.parent for path in sorted(folder.glob(f"audit-*/{NOTE}"))]
     for audited in (folder, folder.parent, *(within if len(within) == 1 else ())):
@@ -47,7 +41,7 @@ def app_captures(captured: str) -> Path | None:
 
 
 def load_app(captures: Path, config: RunSettings) -> tuple[AppReport, Note]:
-    """Load what was captured of an app, by the model that ``config`` names.
+    """Load an app's captures for the model of ``config``.
 
     Raises:
         UserError: it is not the model of these updates, or none is named.
@@ -77,7 +71,6 @@ def load_app(captures: Path, config: RunSettings) -> tuple[AppReport, Note]:
 
 
 def _normalizing(section: Mapping[str, Any], note: Note) -> Mapping[str, Any]:
-    """Return the clients' normalization as the audit noted it, unless the user gives another."""
     if note.normalization is None or any(key in section for key in ANY_MODEL[1:]):
         return {}
     return {"mean": list(note.normalization.mean), "std": list(note.normalization.std)}
@@ -86,7 +79,7 @@ def _normalizing(section: Mapping[str, Any], note: Note) -> Mapping[str, Any]:
 def _as_clients_normalize(
     observations: Sequence[Observation], section: Mapping[str, Any], note: Note
 ) -> Sequence[Observation]:
-    """Return each observation by a model that normalizes as its client said, unless the user gives another for all."""
+    """Give each observation a model with its client's stated normalization, unless the user gives one for all."""
     if not note.normalizations or any(key in section for key in ANY_MODEL[1:]) or not observations:
         return observations
     networks: dict[Normalization | None, nn.Module] = {}
@@ -117,11 +110,7 @@ def _first_shape(captures: Path) -> tuple[tuple[int, ...], int]:
 
 
 def expect_of(setup: Setup, observation: Observation) -> None:
-    """Refuse an update that is not of ``federation``: its truth could not be found, or would be another's.
-
-    Raises:
-        UserError: it is not.
-    """
+    """Raise ``UserError`` unless the update is of this federation, so that its originals can be found."""
     examples, batch_size = setup.dataset.train, setup.config.batch_size
     round, client, probe = observation.id.round, observation.id.client, observation.id.probe
     wrong = None
@@ -143,7 +132,7 @@ def expect_of(setup: Setup, observation: Observation) -> None:
 
 
 def captures_of(captured: str) -> Path:
-    """Return the folder of the updates in ``captured``, or that itself."""
+    """Return the folder of updates in ``captured``, or ``captured`` itself."""
     folder = Path(captured)
     return folder / CAPTURES if (folder / CONFIG).is_file() else folder
 
@@ -152,7 +141,7 @@ def as_captured(config: RunSettings) -> RunSettings:
     """Return ``config`` with data, model and clients of the run that captured the updates.
 
     Raises:
-        UserError: there is no such run, or its configuration is none, was changed, or names what is not registered.
+        UserError: there is no such run, or its configuration is invalid, changed, or not registered.
     """
     folder = Path(str(config.captured))
     run = next((f for f in (folder, *folder.absolute().parents[:2]) if (f / CONFIG).is_file()), None)
@@ -167,15 +156,7 @@ def as_captured(config: RunSettings) -> RunSettings:
 
 
 def expect_not_taken(config: RunSettings, keys: Sequence[str]) -> None:
-    """Refuse settings of an attack on captured updates that these bring along, unless they are equal.
-
-    Args:
-        config: of the attack.
-        keys: that the user set.
-
-    Raises:
-        UserError: one of them would have no effect.
-    """
+    """Raise ``UserError`` if the user set ``keys`` that captured updates fix to other values."""
     if config.captured is None or app_captures(config.captured) is not None:
         return
     found = as_captured(config)
@@ -192,12 +173,12 @@ def expect_not_taken(config: RunSettings, keys: Sequence[str]) -> None:
 
 
 def is_same_key(key: str, taken: str) -> bool:
-    """Say whether one of two dotted keys is the other, or within it."""
+    """Return ``True`` if one dotted key equals or contains the other."""
     return key == taken or key.startswith(f"{taken}.") or taken.startswith(f"{key}.")
 
 
 def _expect_unchanged(taken: Mapping[str, Any], run: Path) -> None:
-    """Refuse a configuration that is not the one in ``run.json``: the truth would be that of other data or models."""
+    """Refuse a configuration that differs from ``run.json``, since the originals would be others."""
     if not (run / IDENTITY).is_file():
         return
     recorded = read_identity(run / IDENTITY).config

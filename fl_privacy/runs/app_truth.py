@@ -1,4 +1,4 @@
-"""Which images are behind the uploads of clients that this package did not write, as far as anybody says so."""
+"""Look up the images behind uploads of third-party clients."""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -30,10 +30,10 @@ from fl_privacy.types import Batch, Observation, VictimId
 from fl_privacy.types.plan import Normalization
 
 OfClient = Callable[[int], object]
-"""Partition -> what its client trains on."""
+"""Partition -> its client's training data."""
 
 MOST_DRAWN = 20_000
-"""Examples of a data set that are drawn anew to find the image behind a probe, where its place is not known."""
+"""Most examples redrawn to find a probe's image whose index is not known."""
 
 Images = Iterator[tuple[Tensor, int]]
 
@@ -42,16 +42,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class KnownImages:
-    """Looks up the truth behind victims by what clients report of it: fingerprints, and the partition they hold.
+    """Looks up originals by the clients' fingerprints and partitions.
 
     Attributes:
-        data: what they train on; ``None`` where nobody says.
-        of_client: as ``data``, by partition.
-        normalization: of the images in them.
-        fingerprints: of the images of each victim, in order.
-        numbers: how many examples each victim says that it is of.
-        given: the truth behind some victims.
-        partitions: by client, the partition whose data are its, where that is another number.
+        data: training data; ``None`` if not given.
+        of_client: training data by partition.
+        fingerprints: fingerprints of each victim's images, in order.
+        numbers: stated number of examples of each victim.
+        partitions: client -> its partition, if numbered differently.
     """
 
     data: object = None
@@ -66,7 +64,7 @@ class KnownImages:
     _drawn_at: dict[VictimId, int] = field(default_factory=dict, init=False, repr=False)
 
     def batch(self, victim: VictimId) -> Batch | None:
-        """Return the examples behind ``victim``; ``None`` where they are not known, or the data raise an error."""
+        """Return the examples behind ``victim``; ``None`` if not known, or if the data raise an error."""
         if victim in self.given:
             return self.given[victim]
         found = attempt(lambda: self._batch(victim))
@@ -88,7 +86,7 @@ class KnownImages:
         return _as_batch(own) if len(own) == number else None
 
     def _drawn_anew(self, wanted: Sequence[str], victim: VictimId) -> Batch | None:
-        """Redraw a probe's images, which a transform draws, from where the client's streams started for it."""
+        """Redraw a probe's randomly transformed images from the state of the client's random streams."""
         if victim.probe is None or (self.data is None and self.of_client is None):
             return None
         with streams_put_back():
@@ -107,7 +105,6 @@ class KnownImages:
         return None
 
     def partition(self, client: int) -> int:
-        """Return the partition that a client's data are."""
         return self.partitions.get(client, client)
 
     def plain(self, image: Tensor) -> Tensor:
@@ -115,10 +112,7 @@ class KnownImages:
         return (image if self.normalization is None else self.normalization.undo(image)).clamp(0, 1)
 
     def places_of(self, victims: Iterable[VictimId], partition: int | None) -> set[int]:
-        """Return where in the data of one partition the images of ``victims`` are, or may be.
-
-        Those that a transform draws anew.
-        """
+        """Return indices in one partition of images that may be the ``victims``', for random transforms."""
         found = set[int]()
         for victim in victims:
             if victim.probe is None or (partition is not None and self.partition(victim.client) != partition):
@@ -130,13 +124,13 @@ class KnownImages:
         return found
 
     def first(self, number: int) -> list[Batch]:
-        """Return the first ``number`` images, a batch each; fewer if there are not enough."""
+        """Return at most ``number`` images from the first, a batch each."""
         if self.data is None and self.of_client is None:
             return []
         return [_as_batch([image]) for image in islice(self._images(0), number)]
 
     def replay(self, observation: Observation) -> Replay:
-        """Raise ``UserError``: the training of a client that is not this package's can't be repeated."""
+        """Raise ``UserError``: training of third-party clients can't be repeated."""
         raise UserError(
             f"{observation.id} is of a client that is not this package's, whose training can't be repeated."
         )
@@ -168,12 +162,8 @@ class NamedImages:
     """Images that a user gave as ``data``.
 
     Attributes:
-        name: for the page.
-        data: an iterable of examples; ``None`` where nothing was named.
-        of_client: as ``data``, by partition.
+        data: iterable of examples, if given.
         input_shape: (C, H, W) of an image.
-        num_classes: K, where the data say so.
-        normalization: of its images.
     """
 
     name: str = "unknown"
@@ -185,13 +175,13 @@ class NamedImages:
 
 
 def find_images(data: object) -> NamedImages:
-    """Open ``data`` in any of the forms in which a user may give it.
+    """Open ``data`` in any form that a user may give.
 
-    A data set of this package or of PyTorch, a loader, a list of examples, the name of a data set, a folder of images,
-    or a function from a client's partition to one of these.
+    It is a data set of this package or of PyTorch, a loader, a list of examples, the name of a data set, a folder of
+    images, or a function from partition to one of these.
 
     Raises:
-        UserError: it is none, or empty.
+        UserError: it is none of these, or empty.
     """
     if data is None:
         return NamedImages()
@@ -248,7 +238,7 @@ def _examples(data: object) -> Images:
 
 
 def _in_place(data: object) -> Any:
-    """Return the part of ``data`` that gives the k-th example; ``None`` where there is none or nothing is drawn."""
+    """Return the indexable part of ``data``, if any."""
     if isinstance(data, tuple | list) and data and isinstance(data[0], DataLoader | TorchDataset):
         data = data[0]
     data = data.dataset if isinstance(data, DataLoader) else data

@@ -1,4 +1,4 @@
-"""Attack without training: fresh or given weights, or what a run captured."""
+"""Attack without training: fresh or given weights, or captured updates."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -25,11 +25,11 @@ from fl_privacy.runs.threat_model import LOOKED_AT, describe_image_prior, expect
 from fl_privacy.types import Observation
 
 SUMS = "secagg"
-"""The ``secure_aggregation`` under which an honest server sees sums of updates."""
+"""Name of the ``secure_aggregation`` that reveals sums of updates to an honest server."""
 
 
 def attack_experiment(config: RunSettings, monitor: Monitor) -> Path:
-    """Attack as ``config`` says; returns the folder of the results.
+    """Attack by the settings ``config``; return the folder of the results.
 
     Raises:
         UserError: a setting is wrong, or there is nothing to attack.
@@ -83,11 +83,7 @@ def attack_experiment(config: RunSettings, monitor: Monitor) -> Path:
 
 
 def expect_readable_sums(config: RunSettings) -> None:
-    """Refuse secure aggregation of which not even a sum is seen.
-
-    Raises:
-        UserError: so it is, or a server would have to go beyond the protocol.
-    """
+    """Raise ``UserError`` for secure aggregation unless an honest server sees sums of fresh updates."""
     name = config.secure_aggregation["name"]
     if name != SUMS or config.captured or "_target_" in config.server:
         expect_readable_updates(name, "The command attack")
@@ -96,11 +92,6 @@ def expect_readable_sums(config: RunSettings) -> None:
 def _expect_questions(
     attack: ReconstructionAttack | None, inferences: Mapping[str, Inference], *, trained: bool
 ) -> None:
-    """Refuse where nothing is asked of updates, or what only a training shows.
-
-    Raises:
-        UserError: so it is.
-    """
     if attack is None and not inferences:
         raise UserError("An attack is expected, but got attack=none; choose one that `fl-privacy list` shows.")
     of_training = [name for name, inference in inferences.items() if inference.about is not About.ATTRIBUTE]
@@ -118,7 +109,7 @@ def attack_and_infer(
     folder: RunFolder,
     monitor: Monitor,
 ) -> None:
-    """Run ``attack`` on the ``observations`` it is for, and ask what else they give away; both are recorded."""
+    """Run ``attack`` and inference attacks on ``observations``, and record both."""
     if attack is not None:
         trains = setup.config.intercept.uploads == "update"
         attacked = only(observations, lambda id: (id.probe is None) == trains)
@@ -130,10 +121,10 @@ def attack_and_infer(
 
 
 def attack_app(config: RunSettings, captures: Path, monitor: Monitor) -> Path:
-    """Attack what was captured of somebody else's Flower app; returns the folder of the results.
+    """Attack captured updates of a third-party Flower app; return the folder of the results.
 
     Raises:
-        UserError: it is not of the model that ``config`` names, or nothing is to be attacked.
+        UserError: they are not of the model of ``config``, or there is no attack.
     """
     attack = attack_of_run(config)
     if attack is None:
@@ -177,10 +168,10 @@ def attack_app(config: RunSettings, captures: Path, monitor: Monitor) -> Path:
 
 
 def captured_updates(config: RunSettings) -> tuple[Setup, Sequence[Observation]]:
-    """Return what a run captured; its own configuration says what the truth was.
+    """Return the setup and captured updates of a run.
 
     Raises:
-        UserError: there is nothing, or something that is not of that run.
+        UserError: there are none, or some are not of that run.
     """
     setup = build_setup(config.changed({"weights": None}))
     colluder = config.threat_model.colluder

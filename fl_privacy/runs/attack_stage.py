@@ -1,4 +1,4 @@
-"""Attack what was intercepted, judge it against the truth, trace it to its owners, write it down."""
+"""Attack intercepted updates, score the reconstructions against the originals and trace them to their owners."""
 
 import logging
 import time
@@ -36,24 +36,19 @@ from fl_privacy.types.modality import modality_of
 from fl_privacy.types.schema import Schema
 
 PARTICIPANTS = 10
-"""Number of participants to whom the images of a single client are dealt, as in SPN's Algorithm 6."""
+"""Participants among whom the images of a single client are divided, as in SPN's Algorithm 6."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Tracer:
-    """Counts how often an image is traced to somebody else by its nearest reconstruction.
+    """Measures how often an image is traced to the wrong owner by its nearest reconstruction.
 
-    Every image that was attacked is asked for. Its owner is the client that it was attacked at; where all are of one
-    client, the images are dealt to ``participants`` in order, also those of one batch, so that batches of any size are
-    traced among as many. Fewer images than participants are one each. With ``queries`` other images of the attacked
-    clients are asked for as well, drawn at random and dealt in the same way.
+    The owner of an attacked image is its client. If all images are of one client, they are divided in order among
+    ``participants``; fewer images than participants are one each.
 
     Attributes:
-        participants: number to whom the images of a single client are dealt.
-        clients: whose images may be asked for, by id.
-        queries: how many images are asked for, if there are as many and not fewer were attacked; ``None`` asks for
-            those attacked alone.
-        seed: of the run.
+        participants: number of participants among whom a single client's images are divided.
+        queries: number of query images, at least all those attacked; the rest are drawn at random. ``None`` adds none.
     """
 
     participants: int = PARTICIPANTS
@@ -62,11 +57,10 @@ class Tracer:
     seed: int = 0
 
     def __call__(self, scores: Sequence[VictimScore]) -> Tracing | None:
-        """Trace the guesses of ``scores`` to their owners; ``None`` where there are no two owners.
+        """Trace the guesses of ``scores`` to their owners; return ``None`` if there are fewer than two owners.
 
-        Images that an attack found nothing for are traced wrongly, but victims on which it failed are left out: that
-        says nothing of where images come from. So are those whose truth is not known, and texts, which nothing is
-        nearest to.
+        Images without a guess count as traced wrongly. Left out are victims on which the attack failed, victims whose
+        originals are not known, texts and rows.
         """
         known = [(score, score.originals) for score in scores if score.originals is not None and _counts(score)]
         if not known:
@@ -81,7 +75,7 @@ class Tracer:
         if number < 2:
             return None
         query_owners = torch.cat([owners, _dealt(len(of), owners.unique()) if shared else of])
-        # which of the images have a guess, (B,)
+        # images with a guess, (B,)
         guessed = torch.cat([torch.tensor([image.guess is not None for image in score.images]) for score in scores])
         distance = of_attacked = 1.0
         if guessed.any():
@@ -105,7 +99,7 @@ class Tracer:
 
 
 def _dealt(number: int, owners: Tensor) -> Tensor:
-    """Deal out ``number`` images in order among the ``owners``, equal shares each, (number,)."""
+    """Return the owner (number,) of each image: equal runs of ``owners``, in order."""
     return owners[torch.arange(number) * len(owners) // max(1, number)]
 
 
@@ -114,7 +108,7 @@ def _counts(score: VictimScore) -> bool:
 
 
 class Truth(Protocol):
-    """Knows what was behind an update, or that nobody does."""
+    """Knows the examples behind an update, or that nobody does."""
 
     def batch(self, victim: VictimId) -> Batch | None: ...
 
@@ -123,21 +117,19 @@ class Truth(Protocol):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Judge:
-    """Scores reconstructions, and what the defense did to the updates.
+    """Scores reconstructions and the defense's change to updates.
 
     Attributes:
-        truth: what was behind an observation; asked only after the attack. What nobody knows is shown, not judged.
-        transforms: whether the model sees other images than the truth, so that both are compared with.
-        distorts: whether a defense changes updates, so that they are compared with undefended ones.
-        functions: of the metrics that need something of the run, by name; see ``build_metrics``.
-        tracer: runs the tracing attack on what was reconstructed.
-        vocabulary: of texts; ``None`` where images are attacked.
-        schema: of the rows of a table; ``None`` where other examples are attacked.
-        others: what guesses are compared with beside the truth, for the outcome of each.
-        augments: whether what the model sees is but the client's own crops and flips of the truth, of no defense: what
-            was read is judged by that.
-        prior: whether the attack looks among the images of a generator: what it makes of other clients' updates is the
-            control of what it makes of one.
+        truth: originals behind an observation; queried only after the attack. Without them, a guess is shown, not
+            scored.
+        transforms: ``True`` if the model sees other images than the originals; guesses are compared with both.
+        distorts: ``True`` if a defense changes updates; they are compared with undefended ones.
+        functions: metrics that need data of the run, by name; see ``build_metrics``.
+        others: distractors and controls with which guesses are compared, for the outcome of each.
+        augments: ``True`` if the model sees the client's own crops and flips of the originals and no defense changes
+            them; reconstructions are then scored against the augmented images.
+        prior: ``True`` if the attack searches a generator's images; its results on other clients' updates are the
+            control.
     """
 
     truth: Truth
@@ -152,7 +144,6 @@ class Judge:
     prior: bool = False
 
     def scores(self, found: Sequence[Reconstruction], observations: Sequence[Observation]) -> list[VictimScore]:
-        """Score the reconstructions of each of ``observations``."""
         transformed = None
         if self.transforms:
             transformed = [
@@ -172,7 +163,7 @@ class Judge:
         ]
 
     def pieces(self, tokens: Tensor) -> Sequence[str]:
-        """Return the pieces of a text (L,), as its tokenizer writes them; none where images are attacked."""
+        """Return the tokens of a text (L,) as its tokenizer writes them; empty without a vocabulary."""
         return [] if self.vocabulary is None else self.vocabulary.pieces(tokens.tolist())
 
     def _judged(
@@ -201,7 +192,6 @@ class Judge:
 def _sentences(
     score: VictimScore, vocabulary: Vocabulary
 ) -> tuple[tuple[Sequence[str] | None, Sequence[str] | None], ...]:
-    """Return original and guess of each text, token by token."""
     originals = [None] * len(score.images) if score.originals is None else score.originals.tolist()
     return tuple(
         (
@@ -215,9 +205,9 @@ def _sentences(
 def update_distortion(truth: Truth, observation: Observation) -> tuple[UpdateDistortion, Mapping[str, float]]:
     """Measure how far the defense moved an intercepted update from the undefended one.
 
-    Where the model's first layer is fully connected and the update is of one example, also figures of the equations
-    for its input: ``condition`` of them all, and ``contraction``, ``error_bound`` and ``solvable`` (1 or 0) of the row
-    whose uploaded bias gradient is largest, which an attacker would trust most.
+    If the model's first layer is fully connected and the update is of one example, also return figures of the equations
+    for its input: ``condition`` of all rows, and ``contraction``, ``error_bound`` and ``solvable`` (1 or 0) of the row
+    with the largest uploaded bias gradient, which an attacker would trust most.
     """
     clean, seen = replace(observation, upload=truth.replay(observation).undefended()).update(), observation.update()
     alone = observation.upload.num_examples == 1 and is_sum_of_gradients(observation.plan)
@@ -227,7 +217,6 @@ def update_distortion(truth: Truth, observation: Observation) -> tuple[UpdateDis
 
 @lru_cache(maxsize=1)
 def _fully_connected(model: nn.Module, input_shape: tuple[int, ...]) -> tuple[str, str] | None:
-    """Return weight and bias of the first layer, if it is fully connected; else ``None``."""
     if not modality_of(model).continuous:
         return None
     try:
@@ -254,28 +243,22 @@ def _solving(clean: Tensors, seen: Tensors, names: tuple[str, str]) -> dict[str,
 logger = logging.getLogger(__name__)
 
 FILMED = 3
-"""Victims of a round, unless a run says otherwise."""
+"""Default number of filmed victims of a round."""
 
 VICTIMS_PER_CALL = 256
-"""Victims after which results are written down; the attack's numbers do not depend on it."""
+"""Victims after which results are saved; the attack's results do not depend on it."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AttackStage:
-    """Attacks observations and records the scores; whatever the attack does, the run goes on.
+    """Attacks observations and records the scores; the run continues if an attack fails.
 
     Attributes:
-        attack: what is run.
-        seed: of the attack's random streams.
-        threads: of the CPU that attack and measurement take; part of their last bits, hence of the configuration.
-            ``None`` takes one for each part of an attack, PyTorch's for all else.
-        knowledge: what the attackers are told.
-        judge: scores what they made.
-        folder: where scores and pictures go.
-        films: victims of a round, the first ones, of which it is filmed how they were read.
-        monitor: told of the progress.
-        rehearsed: whether no client made the uploads, but the server itself.
-        jobs: processes that attack at once, at most; ``None`` takes all cores.
+        threads: CPU threads of attack and measurement; they change the last bits of results. ``None`` takes one for
+            each part of an attack and PyTorch's default otherwise.
+        films: number of victims of a round, from the first, whose attack is filmed.
+        rehearsed: ``True`` if the server itself computed the uploads, not a client.
+        jobs: maximum number of processes that attack at once; ``None`` takes all cores.
     """
 
     attack: ReconstructionAttack
@@ -290,7 +273,6 @@ class AttackStage:
     jobs: int | None = None
 
     def run(self, observations: Sequence[Observation]) -> None:
-        """Attack ``observations``, round by round."""
         with cpu_threads(self.threads or torch.get_num_threads()):
             ids = ids_of(observations)
             for round, of_round in groupby(range(len(ids)), key=lambda place: ids[place].round):
@@ -327,13 +309,12 @@ class AttackStage:
         earlier: Sequence[Observation] = (),
         attacker: Attacker = Attacker.PLAIN,
     ) -> list[VictimScore]:
-        """Attack ``observations`` of one round, ``which`` in words; ``earlier`` ones are there to be matched."""
         started, round = time.perf_counter(), observations[0].id.round
         observations = [self.knowledge.with_previous(o, attacker) for o in observations]
         who = which if self.knowledge.defense is None else f"{which}, {attacker} attacker"
         result = self._reconstruct([*earlier, *observations], who, attacker)[len(earlier) :]
         self.knowledge.remember(result, attacker)
-        # the mode in which the client ran batch norm; ``None`` for a model without
+        # batch norm mode of the client; ``None`` for a model without batch norm
         self.folder.add_attack(
             round=round,
             victims=len(result),
@@ -353,16 +334,15 @@ class AttackStage:
         return scores
 
     def _uploads(self, observations: Sequence[Observation]) -> AttackedUploads:
-        """Return the kind of uploads that are attacked, for the verdict."""
         if self.rehearsed:
             return AttackedUploads.SERVER
         trained = all(observation.id.probe is None for observation in observations)
         return AttackedUploads.TRAINING if trained else AttackedUploads.PROBES
 
     def _reconstruct(self, asked: Sequence[Observation], who: str, attacker: Attacker) -> list[Reconstruction]:
-        """Reconstruct each of ``asked``; return failures where the attack raised or gave no answer.
+        """Reconstruct each of ``asked``; return failures if the attack raised or gave no answer.
 
-        Where it did so for several clients' updates, each client's are attacked alone: one may be what it failed at.
+        A failure on several clients' updates is retried for each client alone, since one client may have caused it.
         """
         found = self._attempted(asked, who)
         if not isinstance(found, Failure):
@@ -380,7 +360,6 @@ class AttackStage:
         return [made[place] for place in range(len(asked))]
 
     def _attempted(self, asked: Sequence[Observation], who: str) -> list[Reconstruction] | Failure:
-        """Run the attack; return what it answers, or why it does not."""
         with self.monitor.attacking(who) as shown:
             progress = self.folder.teller.telling(f"Attacking {who}", shown)
             with viewed_by(partial(self.folder.teller.picture, pieces=self.judge.pieces)):
@@ -403,19 +382,13 @@ class AttackStage:
 
 
 def _in_words(round: int, start: int, number: int, total: int) -> str:
-    """Say what is attacked, such as ``4 updates of round 20``; fresh models have no round.
-
-    Of more than are attacked at once, it says which.
-    """
+    """Describe the attacked updates, such as ``4 updates of round 20``; fresh models have no round."""
     some = f"updates {start + 1} to {start + number} of {total}" if number < total else f"{total} updates"
     return (some if total > 1 else "1 update") + (f" of round {round}" if round else "")
 
 
 def _expect_answers(found: object, asked: Sequence[Observation]) -> list[Reconstruction]:
-    """Return ``found``, what an attack returned for ``asked``; ``TypeError`` if it is no answer.
-
-    The attack may be somebody else's code.
-    """
+    """Return ``found`` if it answers ``asked``, else raise ``TypeError``; the attack may be third-party code."""
     if not isinstance(found, Sequence) or not all(isinstance(each, Reconstruction) for each in found):
         kinds = sorted({type(each).__name__ for each in found}) if isinstance(found, list | tuple) else []
         got = f"{type(found).__name__} of {', '.join(kinds)}" if kinds else type(found).__name__

@@ -1,4 +1,4 @@
-"""What the attackers are told of an update beside what was intercepted."""
+"""Give attackers their knowledge of an update beyond the intercepted data."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,24 +18,23 @@ from fl_privacy.runs.folder import Attacker
 from fl_privacy.types import Batch, Observation, Reconstruction, VictimId
 
 ROUNDS_TOGETHER = 128
-"""How many of the last updates of the same examples the adaptive attacker keeps."""
+"""Most updates of the same examples that the adaptive attacker keeps."""
 
 MOST_PUBLIC = 5000
-"""Public images of an attacker that takes what there is."""
+"""Most public images by default."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AttackerKnowledge:
-    """Knowledge given to the plain attacker, and to the adaptive one that attacks the same victims after it.
+    """Knowledge of the plain attacker, and of the adaptive one that attacks the same victims after it.
 
     Attributes:
-        same_data: see ``data_names``.
-        labels: of the client's loss, mixed where the defense mixed them; ``None`` where they are unknown.
-        public: images of the same domain with their classes.
-        defense: public description, for the adaptive attacker; ``None`` where there is none.
-        defenses: by client, the description of those that have one of their own, or none.
-        lengths: of texts; ``None`` where they are unknown.
-        remembers: whether what was made of the same examples in an earlier round is told (attack.start=previous).
+        labels: labels of the client's loss, mixed if the defense mixed them; ``None`` if not known.
+        public: images of the same domain with classes.
+        defense: public description, for the adaptive attacker.
+        defenses: client -> its own description, perhaps empty.
+        lengths: lengths of texts; ``None`` if not known.
+        remembers: ``True`` to give the last result on the same examples (attack.start=previous).
     """
 
     same_data: Callable[[VictimId], str | None]
@@ -49,7 +48,7 @@ class AttackerKnowledge:
     _previous: dict[tuple[Attacker, str | None], Tensor] = field(default_factory=dict, init=False)
 
     def of_plain(self, observation: Observation) -> Observation:
-        """Return ``observation`` by the plain attacker, who knows nothing of the defense."""
+        """Return ``observation`` with the plain attacker's knowledge, without the defense."""
         plain = observation.told(defense=None, same_data=None)
         if self.public is not None:
             plain = plain.told(public_images=self.public.inputs, public_labels=self.public.labels)
@@ -58,16 +57,16 @@ class AttackerKnowledge:
         return plain.told(labels=self.labels(plain)) if self.labels else plain
 
     def of_adaptive(self, plain: Observation) -> Observation:
-        """Return the observation by an attacker that also knows the defense, and which updates share examples."""
+        """Return the observation with knowledge of the defense, and of updates that share examples."""
         own = self.defenses.get(plain.id.client, self.defense)
         return plain.told(defense=own or None, same_data=self.same_data(plain.id))
 
     def attacks_adaptively(self, id: VictimId) -> bool:
-        """Say whether an adaptive attacker has anything to know of the client, itself and not others."""
+        """Return ``True`` if the client has a defense that an adaptive attacker can know."""
         return self.defense is not None and bool(self.defenses.get(id.client, True))
 
     def earlier(self, observations: Sequence[Observation]) -> list[Observation]:
-        """Return updates of earlier rounds from the same examples as ``observations``, and remember these."""
+        """Return earlier updates from the same examples as ``observations``, and remember these."""
         earlier = []
         for observation in observations:
             if (name := observation.knowledge.same_data) is not None:
@@ -77,13 +76,12 @@ class AttackerKnowledge:
         return earlier
 
     def with_previous(self, observation: Observation, attacker: Attacker) -> Observation:
-        """Return ``observation`` with ``attacker``'s result for the same examples in the round attacked before."""
+        """Return ``observation`` with ``attacker``'s last result for the same examples."""
         if not self.remembers:
             return observation
         return observation.told(previous=self._previous.get((attacker, self.same_data(observation.id))))
 
     def remember(self, found: Sequence[Reconstruction], attacker: Attacker) -> None:
-        """Keep ``found`` for the rounds to come."""
         for result in found if self.remembers else ():
             name = self.same_data(result.id)
             if result.batch is not None and name is not None:
@@ -91,11 +89,10 @@ class AttackerKnowledge:
 
 
 def data_names(clients: Mapping[int, Client]) -> Callable[[VictimId], str | None]:
-    """Make a function that names the examples behind a victim, ``None`` where they change from round to round.
+    """Make a function that names the examples behind a victim; ``None`` if they change from round to round.
 
-    A probe holds the same examples in every round; so does the update of a client that trains on all it has. They are
-    not the same where the defense, or augmentation, makes other images of them each time; mixtures of the same image
-    with others have it in common.
+    A probe has the same examples in every round, as has the update of a client that trains on all its data, unless the
+    defense or augmentation redraws images; mixtures share the mixed image.
     """
 
     def same_data(victim: VictimId) -> str | None:
@@ -110,12 +107,10 @@ def data_names(clients: Mapping[int, Client]) -> Callable[[VictimId], str | None
 def side_information_of(
     threats: ThreatModelSettings, clients: Mapping[int, Client], *, batch_size: int, seed: int
 ) -> SimulatedSideInformation | None:
-    """Return what help from inside the attacker gets of ``clients``, whose probes are of ``batch_size`` examples.
-
-    ``None`` where no layer is private and nothing is shown.
+    """Return the attacker's side information on ``clients``; ``None`` without private layers or known features.
 
     Raises:
-        UserError: ``features_at`` is no module of the clients' model, or nobody is shown what enters it.
+        UserError: ``features_at`` is no module of the clients' model, or no features are known.
     """
     _expect_module(threats, clients)
     if not threats.knows_features and not any(client.keeps_private() for client in clients.values()):
@@ -149,11 +144,10 @@ def _expect_module(threats: ThreatModelSettings, clients: Mapping[int, Client]) 
 
 
 def public_examples(count: int | None, unattacked: LabelledExamples) -> Batch | None:
-    """Return the first ``count`` of ``unattacked``, a split without victims; ``None`` for 0.
+    """Return the first ``count`` of ``unattacked``; ``None`` for 0.
 
     Args:
-        count: how many; ``None`` takes what there is, up to ``MOST_PUBLIC`` at equal distances.
-        unattacked: the split.
+        count: number; ``None`` takes up to ``MOST_PUBLIC``, evenly spaced.
 
     Raises:
         UserError: there are fewer.

@@ -1,7 +1,4 @@
-"""Build the parts of a run from its settings: data, model, clients, defense, attack, guard, and what is intercepted.
-
-The only file that instantiates what a user names; :mod:`fl_privacy.runs.setup` puts the parts together.
-"""
+"""Build the parts of a run from its settings; only this file instantiates targets that a user names."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -57,11 +54,11 @@ from fl_privacy.types import LocalPlan
 from fl_privacy.types.modality import IMAGES, ROWS, TEXTS, Modality
 
 DEFENDERS = 1000
-"""Public examples that clients hold, at most."""
+"""Most public examples that clients hold."""
 
 
 def expect_parts(parts: Any, clients: int, examples: int, section: Mapping[str, Any]) -> None:
-    """Refuse what is no partition: for each client (N_i,) int64 indices, no example twice."""
+    """Raise ``UserError`` unless ``parts`` has int64 indices (N_i,) for each client, and no example twice."""
     wrong = None
     if not isinstance(parts, Sequence) or isinstance(parts, str) or len(parts) != clients:
         wrong = f"got {type(parts).__name__}"
@@ -79,11 +76,7 @@ def expect_parts(parts: Any, clients: int, examples: int, section: Mapping[str, 
 
 
 def held_out(number: int, examples: int, *, seed: int) -> torch.Tensor:
-    """Mark the ``number`` of ``examples`` training examples that no client gets, (N,), at random.
-
-    Raises:
-        UserError: none would be left.
-    """
+    """Mark ``number`` random training examples that no client gets, (N,); ``UserError`` if none would be left."""
     if number >= examples:
         raise UserError(
             f"holdout is expected to be below {examples}, the number of training examples, but got {number};"
@@ -97,16 +90,16 @@ def held_out(number: int, examples: int, *, seed: int) -> torch.Tensor:
 
 
 def defenders_examples(unattacked: LabelledExamples) -> torch.Tensor:
-    """Choose the public examples for clients that train a defense on some: every fourth; attackers hold others."""
+    """Choose every fourth public example for clients that train a defense; attackers hold others."""
     return torch.arange(3, len(unattacked), 4)[:DEFENDERS]
 
 
 ANY_MODEL = ("init", "mean", "std", "lora_rank", "lora_alpha")
-"""Options of every model, whether or not it knows them; see ``build_model``."""
+"""Options that ``build_model`` accepts for every model."""
 
 
 def build_network(section: Mapping[str, Any], dataset: Dataset, *, seed: int) -> nn.Module:
-    """Build the model that ``section`` names with initial values of ``seed``, and check that it fits the data."""
+    """Build the model of ``section`` with initial values of ``seed``, and check that it fits the data."""
     train = dataset.train
     return _CHECKS[train.modality](_network(section, train.architecture, seed), train)
 
@@ -131,7 +124,7 @@ _CHECKS: Mapping[Modality, Callable[[nn.Module, LabelledExamples], nn.Module]] =
     TEXTS: _checked_on_texts,
     ROWS: _checked_on_rows,
 }
-"""What sees that a model fits its examples."""
+"""Modality -> check that a model fits its examples."""
 
 
 def build_network_for(
@@ -156,7 +149,7 @@ def _network(section: Mapping[str, Any], architecture: Mapping[str, Any], seed: 
 
 
 def audit_of(config: RunSettings, rounds: int, clients: Mapping[int, Client]) -> Audit:
-    """Choose which uploads of ``rounds`` rounds the attackers of ``config`` get hold of.
+    """Choose the uploads of ``rounds`` rounds that the attackers intercept.
 
     Raises:
         UserError: there are no such rounds or clients, or too few examples.
@@ -199,17 +192,17 @@ T = TypeVar("T")
 
 
 def clients_of(config: RunSettings) -> Mapping[int, Client]:
-    """Build the clients of ``config``; once in a process."""
+    """Build the clients of ``config``, cached."""
     return data_and_clients(config)[1]
 
 
 def build_dataset(section: Mapping[str, Any]) -> Dataset:
-    """Build the data that ``section`` names; ``UserError`` if its target makes something else."""
+    """Build the data of ``section``; ``UserError`` if its target returns something else."""
     return _expect_made(instantiate(section, "data"), Dataset, section, "data")
 
 
 def agreed_network(config: RunSettings, dataset: Dataset, clients: int) -> nn.Module:
-    """Build the model that ``clients`` clients train, with what a malicious server put into it."""
+    """Build the model that ``clients`` clients train, with a malicious server's changes."""
     model = build_network(config.model, dataset, seed=config.seed)
     attack = build_server_attack(config.server)
     if attack is None:
@@ -227,16 +220,13 @@ def build_guard(config: RunSettings, dataset: Dataset) -> ModelGuard | None:
 
 
 def build_defense(section: Mapping[str, Any]) -> Defense:
-    """Build the defense that ``section`` names; ``UserError`` if its target makes something else.
-
-    One that names no part of itself goes by the name of what made it.
-    """
+    """Build the defense of ``section``; ``UserError`` if its target returns something else."""
     made = _expect_made(instantiate(section, "defense"), Defense, section, "defense")
     return replace(made, parts=(replace(UNNAMED, name=called(CUSTOM, section)),)) if made.parts == (UNNAMED,) else made
 
 
 def prepare_defense(defense: Defense, dataset: Dataset, model: nn.Module) -> None:
-    """Prepare ``defense`` for the examples of ``dataset``; ``UserError`` if it can't be, or can't change texts."""
+    """Prepare ``defense`` for the examples of ``dataset``; ``UserError`` if it does not fit them."""
     kind = dataset.train.modality
     if not _SUITS[kind](defense):
         # name the package's defenses that suit examples of ``kind`` as they are, without an attribute to hide
@@ -277,11 +267,11 @@ _SUITS: Mapping[Modality, Callable[[Defense], bool]] = {
     TEXTS: _suits_texts,
     ROWS: _suits_rows,
 }
-"""Whether a defense changes and looks at nothing that such examples do not have."""
+"""Modality -> ``True`` for a defense that only needs data that such examples have."""
 
 
 _MOST_OF_PRIOR = 1000
-"""Public images, the first ones, whose pixels are counted."""
+"""Number of public images, from the first, whose pixels are counted."""
 
 
 def build_metrics(
@@ -290,9 +280,7 @@ def build_metrics(
     """Build the metrics that need settings of a run, by name; register those of plugins.
 
     Args:
-        bpki: how the Bayesian privacy loss is estimated.
-        evaluator: file of the network that judges noise; ``None`` leaves that out.
-        dataset: what the clients share.
+        evaluator: file of the network that judges noise; ``None`` leaves this metric out.
         public: examples that nobody attacks.
     """
     register_plugin_metrics()
@@ -308,12 +296,10 @@ def build_metrics(
 
 
 def build_attack(section: Mapping[str, Any], *, device: str = "auto", threads: int = 1) -> ReconstructionAttack | None:
-    """Build the attack of a settings ``section``; ``None`` for ``attack=none``.
+    """Build the attack of a run's section ``attack``; ``None`` for ``attack=none``.
 
     Args:
-        section: ``attack`` of a run.
-        device: where it computes, unless ``section`` says.
-        threads: of the CPU, in each process where it is cut into shards.
+        threads: CPU threads of each process, if the attack is cut into shards.
     """
     if "_target_" not in section:
         return None
@@ -331,7 +317,7 @@ def build_attack(section: Mapping[str, Any], *, device: str = "auto", threads: i
 
 
 def attack_of_run(config: RunSettings) -> ReconstructionAttack | None:
-    """Build the attack of ``config``; ``UserError`` where it would ask for what the threat model does not give it."""
+    """Build the attack of ``config``; ``UserError`` if it needs public texts that the threat model excludes."""
     attack = build_attack(config.attack, device=config.device, threads=config.attack_threads)
     inner = attack.attack if isinstance(attack, ShardedAttack) else attack
     asks = isinstance(inner, GradientInversion) and inner.moves is not None and inner.moves.prior > 0
@@ -341,7 +327,7 @@ def attack_of_run(config: RunSettings) -> ReconstructionAttack | None:
 
 
 def build_plan(section: Mapping[str, Any], model: Mapping[str, Any]) -> LocalPlan:
-    """Build the clients' local plan from ``section``; of a ``model`` with adapters they train these and its head."""
+    """Build the clients' local plan; with adapters in ``model``, only these and the head are trained."""
     settings = plain_settings(section)
     adapted = model.get("lora_rank") is not None or model.get("peft") is not None
     if adapted and not (settings.get("trained") or settings.get("frozen")):
@@ -353,10 +339,7 @@ def build_plan(section: Mapping[str, Any], model: Mapping[str, Any]) -> LocalPla
 def build_parts(
     section: Mapping[str, Any], examples: LabelledExamples, number: int, *, seed: int
 ) -> list[torch.Tensor]:
-    """Share ``examples`` out between ``number`` clients by the partition ``section``: indices (N_i,) of each.
-
-    ``seed`` is that of a run, whose clients have the same.
-    """
+    """Partition ``examples`` between ``number`` clients: indices (N_i,) of each, by the run's ``seed``."""
     partition = instantiate(section, "partition")
     with blamed_on(f"partition._target_={section.get('_target_')}"):
         parts: list[torch.Tensor] = partition(examples, num_clients=number, seed=derive_seed(seed, "partition"))
@@ -366,7 +349,7 @@ def build_parts(
 
 @lru_cache(maxsize=1)
 def data_and_clients(config: RunSettings) -> tuple[Dataset, Mapping[int, Client]]:
-    """Build data and clients of ``config``, those of the last one kept."""
+    """Build data and clients of ``config``; the last ones are cached."""
     number = config.federation.clients
     plan, device = build_plan(config.federation.plan, config.model), resolve_device(config.device)
     dataset, defense = build_dataset(config.data), build_defense(config.defense)
@@ -404,7 +387,7 @@ def _expect_made(made: Any, kind: type[T], section: Mapping[str, Any], name: str
 
 
 def attack_called(attack: str | ReconstructionAttack) -> tuple[ReconstructionAttack | None, str]:
-    """Return the attack and its name, of ``idlg attack.iterations=50`` or of an attack; ``None`` for ``none``.
+    """Return an attack and its name, also from text such as ``idlg attack.iterations=50``; ``None`` for ``none``.
 
     Raises:
         UserError: there is no such attack or setting.
@@ -423,10 +406,10 @@ def attack_called(attack: str | ReconstructionAttack) -> tuple[ReconstructionAtt
 
 
 def build_inferences(settings: Mapping[str, Any]) -> dict[str, Inference]:
-    """Build the attacks that the section ``inference`` names, by name; empty for ``inference=none``.
+    """Build the attacks of the section ``inference`` by name; empty for ``inference=none``.
 
     Raises:
-        UserError: one of them is none, or its settings are wrong.
+        UserError: a target is no attack, or its settings are wrong.
     """
     found = {}
     for name, section in settings.items():
@@ -443,7 +426,7 @@ def build_inferences(settings: Mapping[str, Any]) -> dict[str, Inference]:
 
 
 def with_adaptive(inferences: Mapping[str, Inference]) -> dict[str, Inference]:
-    """Add to each attack on attributes the one of an attacker who knows the defense."""
+    """Add to each attack on attributes its adaptive version."""
     found = dict(inferences)
     for name, inference in inferences.items():
         if isinstance(inference, AttributeInference) and not inference.adaptive:
@@ -452,6 +435,6 @@ def with_adaptive(inferences: Mapping[str, Inference]) -> dict[str, Inference]:
 
 
 def pool_size(inferences: Sequence[Inference]) -> tuple[int, int]:
-    """Return how many members and others all of them ask about together."""
+    """Return the largest number of members, and of others, that an attack queries."""
     members = max((int(getattr(i, "members", 0)) for i in inferences), default=0)
     return members, max((int(getattr(i, "others", 0)) for i in inferences), default=0)

@@ -1,7 +1,4 @@
-"""Canaries beside the training: a client of the auditor's own trains with them in each intercepted round.
-
-What it uploads is read as any other client's, and enters no mean: the training is the one without canaries.
-"""
+"""Train an auditor's client with canaries in each intercepted round, outside the training itself."""
 
 from dataclasses import dataclass, field, replace
 
@@ -28,19 +25,12 @@ from fl_privacy.runs.setup import Setup
 from fl_privacy.types import Observation, Tensors
 
 MOST_COORDINATES = 20_000
-"""Of an update, chosen at random, in which canaries lie: noise is the same in all of them."""
+"""Most coordinates of an update, chosen at random, that contain canaries: noise is equal in all."""
 
 
 @dataclass(eq=False, kw_only=True)
 class CanaryStage:
-    """Adds up the scores of canaries over the rounds; higher where one seems to have taken part.
-
-    Attributes:
-        setup: that trains.
-        canaries: how many, and of which unit.
-        folder: of the run.
-        monitor: told of the progress.
-    """
+    """Adds up the scores of canaries over the rounds; higher for those that seem to take part."""
 
     setup: Setup
     canaries: Canaries
@@ -59,13 +49,11 @@ class CanaryStage:
 
     @classmethod
     def of(cls, setup: Setup, folder: RunFolder, monitor: Monitor) -> "CanaryStage | None":
-        """Make that of ``federation``; ``None`` where no canaries are asked for."""
         found = [i for i in build_inferences(setup.config.inference).values() if isinstance(i, Canaries)]
         return cls(setup=setup, canaries=found[0], folder=folder, monitor=monitor) if found else None
 
     @property
     def unit(self) -> Unit:
-        """Return what a canary is: an example or a client."""
         if self.canaries.unit != "auto":
             return self.canaries.unit
         return "example" if self._of_examples else "client"
@@ -79,12 +67,12 @@ class CanaryStage:
         return any(isinstance(part.effect, ClippedExamples) for part in self._defense.parts)
 
     def see(self, observation: Observation) -> None:
-        """Keep the first training update of a round: the model that was sent with it."""
+        """Keep the first training update of a round with its model."""
         if observation.id.probe is None and self._sent is None:
             self._sent = observation
 
     def read(self) -> None:
-        """Make the canaries take part in the round that is over, and add their scores."""
+        """Score the canaries in the last round."""
         if self._sent is None:
             return
         sent, self._sent = self._sent, None
@@ -94,7 +82,7 @@ class CanaryStage:
             self._scores += self._by_examples(sent) if self.unit == "example" else self._by_clients(sent)
 
     def finish(self, privacy: Privacy) -> None:
-        """Hold what the canaries show against the run's own claim, and record it."""
+        """Test the run's own claim by the canaries, and record the result."""
         self.read()
         delta = self.setup.config.privacy.delta
         if not self._rounds:
@@ -145,11 +133,7 @@ class CanaryStage:
         return derive_generator(self.setup.config.seed, "canaries", *names)
 
     def _choose(self, like: Tensors) -> None:
-        """Draw the canaries' directions (m, s) once their space is known.
-
-        Of clients, each of which is scored by its own upload, any; of examples, which are added up, orthonormal ones
-        where there are coordinates enough.
-        """
+        """Draw the canaries' directions (m, s), orthonormal for examples if there are enough coordinates."""
         if self._directions is not None:
             return
         size = sum(value.numel() for value in like.values())
@@ -161,7 +145,7 @@ class CanaryStage:
         self._directions = unit.T.contiguous()
 
     def _update(self, along: Tensor, like: Tensors) -> Tensors:
-        """Lay values (s,) on the chosen coordinates out as tensors like ``like``."""
+        """Put values (s,) on the chosen coordinates into tensors like ``like``."""
         assert self._coordinates is not None
         flat = torch.zeros(sum(value.numel() for value in like.values()))
         flat[self._coordinates] = along
@@ -169,12 +153,12 @@ class CanaryStage:
         return {name: part.view(value.shape) for (name, value), part in zip(like.items(), parts, strict=True)}
 
     def _by_clients(self, sent: Observation) -> Tensor:
-        """Score clients (m,) whose update is the canary, or nothing, behind the hooks of the upload.
+        """Score clients (m,) whose update is the canary, or nothing, after the upload's hooks.
 
-        Of a large model the hooks get the chosen coordinates alone: nothing else of a canary is other than 0.
+        The hooks get the chosen coordinates only, since all others are 0.
         """
         assert self._directions is not None
-        # count the chosen coordinates, which are in order, in each array that has any
+        # count the sorted coordinates in each array
         assert self._coordinates is not None
         ends = torch.tensor([value.numel() for value in sent.upload.tensors.values()]).cumsum(0)
         counts = torch.bincount(torch.searchsorted(ends, self._coordinates, right=True), minlength=len(ends))
@@ -192,7 +176,7 @@ class CanaryStage:
         return scores
 
     def _by_examples(self, sent: Observation) -> Tensor:
-        """Score gradients (m,) that were added to a client's local steps."""
+        """Score gradients (m,) added to a client's local steps."""
         assert self._directions is not None
         client: Client = next(iter(self.setup.clients.values()))
         like, norm, directions = sent.upload.tensors, clip_norm_of(self._defense) or 1.0, self._directions
@@ -210,7 +194,7 @@ class CanaryStage:
         found = made.upload.tensors
         if client.plan.shares == "weights":
             found = {name: value - sent.sent.parameters[name].cpu() for name, value in found.items()}
-        # take the chosen coordinates (s,) of ``update``; what it withholds is 0
+        # take the chosen coordinates (s,) of ``update``; withheld values are 0
         assert self._coordinates is not None
         whole = [found[name].flatten() if name in found else torch.zeros(v.numel()) for name, v in like.items()]
         return sign * (directions @ torch.cat([part.cpu().to(torch.float32) for part in whole])[self._coordinates]).to(

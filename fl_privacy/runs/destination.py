@@ -1,7 +1,4 @@
-"""Where a run's results go.
-
-What a run is given: who carries its messages, and who is told how it goes on.
-"""
+"""Define a run's folder, and its interfaces to backends and monitors."""
 
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -23,10 +20,7 @@ from fl_privacy.runs.folder.environment import code_hash
 
 
 class Backend(Protocol):
-    """Runs ``rounds`` rounds on ``server`` as its caller asks for them.
-
-    A plain loop here, Flower elsewhere; all give the same numbers.
-    """
+    """Runs ``rounds`` rounds on ``server``; all backends give the same numbers."""
 
     def __call__(
         self,
@@ -54,36 +48,35 @@ def plain_loop(
 
 
 class Monitor:
-    """Receives every step of a run; this one keeps it to itself."""
+    """Receives every step of a run; this one ignores them."""
 
     def say(self, text: str) -> None:
-        """Say in a line what happens next."""
+        """Announce the next step."""
 
     def training(self, rounds: int) -> AbstractContextManager[None]:
-        """Enter the training of ``rounds`` rounds; progress reported within is of the next one."""
+        """Enter the training of ``rounds`` rounds; progress within is of the next one."""
         return nullcontext()
 
     def round_done(self, report: RoundReport, evaluation: Evaluation | None, epsilon: float | None) -> None:
-        """Report a round that is over; ``evaluation`` where it was tested, ``epsilon`` under a guarantee."""
+        """Report a finished round, with ``evaluation`` and ``epsilon`` if known."""
 
     def counting(self, title: str, total: int) -> AbstractContextManager[Callable[[int], None]]:
-        """Enter other long work of ``total`` steps; the context takes how many are done."""
+        """Enter long work of ``total`` steps; the context receives the number done."""
         return nullcontext(lambda done: None)
 
     def working(self, title: str) -> AbstractContextManager[None]:
-        """Begin other work, whose progress ``fl_privacy.progress`` reports."""
+        """Enter other work, whose progress ``fl_privacy.progress`` reports."""
         return nullcontext()
 
     def attacking(self, what: str) -> AbstractContextManager[Progress]:
-        """Enter an attack on ``what``; the context takes its progress."""
+        """Enter an attack on ``what``; the context receives its progress."""
         return nullcontext(no_progress)
 
 
 class LineMonitor(Monitor):
-    """Prints now and then how far an attack is, where no command does: inside somebody's server or notebook."""
+    """Prints an attack's progress from time to time, in a user's server or notebook."""
 
     def attacking(self, what: str) -> AbstractContextManager[Progress]:
-        """Enter an attack on ``what``; what it is at is said with its progress."""
         return self._attacking(f"Attacking {what}")
 
     @contextmanager
@@ -103,26 +96,24 @@ Command = Literal["run", "attack"]
 
 @dataclass(frozen=True, eq=False)
 class Destination:
-    """Location of a run: a folder named after its choices, and distinguished by the hash of all settings."""
+    """Folder of a run, named after its choices and the hash of all settings."""
 
     command: Command
     config: RunSettings
 
     @cached_property
     def identified(self) -> dict[str, object]:
-        """Return the settings as plain values, with the command that they were given to."""
         return {"command": self.command, **self.config.plain()}
 
     @property
     def path(self) -> Path:
-        """Return the path of the folder, whether or not it exists."""
         return Path(self.config.out) / folder_name(self._label, self.identified)
 
     def finished_before(self, monitor: Monitor) -> Path | None:
-        """Return the folder with a new page, if there is nothing left to do; decided before anything is built.
+        """Return the folder with a new page if it is finished, before anything is built.
 
         Raises:
-            UserError: a setting that a finished run does not need any more is wrong.
+            UserError: ``device`` is wrong.
         """
         resolve_device(self.config.device)
         if self.config.overwrite or not is_finished(self.path):
@@ -134,16 +125,11 @@ class Destination:
         return self.path
 
     def write_page(self) -> None:
-        """Write the page of what the folder holds, unless the settings do without."""
         if self.config.page:
             write_report([self.path])
 
     def open(self) -> RunFolder:
-        """Open the folder, to record in.
-
-        Raises:
-            UserError: it can't be made.
-        """
+        """Open the folder for recording; ``UserError`` if it can't be made."""
         config = self.config
         try:
             return RunFolder.open_or_create(

@@ -1,4 +1,4 @@
-"""Images and texts that nobody attacks: what an original is distinguished from, and what no update tells."""
+"""Choose public images, texts and rows as distractors and controls."""
 
 import hashlib
 import logging
@@ -19,28 +19,25 @@ from fl_privacy.types.modality import ROWS, TEXTS, Modality
 logger = logging.getLogger(__name__)
 
 MOST = 1000
-"""PublicImages, unless a run says otherwise."""
+"""Default number of distractor images."""
 
 MOST_NEAR = 10_000
-"""Public images among which the one nearest to an original is looked for, at most."""
+"""Most public images searched for the one nearest to an original."""
 
 _MOST_VALUES = 1 << 26
-"""Pixels of all candidates; more of them are not taken, whatever their number."""
+"""Most pixels of all candidates together."""
 
 _MOST_TEXTS = 10_000
 
 _PHOTOGRAPHS, _DIGITS = "photograph", "mnist_mini"
-"""Data sets that packages ship."""
+"""Data sets shipped by packages."""
 
 
 def unattacked_others(examples: LabelledExamples, number: int, *, seed: int, name: str) -> Others:
-    """Take ``number`` of the public ``examples`` at random; of texts, their frequencies.
+    """Choose ``number`` of the public ``examples`` at random; for texts and rows, up to 10,000.
 
     Args:
-        examples: of the split that is not attacked.
-        number: of images; 0 takes none.
-        seed: of the choice.
-        name: of the data set.
+        number: number of images; 0 for none.
     """
     order = torch.randperm(len(examples), generator=derive_generator(seed, "candidates"))
     if (few := _FEW.get(examples.modality)) is not None:
@@ -55,14 +52,14 @@ def unattacked_others(examples: LabelledExamples, number: int, *, seed: int, nam
 
 
 _LATEST: OrderedDict[bytes, PublicImages] = OrderedDict()
-"""Of this process, the last few that were used; by all that they are of."""
+"""Last public images of this process, by a hash of their content."""
 
 _MOST_LATEST, _MOST_KEPT = 2, 1 << 22
-"""How many, and of how many pixels at most: what is larger is not kept."""
+"""Most cached public images, and most pixels of each."""
 
 
 def _shared(images: Tensor, labels: Tensor | None, name: str, more: Tensor | None = None) -> PublicImages:
-    """Make public images, or take those of an earlier job that are the same: rows to compare with are made once."""
+    """Make public images, or return equal cached ones of an earlier job."""
     made = PublicImages(images=images, labels=labels, name=name, more=more)
     if images.numel() > _MOST_KEPT:
         return made
@@ -89,19 +86,16 @@ def _rows(examples: LabelledExamples, chosen: Tensor) -> Others:
 
 
 _FEW: Mapping[Modality, Callable[[LabelledExamples, Tensor], Others]] = {TEXTS: _texts, ROWS: _rows}
-"""Of which examples others are taken without asking how many."""
+"""Modality -> choice of controls without a number."""
 
 
 def shipped_others(shape: tuple[int, ...], number: int = MOST, *, seed: int) -> Others:
-    """Take images for originals of ``shape`` (C, H, W) without known public images: those that packages ship.
+    """Choose shipped images as distractors for originals of ``shape`` (C, H, W): random crops of photographs.
 
-    These are cut out of photographs at random places and scales, half of them for images of one channel, whose other
-    half are handwritten digits. Where the packages are not installed there are none.
+    For one channel, half of them are handwritten digits; without the packages there are none.
 
     Args:
-        shape: of the originals.
-        number: of candidates; 0 takes none.
-        seed: of the choice.
+        number: number of candidates; 0 for none.
     """
     if len(shape) != 3 or not (number := at_most(number, shape)):
         return Others()
@@ -115,7 +109,7 @@ def shipped_others(shape: tuple[int, ...], number: int = MOST, *, seed: int) -> 
 
 
 def at_most(number: int, shape: tuple[int, ...]) -> int:
-    """Return ``number`` of images of ``shape``, or as many as memory should hold."""
+    """Return ``number``, limited by the memory of images of ``shape``."""
     return min(number, _MOST_VALUES // max(1, int(torch.tensor(shape).prod())))
 
 
@@ -128,7 +122,7 @@ def _digits(shape: tuple[int, ...], number: int, rng: torch.Generator) -> Tensor
 
 
 def _cuts(shape: tuple[int, ...], number: int, rng: torch.Generator) -> Tensor:
-    """Cut images (N, C, H, W) at random, between a tenth and the whole of a photograph's shorter side."""
+    """Crop images (N, C, H, W) at random, between a tenth and the whole of a photograph's shorter side."""
     pictures = [examples.images.float() / 255 for examples in _shipped(_PHOTOGRAPHS)]
     if not pictures or shape[0] not in (1, 3):
         return torch.empty(0, *shape)
@@ -151,7 +145,6 @@ def _cuts(shape: tuple[int, ...], number: int, rng: torch.Generator) -> Tensor:
 
 
 def _shipped(name: str) -> Iterator[Examples]:
-    """Yield the data set of an installed package; nothing where it is not installed."""
     try:
         found = load_data(name, image_size=256 if name == _PHOTOGRAPHS else None).train
     except UserError as error:

@@ -1,8 +1,4 @@
-"""Images of an app's own data: what a client's attacked ones are distinguished from.
-
-Images of another kind would not do: what all pictures of a class have in common leads cuts of photographs by far, so
-that the mean of a class would be called read.
-"""
+"""Draw distractors from an app's own data; with other data, class means would count as reconstructions."""
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
@@ -30,13 +26,13 @@ from fl_privacy.types import Batch, VictimId
 logger = logging.getLogger(__name__)
 
 NO_CLASS = -1
-"""Of images that packages ship."""
+"""Class of images shipped by packages."""
 
 SPARE = 100
-"""Images drawn beyond those asked for, from which come the ones in place of a client's own."""
+"""Extra images drawn, to replace a client's own."""
 
 MOST_PLACES = 32
-"""Partitions whose images are candidates."""
+"""Most partitions whose images are candidates."""
 
 Samples = list[tuple[Tensor, int]]
 
@@ -47,8 +43,7 @@ class _Drawn:
 
     Attributes:
         image: (C, H, W) in [0, 1].
-        label: its class.
-        place: of its partition and in it; ``None`` of one that no client trains on.
+        place: partition and index in it; ``None`` if no client trains on it.
     """
 
     image: Tensor
@@ -66,19 +61,15 @@ def others_of_app(
     seed: int,
     nodes: int | None = None,
 ) -> Others:
-    """Take images that attacked ones are compared with: of the same data, or where there are few, shipped ones.
+    """Draw distractors from the app's data, topped up by shipped images if there are few.
 
-    Those of a client are all but its own attacked ones, so that nothing that another client says changes them.
+    For each client, only its own attacked images are left out, so that other clients can't change its distractors.
 
     Args:
-        data: of the app; of a (train, test) pair or a data set of this package the second half is taken first.
-        attacked: victims, whose images are no candidates for victims of the same client.
-        truth: knows their images.
+        data: app's data; the second half of a (train, test) pair or a data set of this package comes first.
         shape: (C, H, W) of an image.
-        number: of candidates; 0 takes none.
-        seed: of the choice.
-        nodes: that were connected, whose partitions are 0 to ``nodes - 1``; ``None`` takes the partitions that the
-            clients of ``attacked`` say that they hold.
+        number: number of distractors; 0 for none.
+        nodes: number of nodes, with partitions 0 to ``nodes - 1``; ``None`` takes the partitions stated by clients.
     """
     if len(shape) != 3 or not (number := at_most(number, shape)):
         return Others()
@@ -104,10 +95,7 @@ def others_of_app(
 def _left_by_client(
     drawn: Sequence[_Drawn], attacked: Sequence[VictimId], truth: KnownImages, shape: tuple[int, ...]
 ) -> dict[int, list[int]]:
-    """Return the indices of the ``drawn`` images that are no draws of a client's attacked ones, by client.
-
-    Only of clients that have some among them.
-    """
+    """Return, for clients with own images among ``drawn``, the indices of the others."""
     if not drawn:
         return {}
     images = PublicImages(images=torch.stack([each.image for each in drawn]).float().clamp(0, 1))
@@ -130,14 +118,10 @@ def _left_by_client(
 def others_among(
     images: Samples, attacked: Sequence[Batch], shape: tuple[int, ...], number: int = MOST, *, seed: int
 ) -> Others:
-    """Take those of ``images`` that are none of the ``attacked``; where they are few, with shipped ones among them.
+    """Take those of ``images`` that are not ``attacked``, topped up by shipped images if there are few.
 
     Args:
-        images: of the same data, (C, H, W) in [0, 1] with their classes.
-        attacked: originals.
-        shape: (C, H, W) of an image.
-        number: of candidates, at most.
-        seed: of the choice.
+        images: images of the same data, (C, H, W) in [0, 1], with classes.
     """
     taken, labels = torch.empty(0, *shape), torch.empty(0, dtype=torch.long)
     if images:
@@ -160,7 +144,7 @@ def others_among(
 
 
 def _places(known: KnownImages, attacked: Sequence[VictimId], nodes: int | None, seed: int) -> Sequence[int | None]:
-    """Return the partitions whose images are candidates; ``None`` alone where all clients have the same data."""
+    """Return the partitions for distractors; ``[None]`` if all clients share data."""
     if known.of_client is None:
         return [None]
     if nodes is None:
@@ -170,7 +154,7 @@ def _places(known: KnownImages, attacked: Sequence[VictimId], nodes: int | None,
 
 
 def _drawn(known: KnownImages, places: Sequence[int | None], number: int, seed: int) -> list[_Drawn]:
-    """Draw at most ``number`` images from ``places``, in [0, 1]: first those that no client trains on."""
+    """Draw at most ``number`` images in [0, 1] from ``places``, untrained ones first."""
     held: list[_Drawn] = []
     trained: list[_Drawn] = []
     most = 1 + (number + SPARE) // len(places)
@@ -187,10 +171,7 @@ def _drawn(known: KnownImages, places: Sequence[int | None], number: int, seed: 
 def _drawn_at(
     known: KnownImages, place: int | None, most: int, seed: int, wanted: int
 ) -> tuple[list[_Drawn], list[_Drawn]]:
-    """Draw images of one place that no client trains on, and trained ones where fewer than ``wanted``.
-
-    At most ``most`` of each.
-    """
+    """Draw at most ``most`` untrained images of one place, and trained ones if these are fewer than ``wanted``."""
     with streams_put_back():
         data = known.data if place is None or known.of_client is None else known.of_client(place)
         rng = derive_generator(seed, "candidates", place or 0)
@@ -207,14 +188,12 @@ def _drawn_at(
 
 
 def _some(known: KnownImages, data: object, rng: torch.Generator, most: int) -> list[tuple[int, Tensor, int]]:
-    """Draw at most ``most`` examples: index, image in [0, 1] and class."""
     with own_streams_put_back(data):
         drawn = islice(_indexed_at_random(data, set(), rng), most)
         return [(index, known.plain(image), label) for index, (image, label) in drawn]
 
 
 def _second_half(data: object) -> object | None:
-    """Return the part of ``data`` that no client trains on; ``None`` where there is no such part."""
     if isinstance(data, Dataset):
         return data.test
     pair = isinstance(data, tuple | list) and len(data) > 1
@@ -224,10 +203,7 @@ def _second_half(data: object) -> object | None:
 
 
 def at_random(data: Any, taken: set[int], rng: torch.Generator) -> Iterator[tuple[Tensor, int]]:
-    """Yield the examples of ``data`` at random, but not those at the places ``taken``; in order where only that works.
-
-    Of a (train, test) pair or a data set of this package these are the first half's.
-    """
+    """Yield the (training) examples of ``data`` except those at ``taken``, in random order if possible."""
     return (sample for _, sample in _indexed_at_random(data, taken, rng))
 
 

@@ -1,4 +1,4 @@
-"""Attacks on what was intercepted of clients that this package did not write, and the page over them."""
+"""Attack intercepted updates of third-party clients, and describe their app."""
 
 import math
 from collections import Counter
@@ -25,15 +25,15 @@ from fl_privacy.runs.folder import RunFolder
 from fl_privacy.types import Observation, VictimId
 
 MOST_FOUND = 12
-"""Sentences on single updates, those true of most first."""
+"""Most sentences on single updates, the most frequent first."""
 
 MOST_IMAGES, MOST_STEPS = 16, 8
-"""An update of more images or local steps is captured, but not attacked unless it is asked for: that takes hours, and
-tells of single images next to nothing, whatever one image would give away."""
+"""Updates of more images or local steps are attacked only on request: that takes hours, and
+reveals next to nothing of single images, whatever one image would reveal."""
 
 
 MOST_PIXELS, MOST_REPLAYED = 1 << 26, 10_000
-"""Numbers in the guess at an update, and its local steps, beyond which it is not attacked even if it is asked for."""
+"""Values of a guess, and local steps, above which an update is never attacked."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -41,13 +41,9 @@ class Captured:
     """Intercepted updates of a Flower app.
 
     Attributes:
-        observations: those that are attacked, in order.
-        truth: what is known of the images behind them.
-        defense: what most clients say that they do to their updates; empty where they say nothing.
-        defenses: what each client says, by client.
-        adaptive: whether an attacker that knows the defense attacks as well.
-        sentences: what was found out about the app.
-        rehearsed: whether the server made these updates itself, and no client did.
+        defenses: client -> stated defense.
+        adaptive: ``True`` to attack also with knowledge of the defense.
+        rehearsed: ``True`` if the server made these updates itself.
     """
 
     observations: Sequence[Observation]
@@ -61,9 +57,7 @@ class Captured:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AttackPlan:
-    """Plan of an attack on captured updates: the attack, its seed, threads and processes, further metrics, and other
-    images to compare with.
-    """
+    """An attack on captured updates, with its seed, threads, processes, metrics and distractors."""
 
     attack: ReconstructionAttack
     seed: int = 0
@@ -74,7 +68,7 @@ class AttackPlan:
 
 
 def attack_captured(captured: Captured, plan: AttackPlan, folder: RunFolder, monitor: Monitor) -> None:
-    """Attack, judge as far as the truth is known, and record in ``folder``, which is left unfinished."""
+    """Attack, score against known originals, and record in ``folder``, which stays unfinished."""
     folder.write_environment(seed=plan.seed)
     folder.write_threat_model(list(captured.sentences))
     folder.write_defense(captured.defense)
@@ -104,14 +98,10 @@ def attack_captured(captured: Captured, plan: AttackPlan, folder: RunFolder, mon
 def worth_attacking(
     observations: Sequence[Observation], *, every: bool = False
 ) -> tuple[Sequence[Observation], list[str]]:
-    """Choose which of ``observations`` to attack, and say in sentences what is left out.
+    """Choose observations to attack, and describe the others.
 
-    Probes where clients answered any; else training updates of few images and steps. Figures over both would hide the
-    one among the other.
-
-    Args:
-        observations: that were captured.
-        every: attack all of them.
+    Probes are chosen if there are any, else training updates of few images and steps, since joint figures would hide
+    one of them; ``every`` attacks all.
     """
     if every:
         return _within_reason(observations)
@@ -132,7 +122,6 @@ def worth_attacking(
 
 
 def _within_reason(observations: Sequence[Observation]) -> tuple[Sequence[Observation], list[str]]:
-    """Keep all but those that claim more images or steps than memory or time is enough for."""
     large = set()
     for observation in observations:
         images = observation.upload.num_examples
@@ -143,13 +132,7 @@ def _within_reason(observations: Sequence[Observation]) -> tuple[Sequence[Observ
 
 
 def rehearsed(observations: Sequence[Observation], truth: KnownImages, number: int) -> list[Observation]:
-    """Compute undefended uploads of one image in one step on the server, for each model that was sent.
-
-    Args:
-        observations: what was captured of the app: models sent and plan.
-        truth: whose first images are taken.
-        number: of images.
-    """
+    """Compute undefended uploads of one image in one step on the server, for each model that was sent."""
     last = {id.round: place for place, id in enumerate(ids_of(observations))}
     images, made = truth.first(number), []
     for round, place in sorted(last.items()):
@@ -177,13 +160,10 @@ def describe_app(
     found: Counter[str],
     defenses: Mapping[int, Description] | None = None,
 ) -> list[str]:
-    """Describe the threat model and what was found out about the clients, in sentences.
+    """Describe the threat model and the clients in sentences.
 
     Args:
-        observations: that are attacked.
-        defense: that most clients tell of.
-        found: sentences on single updates, and on how many each was true of.
-        defenses: that each client tells of.
+        found: sentences on single updates, with their numbers.
     """
     lines = [
         "The server is honest but curious: it follows the protocol and reads what it receives. The clients are an app's"
@@ -239,5 +219,5 @@ def _span(numbers: Sequence[int]) -> str:
 
 
 def _same_data(victim: VictimId) -> str | None:
-    """Name the examples of a probe, the same in every round; ``None`` for a training update's, which may change."""
+    """Name a probe's examples, equal in every round; ``None`` for a training update."""
     return None if victim.probe is None else victim.source

@@ -1,4 +1,4 @@
-"""What really was behind an update; only the evaluation asks."""
+"""Look up the originals behind an update, for scoring only."""
 
 from collections import defaultdict
 from collections.abc import Mapping
@@ -13,25 +13,24 @@ from fl_privacy.measure.matching import hard_labels
 from fl_privacy.types import Batch, LocalPlan, Observation, VictimId
 
 ClientStates = defaultdict[int, ClientState]
-"""Of the simulated clients, by id; what a defense makes of a client's examples is made once for all who share them."""
+"""States of simulated clients by id; users of a state share the examples that a defense made."""
 
 _AT_ONCE = 256
-"""Images that are floats at the same time."""
+"""Images converted to floats at a time."""
 
 
 def fresh_states() -> ClientStates:
-    """Return the states of clients that have done nothing yet."""
+    """Return the states of clients before any work."""
     return defaultdict(ClientState)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class GroundTruth:
-    """Looks victims up in the simulated clients' data, and repeats what these did; nothing of it ever travels.
+    """Looks up victims in the simulated clients' data, and replays their uploads; none of it is ever sent.
 
     Attributes:
-        clients: by id.
         batch_size: examples of a probed batch.
-        states: that the clients have by then.
+        states: clients' states at the upload.
     """
 
     clients: Mapping[int, Client]
@@ -40,18 +39,15 @@ class GroundTruth:
     _replays: dict[VictimId, Replay] = field(default_factory=dict, init=False, repr=False)
 
     def batch(self, victim: VictimId) -> Batch:
-        """Return the examples behind ``victim``.
-
-        Where a defense exchanges a client's examples, the truth of each is the client's own image nearest to it.
-        """
+        """Return the examples behind ``victim``, or the client's nearest own images if a defense replaces them."""
         client, state = self.clients[victim.client], self.states[victim.client]
         batch = examples_behind(client, victim, state, batch_size=self.batch_size)
         return _nearest(client, batch) if client.defense.examples else batch
 
     def replay(self, observation: Observation) -> Replay:
-        """Repeat the making of an upload, by the same random streams: what the model saw, and what was undefended.
+        """Replay an upload with the same random streams: the model's inputs, and the undefended update.
 
-        There is one for each victim of the round asked for last: labels and scores of all attackers need the same.
+        The replays of the last round are cached, since labels and all attackers' scores need them.
         """
         id = observation.id
         if any(known.round != id.round for known in self._replays):
@@ -68,16 +64,13 @@ class GroundTruth:
 
 
 def sees_other_images(defense: Defense, plan: LocalPlan, uploads: str) -> bool:
-    """Say whether the model sees other images than the truth behind a ``probe`` or an ``update``."""
+    """Return ``True`` if the model sees other images than the originals in a ``probe`` or an ``update``."""
     augmented = plan.augments if uploads == "update" else plan.augment_probes
     return bool(defense.examples or defense.data) or augmented
 
 
 def _nearest(client: Client, batch: Batch) -> Batch:
-    """Return the client's own images nearest to those of ``batch``, of the same class where there are any.
-
-    Only images of these classes are looked at, as few at a time as fill a processor's cache.
-    """
+    """Return the client's own images nearest to ``batch``, of the same class if any."""
     labels = hard_labels(batch.labels)
     own = client.examples.labels[client.indices].to(labels.device)
     nearest = torch.empty_like(batch.inputs)

@@ -1,7 +1,4 @@
-"""What inference attacks answered beside what is true.
-
-The examples that inference attacks are asked about, and the truth about them.
-"""
+"""Draw the examples for inference attacks, and compare answers with the truth."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -39,23 +36,22 @@ from fl_privacy.runs.setup import Setup
 from fl_privacy.types import Batch
 
 PUBLIC = 5000
-"""Examples that the attacker holds, of the split without members."""
+"""Most examples that the attacker holds, from the split without members."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Asked:
-    """The examples that attacks are asked about, and the truth about them, which attacks never see.
+    """Examples queried by inference attacks, and the truth, which attacks never see.
 
     Attributes:
-        examples: C of them, members first.
-        members: how many are members.
-        clients: (C,) of whom membership is asked: of a member its owner; of others a client that has members of the
-            same class, so that what a client has of each class tells nothing.
-        from_test: whether the others are of the test split, since nothing was held out of the training's.
-        shares: (N, K) of each class among what each client trains on, by ascending id.
-        public: examples that the attacker holds, none of them asked about and no client's; ``None`` if there are none.
-        public_attributes: what these are beside their class, where the data say so.
-        public_rows: which they are of the split that is not attacked.
+        examples: C examples, members first.
+        clients: (C,) client of each membership query: a member's owner; for others a client with members of the same
+            class, so that class counts reveal nothing.
+        from_test: ``True`` if non-members are of the test split, since no training examples were held out.
+        shares: (N, K) share of each class in each client's training data, by ascending id.
+        public: attacker's examples, neither queried nor a client's; ``None`` without any.
+        public_attributes: attributes of these, if known.
+        public_rows: indices of these in the split that is not attacked.
     """
 
     examples: Batch
@@ -69,16 +65,12 @@ class Asked:
 
     @property
     def is_member(self) -> Tensor:
-        """Say which of the examples are members, (C,)."""
+        """Return membership of each example, (C,)."""
         return torch.arange(len(self.examples)) < self.members
 
 
 def ask(setup: Setup, members: int, others: int) -> Asked:
-    """Draw ``members`` examples of the clients of ``experiment`` and ``others`` that nobody trains on.
-
-    Raises:
-        UserError: there are fewer.
-    """
+    """Draw ``members`` of the clients' examples and ``others`` of nobody's; ``UserError`` if there are fewer."""
     config, dataset, clients = setup.config, setup.dataset, setup.clients
     rng = derive_generator(config.seed, "inference", "asked")
     own = next(iter(clients.values())).examples
@@ -115,7 +107,6 @@ def ask(setup: Setup, members: int, others: int) -> Asked:
 
 
 def _as_wide(batches: Sequence[Batch], source: LabelledExamples) -> list[Batch]:
-    """Fill up texts of ``source`` with no tokens, so that all ``batches`` are as wide as the widest; others stay."""
     if source.modality.continuous:
         return list(batches)
     widest = max(batch.inputs.shape[1] for batch in batches)
@@ -132,7 +123,7 @@ def _shares(client: Client) -> Tensor:
 
 
 def _alike(owners: Tensor, labels: Tensor, wanted: Tensor, rng: torch.Generator) -> Tensor:
-    """Draw for each class ``wanted`` the owner of a member of that class, of any where no member is."""
+    """Draw an owner of a member of each class in ``wanted``, or of any member if there is none."""
     if not len(wanted):
         return wanted
     found = owners[torch.randint(len(owners), (len(wanted),), generator=rng)]
@@ -153,11 +144,7 @@ def _draw(number: int, available: int, name: str, where: str, rng: torch.Generat
 
 
 def expect_attributes(setup: Setup) -> None:
-    """Refuse to ask for attributes where there are none, or where an update is of several examples.
-
-    Raises:
-        UserError: so it is.
-    """
+    """Raise ``UserError`` unless the data have an attribute and each update is of one example."""
     config, client = setup.config, next(iter(setup.clients.values()))
     if client.examples.attributes is None:
         raise UserError(
@@ -174,10 +161,9 @@ def expect_attributes(setup: Setup) -> None:
 
 
 def rehearsing(setup: Setup, asked: Asked) -> Client | None:
-    """Build a client of the attacker's own, which defends the public examples as the others do theirs.
+    """Build the attacker's own client, which defends public examples as real clients do theirs.
 
-    ``None`` where the attacker does not know the defense, there is none, it exchanges the examples for others, or
-    nothing public has an attribute.
+    ``None`` if the defense is not known, absent, or replaces examples, or if no public example has an attribute.
     """
     config, defense = setup.config, setup.defense
     known = config.threat_model.knows_defense and defense.parts and not defense.examples
@@ -189,7 +175,7 @@ def rehearsing(setup: Setup, asked: Asked) -> Client | None:
 
 
 def attributes_of(setup: Setup) -> Tensor:
-    """Return the attributes (V,) of the probed examples; -1 where the defense exchanges a client's examples."""
+    """Return the attributes (V,) of the probed examples; -1 if the defense replaces a client's examples."""
     found = []
     for probe in setup.audit.probes:
         client = setup.clients[probe.client]
@@ -199,7 +185,7 @@ def attributes_of(setup: Setup) -> Tensor:
 
 
 TPR_AT = {"tpr_at_0.1_percent": 0.001, "tpr_at_1_percent": 0.01}
-"""Measures -> FPR."""
+"""Measure -> FPR."""
 
 FROM_TEST = (
     "Those that nobody trained on are of the test split: what tells the splits apart counts as membership (holdout=N"
@@ -209,7 +195,7 @@ FROM_TEST = (
 
 @dataclass(frozen=True, kw_only=True)
 class Spending:
-    """Epsilon that the worst-off client had spent by a round, ``None`` without guarantee, and its delta."""
+    """Largest epsilon of a client by round, ``None`` without guarantee, and its delta."""
 
     epsilon: Callable[[int], float | None]
     delta: float
@@ -217,7 +203,7 @@ class Spending:
 
 @dataclass(frozen=True, kw_only=True)
 class Watched:
-    """What was watched: how many rounds, the last of them, and the ids of all clients in the order of the columns."""
+    """Rounds that an inference attack observed: their number, the last one, and the client ids in column order."""
 
     rounds: int
     last_round: int
@@ -229,10 +215,7 @@ class InferenceJudge:
     """Compares the answers of inference attacks with the truth.
 
     Attributes:
-        asked: the examples asked about.
-        attributes: (V,) of the victims, -1 where it is not known.
-        spending: of the clients.
-        seed: of resampling.
+        attributes: (V,) attributes of the victims, -1 if not known.
     """
 
     asked: Asked
@@ -243,7 +226,6 @@ class InferenceJudge:
     def findings(
         self, about: About, answers: Mapping[str, Tensor], titles: Mapping[str, tuple[str, str]], watched: Watched
     ) -> list[Finding]:
-        """Return a finding for each method."""
         judges = {
             About.MEMBERSHIP: self._membership,
             About.SOURCE: self._source,

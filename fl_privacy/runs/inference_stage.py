@@ -1,4 +1,4 @@
-"""Inference attacks beside the training: shown each round's updates as they come, judged in the end."""
+"""Run inference attacks on each round's updates during training, and score them at the end."""
 
 import logging
 import time
@@ -35,23 +35,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(eq=False, kw_only=True)
 class InferenceStage:
-    """Asks inference attacks about the updates of one round at a time; whatever an attack does, the training goes on.
+    """Runs inference attacks one round at a time; the training continues if they fail.
 
     Attributes:
-        inferences: the attacks by name.
-        asked: what they are asked about.
-        clients: ids of all.
-        classes: K.
-        victims: row of the answer about each probe, where attributes are asked for.
-        attributes: of these victims.
-        attribute_count: A.
-        rehearsing: client of an attacker who knows the defense, where attributes are asked for.
-        seed: of the attackers' draws.
-        threads: of the CPU that they take.
-        device: where they compute.
-        folder: where findings go.
-        monitor: told of the progress.
-        expected: how many rounds will be read.
+        classes: number K of classes.
+        victims: probe -> row of the answer, for attributes.
+        attribute_count: number A of attribute values.
+        rehearsing: client of an attacker who knows the defense, for attributes.
+        expected: number of rounds to intercept.
     """
 
     inferences: Mapping[str, Inference]
@@ -85,10 +76,10 @@ class InferenceStage:
 
     @classmethod
     def of(cls, setup: Setup, folder: RunFolder, monitor: Monitor) -> "InferenceStage | None":
-        """Build the stage of ``experiment``; ``None`` where nothing is asked.
+        """Build the stage; ``None`` without inference attacks.
 
         Raises:
-            UserError: there are too few examples, or nothing is known that could be asked for.
+            UserError: there are too few examples, or no attributes are known.
         """
         config, clients = setup.config, setup.clients
         inferences = {
@@ -120,13 +111,12 @@ class InferenceStage:
         )
 
     def see(self, observation: Observation) -> None:
-        """Take an update of the training or a probed one; those of the round before are evaluated and forgotten."""
+        """Accept a training update or probe; a new round first evaluates and drops the last one."""
         if self._waiting and self._waiting[0].id.round != observation.id.round:
             self.read()
         self._waiting.append(observation)
 
     def read(self) -> None:
-        """Show the attacks what was seen of the round that is over."""
         if not self._waiting:
             return
         probed = [o for o in self._waiting if o.id.probe is not None]
@@ -158,7 +148,6 @@ class InferenceStage:
                     self._failures[name] = result.reason
 
     def _rehearsal(self, like: Observation) -> Rehearsal | None:
-        """Return what the attacker's own client makes of public examples in the round of ``like``."""
         client = self.rehearsing
         if client is None:
             return None
@@ -175,7 +164,6 @@ class InferenceStage:
         return Rehearsal(attributes=known[order], uploads=uploads)
 
     def finish(self, spending: Spending) -> None:
-        """Judge what the attacks answer and record it."""
         self.read()
         judge = InferenceJudge(asked=self.asked, attributes=self.attributes, spending=spending, seed=self.seed)
         watched = Watched(rounds=self._rounds, last_round=self._last_round, clients=self.clients)

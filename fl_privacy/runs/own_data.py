@@ -1,4 +1,4 @@
-"""A client that trains on a folder of its node instead of a part of the data that the run names."""
+"""Build a client that trains on a folder of its node instead of the run's data."""
 
 from functools import lru_cache
 
@@ -14,18 +14,17 @@ from fl_privacy.runs.config.building import plain_settings
 
 
 class OpenSettingError(UserError):
-    """The configuration leaves open what all nodes have to have in common."""
+    """The configuration lacks a setting that all nodes must share."""
 
 
 @lru_cache(maxsize=4)
 def client_of_folder(config: RunSettings, folder: str, client: int) -> Client:
-    """Build client ``client`` of ``config`` on the images in ``folder`` instead; once in a process.
+    """Build client ``client`` of ``config`` on the images in ``folder``, cached in this process only.
 
-    What it decodes is kept in this process alone; where ``folder`` has no test split, the client is tested on every
-    fifth image, which it does not train on.
+    Without a test split, every fifth image is used for testing only.
 
     Raises:
-        UserError: the configuration leaves open what the images of all nodes have in common.
+        UserError: the configuration lacks a setting that all nodes' images must share.
     """
     settings = plain_settings(config.data)
     if open_still := [key for key in ("image_size", "channels", "classes") if settings.get(key) is None]:

@@ -1,7 +1,4 @@
-"""Search transformation policies: one configuration, one folder, resumed where it was stopped.
-
-Scores of policies on the data and the model of a configuration.
-"""
+"""Search transformation policies in a folder that resumes, with scores on the configured data and model."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -51,7 +48,7 @@ from fl_privacy.types import Batch, ModelState
 
 @dataclass(frozen=True, kw_only=True)
 class SearchSettings:
-    """The settings of ``conf/policy_search.yaml``, whose comments say what they mean."""
+    """Settings of ``conf/policy_search.yaml``, which explains them."""
 
     data: Options
     partition: Options
@@ -84,14 +81,10 @@ class SearchSettings:
 
 
 class PolicyScorer:
-    """Everything that policies are scored on, prepared once.
+    """Scores policies on data and models prepared once.
 
     Args:
-        config: of ``conf/policy_search.yaml``.
-        privacy: how privacy is scored.
-        training: of the semi-trained model.
-        semi_trained: file of its values, written if it is not there.
-        monitor: told of the training.
+        semi_trained: file of the semi-trained model's values, written if missing.
     """
 
     def __init__(
@@ -130,7 +123,7 @@ class PolicyScorer:
         ]
 
     def __call__(self, policies: Sequence[Policy]) -> list[Scored]:
-        """Score policies, in their order; the company of a policy changes no score beyond rounding."""
+        """Score policies in order; other policies in the call change scores by rounding only."""
         private = privacy_scores(self._similarity, self._batch, policies, plan=self._privacy, seed=self._seed)
         accurate = accuracy_scores(self._model, self._fresh, self._draws, policies, seed=self._seed, total=self._total)
         altered = altered_shares(self._batch.inputs, policies, seed=self._seed)
@@ -146,7 +139,6 @@ class PolicyScorer:
 
 
 def _searched_data(config: SearchSettings) -> Dataset:
-    """Load the data, of a single client where there is one that searches for itself."""
     dataset = build_dataset(config.data)
     if config.client is None:
         return dataset
@@ -173,7 +165,6 @@ def _semi_trained(
 
 
 def _fresh(model: Mapping[str, Any], dataset: Dataset, seed: int) -> ModelState:
-    """Draw initial values of a draw's own."""
     return ModelState.of(build_network(model, dataset, seed=seed))
 
 
@@ -186,10 +177,10 @@ def singles(table: Table) -> list[Policy]:
 
 
 def search_policies(settings: Mapping[str, Any], monitor: Monitor) -> Path:
-    """Search as ``settings`` of ``conf/policy_search.yaml`` say; returns the folder with the policy set.
+    """Search policies by settings of ``conf/policy_search.yaml``; return the folder with the policy set.
 
     Raises:
-        UserError: a setting is wrong, or no policy fulfills the demands.
+        UserError: a setting is wrong, or no policy meets the requirements.
     """
     config = read_section(SearchSettings, settings)
     plans = _Plans.of(config)
@@ -216,7 +207,6 @@ class _Plans:
 
     @classmethod
     def of(cls, config: SearchSettings) -> "_Plans":
-        """Build the plans, checked before anything long begins."""
         whole("seed", config.seed, at_least=0, example=1)
         for name in ("policies", "images_per_class", "accuracy_draws", "accuracy_images", "together", "clients"):
             whole(name, getattr(config, name), at_least=1, example=100)
@@ -250,14 +240,14 @@ def _folder_of(config: SearchSettings) -> Path:
     unscored = {"together", *(field.name for field in fields(Selection))}
     settings = {key: value for key, value in plain.items() if key not in unscored}
     settings["fsim"] = config.fsim_at_least is not None
-    if config.client is None:  # of all images, as before clients could search for themselves
+    if config.client is None:  # the same folder as in versions without clients' own searches
         settings = {key: value for key, value in settings.items() if key not in ("client", "clients", "partition")}
         settings["choices"] = {**settings["choices"], "partition": None}
     return Path(config.out) / folder_name(label, {"command": "search-policies", **settings})
 
 
 def _claim(folder: Path, *, overwrite: bool) -> Lock:
-    """Hold ``folder``, which exists afterwards; with ``overwrite`` what it contained is moved aside."""
+    """Lock and create ``folder``; with ``overwrite``, move its old contents aside."""
     try:
         lock = hold(folder)
         if overwrite and folder.exists():
@@ -272,7 +262,6 @@ def _claim(folder: Path, *, overwrite: bool) -> Lock:
 
 
 def _selected_by(folder: Path) -> object:
-    """Return the demands by which the policies in ``folder`` were chosen."""
     try:
         return json.loads(read_text(folder / POLICY_FILE)).get("selection")
     except (UserError, ValueError, AttributeError, RecursionError):
@@ -280,7 +269,7 @@ def _selected_by(folder: Path) -> object:
 
 
 def _score_all(config: SearchSettings, plans: _Plans, folder: Path, monitor: Monitor) -> list[Scored]:
-    """Score no transformation and all policies, in the order of the search; known scores come from the folder."""
+    """Score no transformation and all policies in search order, reusing scores in the folder."""
     rng = derive_generator(config.seed, "search", "policies")
     drawn = random_policies(config.policies, rng, table=config.table)
     wanted = list(dict.fromkeys([UNTRANSFORMED, *singles(config.table), *drawn]))
@@ -306,7 +295,6 @@ def _score_all(config: SearchSettings, plans: _Plans, folder: Path, monitor: Mon
 
 
 def _compared(scored: Sequence[Scored], plan: PrivacyPlan) -> list[Scored]:
-    """Score policies beside each other where the plan does so."""
     if not plan.normalized:
         return list(scored)
     means, variances = ([getattr(s, name) for s in scored] for name in ("mean", "variance"))

@@ -1,7 +1,4 @@
-"""What differential privacy a run gives its clients, round by round.
-
-Noise for a privacy budget: how much of it spends what was asked for by the end of a run.
-"""
+"""Compute a run's differential privacy by round, and the noise for a privacy budget."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -20,14 +17,13 @@ from fl_privacy.runs.setup import Setup, build_setup
 
 @dataclass(frozen=True, kw_only=True)
 class Privacy:
-    """The privacy guarantee of the client with the largest epsilon.
+    """Privacy guarantee of the client with the largest epsilon.
 
     Attributes:
-        statement: for the report.
-        missing: why there is no guarantee; ``None`` if there is one.
-        epsilons: after each round; ``None`` without guarantee.
-        unit: what is protected, ``example`` or ``client``.
-        covered: whether the accountant's assumptions hold for how clients draw their batches.
+        missing: reason why there is no guarantee, if so.
+        epsilons: epsilon after each round; ``None`` without guarantee.
+        unit: protected unit, ``example`` or ``client``.
+        covered: ``True`` if the accountant's assumptions hold for the sampling of batches.
     """
 
     statement: str
@@ -37,25 +33,23 @@ class Privacy:
     covered: bool = False
 
     def epsilon(self, round: int) -> float | None:
-        """Return the epsilon spent in the rounds up to ``round``, from 1; ``None`` without guarantee."""
+        """Return the epsilon spent up to ``round``, from 1; ``None`` without guarantee."""
         return self.epsilons[round - 1] if self.epsilons else None
 
 
 _UNKNOWN = "it depends on the clients' numbers of examples, which stay on their nodes"
 
 UNKNOWN = Privacy(statement=f"No differential privacy is claimed: {_UNKNOWN}.", missing=_UNKNOWN, epsilons=None)
-"""Where clients hold data of their own."""
+"""Privacy of clients with data of their own."""
 
 
 def privacy_of(setup: Setup, *, delta: float, accountant: Accountant) -> Privacy:
-    """Compute epsilon over the rounds for the client that is worst off, or say why there is none.
+    """Compute epsilon over the rounds for the worst-off client, or the reason why there is none.
 
-    Clients that a round draws at random are taken to be drawn in every round: the server sees who takes part.
+    Sampling of clients does not amplify privacy here, since the server sees who takes part.
 
     Args:
-        setup: before it runs.
-        delta: in (0, 1), below one over a client's number of examples.
-        accountant: ``rdp`` or ``prv``.
+        delta: delta in (0, 1), below one over a client's number of examples.
     """
     candidates = guarantees(setup, delta=delta, accountant=accountant)
     missing = candidates[0].missing
@@ -75,10 +69,7 @@ def privacy_of(setup: Setup, *, delta: float, accountant: Accountant) -> Privacy
 
 
 def guarantees(setup: Setup, *, delta: float, accountant: Accountant) -> list[Guarantee]:
-    """Return the guarantees of the clients that may be worst off.
-
-    No other client samples as much and releases as often.
-    """
+    """Return the guarantees of clients that may be worst off, by sampling rate and number of releases."""
     server, plan = setup.server, setup.server.local_plan
     kinds = set()
     for client in setup.clients.values():
@@ -101,7 +92,7 @@ def guarantees(setup: Setup, *, delta: float, accountant: Accountant) -> list[Gu
 
 
 def rounds_taken_part(setup: Setup) -> Sequence[int]:
-    """Count in how many rounds the busiest client has taken part after each round."""
+    """Count the busiest client's rounds up to each round."""
     turns = len(setup.clients) if setup.server.plan.aggregation == "round_robin" else 1
     return [math.ceil(round / turns) for round in range(1, setup.rounds + 1)]
 
@@ -118,7 +109,7 @@ def _statement(worst: Guarantee, taken_part: int) -> str:
 
 
 def calibrated(config: RunSettings) -> RunSettings:
-    """Return ``config`` with what ``noise_for_budget`` changes; ``privacy.epsilon`` is ``null`` in it.
+    """Return ``config`` with the noise of ``noise_for_budget``, and ``privacy.epsilon`` set to ``null``.
 
     Raises:
         UserError: the defense gives no guarantee that noise could change.
@@ -128,9 +119,9 @@ def calibrated(config: RunSettings) -> RunSettings:
 
 
 def noise_for_budget(config: RunSettings) -> dict[str, float | None]:
-    """Return the noise settings by which the worst-off client spends ``privacy.epsilon`` by the last round, if set.
+    """Return the noise settings by which the worst-off client spends ``privacy.epsilon``, if set, by the last round.
 
-    An undefended run stays undefended, so that it can stand beside the others of a sweep.
+    An undefended run stays undefended, as the baseline of a sweep.
 
     Raises:
         UserError: the defense gives no guarantee that noise could change.
@@ -162,7 +153,7 @@ def noise_for_budget(config: RunSettings) -> dict[str, float | None]:
 
 
 def _noise_setting(section: Mapping[str, Any], name: str) -> str:
-    """Return the setting that a defense's noise is proportional to: its part names it, and doubling it is tried."""
+    """Return the setting proportional to a defense's noise, as stated by its part and checked by doubling it."""
     part = mechanism(build_defense(section))
     if part and part.strength and part.strength in section:
         other = mechanism(build_defense({**section, part.strength: 2 * section[part.strength]}))

@@ -1,4 +1,4 @@
-"""Train, intercept, attack, evaluate, report: one configuration, one folder."""
+"""Train, intercept, attack, evaluate and report: one configuration, one folder."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -37,13 +37,7 @@ SIMULATED_CLIENTS = Whereabouts()
 def run_experiment(
     config: RunSettings, backend: Backend, monitor: Monitor, *, clients: Whereabouts = SIMULATED_CLIENTS
 ) -> Path:
-    """Run ``config``, or find that it has been run; returns its folder.
-
-    Args:
-        config: of the run.
-        backend: carries its messages.
-        monitor: told of the progress.
-        clients: where they are.
+    """Run ``config`` unless it has finished before; return its folder.
 
     Raises:
         UserError: a setting is wrong, parts do not fit, or all clients of a round failed.
@@ -89,14 +83,13 @@ def run_experiment(
 
 
 def run_baseline(config: RunSettings, backend: Backend, monitor: Monitor) -> None:
-    """Train as ``config`` does but undefended, where its accuracy is to be compared and no such run is found."""
+    """Train ``config`` undefended if its accuracy is needed and no such run exists."""
     if config.compares and _undefended_accuracy(Destination("run", config)) is None:
         monitor.say("First the same training without defense, to compare accuracy with (baseline=false skips it).")
         run_experiment(_baseline_config(config), backend, monitor)
 
 
 def _baseline_config(config: RunSettings) -> RunSettings:
-    """Return the undefended training of ``config``, without any attack."""
     none = compose_run(["defense=none", "attack=none", "inference=none"])
     changes = {
         "defense": none.defense,
@@ -113,15 +106,12 @@ def _baseline_config(config: RunSettings) -> RunSettings:
 
 
 def _undefended_accuracy(place: Destination) -> float | None:
-    """Return the final accuracy of a finished run next to ``place`` that trained alike without defense."""
     baseline = find_baseline(place.path.parent, place.identified)
     return baseline.accuracy if baseline else None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Run:
-    """A training that is intercepted and attacked as it goes on, or after it."""
-
     setup: Setup
     clients: Whereabouts
     privacy: Privacy
@@ -158,7 +148,6 @@ class _Run:
         )
 
     def describe(self, prior: Sequence[str]) -> None:
-        """Record what is run, before it is; ``prior`` has sentences on the attack's generator."""
         config, train = self.setup.config, self.setup.dataset.train
         start = ["The training starts at weights trained elsewhere."] if config.weights else []
         self.folder.write_environment(seed=config.seed)
@@ -179,7 +168,6 @@ class _Run:
         self.folder.write_partition(table.tolist(), train.class_names)
 
     def train(self, backend: Backend) -> None:
-        """Train, intercept, attack; the final weights go into the folder."""
         setup, interceptor = self.setup, self.setup.interceptor()
         audit, attack = setup.audit, setup.server_attack
         take_means: Callable[[], list[Observation]] = list
@@ -203,7 +191,7 @@ class _Run:
             self.canaries.finish(self.privacy)
 
     def _keep(self, observation: Observation) -> None:
-        """Keep what is intercepted for those who read it; what fails here is the attacker's loss."""
+        """Pass on an intercepted update; an error here only costs the attacker."""
         kept = attempt(partial(self._pass_on, observation))
         if isinstance(kept, Failure):
             logger.warning("The update %s could not be intercepted: %s", observation.id, kept.reason)
@@ -236,7 +224,7 @@ class _Run:
             self._attack_waiting()
 
     def _evaluation(self, report: RoundReport) -> Evaluation | None:
-        """Return the test result of the clients' own models where they keep layers, else of the server's."""
+        """Return the test result of the clients' own models if they keep layers, else of the server's."""
         server = self.setup.server
         if report.evaluation is not None or report.round not in server.tested or server.personal:
             return report.evaluation

@@ -1,4 +1,4 @@
-"""What a finished run claims of differential privacy, held against the defense that it was configured with."""
+"""Check a finished run's claim of differential privacy against its defense."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -24,14 +24,14 @@ DEFENSES: Mapping[str, Callable[..., Defense]] = {
     "local_dp": local_dp,
     "local_dp_mod": local_dp,
 }
-"""Defenses that promise differential privacy by the noise that a round adds, by the name of their option."""
+"""Option -> defense that claims differential privacy by noise in each round."""
 
 
 def claims_of_run(path: Path, asked: Asked) -> list[ClaimVerdict]:
-    """Recompute what the run in ``path`` says it spent, and draw from its defense.
+    """Recompute the epsilon that the run in ``path`` states, and test its defense.
 
     Raises:
-        UserError: ``path`` is no run's folder, or its settings are no defense's.
+        UserError: ``path`` is no run's folder, or its settings are not the defense's.
     """
     run = read_run(path)
     config = run.identity.config
@@ -71,7 +71,6 @@ def _claim_of(run: Run, asked: Asked, rounds: int) -> Claim | None:
 
 
 def _facts(run: Run, defense: Defense, config: Mapping[str, Any], asked: Asked) -> tuple[Facts, tuple[str, ...]]:
-    """Return what the run's settings and numbers of examples say of its mechanism."""
     rounds = max(1, len(run.of_kind("round")))
     raw = (config.get("federation") or {}).get("plan") or {}
     plan = {key: value for key, value in raw.items() if key in ("batch_size", "epochs", "steps")}

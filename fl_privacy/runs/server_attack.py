@@ -1,4 +1,4 @@
-"""A malicious server in an experiment: made from its settings, put into the server's hand, its reading as an attack."""
+"""Build a malicious server's attack, apply it to the server, and run its reconstruction as an attack."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,15 +18,15 @@ from fl_privacy.runs.config.building import instantiate
 from fl_privacy.types import LocalPlan, ModelState, Observation, Reconstruction, Upload, VictimId
 
 PUBLIC_IMAGES = 2000
-"""Of the split that is not attacked, from which a server knows what images are like."""
+"""Public images that a server holds as its prior, from the split that is not attacked."""
 
 
 EVERYBODY = -1
-"""Stands for the client where all are sent the same model."""
+"""Client id if all are sent the same model."""
 
 
 def expect_named(section: Mapping[str, Any], group: str) -> None:
-    """Raise ``UserError`` unless ``section``, which makes nothing, says by a name that it is so."""
+    """Raise ``UserError`` unless ``section``, which has no target, has a name."""
     if not isinstance(name := section.get("name"), str):
         raise UserError(f"{group}.name is expected to be text, but got {name!r}; leave it to {group}=NAME.")
 
@@ -34,12 +34,11 @@ def expect_named(section: Mapping[str, Any], group: str) -> None:
 def build_server_attack(
     section: Mapping[str, Any], public: LabelledExamples | None = None, attacked: LabelledExamples | None = None
 ) -> ServerAttack | None:
-    """Build what the server that ``section`` names does beyond the protocol; ``None`` for an honest one.
+    """Build the attack of a malicious server; ``None`` for an honest one.
 
     Args:
-        section: ``server`` of the run.
         public: images that the server holds.
-        attacked: the clients' own, some of which it holds where it asks about these.
+        attacked: clients' images, some of which it holds if its queries need them.
 
     Raises:
         UserError: a setting is wrong.
@@ -64,16 +63,11 @@ def build_server_attack(
 
 
 def expect_readable_sum(attack: ServerAttack | None, server: str, *, uploads: str, shares: str | None) -> None:
-    """Refuse settings under which ``attack`` has nothing to read.
+    """Raise ``UserError`` if ``attack`` needs the mean of training updates that the settings do not give it.
 
     Args:
-        attack: of the server.
-        server: its option, as errors call it.
-        uploads: ``intercept.uploads``.
-        shares: ``federation.plan.shares``.
-
-    Raises:
-        UserError: it reads the mean of training updates, and other things are intercepted, or weights are shared.
+        uploads: value of ``intercept.uploads``.
+        shares: value of ``federation.plan.shares``.
     """
     if attack is None or not attack.reads_sum:
         return
@@ -92,11 +86,11 @@ def expect_readable_sum(attack: ServerAttack | None, server: str, *, uploads: st
 def hand_over(
     server: Server, attack: ServerAttack, audit: Audit, interceptor: Interceptor
 ) -> tuple[Audit, Callable[[], list[Observation]]]:
-    """Make ``server`` send what ``attack`` crafts in the rounds of ``audit``.
+    """Make ``server`` send crafted models in the rounds of ``audit``.
 
     Returns:
-        The replies to intercept, and a function to call after each round: where the mean of the replies is enough, it
-        returns the mean as the reply of each client attacked since it was last called.
+        Replies to intercept, and a function to call after each round: if the mean of replies suffices, it returns the
+            mean as the reply of each client attacked since the last call.
     """
     of_means: list[Observation] = []
 
@@ -108,7 +102,7 @@ def hand_over(
     crafted: dict[int, tuple[ModelState, ModelState]] = {}
 
     def tamper(state: ModelState, client: int) -> ModelState:
-        """Craft a model once for each model that is sent, and for each client where clients get different ones."""
+        """Craft a model once for each model sent, and for each client if clients get different ones."""
         key = client if attack.level is ThreatLevel.INCONSISTENT else EVERYBODY
         if key not in crafted or crafted[key][0] is not state:
             crafted[key] = state, attack.craft(interceptor.model, state, client)
@@ -136,13 +130,7 @@ def hand_over(
 def _decay(
     plan: LocalPlan, numbers: Mapping[int, int], sent: Mapping[int, ModelState]
 ) -> Mapping[int, Mapping[str, Tensor]]:
-    """Return each client's part in the mean of all that is weight decay alone, by client and name; none without.
-
-    Args:
-        plan: of the round.
-        numbers: of examples that each client counts as.
-        sent: to each client, or to everybody.
-    """
+    """Return the part of the mean that is weight decay alone, by client and name; empty without decay."""
     if not plan.weight_decay or plan.shares == "gradient":
         return {}
     total, found = sum(numbers.values()), dict[int, Mapping[str, Tensor]]()
@@ -155,11 +143,11 @@ def _decay(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ServerReading:
-    """Reads a malicious server's images from what it intercepted, as an attack.
+    """Reconstructs images from a malicious server's intercepted updates.
 
     Attributes:
-        server: what it crafted and how it reads that.
-        attack: goes on with updates that the server took apart; not used where it reads images itself.
+        server: attack that crafted the models.
+        attack: attack on separated updates, unless the server reconstructs images itself.
     """
 
     server: ServerAttack

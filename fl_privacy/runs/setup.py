@@ -1,4 +1,4 @@
-"""All parts of a run, an attack or a measurement, built in one place."""
+"""Build all parts of a run, an attack or a measurement."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -49,24 +49,19 @@ from fl_privacy.types import Knowledge, LocalPlan, ModelState, Observation, Uplo
 from fl_privacy.types.schema import schema_of
 
 VICTIM = 0
-"""The client whose updates are attacked where nobody trains."""
+"""Attacked client if nobody trains."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Setup:
-    """Parts of a run, an attack or a measurement: clients, server, what is intercepted and what attackers may know.
+    """Parts of a run, an attack or a measurement.
 
     Attributes:
-        config: what it was built from.
-        dataset: what the clients share and the server tests on.
-        model: the architecture, holding the initial values.
-        clients: by id; of an attack without a training those attacked and those that collude.
-        server: at the initial values, or those in ``config.weights``; ``None`` where nobody trains.
-        audit: what is intercepted.
-        unattacked: examples without victims, which the attacker may be given some of.
-        states: what the clients keep for themselves by the time that they are attacked.
-        server_attack: what the server does beyond the protocol; ``None`` for an honest one.
-        masking: by which the server sees sums over clients alone where nobody trains; ``None`` where it sees each.
+        clients: clients by id; without a training, those attacked and those that collude.
+        server: server at the initial values, or at ``config.weights``.
+        unattacked: examples without victims, some of which the attacker may be given.
+        states: clients' private states when they are attacked.
+        masking: sums over clients that the server sees if nobody trains; ``None`` if it sees each upload.
     """
 
     config: RunSettings
@@ -82,12 +77,10 @@ class Setup:
 
     @property
     def rounds(self) -> int:
-        """Return how many rounds the clients train."""
         return self.config.federation.rounds
 
     @property
     def device(self) -> torch.device:
-        """Return the device on which clients train."""
         return resolve_device(self.config.device)
 
     @property
@@ -108,11 +101,10 @@ class Setup:
 
     @property
     def transforms(self) -> bool:
-        """Say whether the model sees other images than the truth behind what is intercepted."""
+        """Return ``True`` if the model sees other images than the originals."""
         return sees_other_images(self.defense, self.plan, self.audit.uploads)
 
     def interceptor(self) -> Interceptor:
-        """Build the interceptor that turns uploads into observations."""
         examples = self._first.examples
         return Interceptor(
             model=self.model,
@@ -125,10 +117,7 @@ class Setup:
         )
 
     def observe(self, sent: ModelState, *, round: int = 0) -> list[Observation]:
-        """Intercept the audit's probes where clients are sent ``sent``, without a training.
-
-        Or what a malicious server makes of it.
-        """
+        """Intercept the probes at the model ``sent``, or at a malicious server's version of it, without a training."""
         found: list[Observation] = []
         interceptor = self.interceptor()
         for probe in counted("victim", self.audit.probes):
@@ -153,11 +142,10 @@ class Setup:
         return found
 
     def ground_truth(self) -> GroundTruth:
-        """Return the examples behind the updates, for judging alone."""
         return GroundTruth(clients=self.clients, batch_size=self.config.batch_size, states=self.states)
 
     def knowledge(self, truth: GroundTruth) -> AttackerKnowledge:
-        """Return what the attackers know; the labels are those of ``truth``."""
+        """Return the attackers' knowledge, with labels from ``truth``."""
 
         def labels(observation: Observation) -> Tensor:
             return (truth.replay(observation).transformed if self.transforms else truth.batch(observation.id)).labels
@@ -176,12 +164,10 @@ class Setup:
 
     @property
     def _described(self) -> Description | None:
-        """Return the public description of what is done to updates; ``None`` where nothing is."""
         summed = (self.masking.part,) if self.masking is not None else ()
         return (*self.defense.parts, *summed) or None
 
     def judge(self, truth: GroundTruth) -> Judge:
-        """Build the judge that scores by ``truth``."""
         return Judge(
             truth=truth,
             transforms=self.transforms,
@@ -205,7 +191,6 @@ class Setup:
         )
 
     def stage(self, attack: ReconstructionAttack, folder: RunFolder, monitor: Monitor) -> AttackStage:
-        """Build the stage that attacks what is intercepted, by ``attack``, and records the results in ``folder``."""
         truth = self.ground_truth()
         return AttackStage(
             attack=ServerReading(server=self.server_attack, attack=attack) if self.server_attack else attack,
@@ -220,7 +205,7 @@ class Setup:
         )
 
     def _has_prior(self, attack: ReconstructionAttack) -> bool:
-        """Say whether the attacker knows what images are like, by which guesses need a control."""
+        """Return ``True`` if the attacker has an image prior, so that guesses need a control."""
         if not self.dataset.train.modality.pixels:
             return False
         return self.config.threat_model.public_images != 0 or trained_on(attack, self._input_shape) is not None
@@ -231,7 +216,6 @@ class Setup:
         return None if texts is None else texts.vocabulary
 
     def threat_model(self) -> list[str]:
-        """Say in sentences who attacks, and what is seen and known."""
         return describe_threats(
             self.model,
             self.plan,
@@ -244,7 +228,7 @@ class Setup:
         )
 
     def _assumed_knowledge(self) -> Knowledge:
-        """Return the knowledge of the strongest attacker, before there is an update: its tensors are empty."""
+        """Return the strongest attacker's knowledge before any update, with empty tensors."""
         given, nothing, defense = self.config.threat_model, torch.empty(0), self.defense
         public = min(MOST_PUBLIC, len(self.unattacked)) if given.public_images is None else given.public_images
         adaptive = given.knows_defense and self._described is not None
@@ -268,11 +252,7 @@ class Setup:
 
 
 def build_setup(config: RunSettings) -> Setup:
-    """Build what the run of ``config`` is made of.
-
-    Raises:
-        UserError: a setting is out of its range, or parts do not fit each other.
-    """
+    """Build the parts of a run; ``UserError`` if a setting is out of range or parts do not fit."""
     dataset, clients = data_and_clients(config)
     return Setup(
         config=config,
@@ -287,7 +267,7 @@ def build_setup(config: RunSettings) -> Setup:
 
 
 def build_untrained(config: RunSettings) -> Setup:
-    """Build one client that holds a split of the data, perhaps one that colludes, and nobody who trains.
+    """Build one client with a split of the data, perhaps a colluder, and no training.
 
     Raises:
         UserError: there are too few examples, or a setting is wrong.
@@ -335,7 +315,7 @@ def build_untrained(config: RunSettings) -> Setup:
 
 
 def server_of(config: RunSettings, clients: Mapping[int, Client]) -> Server:
-    """Build the server of ``clients``, at the values that a training of ``config`` starts from."""
+    """Build the server of ``clients`` at the initial values of ``config``."""
     first, section = next(iter(clients.values())), config.federation
     rounds, every = section.rounds, config.evaluate_every
     return Server(

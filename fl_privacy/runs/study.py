@@ -1,7 +1,4 @@
-"""The jobs of a study: each defense of a grid or track is trained once, and attacked by every attack or in every cell.
-
-A user's own defense is one of them, found in a file or by its import path.
-"""
+"""Plan the jobs of a study: each defense of a grid or track is trained once and attacked in every cell."""
 
 import hashlib
 import importlib
@@ -37,21 +34,15 @@ from fl_privacy.runs.privacy import calibrated, noise_for_budget
 S = TypeVar("S", bound=Study)
 
 REFINER = "refiner"
-"""The defense that looks at images with an evaluation network."""
+"""Defense that needs an evaluation network."""
 
 PROBLEMS = "problems.json"
-"""File in the folder of a study: why jobs failed."""
+"""File in the folder of a study with reasons of failed jobs."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """One run or attack of a study.
-
-    Attributes:
-        command: which of the two.
-        config: what it is given.
-        folder: where its results are once it has finished.
-    """
+    """One run or attack of a study, and the folder of its results."""
 
     command: Command
     config: RunSettings
@@ -59,19 +50,15 @@ class Job:
 
     @property
     def finished(self) -> bool:
-        """Say whether the job has finished."""
         return is_finished(self.folder)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedPoint:
-    """A defense at one strength: its jobs.
+    """Jobs of a defense at one strength.
 
     Attributes:
-        point: of the study.
-        trainings: by name.
-        early: those of the first rounds alone, where a cell attacks their model.
-        attacks: by cell.
+        early: trainings of the first rounds alone, for cells that attack their model.
     """
 
     point: GridPoint
@@ -82,35 +69,25 @@ class PlannedPoint:
 
 @dataclass(frozen=True, kw_only=True)
 class StudyPlan(Generic[S]):
-    """All jobs of a study.
-
-    Attributes:
-        study: what they come from.
-        out: the folder of their folders.
-        points: in the order of the study.
-    """
+    """All jobs of a study, whose folders are in ``out``."""
 
     study: S
     out: Path
     points: tuple[PlannedPoint, ...]
 
     def stages(self) -> Iterator[list[Job]]:
-        """Yield what can be done side by side, stage after stage: trainings, then attacks; each job once."""
+        """Yield jobs that can run in parallel: trainings, then attacks, each once."""
         trainings = [job for planned in self.points for job in (*planned.trainings.values(), *planned.early.values())]
         for stage in (trainings, [job for planned in self.points for job in planned.attacks.values()]):
             yield list({job.folder: job for job in stage}.values())
 
     @property
     def evaluators(self) -> dict[Path, tuple[str, ...]]:
-        """Return files of the evaluation networks that the study needs, and how ``train-evaluator`` makes them."""
+        """Return the files of required evaluation networks, with overrides of ``train-evaluator``."""
         return {_evaluator_file(self.out, self.study, name): own for name, own in self.study.evaluators.items()}
 
     def entries(self, problems: Mapping[str, str] | None = None) -> list[StudyEntry]:
-        """Return where the results of each point are, once there are any.
-
-        Args:
-            problems: why jobs failed, by their folder's name.
-        """
+        """Return the result folders of each point; ``problems`` maps folder names of failed jobs to reasons."""
         return [
             StudyEntry(
                 family=planned.point.family,
@@ -126,11 +103,7 @@ class StudyPlan(Generic[S]):
 
 
 def plan_study(study: S) -> StudyPlan[S]:
-    """Plan the jobs of ``study``.
-
-    Raises:
-        UserError: the configuration of one is wrong.
-    """
+    """Plan the jobs of ``study``; ``UserError`` if a configuration is wrong."""
     composed = _Composed(study)
     points = tuple(_planned(study, point, composed) for point in study.points)
     return StudyPlan(study=study, out=composed.out, points=points)
@@ -142,10 +115,9 @@ def planned_job(command: Command, config: RunSettings) -> Job:
 
 
 def write_plan(command: Command, configs: Sequence[RunSettings]) -> None:
-    """Write down which folders ``command`` is going to fill with ``configs``, for whoever watches.
+    """Write the names of the folders that ``command`` will fill, for the live page.
 
-    Jobs that can't begin are left out, they tell why when it is their turn; and where a job attacks what an app
-    uploaded, whose notes name its folder, there is no plan.
+    Jobs that can't start are left out; there is no plan for captures of an app, whose note names their folder.
     """
     planned: dict[Path, list[str]] = {}
     for config in configs:
@@ -158,7 +130,7 @@ def write_plan(command: Command, configs: Sequence[RunSettings]) -> None:
             folder = Destination(command, begun).path
             planned.setdefault(folder.parent, []).append(folder.name)
     for out, names in planned.items():
-        with suppress(OSError):  # the jobs say that nothing can be written there
+        with suppress(OSError):  # the jobs report it
             write_planned(out, names)
 
 
@@ -167,11 +139,7 @@ def _evaluator_file(out: Path, study: Study, training: str) -> Path:
 
 
 class _Composed:
-    """Configurations of a study's jobs; what points share is composed once, since Hydra takes a while.
-
-    Args:
-        study: whose.
-    """
+    """Configurations of a study's jobs; shared parts are composed once, since Hydra is slow."""
 
     def __init__(self, study: Study) -> None:
         main = study.training(study.points[0], next(iter(study.trainings)))
@@ -180,7 +148,7 @@ class _Composed:
         self._defenses: dict[GridPoint, RunSettings] = {}
 
     def __call__(self, point: GridPoint, overrides: list[str], changes: Mapping[str, object]) -> RunSettings:
-        """Compose ``overrides``, those of ``point`` included, with ``changes`` of them by dotted key."""
+        """Compose ``overrides``, including those of ``point``, with ``changes`` by dotted key."""
         keys = override_keys(point.overrides)
         others = [key for key in override_keys(overrides) if key not in keys]
         alone = "defense" in keys and all(is_within(key, ["defense"]) for key in keys)
@@ -197,7 +165,7 @@ class _Composed:
 
 
 def read_problems(out: Path) -> dict[str, str]:
-    """Return why jobs failed when they were last tried, by their folder's name."""
+    """Return the reasons why jobs failed last, by folder name."""
     path = out / PROBLEMS
     if not path.is_file():
         return {}
@@ -211,7 +179,7 @@ def read_problems(out: Path) -> dict[str, str]:
 
 
 def write_problems(out: Path, problems: Mapping[str, str]) -> None:
-    """Write ``problems`` for the page of a later call."""
+    """Save ``problems`` for later pages."""
     if out.is_dir():
         write_whole(out / PROBLEMS, dump_json(dict(problems), indent=1))
 
@@ -233,7 +201,7 @@ def _planned(study: Study, point: GridPoint, composed: _Composed) -> PlannedPoin
     noise = {name: noise_for_budget(job.config) for name, job in trainings.items()}
 
     def attack(cell: AttackCell) -> Job:
-        """Plan an attack; it faces the noise that the training was calibrated to."""
+        """Plan an attack under the noise that the training was calibrated to."""
         plan = study.attacks[cell]
         model = {"untrained": None, "early": early.get(plan.training), "trained": trainings[plan.training]}[plan.state]
         weights = {"weights": str(model.folder)} if model else {}
@@ -246,11 +214,11 @@ def _planned(study: Study, point: GridPoint, composed: _Composed) -> PlannedPoin
 
 
 def find_entry(entry: str, strengths: Sequence[str]) -> tuple[list[GridPoint], str]:
-    """Return the points of the defense that ``entry`` names, and the SHA-256 of the code that makes it.
+    """Return the points of the user's defense ``entry``, and the SHA-256 of its code.
 
     Args:
         entry: ``my_defense.py`` with one function that returns a ``Defense``, ``my_defense.py:function``,
-            ``package.module.function``, or the name of an option of ``defense=`` that a plugin registers.
+            ``package.module.function``, or the name of a plugin's option of ``defense=``.
         strengths: ``defense.KEY=VALUE``, of which one may list several values.
 
     Raises:
@@ -283,7 +251,7 @@ def _points(family: str, overrides: Sequence[str]) -> list[GridPoint]:
 
 
 def _module_in(path: Path) -> ModuleType:
-    """Import the module in the file ``path``, which worker processes can import as well."""
+    """Import the file ``path`` so that worker processes can import it, too."""
     path = expanded(path).resolve()
     if not path.is_file():
         raise UserError(f"--entry is expected to be a Python file, but there is no {path}.")
@@ -308,7 +276,7 @@ def _module_called(name: str) -> ModuleType:
 
 
 def _function_in(module: ModuleType, name: str) -> str:
-    """Return ``name``, or the name of the one function of ``module`` that is declared to return a ``Defense``."""
+    """Return ``name``, or the name of the one function of ``module`` annotated to return a ``Defense``."""
     if name:
         if not callable(getattr(module, name, None)):
             raise UserError(f"--entry names the function {name}, but {module.__name__} has none.")

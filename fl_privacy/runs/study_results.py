@@ -1,4 +1,4 @@
-"""What the jobs of a study measured: pages, figures as JSON, and the tables for ``fl-privacy advise``."""
+"""Write the results of a study: pages, figures as JSON, and tables for ``fl-privacy advise``."""
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,11 +24,11 @@ from fl_privacy.runs.folder.study import read_study
 from fl_privacy.runs.study import PlannedPoint, StudyPlan, read_problems
 
 PAGE, FIGURES = "benchmark.html", "benchmark.json"
-"""Files in the benchmark's folder, beside the tables."""
+"""Files in the benchmark's folder, next to the tables."""
 
 
 def measured_by(plan: StudyPlan[Track]) -> Measured:
-    """Return what came out of it so far."""
+    """Return the results so far."""
     jobs = [job for stage in plan.stages() for job in stage]
     done = [job.folder for job in jobs if job.finished]
     found = [read_environment(folder) for folder in done]
@@ -46,10 +46,7 @@ def measured_by(plan: StudyPlan[Track]) -> Measured:
 
 
 def write_benchmark(plan: StudyPlan[Track], measured: Measured) -> Path:
-    """Write the page over what has finished, its figures as JSON and the tables for ``fl-privacy advise``.
-
-    One table for each training. Returns the page.
-    """
+    """Write the page, its figures as JSON and a table for each training; return the page."""
     write_whole(plan.out / FIGURES, dump_json(benchmark_as_plain(measured), indent=1) + "\n")
     tables = [table for name in plan.study.trainings if (table := _table(plan.study, measured, name)) is not None]
     if tables:
@@ -62,12 +59,7 @@ def write_benchmark(plan: StudyPlan[Track], measured: Measured) -> Path:
 
 
 def sweep_table(plan: StudyPlan[Study], grid: str, overrides: Sequence[str]) -> MeasuredTable:
-    """Build the table of a trade-off, as far as it went.
-
-    Args:
-        plan: of the grid.
-        grid: its name.
-        overrides: that it was loaded with.
+    """Build the table of a trade-off's finished jobs.
 
     Raises:
         UserError: the undefended training and a defense have not finished.
@@ -94,7 +86,7 @@ def sweep_table(plan: StudyPlan[Study], grid: str, overrides: Sequence[str]) -> 
 
 
 def write_sweep_table(plan: StudyPlan[Study], grid: str, overrides: Sequence[str]) -> None:
-    """Write the table of a trade-off beside its page, unless too little finished; see ``sweep_table``."""
+    """Write the table of a trade-off next to its page, unless too little finished; see ``sweep_table``."""
     file = plan.out / MEASURED
     try:
         write_tables(file, [sweep_table(plan, grid, overrides)])
@@ -131,7 +123,6 @@ def _table(track: Track, measured: Measured, training: str) -> MeasuredTable | N
 
 
 def _attackers(study: Study, overrides: Sequence[str]) -> tuple[str, ...]:
-    """Return the overrides of every attack of a trade-off, those of the user winning, and all batch sizes."""
     keys = set(override_keys(study.attack))
     own = [o for o, key in zip(overrides, override_keys(overrides), strict=True) if key in keys]
     common = merge_overrides(study.attack, own)
@@ -145,15 +136,14 @@ _BATCH_SIZE = "batch_size="
 
 
 def _batch_sizes(attacks: Iterable[Sequence[str]]) -> tuple[str, ...]:
-    """Return the overrides that say how many examples the attacked uploads hold, of any of ``attacks``."""
     single = f"{_BATCH_SIZE}1"
     return tuple(sorted({next((o for o in reversed(own) if o.startswith(_BATCH_SIZE)), single) for own in attacks}))
 
 
 def _failures(plan: StudyPlan[Track]) -> dict[str, str]:
-    """Return why attacks that finished failed on all of their victims, by their folder's name.
+    """Return reasons of finished attacks that failed on all victims, by folder name, without malicious servers.
 
-    Malicious servers are left out, who may find none of the images that they look for.
+    A malicious server may find none of its target images.
     """
     attacks = [pair for planned in plan.points for pair in planned.attacks.items()]
     done = [job.folder for cell, job in attacks if not cell.server and job.finished]
@@ -161,7 +151,6 @@ def _failures(plan: StudyPlan[Track]) -> dict[str, str]:
 
 
 def _data_hashes(planned: PlannedPoint) -> dict[str, str]:
-    """Return the SHA-256 of images and labels of each data set that the trainings use, by its name."""
     found = {}
     for job in planned.trainings.values():
         config = job.config

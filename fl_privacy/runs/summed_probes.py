@@ -1,4 +1,4 @@
-"""What an honest server sees behind secure aggregation where nobody trains: means over clients of one example each."""
+"""Simulate secure aggregation without training: an honest server sees means over clients of one example each."""
 
 from dataclasses import dataclass
 
@@ -15,13 +15,11 @@ from fl_privacy.types import ModelState, Upload
 
 @dataclass(frozen=True, kw_only=True)
 class SummedProbes:
-    """Clients of one example each, whose updates are seen as their mean alone.
+    """Clients of one example each, whose updates are seen only as their mean.
 
     Attributes:
-        clients: behind one mean, which is that of a batch of as many examples.
-        clip: largest absolute value that an update may hold.
-        levels: of a quantized value.
-        seed: of the rounding.
+        clip: largest absolute value of an update.
+        levels: number of levels of a quantized value.
     """
 
     clients: int
@@ -31,11 +29,7 @@ class SummedProbes:
 
     @classmethod
     def of(cls, config: RunSettings) -> "SummedProbes | None":
-        """Build the probes of a run under SecAgg+; ``None`` without.
-
-        Raises:
-            UserError: a sum is of a single client.
-        """
+        """Build the probes of a run under SecAgg+, if used; ``UserError`` for sums of a single client."""
         section = config.secure_aggregation
         if section["name"] != "secagg":
             return None
@@ -51,18 +45,17 @@ class SummedProbes:
 
     @property
     def part(self) -> Part:
-        """Return the public description of the sum."""
         return Part("secagg", {"clients": self.clients}, Summed(clients=self.clients, rounding=self.rounding))
 
     @property
     def rounding(self) -> float:
-        """Return the largest standard deviation that rounding each update at random to whole levels gives a mean."""
+        """Return the largest standard deviation of a mean by random rounding to whole levels."""
         return float(self.clip / self.levels / self.clients**0.5)
 
     def mean_of_clients(
         self, client: Client, state: ClientState, sent: ModelState, *, round: int, probe: int
     ) -> Upload:
-        """Return the mean of the updates of ``clients`` clients, with one example each of those of the ``probe``."""
+        """Return the mean update of ``clients`` clients with one example of the ``probe`` each."""
         rng = derive_generator(self.seed, "secagg", round, probe)
         first = probe * self.clients
         uploads = [

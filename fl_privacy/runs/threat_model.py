@@ -1,7 +1,4 @@
-"""The threat model of a run in sentences, for its report.
-
-What an attack's generator of images was trained on: said in every report, and never the victims.
-"""
+"""Describe a run's threat model in sentences, including the training data of an attack's image generator."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -60,17 +57,12 @@ def describe_threats(
     server: ServerAttack | None,
     guarded: bool = False,
 ) -> list[str]:
-    """Say who attacks, what is seen, what is known, what is defended.
+    """Describe attackers, observations, knowledge and defense.
 
     Args:
-        model: architecture.
-        plan: of the clients.
-        audit: what is attacked.
-        defense: of the clients.
-        knowledge: of the attacker that knows most.
-        secure_aggregation: by which the server is kept from reading updates, or ``none``.
-        server: what it does beyond the protocol, if anything.
-        guarded: whether clients refuse models that look crafted.
+        knowledge: knowledge of the strongest attacker.
+        secure_aggregation: method that hides updates from the server, or ``none``.
+        guarded: ``True`` if clients refuse models that look crafted.
     """
     defended = _describe_defense(defense) + _GUARDED * guarded
     if secure_aggregation != "none":
@@ -103,7 +95,7 @@ def describe_threats(
 
 
 def _left_of(knowledge: Knowledge, audit: Audit) -> Description:
-    """Return the parts of a known defense but those that mix images, where what they mix in can be taken out again."""
+    """Return the known defense without mixing of images, if the mixed-in images can be removed."""
     parts = knowledge.defense or ()
     alone = audit.uploads == "probe" and audit.batch_size == 1
     if not alone or knowledge.public_images is None or mixing(parts) is None:
@@ -112,7 +104,6 @@ def _left_of(knowledge: Knowledge, audit: Audit) -> Description:
 
 
 def _embeddings(model: nn.Module, plan: LocalPlan) -> list[str]:
-    """Say whether the gradient of the embeddings shows the tokens."""
     assert isinstance(model, TextModel)
     if model.word_weight in plan.held(name for name, _ in model.named_parameters()):
         return ["The gradient of the tokens' embeddings is not uploaded."]
@@ -126,11 +117,10 @@ _OF_MODEL: Mapping[Modality, Callable[[nn.Module, LocalPlan], list[str]]] = {
     TEXTS: _embeddings,
     ROWS: lambda model, plan: [_SCHEMA],
 }
-"""What the model alone tells of examples of a kind."""
+"""Modality -> sentences on the leakage of its models."""
 
 
 def _server(attack: ServerAttack | None) -> list[str]:
-    """Say how far the server goes, and what was left untried."""
     level = attack.level if attack else ThreatLevel.HONEST
     first = (
         "The server is honest but curious: it follows the protocol and reads what it receives."
@@ -167,11 +157,11 @@ def _attacked(audit: Audit) -> list[str]:
 
 @dataclass(frozen=True)
 class Whereabouts:
-    """Location of the clients and their data, as a server knows it.
+    """Location of the clients and their data.
 
     Attributes:
-        simulated: they draw from the run's seed; deployed ones draw from secrets of their own.
-        own_data: they train on folders of their nodes, not on the data that the run names.
+        simulated: ``True`` if their randomness is derived from the run's seed, not from secrets of their own.
+        own_data: ``True`` if they train on folders of their nodes, not on the run's data.
     """
 
     simulated: bool = True
@@ -179,7 +169,7 @@ class Whereabouts:
 
 
 def who_draws(clients: Whereabouts) -> str:
-    """Say where the clients' randomness and data come from, in a sentence or two."""
+    """Describe the source of the clients' randomness and data."""
     if clients.simulated:
         return (
             "This is a simulation: all that clients draw at random, noise too, derives from the run's seed, which the"
@@ -211,15 +201,7 @@ def _describe_defense(defense: Defense) -> str:
 
 
 def expect_readable_updates(aggregation: str, where: str) -> None:
-    """Refuse secure aggregation where every update has to be seen.
-
-    Args:
-        aggregation: ``secure_aggregation.name``.
-        where: that is, to begin the message with.
-
-    Raises:
-        UserError: ``secure_aggregation`` is another one than ``none``.
-    """
+    """Raise ``UserError`` for secure aggregation where single updates are needed; ``where`` starts the message."""
     if aggregation != "none":
         raise UserError(
             f"{where} reads every update and is expected with secure_aggregation=none, but got {aggregation};"
@@ -229,21 +211,20 @@ def expect_readable_updates(aggregation: str, where: str) -> None:
 
 
 LOOKED_AT = 1000
-"""Images of those that victims come from, at equal distances."""
+"""Number of images checked in the victims' split, evenly spaced."""
 
 MOST_SEEN = 10.0
-"""Percent of them that a generator may have seen: data sets hold a few images twice, in one split and in another."""
+"""Largest percentage of them that a generator may have seen: data sets have a few images in both splits."""
 
 
 def describe_image_prior(
     attack: ReconstructionAttack | None, image: Sequence[int], victims: Tensor | None
 ) -> list[str]:
-    """Describe the generator of ``attack`` in a sentence; none where it has no generator.
+    """Describe the generator of ``attack``, if any.
 
     Args:
-        attack: what is run.
         image: (C, H, W).
-        victims: (N, C, H, W) images that those attacked are among, uint8 or in [0, 1]; ``None`` where they are unknown.
+        victims: (N, C, H, W) images that victims are drawn from, uint8 or in [0, 1]; ``None`` if not known.
 
     Raises:
         UserError: there is no generator of such images, or it was trained on these.

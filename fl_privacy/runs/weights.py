@@ -1,4 +1,4 @@
-"""The values of a model in a file."""
+"""Save and load a model's values."""
 
 from pathlib import Path
 
@@ -15,13 +15,13 @@ MODEL = "model.safetensors"
 
 
 def write_weights(path: Path, state: ModelState) -> None:
-    """Write ``state`` as safetensors, whole or not at all."""
+    """Write ``state`` as safetensors, atomically."""
     values = {**state.parameters, **state.buffers}
     write_whole(path, save({name: t.detach().cpu().contiguous() for name, t in values.items()}))
 
 
 def starting_values(weights: str | None, initial: ModelState) -> ModelState:
-    """Return ``initial``, or what ``weights`` names, with ``initial``'s block if a server put one in front."""
+    """Return ``initial``, or the values in ``weights``, with the block of ``initial`` that a malicious server added."""
     return load_weights(Path(weights), initial, fresh=BLOCK) if weights else initial
 
 
@@ -29,9 +29,8 @@ def load_weights(path: Path, like: ModelState, *, fresh: str | None = None) -> M
     """Load parameters and buffers with the names and shapes of ``like`` from a safetensors file.
 
     Args:
-        path: of the file, or the folder of a run.
-        like: what is wanted.
-        fresh: a module whose values are those of ``like`` where the file has none.
+        path: file, or folder of a run.
+        fresh: module that keeps the values of ``like`` if the file has none.
 
     Raises:
         UserError: there is no such file, or it does not fit the model.

@@ -1,4 +1,4 @@
-"""From Hydra overrides to a checked configuration."""
+"""Checked configurations from Hydra overrides."""
 
 from fl_privacy.files import CONFIG_DIR
 from fl_privacy.runs.config._options import options

@@ -1,4 +1,4 @@
-"""What there is to choose from: the options of this package and of installed plugins."""
+"""List the options of this package and of installed plugins."""
 
 import difflib
 from collections.abc import Iterable, Mapping
@@ -13,14 +13,14 @@ from fl_privacy.errors import UserError
 from fl_privacy.files import CONFIG_DIR
 
 CUSTOM = "custom"
-"""The option that stands for what a user wrote."""
+"""Option for a user's own code."""
 
 PLUGINS = "fl_privacy.plugins"
-"""Entry points of installed packages whose folder ``conf`` adds options to the groups of this one."""
+"""Entry points of packages whose folder ``conf`` adds options."""
 
 
 def options(group: str) -> dict[str, Path]:
-    """Return the options of the group ``group``, sorted, and their files; own ones win over a plugin's."""
+    """Return the options of ``group``, sorted, with their files; own ones win over a plugin's."""
     found = {path.stem: path for folder in reversed(config_folders()) for path in (folder / group).glob("*.yaml")}
     return dict(sorted(found.items()))
 
@@ -33,11 +33,7 @@ def search_path() -> list[str]:
 
 @cache
 def config_folders() -> tuple[Path, ...]:
-    """Return the package's own ``conf`` and those of installed plugins, which are found without importing them.
-
-    Raises:
-        UserError: a plugin has none.
-    """
+    """Return the folders ``conf`` of this package and of plugins without importing; ``UserError`` if one is missing."""
     folders = [CONFIG_DIR]
     for point in sorted(entry_points(group=PLUGINS)):
         package, *below = point.module.split(".")
@@ -53,11 +49,11 @@ def config_folders() -> tuple[Path, ...]:
 
 
 MOST_NAMED = 24
-"""Names in an error."""
+"""Most names in an error."""
 
 
 def called(option: str, section: Any) -> str:
-    """Return what an option is called where its settings are ``section``; a user's own goes by its own name."""
+    """Return the name of an option with settings ``section``; for a user's own code, its name."""
     if option == CUSTOM and isinstance(section, Mapping) and section.get("_target_"):
         return str(section["_target_"]).rpartition(".")[2]
     return option
@@ -66,9 +62,8 @@ def called(option: str, section: Any) -> str:
 def suggest(word: str, allowed: Iterable[str], beside: str = "", *, group: str = "", above: str | None = None) -> str:
     """Return the tail of an error about a name: `` (did you mean X?); allowed: X, Y.``
 
-    Of more than ``MOST_NAMED`` those are named that are most like ``word``. What is allowed may hang on a choice,
-    ``beside``, such as ``attack=idlg``. ``group`` says of what the names are options, and ``above`` which section
-    settings are in.
+    At most ``MOST_NAMED`` names similar to ``word`` are listed; ``beside`` is a choice that they depend on, such as
+    ``attack=idlg``, ``group`` the group of options, and ``above`` the section of settings.
     """
     names = sorted(name for name in allowed if not name.startswith("_") and name != "defaults")
     like = meant_by(word, names, group, above=above)

@@ -1,8 +1,6 @@
-"""Build what a section names, by Hydra's instantiate, with one line of error instead of a chain of tracebacks.
+"""Build targets by Hydra's instantiate, with one-line errors.
 
-What each part of this package takes is kept from one process to the next, since asking it imports PyTorch, which is
-slow: in the user's cache folder, for as long as no file of the package changes, as plain JSON from which nothing is
-imported or evaluated.
+Signatures are cached as plain JSON until a file changes, since importing PyTorch is slow.
 """
 
 import hashlib
@@ -32,10 +30,10 @@ from fl_privacy.runs.config.parse import expect_type
 
 
 def instantiate(section: Mapping[str, Any], name: str, **arguments: Any) -> Any:
-    """Call the ``_target_`` of the configuration section ``name`` with its keys and ``arguments``.
+    """Call the ``_target_`` of the section ``name`` with its keys and ``arguments``.
 
     Raises:
-        UserError: there is no such target, it does not take a key, or a value is wrong.
+        UserError: there is no such target, it does not accept a key, or a value is wrong.
     """
     settings = plain_settings(section)
     target = settings.pop("_target_", None)
@@ -52,14 +50,14 @@ def instantiate(section: Mapping[str, Any], name: str, **arguments: Any) -> Any:
 
 
 def _what_failed(error: BaseException, name: str, target: str) -> str:
-    """Say what failed: settings are to blame only where the call itself does not fit."""
+    """Return the cause; settings are blamed only if the call itself does not fit."""
     if isinstance(error, TypeError) and target.rpartition(".")[2] in str(error):
         return f"{name}: {target} does not accept these settings"
     return f"{name} can't be made by {target}"
 
 
 def plain_settings(section: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of a configuration section in plain values."""
+    """Return a copy of a section as plain values."""
     settings = (
         OmegaConf.to_container(section, resolve=True) if isinstance(section, DictConfig) else deepcopy(dict(section))
     )
@@ -68,7 +66,7 @@ def plain_settings(section: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_arguments(function: Any, settings: dict[str, Any], name: str) -> None:
-    """Refuse settings that ``function`` has no parameter for, or that are not of the type it announces."""
+    """Raise ``UserError`` for settings without a parameter of ``function``, or of another type."""
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError) as error:
@@ -85,11 +83,7 @@ def check_arguments(function: Any, settings: dict[str, Any], name: str) -> None:
 
 
 def locate_target(section: Mapping[str, Any], name: str) -> Any:
-    """Import what the ``_target_`` of the configuration section ``name`` names; see :func:`own_modules`.
-
-    Raises:
-        UserError: it has none, or it can't be imported.
-    """
+    """Import the ``_target_`` of the section ``name``, see :func:`own_modules`; ``UserError`` if that fails."""
     target = section.get("_target_")
     if target is None:
         raise UserError(f"{name} is expected to name what it builds, but has no _target_; add {name}._target_=PATH.")
@@ -106,7 +100,7 @@ def locate_target(section: Mapping[str, Any], name: str) -> Any:
             raise MemoryError(what_was_asked(why)) from error
         module, _, wanted = str(target).rpartition(".")
         remedy = "check the spelling and that the package is installed"
-        if isinstance(why, ModuleNotFoundError) and why.name == target and module:  # what stands before it was found
+        if isinstance(why, ModuleNotFoundError) and why.name == target and module:  # its parent was found
             remedy = f"define {wanted} in {module}, of a package import it in its __init__.py, or check the spelling"
         raise UserError(
             f"{name}._target_ is expected to be an import path, but {target!r} can't be imported"
@@ -116,9 +110,9 @@ def locate_target(section: Mapping[str, Any], name: str) -> Any:
 
 @contextmanager
 def own_modules(target: str) -> Iterator[None]:
-    """Import ``target`` from the working directory as well, where nothing installed has its first word as name.
+    """Allow importing ``target`` from the working directory, unless something installed has its first name.
 
-    For this import alone, and last: no file that lies there stands in for an installed or an optional package.
+    The directory is searched last and for this import only, so that no file in it can replace a package.
     """
     here = str(Path.cwd())
     if find_spec(target.partition(".")[0]) is not None:
@@ -133,7 +127,7 @@ def own_modules(target: str) -> Iterator[None]:
 
 @contextmanager
 def _unlogged() -> Iterator[None]:
-    """Keep Hydra from logging, in lines of its own, what is raised as well."""
+    """Keep Hydra from logging errors that are raised as well."""
     before, hydra.utils.log.disabled = hydra.utils.log.disabled, True
     try:
         yield
@@ -154,12 +148,11 @@ _UNIONS = (Union, UnionType)
 
 @dataclass(frozen=True, kw_only=True)
 class Signature:
-    """The parameters of the function that a settings section builds.
+    """Parameters of a section's target.
 
     Attributes:
-        defaults: of the parameters that have a plain one.
-        annotations: of all parameters.
-        takes_any: whether it takes others as well.
+        defaults: plain default values.
+        takes_any: ``True`` if it accepts further parameters.
     """
 
     defaults: Mapping[str, Any]
@@ -167,11 +160,7 @@ class Signature:
     takes_any: bool
 
     def check(self, settings: Mapping[str, Any], section: str) -> None:
-        """Refuse settings of ``section`` that there are no parameters for, or that are not of their types.
-
-        Raises:
-            UserError: there is one.
-        """
+        """Raise ``UserError`` for settings of ``section`` without a parameter, or of another type."""
         for key, value in settings.items():
             if key.startswith("_") or self.takes_any:
                 continue
@@ -186,11 +175,7 @@ class Signature:
 
 @cache
 def signature_of(target: str, section: str) -> Signature:
-    """Return the signature of the import path ``target``, which the configuration section ``section`` names.
-
-    Raises:
-        UserError: it can't be imported.
-    """
+    """Return the signature of import path ``target``, named by ``section``; ``UserError`` if it can't be imported."""
     if not target.startswith("fl_privacy."):
         return _decoded(_asked(target, section))
     kept = _kept()
@@ -203,7 +188,6 @@ def signature_of(target: str, section: str) -> Signature:
 
 
 def _asked(target: str, section: str) -> dict[str, Any]:
-    """Read the signature of a section's target, in the form that JSON holds."""
     try:
         parameters = inspect.signature(locate_target({"_target_": target}, section)).parameters
     except (TypeError, ValueError):
@@ -226,7 +210,6 @@ def _decoded(plain: Mapping[str, Any]) -> Signature:
 
 
 def _kept() -> dict[str, Any]:
-    """Return the signatures of this version of the package; empty where there are none, or they can't be parsed."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         content = json.loads((user_cache_folder() / FILE).read_text())
         if content["of"] == _stamp() and all(_is_whole(entry) for entry in content["signatures"].values()):
@@ -244,7 +227,6 @@ def _is_whole(entry: Mapping[str, Any]) -> bool:
 
 @cache
 def _stamp() -> str:
-    """Return a value that changes with every file of the package."""
     digest = hashlib.blake2b(digest_size=16)
     for path in sorted(PACKAGE.rglob("*.py")):
         found = path.stat()
@@ -259,7 +241,7 @@ def _is_plain(value: object) -> bool:
 
 
 def _encoded(annotation: Any) -> Any:
-    """Encode an annotation, as far as ``fl_privacy.checks.fits`` looks at it."""
+    """Encode the parts of an annotation that ``fl_privacy.checks.fits`` uses."""
     origin, arguments = typing.get_origin(annotation) or annotation, typing.get_args(annotation)
     if annotation in (None, *_NAMES):
         return _NAMES[annotation or NoneType]
@@ -275,7 +257,6 @@ def _encoded(annotation: Any) -> Any:
 
 
 def _annotation(code: Any) -> Any:
-    """Decode an annotation that ``_encoded`` wrote."""
     if isinstance(code, str):
         return _PLAIN[code]
     kind, content = next(iter(code.items()))

@@ -1,8 +1,4 @@
-"""Compose settings from overrides in Hydra's grammar, with errors that a user can act on.
-
-Hydra composes the shipped ``conf/`` once for each choice of options; settings are put into a copy of it. What a section
-leaves out has the value that what it builds gives it, so that files hold only what differs.
-"""
+"""Compose settings from overrides in Hydra's grammar; settings that files leave out get the target's defaults."""
 
 import itertools
 import math
@@ -27,13 +23,13 @@ from fl_privacy.runs.config.building import Signature, signature_of
 from fl_privacy.runs.config.settings import RunSettings
 
 FEW = 3
-"""Choices that are composed as a whole; where there are more, as in a sweep, it pays to compose each section once."""
+"""Compositions after which each section is composed once and cached, as in a sweep."""
 
 _PLAIN = re.compile(r"[a-z_]+=\w+")
 
 
 def composed(base: str, chosen: Sequence[str]) -> tuple[DictConfig, Mapping[str, str | None]]:
-    """Compose the file ``base`` of ``conf`` with the options ``chosen``, and return the option of each group too.
+    """Compose the file ``base`` of ``conf`` with the options ``chosen``; return also the option of each group.
 
     Raises:
         HydraException, OmegaConfBaseException: they do not fit each other.
@@ -53,10 +49,7 @@ def composed(base: str, chosen: Sequence[str]) -> tuple[DictConfig, Mapping[str,
 
 
 def _apart(override: str) -> tuple[str, str] | None:
-    """Return group and option, where the option is of this package and stands by itself.
-
-    No other option shows in it.
-    """
+    """Return group and option if the option is of this package and affects no other section."""
     group, _, option = override.partition("=")
     path = CONFIG_DIR / group / f"{option}.yaml"
     if not _PLAIN.fullmatch(override) or not path.is_file():
@@ -67,7 +60,6 @@ def _apart(override: str) -> tuple[str, str] | None:
 
 @lru_cache(maxsize=512)
 def _section(group: str, option: str, places: tuple[str, ...], stamp: int) -> DictConfig:
-    """Compose one ``option`` of a group by itself."""
     with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
         config = compose(f"{group}/{option}", overrides=[*places])
     return config[group]
@@ -92,16 +84,15 @@ def own_keys(base: str) -> frozenset[str]:
 
 
 def _stamp() -> int:
-    """Return a value that changes with every file that is composed."""
     paths = (path for folder in config_folders() for path in folder.rglob("*.yaml"))
     return hash(tuple((str(path), path.stat().st_mtime_ns) for path in sorted(paths)))
 
 
 def put_settings(config: DictConfig, overrides: Sequence[Override]) -> None:
-    """Set in ``config`` what ``overrides`` say, in their order: ``key=``, ``+key=``, ``++key=``, ``~key``, as in Hydra.
+    """Apply ``overrides`` to ``config`` in order: ``key=``, ``+key=``, ``++key=``, ``~key``, as in Hydra.
 
     Raises:
-        UserError: one adds what is there, takes out what is not, or sets what there is not.
+        UserError: an override adds an existing setting, or deletes or sets a missing one.
         OmegaConfBaseException: a value does not fit.
     """
     for override in overrides:
@@ -136,22 +127,22 @@ COMPLETED: Mapping[str, Mapping[str, Any]] = {
     "server": {},
     "guard": {},
 }
-"""Section -> settings of it that its ``_target_`` does not take."""
+"""Section -> its settings that its ``_target_`` does not take."""
 
 NESTED = ("inference",)
-"""Sections that hold sections like those, as several of their options can be chosen at once."""
+"""Sections of several options, each a section like those."""
 
 _ANY_MODEL = {"init": None, "lora_rank": None, "lora_alpha": None}
 
 _CHECKED: Mapping[str, Mapping[str, Any]] = {"data": {}, "partition": {}, "model": _ANY_MODEL, **COMPLETED}
-"""Likewise, of all sections that are checked before anything is built."""
+"""The same for all sections that are checked before anything is built."""
 
 
 def complete(config: DictConfig) -> None:
-    """Add to the sections of ``COMPLETED`` what they leave out.
+    """Add missing settings to the sections of ``COMPLETED``.
 
     Raises:
-        UserError: what a section builds can't be imported.
+        UserError: a target can't be imported.
     """
     for name, section, own in completed_sections(config):
         if (signature := _signature(section, name)) is None:
@@ -163,17 +154,13 @@ def complete(config: DictConfig) -> None:
 
 
 def completed_sections(config: DictConfig) -> Iterator[tuple[str, Any, Mapping[str, Any]]]:
-    """Yield name and content of each section that ``complete`` adds to, and what its ``_target_`` does not take."""
+    """Yield name, content and further settings of each section that ``complete`` adds to."""
     yield from ((name, config.get(name), own) for name, own in COMPLETED.items())
     yield from _nested(config)
 
 
 def check_types(config: DictConfig) -> None:
-    """Refuse settings of a wrong type before anything is built from them.
-
-    Raises:
-        UserError: there is a setting of a wrong type.
-    """
+    """Raise ``UserError`` for settings of a wrong type, before anything is built."""
     plain = [(name, config.get(name), others) for name, others in _CHECKED.items()]
     for name, section, others in [*plain, *_nested(config)]:
         if (signature := _signature(section, name)) is None:
@@ -197,24 +184,23 @@ def _signature(section: object, name: str) -> Signature | None:
 
 
 _BEYOND_ASCII = re.compile(r"[\w./-]+")
-"""A word or a path, in whatever script."""
+"""A word or a path in any script."""
 
 NAMING = ("out", "name", "weights", "captured", "truth", "evaluator")
 """Settings of a run that name a file, a folder or a part of one."""
 
 LONGEST, DEEPEST = 1 << 15, 20
-"""Letters of an override, and brackets within each other in it."""
+"""Longest override in characters, and deepest nesting of brackets."""
 
 MOST_JOBS = 10_000
-"""Of one sweep; each is composed and checked before the first one starts."""
+"""Most jobs of a sweep; all are composed and checked before the first one starts."""
 
 
 def compose_run(overrides: Sequence[str] = ()) -> RunSettings:
-    """Compose the settings of a run for ``overrides`` in Hydra's grammar.
+    """Compose the settings of a run.
 
     Raises:
-        UserError: an override does not parse, names a group, option or key that does not exist, or sets a setting to
-            what it can't be.
+        UserError: an override does not parse, names an unknown group, option or key, or sets an impossible value.
     """
     config = RunSettings.of(compose_file("config", overrides))
     for name in NAMING:
@@ -224,14 +210,10 @@ def compose_run(overrides: Sequence[str] = ()) -> RunSettings:
 
 
 def compose_file(base: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """Compose the file ``base`` of ``conf`` in plain values, resolved; ``choices`` names the option of each group.
-
-    Args:
-        base: name of the file; ``config`` describes a run.
-        overrides: of what it says.
+    """Compose the file ``base`` of ``conf`` as plain, resolved values; ``choices`` names the option of each group.
 
     Raises:
-        UserError: an override does not parse, or names a group, option or key that does not exist.
+        UserError: an override does not parse, or names an unknown group, option or key.
     """
     parsed = parse_overrides(overrides)
     for override in parsed:
@@ -263,11 +245,10 @@ def compose_file(base: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
 
 
 _MODELS = {"fl_privacy.data.load_table": "table_mlp", "fl_privacy.data.load_text": "bert_tiny"}
-"""What loads rows, or texts -> the model of them where nobody chose one."""
+"""Loader of rows or texts -> default model."""
 
 
 def _model_of_data(config: DictConfig, chosen: Mapping[str, str | None], overrides: Sequence[Override]) -> str:
-    """Return the model for data of which the usual one, of images, takes none; empty where one was chosen."""
     data = config.get("data")
     named = any(override.key_or_group in ("model", "model._target_") for override in overrides)
     if named or chosen.get("model") != _usual_model() or not isinstance(data, DictConfig):
@@ -277,7 +258,6 @@ def _model_of_data(config: DictConfig, chosen: Mapping[str, str | None], overrid
 
 @cache
 def _usual_model() -> str:
-    """Return the model of a run for which none is chosen."""
     entries = OmegaConf.load(CONFIG_DIR / "config.yaml").defaults
     return next(str(entry.model) for entry in entries if isinstance(entry, DictConfig) and "model" in entry)
 
@@ -286,7 +266,7 @@ def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
     """Return every combination of the values that the overrides list (``seed=0,1 attack=dlg,idlg``).
 
     Raises:
-        UserError: they do not parse, list what can't be enumerated, or combine to more than ``MOST_JOBS``.
+        UserError: they do not parse, can't be enumerated, or combine to more than ``MOST_JOBS``.
     """
     choices = [_values(o) if o.is_sweep_override() else [o.input_line or ""] for o in parse_overrides(overrides)]
     if (number := math.prod(map(len, choices))) > MOST_JOBS:
@@ -298,10 +278,10 @@ def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
 
 
 def swept_key(overrides: Sequence[str]) -> str:
-    """Return the key whose values the overrides list (``defense.rate`` for ``defense.rate=0.1,0.5``); empty if none.
+    """Return the key with several values (``defense.rate`` for ``defense.rate=0.1,0.5``); empty if none.
 
     Raises:
-        UserError: several do.
+        UserError: several keys have.
     """
     keys = [o.get_key_element() for o in parse_overrides(overrides) if o.is_sweep_override()]
     if len(keys) > 1:
@@ -315,13 +295,13 @@ def override_keys(overrides: Sequence[str]) -> list[str]:
 
 
 def merge_overrides(*parts: Sequence[str]) -> list[str]:
-    """Merge all overrides, of those that set the same key the last one."""
+    """Merge all overrides; the last one of each key wins."""
     overrides = [override for part in parts for override in part]
     return list(dict(zip(override_keys(overrides), overrides, strict=True)).values())
 
 
 def to_yaml(config: RunSettings | Mapping[str, Any]) -> str:
-    """Write the configuration as text in YAML."""
+    """Write the configuration as YAML."""
     return OmegaConf.to_yaml(config.plain() if isinstance(config, RunSettings) else dict(config))
 
 
@@ -330,30 +310,30 @@ def _groups() -> set[str]:
 
 
 def parse_overrides(overrides: Sequence[str]) -> list[Override]:
-    """Parse each override of the command line.
+    """Parse overrides in Hydra's grammar.
 
     Raises:
-        UserError: one is not in Hydra's grammar.
+        UserError: one does not parse.
     """
     return [_parsed(text) for text in overrides]
 
 
 @lru_cache(maxsize=1024)
 def _parsed(text: str) -> Override:
-    """Parse one override, cached: the grammar's parser takes milliseconds, and sweeps repeat the same ones."""
+    """Parse one override, cached since the parser takes milliseconds."""
     _expect_short(text)
     try:
         (parsed,) = OverridesParser.create().parse_overrides([text])
     except HydraException as error:
         key, sign, value = text.partition("=")
-        if sign and not value.isascii() and _BEYOND_ASCII.fullmatch(value):  # the grammar knows ASCII alone
+        if sign and not value.isascii() and _BEYOND_ASCII.fullmatch(value):  # the grammar is ASCII only
             return _parsed(f'{key}="{value}"')
         raise UserError(f"Overrides are expected as key=value, but got {text[:200]!r}; {_remedy(text)}.") from error
     return parsed
 
 
 def _expect_short(text: str) -> None:
-    """Refuse an override that is long or nested: the parser's time grows with the square of a list's length."""
+    """Refuse long or nested overrides, since parsing takes time quadratic in a list's length."""
     depth = deepest = 0
     for letter in text[:LONGEST]:
         depth += (letter in "[{(") - (letter in "]})")
@@ -366,7 +346,6 @@ def _expect_short(text: str) -> None:
 
 
 def _values(override: Override) -> list[str]:
-    """Return ``key=value`` for each of the values that ``override`` lists."""
     value, key = override.value(), override.get_key_element()
     try:
         if isinstance(value, RangeSweep):
@@ -384,7 +363,6 @@ def _values(override: Override) -> list[str]:
 
 
 def _remedy(text: str) -> str:
-    """Say what to write instead of the override ``text``, which does not parse."""
     key, sign, value = text.partition("=")
     if not sign or not key:
         return "write key=value"
@@ -408,7 +386,6 @@ def _check_groups(overrides: Sequence[Override]) -> None:
 
 
 def _parted(overrides: Sequence[Override]) -> tuple[list[str], list[Override]]:
-    """Separate the overrides that decide which sections there are from those that set what is in them."""
     groups, choices, settings = _groups(), list[str](), list[Override]()
     for override in overrides:
         if override.key_or_group in groups or _names_target(override):
@@ -419,11 +396,7 @@ def _parted(overrides: Sequence[Override]) -> tuple[list[str], list[Override]]:
 
 
 def _check_keys(overrides: Sequence[Override], config: DictConfig, chosen: Mapping[str, str | None]) -> list[Override]:
-    """Refuse to set what the chosen groups do not have; ``+key=value`` is left to what uses it.
-
-    Returns:
-        The overrides, those of settings that the groups' files leave out as ``++key=value``.
-    """
+    """Refuse unknown keys, except ``+key=value``; turn settings missing in files into ``++key=value``."""
     full = deepcopy(config)
     written = {
         name: set(section) if isinstance(section, DictConfig) else set()
@@ -439,16 +412,12 @@ def _check_keys(overrides: Sequence[Override], config: DictConfig, chosen: Mappi
             adds = any(
                 key.startswith(f"{section}.") and key[len(section) + 1 :].partition(".")[0] not in names
                 for section, names in written.items()
-            )  # also where it is set twice, of which the last wins
+            )  # also if it is set twice: the last one wins
         checked.append(replace(override, type=OverrideType.FORCE_ADD) if adds else override)
     return checked
 
 
 def _together(config: DictConfig, group: str) -> str:
-    """Join the options of a group of which several are chosen at once, and each builds something.
-
-    Hydra does not name them.
-    """
     section = config.get(group) or {}
     return "+".join(str(key) for key, below in section.items() if isinstance(below, DictConfig)) or "none"
 

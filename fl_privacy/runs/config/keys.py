@@ -1,4 +1,4 @@
-"""What follows from the declarations of the settings: which keys there are, and what each decides."""
+"""Derive keys and their roles from the declared settings."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import Field, fields, is_dataclass
@@ -14,17 +14,17 @@ def declared_settings() -> Iterator[tuple[str, Field[Any]]]:
 
 
 def groups(*, shown: bool = False) -> list[str]:
-    """Return names of the groups of options; with ``shown`` those that pages name."""
+    """Return the names of groups of options; with ``shown`` only those that pages name."""
     return [f.name for f in fields(RunSettings) if "group" in f.metadata and (f.metadata["shown"] or not shown)]
 
 
 def sections() -> list[str]:
-    """Return the names of all sections that hold settings by name."""
+    """Return the names of all sections."""
     return [f.name for f in fields(RunSettings) if is_dataclass(f.type) or f.type is Options]
 
 
 def keys_of(role: Role) -> tuple[str, ...]:
-    """Return dotted keys of all settings with this role, and of the choices of groups with it."""
+    """Return dotted keys of all settings, and choices of groups, with this role."""
     found: list[str] = []
     for key, declared in declared_settings():
         is_group = "group" in declared.metadata
@@ -38,7 +38,7 @@ def keys_of(role: Role) -> tuple[str, ...]:
 
 
 def captured_keys() -> tuple[str, ...]:
-    """Return dotted keys that an attack on captured updates takes from the run that made them."""
+    """Return dotted keys that an attack on captured updates takes from the captured run."""
     found: list[str] = []
     for key, declared in declared_settings():
         if declared.metadata["captured"] and key.partition(".")[0] not in found:
@@ -47,12 +47,12 @@ def captured_keys() -> tuple[str, ...]:
 
 
 def captured_groups() -> tuple[str, ...]:
-    """Return the captured keys that name what a run is made of."""
+    """Return the groups among the captured keys."""
     return tuple(name for name in groups() if _declared(name).metadata["captured"])
 
 
 def is_within(key: str, keys: Iterable[str]) -> bool:
-    """Say whether the dotted ``key`` is one of ``keys`` or below one."""
+    """Return ``True`` if the dotted ``key`` is one of ``keys`` or below one."""
     return any(key == name or key.startswith(f"{name}.") for name in keys)
 
 

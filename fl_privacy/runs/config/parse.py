@@ -1,4 +1,4 @@
-"""Declared settings read from nested mappings, each checked for its type and range."""
+"""Parse declared settings from nested mappings, with checks of types and ranges."""
 
 import typing
 from collections.abc import Iterator, Mapping
@@ -14,10 +14,9 @@ T = TypeVar("T")
 
 
 class Options(Mapping[str, Any]):
-    """The settings of what a user chose, by name: plain values, read alone."""
+    """Read-only plain settings of a chosen option."""
 
     def __init__(self, settings: Mapping[Any, Any]) -> None:
-        """Copy ``settings``."""
         self._settings = {str(key): deepcopy(value) for key, value in settings.items()}
 
     def __getitem__(self, key: str) -> Any:
@@ -33,12 +32,11 @@ class Options(Mapping[str, Any]):
         return f"Options({self._settings})"
 
     def plain(self) -> dict[str, Any]:
-        """Return a copy that may be written to."""
         return deepcopy(self._settings)
 
 
 def select(content: Any, key: str) -> Any:
-    """Return what nested mappings hold at the dotted ``key``; ``None`` where there is nothing."""
+    """Return the value at the dotted ``key`` of nested mappings; ``None`` if missing."""
     for name in key.split("."):
         content = content.get(name) if isinstance(content, Mapping) else None
     return content
@@ -53,14 +51,14 @@ def put(content: dict[str, Any], key: str, value: Any) -> None:
 
 
 def expect_type(name: str, value: object, annotation: Any) -> None:
-    """Raise ``UserError`` unless ``value`` fits ``annotation``; one that Hydra is yet to build does."""
+    """Raise ``UserError`` unless ``value`` fits ``annotation`` or is to be built by Hydra."""
     is_built = isinstance(value, dict) and "_target_" in value
     if not is_built and not fits(value, annotation):
         raise UserError(f"{name} is expected to be {in_words(annotation)}, but got {value!r}.")
 
 
 def expect_within(name: str, value: object, within: tuple[float, float] | None) -> None:
-    """Raise ``UserError`` unless ``value`` is no number or lies ``within`` these bounds."""
+    """Raise ``UserError`` for a number outside ``within``."""
     if within and isinstance(value, int | float) and not within[0] <= value <= within[1]:
         raise UserError(f"{name} is expected to be at least {within[0]:g} and at most {within[1]:g}, but got {value}.")
 
@@ -69,7 +67,7 @@ def read_section(kind: type[T], section: Mapping[Any, Any], above: str = "") -> 
     """Build ``kind``, a dataclass of declared settings, from ``section`` below the key ``above``.
 
     Raises:
-        UserError: one is missing, of a wrong type or out of its range, or nothing reads it.
+        UserError: a setting is missing, unknown, of a wrong type or out of range.
     """
     declared = {f.name: f for f in fields(kind)}  # type: ignore[arg-type]
     hints = typing.get_type_hints(kind)
@@ -89,7 +87,7 @@ def _value(declared: Field[Any], annotation: Any, value: Any, name: str) -> Any:
             one_of(f"{name}.name", value.get("name"), names)
         section: Any = annotation
         return Options(value) if annotation is Options else read_section(section, value, f"{name}.")
-    if isinstance(value, Mapping):  # of the run's own settings none is built, whatever a foreign file says
+    if isinstance(value, Mapping):  # none of the run's own settings is built, even if an untrusted file says so
         raise UserError(f"{name} is expected to be {in_words(annotation)}, but got a section of settings.")
     expect_type(name, value, annotation)
     expect_within(name, value, declared.metadata.get("within"))

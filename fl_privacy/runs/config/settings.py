@@ -1,7 +1,6 @@
-"""Every setting of a run, once: its type and range, what it means, and what it decides.
+"""Declare every setting of a run: type, range, meaning and role.
 
-From these declarations derive the checks, the folders' names, what is taken from a captured run, what a page says of a
-run and the table of settings. Defaults are in ``conf/``.
+Checks, folder names, captured settings, pages and the table of settings derive from it; defaults are in ``conf/``.
 """
 
 # ruff: noqa: RUF009 (declarations are calls)
@@ -16,25 +15,24 @@ from fl_privacy.runs.config.parse import Options, plain_value, put, read_section
 
 
 class Role(StrEnum):
-    """What a setting can change: how a run goes, its training, its defense or its attack."""
+    """The part of a run that a setting changes."""
 
-    RUNTIME = "runtime"  # where and how fast a run goes and what it is called, but no result
-    TRAINING = "training"  # what comes out of the training
-    DEFENSE = "defense"  # what comes out of the training, by the defense; a run is compared with the same one without
-    ATTACK = "attack"  # what an attacker that only listens makes of it
+    RUNTIME = "runtime"  # place, speed and name of a run, but no result
+    TRAINING = "training"  # the result of the training
+    DEFENSE = "defense"  # the result of the training, by the defense; a run is compared with the same one without
+    ATTACK = "attack"  # the result of a passive attacker
 
 
 def setting(
     role: Role, meaning: str, *, within: tuple[float, float] | None = None, captured: bool | None = None
 ) -> Any:
-    """Declare a setting with its role and meaning.
+    """Declare a setting.
 
     Args:
-        role: what it decides.
-        meaning: a phrase for the table of settings.
-        within: least and most of a number: beyond, memory or threads run out before anything can be said.
-        captured: whether an attack on captured updates takes it from the run that made them; by default what decides
-            the training is.
+        meaning: phrase for the table of settings.
+        within: range of a number, above which memory or threads run out.
+        captured: ``True`` if an attack on captured updates takes it from the captured run; by default if it changes the
+            training.
     """
     taken = role in (Role.TRAINING, Role.DEFENSE) if captured is None else captured
     return field(metadata={"role": role, "meaning": meaning, "within": within, "captured": taken})
@@ -49,15 +47,13 @@ def group(
     within: Mapping[str, tuple[float, float]] | None = None,
     names: tuple[str, ...] = (),
 ) -> Any:
-    """Declare a group of options, whose settings are those of what the chosen one builds.
+    """Declare a group of options, with the settings of the chosen option.
 
     Args:
-        role: what it decides.
-        meaning: a phrase for the table of settings.
-        shown: whether pages tell the option.
-        runtime: settings of it that are of the runtime.
-        within: least and most of numbers in it, as far as an option has them.
-        names: what its setting ``name`` may be, where it has one.
+        shown: ``True`` if pages name the option.
+        runtime: names of its runtime settings.
+        within: ranges of its numbers.
+        names: allowed values of its setting ``name``.
     """
     return field(
         metadata={
@@ -78,7 +74,7 @@ RUNTIME, TRAINING, DEFENSE, ATTACK = Role
 
 @dataclass(frozen=True, kw_only=True)
 class FederationSettings:
-    """The option of the group ``federation``."""
+    """Settings of the group ``federation``."""
 
     clients: int = setting(TRAINING, "how many clients", within=(1, 1_000_000))
     rounds: int = setting(TRAINING, "how many rounds", within=(1, 1_000_000))
@@ -93,7 +89,7 @@ class FederationSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class InterceptSettings:
-    """What is intercepted, and when it is attacked."""
+    """Interception, and time of the attack."""
 
     uploads: Literal["probe", "update"] = setting(
         ATTACK,
@@ -115,7 +111,7 @@ class InterceptSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class ThreatModelSettings:
-    """The option of the group ``threat_model``: what the attacker is given beyond the protocol."""
+    """Settings of the group ``threat_model``: the attacker's knowledge beyond the protocol."""
 
     knows_labels: bool = setting(ATTACK, "the true labels")
     knows_lengths: bool = setting(ATTACK, "of texts, how many tokens each has, as published attacks assume")
@@ -150,20 +146,20 @@ class ThreatModelSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class PrivacySettings:
-    """The budget of differential privacy."""
+    """Budget of differential privacy."""
 
     epsilon: float | None = setting(
         RUNTIME,
         "sets the noise of `dp_sgd`, or of `dp_noise` with a `clip_norm`, such that the worst-off client spends it by"
         " the last round; `defense=none` stays as it is",
-    )  # becomes noise of the defense before a run is told apart
+    )  # becomes noise of the defense before the run is hashed
     delta: float = setting(DEFENSE, "at which epsilon is reported, where the defense gives a guarantee")
     accountant: Literal["rdp", "prv"] = setting(DEFENSE, "`prv` is tighter and slower")
 
 
 @dataclass(frozen=True, kw_only=True)
 class BpkiSettings:
-    """The Bayesian privacy loss of reconstructions."""
+    """Settings of the Bayesian privacy loss."""
 
     bins: int = setting(ATTACK, "intervals of the histogram of the Bayesian privacy loss", within=(2, 65_536))
     smoothing: float = setting(ATTACK, "pixels added to each of them, so that none is empty", within=(0, 1e12))
@@ -176,10 +172,7 @@ class BpkiSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings:
-    """All settings of ``fl-privacy run`` and ``attack``, checked.
-
-    ``choices`` are the options taken, by group.
-    """
+    """All checked settings of ``fl-privacy run`` and ``attack``; ``choices`` has the chosen options by group."""
 
     data: Options = group(TRAINING, "what clients train on")
     partition: Options = group(TRAINING, "which client has what")
@@ -284,32 +277,29 @@ class RunSettings:
 
     @classmethod
     def of(cls, config: Mapping[Any, Any]) -> Self:
-        """Build the settings that ``config`` holds, without references from one to another.
+        """Build the settings from ``config``, without references.
 
         Raises:
-            UserError: one is missing, of a wrong type or out of its range, or nothing reads it.
+            UserError: one is missing, unknown, of a wrong type or out of range.
         """
         return read_section(cls, config)
 
     def __hash__(self) -> int:
-        """Return a value by which runs of the same settings find each other."""
         return hash(json.dumps(self.plain(), sort_keys=True))
 
     @property
     def compares(self) -> bool:
-        """Say whether its accuracy is compared with that of the same training without defense."""
+        """Return ``True`` if accuracy is compared with the same training without defense."""
         return self.baseline and self.choices["defense"] != "none"
 
     def called(self, part: str) -> str:
-        """Return the option that is taken for ``part``, or the name of what a user wrote in its place."""
+        """Return the option of ``part``, or the name of the user's replacement."""
         return called(self.choices[part], getattr(self, part))
 
     def plain(self) -> dict[str, Any]:
-        """Return nested mappings, lists, text and numbers, as a file holds them."""
         return {name: plain_value(value) for name, value in vars(self).items()}
 
     def changed(self, changes: Mapping[str, Any]) -> Self:
-        """Return the same settings but for ``changes``, by dotted key."""
         content = self.plain()
         for key, value in changes.items():
             put(content, key, plain_value(value))

@@ -1,4 +1,4 @@
-"""Which jobs a study consists of: of a trade-off, read from a grid, and of a benchmark, read from a fixed track."""
+"""Load the jobs of a study: a trade-off from a grid, or a benchmark from a fixed track."""
 
 import hashlib
 import json
@@ -26,19 +26,17 @@ _SECTIONS: dict[str, Any] = {
     "weights": Literal["initial", "final"],
     "defenses": Mapping[str, list[str]],
 }
-"""Of a grid's file -> type."""
+"""Key of a grid's file -> type."""
 
 UNDEFENDED = "Undefended"
 
 
 @dataclass(frozen=True)
 class GridPoint:
-    """A defense at one strength, as a grid names it.
+    """A defense at one strength, as named by a grid.
 
     Attributes:
-        family: points of one family make a curve.
-        strength: ``rate 0.9``; empty where there is only one, and for the undefended point.
-        overrides: of the defense.
+        strength: setting and value such as ``rate 0.9``; empty for a single strength and the undefended point.
     """
 
     family: str
@@ -47,18 +45,17 @@ class GridPoint:
 
 
 State = Literal["untrained", "early", "trained"]
-"""Of the attacked model: fresh, after a few rounds, after all of them."""
+"""State of the attacked model: fresh, after a few rounds, after all of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttackCell:
-    """One way in which every defense is attacked; what a study has only one of is empty.
+    """One attack on every defense; parts of which a study has only one are empty.
 
     Attributes:
-        attack: name of the attack.
-        uploads: name of what clients upload.
-        state: of the model that they were sent.
-        server: name of what a malicious server does; empty for one that follows the protocol.
+        uploads: name of the clients' kind of upload.
+        state: state of the model sent to them.
+        server: name of a malicious server's attack; empty for an honest server.
     """
 
     attack: str = ""
@@ -68,18 +65,15 @@ class AttackCell:
 
     @property
     def title(self) -> str:
-        """Return the cell in words."""
         return ", ".join(part for part in (self.attack, self.uploads, self.state, self.server) if part)
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttackPlan:
-    """How a cell is attacked.
+    """Attack of a cell.
 
     Attributes:
-        training: name of the training that the attacked model comes from.
-        state: of that model.
-        overrides: of the attack, but for the defense.
+        training: name of the training of the attacked model.
     """
 
     training: str
@@ -89,17 +83,15 @@ class AttackPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """Trainings and attacks on them, behind every defense; attributes are overrides unless stated otherwise.
+    """Trainings and attacks on them, for every defense.
 
     Attributes:
-        settings: of every job.
-        attack: of every attack.
-        trainings: by name, the main one first.
-        attacks: how each cell is attacked.
+        settings: overrides of every job.
+        trainings: overrides of each training by name, the main one first.
         points: defenses at their strengths, the undefended one first.
-        early: rounds of training behind the state ``early``.
-        evaluators: training -> how ``train-evaluator`` makes the network that Refiner looks with there.
-        entry: family of the user's own defense among ``points`` -> the name of its runs, which tells its source.
+        early: rounds of training before the state ``early``.
+        evaluators: training -> overrides of ``train-evaluator`` for Refiner's network.
+        entry: family of the user's own defense among ``points`` -> name of its runs, which includes the source's hash.
     """
 
     settings: tuple[str, ...]
@@ -113,38 +105,32 @@ class Study:
 
     @property
     def cells(self) -> list[AttackCell]:
-        """Return all cells, in their order."""
         return list(self.attacks)
 
     def weights(self, training: str = "") -> Literal["initial", "final", "both"]:
-        """Say which model of a training is attacked: that of the first round, a later one, or both."""
+        """Return the attacked models of a training: from the first round, a later one, or both."""
         fresh = {plan.state == "untrained" for plan in self.attacks.values() if plan.training == training}
         return "both" if len(fresh) > 1 else "initial" if True in fresh else "final"
 
     def training(self, point: GridPoint, name: str = "", *, early: bool = False) -> list[str]:
-        """Return overrides of the training called ``name`` behind ``point``, or of its first rounds alone.
-
-        Nobody attacks it, and accuracies are compared in the end.
-        """
+        """Return overrides of an unattacked training behind ``point``, or of its ``early`` rounds alone."""
         rounds = [f"federation.rounds={self.early}", f"evaluate_every={self.early}"] if early else []
         own = ("attack=none", "baseline=false", *rounds)
         return merge_overrides(self.settings, self.trainings[name], point.overrides, own)
 
     def attacking(self, point: GridPoint, cell: AttackCell) -> list[str]:
-        """Return overrides of the attack of ``cell`` on ``point``, but for the weights of the model."""
         return merge_overrides(self.attacks[cell].overrides, point.overrides)
 
 
 def load_grid(name: str, overrides: Sequence[str] = ()) -> Study:
-    """Load the grid of that name, or in the file of that name.
+    """Load a grid.
 
     Args:
-        name: of a file in ``fl_privacy/grids``, or the path of another one.
-        overrides: put last, hence winning; those of ``attack.*`` go to the attacks alone, those of
-            ``inference`` to the trainings.
+        name: name of a file in ``fl_privacy/grids``, or a path.
+        overrides: last, winning overrides; those of ``attack.*`` apply to attacks only, of ``inference`` to trainings.
 
     Raises:
-        UserError: there is no such grid, or it is not one.
+        UserError: the grid is missing or invalid.
     """
     path = GRIDS / f"{name}.yaml" if name in grid_names() else Path(name)
     if not path.is_file():
@@ -183,7 +169,6 @@ def load_grid(name: str, overrides: Sequence[str] = ()) -> Study:
 
 
 def _points(defenses: Mapping[str, Sequence[str]]) -> tuple[GridPoint, ...]:
-    """Return all defenses at their strengths, after the undefended one."""
     undefended = GridPoint(UNDEFENDED, "", ("defense=none",))
     return (undefended, *(point for family, own in defenses.items() for point in grid_points(family, own)))
 
@@ -197,12 +182,12 @@ def _expect_defended(defenses: Mapping[str, object], where: str) -> None:
 
 
 def grid_names() -> list[str]:
-    """Name the grids that come with the package."""
+    """List the grids of the package."""
     return sorted(path.stem for path in GRIDS.glob("*.yaml"))
 
 
 def grid_points(family: str, overrides: Sequence[str]) -> Iterable[GridPoint]:
-    """Yield the points of ``family``, one for each strength that its ``overrides`` list."""
+    """Yield the points of ``family``, one for each strength in its ``overrides``."""
     key = swept_key(overrides)
     for point in expand_sweep(overrides):
         value = next((o.partition("=")[2] for o in point if o.partition("=")[0] == key), "")
@@ -224,7 +209,7 @@ _SECTIONS_OF_TRACK: dict[str, Any] = {
     "left_out": Mapping[str, str],
     "evaluators": Mapping[str, list[str]],
 }
-"""Of a track's file -> type."""
+"""Key of a track's file -> type."""
 
 _UPLOADS: dict[str, Any] = {
     "training": str,
@@ -233,19 +218,16 @@ _UPLOADS: dict[str, Any] = {
     "servers": Mapping[str, list[str]],
     "server_states": list[State],
 }
-"""Of each entry of ``uploads`` -> type."""
+"""Key of each entry of ``uploads`` -> type."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class UploadKind:
-    """A kind of upload of clients, and the states of the model in which it is attacked.
+    """A kind of upload, and the model states in which it is attacked.
 
     Attributes:
-        training: name of the training that it belongs to.
-        states: attacked by an honest server.
-        attack: overrides of the attacks.
-        servers: malicious ones, by name -> overrides.
-        server_states: attacked by these.
+        servers: overrides of malicious servers, by name.
+        server_states: states attacked by malicious servers.
     """
 
     training: str
@@ -257,16 +239,13 @@ class UploadKind:
 
 @dataclass(frozen=True, kw_only=True)
 class Track(Study):
-    """Contents of a benchmark: a study whose settings are fixed.
+    """A benchmark: a study with fixed settings.
 
     Attributes:
-        name: of its file.
-        version: number; figures of different versions are not compared.
-        about: in sentences.
-        uploads: by name.
-        accuracy_loss: points, for each of which there is a board.
-        left_out: shipped defense -> why it has no place here.
-        sha256: of all that decides the figures, the user's own defenses aside.
+        version: version number; figures of different versions are not compared.
+        accuracy_loss: percentage points, each with a leaderboard.
+        left_out: shipped defense -> reason for its absence.
+        sha256: hash of everything that determines the figures, without the user's own defenses.
     """
 
     name: str
@@ -278,11 +257,11 @@ class Track(Study):
     sha256: str
 
     def entered(self, points: Sequence[GridPoint], source: str) -> "Track":
-        """Return the same track with the user's own defense at its strengths.
+        """Return the track with the user's own defense added; ``UserError`` if its name is taken.
 
         Args:
-            points: of one family.
-            source: hash of its code, so that another code is another run.
+            points: strengths of one family.
+            source: hash of its code, so that changed code is another run.
         """
         family = points[0].family
         if family in {point.family for point in self.points}:
@@ -291,14 +270,14 @@ class Track(Study):
 
 
 def load_track(name: str, overrides: Sequence[str] = ()) -> Track:
-    """Load the track of that name, or in the file of that name.
+    """Load a track.
 
     Args:
-        name: of a file in ``fl_privacy/tracks``, or the path of another one.
-        overrides: of settings that leave the figures as they are, such as ``out`` and ``device``.
+        name: name of a file in ``fl_privacy/tracks``, or a path.
+        overrides: settings that do not affect the figures, such as ``out`` and ``device``.
 
     Raises:
-        UserError: there is no such track, it is not one, or an override would change what it fixes.
+        UserError: the track is missing or invalid, or an override would change its fixed settings.
     """
     raw = _read_track(name)
     _expect_sections(raw, _SECTIONS_OF_TRACK, f"the track {name}")
@@ -352,7 +331,6 @@ def load_track(name: str, overrides: Sequence[str] = ()) -> Track:
 
 
 def _left_out(name: str, raw: Mapping[str, Any]) -> dict[str, str]:
-    """Return the reasons that the file gives; a shipped track also names each other defense of the package."""
     given = dict(raw["left_out"])
     if name not in track_names():
         return given
@@ -363,7 +341,6 @@ def _left_out(name: str, raw: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _cells(uploads: Mapping[str, UploadKind]) -> Iterator[tuple[UploadKind, State, str, AttackCell]]:
-    """Yield kind of upload, state, server and cell of each way to attack: honest servers first, upload by upload."""
     for name, kind in uploads.items():
         for state in kind.states:
             yield kind, state, "", AttackCell(uploads=name, state=state)
@@ -374,7 +351,7 @@ def _cells(uploads: Mapping[str, UploadKind]) -> Iterator[tuple[UploadKind, Stat
 
 
 def track_names() -> list[str]:
-    """Name the tracks that come with the package."""
+    """List the tracks of the package."""
     return sorted(path.stem for path in TRACKS.glob("*.yaml"))
 
 
@@ -407,7 +384,6 @@ def _overrides_of(raw: Mapping[str, Any]) -> list[list[str]]:
 
 
 def _expect_sections(raw: object, sections: Mapping[str, Any], what: str) -> None:
-    """Refuse unknown keys, missing ones, and values of another type."""
     if not isinstance(raw, Mapping):
         raise UserError(f"{what} is expected to be a mapping, but got {raw!r}.")
     for key in raw:

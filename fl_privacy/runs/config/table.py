@@ -1,4 +1,4 @@
-"""The table of settings: ``python -m fl_privacy.runs.config.table docs/settings.md`` writes it anew."""
+"""Update the table of settings: ``python -m fl_privacy.runs.config.table docs/settings.md``."""
 
 import json
 import sys
@@ -16,17 +16,13 @@ BEGIN, END = "<!-- settings -->\n", "<!-- end of settings -->\n"
 
 
 def settings_table() -> str:
-    """Build a row for each setting: its key, its default, what it decides and what it means."""
+    """Build a row for each setting: key, default, role and meaning."""
     rows = "".join(f"| {' | '.join(row)} |\n" for row in _rows())
     return f"| setting | default | decides | |\n|---|---|---|---|\n{rows}"
 
 
 def with_table(text: str) -> str:
-    """Return ``text`` with the table between the marks ``BEGIN`` and ``END``.
-
-    Raises:
-        UserError: it has no marks.
-    """
+    """Return ``text`` with the table between the marks ``BEGIN`` and ``END``; ``UserError`` without marks."""
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not end:

@@ -1,8 +1,7 @@
-"""Read configurations that somebody else may have written: plain values, of what is registered here.
+"""Load configurations from untrusted sources: plain values for registered options only.
 
-A part of a run (its model, its data, ...) is named by the option that registers it, in the package's ``conf`` or in
-that of an installed plugin, and what it imports is read there. Nothing that such a file names is imported, unless the
-user says ``trust=`` on the command line; places on this machine that it names are refused.
+Import paths come from this package's or a plugin's ``conf``; others need ``trust=`` on the command line, and paths on
+this machine are refused.
 """
 
 import importlib
@@ -25,18 +24,17 @@ from fl_privacy.runs.config.parse import select
 MOST_BYTES = 1 << 17
 MOST_VALUES = 20_000
 DEEPEST = 20
-"""Of a file, far beyond what a run writes."""
+"""Limits of a file, far above those of a run."""
 
 _TARGET = "_target_"
 _IMPORT_PATH = re.compile(r"[A-Za-z]\w*(\.[A-Za-z]\w*)+", re.ASCII)
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """Return the mapping of text, numbers, truth values, lists and mappings in the YAML file ``path``.
+    """Return the YAML file ``path`` as a mapping of text, numbers, booleans, lists and mappings.
 
     Raises:
-        UserError: it can't be read, is not that, is larger or deeper than a configuration, or refers to anything:
-            aliases, tags and interpolations.
+        UserError: it can't be read, is larger or deeper than a configuration, or has aliases, tags or interpolations.
     """
     text = _text_of(path)
     try:
@@ -60,11 +58,11 @@ def recorded_parts(path: Path, trust: Collection[str] = ()) -> dict[str, Any]:
     """Return the settings, by dotted key, that an attack on captured updates takes from the run that made them.
 
     Args:
-        path: the run's ``config.yaml``.
-        trust: what the user trusts beside what is registered: import paths or modules, and names of data sets.
+        path: run's ``config.yaml``.
+        trust: import paths, modules and data set names that the user trusts besides registered ones.
 
     Raises:
-        UserError: the file is no configuration of this version, or has something that is not registered.
+        UserError: the file is no configuration of this version, or names something unregistered.
     """
     found, parts = read_settings(path), captured_groups()
     choices: dict[str, Any] = found["choices"] if isinstance(found.get("choices"), dict) else {}
@@ -92,15 +90,7 @@ def recorded_parts(path: Path, trust: Collection[str] = ()) -> dict[str, Any]:
 
 
 def registered_run(path: Path, trust: Collection[str] = ()) -> dict[str, Any]:
-    """Return all settings of the run that wrote ``path``; what they build is registered or trusted.
-
-    Args:
-        path: of the file.
-        trust: see ``recorded_parts``.
-
-    Raises:
-        UserError: the file is no configuration of this version, or names something else.
-    """
+    """Return all settings of the run that wrote ``path``; ``UserError`` unless registered or trusted."""
     found = read_settings(path)
     choices: dict[str, Any] = found["choices"] if isinstance(found.get("choices"), dict) else {}
     parts = [part for part in groups() if isinstance(found.get(part), dict)]
@@ -114,15 +104,11 @@ def registered_run(path: Path, trust: Collection[str] = ()) -> dict[str, Any]:
 
 
 def expect_plain(overrides: Sequence[str], trust: Collection[str], *, where: str) -> None:
-    """Refuse overrides, from a file or from another machine, that import something or look into this machine.
+    """Raise ``UserError`` for untrusted overrides that import or access anything on this machine.
 
     Args:
-        overrides: in Hydra's grammar.
         trust: see ``recorded_parts``.
-        where: they come from, to begin the message with.
-
-    Raises:
-        UserError: there is one.
+        where: origin of the overrides, for the message.
     """
     for override in parse_overrides([text for listed in overrides for (text,) in expand_sweep([listed])]):
         text, key = override.input_line or "", override.key_or_group
@@ -150,17 +136,12 @@ def trust_in(overrides: Sequence[str]) -> frozenset[str]:
 def expect_registered(
     part: str, section: Mapping[str, Any], registered: Mapping[str, Any], trust: Collection[str], *, where: str
 ) -> None:
-    """Refuse a section that builds something else than the option it names, or that lacks settings of it.
+    """Raise ``UserError`` for a section that builds something other than its option, or lacks settings of it.
 
     Args:
-        part: the section's name.
-        section: its settings, from a file.
-        registered: those of its option, from the package or a plugin.
+        registered: settings of its option, from the package or a plugin.
         trust: see ``recorded_parts``.
-        where: the section is found, to begin the message with.
-
-    Raises:
-        UserError: it does.
+        where: origin of the section, for the message.
     """
     for key, value in _mappings(section, part):
         for name in value:
@@ -184,7 +165,7 @@ def expect_registered(
 
 
 def _expect_trusted(key: str, target: object, trust: Collection[str], where: str) -> None:
-    """Refuse ``target`` unless ``trust`` names it, or the module that defines it."""
+    """Refuse ``target`` unless ``trust`` names it or its defining module."""
     if key.rpartition(".")[2] != _TARGET or not isinstance(target, str) or not _IMPORT_PATH.fullmatch(target):
         raise UserError(
             f"{where} is expected to hold settings of what is registered here, but has {key}={str(target)[:80]!r};"
@@ -200,7 +181,7 @@ def _expect_trusted(key: str, target: object, trust: Collection[str], where: str
 
 
 def _is_defined_in(module: str, name: str) -> bool:
-    """Say whether the user's own ``module`` defines ``name``, instead of having imported it from elsewhere."""
+    """Return ``True`` if the user's ``module`` defines ``name`` rather than imports it."""
     try:
         with own_modules(module):
             found = getattr(importlib.import_module(module), name, None)
@@ -226,7 +207,7 @@ def _text_of(path: Path) -> str:
 
 
 def _expect_small(path: Path, text: str) -> None:
-    """Look at the parser's events, before anything is built from them."""
+    """Check the parser's events before anything is built from them."""
     depth = 0
     for number, event in enumerate(yaml.parse(text, Loader=yaml.SafeLoader)):
         if number == 2 and not isinstance(event, yaml.MappingStartEvent):
@@ -251,7 +232,6 @@ def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _mappings(value: Any, name: str) -> Iterator[tuple[str, dict[Any, Any]]]:
-    """Yield all mappings within ``value``, itself included, by where they are."""
     if isinstance(value, dict):
         yield name, value
         for key, entry in value.items():
@@ -262,7 +242,6 @@ def _mappings(value: Any, name: str) -> Iterator[tuple[str, dict[Any, Any]]]:
 
 
 def _missing(registered: Mapping[str, Any], section: Mapping[str, Any], name: str) -> Iterator[str]:
-    """Yield dotted names of what ``registered`` has and ``section`` lacks."""
     for key, value in registered.items():
         if key not in section or (isinstance(value, dict) and not isinstance(section[key], dict)):
             yield f"{name}.{key}"
@@ -277,22 +256,17 @@ def _refuse(path: Path, what: str) -> NoReturn:
 
 
 PLACES = frozenset({"root", "folder", "path", "file", "generator", "policies", "cache", "public", *NAMING})
-"""Last parts of keys whose text names something on the machine that reads it."""
+"""Last parts of keys whose values are places on the machine that loads them."""
 
 
 def expect_no_place(overrides: Sequence[str], *, where: str, unread: Collection[str] = ()) -> None:
-    """Refuse overrides that name a file or folder of this machine at all, as of a run from the network.
+    """Raise ``UserError`` for overrides from the network that name any file or folder of this machine.
 
-    A setting does so by what it decides (``PLACES``) or by what it says: text that leads outside, or in which a folder
-    is parted from what is in it.
+    A setting does so by its key (``PLACES``) or by a value that contains a separator or leads outside.
 
     Args:
-        overrides: in Hydra's grammar.
-        where: they come from, to begin the message with.
-        unread: settings that nothing on this machine reads.
-
-    Raises:
-        UserError: there is one.
+        where: origin of the overrides, for the message.
+        unread: settings that this machine does not use.
     """
     for override in parse_overrides([text for listed in overrides for (text,) in expand_sweep([listed])]):
         for name, text in _settings(override.key_or_group, override.value()):
@@ -305,14 +279,10 @@ def expect_no_place(overrides: Sequence[str], *, where: str, unread: Collection[
 
 
 def expect_below_here(overrides: Sequence[str], *, where: str) -> None:
-    """Refuse overrides with a value that leads out of the working directory, whatever setting it is of.
+    """Raise ``UserError`` for overrides whose value is an absolute path, in a home folder, or goes up by ``..``.
 
     Args:
-        overrides: in Hydra's grammar.
-        where: they come from, to begin the message with.
-
-    Raises:
-        UserError: a value is an absolute path, one of a home folder, or goes up by ``..``.
+        where: origin of the overrides, for the message.
     """
     for override in parse_overrides([text for listed in overrides for (text,) in expand_sweep([listed])]):
         if any(map(leads_outside, _texts(override.value()))):
@@ -324,14 +294,13 @@ def expect_below_here(overrides: Sequence[str], *, where: str) -> None:
 
 
 def leads_outside(text: str) -> bool:
-    """Say whether ``text``, taken as a path, may lead out of the working directory; on Windows too."""
+    """Return ``True`` if ``text`` as a path may lead out of the working directory, on Windows too."""
     posix, windows = PurePosixPath(text), PureWindowsPath(text)
     absolute = posix.is_absolute() or bool(windows.drive or windows.root)
     return absolute or text.startswith("~") or ".." in (*posix.parts, *windows.parts)
 
 
 def _settings(name: str, value: object) -> Iterator[tuple[str, str]]:
-    """Yield each setting within ``value`` that is text, by its full name."""
     if isinstance(value, Mapping):
         for key, entry in value.items():
             yield from _settings(f"{name}.{key}", entry)

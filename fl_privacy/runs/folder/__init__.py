@@ -1,4 +1,4 @@
-"""The folder of a run: what is recorded while it goes on, and how it is read back."""
+"""Write and load the folder of a run."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""``claim.json``: what came of claims of differential privacy, beside a run or on its own."""
+"""Save and load ``claim.json``, the checked claims of differential privacy."""
 
 from __future__ import annotations
 
@@ -25,25 +25,12 @@ class ClaimRecord:
     """Outcome of one claim; see ``dp_check.verdict.ClaimVerdict``.
 
     Attributes:
-        subject: who claims it.
-        status: ``contradicted``, ``doubted``, ``unsupported``, ``open``, ``untested`` or ``unclaimed``.
-        headline: in plain words.
-        sentence: with the figures.
-        meaning: what follows.
-        reason: which fact disagrees.
-        claimed: epsilon.
-        delta: of it.
-        unit: what is protected.
-        neighbors: how two inputs differ.
-        rounds: of the claim.
-        rdp: recomputed by Renyi divergences.
-        pld: recomputed by the privacy loss distribution.
-        lower: bound from below, by tests.
-        confidence: of it.
-        noticed: the least epsilon that the test would have noticed, or could have shown.
-        estimate: of one training, no bound.
-        missing: facts that nobody states.
-        notes: what the claim does not cover.
+        neighbors: difference of two neighboring inputs.
+        rdp: epsilon recomputed by Renyi divergences.
+        pld: epsilon recomputed by the privacy loss distribution.
+        lower: lower bound by tests.
+        noticed: least epsilon that the test would have noticed, or largest that it could have shown.
+        estimate: estimate from one training, no bound.
     """
 
     subject: str
@@ -68,17 +55,16 @@ class ClaimRecord:
 
     @property
     def tone(self) -> Literal["leak", "open"]:
-        """Color of its headline; nothing makes a claim green."""
+        """Return the color of its headline; no claim is green."""
         return "leak" if self.is_false else "open"
 
     @property
     def is_false(self) -> bool:
-        """Say whether the claim is contradicted."""
         return self.status == "contradicted"
 
     @property
     def recomputed(self) -> float | None:
-        """Return the smaller of both accountants' numbers."""
+        """Return the smaller recomputed epsilon."""
         known = [value for value in (self.rdp, self.pld) if value is not None]
         return min(known) if known else None
 
@@ -97,7 +83,7 @@ _ORDER = ("contradicted", "doubted", "unsupported", "open", "untested", "unclaim
 
 
 def records_of(verdicts: Sequence[ClaimVerdict]) -> tuple[ClaimRecord, ...]:
-    """Make records of ``verdicts``, what is false first."""
+    """Make records of ``verdicts``, false claims first."""
     return in_order([ClaimRecord(**verdict.as_plain()) for verdict in verdicts])
 
 
@@ -118,11 +104,7 @@ def write_claims(folder: Path, records: Sequence[ClaimRecord]) -> Path:
 
 
 def read_claims(folder: Path) -> tuple[ClaimRecord, ...]:
-    """Read the claims of ``folder``; none where it has no ``claim.json``.
-
-    Raises:
-        UserError: the file is damaged.
-    """
+    """Load the claims of ``folder``, if any; ``UserError`` if the file is damaged."""
     path = folder / CLAIM
     if not path.is_file():
         return ()

@@ -1,7 +1,4 @@
-"""Ways to train, and which of them may be chosen: those behind which no attack that was tried read anything.
-
-Which of the questions beside images were answered better than by chance.
-"""
+"""Candidates for a defense, and which may be chosen: those behind which no attack tried reconstructed anything."""
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -30,10 +27,10 @@ HEADLINE: Mapping[str, str] = {
     "attribute": "asr",
     "property": "error",
 }
-"""What was asked -> the measure by which methods are compared."""
+"""Question -> the measure by which methods are compared."""
 
 LOW_LEAKS = frozenset({"error"})
-"""Measures of which low values mean that more was inferred."""
+"""Measures whose low values mean that more was inferred."""
 
 TOLD: Mapping[str, str] = {
     "membership": "who took part",
@@ -41,23 +38,23 @@ TOLD: Mapping[str, str] = {
     "attribute": "what the examples are like",
     "property": "what a client has",
 }
-"""What was asked -> what the server can tell, in a headline."""
+"""Question -> what the server can infer, in a headline."""
 
 
 def is_above_chance(name: str, measure: Measure, *, among: int = 1) -> bool:
-    """Say whether the measure called ``name`` is above chance, as the best of ``among`` measures that are looked at."""
+    """Return ``True`` if the measure called ``name`` is above chance, as the best of ``among`` measures."""
     return above_chance(measure, among=among, low_leaks=name in LOW_LEAKS)
 
 
 def number_of_measures(findings: Sequence[Finding]) -> int:
-    """Count all measures of ``findings``, the best of which is looked at."""
+    """Count all measures of ``findings``."""
     return sum(len(finding.measures) for finding in findings)
 
 
 def told_apart(findings: Sequence[Finding]) -> tuple[str, ...]:
-    """Return the questions that were answered better than by chance, by any measure of any method: keys of ``TOLD``.
+    """Return the questions, keys of ``TOLD``, that any measure of any method answered better than by chance.
 
-    The more measures there are, the farther from chance the best has to be: one of many is above it by luck.
+    The bound is corrected for the number of measures: one of many is above chance by luck.
     """
     number = number_of_measures(findings)
     leaks = {f.about for f in findings if any(is_above_chance(n, m, among=number) for n, m in f.measures.items())}
@@ -65,7 +62,7 @@ def told_apart(findings: Sequence[Finding]) -> tuple[str, ...]:
 
 
 def strongest(findings: Sequence[Finding], about: str) -> tuple[Finding, Measure] | None:
-    """Return the method farthest above chance by the measure of the question; ``None`` where none has it."""
+    """Return the method farthest above chance in answering ``about``; ``None`` without a measure."""
     name = HEADLINE.get(about, "")
     known = [(f, f.measures[name]) for f in findings if f.about == about and name in f.measures]
     sign = -1 if name in LOW_LEAKS else 1
@@ -73,46 +70,42 @@ def strongest(findings: Sequence[Finding], about: str) -> tuple[Finding, Measure
 
 
 def disproves(findings: Sequence[Finding], *, epsilon: float) -> bool:
-    """Say whether an attack proved an epsilon beyond the one that is claimed."""
+    """Return ``True`` if an attack proved an epsilon above the one claimed."""
     return any(f.proven_epsilon is not None and f.proven_epsilon > epsilon for f in findings)
 
 
 MEMBERSHIP_AT_MOST = 0.05
-"""TPR at 1 % FPR, five times that of guessing: beyond, members count as told from others."""
+"""TPR at 1 % FPR, five times that of guessing: above it, members count as distinguished."""
 
 ATTRIBUTE_AT_MOST = 0.1
-"""Success above that of the most frequent answer: beyond, an attribute counts as told."""
+"""Success above that of the most frequent answer: above it, an attribute counts as inferred."""
 
 ROUNDING = 1e-9
-"""Of accuracies: a loss of exactly the bound is within it."""
+"""Tolerance of accuracies: a loss of exactly the bound is within it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """A way to train, attacked in all ways that were tried; each figure is of the attack that it is worst for.
+    """A way to train under all attacks tried; each figure is of its worst attack.
 
     Attributes:
-        name: in words.
-        accuracy: in the end, in [0, 1].
-        pmm: in percent of the undefended accuracy, ``None`` where that is unknown.
-        psnr: mean PSNR, in dB; of texts the mean of the metric that is shown first.
-        upper: upper end of its 95 % interval, as ``psnr``; infinite where there is none, as for a single image.
-        largest: PSNR of the image that was read best, as ``upper``.
-        read: examples that were read, of the attack that leaks most.
-        exact: of them, exactly.
-        identified: of them, among other candidates.
-        images: that were judged by the same attack.
-        unjudged: examples of which nobody can say, of the attack with most of them; failures among them.
-        groups: the smallest number of independent uploads behind a count.
-        exposed: images recognizable as what a defense put in their place, as ``groups``.
-        failures: images on which an attack failed, of the attack that failed most.
-        by: who leaks most, in words; empty where only one attacked.
-        judged_by: the metric that figures are of.
-        inferred: what was asked beside images -> the measure by which the strongest attack came farthest; ``None``
-            where it was asked of others and not of this one, or the attack failed.
-        undefended: whether clients don't defend themselves.
-        over_control: by how much the mean of ``judged_by`` is above that of the best guess without the update, of the
-            attacks and rounds the one in which that is least; ``None`` where that was not measured.
+        accuracy: final accuracy in [0, 1].
+        pmm: percent of the undefended accuracy; ``None`` if that is not known.
+        psnr: mean PSNR in dB; for other modalities, the mean of their main metric.
+        upper: upper end of its 95 % interval; infinite without one, as for a single image.
+        largest: PSNR of the best reconstructed image.
+        read: examples reconstructed by the attack that leaks most.
+        identified: examples of ``read`` identified among distractors.
+        images: examples scored for that attack.
+        unjudged: unscored examples of the attack with most of them, failures included.
+        groups: smallest number of independent uploads behind a count.
+        exposed: images recognizable as a defense's substitute.
+        failures: images on which an attack failed, for the attack that failed most.
+        by: attacker that leaks most, in words; empty if only one attacked.
+        inferred: question -> measure of the strongest attack; ``None`` if the attack failed or only others were
+            attacked.
+        over_control: least excess, over attacks and rounds, of the mean of ``judged_by`` over the best guess without
+            the update; ``None`` if not measured.
     """
 
     name: str
@@ -137,7 +130,7 @@ class Candidate:
 
     @property
     def tells(self) -> list[str]:
-        """List what may be inferred of clients beside images, by upper ends of intervals; what is not known may be."""
+        """List the facts other than examples that may be inferred, by upper ends of intervals; unknown ones count."""
         limits = {
             About.MEMBERSHIP: lambda m: m.high <= MEMBERSHIP_AT_MOST,
             About.ATTRIBUTE: lambda m: m.high <= m.chance + ATTRIBUTE_AT_MOST,
@@ -148,17 +141,17 @@ class Candidate:
 
     @property
     def unknown(self) -> int:
-        """Count the examples of which nobody can say whether they were reconstructed."""
+        """Count the examples that could not be scored."""
         return max(self.unjudged, self.failures)
 
     @property
     def at_most(self) -> float:
-        """Return the share that is reconstructed at most, by 95 % confidence."""
+        """Return the upper 95 % bound of the reconstructed share."""
         return share_at_most(self.read, self.images, groups=self.groups or None) if self.images else 1.0
 
     @property
     def extent(self) -> Extent:
-        """Return how much it leaks; what nobody could judge counts as reconstructed."""
+        """Return the amount of leakage; unscored examples count as reconstructed."""
         number = self.images + self.unknown
         return Extent(
             read=(self.read + self.unknown) / number if number else 1.0,
@@ -170,10 +163,10 @@ class Candidate:
         )
 
     def unread(self, psnr_below: float | None = None) -> bool:
-        """Say whether no attack reconstructed any example, none is unknown, and nothing else is inferred.
+        """Return ``True`` if no example was reconstructed, none is unknown, and nothing else was inferred.
 
         Args:
-            psnr_below: dB, where asked for: no attacked image, and no upper end of the mean's interval, reaches it.
+            psnr_below: dB that no image and no upper end of the mean's interval may reach, if given.
         """
         return (
             self.images > 0
@@ -183,7 +176,7 @@ class Candidate:
 
     @property
     def rests_on_few(self) -> bool:
-        """Say whether so few independent uploads were attacked that nothing can be relied on."""
+        """Return ``True`` if too few independent uploads were attacked to rely on."""
         return self.groups < FEW
 
 
@@ -201,16 +194,12 @@ def candidate_of(
     asked: Collection[str] = (),
     undefended: bool = False,
 ) -> Candidate | None:
-    """Build the candidate from all attacks on one training; ``None`` without accuracy or images.
+    """Build the candidate from all attacks on one training; return ``None`` without accuracy or images.
 
     Args:
-        found: what was read of images.
-        name: in words.
-        accuracy: in [0, 1].
-        pmm: in percent.
-        findings: what was asked beside.
-        asked: what was asked of any of those compared.
-        undefended: whether clients don't defend themselves.
+        accuracy: accuracy in [0, 1].
+        pmm: percent of the undefended accuracy.
+        asked: questions put to any of the compared candidates.
     """
     name_of_main = main_of(found)
     worst, most = worst_by(name_of_main, found), leaks_most(found)
@@ -242,10 +231,9 @@ def candidate_of(
 
 
 def least_over_control(found: Sequence[Reading]) -> float | None:
-    """Return by how much attacks are above the best guess without the update, where that is least.
+    """Return the least excess of attacks over the best guess without the update.
 
-    In each round that an attack attacked, the attacker counts who is farther above; ``None`` where one of them has no
-    control.
+    In each round of an attack the better attacker counts; ``None`` if one of them has no control.
     """
     best: dict[tuple[str, int], float] = {}
     for reading in found:
@@ -256,17 +244,17 @@ def least_over_control(found: Sequence[Reading]) -> float | None:
 
 
 def asked_of(findings: Sequence[Finding]) -> set[str]:
-    """Return what of ``findings`` counts for the choice of a defense."""
+    """Return the questions of ``findings`` that count for the choice of a defense."""
     return {finding.about for finding in findings} & {About.MEMBERSHIP, About.ATTRIBUTE}
 
 
 def comparable(candidates: Sequence[Candidate]) -> bool:
-    """Say whether all candidates are of one kind of examples."""
+    """Return ``True`` if all candidates have one modality."""
     return len({c.judged_by for c in candidates}) <= 1
 
 
 def unread_undefended(candidates: Sequence[Candidate]) -> Candidate | None:
-    """Return the undefended baseline that leaks most if no baseline leaks at all, else ``None``."""
+    """Return the undefended baseline that leaks most if nothing was reconstructed from any, else ``None``."""
     plain = [c for c in candidates if c.undefended]
     if not comparable(candidates) or not plain or any(c.read for c in plain):
         return None
@@ -276,7 +264,7 @@ def unread_undefended(candidates: Sequence[Candidate]) -> Candidate | None:
 def best_unread(candidates: Sequence[Candidate], psnr_below: float | None = None) -> Candidate | None:
     """Return the most accurate candidate behind which nothing was reconstructed; of equals the one that leaks less.
 
-    ``None`` also where nothing was reconstructed undefended.
+    ``None`` also if nothing was reconstructed undefended.
     """
     if not comparable(candidates) or unread_undefended(candidates):
         return None
@@ -284,11 +272,11 @@ def best_unread(candidates: Sequence[Candidate], psnr_below: float | None = None
 
 
 def most_accurate(candidates: Sequence[Candidate]) -> Candidate | None:
-    """Return the most accurate candidate; of equals the one that leaks less, ``None`` of none."""
+    """Return the most accurate candidate; of equals the one that leaks less, ``None`` if there are none."""
     least_first = sorted(candidates, key=lambda c: c.extent)
     return max(least_first, key=lambda c: c.accuracy, default=None)
 
 
 def extent_or_worst(candidate: Candidate | None, *, complete: bool = True) -> Extent:
-    """Return how much a candidate leaks; all there is where it is not known to the end."""
+    """Return the leakage of a candidate; the worst if it is unknown or incomplete."""
     return candidate.extent if candidate is not None and complete else WORST

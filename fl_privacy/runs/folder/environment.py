@@ -1,4 +1,4 @@
-"""Where a run took place."""
+"""Describe the environment of a run."""
 
 import hashlib
 import os
@@ -31,7 +31,7 @@ PACKAGES = (
 
 def describe_environment(*, seed: int) -> dict[str, Any]:
     """Return date, versions, hardware and seed, for ``environment.json``."""
-    import torch  # noqa: PLC0415  (readers of folders go without)
+    import torch  # noqa: PLC0415  (not needed to load folders)
 
     return {
         "date": datetime.now(UTC).isoformat(timespec="minutes"),
@@ -49,7 +49,7 @@ def describe_environment(*, seed: int) -> dict[str, Any]:
 
 @cache
 def code_hash() -> str:
-    """Return the SHA-256 of the sources of this package, as they were when it was first asked."""
+    """Return the SHA-256 of this package's sources, as of the first call."""
     content = hashlib.sha256()
     for path in sorted(PACKAGE.rglob("*.py")):
         content.update(path.relative_to(PACKAGE).as_posix().encode())

@@ -1,4 +1,4 @@
-"""Scores and runs as a table of pandas, from which one line makes a CSV file."""
+"""Convert scores and runs to pandas tables and CSV files."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 _EXAMPLES = ("image", "text", "row")
-"""Kinds of records that are of one attacked example each."""
+"""Kinds of records of one attacked example each."""
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""How formulas of spreadsheets begin."""
+"""First characters of spreadsheet formulas."""
 
 Tabled = VictimScore | Run | Path | str
-"""What ``evaluate`` returns, what ``read_run`` returns, or the folder of a run."""
+"""Result of ``evaluate`` or ``read_run``, or the folder of a run."""
 
 
 def to_dataframe(found: Tabled | Iterable[Tabled], *, kind: str | None = None) -> DataFrame:
-    """Make a table with a row for each attacked example, of scores, of runs or of their folders.
+    """Make a table with a row for each attacked example of scores, runs or their folders.
 
     ``to_dataframe(evaluate(found, truth)).to_csv("read.csv")``.
 
     Args:
         found: one of them, or several.
-        kind: of a run's records instead of its examples, such as ``round``; :mod:`fl_privacy.types.schema` lists them.
+        kind: kind of a run's records instead of examples, such as ``round``; see :mod:`fl_privacy.types.schema`.
 
     Raises:
         UserError: it is something else, or a run has no such records.
@@ -57,7 +57,7 @@ def write_csv(runs: Sequence[Path], file: Path) -> Path:
 
 
 def _inert(value: Any) -> Any:
-    """Put an apostrophe in front of a text that a spreadsheet would take for a formula, and run."""
+    """Put an apostrophe before text that a spreadsheet would run as a formula."""
     return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
 
 

@@ -1,4 +1,4 @@
-"""Dataclasses from JSON that somebody else wrote, field by field, by their annotations."""
+"""Build dataclasses from untrusted JSON, with checks by their annotations."""
 
 import json
 from collections.abc import Callable
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def made(kind: type[T], told: object, where: str, **parts: Callable[[object, str], object]) -> T:
-    """Build a dataclass from JSON; fields are plain values but for ``parts``, which are made from (value, place).
+    """Build a dataclass from JSON; ``parts`` build fields from (value, place), all others are plain values.
 
     Raises:
         ValueError: a field is missing, unknown, or of another type.
@@ -32,13 +32,13 @@ def made(kind: type[T], told: object, where: str, **parts: Callable[[object, str
 
 
 def each(make: Callable[[object, str], T], told: object, where: str, *, at_least: int) -> tuple[T, ...]:
-    """Return what ``make`` builds of each entry of a list."""
+    """Build an object from each entry of a list; ``ValueError`` if it is shorter than ``at_least``."""
     if not isinstance(told, list) or len(told) < at_least:
         raise ValueError(f"{where} is {beginning(told)}, not a list of at least {at_least}")
     return tuple(make(entry, f"{where}[{number}]") for number, entry in enumerate(told))
 
 
 def beginning(value: object) -> str:
-    """Return the beginning of a value that may be long."""
+    """Return the first 40 characters of a value."""
     text = json.dumps(value)
     return text if len(text) <= 40 else f"{text[:40]} ..."

@@ -1,4 +1,4 @@
-"""Which runs are the same experiment: a hash of the settings that decide the numbers."""
+"""Identify equal experiments by a hash of the settings that determine results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fl_privacy.runs.config.settings import Role
 RUNTIME = keys_of(Role.RUNTIME)
 
 FORMAT = 1
-"""Of a run's folder; raised when a reader of the older one would misread it."""
+"""Format of a run's folder; raised if older readers would misread it."""
 
 
 LATER: Mapping[str, Any] = {
@@ -25,28 +25,28 @@ LATER: Mapping[str, Any] = {
     "defense.samples": None,
     "attack.into_range": "clamp",
 }
-"""Settings that came after runs had been identified, at the value that these have: it changes no hash."""
+"""Later settings at their old value, which does not change hashes."""
 
 
 def run_hash(config: Mapping[str, Any], ignore: Collection[str] = RUNTIME) -> str:
-    """Return eight hexadecimal digits that equal configurations share, the dotted keys in ``ignore`` left out."""
+    """Return eight hexadecimal digits that equal configurations share, without the dotted keys in ``ignore``."""
     unchanged = [key for key, value in LATER.items() if select(config, key) == value]
     text = json.dumps(_without(config, (*ignore, *unchanged)), sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def training_hash(config: Mapping[str, Any]) -> str:
-    """Return a hash that is the same for all runs whose training differs in the defense alone."""
+    """Return a hash shared by runs whose training differs only in the defense."""
     return run_hash(config, (*RUNTIME, *keys_of(Role.DEFENSE), *keys_of(Role.ATTACK)))
 
 
 def attacked_hash(config: Mapping[str, Any]) -> str:
-    """Return a hash that is the same for all runs that differ in the attack alone."""
+    """Return a hash shared by runs that differ only in the attack."""
     return run_hash(config, (*RUNTIME, *keys_of(Role.ATTACK)))
 
 
 def repeat_hash(config: Mapping[str, Any]) -> str:
-    """Return a hash that is the same for all runs that differ in the seed alone."""
+    """Return a hash shared by runs that differ only in the seed."""
     return run_hash(config, (*RUNTIME, "seed"))
 
 
@@ -62,16 +62,7 @@ def _without(config: Mapping[str, Any], dropped: Collection[str]) -> dict[str, A
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """``run.json``: what was run, as a value.
-
-    Attributes:
-        label: readable part of the folder's name.
-        hash: equal for equal configurations.
-        training: equal for runs whose training differs in the defense alone.
-        repeat: equal for runs that differ in the seed alone.
-        undefended: whether clients don't defend themselves.
-        config: the resolved configuration.
-    """
+    """Content of ``run.json``, with the hashes of ``run_hash``, ``training_hash`` and ``repeat_hash``."""
 
     label: str
     hash: str
@@ -82,6 +73,5 @@ class Identity:
 
     @classmethod
     def of(cls, label: str, config: Mapping[str, Any], *, undefended: bool) -> Identity:
-        """Build the identity of the run that ``config`` describes."""
         hashes = {"hash": run_hash(config), "training": training_hash(config), "repeat": repeat_hash(config)}
         return cls(label=label, undefended=undefended, config=config, **hashes)

@@ -1,9 +1,4 @@
-"""What each attacker read in each round, and the one ordering by which everything is said to leak more or less.
-
-A run is attacked by a plain attacker and perhaps by an adaptive one, in one round or several, a training of a sweep by
-several attacks. Whatever a page says of it, by a figure, a color, a point or a sentence, is of the reading that leaks
-most by :class:`Extent`, and names attacker, knowledge, budget and the kind of uploads.
-"""
+"""Leakage by each attacker in each round, and the one order by which results leak more or less, :class:`Extent`."""
 
 from __future__ import annotations
 
@@ -33,10 +28,10 @@ COMPARED: Mapping[str, tuple[str, ...]] = {
     TEXT_METRIC: ("token_f1", "token_recall", "rouge_l"),
     TABLE_METRIC: ("cells_right", "categories_right", "numbers_right", "row_right"),
 }
-"""Main metric of a kind of example -> those that are shown side by side, itself first."""
+"""Main metric of a modality -> metrics shown side by side, itself first."""
 
 TRANSFORMED_METRIC = "transformed_psnr"
-"""How near guesses come to the images that a defense put in place of the originals."""
+"""Nearness of guesses to the images that a defense substituted for the originals."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -44,11 +39,7 @@ class Reading:
     """Leakage by one attacker in one round.
 
     Attributes:
-        attacker: who.
-        leakage: what came of it.
-        round: of the training that was attacked.
-        attack: name of the attack, where there are several.
-        undefended: whether clients did not defend themselves.
+        attack: name of the attack, if there are several.
     """
 
     attacker: Attacker
@@ -58,25 +49,23 @@ class Reading:
     undefended: bool = False
 
     def statistic(self, metric: str) -> Statistic | None:
-        """Return the statistic over the images of the round; ``None`` if unmeasured, or the attack failed on all."""
+        """Return the statistic over the images of the round; ``None`` if unmeasured, or if the attack failed on all."""
         return self.leakage.metrics.get(metric)
 
     @property
     def main(self) -> str:
-        """Return the metric that pages show first."""
         return self.leakage.main
 
     @property
     def counts(self) -> Counts:
-        """Return how many were reconstructed."""
         return self.leakage.counts
 
     def counted_by(self, metric: str) -> Recognized | None:
-        """Return the count that a paper made by a threshold of ``metric``; ``None`` where it was not measured."""
+        """Return the count by a paper's threshold of ``metric``; ``None`` if it was not measured."""
         return self.leakage.recognized_by(metric)
 
     def among(self, others: Sequence[Reading]) -> str:
-        """Say what distinguishes it from ``others``; empty if nothing does."""
+        """Describe the difference from ``others``; empty if there is none."""
         words = [f"{self.attacker} attacker"] if len({other.attacker for other in others}) > 1 else []
         words += [self.attack] if len({other.attack for other in others}) > 1 else []
         words += [f"round {self.round}"] if len({other.round for other in others}) > 1 else []
@@ -85,15 +74,13 @@ class Reading:
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class Extent:
-    """How much leaks; larger is more. Fields are compared in their order.
+    """Amount of leakage; larger is more. Fields are compared in order.
 
     Attributes:
-        read: share of the attacked examples that were read; what nobody could judge counts as read if asked for.
-        exact: share read exactly.
-        told: questions beside examples, such as who took part, that were answered better than by chance.
-        exposed: share recognizable as what a defense put in place of the originals.
-        upper: upper end of the 95 % interval of the main metric's mean; infinite where there is none.
-        mean: of the main metric.
+        read: share of the attacked examples that were reconstructed; unscored ones count on request.
+        told: number of other questions, such as who took part, that were answered better than by chance.
+        exposed: share recognizable as a defense's substitute for the original.
+        upper: upper end of the 95 % interval of the main metric's mean; infinite if there is none.
     """
 
     read: float = 0.0
@@ -105,16 +92,14 @@ class Extent:
 
 
 WORST = Extent(read=1.0, exact=1.0, upper=math.inf, mean=math.inf)
-"""Of what was not attacked, or not to the end: it may leak more than all that was."""
+"""Extent of an unattacked or unfinished run, which may leak more than any attacked one."""
 
 
 def extent_of(found: Sequence[Reading], *, told: int = 0, unknown_is_read: bool = True) -> Extent:
-    """Return how much all of ``found`` leak together: each figure of the reading that it is worst for.
+    """Return the joint leakage of ``found``: the worst value of each figure.
 
     Args:
-        found: of one run, training or defense.
-        told: see ``Extent``.
-        unknown_is_read: whether examples that nobody could judge count as read, as in the choice of a defense.
+        unknown_is_read: ``True`` to count unscored examples as reconstructed, as in the choice of a defense.
     """
     if not found:
         return WORST if unknown_is_read else Extent(told=told)
@@ -136,13 +121,13 @@ def _share(count: int, reading: Reading, of_all: bool) -> float:
 
 
 def leaks_most(found: Sequence[Reading]) -> Reading | None:
-    """Return the reading of largest extent among those of which any example was judged; of equals the first."""
+    """Return the first result of largest extent among those with a scored example."""
     known = [(extent_of([reading], unknown_is_read=False), reading) for reading in found if reading.counts.judged]
     return max(known, key=lambda pair: pair[0])[1] if known else None
 
 
 def readings_of(summary: Summary, attack: str = "", *, undefended: bool = False) -> list[Reading]:
-    """Return all readings in a run's ``summary``, round by round."""
+    """Return all results in a run's ``summary``, round by round."""
     return [
         Reading(attacker=attacker, leakage=leakage, round=entry.round, attack=attack, undefended=undefended)
         for entry in summary.attacked
@@ -151,7 +136,7 @@ def readings_of(summary: Summary, attack: str = "", *, undefended: bool = False)
 
 
 def worst_by(metric: str, found: Sequence[Reading]) -> Reading | None:
-    """Return the reading with the worst mean of ``metric``, for that metric's column; of equals the first."""
+    """Return the first result with the worst mean of ``metric``."""
     measured = [(reading, s.mean) for reading in found if (s := reading.statistic(metric)) is not None]
     sign = 1 if metric not in METRICS or METRICS[metric].leaks == "high" else -1
     return max(measured, key=lambda pair: sign * pair[1])[0] if measured else None
@@ -171,18 +156,18 @@ def modality_attacked(found: Sequence[Reading]) -> Modality:
 
 
 def main_of(found: Sequence[Reading]) -> str:
-    """Return the metric by which all of ``found`` can be compared; empty where images and texts were attacked."""
+    """Return the metric common to all of ``found``; empty if there are several."""
     known = {reading.main for reading in found if reading.leakage.metrics}
     return known.pop() if len(known) == 1 else "" if known else IMAGE_METRIC
 
 
 def in_round(found: Sequence[Reading], round: int) -> list[Reading]:
-    """Return the readings of one round."""
+    """Return the results of one round."""
     return [reading for reading in found if reading.round == round]
 
 
 def few(statistic: Statistic, kind: str = "image") -> str:
-    """Warn where there are too few images, or others of a ``kind``, for an interval; else return nothing."""
+    """Warn if there are too few examples of a ``kind`` for an interval; else return an empty string."""
     number, n = statistic.groups, statistic.n
     if number >= FEW:
         return ""
@@ -194,22 +179,22 @@ REHEARSED = (
     " of data, one image in one step, undefended, with the models that clients were sent. What clients' own training"
     " and defense make of a single image is measured with probe_mod in the client app."
 )
-"""In the threat model of an audit that had nothing of the clients that was worth attacking."""
+"""Sentence in the threat model of an audit whose clients' uploads were not worth attacking."""
 
 NOT_TESTED = "Not tested:"
-"""How sentences of a threat model begin that name attackers which were left out."""
+"""Prefix of threat model sentences on attackers that were not tested."""
 
 _BUDGETS = {"iterations": "iterations", "restarts": "restarts", "budget": "budget", "seconds": "seconds"}
 _PRIORS = ("generator", "prior", "image_prior", "denoiser")
 
 
 class AttackedUploads(StrEnum):
-    """Where the attacked uploads come from.
+    """Origin of the attacked uploads.
 
     Attributes:
-        PROBES: extra uploads of chosen examples, each made as the client makes its own.
-        TRAINING: the updates that trained the model.
-        SERVER: uploads that the server computed itself, undefended, of images that it chose: no client made them.
+        PROBES: extra uploads of chosen examples, made as the client makes its own.
+        TRAINING: updates that trained the model.
+        SERVER: uploads that the server computed itself, undefended, of images that it chose.
     """
 
     PROBES = "probes"
@@ -219,21 +204,17 @@ class AttackedUploads(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class AttackFacts:
-    """The attack: by whom, with what budget and knowledge, on which uploads.
+    """The attack: its attacker, budget, knowledge and uploads.
 
     Attributes:
-        attack: its name; empty where nothing was attacked or the name is not known.
-        budget: settings that bound the work, such as ``60 iterations``; empty for the attack's own.
-        server: name of a server attack that does not follow the protocol; empty for an honest one.
-        knowledge: what the threat model says that the attacker knows, a sentence each.
-        prior: what stood in for knowledge of how images look, by name; empty where nothing did.
-        source: what the attacked uploads are.
-        examples: fewest and most examples behind an attacked upload; ``None`` where nothing was attacked.
-        uploads: most uploads of one example that were intercepted.
-        trained: whether the model was trained in this run.
-        undefended: whether clients did not defend themselves.
-        defenses: names of the parts of the defense.
-        untried: what the threat model says was not tested, a sentence each.
+        attack: name of the attack; empty if nothing was attacked or the name is not known.
+        budget: settings that bound the work, such as ``60 iterations``; empty for the attack's defaults.
+        server: name of a malicious server's attack; empty for an honest server.
+        knowledge: attacker's knowledge by the threat model, a sentence each.
+        prior: name of the image prior; empty without one.
+        examples: fewest and most examples behind an attacked upload; ``None`` if nothing was attacked.
+        uploads: most intercepted uploads of one example.
+        untried: threat model's list of untested attackers, a sentence each.
     """
 
     attack: str = ""
@@ -251,7 +232,7 @@ class AttackFacts:
 
 
 def facts_of(run: Run) -> AttackFacts:
-    """Describe what the attackers of ``run`` tried."""
+    """Describe the attacks tried on ``run``."""
     return described_facts(run.identity, run.records, threats=run.threat_model, defenses=run.defenses)
 
 
@@ -262,14 +243,7 @@ def described_facts(
     threats: Sequence[str] = (),
     defenses: Sequence[str] = (),
 ) -> AttackFacts:
-    """Return what the attackers tried, from the parts that a run's folder holds.
-
-    Args:
-        identity: of the run.
-        records: of ``metrics.jsonl``.
-        threats: the threat model, in sentences.
-        defenses: names of the parts of the defense.
-    """
+    """Describe the attacks tried, from the contents of a run's folder."""
     images = [record for attacker in Attacker for record in records_of(records, "image", attacker)]
     sizes = Counter({str(image["id"]): 0 for image in images})
     for image in images:
@@ -306,7 +280,6 @@ def _source(records: Sequence[Mapping[str, Any]], sizes: Mapping[str, int], thre
 
 
 def _chosen(identity: Identity, group: str) -> tuple[str, Mapping[str, Any]]:
-    """Return the option of a configuration group by its name, and its settings."""
     choices, section = identity.config.get("choices"), identity.config.get(group)
     settings = section if isinstance(section, Mapping) else {}
     option = called(str(choices.get(group) or ""), section) if isinstance(choices, Mapping) else ""

@@ -1,7 +1,4 @@
-"""The file of what studies measured: defenses in tables, from which advice is given.
-
-Written by a trade-off and by a benchmark beside their pages, and by ``fl-privacy advise --save``; read by one reader.
-"""
+"""Save and load the measurements of studies, from which ``fl-privacy advise`` recommends defenses."""
 
 import json
 import math
@@ -30,22 +27,19 @@ MEASURED = "measured.json"
 """Name of the tables in the folder of a study."""
 
 STRONGEST, ADAPTIVE = "threat_model=strongest", "threat_model=adaptive"
-"""Of the attacks one of which has to have been tried before a defense is recommended; of images the former."""
+"""Attacks of which one must have been tried before a defense is recommended; for images, the former."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredDefense:
-    """A defense at one strength as it was trained and attacked, with figures of the worst attack under each threat.
+    """A defense at one strength, with figures of the worst attack under each threat.
 
     Attributes:
-        name: in words.
-        overrides: that ask for it.
-        accuracy: in the end, in [0, 1].
-        by_threat: what attackers read; without those that were not measured.
-        seconds: that the defense takes one client in one round; NaN where that is unknown.
-        upload_bytes: of one client's update, as ``seconds``.
-        epsilon: spent in the end; ``None`` where there is no guarantee.
-        delta: of the epsilon; ``None`` where that is unknown, which promises little.
+        accuracy: final accuracy in [0, 1].
+        by_threat: results by attackers, of measured threats only.
+        seconds: defense time of one client in one round; NaN if not known.
+        upload_bytes: size of one client's update; NaN if not known.
+        delta: delta of epsilon; ``None`` if not known, which promises little.
     """
 
     name: str
@@ -63,15 +57,12 @@ class MeasuredTable:
     """Measurements of a sweep, or of one training of a benchmark.
 
     Attributes:
-        settings: overrides of all of it, such as ``data=mnist_mini``.
-        attacks: names.
-        weights: of the model that was attacked, ``initial``, ``final`` or ``both``.
-        command: that measured it.
-        defenses: undefended first.
-        unknown: names of those that are not in it, since not all of them has been measured.
+        settings: overrides of all jobs, such as ``data=mnist_mini``.
+        weights: attacked model, ``initial``, ``final`` or ``both``.
+        unknown: names of defenses not fully measured.
         when: last day of the measurement and version of this package, or empty.
-        attackers: overrides of every attack, such as ``threat_model=strongest``; empty in files of older versions,
-            whose attackers knew no likelihoods, no priors and no blind deconvolution.
+        attackers: overrides of every attack, such as ``threat_model=strongest``; empty in older files, whose attackers
+            had no likelihoods, priors or blind deconvolution.
     """
 
     settings: tuple[str, ...]
@@ -85,27 +76,25 @@ class MeasuredTable:
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
-        """Return the numbers of examples in the uploads that were attacked."""
         return _batch_sizes(self.attackers, "batch_size") or (1,)
 
     @property
     def trained_batch_sizes(self) -> tuple[int, ...]:
-        """Return the batch size that clients trained with; empty where the settings do not say."""
+        """Return the clients' batch size; empty if the settings do not state it."""
         return _batch_sizes(self.settings, "federation.plan.batch_size")
 
     @property
     def by_the_strongest(self) -> bool:
-        """Say whether the strongest attacker of such examples tried: only then is a defense recommended."""
+        """Return ``True`` if the strongest attacker was tried; otherwise no defense is recommended."""
         return "auto" in self.attacks and any(each in self.attackers for each in self.strongest)
 
     @property
     def strongest(self) -> tuple[str, ...]:
-        """Return the overrides of the attackers that are strong enough: of texts and rows none has a prior."""
+        """Return the overrides of sufficiently strong attackers; for texts and rows none has a prior."""
         images = all(modality_judged_by(c.judged_by).pixels for d in self.defenses for c in d.by_threat.values())
         return (STRONGEST,) if images else (STRONGEST, ADAPTIVE)
 
     def matches(self, wanted: Sequence[str]) -> bool:
-        """Say whether the table was measured with the settings ``wanted``."""
         return set(wanted) <= set(self.settings)
 
 
@@ -115,7 +104,7 @@ def _batch_sizes(overrides: Sequence[str], key: str) -> tuple[int, ...]:
 
 
 def when_measured(environments: Iterable[Mapping[str, Any]]) -> str:
-    """Name the last day and the versions of this package that ``environments`` of runs have; empty if none says."""
+    """Return the last day and this package's versions in ``environments``; empty if none has them."""
     told = [environment for environment in environments if environment]
     days = [str(environment["date"]).partition("T")[0] for environment in told if "date" in environment]
     packages = [environment.get("packages", {}) for environment in told]
@@ -124,12 +113,7 @@ def when_measured(environments: Iterable[Mapping[str, Any]]) -> str:
 
 
 def measured_of(row: StudyRow, *, asked: Collection[str] = ()) -> MeasuredDefense | None:
-    """Measure ``row`` under each threat that was tried; ``None`` where its accuracy or what was read is not known.
-
-    Args:
-        row: of a study.
-        asked: what was asked beside examples, of any row of it.
-    """
+    """Measure ``row`` under each threat that was tried; ``None`` if accuracy or leakage is not known."""
     cells, found = row.entry.attacks, dict[Threat, Candidate]()
     if row.accuracy is None:
         return None
@@ -155,14 +139,10 @@ def measured_of(row: StudyRow, *, asked: Collection[str] = ()) -> MeasuredDefens
 def measured_rows(
     rows: Sequence[StudyRow], *, is_whole: Callable[[StudyRow], bool], asked: Collection[str] = ()
 ) -> tuple[tuple[MeasuredDefense, ...], tuple[str, ...]]:
-    """Return the rows of a study that are known, the undefended one first, and the names of those that are not.
-
-    Nothing is returned without the undefended one.
+    """Return the known rows of a study and the names of the others; no rows without the undefended one.
 
     Args:
-        rows: undefended first.
-        is_whole: whether enough of a row finished to speak for it.
-        asked: what was asked beside examples.
+        is_whole: ``True`` for a row that finished far enough.
     """
     found = [measured_of(row, asked=asked) if is_whole(row) else None for row in rows]
     if not found or found[0] is None:
@@ -172,16 +152,16 @@ def measured_rows(
 
 
 def write_tables(path: Path, tables: Sequence[MeasuredTable]) -> None:
-    """Write ``tables`` as JSON; what is infinite, as a bound from a single image, is null."""
+    """Write ``tables`` as JSON; infinite bounds, as from a single image, are null."""
     plain = {"format": FORMAT, "tables": [asdict(table) for table in tables]}
     write_whole(path, json.dumps(_finite(plain), indent=1) + "\n")
 
 
 def read_tables(path: Path) -> tuple[MeasuredTable, ...]:
-    """Return the tables that ``write_tables`` wrote, trusting nothing in the file.
+    """Load the tables of ``write_tables``, trusting nothing in the file.
 
     Raises:
-        UserError: there are none, or a field of one is not what it may be.
+        UserError: there are none, or a field is invalid.
     """
     try:
         raw = json.loads(read_text(path))

@@ -1,8 +1,4 @@
-"""How far the work on a run's folder is, for whoever watches: ``progress.json``, what the attacker has by then as
-``progress.safetensors`` or ``progress-texts.json``, and ``plan.json`` of a sweep.
-
-A run's folder: what its files are called, whether it is in use, holds a run that has ended, or was put aside.
-"""
+"""Name and lock run folders, and save the progress of their work for live pages."""
 
 from __future__ import annotations
 
@@ -33,36 +29,33 @@ if TYPE_CHECKING:
 
 
 CONFIG, IDENTITY, METRICS, SUMMARY = "config.yaml", "run.json", "metrics.jsonl", "summary.json"
-"""Files of a run: its configuration, its identity, its records, and their summary when it ended."""
+"""Files of a run: configuration, identity, records, and the summary that marks its end."""
 
 CAPTURES = "captures"
-"""Folder within a run's, of the intercepted updates that are kept."""
+"""Subfolder of intercepted updates that are kept."""
 
 WAITING = ".waiting"
-"""Folder within a run's, of updates that wait for their attack where they are many; gone with the attack."""
+"""Subfolder of updates that wait for their attack; deleted after it."""
 
 
 def is_finished(path: Path) -> bool:
-    """Say whether the run in folder ``path`` came to its end."""
+    """Return ``True`` if the run in folder ``path`` finished."""
     return (path / SUMMARY).is_file()
 
 
 def expect_finished(path: Path) -> None:
-    """Raise ``UserError`` unless the run in folder ``path`` came to its end."""
+    """Raise ``UserError`` unless the run in folder ``path`` finished."""
     if not is_finished(path):
         raise UserError(f"{path} is expected to hold a finished run, but has no summary.json; start the run again.")
 
 
 def is_aside(path: Path) -> bool:
-    """Say whether ``move_aside`` renamed the folder ``path``."""
+    """Return ``True`` if ``move_aside`` renamed the folder."""
     return re.search(r"-(interrupted|previous)-\d+$", path.name) is not None
 
 
 def move_aside(path: Path, why: str) -> None:
-    """Rename the folder ``path``, which this process holds, to the first free ``<path>-<why>-<number>``.
-
-    Updates that were to be attacked and are of no use any more do not stay.
-    """
+    """Rename the locked folder ``path`` to the first free ``<path>-<why>-<number>``; waiting updates are deleted."""
     shutil.rmtree(path / WAITING, ignore_errors=True)
     number = 1
     while (aside := path.with_name(f"{path.name}-{why}-{number}")).exists():
@@ -71,18 +64,18 @@ def move_aside(path: Path, why: str) -> None:
 
 
 LOCKS = ".locks"
-"""Folder beside the runs' folders: a lock within a run's folder would be moved or deleted with it, and two processes
+"""Folder next to the runs' folders: a lock in a run's folder would be moved or deleted with it, and two processes
 could then hold one each."""
 
 Lock = FileLock
 
 
 def hold(folder: Path) -> Lock:
-    """Lock ``folder``, which need not exist yet, for this process; ``release`` what is returned.
+    """Lock ``folder``, which need not exist yet; ``release`` the result.
 
     Raises:
         UserError: another process holds it.
-        OSError: nothing can be written beside it.
+        OSError: its parent is not writable.
     """
     folder = folder.resolve()
     file = folder.parent / LOCKS / f"{folder.name}.lock"
@@ -99,23 +92,23 @@ def hold(folder: Path) -> Lock:
 
 
 def release(lock: Lock | None) -> None:
-    """Release the lock that ``hold`` returned."""
+    """Release the lock of ``hold``."""
     if lock is not None:
         lock.release()
 
 
 PROGRESS, PICTURES, TEXTS, PLAN = "progress.json", "progress.safetensors", "progress-texts.json", "plan.json"
 PICTURED = 3
-"""Guesses that are shown while an attack goes on."""
+"""Guesses shown during an attack."""
 TELL_EVERY = 2.0
-"""Seconds."""
+"""Seconds between updates."""
 
 _MOST_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
 class Ongoing:
-    """Work that goes on: ``what`` in words, the ``share`` that is done in [0, 1], and the seconds it took so far."""
+    """Current work in words, its ``share`` done in [0, 1], and the seconds spent."""
 
     what: str
     share: float
@@ -123,12 +116,12 @@ class Ongoing:
 
     @property
     def left(self) -> float | None:
-        """Return the seconds left; ``None`` while nobody knows."""
+        """Return the seconds left; ``None`` if not known."""
         return self.seconds * (1 - self.share) / self.share if self.share > 0 else None
 
 
 class Teller:
-    """Writes down how far the work in ``folder`` is, now and then; nothing is left when it is over."""
+    """Saves the progress of work in ``folder`` from time to time, and deletes it at the end."""
 
     def __init__(self, folder: Path) -> None:
         self._path, self._pictures, self._texts = (folder / name for name in (PROGRESS, PICTURES, TEXTS))
@@ -137,7 +130,7 @@ class Teller:
     def telling(
         self, what: str | Callable[[], str], progress: Callable[[int, int], None]
     ) -> Callable[[int, int], None]:
-        """Wrap ``progress`` of the work ``what`` that starts now, to write it down; ``what`` may be a function."""
+        """Wrap ``progress`` of the work ``what`` that starts now, to save it."""
         started = time.monotonic()
 
         def tell(done: int, total: int) -> None:
@@ -147,18 +140,13 @@ class Teller:
                 self._told = now
                 share = min(1.0, done / max(total, 1))
                 content = {"what": what() if callable(what) else what, "share": share, "seconds": now - started}
-                with suppress(OSError):  # no reason to give up the work itself
+                with suppress(OSError):  # progress must not stop the work
                     write_whole(self._path, dump_json(content))
 
         return tell
 
     def picture(self, frames: Sequence[Snapshot], pieces: Callable[[Tensor], Sequence[str]]) -> None:
-        """Show the images or texts that an attack has by now, to the owner of the folder alone.
-
-        Args:
-            frames: of victims.
-            pieces: a text's tokens (L,) as its tokenizer writes them.
-        """
+        """Save current guesses, readable only by the folder's owner; ``pieces`` gives a text's tokens (L,)."""
         now = time.monotonic()
         if not frames or now - self._pictured < TELL_EVERY:
             return
@@ -172,14 +160,13 @@ class Teller:
                 write_private(self._texts, json.dumps({"texts": texts}, ensure_ascii=False))
 
     def clear(self) -> None:
-        """Remove the files: nothing goes on any more."""
         self._path.unlink(missing_ok=True)
         self._pictures.unlink(missing_ok=True)
         self._texts.unlink(missing_ok=True)
 
 
 def read_ongoing(folder: Path) -> Ongoing | None:
-    """Return what goes on in ``folder``, trusting nothing; ``None`` if nothing is written."""
+    """Return the current work in ``folder``, trusting nothing; ``None`` without any."""
     content = _read(folder / PROGRESS)
     kinds = {"what": str, "share": float, "seconds": float}
     if not isinstance(content, dict) or not all(fits(content.get(name), kind) for name, kind in kinds.items()):
@@ -188,7 +175,7 @@ def read_ongoing(folder: Path) -> Ongoing | None:
 
 
 def read_guesses(folder: Path) -> list[Pixels]:
-    """Return the guesses of the attack that goes on in ``folder``, trusting nothing; empty if there are none."""
+    """Return the current guesses in ``folder``, trusting nothing; empty without any."""
     try:
         if not (folder / PICTURES).is_file():
             return []
@@ -200,13 +187,13 @@ def read_guesses(folder: Path) -> list[Pixels]:
 
 
 def _is_image(told: Any) -> bool:
-    """Say whether a tensor, by the header of its file, is an image that is not too large to be loaded."""
+    """Return ``True`` if a tensor's header describes an image small enough to load."""
     shape = told.get_shape()
     return told.get_dtype() == "U8" and len(shape) == 3 and 0 < math.prod(shape) <= _MOST_BYTES
 
 
 def read_texts(folder: Path) -> list[Pieces]:
-    """Return the tokens that the attack in ``folder`` has by now, trusting nothing; empty if there are none."""
+    """Return the current tokens in ``folder``, trusting nothing; empty without any."""
     content = _read(folder / TEXTS)
     texts = content.get("texts") if isinstance(content, dict) else None
     return (
@@ -215,16 +202,14 @@ def read_texts(folder: Path) -> list[Pieces]:
 
 
 def write_planned(out: Path, jobs: Sequence[str]) -> None:
-    """Write down which folders a sweep is going to fill in ``out``.
-
-    What other sweeps planned there and have not finished stays planned; one that goes on plans the same again.
+    """Add the folders that a sweep will fill to the plan in ``out``; other sweeps' unfinished jobs stay.
 
     Raises:
-        OSError: nothing can be written there.
+        OSError: ``out`` is not writable.
     """
     file = out / LOCKS / f"{PLAN}.lock"
     file.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(file, timeout=10):  # another sweep may begin at this moment
+    with FileLock(file, timeout=10):  # another sweep may start now
         before = read_planned(out)
         planned = [job for job in before if job not in jobs and not is_finished(out / job)] + list(jobs)
         if planned != before:
@@ -232,7 +217,7 @@ def write_planned(out: Path, jobs: Sequence[str]) -> None:
 
 
 def read_planned(out: Path) -> list[str]:
-    """Return the folders that sweeps are going to fill in ``out``, or have filled; empty if nothing is written."""
+    """Return the folders planned by sweeps in ``out``; empty without a plan."""
     content = _read(out / PLAN)
     jobs = content.get("jobs") if isinstance(content, dict) else None
     return [str(job) for job in jobs] if isinstance(jobs, list) and fits(jobs, list[str]) else []

@@ -1,7 +1,4 @@
-"""``reconstructions/``: originals, guesses and films of a round, images as bytes and texts as tokens.
-
-All of these files are for their owner alone.
-"""
+"""Save and load ``reconstructions/``: originals, guesses and films, readable only by their owner."""
 
 from __future__ import annotations
 
@@ -29,10 +26,10 @@ if TYPE_CHECKING:
 
 
 UNREADABLE = (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
-"""What reading a file from elsewhere raises; of a type that NumPy lacks an ``AttributeError``."""
+"""Errors of loading an untrusted file; a type that NumPy lacks raises ``AttributeError``."""
 
 MOST_BYTES = 1 << 30
-"""Of a file of pictures, or of films of them."""
+"""Largest file of pictures or their films."""
 
 Pixels = NDArray[np.uint8]
 """Images of (C, H, W), grey or color."""
@@ -43,10 +40,10 @@ class Pair:
     """An original and its guesses.
 
     Attributes:
-        original: what was attacked; ``None`` where nobody knows it.
-        guess: of the plain attacker; ``None`` where its attack failed.
-        adaptive: of the adaptive attacker; ``None`` where there was none, or its attack failed.
-        transformed: what the defense put in place of the original; ``None`` where it did not.
+        original: original; ``None`` if not known.
+        guess: plain attacker's guess; ``None`` if its attack failed.
+        adaptive: adaptive attacker's guess; ``None`` without one.
+        transformed: defense's substitute for the original, if any.
     """
 
     original: Pixels | None
@@ -56,7 +53,7 @@ class Pair:
 
 
 def write_pairs(folder: Path, round: int, scores: Sequence[VictimScore], attacker: Attacker = Attacker.PLAIN) -> Path:
-    """Write what ``attacker`` made of ``round`` into ``folder``; a second call for a round adds a file."""
+    """Write the reconstructions of ``round``; a second call for a round adds a file."""
     images = [image for score in scores for image in score.images]
     known = [score.originals is not None for score in scores for _ in score.images]
     tensors = {
@@ -76,7 +73,7 @@ def write_pairs(folder: Path, round: int, scores: Sequence[VictimScore], attacke
     while path.exists():
         path, number = folder / f"{name}-{number}.safetensors", number + 1
     told = {"round": round, "attacker": attacker, "ids": ids}
-    # one entry, since several come out in an order of chance: equal runs leave equal bytes
+    # one entry, since the order of several varies: equal runs write equal bytes
     write_private(path, save(tensors, metadata={"told": json.dumps(told)}))
     return path
 
@@ -98,7 +95,7 @@ def read_pairs(folder: Path) -> tuple[Mapping[tuple[str, int], Pair], list[str]]
 
 
 def _read(path: Path) -> Iterator[tuple[tuple[str, int], Pixels | None, Pixels | None, str, Pixels | None]]:
-    """Yield (victim id, image), original, guess, whose it is, and what the defense put in place of the original."""
+    """Yield (victim id, image), original, guess, its attacker, and the defense's substitute for the original."""
     if path.stat().st_size > MOST_BYTES:
         raise ValueError(f"it has {path.stat().st_size >> 20} MiB")
     with safe_open(path, framework="np") as file:
@@ -142,12 +139,12 @@ _MOST_BYTES = 1 << 28
 
 @dataclass(frozen=True)
 class Sentence:
-    """A text and what was reconstructed of it.
+    """A text and its guesses.
 
     Attributes:
-        original: ``None`` where nobody knows it.
-        guess: of the plain attacker; ``None`` where its attack failed.
-        adaptive: of the adaptive attacker; ``None`` where there was none, or its attack failed.
+        original: original tokens; ``None`` if not known.
+        guess: plain attacker's guess; ``None`` if its attack failed.
+        adaptive: adaptive attacker's guess; ``None`` without one.
     """
 
     original: Pieces | None
@@ -158,7 +155,7 @@ class Sentence:
 def write_sentences(
     folder: Path, round: int, scores: Sequence[VictimScore], attacker: Attacker = Attacker.PLAIN
 ) -> Path:
-    """Write what ``attacker`` reconstructed in ``round`` into ``folder``; a second call for a round adds a file."""
+    """Write the reconstructed texts of ``round``; a second call for a round adds a file."""
     rows = [
         {
             "id": str(score.id),
@@ -203,23 +200,21 @@ def read_sentences(folder: Path) -> tuple[Mapping[tuple[str, int], Sentence], li
 
 
 FRAMES_AT_MOST = 64
-"""Of a victim, in a file from elsewhere."""
+"""Most frames of a victim in an untrusted file."""
 
 
 _MOST_BYTES_OF_FILM = 1 << 24
-"""Of films of texts, in a file from elsewhere."""
+"""Largest untrusted file of text films."""
 
 
 @dataclass(frozen=True)
 class TextFilm:
-    """The frames of an attack on one text.
+    """Frames of an attack on one text.
 
     Attributes:
-        id: of the victim.
-        image: which of its texts.
-        member: of the attacks that were tried, the one that the frames are of; empty where there was a single one.
-        at: where each frame stands in the history of losses.
-        frames: tokens of each.
+        member: sub-attack of the frames; empty for a single attack.
+        at: index of each frame in the history of losses.
+        frames: tokens of each frame.
     """
 
     id: str
@@ -231,13 +226,11 @@ class TextFilm:
 
 @dataclass(frozen=True, eq=False)
 class Film:
-    """The frames of an attack on one image.
+    """Frames of an attack on one image.
 
     Attributes:
-        id: of the victim.
-        image: which of its images.
-        member: of the attacks that were tried, the one that the frames are of; empty where there was a single one.
-        at: where each frame stands in the history of losses.
+        member: sub-attack of the frames; empty for a single attack.
+        at: index of each frame in the history of losses.
         frames: (C, H, W) each, perhaps smaller than the image.
     """
 
@@ -251,13 +244,7 @@ class Film:
 def film_of(
     found: Reconstruction, score: VictimScore, pieces: Callable[[Tensor], Sequence[str]]
 ) -> Film | TextFilm | None:
-    """Return the film of ``found``, with the image or text it turned out to be of; ``None`` where nothing was filmed.
-
-    Args:
-        found: with snapshots.
-        score: of it.
-        pieces: a text's tokens (L,) as its tokenizer writes them.
-    """
+    """Return the film of ``found`` with its matched image or text; ``None`` if nothing was filmed."""
     image = next((image.image for image in score.images if image.guess == 0), None)
     if not found.film or found.batch is None or image is None:
         return None
@@ -270,7 +257,7 @@ def film_of(
 
 
 def write_films(folder: Path, films: Sequence[Film | TextFilm], attacker: Attacker = Attacker.PLAIN) -> list[Path]:
-    """Write the films of one round, by ``attacker``, into ``folder``; a file for each modality."""
+    """Write the films of one round, one file for each modality."""
     make_private_folder(folder, folder)
     images = [film for film in films if isinstance(film, Film)]
     texts = [film for film in films if isinstance(film, TextFilm)]
@@ -292,7 +279,6 @@ def _told(film: Film | TextFilm) -> dict[str, object]:
 
 
 def _free(folder: Path, rest: str) -> Path:
-    """Return the first path ``film-<number>-<rest>`` that does not exist."""
     number = 1
     while (path := folder / f"film-{number:04d}-{rest}").exists():
         number += 1
@@ -341,7 +327,6 @@ def _read_texts(path: Path) -> tuple[Attacker, Sequence[Film | TextFilm]]:
 
 
 def _name(number: int) -> str:
-    """Return the name under which a film is stored."""
     return f"film-{number:02d}"
 
 
@@ -353,7 +338,6 @@ def _film(row: Mapping[str, object], frames: Pixels) -> Film:
 
 
 def _whose(row: Mapping[str, object], frames: int) -> tuple[str, int, str, tuple[int, ...]]:
-    """Parse victim, number in its batch, member, and when each of the ``frames`` frames was taken."""
     id, image, member, at = row["id"], row["image"], row["member"], row["at"]
     if not (isinstance(id, str) and isinstance(image, int) and isinstance(member, str) and fits(at, list[int])):
         raise ValueError("it does not say whose films it holds")

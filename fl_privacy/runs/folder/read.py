@@ -1,4 +1,4 @@
-"""Runs' folders read back, finished or not: one, what an attack came to, and a baseline among many."""
+"""Load run folders, finished or not."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ from fl_privacy.runs.folder.summary import Summary, summarize
 from fl_privacy.types.victim_ids import Attacker
 
 MOST_BYTES = 1 << 26
-"""Of a file of a run beside its records and tensors."""
+"""Largest file of a run, except records and tensors."""
 
 _FIGURES = list[float | None]
 
@@ -49,20 +49,11 @@ class Run:
     """All records of a run.
 
     Attributes:
-        path: its folder.
-        identity: what was run.
-        config_text: ``config.yaml``.
-        environment: versions, hardware, seed.
-        threat_model: in sentences.
-        strengths: settings of the defense that its strength follows, those of its first part first.
-        partition: ``None`` if it was not recorded, as by an attack without training.
-        records: of ``metrics.jsonl``, in order.
-        summary: what they add up to, also for a run that did not finish.
-        finished: whether it came to its end.
-        problems: what is damaged, a line each.
-        shared: what a copy made for others holds; ``None`` for the run itself.
-        defenses: names of the parts of the defense.
-        claims: what came of claims of differential privacy, false ones first.
+        strengths: settings that set the defense's strength, the first part's first.
+        partition: examples of each client and class; ``None`` if not recorded, as by an attack without training.
+        problems: damages, a line each.
+        shared: contents of a copy made for others; ``None`` for the run itself.
+        claims: checked claims of differential privacy, false ones first.
     """
 
     path: Path
@@ -89,32 +80,32 @@ class Run:
         return records_of(self.records, kind, attacker)
 
     def read_pairs(self) -> tuple[Mapping[tuple[str, int], Pair], list[str]]:
-        """Return originals and guesses by (victim id, image), and what is wrong with the files they are in."""
+        """Return originals and guesses by (victim id, image), and problems with their files."""
         return read_pairs(self.path / "reconstructions")
 
     def read_sentences(self) -> tuple[Mapping[tuple[str, int], Sentence], list[str]]:
-        """Return the texts by (victim id, number), and what is wrong with the files they are in."""
+        """Return the texts by (victim id, number), and problems with their files."""
         return read_sentences(self.path / "reconstructions")
 
     def read_rows(self) -> tuple[Mapping[tuple[str, int], RowPair], list[str]]:
-        """Return the rows by (victim id, number), and what is wrong with the files they are in."""
+        """Return the rows by (victim id, number), and problems with their files."""
         return read_rows(self.path / "reconstructions")
 
     def read_films(self) -> tuple[Mapping[Attacker, Sequence[Film | TextFilm]], list[str]]:
-        """Return how each attacker came to guesses, and what is wrong with the files they are in."""
+        """Return the films by attacker, and problems with their files."""
         return read_films(self.path / "reconstructions")
 
 
 def run_folder_of(path: Path) -> Path:
-    """Return the folder of a run for itself, or for the page in it, which is what commands print last."""
+    """Return the run folder of itself or of its page, which commands print last."""
     return path.parent if path.suffix == ".html" and (path.parent / IDENTITY).is_file() else path
 
 
 def read_run(path: Path) -> Run:
-    """Read what the run in folder ``path`` recorded; a killed run gives what it had written.
+    """Load the run in folder ``path``, as far as it was written.
 
     Raises:
-        UserError: ``path`` is not the folder of a run, or was damaged by something else than a kill.
+        UserError: ``path`` is not the folder of a run, or is damaged by more than a kill.
     """
     register_plugin_metrics()
     path = run_folder_of(path).resolve()
@@ -167,11 +158,7 @@ def read_summary(path: Path) -> Summary | None:
 
 
 def read_environment(path: Path) -> Mapping[str, Any]:
-    """Return versions, hardware and seed of the run in folder ``path``; empty if they were not recorded.
-
-    Raises:
-        UserError: they are damaged.
-    """
+    """Return versions, hardware and seed of a run, empty if not recorded; ``UserError`` if damaged."""
     found = _read_json(path / "environment.json") or {}
     if wrong := wrong_field(found, ENVIRONMENT):
         raise _damaged(path / "environment.json", wrong)
@@ -179,11 +166,7 @@ def read_environment(path: Path) -> Mapping[str, Any]:
 
 
 def read_identity(path: Path) -> Identity:
-    """Return the content of the file ``path``, a ``run.json``.
-
-    Raises:
-        UserError: it is damaged, or written by a later version.
-    """
+    """Load a ``run.json``; ``UserError`` if it is damaged or of a later version."""
     try:
         content = parse_json(_read_text(path))
         found = content.pop("format")
@@ -206,7 +189,6 @@ def _read_json(path: Path) -> Any:
 
 
 def _read_text(path: Path) -> str:
-    """Return the text of a file; empty where there is no such file."""
     if not path.is_file():
         return ""
     if path.stat().st_size > MOST_BYTES:
@@ -218,7 +200,6 @@ def _read_text(path: Path) -> str:
 
 
 def _summary(path: Path, stored: object, records: Sequence[Mapping[str, Any]]) -> Summary:
-    """Sum up a finished run: its records, and the two figures that they do not have."""
     seconds = stored.get("seconds") if isinstance(stored, Mapping) else None
     accuracy = stored.get("undefended_accuracy") if isinstance(stored, Mapping) else None
     total = seconds.get("total") if isinstance(seconds, Mapping) else None
@@ -238,7 +219,7 @@ def _partition(content: Mapping[str, Any]) -> PartitionTable:
 
 
 def failed_attackers(path: Path) -> dict[Attacker, str]:
-    """Return attackers that failed on every image of the run in folder ``path``, with their most common reason."""
+    """Return attackers that failed on every image of a run, with their most common reason."""
     records, _ = read_records(path / METRICS)
     found: dict[Attacker, str] = {}
     for attacker in Attacker:
@@ -250,14 +231,14 @@ def failed_attackers(path: Path) -> dict[Attacker, str]:
 
 @dataclass(frozen=True)
 class Baseline:
-    """A finished undefended run: its folder and its final test accuracy in [0, 1]."""
+    """A finished undefended run and its final test accuracy in [0, 1]."""
 
     path: Path
     accuracy: float
 
 
 def find_baseline(out: Path, config: Mapping[str, Any]) -> Baseline | None:
-    """Find the finished undefended run in ``out`` whose training differs from ``config`` in the defense alone."""
+    """Find the finished undefended run in ``out`` whose training differs from ``config`` only in the defense."""
     wanted = training_hash(config)
     for summary in sorted(out.glob("*/summary.json")):
         try:

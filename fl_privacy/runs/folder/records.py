@@ -1,7 +1,4 @@
-"""``metrics.jsonl``: one record a line, appended as it comes.
-
-Of what types the entries of a run's files are: what others sent may hold anything.
-"""
+"""Write and load ``metrics.jsonl``, one record a line, and check the types of a run's untrusted files."""
 
 import json
 import math
@@ -23,7 +20,7 @@ from fl_privacy.types.victim_ids import Attacker, VictimId
 
 Text = Mapping[str, str]
 Number = float | None
-"""JSON has no NaN, which becomes null."""
+"""A number; NaN becomes null in JSON."""
 
 RECORDS: dict[str, dict[str, Any]] = {
     "round": {
@@ -73,7 +70,7 @@ RECORDS: dict[str, dict[str, Any]] = {
         "repeats": Number,
     },
 }
-"""Kind -> its fields. Other kinds, and fields beside these, are plain values."""
+"""Kind -> its fields. Other kinds and other fields have plain values."""
 
 _MODE = Literal["train", "eval"] | None
 OPTIONAL: dict[str, dict[str, Any]] = {
@@ -94,10 +91,10 @@ AMOUNTS = frozenset(
         *("memory", "peak_bytes", "cpu_seconds", "joules", "repeats"),
     }
 )
-"""Fields, of any kind, whose numbers are never below zero, nor without end."""
+"""Fields of any kind whose numbers are finite and at least zero."""
 
 MOST = 1e18
-"""Of such an amount."""
+"""Largest such amount."""
 
 IDENTITY: dict[str, Any] = {
     "label": str,
@@ -113,17 +110,17 @@ SENTENCES = list[str]
 PARTS = list[Mapping[str, str | None]]
 
 LARGEST = 10**12
-"""Whole numbers beyond are no count of anything here."""
+"""Largest whole number that can be a count here."""
 
 _SIZES = ("batch_size", "federation.plan.batch_size")
-"""Settings with which pages count."""
+"""Settings that pages compute with."""
 
 _PLAIN = str | float | bool | None
 _OPTIONAL = frozenset({"date", "packages", "gpus"})
 
 
 def wrong_field(content: object, fields: Mapping[str, Any]) -> str | None:
-    """Say what is wrong with a mapping that should have ``fields``; ``None`` if nothing is."""
+    """Describe the error in a mapping that should have ``fields``; ``None`` if valid."""
     if not isinstance(content, Mapping):
         return f"it is {_shown(content)}, no mapping"
     for name, annotation in fields.items():
@@ -137,7 +134,7 @@ def wrong_field(content: object, fields: Mapping[str, Any]) -> str | None:
 
 
 def wrong_identity(content: object) -> str | None:
-    """Say what is wrong with the content of ``run.json``; ``None`` if nothing is."""
+    """Describe the error in the content of ``run.json``; ``None`` if valid."""
     if (wrong := wrong_field(content, IDENTITY)) or not isinstance(content, Mapping):
         return wrong
     config = content["config"]
@@ -147,7 +144,7 @@ def wrong_identity(content: object) -> str | None:
 
 
 def wrong_partition(content: object) -> str | None:
-    """Say what is wrong with the content of ``partition.json``; ``None`` if nothing is."""
+    """Describe the error in the content of ``partition.json``; ``None`` if valid."""
     if (wrong := wrong_field(content, PARTITION)) or not isinstance(content, Mapping):
         return wrong
     names, counts = content["class_names"], content["counts"]
@@ -156,7 +153,7 @@ def wrong_partition(content: object) -> str | None:
 
 
 def wrong_record(record: Mapping[str, Any]) -> str | None:
-    """Say what is wrong with a record of ``metrics.jsonl``; ``None`` if nothing is."""
+    """Describe the error in a record of ``metrics.jsonl``; ``None`` if valid."""
     kind = record["kind"]
     fields = RECORDS.get(kind) if isinstance(kind, str) else None
     if not isinstance(kind, str) or not fits(record.get("attacker", "plain"), Literal["plain", "adaptive"]):
@@ -197,21 +194,20 @@ def _shown(value: object) -> str:
 
 
 MOST_BYTES = 1 << 29
-"""Of a file of records."""
+"""Largest file of records."""
 
 SYNC_EVERY = 5.0
-"""Seconds between two waits for the disk. A line survives the death of the process in any case."""
+"""Seconds between syncs to disk; lines survive the death of the process in any case."""
 
 
 class RecordWriter:
-    """Appends records, a line of JSON each, to a file."""
+    """Appends records to a file as lines of JSON."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("a", encoding="utf-8", errors=UNENCODABLE)
         self._synced = time.monotonic()
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Write ``record`` as one line and hand it to the operating system."""
         self._file.write(dump_json(record) + "\n")
         self._file.flush()
         if time.monotonic() - self._synced > SYNC_EVERY:
@@ -219,7 +215,7 @@ class RecordWriter:
             self._synced = time.monotonic()
 
     def close(self) -> None:
-        """Wait for the disk and close, which also holds where the disk is full."""
+        """Sync and close the file, even if the disk is full."""
         if not self._file.closed:
             try:
                 os.fsync(self._file.fileno())
@@ -236,7 +232,7 @@ class RecordWriter:
 
 
 def read_records(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """Read the records in ``path``, and say what is wrong: a last line that a killed run left half written.
+    """Load the records in ``path``, and describe a last line that a killed run left incomplete.
 
     Raises:
         UserError: another line is damaged.
@@ -266,7 +262,7 @@ def read_records(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
 
 
 def records_of(records: Iterable[Mapping[str, Any]], kind: str, attacker: Attacker) -> list[Mapping[str, Any]]:
-    """Return the records of one kind and attacker; those that name no attacker belong to the plain one."""
+    """Return the records of one kind and attacker; without an attacker they belong to the plain one."""
     return [r for r in records if r["kind"] == kind and r.get("attacker", Attacker.PLAIN) == attacker]
 
 
@@ -285,10 +281,7 @@ def dump_json(value: Any, *, indent: int | None = None) -> str:
 
 
 def parse_json(text: str) -> Any:
-    """Parse what ``dump_json`` wrote, infinities restored; NaN comes back as ``None``.
-
-    Half a surrogate pair, which no page, table or chart can hold, is spelled out.
-    """
+    """Parse the output of ``dump_json``; half surrogate pairs, which pages can't hold, are escaped."""
     try:
         return _restored(json.loads(text))
     except RecursionError as error:

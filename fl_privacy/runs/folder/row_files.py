@@ -1,4 +1,4 @@
-"""``reconstructions/rows-*.json``: rows of a table, originals and guesses cell by cell, for their owner alone."""
+"""Save and load ``reconstructions/rows-*.json``: table rows cell by cell, readable only by their owner."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class RowGuess:
     """A guess at one row of a table.
 
     Attributes:
-        cells: as the table writes them.
-        right: which are right; empty where nobody knows the original.
-        certain: in [0, 1], how sure the attacker is of each.
+        cells: cells as the table writes them.
+        right: marks of right cells; empty if the original is not known.
+        certain: attacker's certainty of each cell, in [0, 1].
     """
 
     cells: tuple[str, ...]
@@ -38,13 +38,12 @@ class RowGuess:
 
 @dataclass(frozen=True)
 class RowPair:
-    """A row of a table beside the guess at it.
+    """A row of a table and its guesses.
 
     Attributes:
-        columns: their names.
-        original: its cells; ``None`` where nobody knows it.
-        guess: of the plain attacker; ``None`` where its attack failed.
-        adaptive: of the adaptive attacker; ``None`` where there was none, or its attack failed.
+        original: original cells; ``None`` if not known.
+        guess: plain attacker's guess; ``None`` if its attack failed.
+        adaptive: adaptive attacker's guess; ``None`` without one.
     """
 
     columns: tuple[str, ...]
@@ -54,7 +53,7 @@ class RowPair:
 
 
 def write_rows(folder: Path, round: int, scores: Sequence[VictimScore], attacker: Attacker = Attacker.PLAIN) -> Path:
-    """Write what ``attacker`` read in ``round`` into ``folder``; a second call for a round adds a file."""
+    """Write the reconstructed rows of ``round``; a second call for a round adds a file."""
     found: list[dict[str, Any]] = []
     columns: Sequence[str] = ()
     for score in scores:

@@ -1,4 +1,4 @@
-"""A copy of a run's folder for others: its figures, and its pictures only with consent."""
+"""Copy a run's folder for others: figures, and pictures only with consent."""
 
 import json
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from fl_privacy.runs.folder.claims import CLAIM
 from fl_privacy.runs.folder.ongoing import CONFIG, IDENTITY, METRICS, SUMMARY
 
 Shared = Literal["figures", "originals"]
-"""What a copy holds: figures alone, or originals and reconstructions as well."""
+"""Content of a copy: figures alone, or also originals and reconstructions."""
 
 NOTE = "share.json"
 _MOST_NOTE = 1 << 12
@@ -23,18 +23,15 @@ PICTURES = ("reconstructions/*.safetensors", "reconstructions/*.json", "pictures
 
 
 def copy_run(source: Path, destination: Path, *, with_originals: bool) -> None:
-    """Copy the run in the folder ``source`` to ``destination``, a new folder.
+    """Copy a run to the new folder ``destination``, without captured updates and final weights, which reveal images.
 
-    Never copied are captured updates and the final weights, which give images away as well. Of absolute paths in the
-    configuration only the last part is kept.
+    Absolute paths in the configuration are reduced to their last part.
 
     Args:
-        source: folder of a run, finished or not.
-        destination: the copy.
-        with_originals: also copy attacked images and reconstructions; the copy is then for its owner alone.
+        with_originals: ``True`` to include images; the copy is then readable only by its owner.
 
     Raises:
-        UserError: the run's ``run.json`` is damaged, or a file is a link to what may be none of the run's.
+        UserError: ``run.json`` is damaged, or a file is a link.
         OSError: something can't be read or written.
     """
     for name in (IDENTITY, CONFIG, *FIGURES):
@@ -59,11 +56,7 @@ def copy_run(source: Path, destination: Path, *, with_originals: bool) -> None:
 
 
 def shared_as(folder: Path) -> Shared | None:
-    """Return what the copy in ``folder`` holds; ``None`` if it is the folder of the run itself.
-
-    Raises:
-        UserError: the note on it is damaged.
-    """
+    """Return the content of the copy in ``folder``; ``None`` for the run itself, ``UserError`` for a damaged note."""
     note = folder / NOTE
     if not note.is_file():
         return None

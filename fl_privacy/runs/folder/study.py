@@ -1,7 +1,4 @@
-"""What came of a study: each defense at each strength, its trainings, and what every attack on it read.
-
-A trade-off and a benchmark are studies, and advice is of their rows.
-"""
+"""Results of a study: each defense at each strength, its trainings, and the leakage by every attack on it."""
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -21,15 +18,15 @@ from fl_privacy.runs.folder.summary import Leakage, Summary
 from fl_privacy.types.victim_ids import Attacker
 
 Threat = Literal["honest", "adaptive", "malicious"]
-"""Attackers that count: those that know nothing of the defense, those that know it as well, or servers that do not
-follow the protocol, too."""
+"""Attackers that count: those that do not know the defense, also those that know it, or also malicious
+servers."""
 
 THREATS: tuple[Threat, ...] = get_args(Threat)
 
 
 @dataclass(frozen=True)
 class Versus:
-    """An attack and its attacker; ``worst`` is the one of the others that came nearest."""
+    """An attack and its attacker; ``worst`` is the one that leaks most."""
 
     attack: str
     attacker: Attacker | Literal["worst"]
@@ -37,16 +34,13 @@ class Versus:
 
 @dataclass(frozen=True, kw_only=True)
 class StudyEntry:
-    """Folders with the results of a defense at one strength; jobs that did not finish have none.
+    """Result folders of a defense at one strength; unfinished jobs have none.
 
     Attributes:
-        family: of the defense; entries of one family make a curve. ``UNDEFENDED`` names the one without a defense.
-        strength: in words; empty for a defense at one strength.
-        overrides: that ask for it.
-        own: whether the user entered it.
-        trainings: folder of each training by its name, the main one first.
-        attacks: folder of each attack by its cell.
-        problems: why a job failed, by its folder's name.
+        family: name of the curve; ``UNDEFENDED`` without a defense.
+        own: ``True`` if the user entered it.
+        trainings: folder of each training by name, the main one first.
+        problems: folder name of a failed job -> reason.
     """
 
     family: str
@@ -59,17 +53,14 @@ class StudyEntry:
 
     @property
     def name(self) -> str:
-        """Return family and strength."""
         return f"{self.family} ({self.strength})" if self.strength else self.family
 
     @property
     def undefended(self) -> bool:
-        """Say whether the clients had no defense."""
         return self.family == UNDEFENDED
 
     @property
     def training(self) -> Path:
-        """Return the folder of the main training."""
         return next(iter(self.trainings.values()))
 
 
@@ -78,11 +69,8 @@ class StudyRow:
     """Results of a defense at one strength.
 
     Attributes:
-        entry: what was done.
-        trainings: summaries of the trainings that finished, by name.
         undefended: accuracy of the same trainings without a defense, in [0, 1].
-        readings: what was read in each cell whose attack finished, round by round.
-        attacks: the attacks that finished.
+        readings: leakage in each finished cell, round by round.
     """
 
     entry: StudyEntry
@@ -93,7 +81,6 @@ class StudyRow:
 
     @property
     def name(self) -> str:
-        """Return family and strength."""
         return self.entry.name
 
     @property
@@ -103,17 +90,15 @@ class StudyRow:
 
     @property
     def trained(self) -> bool:
-        """Say whether all trainings finished."""
         return len(self.trainings) == len(self.entry.trainings)
 
     @property
     def complete(self) -> bool:
-        """Say whether the trainings and every attack finished."""
         return self.trained and all(self.readings.get(cell) for cell in self.entry.attacks)
 
     @property
     def accuracy(self) -> float | None:
-        """Return the accuracy in the main training, in [0, 1]."""
+        """Return the accuracy of the main training, in [0, 1]."""
         return self.training.final_accuracy if self.training else None
 
     @property
@@ -124,61 +109,57 @@ class StudyRow:
 
     @property
     def losses(self) -> dict[str, float]:
-        """Return the points of accuracy lost, by training."""
+        """Return the percentage points of accuracy lost, by training."""
         found = {name: s.final_accuracy for name, s in self.trainings.items() if name in self.undefended}
         return {name: 100 * (self.undefended[name] - a) for name, a in found.items() if a is not None}
 
     @property
     def loss(self) -> float | None:
-        """Return the loss in the training that lost most; ``None`` unless all finished."""
+        """Return the largest loss of a training; ``None`` unless all finished."""
         return max(self.losses.values()) if len(self.losses) == len(self.entry.trainings) else None
 
     @property
     def seconds(self) -> float:
-        """Return the seconds that the defense takes one client a round, in the training in which that is most."""
+        """Return the largest defense time of a training, in seconds per client and round."""
         return self._most("defense_seconds")
 
     @property
     def upload_bytes(self) -> float:
-        """Return the bytes of one client's update, in the training in which they are most."""
+        """Return the largest size of one client's update in a training."""
         return self._most("upload_bytes")
 
     @property
     def epsilon(self) -> float | None:
-        """Return the epsilon spent in the training that spent most; ``None`` where one gives no guarantee."""
+        """Return the largest epsilon of a training; ``None`` if one gives no guarantee."""
         spent = [s.privacy.epsilon if s.privacy else None for s in self.trainings.values()]
         known = [epsilon for epsilon in spent if epsilon is not None]
         return max(known) if known and len(known) == len(spent) else None
 
     @property
     def delta(self) -> float | None:
-        """Return the delta of epsilon: the largest of any training; ``None`` where nothing was trained."""
+        """Return the largest delta of a training; ``None`` if nothing was trained."""
         return max((s.privacy.delta for s in self.trainings.values() if s.privacy), default=None)
 
     @property
     def upload(self) -> Mapping[str, Statistic]:
-        """Return size and time of one client's update in the main training."""
         return self.training.upload if self.training else {}
 
     @property
     def update_distortion(self) -> Mapping[str, Statistic]:
-        """Return what the defense did to the attacked updates."""
         return next((own for run in self.attacks.values() if (own := run.summary.update_distortion)), {})
 
     @property
     def findings(self) -> list[Finding]:
-        """List what was inferred beside examples, from the trainings and from the attacks."""
         summaries = [*self.trainings.values(), *(run.summary for run in self.attacks.values())]
         return [finding for summary in summaries for finding in summary.inferred]
 
     @property
     def all_readings(self) -> list[Reading]:
-        """List what was read by every attack in every round."""
         return [reading for found in self.readings.values() for reading in found]
 
     @cached_property
     def leakage(self) -> Mapping[Versus, Leakage]:
-        """Return the leakage in the last attacked round, by who attacked."""
+        """Return the leakage in the last attacked round, by attack and attacker."""
         return {
             Versus(cell.title, attacker): own[-1].leakage
             for cell, found in self.readings.items()
@@ -187,12 +168,12 @@ class StudyRow:
         }
 
     def statistic(self, versus: Versus, metric: str) -> Statistic | None:
-        """Return the statistic over the examples of one attack; ``None`` where it was not measured."""
+        """Return the statistic over the examples of one attack; ``None`` if not measured."""
         leakage = self.leakage.get(versus)
         return leakage.metrics.get(metric) if leakage else None
 
     def heard(self, threat: Threat, uploads: str | None = None) -> list[Reading]:
-        """List what attackers up to ``threat`` reconstructed, from all ``uploads`` or from those of one name."""
+        """List the leakage by attackers up to ``threat``, from all ``uploads`` or those of one name."""
         return [
             reading
             for cell, found in self.readings.items()
@@ -201,10 +182,7 @@ class StudyRow:
         ]
 
     def knows_defense(self, cell: AttackCell) -> bool:
-        """Say whether an attacker of ``cell`` knew the defense, or there was none to know.
-
-        What is trained and uploaded alone, everybody knows.
-        """
+        """Return ``True`` if an attacker of ``cell`` knew the defense, or there was no ``defense=`` to know."""
         defends = any(o.startswith("defense=") and o != "defense=none" for o in self.entry.overrides)
         known = any(reading.attacker is Attacker.ADAPTIVE for reading in self.readings.get(cell, ()))
         return known or self.entry.undefended or not defends
@@ -215,9 +193,7 @@ class StudyRow:
         """Return the worst result of attackers up to ``threat``; ``None`` without any, or if a training is missing.
 
         Args:
-            threat: whose attacks count.
-            uploads: name of the only ones that count; all by default.
-            asked: what was asked beside examples, of any row of the study.
+            uploads: name of the only uploads that count; all by default.
         """
         candidate = candidate_of(
             self.heard(threat, uploads),
@@ -234,10 +210,10 @@ class StudyRow:
         return replace(candidate, over_control=least_over_control(passive))
 
     def missing(self, threat: Threat) -> list[AttackCell]:
-        """List the cells that are not known: no attack finished, or none knew of the defense.
+        """List the unknown cells: no attack finished, or none knew the defense if ``threat`` includes such attackers.
 
-        An attack by an honest server counts unless it failed on some victim; one that knows the defense has to where
-        such attackers count. A malicious server that failed on all of them found none of the images that it looked for.
+        An honest server's attack counts unless it failed on some victim; a malicious server's counts always, since it
+        may find none of its target images.
         """
         return [
             cell
@@ -252,12 +228,7 @@ class StudyRow:
         ]
 
     def of_training(self, name: str, uploads: Collection[str]) -> "StudyRow":
-        """Return the results of one training alone.
-
-        Args:
-            name: of the training.
-            uploads: that clients trained so send.
-        """
+        """Return the results of training ``name`` alone, with its ``uploads``."""
         entry = replace(
             self.entry,
             trainings={name: self.entry.trainings[name]},
@@ -276,13 +247,13 @@ class StudyRow:
 
 
 def threats_of(cells: Iterable[AttackCell]) -> tuple[Threat, ...]:
-    """Return the attackers that ``cells`` have, those that can do more last; malicious servers only where one is."""
+    """Return the attackers in ``cells``, the most powerful last."""
     tried = any(cell.server for cell in cells)
     return tuple(threat for threat in THREATS if tried or threat != "malicious")
 
 
 def read_study(entries: Sequence[StudyEntry]) -> list[StudyRow]:
-    """Return a row for each of ``entries``, in their order; what has not finished is missing in it."""
+    """Return a row for each of ``entries``, without unfinished jobs."""
     trained = [
         {name: s for name, path in entry.trainings.items() if (s := read_summary(path)) is not None}
         for entry in entries

@@ -1,7 +1,4 @@
-"""What is known of a run: its accuracy, leakage and cost.
-
-What the records of a run add up to; the same for a finished run and for the rest of a killed one.
-"""
+"""Accuracy, leakage and cost of a run, from the records of a finished or an interrupted one."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,7 +19,7 @@ from fl_privacy.types.victim_ids import Attacker, VictimId
 
 @dataclass(frozen=True, kw_only=True)
 class Recognized:
-    """How many of ``n`` images a paper's own threshold counts; see ``metrics.Threshold``. No verdict rests on it."""
+    """Number of ``n`` images that count by a paper's own threshold, see ``metrics.Threshold``; no verdict uses it."""
 
     metric: str
     value: float
@@ -34,12 +31,10 @@ class Recognized:
 
 @dataclass(frozen=True, kw_only=True)
 class Traced(Statistic):
-    """The tracing distance over the attacks on a round.
+    """Tracing distance over the attacks on a round.
 
     Attributes:
-        attacked: distance of the attacked images alone.
-        queries: images that were asked for.
-        participants: among whom they were traced, at most.
+        participants: maximum number of possible owners.
         chance: distance of guessing.
     """
 
@@ -51,20 +46,16 @@ class Traced(Statistic):
 
 @dataclass(frozen=True, kw_only=True)
 class Leakage:
-    """The leakage by one attacker in one round.
+    """Leakage by one attacker in one round.
 
     Attributes:
-        metrics: by name, over the images on which the attack did not fail; intervals are over uploads.
-        counts: how many were read.
-        thresholds: the counts of the papers, for the metrics that have one.
-        tracing: ``None`` where nothing was traced.
-        label_sources: how labels were found -> on how many images.
-        certainties: how sure the attacker itself is -> of how many images, see :class:`fl_privacy.types.Certainty`.
-        members: which of the attacks that were tried read them -> how many images; empty of an attack that is one.
-        images: that were attacked.
-        failures: of them.
-        over_control: by how much the main metric of the guesses is above that of the best guess without the update,
-            mean; of images aligned, each at most ``LARGEST_PSNR``. ``None`` where no control was measured.
+        metrics: statistics by name, over the images on which the attack did not fail; intervals are over uploads.
+        tracing: tracing distance; ``None`` if nothing was traced.
+        label_sources: source of labels -> number of images.
+        certainties: attacker's own certainty -> number of images, see :class:`fl_privacy.types.Certainty`.
+        members: sub-attack that reconstructed them -> number of images; empty for a single attack.
+        over_control: mean excess of the guesses' main metric over that of the best guess without the update; for images
+            aligned PSNR of at most ``LARGEST_PSNR``. ``None`` if no control was measured.
     """
 
     metrics: Mapping[str, Statistic] = field(default_factory=dict)
@@ -80,17 +71,16 @@ class Leakage:
 
     @property
     def main(self) -> str:
-        """Return the metric that is shown first: of images PSNR, of texts the F1 of their tokens."""
         return next((modality.metric for modality in MODALITIES if modality.metric in self.metrics), IMAGES.metric)
 
     def recognized_by(self, metric: str) -> Recognized | None:
-        """Return the count of a paper by ``metric``; ``None`` where that was not measured."""
+        """Return the count of a paper by ``metric``; ``None`` if that was not measured."""
         return next((bound for bound in self.thresholds if bound.metric == metric), None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttackedRound:
-    """What leaked in a round; ``by`` has the attackers that attacked it. An image attacked in two rounds is one."""
+    """Leakage in a round by each attacker of it; an image attacked in two rounds counts once."""
 
     round: int
     by: Mapping[Attacker, Leakage]
@@ -98,7 +88,7 @@ class AttackedRound:
 
 @dataclass(frozen=True, kw_only=True)
 class TestedRound:
-    """A round after which the model was tested, its accuracy in [0, 1] and the epsilon spent by then, if any."""
+    """A tested round, its accuracy in [0, 1] and the epsilon spent by then, if any."""
 
     round: int
     accuracy: float
@@ -107,16 +97,13 @@ class TestedRound:
 
 @dataclass(frozen=True, kw_only=True)
 class Spent:
-    """Epsilon after the last round, what it refers to, or why it is ``missing``.
+    """Epsilon after the last round, and its scope.
 
     Attributes:
-        epsilon: ``None`` where there is no guarantee.
-        delta: of epsilon.
-        accountant: that computed it.
-        missing: why there is no guarantee.
-        unit: what is protected, ``example`` or ``client``; ``None`` where that was not recorded.
-        covered: whether the accountant's assumptions hold for how this run drew its batches.
-        rounds: of training that it covers.
+        epsilon: privacy budget spent; ``None`` without a guarantee.
+        missing: reason why there is no guarantee.
+        unit: protected unit, ``example`` or ``client``; ``None`` if not recorded.
+        covered: ``True`` if the accountant's assumptions hold for the sampling of batches in this run.
     """
 
     epsilon: float | None
@@ -129,13 +116,13 @@ class Spent:
 
     @property
     def promises_little(self) -> bool:
-        """Say whether there is an epsilon, but one that must not be taken for protection."""
+        """Return ``True`` if there is an epsilon, but too large a one to count as protection."""
         return self.epsilon is not None and promises_little(epsilon=self.epsilon, delta=self.delta)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Seconds:
-    """Time it took; ``defense`` is summed over clients, ``total`` is wall time, ``None`` where it is not known."""
+    """Seconds; ``defense`` is summed over clients, ``total`` is wall time, ``None`` if not known."""
 
     training: float
     defense: float | None
@@ -149,20 +136,11 @@ class Summary:
     """Summary of a run.
 
     Attributes:
-        finished: whether it came to its end.
-        attacked: the attacked rounds in order.
-        countermeasures: what the adaptive attacker did against the defense, a sentence each.
-        batch_norm: modes in the attacked uploads, none for models without.
-        update_distortion: what the defense did to the updates, by figure.
-        upload: of one client's reply in one round: ``upload_bytes`` and ``defense_seconds``.
-        privacy: ``None`` where nothing was trained.
-        tested: the rounds after which the model was tested.
-        final_accuracy: in [0, 1]; ``None`` where nothing was tested.
-        undefended_accuracy: of the same training without defense.
-        pmm: in percent.
-        seconds: it took.
-        upload_bytes: by all clients together.
-        inferred: what inference attacks found out beside images.
+        countermeasures: adaptive attacker's measures against the defense, a sentence each.
+        batch_norm: batch norm modes in the attacked uploads, none for models without.
+        update_distortion: defense's change to updates, by figure.
+        upload: ``upload_bytes`` and ``defense_seconds`` of one client's reply in one round.
+        final_accuracy: accuracy in [0, 1]; ``None`` if nothing was tested.
     """
 
     finished: bool
@@ -181,24 +159,20 @@ class Summary:
     inferred: tuple[Finding, ...] = ()
 
     def last_by(self, attacker: Attacker) -> Leakage | None:
-        """Return what ``attacker`` achieved in the last round that it attacked; ``None`` if it attacked none."""
+        """Return the leakage by ``attacker`` in its last attacked round; ``None`` if there is none."""
         return next((entry.by[attacker] for entry in reversed(self.attacked) if attacker in entry.by), None)
 
     @property
     def plain(self) -> Leakage:
-        """Return the leakage by the plain attacker in the last round; nothing where there was none."""
+        """Return the leakage by the plain attacker in the last round; empty if there was none."""
         return self.last_by(Attacker.PLAIN) or Leakage()
 
     @property
     def adaptive(self) -> Leakage | None:
-        """Return the leakage by the adaptive attacker in the last round."""
         return self.last_by(Attacker.ADAPTIVE)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the content of ``summary.json`` without the verdict.
-
-        What the plain attacker reconstructed in the last round, and all else beside it.
-        """
+        """Return the content of ``summary.json`` without the verdict, led by the plain attacker's last round."""
         content = asdict(self)
         del content["finished"], content["countermeasures"]
         seconds = content["seconds"].pop("adaptive")
@@ -222,7 +196,7 @@ _RANGES = {"cosine": (-1.0, 1.0), "zeros": _SHARE, "solvable": _SHARE} | dict.fr
     ("signal_to_distortion", "contraction", "error_bound", "condition", "upload_bytes", "defense_seconds", "distance"),
     _SIZE,
 )
-"""What figures beside the metrics can be."""
+"""Ranges of figures that are not metrics."""
 
 
 def summarize(
@@ -235,10 +209,7 @@ def summarize(
     """Summarize ``records`` of ``metrics.jsonl``.
 
     Args:
-        records: in their order.
-        finished: whether the run came to its end.
         undefended_accuracy: final accuracy of the same training without defense, for PMM.
-        total_seconds: of the whole run, wall time.
     """
     rounds = [r for r in records if r["kind"] == "round"]
     plain, adaptive = (records_of(records, "attack", attacker) for attacker in Attacker)
@@ -282,7 +253,6 @@ def _upload(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Statistic]:
 
 
 def _on_node(records: Sequence[Mapping[str, Any]]) -> dict[str, Statistic]:
-    """Return statistics of a client's round on a small device, as it was measured last."""
     last = next((r for r in reversed(records) if r["kind"] == "node"), None)
     if last is None:
         return {}
@@ -324,7 +294,6 @@ def _attacked(records: Sequence[Mapping[str, Any]]) -> list[AttackedRound]:
 
 
 def _leakage(images: Sequence[Mapping[str, Any]], traced: Sequence[Mapping[str, Any]]) -> Leakage:
-    """Compute leakage with intervals over uploads, whose images were attacked together."""
     columns = {name: [value for _, value in pairs] for name, pairs in _columns(images).items()}
     sources = Counter(v["label_source"] for v in images if v.get("label_source") and not v["failure"])
     return Leakage(
@@ -353,11 +322,10 @@ def _leakage(images: Sequence[Mapping[str, Any]], traced: Sequence[Mapping[str, 
 
 
 _CONTROLLED = (("token_f1", "control_f1"), ("cells_right", "control_cells"), ("aligned_psnr", "control_psnr"))
-"""Figures of a guess, and the same of the best guess without the update."""
+"""Metric of a guess, and the same of the best guess without the update."""
 
 
 def _over_control(images: Sequence[Mapping[str, Any]]) -> float | None:
-    """Return the mean by which guesses are above their controls; ``None`` without any control."""
     over = [
         min(float(record[found]), LARGEST_PSNR) - float(record[control])
         for record in images
@@ -382,7 +350,6 @@ def _tracing(traced: Sequence[Mapping[str, Any]]) -> Traced | None:
 
 
 def _columns(records: Iterable[Mapping[str, Any]]) -> dict[str, list[tuple[Mapping[str, Any], float]]]:
-    """Return each figure's values with their records; failures and what could not be computed are left out."""
     columns: dict[str, list[tuple[Mapping[str, Any], float]]] = {}
     for record in records:
         if record.get("failure") is None:
@@ -407,7 +374,7 @@ def _statistics(
 
 
 def _batch(record: Mapping[str, Any]) -> str:
-    """Return a key that updates of several rounds share if they come from the same examples or the same client's."""
+    """Return a key shared by updates of several rounds from the same examples or the same client."""
     return VictimId.parse(str(record["id"])).source
 
 

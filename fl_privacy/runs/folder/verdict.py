@@ -1,7 +1,6 @@
-"""What may be said of a run: computed once, by the one rule of ``results.rule``; every page, line and file repeats it.
+"""Decide the verdict on a run once, by the rule of ``measure.rule``; every page, line and file repeats it.
 
-Red takes something that was read beyond chance. Green takes a guarantee of differential privacy that bounds what is
-shown. Everything else is gray: that an attack read nothing tells of the attack.
+Red needs reconstruction above chance; green a differential privacy guarantee that bounds it; all else is gray.
 """
 
 from __future__ import annotations
@@ -43,28 +42,27 @@ BOUNDED: Tone = "bounded"
 OPEN: Tone = "open"
 
 BOUNDED_AT_MOST = 0.1
-"""Largest probability of naming the right example that a guarantee may leave to be called a bound: nine of ten attempts
-of whatever attacker fail. Among 1,001 candidates that is an epsilon of 4.6; epsilon 8 leaves certainty."""
+"""Largest identification probability of a guarantee that counts as a bound: nine of ten attempts
+of any attacker fail. Among 1,001 candidates that is an epsilon of 4.6; epsilon 8 leaves certainty."""
 
 CANDIDATES = 1000
-"""Others among which the bound is said where guesses were compared with none, or with more than that."""
+"""Number of distractors for the bound if guesses were compared with none, or with more."""
 
 
 class Ground(StrEnum):
-    """The reason for a verdict's tone.
+    """Reason for a verdict's tone.
 
     Attributes:
-        READ: examples were read, beyond chance. Red.
-        TOLD: a question beside examples was answered better than by chance. Red.
-        REHEARSED: examples were read, but only of uploads that the server made itself, undefended: none of a client's
-            was attacked.
-        BOUNDED: differential privacy bounds whoever attacks. Green.
-        UNREAD: nothing was read of what was attacked.
-        BY_CHANCE: no more was identified than chance allows.
-        NO_TRUTH: the originals of most are not known.
-        FAILED: the attack failed on all.
-        OLDER: judged by a version that compared with no control.
-        UNTOLD: only questions beside examples were asked, and none was answered better than by chance.
+        READ: examples were reconstructed above chance. Red.
+        TOLD: another question was answered better than by chance. Red.
+        REHEARSED: examples were reconstructed, but only from undefended uploads that the server made itself.
+        BOUNDED: differential privacy bounds every attacker. Green.
+        UNREAD: nothing was reconstructed by the attacks tried.
+        BY_CHANCE: identification was not above chance.
+        NO_TRUTH: originals of most examples are not known.
+        FAILED: attacks failed on all examples.
+        OLDER: scores are of a version without controls.
+        UNTOLD: only other questions were asked, and none was answered better than by chance.
         NOTHING: nothing was attacked.
     """
 
@@ -83,15 +81,11 @@ class Ground(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Bound:
-    """What a guarantee of differential privacy leaves to any attacker.
+    """Bound of a differential privacy guarantee on any attacker.
 
     Attributes:
-        epsilon: spent.
-        delta: as ``epsilon``.
-        unit: what is protected, ``example`` or ``client``.
-        rounds: of training that it covers.
-        candidates: others among which the right example is to be named.
-        at_most: probability of naming it; see ``identification_bound``.
+        unit: protected unit, ``example`` or ``client``.
+        at_most: probability of identifying the right example; see ``identification_bound``.
     """
 
     epsilon: float
@@ -104,21 +98,14 @@ class Bound:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Verdict:
-    """All that may be said of a run.
+    """Verdict on a run.
 
     Attributes:
-        tone: see ``Tone``.
-        ground: why.
-        modality: of the examples.
-        facts: what was tried.
-        most: the reading that leaks most; ``None`` where nothing could be judged.
-        by_round: the reading that leaks most of each attacked round.
-        readings: all of them.
-        told: questions beside examples that were answered better than by chance.
-        asked: what came of all of them.
-        bound: of differential privacy, where it holds, whatever the tone.
-        exposed: images that came out as what a defense put in their place; ``None`` if none did.
-        proven: examples that one attacker proved, at most.
+        most: result that leaks most; ``None`` if nothing could be scored.
+        by_round: result that leaks most in each attacked round.
+        told: other questions answered better than by chance.
+        exposed: images that came out as a defense's substitutes; ``None`` if none did.
+        proven: most examples proven by one attacker.
     """
 
     tone: Tone
@@ -136,11 +123,9 @@ class Verdict:
 
     @property
     def counts(self) -> Counts:
-        """Return the counts of the reading that leaks most."""
         return self.most.counts if self.most else Counts()
 
     def as_plain(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
         most = self.most
         return {
             "tone": self.tone,
@@ -160,13 +145,7 @@ def verdict_of(run: Run) -> Verdict:
 
 
 def judged(summary: Summary, facts: AttackFacts, *, claim_is_false: bool = False) -> Verdict:
-    """Judge what a run came to, and return what may be said of it.
-
-    Args:
-        summary: of the run.
-        facts: who attacked what in it.
-        claim_is_false: whether a claim of differential privacy of it is contradicted, so that it bounds nothing.
-    """
+    """Decide the verdict; with ``claim_is_false``, a contradicted claim of differential privacy bounds nothing."""
     found = readings_of(summary, undefended=facts.undefended)
     told, bound = told_apart(summary.inferred), _bound(summary.privacy, found, summary.inferred)
     bound = None if claim_is_false else bound
@@ -189,28 +168,23 @@ def judged(summary: Summary, facts: AttackFacts, *, claim_is_false: bool = False
 
 
 CHANCE_TONES: Mapping[bool, Tone] = {True: LEAK, False: OPEN}
-"""Whether an answer beside examples is better than chance -> its tone."""
+"""``True`` for an inference above chance -> its tone."""
 
 _TONES: Mapping[Ground, Tone] = {Ground.READ: LEAK, Ground.TOLD: LEAK, Ground.BOUNDED: BOUNDED}
 
 
 def tone_of(found: Sequence[Reading], source: AttackedUploads = AttackedUploads.PROBES) -> Tone:
-    """Return red where any of ``found`` leaks beyond chance, else gray: no reading makes anything green.
-
-    Args:
-        found: of one run, training or defense.
-        source: what was attacked.
-    """
+    """Return red if any of ``found`` leaks above chance, else gray: no attack result is green."""
     return LEAK if source is not AttackedUploads.SERVER and is_read(found) else OPEN
 
 
 def is_read(found: Sequence[Reading]) -> bool:
-    """Say whether any of ``found`` leaks, and more than chance allows all of them together."""
+    """Return ``True`` if any of ``found`` leaks above chance, corrected for their number."""
     return any(above_chance(reading.counts, among=len(found)) for reading in found)
 
 
 def lacks_truth(counts: Counts) -> bool:
-    """Say whether fewer examples were judged than have no known original: too few to speak for all."""
+    """Return ``True`` if fewer examples were scored than have no known original."""
     return counts.unknown > counts.judged
 
 
@@ -222,7 +196,6 @@ def _ground(
     bound: Bound | None,
     source: AttackedUploads,
 ) -> Ground:
-    """Return the first ground that holds."""
     counts = [reading.counts for reading in found]
     judged, read = any(c.judged for c in counts), is_read(found)
     cases = (
@@ -241,7 +214,7 @@ def _ground(
 
 
 def _bound(privacy: Spent | None, found: Sequence[Reading], inferred: Sequence[Finding]) -> Bound | None:
-    """Return the bound of a guarantee computed here, under assumptions that hold, and that nothing contradicts."""
+    """Return the bound of a guarantee computed here whose assumptions hold, unless results contradict it."""
     if privacy is None or privacy.epsilon is None or not math.isfinite(privacy.epsilon):
         return None
     if privacy.unit is None or not privacy.covered or disproves(inferred, epsilon=privacy.epsilon):

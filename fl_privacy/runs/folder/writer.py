@@ -1,4 +1,4 @@
-"""The folder that a run writes."""
+"""Write the folder of a run."""
 
 from __future__ import annotations
 
@@ -46,13 +46,11 @@ if TYPE_CHECKING:
 
 
 class RunFolder:
-    """Records a run as it goes on; whatever was recorded survives the death of the process.
+    """Records a run step by step, safe against the death of the process.
 
     Attributes:
-        path: the folder.
-        identity: of the run.
-        finished: whether it had been finished before; then nothing more can be recorded.
-        teller: writes down how far the work is.
+        finished: ``True`` if it was finished before; nothing can be added then.
+        teller: writer of progress.
     """
 
     def __init__(self, path: Path, identity: Identity, *, lock: Lock | None) -> None:
@@ -76,20 +74,16 @@ class RunFolder:
     ) -> RunFolder:
         """Open or create the folder ``<out>/<label>-<hash>`` of the run that ``config`` describes.
 
-        A finished run is opened as it is. What an interrupted run of the same configuration left behind is moved
-        aside (``...-interrupted-1``), as is a finished run with ``overwrite`` (``...-previous-1``); nothing is
-        deleted but intercepted updates that were not to be kept.
+        A finished run is opened as it is. An interrupted one is moved aside (``...-interrupted-1``), as is a finished
+        one with ``overwrite`` (``...-previous-1``); only intercepted updates that were not to be kept are deleted.
 
         Args:
-            out: folder of many runs; created if need be.
-            label: readable part of the name.
-            config: the resolved configuration as plain mappings, lists, strings and numbers.
-            config_text: the same as text, kept as ``config.yaml``.
-            undefended: whether clients don't defend themselves, so that other runs can compare with this one.
-            overwrite: run again what has finished.
+            out: folder of runs; created if needed.
+            config: resolved configuration as plain mappings, lists, strings and numbers.
+            undefended: ``True`` if clients do not defend themselves, so that other runs can compare with it.
 
         Raises:
-            UserError: another process is recording this very run.
+            UserError: another process is recording this run.
         """
         identity = Identity.of(label, config, undefended=undefended)
         path = out / folder_name(label, config)
@@ -98,7 +92,7 @@ class RunFolder:
         with ExitStack() as unless_opened:
             lock = hold(path)
             unless_opened.callback(release, lock)
-            if is_finished(path) and not overwrite:  # by the process that held the lock a moment ago
+            if is_finished(path) and not overwrite:  # finished by the last holder of the lock
                 return cls(path, identity, lock=None)
             if path.exists():
                 move_aside(path, "previous" if is_finished(path) else "interrupted")
@@ -110,39 +104,36 @@ class RunFolder:
         return folder
 
     def write_environment(self, *, seed: int) -> None:
-        """Write versions, hardware and ``seed`` as ``environment.json``."""
         write_whole(self.path / "environment.json", dump_json(describe_environment(seed=seed), indent=1))
 
     def write_threat_model(self, sentences: Sequence[str]) -> None:
-        """Write who attacks, and what is seen and known, as ``threat_model.json``."""
         self._threats = tuple(sentences)
         write_whole(self.path / "threat_model.json", dump_json(list(sentences), indent=1))
 
     def write_defense(self, parts: Iterable[Part]) -> None:
-        """Write each part of the defense and the setting that its strength follows, as ``defense.json``."""
+        """Write each part of the defense and its strength setting as ``defense.json``."""
         content = [{"name": part.name, "strength": part.strength} for part in parts]
         write_whole(self.path / "defense.json", dump_json(content, indent=1))
 
     def write_partition(self, counts: Sequence[Sequence[int]], class_names: Sequence[str]) -> None:
-        """Write ``counts[client][class]`` examples, as ``partition.json``."""
+        """Write ``counts[client][class]`` examples as ``partition.json``."""
         content = {"class_names": list(class_names), "counts": [[int(n) for n in row] for row in counts]}
         write_whole(self.path / "partition.json", dump_json(content))
 
     def add_privacy(
         self, *, delta: float, accountant: str, missing: str | None, unit: str | None = None, covered: bool = False
     ) -> None:
-        """Record what the epsilons of the rounds refer to, see ``summary.Spent``, or why they are ``missing``."""
+        """Record the scope of the rounds' epsilons, see ``summary.Spent``, or why they are ``missing``."""
         self._append(kind="privacy", delta=delta, accountant=accountant, missing=missing, unit=unit, covered=covered)
 
     def add_round(
         self, report: RoundReport, evaluation: Evaluation | None = None, *, epsilon: float | None = None
     ) -> None:
-        """Record a round of training that is over.
+        """Record a finished round of training.
 
         Args:
-            report: of the round.
-            evaluation: on the test set; ``None`` where it was not tested.
-            epsilon: spent up to this round by the client that is worst off; ``None`` without guarantee.
+            evaluation: result on the test set, if tested.
+            epsilon: largest epsilon of a client up to this round; ``None`` without guarantee.
         """
         self._append(
             kind="round",
@@ -159,7 +150,6 @@ class RunFolder:
         )
 
     def add_victim(self, score: VictimScore, *, attacker: Attacker = Attacker.PLAIN) -> None:
-        """Record a victim that was attacked by ``attacker`` and judged: a record for each of its images."""
         id = score.id
         for image in score.images:
             self._append(
@@ -182,18 +172,15 @@ class RunFolder:
             self._append(kind="history", attacker=attacker, id=str(id), round=id.round, loss=list(score.history))
 
     def add_update_distortion(self, id: VictimId, distortion: UpdateDistortion, solving: Mapping[str, float]) -> None:
-        """Record what the defense did to the update ``id``.
+        """Record the defense's change to the update ``id``.
 
         Args:
-            id: of the observation.
-            distortion: of the whole update.
-            solving: further figures by name, on how a fully connected first layer can be solved for its input.
+            solving: figures, by name, of solving a fully connected first layer for its input.
         """
         figures = {**asdict(distortion), **solving}
         self._append(kind="update_distortion", id=str(id), round=id.round, client=id.client, **figures)
 
     def add_tracing(self, tracing: Tracing, *, round: int, attacker: Attacker = Attacker.PLAIN) -> None:
-        """Record to whom the images attacked in ``round`` were traced by what ``attacker`` reconstructed."""
         self._append(kind="tracing", attacker=attacker, round=round, **asdict(tracing))
 
     def add_attack(
@@ -208,30 +195,23 @@ class RunFolder:
         candidates_from: str | None = None,
         uploads: str | None = None,
     ) -> None:
-        """Record one call of the attack, which took ``seconds`` for ``victims`` observations.
+        """Record one call of the attack.
 
         Args:
-            round: that was attacked.
-            victims: how many.
-            seconds: of the call.
-            batch_norm: mode in which the clients ran it, ``train`` or ``eval``; ``None`` for a model without.
-            attacker: who attacked.
-            countermeasures: what it did against the defense, a sentence each.
-            candidates_from: what images originals are distinguished from, if any.
-            uploads: what was attacked, a value of ``AttackedUploads``.
+            batch_norm: clients' mode, ``train`` or ``eval``; ``None`` for a model without batch norm.
+            candidates_from: name of the distractors, if any.
+            uploads: value of ``AttackedUploads``.
         """
         figures = {"victims": victims, "seconds": seconds, "batch_norm": batch_norm, "candidates_from": candidates_from}
         figures |= {"uploads": uploads}
         self._append(kind="attack", attacker=attacker, round=round, countermeasures=list(countermeasures), **figures)
 
     def add_finding(self, finding: Finding) -> None:
-        """Record what an inference attack found out."""
         self._append(kind="inference", **finding.as_record())
 
     def save_reconstructions(
         self, round: int, scores: Sequence[VictimScore], *, attacker: Attacker = Attacker.PLAIN
     ) -> None:
-        """Keep originals and the guesses of ``attacker`` in ``round`` for the report."""
         if scores and any(score.rows is not None for score in scores):
             write_rows(self.path / "reconstructions", round, scores, attacker)
         elif scores and scores[0].sentences:
@@ -247,7 +227,7 @@ class RunFolder:
         pieces: Callable[[Tensor], Sequence[str]],
         attacker: Attacker = Attacker.PLAIN,
     ) -> None:
-        """Write the films of how ``attacker`` came to what it ``found``; ``pieces`` are a text's tokens."""
+        """Save films of the attack on each of ``found``; ``pieces`` gives a text's tokens."""
         films = [film_of(one, score, pieces) for one, score in zip(found, scores, strict=True)]
         if known := [film for film in films if film is not None]:
             write_films(self.path / "reconstructions", known, attacker)
@@ -273,7 +253,7 @@ class RunFolder:
         verdict = judged(summary, facts, claim_is_false=false)
         write_whole(self.path / SUMMARY, dump_json({"verdict": verdict.as_plain(), **summary.as_json()}, indent=1))
         self.finished = True
-        self.close()  # only now: whoever gets the lock next finds a finished run
+        self.close()  # only now: the next holder of the lock finds a finished run
         return summary
 
     def close(self) -> None:
@@ -299,5 +279,5 @@ class RunFolder:
 
 
 def folder_name(label: str, config: Mapping[str, Any]) -> str:
-    """Return the folder's name for the run that ``config`` describes."""
+    """Return the folder name of the run that ``config`` describes."""
     return f"{label}-{run_hash(config)}"
