@@ -1,6 +1,5 @@
-"""The process of ``audit --sandbox``: ``python -m fl_privacy.cli.sandboxed_app``, started by the command alone.
-
-It gives up network, files and all else before it imports anything that is not the standard library's.
+"""The process of ``audit --sandbox``, which gives up network and files before it imports more than the standard
+library.
 """
 
 import json
@@ -11,11 +10,11 @@ from fl_privacy.site.gate.isolation import Wishes, keep_apart
 
 
 def serve_audit(inlet: int, outlet: int) -> None:
-    """Say what holds; where all does, audit the app that is asked for.
+    """Report the isolation that holds; if it is complete, audit the app.
 
     Args:
-        inlet: file descriptor of what the command says.
-        outlet: of what it hears.
+        inlet: file descriptor of the command's messages.
+        outlet: file descriptor of the answers.
     """
     (told,) = read_parts(inlet)
     asked = json.loads(told)

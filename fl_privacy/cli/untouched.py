@@ -1,4 +1,4 @@
-"""``fl-privacy audit APP`` and ``fl-privacy review APP``: any Flower app, as it is."""
+"""``fl-privacy audit APP`` and ``fl-privacy review APP``: any unmodified Flower app."""
 
 import json
 import logging
@@ -91,7 +91,6 @@ def _asked(nodes: int | None, rounds: int, *, victims: int, budget: str, seconds
 
 
 def _told(audit: Callable[[Callable[[str], None]], tuple[str, Path]]) -> tuple[str, Path]:
-    """Return what ``audit`` does, and print what goes on."""
     from fl_privacy.cli.console import SECONDS_BETWEEN_LINES, Lines  # noqa: PLC0415
 
     with Lines(lambda text: say(text, aside=True), SECONDS_BETWEEN_LINES, silent=False) as lines:

@@ -306,7 +306,7 @@ def model_values(content: RecordDict, like: Tensors, *, whole: bool = False) -> 
 
 
 def model_tensors(model: nn.Module) -> Tensors:
-    """Return the tensors that a message about ``model`` may hold, by name, in the order of ``state_dict()``; no copies."""
+    """Return the tensors that a message about ``model`` may hold, by name, in ``state_dict()`` order; no copies."""
     held = {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers(remove_duplicate=False))}
     return {name: held[name] for name in model.state_dict() if name in held}
 

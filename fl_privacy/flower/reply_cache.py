@@ -201,7 +201,7 @@ class Answers:
 
     @property
     def forgets(self) -> bool:
-        """Return ``True`` if the node is simulated: by its operator's setting, in this process, or in an actor of Ray."""
+        """Return ``True`` if the node is simulated: by its operator's setting, in this process, or in Ray."""
         return isinstance(self.context, SimulatedContext) or is_simulation() or in_actor()
 
     def _most(self) -> int | None:
