@@ -220,7 +220,7 @@ class Memory(Protocol):
         ...
 
     def expect_new(self, kind: str, round: int, *, bounded: bool = False) -> None:
-        """Refuse a message that was answered before or, unless the rounds are ``bounded`` by the caller, is far ahead."""
+        """Refuse a message that was answered before or, unless its round is ``bounded``, is far ahead."""
         ...
 
 

@@ -85,9 +85,7 @@ class Reply:
 
     @property
     def bits(self) -> float:
-        """Return the largest number of bits outside the weights that an app can choose, including the choice of
-        records.
-        """
+        """Return the largest number of bits outside the weights that an app can choose, with the choice of records."""
         held = [values for values in (self.metrics, self.config) if values.rules]
         free = [(len(values.records), rule) for values in held for rule in values.rules.values() if rule.value is None]
         return sum(records * (rule.bits + 1) for records, rule in free)
@@ -196,7 +194,7 @@ class SitePolicy:
         return self.noising.rho if self.noising else None
 
     def reply(self, kind: str) -> Reply | None:
-        """Return the allowed reply to a message of ``kind``, such as ``train``, ``train.default`` or ``query.other``."""
+        """Return the allowed reply to a message of ``kind``, such as ``train`` or ``query.other``."""
         return self.sends.get(plain_kind(kind))
 
 
