@@ -75,7 +75,7 @@ _TOLD = {
 
 
 def _holds(array: np.ndarray, told: np.ndarray) -> bool:
-    """Return ``True`` if an array equals ``told`` in single precision at least."""
+    """Return ``True`` if an array equals the tree's values in single precision at least."""
     if array.dtype.kind not in "fiu" or array.size != len(told) or len(np.unique(told)) < LEAST_DISTINCT:
         return False
     return bool(np.allclose(array.reshape(-1).astype(np.float64), told, rtol=1e-6, atol=0.0))
