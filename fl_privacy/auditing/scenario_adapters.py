@@ -147,7 +147,7 @@ def read_first_block(again: Any, tensors: Mapping[str, Tensor], shares: str, *, 
 
     Args:
         again: answer with the client's observations ``watched``.
-        tensors: its upload or gradient, by observed names.
+        tensors: upload or gradient, by observed names.
         shares: kind of ``tensors``: ``weights``, ``delta`` or ``gradient``.
         examples: number of examples behind them.
     """
