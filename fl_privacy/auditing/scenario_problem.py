@@ -166,7 +166,7 @@ def read_problem(seen: Watched, range_of: Sequence[Tensor]) -> Problem:
 
 
 def _added_up(problem: Problem, seen: Watched) -> Problem:
-    """Return ``problem`` with its loss scaled to the accumulated gradient; ``NotAttackedError`` if that does not fit."""
+    """Return ``problem`` with its loss scaled to the accumulated gradient; ``NotAttackedError`` unless it fits."""
     still, sent = detached_copy(problem.model).train(seen.training), problem.sent
     still.load_state_dict({**sent.parameters, **sent.buffers}, strict=False)
     own = {problem.names[name]: value.flatten() for name, value in seen.gradients.items() if name in problem.names}
