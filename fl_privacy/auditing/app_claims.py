@@ -162,7 +162,7 @@ def _shapes(app: App) -> Tensors | None:
 
 
 def _all_of_flower(app: App) -> bool:
-    """Return ``True`` if all mods are Flower's own, which accept arrays of any shape."""
+    """Return ``True`` if all mods are Flower's own, which accept any shape."""
     modules = [getattr(mod, "__module__", type(mod).__module__) for mod in app.mods]
     return all(module.partition(".")[0] == "flwr" for module in modules)
 
@@ -200,7 +200,6 @@ def _on_strategy(app: App, asked: Asked) -> list[ClaimVerdict]:
 
 
 def _trained(app: App) -> tuple[Message | None, OpacusWatch, tuple[str, ...]]:
-    """Train the first client once; return its reply, Opacus' watch, and problems."""
     assert app.arrays is not None
     node: dict[str, Any] = {PARTITION: 0, PARTITIONS: NODES}
     context = Context(run_id=1, node_id=1, node_config=node, state=RecordDict(), run_config=dict(app.run_config))

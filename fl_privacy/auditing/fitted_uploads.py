@@ -153,7 +153,6 @@ def _counts_leak(first: FirstTree, where: str) -> Leak:
 
 
 def _trees(kept: FittedUploads, clients: int, seed: int, seconds: float) -> Answer:
-    """Reconstruct rows and compare with as many rows of another client."""
     began, counts, control, shown, notes = time.perf_counter(), [0, 0, 0], [0, 0], [], []
     chances: list[float] = []
     cells: list[tuple[int, float, float, float]] = []
@@ -209,7 +208,7 @@ def _trees(kept: FittedUploads, clients: int, seed: int, seconds: float) -> Answ
 
 
 def _reconstructed(exchanges: Sequence[tuple[bytes, bytes]], fit: Sequence[Fitted], seed: int) -> TreeReconstruction:
-    """Reconstruct one client's rows; the reply states their number if the first tree does not reveal it."""
+    """Reconstruct rows; the reply states their number if the first tree does not."""
     rounds: list[Exchange] = [read_exchange(sent, reply) for sent, reply in exchanges]
     own = own_trees(rounds)
     stated = len(fit[-1].rows) if fit else 0
@@ -226,14 +225,12 @@ def _reconstructed(exchanges: Sequence[tuple[bytes, bytes]], fit: Sequence[Fitte
 def _of_chance(
     truth: np.ndarray, others: Sequence[Fitted], categories: Sequence[int], seed: int
 ) -> tuple[PinnedRows, float]:
-    """Judge guesses without the trees, and return the largest share of rows of several draws."""
     rng, number = np.random.default_rng(seed), len(truth)
     drawn = [pinned_rows(truth, _without(truth, others, rng), categories) for _ in range(DRAWN[number > MANY_ROWS])]
     return drawn[0], (1 + max(round(one.rows * number) for one in drawn)) / (1 + number)
 
 
 def _without(truth: np.ndarray, others: Sequence[Fitted], rng: np.random.Generator) -> np.ndarray:
-    """Guess rows without the trees, from the rows of other clients."""
     tables = [np.column_stack([one.rows, one.labels]) for one in others]
     own = _in_any_order(truth)
     pool = [table for table in tables if table.shape[1] == truth.shape[1] and _in_any_order(table) != own]
@@ -269,7 +266,7 @@ def _shown(truth: np.ndarray, guesses: np.ndarray, match: np.ndarray, right: np.
 
 
 def _logistic(kept: FittedUploads, clients: Sequence[int], seed: int) -> Answer:
-    """Reconstruct single rows given all others, from the upload and, as control, from the model as sent."""
+    """Reconstruct single rows given all others, from the upload and, as control, the model sent."""
     began, read, unseen, judged, residuals = time.perf_counter(), 0, 0, 0, []
     shown: list[Shown] = []
     chances: list[float] = []
@@ -365,7 +362,6 @@ def _logistic_row(found: tuple[np.ndarray, int] | None, rows: np.ndarray, row: i
 
 
 def _sums(kept: FittedUploads, clients: Sequence[int], seed: int) -> Answer:
-    """Reconstruct rows that changed between rounds, or are alone in a class, from means and variances."""
     began, exact, part, changed = time.perf_counter(), 0, 0, 0
     chances: list[float] = []
     for client in clients:
@@ -406,7 +402,7 @@ def _sums(kept: FittedUploads, clients: Sequence[int], seed: int) -> Answer:
 def _rows_between(
     rounds: Sequence[Moments | None], fits: Sequence[Fitted]
 ) -> list[tuple[np.ndarray | None, np.ndarray]]:
-    """List the changed rows, ``None`` if too many to reconstruct, with the tables that hold them."""
+    """List the changed rows, ``None`` if too many, with the tables that hold them."""
     found: list[tuple[np.ndarray | None, np.ndarray]] = []
     pairs = zip(rounds, rounds[1:], fits, fits[1:], strict=False)
     for before, after, old, new in pairs:
@@ -431,10 +427,7 @@ def _is_there(row: np.ndarray, table: np.ndarray) -> bool:
 
 
 def _chance_there(row: np.ndarray, table: np.ndarray) -> float:
-    """Return an upper bound on the probability of a row (F,) in a table with shuffled columns; NaN is unknown.
-
-    It is the expected number of such rows, from each column's share of rows with the value.
-    """
+    """Return an upper bound on the probability of a row (F,) in a table with shuffled columns; NaN is unknown."""
     if not _is_there(row, table):
         return 1.0
     spread, told = np.maximum(np.ptp(table, axis=0), 1e-12), ~np.isnan(row)
@@ -443,10 +436,7 @@ def _chance_there(row: np.ndarray, table: np.ndarray) -> float:
 
 
 def _moments(arrays: Sequence[np.ndarray], fit: Fitted) -> Moments | None:
-    """Find means, variances and counts of a GaussianNB among arrays, by shape and order.
-
-    The integer class values are not taken for counts.
-    """
+    """Find a GaussianNB's moments by shape and order; the integer classes are no counts."""
     shape = (len(fit.classes), fit.rows.shape[1])
     tables, counts = (_finite(arrays, each) for each in (shape, shape[:1]))
     whole = [array for array in counts if (array == np.round(array)).all() and array.tolist() != list(fit.classes)]

@@ -91,7 +91,6 @@ def texts_seen(seen: Watched) -> SeenTexts | None:
 
 
 def _network(part: nn.Module) -> Any:
-    """Return the transformer in ``part``, usually itself, or ``None``."""
     for module in (part, *part.children()):
         embeddings_of: Any = getattr(module, "get_input_embeddings", None)
         if embeddings_of is not None and hasattr(module, "config"):
@@ -101,7 +100,7 @@ def _network(part: nn.Module) -> Any:
 
 
 def _tokens(batch: Any, size: int, padding: int | None) -> Tensor | None:
-    """Return the tokens (N, L) of a batch, -1 for masked or padded ones."""
+    """Return the tokens (N, L) of a batch, -1 for padding."""
     whole = [t for t in tensors_in(batch) if t.dtype in (torch.int64, torch.int32) and t.dim() == 2]
     numbers = [t for t in whole if int(t.min()) >= 0 and 1 < int(t.max()) < size and not _counts_up(t)]
     if not numbers:
@@ -114,7 +113,7 @@ def _tokens(batch: Any, size: int, padding: int | None) -> Tensor | None:
 
 
 def _counts_up(numbers: Tensor) -> bool:
-    """Return ``True`` if rows (N, L) count up from 0, restarting for each text: positions, not tokens."""
+    """Return ``True`` for positions (N, L), which restart at 0 for each text."""
     steps = numbers.diff(dim=1)
     return bool((numbers[:, 0] == 0).all()) and bool(((steps == 1) | (numbers[:, 1:] == 0)).all())
 
@@ -185,7 +184,6 @@ def read_first_block(again: Any, tensors: Mapping[str, Tensor], shares: str, *, 
 
 
 def _prefix(part: nn.Module, name: str) -> str:
-    """Return the prefix of the network's own names."""
     if hasattr(part, "get_input_embeddings"):
         return name
     return name + next(f"{path}." for path, child in part.named_children() if hasattr(child, "get_input_embeddings"))

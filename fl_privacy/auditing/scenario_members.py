@@ -36,8 +36,6 @@ class Trained(Protocol):
 
 
 class _Parts(nn.Module):
-    """Modules by the names that programs give them."""
-
     def __init__(self, parts: Sequence[nn.Module]) -> None:
         super().__init__()
         self.parts = nn.ModuleList(parts)
@@ -45,12 +43,7 @@ class _Parts(nn.Module):
 
 @dataclass(eq=False)
 class _Losses:
-    """Losses of single examples by a program whose batch is replaced.
-
-    Attributes:
-        places: number of a program's constant -> place of the batch's tensor.
-        names: observed name -> name in ``model``.
-    """
+    """Losses of single examples by a program whose batch is replaced."""
 
     program: Program
     places: Mapping[int, int]
@@ -133,7 +126,6 @@ def _members(clients: Sequence[Trained], seen: Watched, seconds: float) -> Answe
 
 
 def _classes(seen: Watched, number: int) -> list[int] | None:
-    """Return the classes of the first examples, or ``None``."""
     told = torch.cat(seen.labels).tolist() if seen.labels else []
     return told[:number] if len(told) >= number else None
 
@@ -141,7 +133,7 @@ def _classes(seen: Watched, number: int) -> list[int] | None:
 def _alike(
     pools: Sequence[list[list[Tensor]]], classes: Sequence[list[int] | None], place: int
 ) -> tuple[list[list[Tensor]], list[list[Tensor]]]:
-    """Choose examples of a client, and as many of others with the same classes, since classes identify nobody."""
+    """Choose examples of a client and of others with the same classes, which identify nobody."""
     following = [(place + k) % len(pools) for k in range(1, len(pools))]
     known = [one if one is not None else [0] * len(pool) for one, pool in zip(classes, pools, strict=True)]
     if any(one is None for one in classes):
@@ -160,7 +152,6 @@ def _alike(
 
 
 def _after(client: Trained) -> dict[str, Tensor]:
-    """Return the parameters that the client's upload reveals."""
     before, told = client.watched.before, uploaded_tensors(dict(client.reply), client.matched)
     if client.matched.shares == "weights":
         return told
@@ -190,7 +181,6 @@ def _losses(seen: Watched) -> _Losses:
 
 
 def _examples(seen: Watched) -> list[list[Tensor]]:
-    """Split the observed batches into batches of one."""
     found: list[list[Tensor]] = []
     for batch in seen.batches:
         tensors: list[Any] = [t for t in tensors_in(batch) if t.dim()]

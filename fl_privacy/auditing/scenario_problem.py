@@ -166,7 +166,7 @@ def read_problem(seen: Watched, range_of: Sequence[Tensor]) -> Problem:
 
 
 def _added_up(problem: Problem, seen: Watched) -> Problem:
-    """Return ``problem`` with its loss scaled to the accumulated gradient; ``NotAttackedError`` unless it fits."""
+    """Scale the loss to the accumulated gradient; raise ``NotAttackedError`` unless it fits."""
     still, sent = detached_copy(problem.model).train(seen.training), problem.sent
     still.load_state_dict({**sent.parameters, **sent.buffers}, strict=False)
     own = {problem.names[name]: value.flatten() for name, value in seen.gradients.items() if name in problem.names}
@@ -191,7 +191,7 @@ def _added_up(problem: Problem, seen: Watched) -> Problem:
 
 
 def _searched(program: Program, leaves: list[int]) -> tuple[list[int], int]:
-    """Return the inputs among ``leaves`` to reconstruct, and the batch size; ``NotAttackedError`` if there are none."""
+    """Return the inputs to reconstruct, and the batch size."""
     floats = [n for n in leaves if program.constants[n].is_floating_point()]
     batch = next((len(program.constants[n]) for n in leaves if program.constants[n].dim()), 0)
     variables = [n for n in floats if program.constants[n].dim() and len(program.constants[n]) == batch]
@@ -256,7 +256,6 @@ def uploaded_tensors(reply: dict[str, np.ndarray], found: Matched) -> dict[str, 
 
 
 def _leaves(program: Program, call: Call) -> list[int]:
-    """Find the loaded tensors from which a module's inputs come unchanged."""
     makers = {number: each for each in program.calls for number in each.outputs}
     found = []
     for ref in refs_in((call.args, call.kwargs)):
@@ -274,7 +273,7 @@ def _leaves(program: Program, call: Call) -> list[int]:
 def _ranges(
     kind: Kind, truths: Sequence[Tensor], range_of: Sequence[Tensor]
 ) -> tuple[list[Tensor], list[Tensor], tuple[str, ...]]:
-    """Find minimum and width of each input, and a sentence on their source."""
+    """Find minimum and width of each input, with a sentence."""
     if kind == "image":
         every = next((r for r in range_of if r.shape[1:] == truths[0].shape[1:]), truths[0]).float()
         found = find_normalization([(image, 0) for image in every[:256]])
@@ -300,7 +299,7 @@ def _ranges(
 def _loss(
     program: Program, variables: Sequence[int], batch: int, seen: Watched
 ) -> tuple[int | None, Loss, Tensor | None]:
-    """Find the outputs (B, K), their loss and the targets; no outputs if the client's own loss is replayed."""
+    """Find the outputs (B, K), loss and targets; no outputs if the client's own loss is replayed."""
     modules = [place for place, call in enumerate(program.calls) if call.part >= 0]
     made = {number for place in modules for number in program.calls[place].outputs}
     later = program.calls[modules[-1] + 1 :]
@@ -340,14 +339,13 @@ def _loss(
 
 
 def _comparing(program: Program, later: Sequence[Call], output: int, target: int) -> list[Call]:
-    """List the calls on both outputs and targets, the loss function first."""
     told, asked = program.depends_on({output}), program.depends_on({target})
     taken = [(call, {ref.number for ref in refs_in((call.args, call.kwargs))}) for call in later]
     return [call for call, numbers in taken if numbers & told and numbers & asked]
 
 
 def _as_compared(program: Program, call: Call, output: int, target: int) -> tuple[int, Tensor]:
-    """Return the numeric targets that a loss function compares with outputs, after all conversions of the labels."""
+    """Return the numeric targets as a loss function gets them."""
     told, asked = program.depends_on({output}), program.depends_on({target})
     taken = {ref.number for ref in refs_in((call.args, call.kwargs))} & (asked - told)
     labels = program.constants[target]
@@ -359,7 +357,7 @@ def _as_compared(program: Program, call: Call, output: int, target: int) -> tupl
 
 
 def _without_pull(program: Program, seen: Watched, after: int) -> dict[str, Tensor]:
-    """Return the parameters in the loss by name; ``ValueError`` if it has a gradient at them, as a penalty does."""
+    """Return the parameters in the loss; raise ``ValueError`` if they have a gradient, as in a penalty."""
     later = program.calls[after + 1 :]
     outputs = {n: _made(program, n) for call in program.calls[: after + 1] for n in call.outputs if call.part >= 0}
     named = [leaf.name for call in later for leaf in tree_leaves((call.args, call.kwargs)) if isinstance(leaf, Own)]
@@ -382,7 +380,6 @@ def _is_of(value: Tensor, batch: int) -> bool:
 
 
 def _is_plain(call: Call, output: int) -> bool:
-    """Return ``True`` for a plain mean cross entropy, or one of log-probabilities."""
     if call.function not in (F.cross_entropy, F.nll_loss):
         return False
     args = list(call.args)
@@ -392,7 +389,6 @@ def _is_plain(call: Call, output: int) -> bool:
 
 
 def _made(program: Program, output: int | None, seed: int = 0) -> Tensor:
-    """Run the program on the batch in evaluation mode."""
     with torch.no_grad(), torch.random.fork_rng():
         torch.manual_seed(seed)
         parts = [copy.deepcopy(part).eval() for part in program.parts]
@@ -423,7 +419,7 @@ def cleaned(part: nn.Module) -> nn.Module:
 
 
 def _dequantize(network: nn.Module) -> None:
-    """Replace bitsandbytes' 4-bit layers by plain ones with their values, since their kernels restrict input sizes."""
+    """Replace bitsandbytes' 4-bit layers by plain ones, since their kernels restrict input sizes."""
     library = sys.modules.get("bitsandbytes.functional")
     for path, module in list(network.named_modules()):
         state = getattr(getattr(module, "weight", None), "quant_state", None)

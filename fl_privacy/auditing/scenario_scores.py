@@ -75,10 +75,7 @@ def score(problems: Sequence[Problem], found: Sequence[Reconstruction], loaded: 
 def _turned(
     found: Sequence[Reconstruction], truths: Sequence[Batch], reads: Callable[[Reconstruction, Batch], bool]
 ) -> tuple[list[Reconstruction], list[Batch]]:
-    """Return controls: for each truth the guess at the next upload of different examples.
-
-    Examples are different unless they would count as reconstructions of each other, by ``reads``.
-    """
+    """Return controls: for each truth the guess at the next upload of different examples."""
     turned, of = [], []
     for place, (own, truth) in enumerate(zip(found, truths, strict=True)):
         for step in range(1, len(found)):
@@ -91,7 +88,7 @@ def _turned(
 
 
 def _unlike(guess: Reconstruction, truth: Batch) -> bool:
-    """Return ``True`` if no image of a guess correlates with one of a truth in any orientation."""
+    """Return ``True`` if no image correlates with a true one in any orientation."""
     assert guess.batch is not None
     images = guess.batch.inputs
     if images.shape[1:] != truth.inputs.shape[1:]:
@@ -175,7 +172,7 @@ def without_once(rows: Tensor, own: Tensor) -> Tensor:
 
 
 def _count_rows(found: Sequence[Reconstruction], truths: Sequence[Batch], others: Tensor) -> tuple[Counts, list[Shown]]:
-    """Count rows that are exact, or nearer to their guess than all ``others`` (N, F), if that is above chance."""
+    """Count rows that are exact, or nearer to their guess than all ``others`` (N, F), above chance."""
     exact = identified = nothing = failures = 0
     shown: list[Shown] = []
     chances, equal = [], Coincidences.counted(_neighbors(others))
@@ -214,7 +211,7 @@ def _count_rows(found: Sequence[Reconstruction], truths: Sequence[Batch], others
 
 
 def _is_near(given: Tensor, wanted: Tensor, others: Tensor) -> Tensor:
-    """Mark rows (B, F) nearer to their guess than all others, by a margin in a large batch."""
+    """Mark rows (B, F) nearer to their guess than all others."""
     if len(others) < LEAST_CANDIDATES:
         return torch.zeros(len(given), dtype=torch.bool)
     apart = others[(torch.cdist(others, wanted) > SAME).all(1)]
@@ -225,19 +222,13 @@ def _is_near(given: Tensor, wanted: Tensor, others: Tensor) -> Tensor:
 
 
 def _of_others(foreign: Sequence[Tensor], wanted: Tensor) -> Tensor:
-    """Return the rows (N, F) of other uploads that are none of the ``wanted`` (B, F)."""
+    """Return other uploads' rows (N, F) that are none of the ``wanted`` (B, F)."""
     rows = torch.cat([wanted[:0], *(each for each in foreign if each.shape[1] == wanted.shape[1])])
     return rows[(torch.cdist(rows, wanted, p=torch.inf) > EXACT_ROW).all(1)] if len(rows) else rows
 
 
 def _chance(given: Tensor, wanted: Tensor, others: Tensor, equal: Coincidences | None) -> float:
-    """Return the probability that guesses (B, F) fit as many unattacked rows as well as the ``wanted``.
-
-    Args:
-        given: guesses in the order of ``wanted``.
-        others: rows (N, F) that may replace the upload's own.
-        equal: frequency of equal rows; ``None`` if no guess is exact.
-    """
+    """Return the probability that guesses (B, F) fit as many unattacked rows as well."""
     fit = -torch.cdist(given.double(), torch.cat([wanted, others.to(wanted)]).double()).square().add(1e-6).log()
     chance = chance_of_upload(fit.numpy(), len(wanted))
     exact = int(((given - wanted).abs().amax(1) <= EXACT_ROW).sum())
@@ -245,7 +236,7 @@ def _chance(given: Tensor, wanted: Tensor, others: Tensor, equal: Coincidences |
 
 
 def _neighbors(rows: Tensor) -> np.ndarray:
-    """Count for each of ``rows`` (N, F) the others that would be exact guesses at it, (N,)."""
+    """Count for each of ``rows`` (N, F) the others that would be exact guesses."""
     if len(rows) < 2:
         return np.zeros(len(rows))
     return ((torch.cdist(rows.float(), rows.float(), p=torch.inf) <= EXACT_ROW).sum(1) - 1).numpy()

@@ -63,7 +63,7 @@ def each_words(tokens: Tensor, table: nn.Embedding) -> list[set[int]]:
 
 
 def _texts_in(batch: Any, table: nn.Embedding) -> list[Tensor]:
-    """Return the texts (N, L) of a batch that index ``table``: the tensor with the largest numbers."""
+    """Return the texts (N, L) of a batch that index ``table``."""
     whole = [t for t in tensors_in(batch) if t.dtype in (torch.int64, torch.int32) and t.dim() == 2 and t.numel()]
     fitting = [t for t in whole if int(t.min()) >= 0 and int(t.max()) < table.num_embeddings]
     return [max(fitting, key=lambda t: int(t.max()))] if fitting else []
@@ -83,7 +83,7 @@ def words_in_training(client: Any) -> tuple[set[int], set[int]] | None:
 
 
 def _loaded(seen: Watched, table: nn.Embedding) -> set[int] | None:
-    """Collect the words, or single categories, of the batches that index ``table``."""
+    """Collect the words, or single categories, that index ``table``."""
     columns: dict[tuple[int, int], list[Tensor]] = {}
     for batch in seen.batches:
         for place, tensor in enumerate(tensors_in(batch)):
@@ -116,7 +116,7 @@ def _tables(seen: Watched) -> list[tuple[str, nn.Embedding]]:
 
 
 def _words(seen: Watched) -> tuple[tuple[str, nn.Embedding], Tensor] | None:
-    """Return the vocabulary's embedding with its name, and the tokens (N, L) that entered."""
+    """Return the vocabulary's embedding with its name, and the tokens (N, L)."""
     program = seen.program
     if program is None:
         return None
@@ -158,10 +158,7 @@ def _is_head(seen: Watched, name: str) -> bool:
 
 
 def _standing_out(change: Tensor) -> list[int]:
-    """Return the rows that differ most from the median one, in embeddings that are also a head, which moves every row.
-
-    The list ends where the next row is ``STANDS_OUT`` times shorter, and is empty if no row is.
-    """
+    """Return the rows that differ most from the median one, since a head moves every row."""
     size, order = (change - change.median(0).values).norm(dim=1).sort(descending=True)
     half = size[: len(size) // 2 + 1]
     ratios = half[:-1] / half[1:].clamp_min(1e-30)
@@ -171,7 +168,6 @@ def _standing_out(change: Tensor) -> list[int]:
 
 
 def _moved(value: Tensor, before: Tensor, seen: Watched) -> Tensor:
-    """Compute the change without the effect of weight decay on every row."""
     settings = dict(next(iter(seen.optimizers))[1]) if seen.optimizers else {}
     if float((value - before).norm(dim=1).median()) == 0.0:
         return value - before
@@ -242,7 +238,6 @@ def scored_words(
 def _next_other(
     read: Sequence[tuple[set[int], set[int]]], place: int, same: Callable[[set[int], set[int]], bool]
 ) -> set[int] | None:
-    """Return the words reconstructed from the next upload with other words, or ``None``."""
     own = read[place][0]
     following = (read[(place + step) % len(read)] for step in range(1, len(read)))
     return next((guess for truth, guess in following if not same(truth, own)), None)

@@ -200,7 +200,7 @@ class Scenarios:
                 yield made
 
     def _singles(self, *, later: bool, evaluation: bool = False) -> tuple[list[tuple[Client, RepeatedReply]], str]:
-        """Collect the clients' answers on one example each, and the reason if there are none."""
+        """Collect the clients' answers on one example each, or the reason for none."""
         found: list[tuple[Client, RepeatedReply]] = []
         reason, started = "", time.perf_counter()
         for number in range(self.victims):
@@ -245,7 +245,6 @@ class Scenarios:
         return replace(answer, scenario=uploads, seconds=time.perf_counter() - started)
 
     def _attacked(self, found: Sequence[tuple[Client, RepeatedReply]], *, uploaded: bool) -> Answer:
-        """Attack answers; for texts, reconstruct the words in embeddings."""
         words = words_of([(client.watched, again) for client, again in found], uploaded=uploaded)
         if words is not None:
             note = "Words are read from the rows of the embedding that changed; their order is not."
@@ -273,10 +272,7 @@ class Scenarios:
         return replace(answer, notes=(*_notes(problems[0], observations[0], guesses), *hurried))
 
     def _reconstructions(self, observations: Sequence[Observation]) -> tuple[list[Reconstruction], tuple[str, ...]]:
-        """Reconstruct all observations together if they share a network, else one after the other.
-
-        If no label is needed, the closed form of the first dense layer comes first.
-        """
+        """Reconstruct observations together if they share a network."""
         attack, said = self._attack_for(observations)
         if observations[0].num_classes == 1 and observations[0].knowledge.labels is not None:
             return [self._whole(one, attack) for one in observations], said
@@ -285,7 +281,6 @@ class Scenarios:
         return [one for group in groups for one in attack(group, seed=self.seed)], said
 
     def _attack_for(self, observations: Sequence[Observation]) -> tuple[ReconstructionAttack, tuple[str, ...]]:
-        """Choose the attack, reduced if time is short, with a sentence on it."""
         limit = max(LEAST_SECONDS, self.seconds / len(SCENARIOS) / len(observations))
         number = max(LEAST_EVALUATIONS, int(limit / seconds_of_evaluation(observations[0])))
         if self.attack_within is None or number >= EVALUATIONS["quick"]:
@@ -295,7 +290,6 @@ class Scenarios:
         )
 
     def _whole(self, observation: Observation, attack: ReconstructionAttack) -> Reconstruction:
-        """Reconstruct from a network that computes the loss itself, without a label."""
         solved = AnalyticInversion()([observation], seed=self.seed)[0]
         if solved.failure is None and solved.loss < SOLVED:
             return replace(solved, member="the first dense layer's equations")
@@ -359,7 +353,6 @@ class Scenarios:
 
 
 def _by_first_block(read: Sequence[FirstBlock], found: Sequence[tuple[Client, RepeatedReply]]) -> Answer:
-    """Score the words reconstructed from layers that see single tokens."""
     others = other_texts([client.watched for client, _ in found])
     answer = scored_words([(one.truth, one.guess) for one in read], len(read), others, [one.texts for one in read])
     words = sum(len(one.truth) for one in read)
@@ -370,7 +363,7 @@ def _by_first_block(read: Sequence[FirstBlock], found: Sequence[tuple[Client, Re
 
 
 def _on_one(ask: Ask, number: int, *, evaluation: bool = False) -> RepeatedReply | Failure:
-    """Ask for an answer on one example, else in every pass, else on two, which batch norm needs."""
+    """Ask for an answer on one example, else on two, which batch norm needs."""
     tried: RepeatedReply | Failure = Failure("nothing was tried")
     for only in (
         OnlyExamples(first=number),

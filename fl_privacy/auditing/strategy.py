@@ -74,7 +74,7 @@ def read_plan(told: Told, config: Mapping[str, object]) -> tuple[LocalPlan, froz
 
 
 def _found(config: Mapping[str, object]) -> dict[str, Any]:
-    """Find plan fields in ``config`` under their usual names; invalid values are ignored."""
+    """Find plan fields in ``config``; invalid values are ignored."""
     spelled = {str(key).lower().replace("_", "-"): value for key, value in config.items()}
     found: dict[str, Any] = {}
     for name, keys in KEYS.items():
@@ -240,7 +240,6 @@ class AuditedStrategy(StrategyAround):
         return result
 
     def _finish(self, result: Result) -> None:
-        """Attack the captures, and report the result or the reason for failure."""
         assert self._curious is not None
         self.report.partitions = self._curious.partitions
         seen = self._seen + self._curious.problems
@@ -256,7 +255,6 @@ class AuditedStrategy(StrategyAround):
             say(f"audit: no page. {self.failure}", aside=True)
 
     def _hold_claims(self) -> None:
-        """Test the differential privacy claims of strategy and clients."""
         from fl_privacy.auditing.strategy_claims import audited_claims  # noqa: PLC0415
 
         self.report.claimed(audited_claims(self.strategy, self._replies, self._rounds))
@@ -299,7 +297,7 @@ class AuditedStrategy(StrategyAround):
         self._note(self._sent, received)
 
     def _probe(self, round: int, received: Sequence[Message]) -> None:
-        """Ask this round's clients that answer probes for uploads of ``victims`` single images in all."""
+        """Ask clients that answer probes for uploads of ``victims`` images in all."""
         assert self._curious is not None and self._grid is not None
         replied = [(m, r) for m, r in pair(self._sent, received) if not isinstance(r, Failure)]
         answering = sorted(
@@ -332,7 +330,6 @@ class AuditedStrategy(StrategyAround):
             self.report.probed(VictimId(round, self._curious.client_of(message, reply), number), images)
 
     def _note(self, sent: Sequence[Message], replies: Sequence[Message]) -> None:
-        """Record the errors among ``replies``, and the stated defenses of the others."""
         for each in replies:
             if each.has_error():
                 said = (each.error.reason or "").strip().splitlines() or [f"Flower's error {each.error.code}"]
@@ -346,7 +343,7 @@ class AuditedStrategy(StrategyAround):
         self.report.defended(self._curious.client_of(message, reply), told_defense(reply.content))
 
     def _attempt(self, work: Callable[[], None]) -> None:
-        """Do ``work`` on one reply, and report its failure instead of raising."""
+        """Do ``work`` on one reply, and report its failure."""
         failed = attempt(work)
         if isinstance(failed, Failure):
             logger.warning("A reply is not understood: %s", failed.reason)
@@ -364,10 +361,7 @@ class AuditedStrategy(StrategyAround):
 
 
 def _start_with_hooks(strategy: Strategy, audited: AuditedStrategy, args: Any, kwargs: Any) -> Result:
-    """Run ``strategy.start`` with ``configure_train`` and ``aggregate_train`` redirected to the audit.
-
-    It runs on an object of a subclass that shares the strategy's attributes, so that the strategy keeps all changes.
-    """
+    """Run ``strategy.start`` with redirected hooks, on an object that shares the strategy's attributes."""
     kind = type(strategy)
 
     def configure_train(self: Strategy, *args: Any, **kwargs: Any) -> Iterable[Message]:

@@ -85,7 +85,6 @@ def audited_claims(strategy: Strategy, replies: StatedByReplies, rounds: int) ->
 
 
 def _of_clients(stated: dict[str, float], rounds: int) -> ClaimVerdict:
-    """Recompute what clients report of their own training, as far as they state their sampling."""
     delta = stated.get("delta", 1e-5)
     if not 0 < delta < 1 or stated["epsilon"] < 0:
         return ClaimVerdict(subject="clients' own reports", claim=None, notes=("What they report is no epsilon.",))

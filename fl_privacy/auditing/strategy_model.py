@@ -150,7 +150,6 @@ def _takes(model: nn.Module, shape: tuple[int, ...]) -> bool:
 
 @torch.no_grad()
 def _returning_a_tensor(model: nn.Module, shape: tuple[int, ...]) -> nn.Module:
-    """Return ``model``, or a copy that extracts logits from a mapping or structure."""
     if not _takes(model, shape) or isinstance(copy.deepcopy(model).eval()(torch.zeros(2, *shape)), torch.Tensor):
         return model
     return plain_model(model, shape)
@@ -158,7 +157,7 @@ def _returning_a_tensor(model: nn.Module, shape: tuple[int, ...]) -> nn.Module:
 
 @torch.no_grad()
 def _classes(model: nn.Module, shape: tuple[int, ...]) -> int:
-    """Return the number of classes K; ``check_model`` reports what is wrong with the model."""
+    """Return the number of classes K."""
     if not _takes(model, shape):
         check_model(model, shape, 1)
     return int(copy.deepcopy(model).eval()(torch.zeros(2, *shape)).shape[1])

@@ -127,7 +127,6 @@ def agreed_defense(told: Mapping[int, Description]) -> Description:
 
 
 def _turn(exchanged: tuple[Message, Message]) -> tuple[bool, int]:
-    """Return a sort key: nodes that claim a partition first, in the order of their ids."""
     message, reply = exchanged
     return told_partition(reply) is None, message.metadata.dst_node_id
 
@@ -289,12 +288,10 @@ class AuditReport:
         return "lr" not in self._told
 
     def _told_defenses(self) -> dict[int, Description]:
-        """Return the stated defense of each client with captured updates."""
         captured = {observation.client for observation in ids_of(self._observations or ())}
         return {client: parts for client, parts in self._defenses.items() if client in captured}
 
     def _normalizations(self) -> dict[int, Normalization | None]:
-        """Return the stated normalization by client; empty if the user gave one."""
         if self.model.told:
             return {}
         found: dict[int, Normalization | None] = {}
@@ -328,7 +325,7 @@ class AuditReport:
         return changed(self._observations, lambda o: replace(o, model=networks[told.get(o.id.client, own)]))
 
     def _note(self) -> None:
-        """Write down facts that the captures do not hold, for later attacks on them."""
+        """Write down facts for later attacks that the captures lack."""
         from fl_privacy.runs.app import Note, write_note  # noqa: PLC0415
 
         note = Note(
@@ -384,5 +381,4 @@ class AuditReport:
 
 
 def _so_many(number: int, total: int) -> str:
-    """Return the sentence start ``Clients say``, or the number of clients that say it."""
     return "Clients say" if number == total else f"{number} of {total} clients say"

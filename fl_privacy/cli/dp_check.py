@@ -83,7 +83,6 @@ def check_dp(  # noqa: PLR0917
 
 
 def _in_words(records: Sequence[ClaimRecord], page: Path) -> str:
-    """Format each claim with its missing facts and notes, then the place of the page."""
     lines = []
     for record in records:
         lines += [f"{record.subject}: {record.headline}.", f"  {record.sentence}"]

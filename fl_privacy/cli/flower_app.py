@@ -104,7 +104,6 @@ def _run_on_nodes(grid: Grid, context: Context) -> None:
 
 
 def _sized(overrides: list[str], partitions: Callable[[], int | None]) -> list[str]:
-    """Return ``overrides`` with the number of ``partitions`` as number of clients, unless they set it."""
     if any(override.lstrip("+").startswith(f"{CLIENTS}=") for override in overrides):
         return overrides
     number = partitions()
@@ -112,7 +111,6 @@ def _sized(overrides: list[str], partitions: Callable[[], int | None]) -> list[s
 
 
 def _backend_on(grid: Grid, config: RunSettings, context: Context, clients: Whereabouts) -> Backend:
-    """Build the backend that trains with the nodes behind ``grid``, under SecAgg+ if ``config`` says so."""
     timeout = _seconds(context, TIMEOUT)
     rules = NodeRules(
         bound=bool(context.run_config[AUTHENTICATED]),
@@ -147,18 +145,15 @@ def _backend_on(grid: Grid, config: RunSettings, context: Context, clients: Wher
 
 @dataclass(frozen=True)
 class _Order:
-    """A run's checked request to a node, the same for all of its messages."""
-
     config: RunSettings
 
 
 @lru_cache(maxsize=8)
 def _composed(overrides: tuple[str, ...], trusted: tuple[str, ...], unread: frozenset[str] | None) -> _Order:
-    """Compose the order, once in a process.
+    """Compose the order, once in a process; ``unread`` are settings that a node ignores.
 
-    Overrides come over the network: a node builds only what is registered, or trusted by its environment, and checks
-    them before building, since noise for a budget counts the clients' examples. ``unread`` are settings that a node
-    ignores; ``None`` in a simulation, which is its user's own.
+    Overrides come over the network: a node builds only what is registered or trusted, and checks them first, since
+    noise for a budget counts the clients' examples.
     """
     expect_plain(
         list(overrides), list(trusted), where=f"A run started elsewhere (here {TRUST_VARIABLE} says what is trusted)"
@@ -171,12 +166,10 @@ def _composed(overrides: tuple[str, ...], trusted: tuple[str, ...], unread: froz
 
 
 def _is_simulated() -> bool:
-    """Return ``True`` if this node is simulated, by its operator's setting or in Flower's simulation engine."""
     return is_simulation() or in_actor()
 
 
 def _order(context: Context) -> _Order:
-    """Return the order of ``context``'s run to this node; a folder of images is its operator's choice."""
     unread, given = None, _overrides(context)
     total = context.node_config.get(PARTITIONS)
     if isinstance(total, int) and 1 <= total <= MOST_NODES:
@@ -188,7 +181,7 @@ def _order(context: Context) -> _Order:
 
 @contextmanager
 def _untold_places() -> Iterator[None]:
-    """Keep errors with this machine's paths in the node's own log; a simulation reports them."""
+    """Keep errors with this machine's paths in the node's own log."""
     try:
         yield
     except OpenSettingError:
@@ -240,13 +233,13 @@ def _client(order: _Order, context: Context) -> Client:
 
 
 def _is_audited(context: Context) -> bool:
-    """Return ``True`` if probes are answered: only for public data, and without secure aggregation."""
+    """Return ``True`` if probes are answered: only for public data, without secure aggregation."""
     order = _order(context)
     return DATA_PATH not in context.node_config and order.config.secure_aggregation["name"] == "none"
 
 
 class _NodeApp(ClientApp):
-    """Answer training messages as the run's configuration says: plainly, or only under SecAgg+."""
+    """Answer training messages plainly or, if so configured, only under SecAgg+."""
 
     def __call__(self, message: Message, context: Context) -> Message:
         reply = attempt(lambda: self._app(message, context)(message, context))
@@ -280,7 +273,7 @@ client_app = _NodeApp()
 
 
 def _expect_known_examples(config: RunSettings) -> None:
-    """Refuse attacks on deployed clients that can't be judged, since only the clients know their examples."""
+    """Refuse attacks on deployed clients, whose examples only they know."""
     federation = build_setup(config)
     plan, audit, defense = federation.server.local_plan, federation.audit, federation.defense
     if audit.rounds and (audit.uploads == "update" or sees_other_images(defense, plan, audit.uploads)):

@@ -91,7 +91,6 @@ def _loading() -> Iterator[None]:
 def _run_sweep(
     command: Command, jobs: Sequence[list[str]], configs: Sequence[RunSettings], console: Console, *, open_page: bool
 ) -> None:
-    """Run ``command`` for each of ``configs``, whose overrides are ``jobs``; go on after a failure."""
     from fl_privacy.cli.console import RichMonitor  # noqa: PLC0415
     from fl_privacy.runs.study import write_plan  # noqa: PLC0415
 
@@ -119,7 +118,7 @@ def _run_sweep(
 
 
 def _expect_budget_spent(config: RunSettings) -> None:
-    """Raise ``UserError`` for a single run with ``privacy.epsilon`` but without a defense; a sweep may include one."""
+    """Refuse a single run with ``privacy.epsilon`` but without a defense; a sweep may include one."""
     if config.privacy.epsilon is not None and config.choices["defense"] == "none":
         raise UserError(
             f"privacy.epsilon={config.privacy.epsilon:g} is expected with a defense whose noise it sets, but got"
@@ -160,7 +159,7 @@ def run_job(command: Command, config: RunSettings, monitor: Monitor) -> Path:
 
 
 def expect_reconstructions(folders: Sequence[Path]) -> None:
-    """Raise ``NothingReconstructedError`` if an attack failed on all victims, since that shows nothing about privacy."""
+    """Raise ``NothingReconstructedError`` if an attack failed on all victims, which shows nothing about privacy."""
     from fl_privacy.runs.folder.read import failed_attackers  # noqa: PLC0415
 
     failed = [(folder, *found) for folder in folders for found in failed_attackers(folder).items()]

@@ -263,7 +263,6 @@ def report(  # noqa: PLR0917
 
 
 def _end_report(runs: Sequence[Path], page: Path, open_page: bool) -> None:
-    """Print the results of ``runs``, and last the place of the page."""
     from fl_privacy.cli.jobs import end_with  # noqa: PLC0415
     from fl_privacy.report.terminal import answers_of, run_in_words  # noqa: PLC0415
     from fl_privacy.runs.folder.read import run_folder_of  # noqa: PLC0415
@@ -274,7 +273,6 @@ def _end_report(runs: Sequence[Path], page: Path, open_page: bool) -> None:
 
 
 def _write_figures(runs: Sequence[Path], csv: Path | None, log: str | None) -> None:
-    """Write the figures of ``runs`` into a table, or into the logger ``log``."""
     if csv is not None:
         from fl_privacy.runs.folder.frames import write_csv  # noqa: PLC0415
 

@@ -65,7 +65,7 @@ def installed_app(reference: str) -> Any:
 
 
 def _end_with_parent() -> None:
-    while os.read(0, 1):  # unbuffered, since the interpreter can't end while a thread waits in a buffer
+    while os.read(0, 1):  # unbuffered, since a thread in a buffer would block the end
         pass
     os._exit(0)
 

@@ -168,7 +168,6 @@ class Sandbox:
         )
 
     def _hear(self, apart: Apart, tell: Any) -> bytes:
-        """Return the last page received, and write others as they come."""
         deadline = time.monotonic() + self.given.bounds.seconds
         for _ in range(MOST_MESSAGES):
             kind, *rest = apart.receive(LARGEST_PAGE, deadline)
@@ -201,7 +200,7 @@ class Sandbox:
         return folder
 
     def _write(self, content: bytes, broken: str = "") -> tuple[str, Path]:
-        """Check and write a page from the sandbox, with the app's name and isolation as known outside."""
+        """Check and write a page, with the app's name and isolation as known outside."""
         from jinja2 import TemplateError  # noqa: PLC0415
 
         from fl_privacy.report.app_record import PAGE, page_of_json, terminal_line, write_audit  # noqa: PLC0415
@@ -225,7 +224,6 @@ class Sandbox:
         return terminal_line(page, self.folder / PAGE), self.folder / PAGE
 
     def _ended(self, why: str) -> str:
-        """Report, also on an existing page, that the audit did not end."""
         said = f"The app is expected to let its audit end, but {visible(why)[:1000]}"
         if self._last is None:
             return f"{said}; nothing was written."

@@ -173,7 +173,6 @@ STAGES = ("Training", "Attacking")
 def _stages(
     plan: StudyPlan[Any], processes: int, console: Console, *, only_report: bool
 ) -> Iterator[tuple[list[Job], dict[str, str]]]:
-    """Run the unfinished jobs of ``plan`` by stage; yield its jobs and the errors by folder name."""
     for title, stage in zip(STAGES, plan.stages(), strict=True):
         left = [job for job in stage if not job.finished]
         console.print(f"{title}: {len(stage)} jobs, {len(stage) - len(left)} of them finished already", highlight=False)
@@ -190,7 +189,6 @@ BYTES_OF_A_JOB = 3 * 2**29
 
 
 def _processes(asked: int | None) -> int:
-    """Return the number of parallel jobs: ``asked``, or as many as cores and memory allow."""
     if asked is None:
         return processes_that_fit(BYTES_OF_A_JOB)
     if asked < 1:
@@ -274,7 +272,6 @@ def advise(
 
 
 def _answers(tables: Sequence[MeasuredTable], *, threat: Threat, **told: Any) -> list[str]:
-    """Answer each table; report refusals too, unless no table has an answer."""
     from fl_privacy.report.advice import advice_from  # noqa: PLC0415
 
     found, refused = list[str](), list[UserError]()
@@ -289,7 +286,6 @@ def _answers(tables: Sequence[MeasuredTable], *, threat: Threat, **told: Any) ->
 
 
 def _asked(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Parse options, ``accuracy_loss<=2`` as well as ``accuracy_loss=2``, and settings."""
     bounds, settings = dict(ASKED), []
     for argument in arguments:
         key, _, value = re.sub(r"\s*<=?\s*", "=", argument, count=1).partition("=")
@@ -346,7 +342,6 @@ def _shipped(settings: Sequence[str]) -> list[MeasuredTable]:
 
 
 def _loader_of(setting: str) -> str:
-    """Return the loading function of ``data=NAME``; empty for other settings."""
     key, _, name = setting.partition("=")
     file = CONFIG_DIR / "data" / f"{name}.yaml"
     if key != "data" or not name.isidentifier() or not file.is_file():

@@ -95,7 +95,7 @@ def run_node(arguments: Sequence[str], *, app: str, patience: float, policy: str
 
 
 def _start_again(arguments: Sequence[str], app: str, policy: str, left: float) -> None:
-    """Replace this process by the same command at once, before Flower ends it with its threads and handlers."""
+    """Replace this process by the same command at once, before Flower ends it."""
     again = [sys.executable, "-m", "fl_privacy", "supernode", "--app", app, "--patience", f"{left:.1f}"]
     again += ["--policy", policy] if policy else []
     os.execve(sys.executable, [*again, *arguments], {**os.environ, PAUSE_VARIABLE: str(AGAIN_SECONDS)})
@@ -167,7 +167,6 @@ def _started(command: list[str], secret: bytes) -> "subprocess.Popen[bytes]":
 
 
 def _expect_loaded(app: str, worker: "subprocess.Popen[bytes]", told: Path) -> None:
-    """Wait until the worker has loaded the app; raise ``UserError`` with the reason in its file if it can't."""
     while not told.exists():
         if worker.poll() is not None and not told.exists():
             raise UserError(f"--app is expected to be a ClientApp, but {app} ended the process that loaded it.")
@@ -178,7 +177,6 @@ def _expect_loaded(app: str, worker: "subprocess.Popen[bytes]", told: Path) -> N
 
 
 def _keep_alive(worker: "subprocess.Popen[bytes]", command: list[str], secret: bytes) -> None:
-    """Restart the worker whenever it ends; it ends by itself when its standard input is closed."""
     while True:
         status = worker.wait()
         logger.warning("The process that answers messages ended with status %d and is started again", status)

@@ -115,8 +115,6 @@ def _teacher(path: str, *, texts: bool) -> EvaluationNetwork:
 
 @dataclass(frozen=True)
 class _Work:
-    """Work named by the hash of everything that decides its result."""
-
     key: str
     about: Mapping[str, str]
     train: Callable[[torch.device, Progress], Evaluator]
@@ -184,7 +182,6 @@ def _words(
 
 
 def _thinned(there: int, number: int | None) -> slice:
-    """Choose ``number`` of ``there`` at equal distances; all for ``None``."""
     if number is None:
         return slice(None)
     whole("images", number, at_least=1, example=1000)

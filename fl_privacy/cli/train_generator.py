@@ -146,7 +146,6 @@ def _target(out: str | None, order: _Order) -> Path:
 
 
 def _train(training: GeneratorTraining, state: Path, key: str, console: Console) -> None:
-    """Run the remaining steps; ``state`` always keeps the finished ones."""
     if (before := load_training(state, key)) is not None:
         training.load(before)
         if training.done > training.plan.steps:
@@ -174,7 +173,6 @@ def _train(training: GeneratorTraining, state: Path, key: str, console: Console)
 
 @contextmanager
 def _shown(console: Console) -> Iterator[Told]:
-    """Show a bar on a terminal, or occasional lines elsewhere."""
     columns = (TextColumn("Training, losses {task.fields[losses]}"), BarColumn(), MofNCompleteColumn())
     bar = Progress(
         *columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, disable=not console.is_terminal

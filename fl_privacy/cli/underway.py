@@ -80,7 +80,6 @@ class Underway:
         return f"{self._total - len(self._left)}/{self._total} finished: {folder.name}{self._look()}"
 
     def _look(self) -> str:
-        """Show the current progress, and return the time left in words."""
         found = [(folder, told) for folder in list(self._left) if (told := self._told(folder)) is not None]
         done = self._total - len(self._left) + sum(told.share for _, told in found)
         self._bar.update(self._task, completed=done)
@@ -92,7 +91,7 @@ class Underway:
         return left
 
     def _told(self, folder: Path) -> Ongoing | None:
-        """Return a job's progress, unless it is a leftover of an earlier process."""
+        """Return a job's progress, unless it is an earlier process's."""
         try:
             recent = (folder / PROGRESS).stat().st_mtime >= self._since
         except OSError:

@@ -98,7 +98,6 @@ def _told(audit: Callable[[Callable[[str], None]], tuple[str, Path]]) -> tuple[s
 
 
 def _audited(app: Path, asked: Mapping[str, Any], out: Path, tell: Callable[[str], None]) -> tuple[str, Path]:
-    """Audit ``app`` in this process; return the line for a terminal and the page."""
     from fl_privacy.auditing.app.audit import Asked, audit_app  # noqa: PLC0415
     from fl_privacy.auditing.app.bundle import read_app  # noqa: PLC0415
 

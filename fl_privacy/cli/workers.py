@@ -56,7 +56,6 @@ def run_in_processes(jobs: Sequence[Job], processes: int, *, on_done: Callable[[
 
 
 def _context() -> BaseContext:
-    """Return a context that forks workers from a process with PyTorch imported, if possible."""
     if sys.platform != "linux":
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
@@ -65,7 +64,7 @@ def _context() -> BaseContext:
 
 
 def _end(workers: Sequence[BaseProcess]) -> None:
-    """Ask ``workers`` to end, so that they leave no semaphores behind; kill those that do not."""
+    """Ask ``workers`` to end, so that they leave no semaphores behind; kill the others."""
     for worker in workers:
         worker.terminate()
     deadline = time.monotonic() + GRACE_SECONDS

@@ -115,7 +115,6 @@ class Cell:
         return answer
 
     def _running(self) -> Apart:
-        """Return the process; start it if it has ended or sent something unasked."""
         if self._apart is None or not self._apart.is_quiet:
             try:
                 self.start()

@@ -100,7 +100,6 @@ def told_images(reply: RecordDict) -> ProbedImages | None:
 
 
 def _told_normalization(record: ConfigRecord) -> Normalization:
-    """Return the normalization in ``record``; ``UserError`` unless it fits images in [0, 1]."""
     mean, std = (record.get(key) for key in (_MEAN, _STD))
     for key, values in ((_MEAN, mean), (_STD, std)):
         if not isinstance(values, list) or not 1 <= len(values) <= _MOST_CHANNELS:
@@ -112,7 +111,6 @@ def _told_normalization(record: ConfigRecord) -> Normalization:
 
 
 def _told_json(record: ConfigRecord, key: str) -> object:
-    """Parse the text ``key`` of ``record``; ``None`` if missing or malformed."""
     text = record.get(key, "[]")
     if not isinstance(text, str) or len(text) > _MOST_LETTERS:
         return None

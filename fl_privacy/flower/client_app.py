@@ -105,7 +105,7 @@ def numpy_client_app(
 
 
 def _unwrapped(client: object) -> NumPyClient:
-    """Return the ``NumPyClient`` behind ``.to_client()``, as in Flower's templates; any other client unchanged."""
+    """Return the ``NumPyClient`` behind ``.to_client()``, as in Flower's templates."""
     return cast(NumPyClient, getattr(client, "numpy_client", client))
 
 
@@ -133,7 +133,6 @@ def simulated_client_app(clients: Mapping[int, Client]) -> ClientApp:
 
 
 def _once(client: NumPyClient, message: Message, context: Context, kinds: Kinds, work: Work) -> RecordDict:
-    """Return the result of ``work``, or the earlier answer if ``client`` answers once."""
     if isinstance(client, DefendedClient) and client.answers_once:
         client.memory = context  # it handles repeated messages by itself
     round = merged_config(context, message.content).get(ROUND)
@@ -166,7 +165,7 @@ def _train(fit: Fit, content: RecordDict) -> RecordDict:
 
 
 def _like_request(content: RecordDict, reply: Mapping[str, np.ndarray]) -> dict[str, ArrayRecord]:
-    """Put the reply's arrays into the records of the request; a stock strategy needs all names that it sent."""
+    """Put the reply's arrays into the request's records; a stock strategy needs all names it sent."""
     sent = content.array_records
     if PARAMETERS in sent:
         buffers = sent[BUFFERS]

@@ -184,7 +184,6 @@ class PrivacyClient(NumPyClient):
         return loss, tested.num_examples, {"accuracy": accuracy}
 
     def _reply(self, result: LocalResult) -> Reply:
-        """Put an upload into arrays, without times if a deployed client promises differential privacy."""
         uploaded = {**result.upload.tensors, **result.upload.buffers}
         metrics: Config = {NAMES: json.dumps(list(uploaded))}
         if not self._keeps_figures:
@@ -314,7 +313,7 @@ class MaskableClient(PrivacyClient):
                 )
 
     def _message_number(self, config: Config) -> int:
-        """Return the attempt's number; a failed round may be repeated, since its first result stays masked."""
+        """Return the attempt's number, since a failed round may be repeated: its first result stays masked."""
         number = _integer(config, ATTEMPT)
         if self.last_round is not None and number > MOST_ATTEMPTS * max(1, self.last_round):
             raise UnfitMessageError(

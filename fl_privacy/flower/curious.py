@@ -163,7 +163,6 @@ class _TappedGrid(Grid):
 
 
 def _asked(message: Message) -> tuple[int, int] | None:
-    """Return number and size of the probed batch that ``message`` asks for; ``None`` for a training message."""
     if message.metadata.message_type != PROBE:
         return asked_probe(message.content)
     (config,) = (record for record in message.content.config_records.values() if VICTIM in record)
@@ -171,7 +170,6 @@ def _asked(message: Message) -> tuple[int, int] | None:
 
 
 def _expect_claim(number: int, asked: int | None) -> None:
-    """Raise ``UserError`` unless a claimed ``number`` of examples is possible, where a probe ``asked`` for so many."""
     most = MOST_EXAMPLES if asked is None else asked
     if not 1 <= number <= most:
         what = "A reply" if asked is None else "An answer to a probe"

@@ -46,7 +46,7 @@ def stated_by(subject: object, *, rounds: int = 1) -> Stated | None:
 
 
 def _facts_of(mod: LocalDpMod, rounds: int) -> Facts:
-    """Compute the noise by the mod's own formula, which is undefined at an epsilon or a delta of 0."""
+    """Compute the noise by the mod's own formula, undefined at an epsilon or a delta of 0."""
     if not (mod.epsilon and 0 < mod.delta < 1):
         formula = "the noise: its formula has no value at this epsilon and delta"
         return Facts(noise_multiplier=None, rounds=rounds, missing=(formula,))
@@ -92,10 +92,7 @@ def _rounds_within_budget(strategy: DifferentialPrivacyFixedClippingBase, rounds
 
 
 def _multiplier_of(strategy: DifferentialPrivacyFixedClippingBase | DifferentialPrivacyAdaptiveBase) -> float:
-    """Return the noise multiplier of a round's releases: the mean, and the noised count of adaptive clipping.
-
-    One client changes that count by one; 1 / z^2 of two Gaussian releases adds up.
-    """
+    """Return the noise multiplier of mean and noised count; 1 / z^2 of two Gaussian releases adds up."""
     of_mean, count = float(strategy.noise_multiplier), getattr(strategy, "clipped_count_stddev", None)
     if count is None or of_mean == 0:
         return of_mean
@@ -210,7 +207,6 @@ class _Records:
         self._made: tuple[ArrayRecord, ArrayRecord, ArrayRecord] | None = None
 
     def of(self, update: Tensors) -> tuple[ArrayRecord, ArrayRecord]:
-        """Return zeros as the server sends them, and ``update`` as a client replies it."""
         if self._made is None or self._update is not update:
             zeros = {name: torch.zeros_like(value) for name, value in update.items()}
             self._update = update
@@ -228,7 +224,7 @@ NOTHING = 1e-12
 
 
 def _not_nothing(update: Tensors) -> Tensors:
-    """Return ``update``, or one too small to measure if it is zero."""
+    """Replace a zero ``update`` by one too small to measure."""
     if any(bool(value.any()) for value in update.values()):
         return update
     return {name: value + NOTHING if number == 0 else value for number, (name, value) in enumerate(update.items())}
@@ -237,7 +233,6 @@ def _not_nothing(update: Tensors) -> Tensors:
 def _reply(
     arrays: ArrayRecord, client: int, *, sent: ArrayRecord, config: Mapping[str, int | float], mods: Sequence[Mod]
 ) -> Message:
-    """Return the server's view of ``arrays`` from ``client``, behind its ``mods``."""
     asked = Message(RecordDict({ARRAYS: sent, CONFIG: ConfigRecord(dict(config))}), client + 1, "train")
     context = Context(1, client + 1, {PARTITION: client, PARTITIONS: client + 1}, RecordDict(), {})
 

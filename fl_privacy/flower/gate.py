@@ -135,7 +135,6 @@ class Gate:
         return said if alone is None or isinstance(alone, Failure) else flower_records(alone)
 
     def _asked(self, message: Message, context: Context, received: Records, call_next: ClientAppCallable) -> Records:
-        """Return the app's untrusted reply; failing is also a choice of the app."""
         given = self._context(context)
         try:
             reply = call_next(message_with(message, flower_records(received)), given)
@@ -178,7 +177,6 @@ class Gate:
                         self.left_out[what] += 1
 
     def _guarded(self, received: Records, run: int) -> dict[str, Any]:
-        """Return the model received, if the policy inspects it; refuse it if it looks crafted."""
         if not self.policy.receives.guard or not any(received.arrays.values()):
             return {}
         import torch  # noqa: PLC0415  (a gate that inspects no models needs no PyTorch)
@@ -194,7 +192,6 @@ class Gate:
         return guard.remembered(sent)
 
     def _reserved(self, kind: str, rho: float | None, context: Context) -> int:
-        """Enter that the app is asked, at the price of a reply, and return the entry's number."""
         if self.ledger is None:
             return 0
         told = {"kind": plain_kind(kind), "outcome": ASKED, "run": str(context.run_id), "app": self.name}

@@ -42,7 +42,6 @@ def own_norms(context: Context) -> dict[str, Tensor]:
 
 
 def _by_name(content: RecordDict) -> dict[str, Tensor]:
-    """Return the arrays of a message; empty if they can't be parsed."""
     found: dict[str, Any] = {}
     for record in content.array_records.values():
         found |= record

@@ -104,7 +104,6 @@ def _keys_fault(got: ConfigRecord) -> str | None:
 
 
 def _pieces_fault(got: ConfigRecord, whose: str, pieces: str, nodes: Collection[int]) -> str | None:
-    """Return a fault unless there is one short piece of bytes for each of some nodes."""
     named, held = got.get(whose), got.get(pieces)
     if not isinstance(named, list) or not isinstance(held, list) or len(named) != len(held):
         return f"expected one of {pieces} for each of {whose}"
@@ -124,7 +123,6 @@ def _shares_fault(sent: Mapping[str, Any], got: ConfigRecord, nodes: Collection[
 
 
 def _vector_fault(piece: Any, shape: tuple[int, ...]) -> str | None:
-    """Return a fault unless ``piece`` is an integer array in NumPy's format; only its header is parsed."""
     if not isinstance(piece, bytes):
         return "a masked array is not bytes"
     file = io.BytesIO(piece)

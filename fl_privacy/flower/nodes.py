@@ -175,7 +175,6 @@ class Nodes:
         logger.warning("Node %d is left aside: %s", node, reason)
 
     def _is_hopeless(self) -> bool:
-        """Return ``True`` if all expected nodes have failed, or the connected ones form another federation."""
         nodes = self._connected
         if len(nodes) >= len(self._clients) and all(self._tries[node] >= TRIES for node in nodes):
             return True

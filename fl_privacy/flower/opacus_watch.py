@@ -185,7 +185,7 @@ class OpacusWatch:
 
 
 def _poisson_rate(sampler: Any) -> float | None:
-    """Return the rate of a sampler, or of its inner one; ``None`` if it cuts batches."""
+    """Return the rate of a sampler; ``None`` if it cuts batches."""
     from opacus.utils.uniform_sampler import (  # noqa: PLC0415
         DistributedUniformWithReplacementSampler,
         UniformWithReplacementSampler,

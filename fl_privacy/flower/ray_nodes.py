@@ -111,7 +111,7 @@ class RayGrid(LocalGrid):
         return replies
 
     def _next_idle(self, working: Mapping[Any, "_Errand"]) -> Any:
-        """Return an idle actor; one that is starting only while all are, since its machine may be gone."""
+        """Return an idle actor; a starting one only if all are, since its machine may be gone."""
         starting = list(self._preparing.values())
         started = [actor for actor in self._idle if actor not in starting]
         busy = any(errand.actor not in starting for errand in working.values())
@@ -121,7 +121,6 @@ class RayGrid(LocalGrid):
         return chosen
 
     def _wait(self, working: Mapping[Any, "_Errand"]) -> tuple["_Errand | None", bool]:
-        """Wait for an errand and return it with ``True`` if it was answered; ``None`` after an actor became ready."""
         import ray  # noqa: PLC0415
 
         oldest = min(working.values(), key=lambda errand: errand.deadline)
@@ -138,7 +137,6 @@ class RayGrid(LocalGrid):
         return None, False
 
     def _reply(self, errand: "_Errand", *, done: bool) -> Message | None:
-        """Return the client's reply or error; ``None`` if it is to be asked again."""
         import ray  # noqa: PLC0415
 
         message = errand.message
@@ -157,10 +155,7 @@ class RayGrid(LocalGrid):
         return reply
 
     def _lost(self, errand: "_Errand", error: Exception) -> bool:
-        """Return ``True`` if a lost actor's machine is lost too, so that its message goes to another.
-
-        An idle actor may have been lost with a machine that was missed later.
-        """
+        """Return ``True`` if an actor's machine is lost too, so that its message goes to another."""
         import ray  # noqa: PLC0415
 
         silent = isinstance(error, ray.exceptions.ActorUnavailableError | ray.exceptions.ObjectLostError)
@@ -183,8 +178,6 @@ class RayGrid(LocalGrid):
 
 @dataclass(eq=False)
 class _Errand:
-    """A message that an actor has, and its deadline."""
-
     actor: Any
     message: Message
     answer: Any

@@ -51,7 +51,6 @@ _PLAIN = {
 
 @lru_cache(maxsize=4096)
 def _header(dtype: str, shape: tuple[int, ...]) -> bytes:
-    """Return the header that ``numpy.save`` writes before the values."""
     buffer = BytesIO()
     described = {"descr": np.lib.format.dtype_to_descr(np.dtype(dtype)), "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(buffer, described)
@@ -335,7 +334,7 @@ def read_state(content: RecordDict, model: nn.Module, *, whole: bool = False) ->
 
 
 def _counted(buffer: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Round ``buffer`` if the model has whole numbers: other strategies turn counters into fractions."""
+    """Round ``buffer`` if the model has integers, since other strategies turn counters into fractions."""
     counts = buffer.is_floating_point() and not like.is_floating_point()
     return buffer.round().to(like.dtype) if counts else buffer
 
@@ -409,7 +408,7 @@ def read_result(content: RecordDict, sent: ModelState) -> LocalResult:
 
 
 def _bytes_of(array: Array) -> int:
-    """Count the bytes on the network without NumPy's header, as ``federation.server.upload_bytes`` does."""
+    """Count the bytes without NumPy's header, as ``federation.server.upload_bytes`` does."""
     return len(array.data) if array.stype == STYPE else math.prod(array.shape) * np.dtype(array.dtype).itemsize
 
 

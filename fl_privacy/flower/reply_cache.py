@@ -177,7 +177,6 @@ class Answers:
             remember_answer(self.context.state, kind, round)
 
     def _take_back(self, round: int, before: Mapping[str, int]) -> None:
-        """Restore ``before`` for each kind whose last message is that of ``round``."""
         if not self.forgets:
             with self._locked(), _written_down():
                 counted = self._in_file()
@@ -236,7 +235,6 @@ class Answers:
             write_own(path, bytes_of(form), state_key(self.context))
 
     def _ask_no_more(self, kind: str) -> None:
-        """Keep a form without records, so that the client is not asked again."""
         where = "the run ends" if self.forgets else f"its operator removes {self._path_of_form(kind)}"
         logger.error("The app failed before it ever replied, so it is not asked again until %s.", where)
         self._keep_form(kind, RecordDict())
@@ -274,7 +272,7 @@ class Answers:
 
 @contextmanager
 def _written_down() -> Iterator[None]:
-    """Hide from the server why the node's folders fail; the node's own log has the reason."""
+    """Hide from the server why the node's folders fail."""
     try:
         yield
     except (OSError, ValueError, TypeError, AttributeError, UserError) as error:
@@ -285,7 +283,6 @@ def _written_down() -> Iterator[None]:
 
 
 def _make_room(client: str, folder: Path, size: int) -> None:
-    """Remove a client's oldest answers until ``size`` more bytes fit into ``MOST_KEPT``."""
     found = []
     for path in folder.glob(f"run-*/{client}.*{KEPT}"):
         with suppress(FileNotFoundError):

@@ -103,7 +103,7 @@ def local_dp_mod(
 
 @dataclass
 class _Letter:
-    """The parts of a ``flwr.app.Message`` that the mod uses; a message can't be made outside of a Flower app."""
+    """The used parts of a ``flwr.app.Message``, which can't be made outside of a Flower app."""
 
     content: RecordDict
 
@@ -140,7 +140,6 @@ def _numpy_seed(rng: torch.Generator) -> int | np.ndarray:
 
 @contextmanager
 def _numpy_stream(seed: int | np.ndarray) -> Iterator[None]:
-    """Seed NumPy's global stream, and restore it afterwards."""
     before = np.random.get_state()
     np.random.seed(seed)
     try:
@@ -280,8 +279,6 @@ def train_secure_round(
 
 @dataclass
 class _Summing(LegacyStrategy):
-    """The strategy that the workflow needs: it selects clients and applies the mean."""
-
     server: Server
     traffic: Traffic
     attempt: int
@@ -422,8 +419,6 @@ def secure_rounds_on_grid(
 
 @dataclass(eq=False)
 class _Retrying:
-    """Rounds on nodes that come and go, repeated if too few nodes finish."""
-
     grid: PromptGrid
     traffic: Traffic
     server: Server
@@ -458,7 +453,7 @@ class _Retrying:
 
 
 def _most_examples(traffic: Traffic, timeout: float, factor: float) -> int:
-    """Return the largest number of examples that a node reports, which scales the weights of all.
+    """Return the largest number of examples of a node, which scales all weights.
 
     It is at most ``factor`` times the lower median: a claim of 2^62 would erase the others' updates.
     """

@@ -169,7 +169,6 @@ class Federated(Strategy):
         return Message(content, self._nodes[client], kind, group_id=str(round))
 
     def _records(self, state: ModelState) -> dict[str, ArrayRecord]:
-        """Return the records of ``state``, shared by clients that get the same values."""
         if self._latest is None or self._latest[0] is not state:
             self._latest = state, state_records(state)
         return self._latest[1]

@@ -153,9 +153,6 @@ class GuardedUpload:
         return before if self.shares == "weights" else {name: torch.zeros_like(t) for name, t in before.items()}
 
     def _acts_on(self, name: str, sent: torch.Tensor, replied: torch.Tensor) -> bool:
-        """Return ``True`` if the defense acts on an array; raise ``UserError`` if a model's parameter is not
-        floating-point.
-        """
         floating = sent.is_floating_point() and replied.is_floating_point()
         named = self.parameters is None or self.buffers == "defended" or name in self.parameters
         if not floating and self.of_model and name in (self.parameters or ()):
@@ -166,14 +163,13 @@ class GuardedUpload:
         return named and floating and name not in self.frozen
 
     def _beside(self, name: str, start: Tensors, before: Tensors, after: Tensors) -> torch.Tensor:
-        """Return an array that the defense does not act on: a buffer of the model, or an undeclared one."""
         if self.parameters is not None and name not in self.parameters:
             return after[name] if self.buffers == "kept" else before[name]
         return start[name]
 
 
 def _expect_weights(after: Tensors, change: Tensors) -> None:
-    """Refuse a reply near zero and far from the model sent: it is the change of the weights itself."""
+    """Refuse a reply near zero and far from the model sent: it is the change itself."""
     replied, moved = (norm({name: held[name] for name in change}) for held in (after, change))
     if replied < LOOKS_LIKE_CHANGE * moved:
         raise UserError(

@@ -123,10 +123,7 @@ class Sane(StrategyAround):
         return [answered[index][1] for index in sorted_out.usable]
 
     def _upload(self, state: ModelState, sent: RecordDict, reply: RecordDict) -> Upload:
-        """Return the weights in ``reply``, whose records and names must be those of ``sent``.
-
-        Strategies turn whole numbers of a first round into fractions later; clients may send either back.
-        """
+        """Return the weights in ``reply``; clients may return integers that a strategy has turned into fractions."""
         layout = {key: list(record) for key, record in sent.array_records.items()}
         if {key: list(record) for key, record in reply.array_records.items()} != layout:
             raise UserError("its arrays have other names than those that were sent")
@@ -142,7 +139,6 @@ class Sane(StrategyAround):
 
 
 def _by_place(content: RecordDict) -> dict[str, torch.Tensor]:
-    """Return the arrays of a message by name, or by record and name if there are several records."""
     records = content.array_records
     if len(records) == 1:
         return to_tensors(next(iter(records.values())))
@@ -150,7 +146,6 @@ def _by_place(content: RecordDict) -> dict[str, torch.Tensor]:
 
 
 def _metric_faults(replies: Sequence[RecordDict], weighted_by: str) -> dict[int, str]:
-    """Return reasons why metrics can't be averaged with the others', by index of the reply."""
     layouts = [_layout(reply) for reply in replies]
     usual = Counter(layouts).most_common(1)[0][0] if layouts else ()
     faults = {}

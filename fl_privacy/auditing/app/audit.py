@@ -160,7 +160,6 @@ class _Run:
         self.broken = ""
 
     def refresh(self) -> None:
-        """Write the page while the app trains, at most once every ``_REFRESHED`` seconds."""
         if time.perf_counter() - self._refreshed >= _REFRESHED:
             self._refreshed = time.perf_counter()
             self.write("The app trains; what leaves in clear is shown as it is seen.")
@@ -200,7 +199,6 @@ class _Run:
         return page
 
     def leave(self) -> None:
-        """Mark an unfinished page as interrupted."""
         if self.record.get("going_on"):
             self.broken = "It was interrupted; the same command begins anew"
             attempt(lambda: self.write(""))
@@ -363,7 +361,6 @@ def _facts(grid: TappedGrid) -> list[tuple[str, str]]:
 
 
 def _steps(optimizers: Mapping[tuple[str, tuple[tuple[str, Any], ...]], int]) -> Iterator[str]:
-    """Describe each optimizer with its first and last settings."""
     for name in dict.fromkeys(name for name, _ in optimizers):
         told = [(dict(settings), steps) for (one, settings), steps in optimizers.items() if one == name]
         (first, _), (last, _), said = told[0], told[-1], list[str]()

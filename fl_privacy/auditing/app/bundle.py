@@ -230,7 +230,6 @@ def _pairs(option: str, text: str) -> dict[str, Any]:
 
 
 def _like(old: object, new: Any, key: str) -> Any:
-    """Check that ``new`` has the type of the app's value; an integer may become a float."""
     if isinstance(old, float) and isinstance(new, int) and not isinstance(new, bool):
         return float(new)
     if type(old) is not type(new):

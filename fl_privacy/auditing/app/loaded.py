@@ -104,7 +104,6 @@ class LoadedBy:
 
 
 def _classes_of(fit: Fitted) -> np.ndarray | None:
-    """Return the classes of fitted data as ordered numbers; ``None`` if labels are no classes."""
     found, numbers = np.unique(fit.labels, return_inverse=True)
     plain = found.dtype.kind != "f" or bool((found == found.round()).all())
     return numbers if plain and len(found) <= MOST_CLASSES else None

@@ -42,8 +42,6 @@ def lent_in_words(asked: list[str]) -> str:
 
 
 def _lender(place: str, names: Mapping[str, str], asked: list[str]) -> Any:
-    """Make the ``__getattr__`` of a module for missing names (PEP 562)."""
-
     def lend(name: str) -> Any:
         if name not in names:
             raise AttributeError(f"module {place!r} has no attribute {name!r}")

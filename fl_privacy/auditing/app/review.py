@@ -170,7 +170,6 @@ def review_app(path: str | Path) -> Review:
 
 
 def _sources(app: App) -> Iterator[Path]:
-    """List the app's Python files, without hidden folders and links."""
     for file in sorted(app.folder.rglob("*.py")):
         hidden = any(part.startswith(".") for part in file.relative_to(app.folder).parts)
         if file.is_file() and not file.is_symlink() and not hidden:
@@ -239,7 +238,7 @@ def _look_at_answers(node: ast.FunctionDef, file: str, found: Review) -> None:
 
 
 def _local_claim(node: ast.Call) -> str:
-    """Describe the claim of a ``LocalDpMod`` with literal settings; empty otherwise."""
+    """Describe the claim of a ``LocalDpMod`` with literal settings."""
     told = dict(zip(("clipping_norm", "sensitivity", "epsilon", "delta"), map(_constant, node.args), strict=False))
     told |= {k.arg: _constant(k.value) for k in node.keywords if k.arg}
     clip, sensitivity, epsilon = (_finite(told.get(name)) for name in ("clipping_norm", "sensitivity", "epsilon"))
@@ -257,7 +256,7 @@ def _local_claim(node: ast.Call) -> str:
 
 
 def _central_claims(app: App, found: Review) -> Iterator[Note]:
-    """Yield the epsilon of the run config's noise multiplier under Flower's differential privacy strategies."""
+    """Yield the epsilon of the run config's noise multiplier under Flower's strategies."""
     if not any(note.what.startswith(_CENTRAL) for note in found.protections):
         return
     rounds = next((app.config[key] for key in ROUNDS_KEYS if key in app.config), 1)

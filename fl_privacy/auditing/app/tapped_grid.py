@@ -194,7 +194,6 @@ class TappedGrid(LocalGrid):
         return reply
 
     def _kept(self, node: int, kind: str) -> bool:
-        """Return ``True`` if an answer is kept, for the clients that trained first."""
         if kind.partition(".")[0] == "evaluate":
             return False
         nodes = list(dict.fromkeys(one for one, _ in self.answers))
@@ -321,7 +320,7 @@ class RepeatedReply:
 
 
 def _alike(leak: Leak) -> tuple[str, str, str]:
-    """Return the common part of leaks of one kind in one place, without numbers and letters."""
+    """Return the part of a leak that is the same for others of its kind and place."""
     return leak.severity, leak.where, re.sub(r" \(.*?\)|\d+", "", leak.what)
 
 
@@ -358,7 +357,7 @@ def _described(content: RecordDict, direction: str, kind: str, number: int, node
 
 
 def _values(array: Array) -> np.ndarray:
-    """Decode an array, also from plain bytes without NumPy's header, which apps write by hand."""
+    """Decode an array, also from plain bytes without NumPy's header."""
     try:
         return array.numpy()
     except Exception:
@@ -369,7 +368,6 @@ def _values(array: Array) -> np.ndarray:
 
 
 def _unpacked(sent: Sent) -> dict[str, np.ndarray]:
-    """Return the arrays within bytes, texts, lists and byte arrays of a reply."""
     found = attempt(
         lambda: unpacked(
             {**sent.values, **{at: a.tobytes() for at, a in sent.arrays.items() if a.dtype == np.uint8 and a.ndim == 1}}

@@ -175,7 +175,6 @@ def _run(server: ServerApp, app: ClientAppCallable, config: Config, settings: Tr
 
 @contextlib.contextmanager
 def _results(course: Course) -> Iterator[None]:
-    """Keep the last figures with which a Flower strategy ends."""
     original = Strategy.start
     noisy = [logging.getLogger(name) for name in ("flwr", "fl_privacy.flower.gate")]
     levels = [one.level for one in noisy]

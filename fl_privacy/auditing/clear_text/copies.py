@@ -194,13 +194,7 @@ def _figures(rows: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def _equal(rows: np.ndarray, known: np.ndarray, *, natural: bool, ordered: bool = True) -> int:
-    """Count the rows that equal known ones, or 0 if that may be chance.
-
-    Args:
-        rows, known: arrays of one width and type.
-        natural: ``True`` if the array has these rows by its shape.
-        ordered: ``True`` if the order of a row's numbers counts.
-    """
+    """Count the rows that equal known ones, or 0 if that may be chance."""
     codes = np.unique(_codes(known, ordered=ordered))
     hits = rows[np.isin(_codes(rows, ordered=ordered), codes)]
     if not len(hits):
@@ -222,14 +216,12 @@ def _values(column: np.ndarray) -> np.ndarray:
 
 
 def _chunks(rows: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield as many rows (N, F) at once as ``AT_ONCE`` allows."""
     step = max(1, AT_ONCE // rows.shape[1])
     for begin in range(0, len(rows), step):
         yield rows[begin : begin + step]
 
 
 def _codes(rows: np.ndarray, *, ordered: bool) -> np.ndarray:
-    """Return a hash for each row, equal for equal rows."""
     factors = np.random.default_rng(0).integers(1, 1 << 63, rows.shape[1], dtype=np.uint64) | np.uint64(1)
     found = [np.empty(0, np.uint64)]
     for chunk in _chunks(rows):
@@ -243,12 +235,7 @@ def _codes(rows: np.ndarray, *, ordered: bool) -> np.ndarray:
 
 
 def _bits(row: np.ndarray, *, ordered: bool = True, ramps: bool = False) -> float:
-    """Return the improbability of a row in bits, from its different numbers and their order.
-
-    Args:
-        ordered: ``True`` if their order counts.
-        ramps: ``True`` if evenly spaced numbers, such as counters, count as others do.
-    """
+    """Return the improbability of a row in bits; ``ramps`` counts evenly spaced numbers too."""
     values = np.asarray(row, dtype=np.float64)
     numbers, counts = np.unique(values[np.isfinite(values)], return_counts=True)
     if len(numbers) < 2 or (not ramps and len(values) > 2 and np.allclose(np.diff(values, 2), 0, atol=1e-9)):
@@ -264,7 +251,7 @@ def _bits(row: np.ndarray, *, ordered: bool = True, ramps: bool = False) -> floa
 
 
 def _multiples(rows: np.ndarray, known: np.ndarray) -> int:
-    """Count the first rows that are scaled and shifted known ones, or 0 if that may be chance."""
+    """Count the first rows that are scaled and shifted known ones, or 0 if by chance."""
     if rows.shape[1] < LEAST_WIDTH:
         return 0
     most = max(1, MOST_PRODUCTS // known.size)
@@ -279,7 +266,6 @@ def _multiples(rows: np.ndarray, known: np.ndarray) -> int:
 
 
 def _standardized(rows: np.ndarray) -> np.ndarray:
-    """Return the finite, not constant rows, with mean zero and length one."""
     found = rows[np.isfinite(rows).all(1)].astype(np.float64)
     found = found - found.mean(1, keepdims=True)
     size = np.linalg.norm(found, axis=1)

@@ -179,10 +179,7 @@ def _of_each(array: np.ndarray, where: str) -> Leak:
 
 
 def _is_labels(array: np.ndarray, where: str, loaded: Loaded) -> bool:
-    """Return ``True`` if ``array`` holds the class of each of the client's examples, in any order.
-
-    Right answers may by chance be as many as the examples of one of two classes, so that order or name must decide.
-    """
+    """Return ``True`` for the classes of all examples; of two classes, order or name must decide."""
     labels = loaded.labels
     if labels is None or array.dtype.kind not in "fiub" or not LEAST_ROWS <= array.size == len(labels):
         return False
@@ -342,7 +339,6 @@ def _is_text(content: bytes) -> bool:
 
 
 def _equal_column(array: np.ndarray, loaded: Loaded, counts: set[int]) -> str | None:
-    """Return the name of the loaded column whose values ``array`` holds, or ``None``."""
     if array.dtype.kind not in "fiu" or array.size < LEAST_ROWS or max(array.shape) != array.size:
         return None
     values = np.asarray(array, dtype=np.float64).reshape(-1)
@@ -357,7 +353,6 @@ def _equal_column(array: np.ndarray, loaded: Loaded, counts: set[int]) -> str | 
 
 
 def _is_class_count(array: np.ndarray, loaded: Loaded) -> bool:
-    """Return ``True`` if ``array`` has the numbers or shares of the client's examples by class."""
     labels = loaded.labels
     if labels is None or len(labels) < LEAST_ROWS or array.ndim != 1 or array.dtype.kind not in "fiu" or len(array) < 2:
         return False
@@ -372,7 +367,7 @@ def _is_class_count(array: np.ndarray, loaded: Loaded) -> bool:
 def _statistic(value: Any, key: str, loaded: Loaded) -> tuple[str, str, int] | None:
     """Return statistic, column and number of examples that a number matches, or ``None``.
 
-    A number of few digits may be a setting and needs a telling key; columns of one value are ignored.
+    A number of few digits may be a setting and needs a telling key.
     """
     if type(value) not in (int, float) or not LEAST_STATISTIC <= abs(value) < LARGEST_STATISTIC:
         return None
@@ -398,7 +393,7 @@ def _statistic(value: Any, key: str, loaded: Loaded) -> tuple[str, str, int] | N
 
 
 def _is_histogram(array: np.ndarray, loaded: Loaded) -> bool:
-    """Return ``True`` if integers, not one per example and no counter, add up to the number of loaded rows."""
+    """Return ``True`` if integers add up to the number of loaded rows."""
     if array.dtype.kind not in "iu" or len(array) < LEAST_DISTINCT or (array < 0).any():
         return False
     if len(array) == loaded.examples or not np.diff(array.astype(np.float64), 2).any():

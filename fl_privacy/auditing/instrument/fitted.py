@@ -75,7 +75,6 @@ _TOLD = {
 
 
 def _holds(array: np.ndarray, told: np.ndarray) -> bool:
-    """Return ``True`` if an array equals the tree's values in single precision at least."""
     if array.dtype.kind not in "fiu" or array.size != len(told) or len(np.unique(told)) < LEAST_DISTINCT:
         return False
     return bool(np.allclose(array.reshape(-1).astype(np.float64), told, rtol=1e-6, atol=0.0))
@@ -154,7 +153,6 @@ class FittedBy:
 
 
 def _nodes(estimator: Any) -> tuple[np.ndarray, ...]:
-    """Return the nodes of a fitted tree, or of the first trees of a forest; empty for others."""
     trees: Sequence[Any] = getattr(estimator, "estimators_", [estimator])
     found = [getattr(tree, "tree_", None) for tree in list(trees)[:MOST_TREES]]
     told = [tree.__getstate__()["nodes"] for tree in found if tree is not None]

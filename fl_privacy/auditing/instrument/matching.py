@@ -121,7 +121,6 @@ def _by_parts(
     trained: Collection[str],
     base: Mapping[str, Tensor] | None,
 ) -> list[Spread]:
-    """Match the remaining arrays to parameters that left partly or joined."""
     rest = {key: array for key, array in arrays.items() if key not in known and array.dtype.kind in "fiub"}
     left = {name: _numpy(value) for name, value in values.items() if name not in set(known.values())}
     if not left or not any(array.dtype.kind == "f" for array in rest.values()):
@@ -130,10 +129,7 @@ def _by_parts(
 
 
 def _by_value(arrays: Mapping[str, np.ndarray], values: Mapping[str, Tensor]) -> dict[str, str]:
-    """Match arrays to values of equal bytes, else of equal numbers in another dtype; equal ones in order.
-
-    An array with the value of a matched parameter is another name of it, as for tied weights.
-    """
+    """Match arrays to equal values, also in another dtype; a repeated value is a tied weight."""
     found: dict[str, str] = {}
     holders: dict[tuple[tuple[int, ...], str], list[str]] = defaultdict(list)
     for name, value in values.items():
@@ -161,10 +157,7 @@ def _by_value(arrays: Mapping[str, np.ndarray], values: Mapping[str, Tensor]) ->
 def _by_scale(
     arrays: Mapping[str, np.ndarray], values: Mapping[str, Tensor], known: Mapping[str, str], *, divides: bool
 ) -> dict[str, tuple[str, np.ndarray]]:
-    """Match the remaining arrays to values by scale or integer code, and decode them.
-
-    With ``divides``, the receiver knows the scale, as for weights; otherwise only its sign.
-    """
+    """Match by scale or integer code, and decode; with ``divides`` the receiver knows the scale, else its sign."""
     left = [name for name in values if name not in set(known.values())]
     found: dict[str, tuple[str, np.ndarray]] = {}
     for key, array in arrays.items():
@@ -182,7 +175,6 @@ def _by_scale(
 
 
 def _meant(array: np.ndarray, value: np.ndarray, *, divides: bool, named: bool) -> np.ndarray | None:
-    """Return the decoded ``array`` if it approximates ``value``, else ``None``."""
     own, size = value.astype(np.float64), float(np.linalg.norm(value))
     constant = not named and size > 0 and value.min() == value.max()  # any constant array is a multiple of it
     if value.dtype.kind != "f" or not size or not math.isfinite(size) or constant:
@@ -206,7 +198,7 @@ def _meant(array: np.ndarray, value: np.ndarray, *, divides: bool, named: bool) 
 
 
 def _codes(array: np.ndarray) -> Iterator[tuple[np.ndarray, tuple[int, ...] | None]]:
-    """Yield the numbers of a code with the axes of its scale: around zero, around the mean, row by row."""
+    """Yield the numbers of a code with the axes of its scale."""
     plain = array.astype(np.float64)
     yield plain, None
     if array.size >= LEAST_CODES:
@@ -216,7 +208,7 @@ def _codes(array: np.ndarray) -> Iterator[tuple[np.ndarray, tuple[int, ...] | No
 
 
 def _fitted(code: tuple[np.ndarray, tuple[int, ...] | None], value: np.ndarray) -> np.ndarray:
-    """Return the multiple of a code nearest to ``value``; a code without a mean gets the value's."""
+    """Return the multiple of a code nearest to ``value``."""
     numbers, axes = code
     mean = value.mean() if axes is None and abs(numbers.sum()) < 1e-9 * np.abs(numbers).sum() else 0.0
     over = {"axis": axes, "keepdims": True}
@@ -231,7 +223,6 @@ def _by_place(
     taken: set[str],
     known: set[str],
 ) -> dict[str, str]:
-    """Match arrays with names, or places, and shapes of arrays sent, by values at the start."""
     if not sent:
         return {}
     origin = _by_value(sent, before)
@@ -261,7 +252,6 @@ def _kind(uploaded: Mapping[str, np.ndarray], sent: Mapping[str, np.ndarray], pl
 
 
 def _likest(key: str, names: Sequence[str]) -> int:
-    """Return the index of the name that ends as ``key`` does, else 0."""
     for index, name in enumerate(names):
         if name.endswith(key) or key.endswith(name.split(".", 2)[-1]):
             return index

@@ -62,7 +62,6 @@ def averaged(modules: Sequence[nn.Module], names: Mapping[int, str]) -> set[str]
 def _memory(
     old: np.ndarray, new: np.ndarray, where: str, counts: Sequence[int], labels: np.ndarray | None
 ) -> Leak | None:
-    """Describe the overwritten entries along their axis, or return ``None``."""
     told: list[tuple[bool, bool, int, int]] = []
     for axis in dict.fromkeys((0, old.ndim - 1)):
         rows, anew = (np.moveaxis(each, axis, 0).reshape(each.shape[axis], -1) for each in (old, new))

@@ -75,7 +75,6 @@ def _of_value(value: Any) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def _of_bytes(content: bytes, depth: int) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the arrays in bytes with their names, empty for a single one."""
     if depth > DEPTH:
         return
     for opened in (_archived, _serialized):
@@ -92,7 +91,6 @@ def _of_bytes(content: bytes, depth: int) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def _safely(open_: Callable[[bytes], Any], content: bytes) -> list[tuple[str, np.ndarray]] | None:
-    """Return the arrays that ``open_`` finds in bytes; ``None`` for another format."""
     try:
         made = open_(content)
     except (
@@ -117,8 +115,6 @@ def _archived(content: bytes) -> Any:
 
 
 class _Unpickler(ArrayUnpickler):
-    """An unpickler that also makes PyTorch tensors."""
-
     def find_class(self, module: str, name: str) -> Any:
         plain = {
             ("collections", "OrderedDict"): dict,
@@ -137,7 +133,7 @@ def _stored(content: bytes) -> Any:
 
 
 def _serialized(content: bytes) -> Any:
-    """Load pickle, PyTorch before 1.6 or safetensors; ``None`` for another format."""
+    """Load pickle, PyTorch before 1.6 or safetensors, else ``None``."""
     if content.startswith((b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")):
         return _stored(content) if content[:13] == _OLD_TORCH else _Unpickler(io.BytesIO(content)).load()
     size = int.from_bytes(content[:8], "little")
@@ -154,7 +150,6 @@ _OLD_TORCH = pickle.dumps(0x1950A86A20F9469CFC6C, protocol=2)[:13]
 
 
 def _inflated(content: bytes) -> bytes | None:
-    """Decompress at most ``MOST_BYTES``; ``None`` if bytes are not compressed."""
     try:
         if content[:2] == b"\x1f\x8b":
             return zlib.decompressobj(wbits=31).decompress(content, MOST_BYTES)
@@ -170,7 +165,7 @@ def _inflated(content: bytes) -> bytes | None:
 
 
 def _plain(content: bytes) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield bytes without a header as numbers of each width, if their size is that of weights."""
+    """Yield headerless bytes as numbers of each width, if their size is that of weights."""
     for kind in ("<f4", "<f8", "<f2"):
         if len(content) % int(kind[-1]) == 0:
             numbers = np.frombuffer(content, kind)
@@ -242,14 +237,14 @@ def spread(
 
 
 def _says_places(array: np.ndarray) -> bool:
-    """Return ``True`` if ``array`` may be indices or a mask: nonnegative integers."""
+    """Return ``True`` for nonnegative integers, which may be indices or a mask."""
     if array.dtype.kind == "f":
         return bool(array.size and np.isfinite(array).all() and (array == np.floor(array)).all() and array.min() >= 0)
     return array.dtype.kind in "biu" and array.size > 0 and bool(array.min() >= 0)
 
 
 def _orders(values: Mapping[str, np.ndarray], trained: Collection[str]) -> Iterator[list[str]]:
-    """Yield the orders in which parameters may be joined: as listed, by module, and without buffers."""
+    """Yield the orders in which parameters may be joined."""
     names = list(values)
     groups: dict[str, list[str]] = {}
     for name in names:
@@ -268,7 +263,6 @@ class _Placed:
     sources: tuple[str, ...]
 
     def parts(self, values: Mapping[str, np.ndarray], base: Mapping[str, np.ndarray] | None) -> Iterator[Spread]:
-        """Yield each parameter, with ``base`` or zero at other places."""
         start = 0
         for name in self.target:
             shape, size = values[name].shape, values[name].size
@@ -281,15 +275,7 @@ class _Placed:
 
 @dataclass(eq=False)
 class _Search:
-    """Search for the parameters whose values an array holds.
-
-    Attributes:
-        places: arrays that may be places.
-        order: names of all arrays in order.
-        values: values of missing parameters.
-        used: arrays of found parameters.
-        tries: number of comparisons.
-    """
+    """Search for the parameters whose values an array holds."""
 
     places: Mapping[str, np.ndarray]
     order: Sequence[str]
@@ -300,10 +286,7 @@ class _Search:
     def find(
         self, key: str, numbers: np.ndarray, targets: Sequence[Sequence[str]], whole: Collection[str]
     ) -> _Placed | None:
-        """Return the first of ``targets`` with the ``numbers`` of the array ``key`` at its places.
-
-        Targets in ``whole`` have another shape and may be all numbers without places.
-        """
+        """Return the first target with the ``numbers`` at its places; those in ``whole`` need none."""
         at = {other: place for place, other in enumerate(self.order)}
         mates = [
             other
@@ -338,7 +321,7 @@ class _Search:
 
 
 def _places(array: np.ndarray, number: int, size: int, shape: tuple[int, ...]) -> np.ndarray | None:
-    """Return the flat places (number,) in ``array``, as indices or mask, or ``None``."""
+    """Return the flat places (number,) in ``array``, or ``None``."""
     if array.size == size > number and array.dtype.itemsize == 1:
         chosen = np.flatnonzero(array.reshape(-1))
         return chosen if len(chosen) == number else None

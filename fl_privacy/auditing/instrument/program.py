@@ -230,7 +230,6 @@ class Recorder:
 
 
 def _loaded(way: Program) -> Program:
-    """Return ``way`` from its loaded batch on, with earlier steps and the choice of examples evaluated."""
     constants, calls = dict(way.constants), list[Call]()
     for call in way.calls:
         early = not any(c.part >= 0 for c in calls) or getattr(call.function, "__name__", "") == "__getitem__"
@@ -253,7 +252,7 @@ def _loaded(way: Program) -> Program:
 
 
 def _as_one_batch(ways: Sequence[Program]) -> Program | None:
-    """Return the first of ``ways`` with all batches joined; ``None`` if they differ in more than the batch."""
+    """Return the first of ``ways`` with all batches joined, or ``None``."""
     ways = [_loaded(way) for way in ways]
     first, joined = ways[0], dict[int, Tensor]()
     if any(way.steps() != first.steps() or way.constants.keys() != first.constants.keys() for way in ways):

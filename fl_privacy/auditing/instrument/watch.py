@@ -101,8 +101,6 @@ class OnlyExamples:
 
 
 class _Mode(TorchFunctionMode):
-    """Pass every call of a PyTorch function to a watch."""
-
     def __init__(self, watch: Watch) -> None:
         super().__init__()
         self._watch = watch
@@ -253,7 +251,6 @@ class Watch:
         self._stepped(optimizer, args, kwargs)
 
     def _end_recording(self) -> None:
-        """Keep the program of the losses so far, and end the recording."""
         if self._recorder is not None and self._roots:
             self.seen.program, self.seen.added = self._recorder.program(self._roots, self.seen.names), len(self._roots)
             self._recorder, self._roots = None, []
@@ -298,7 +295,6 @@ class Watch:
 
 @contextmanager
 def _evaluating(module: nn.Module, wanted: bool) -> Iterator[None]:
-    """Put ``module`` into evaluation mode until the block ends, if ``wanted``."""
     before = [each for each in module.modules() if each.training] if wanted else []
     for each in before:
         each.training = False
@@ -310,8 +306,6 @@ def _evaluating(module: nn.Module, wanted: bool) -> Iterator[None]:
 
 
 class _Counting:
-    """An iterator that shows each batch before it gives it."""
-
     def __init__(self, given: Iterator[Any], note: Callable[[Any], None]) -> None:
         self._given, self._note = given, note
 
@@ -328,7 +322,6 @@ class _Counting:
 
 
 def _cut(batch: Any, start: int, stop: int, size: int) -> Any:
-    """Return examples ``start`` to ``stop`` of a batch of ``size``."""
     if isinstance(batch, Tensor):
         plain = batch.as_subclass(Tensor)  # other subclasses may not allow slices
         return plain[start:stop] if plain.dim() and len(plain) == size else batch
@@ -346,7 +339,6 @@ def _cut(batch: Any, start: int, stop: int, size: int) -> Any:
 
 
 def _remade(batch: Mapping[Any, Any], parts: dict[Any, Any]) -> Any:
-    """Put ``parts`` into a mapping of the same type, such as a tokenizer's, if possible."""
     try:
         return type(batch)(parts)  # type: ignore[call-arg]
     except (TypeError, ValueError):

@@ -102,7 +102,7 @@ def sign_flip_p(sums: np.ndarray) -> float:
 
 
 def _joined(first: tuple[int, ...], second: tuple[int, ...]) -> np.ndarray:
-    """Return the numbers (N,) of the finest groups that join both groupings."""
+    """Return the numbers (N,) of the finest common groups."""
     above = list(range(len(first)))
 
     def root(index: int) -> int:

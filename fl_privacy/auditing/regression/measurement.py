@@ -247,7 +247,6 @@ def measure_training(
 
 
 def _others(data: object, attacked: Sequence[Batch], scale: Normalization | None, seed: int) -> Others:
-    """Choose unattacked images of the same data, with shipped ones if there are few."""
     shape = tuple(attacked[0].inputs.shape[1:])
     taken = set(range(sum(len(batch.inputs) for batch in attacked)))
     drawn = islice(at_random(data, taken, derive_generator(seed, "candidates")), MOST)
@@ -263,7 +262,7 @@ def _called(attack: str | ReconstructionAttack) -> tuple[ReconstructionAttack, s
 
 
 def _at_one_rate(observations: Sequence[Observation]) -> list[Observation]:
-    """Set the learning rate that ``train`` most likely has, so that all are attacked together."""
+    """Set the median learning rate, so that all are attacked together."""
     rate = statistics.median(o.plan.lr for o in observations)
     return [replace(o, plan=replace(o.plan, lr=rate)) for o in observations]
 
@@ -273,7 +272,7 @@ def _read(scores: Sequence[VictimScore], metric: str) -> list[float]:
 
 
 def _most(scores: Sequence[Sequence[VictimScore]]) -> list[Outcome | None]:
-    """Return the worst outcome of each image by any attacker; ``None`` if one is unknown."""
+    """Return the worst outcome of each image; ``None`` if unknown."""
     found = zip(*map(_outcomes, scores), strict=True)
     return [None if None in each else min(filter(None, each), key=list(Outcome).index) for each in found]
 
@@ -287,7 +286,7 @@ def _outcomes(scores: Sequence[VictimScore]) -> list[Outcome | None]:
 
 
 def _worst(metric: str, values: Sequence[float]) -> float:
-    """Return the worst of several attackers' values of an image; NaN if one failed."""
+    """Return the worst value of an image; NaN if an attacker failed."""
     if any(map(math.isnan, values)):
         return math.nan
     return max(values) if METRICS[metric].leaks == "high" else min(values)
@@ -327,7 +326,6 @@ def _made(model: nn.Module | Callable[[], nn.Module], seed: int) -> nn.Module:
 
 
 def _change(model: nn.Module, train: Train, examples: Sequence[tuple[Tensor, int]], seed: int) -> ModelState:
-    """Return the change of the parameters by one training on ``examples``, with the buffers afterwards."""
     sent, trained = ModelState.of(model), copy.deepcopy(model)
     with torch.random.fork_rng(devices=[]), blamed_on("train(model, loader)"):
         torch.manual_seed(seed)
@@ -349,7 +347,6 @@ def _expect_on_upload(defense: Defense) -> Defense:
 
 
 def _defended(change: Tensors, defense: Defense, seed: int) -> Tensors:
-    """Defend the change with a fresh client state."""
     state, rng = ClientState(), torch.Generator().manual_seed(derive_seed(seed, "defense"))
     for hook in defense.upload:
         change = hook(change, state, rng)

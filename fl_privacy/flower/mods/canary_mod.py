@@ -156,7 +156,7 @@ def write_canaries(
 
 @dataclass(frozen=True, kw_only=True)
 class _About:
-    """Settings kept with the canaries' scores; the ``seed`` of directions and coins is known to this node alone."""
+    """Settings kept with the canaries' scores; the ``seed`` is known to this node alone."""
 
     number: int
     rounds: int
@@ -173,7 +173,7 @@ class _About:
         return torch.rand(self.number, generator=self._rng("coins", round)) < 0.5
 
     def directions(self, round: int, size: int) -> Iterator[Tensor]:
-        """Yield a unit vector (size,) for each canary; they may overlap, since each has its own release."""
+        """Yield a unit vector (size,) for each canary."""
         rng = self._rng("directions", round)
         for _ in range(self.number):
             drawn = torch.randn(size, generator=rng)
@@ -197,9 +197,9 @@ def _norm_of(mods: Sequence[Mod]) -> float:
 
 
 def _like(message: Message, mods: Sequence[Mod]) -> dict[str, Tensor]:
-    """Return zeros like the model's arrays, shortened for a large model; empty without a model.
+    """Return zeros like the model's arrays, shortened for a large model.
 
-    Flower's own mods ignore shapes and get all values as one array, which is much faster.
+    Flower's own mods ignore shapes and get one array, which is much faster.
     """
     if len(message.content.array_records) != 1:
         return {}
@@ -254,5 +254,4 @@ def _let_pass(
 
 
 def _row(sent: Tensor | None, like: Tensor) -> Tensor:
-    """Return one array of a release as a row of float64; zeros if withheld."""
     return torch.zeros(like.numel(), dtype=torch.float64) if sent is None else sent.detach().double().flatten()

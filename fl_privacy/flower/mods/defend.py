@@ -125,7 +125,6 @@ class DefendedClient(NumPyClient):
         work: Callable[[], RecordDict],
         instead: Instead | None = None,
     ) -> RecordDict:
-        """Answer as ``Answers.once`` does; with ``context.state`` alone, no answer is kept."""
         round, question = self._round(config), digest_of_records(kind, _records(parameters, 0, config))
         known = self.memory
         context = known if isinstance(known, Context) else SimulatedContext(0, 0, {}, known, {})

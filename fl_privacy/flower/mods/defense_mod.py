@@ -103,8 +103,6 @@ def defense_mod(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Defending:
-    """The mod of ``defense_mod``; ``metrics`` of ``None`` lets all leave."""
-
     guard: GuardedUpload
     read: "_Reader"
     metrics: Sequence[str] | None
@@ -134,7 +132,6 @@ class _Defending:
         return answer(message, context)
 
     def _stated(self, content: RecordDict) -> RecordDict:
-        """Return the allowed part of a reply to any other message."""
         _expect_no_arrays(content)
         if self.metrics is not None:
             withhold(content, self.metrics)
@@ -196,8 +193,6 @@ def _warn_of_buffers(model: nn.Module, defense: Defense) -> None:
 
 @dataclass(frozen=True)
 class _Reader:
-    """Return the arrays of a message's only record, named by a model, a list or the message."""
-
     like: Tensors | None
     names: Sequence[str] | None
 

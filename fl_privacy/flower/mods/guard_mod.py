@@ -39,8 +39,6 @@ def guard_mod(model: nn.Module, examples: OwnExamples | None = None, *, guard: M
 
 @dataclass(frozen=True, eq=False)
 class _Guarding:
-    """The mod of ``guard_mod``."""
-
     model: nn.Module
     examples: OwnExamples | None
     guard: ModelGuard
@@ -61,7 +59,6 @@ class _Guarding:
         return read_state(message.content, self.model, whole=True) if there else None
 
     def _refusal(self, message: Message, context: Context) -> str | None:
-        """Return a reason to refuse the message itself."""
         record = message.content.config_records.get(RECORD_KEY_CONFIGS)
         if record is not None and (reason := secagg_refusal(record)):
             return reason
@@ -71,7 +68,6 @@ class _Guarding:
         return self.guard.refusal_of_weights(sent, load_state(context.state).tensors)
 
     def _look(self, message: Message, context: Context) -> str | None:
-        """Return a reason to refuse the model by its answers to the examples; remember a model that is trained on."""
         if (sent := self._sent(message)) is None:
             return None
         if (examples := self.examples) is not None:

@@ -152,8 +152,6 @@ def _answer(  # noqa: PLR0917
 
 @dataclass(eq=False)
 class _Examples:
-    """Examples of one client that may be probed, loaded at the first probe."""
-
     dataset: object
     context: Context
     given: Normalization | None
@@ -162,7 +160,6 @@ class _Examples:
     _data: object = field(default=None, init=False)
 
     def batch(self, probe: int, size: int) -> list[object]:
-        """Return the examples of the ``probe``-th batch, as the app's own data set has them."""
         data = self.data()
         if isinstance(data, IterableDataset) or not hasattr(data, "__getitem__"):
             examples = list(islice(_iterated(data), probe * size, (probe + 1) * size))
@@ -191,8 +188,6 @@ class _Examples:
 
 
 class _Few(Dataset[object]):
-    """A few examples, drawn once and kept."""
-
     def __init__(self, examples: list[object]) -> None:
         self._examples = examples
 
@@ -222,7 +217,6 @@ def _copy_with(model: nn.Module, content: RecordDict) -> nn.Module:
 
 
 def _order(arrays: Any, values: Any) -> list[str]:
-    """Return the model's name of each of ``arrays``; unnamed ones follow the ``state_dict``."""
     names, own = list(arrays), list(values)
     return own if names == [str(i) for i in range(len(own))] else names
 

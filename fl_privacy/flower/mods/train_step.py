@@ -189,7 +189,6 @@ class DefendedTraining:
             save_state(self.memory, self._state)
 
     def _prepared(self, shape: tuple[int, ...]) -> nn.Module:
-        """Return the network as the defense changes it, with private values; made at the first step."""
         if self._model is None:
             model, rng = self.net, self.draws.always("private")
             for hook in self.defense.model:
@@ -216,13 +215,10 @@ _KIND = "train-step"
 
 @dataclass(frozen=True)
 class _Once:
-    """Lets a round be trained once."""
-
     answers: Answers
     round: int | None
 
     def begin(self) -> None:
-        """Count this training, or raise ``UserError`` if the round was trained, is missing or not in the run."""
         if self.round is not None:
             number = whole("round", self.round, at_least=0, example=1)
             self.answers.expect_new(_KIND, number)
@@ -244,7 +240,6 @@ class _Draws:
         return int(self.client) if self.client.isdecimal() else 0
 
     def always(self, purpose: str) -> torch.Generator:
-        """Return the stream of a purpose, the same in every round."""
         return derive_generator(self.seed, "client", self.client, purpose)
 
     def once(self, purpose: str) -> torch.Generator:
@@ -265,7 +260,6 @@ def _plain(images: Tensor, normalization: Normalization | None) -> Tensor:
 
 
 def _taken(batch: Any) -> tuple[Tensor, Tensor, Any]:
-    """Return images and labels of a batch, and a function that replaces them."""
     if isinstance(batch, Mapping):
         names = [next((key for key in keys if key in batch), None) for keys in (IMAGE_KEYS, LABEL_KEYS)]
         image, label = names

@@ -108,7 +108,6 @@ def joules_so_far() -> float | None:
 
 @contextmanager
 def _cgroup(memory: int) -> Iterator[Path | None]:
-    """Make a temporary group of processes with ``memory`` bytes together; ``None`` if impossible."""
     for root, limit in ((_CGROUP / "memory", "memory.limit_in_bytes"), (_CGROUP, "memory.max")):
         group = root / f"fl-privacy-{os.getpid()}"
         if not (root / "cgroup.procs").exists():
@@ -140,7 +139,7 @@ def _killed_for_memory(group: Path) -> bool:
 
 
 def _own_bytes(pid: int) -> int:
-    """Return the anonymous memory of a process, else all resident memory; 0 once it is gone."""
+    """Return the anonymous, else the resident memory of a process; 0 once it is gone."""
     try:
         told = Path(f"/proc/{pid}/status").read_text()
     except OSError:
@@ -182,7 +181,6 @@ def measure_nodes(
 
 
 def _runs_in(folder: Path) -> list[Path]:
-    """Return the folder itself, or the finished trainings of a sweep."""
     if (folder / IDENTITY).is_file():
         if read_run(folder).identity.config.get("command") != "run":
             raise UserError(f"{folder} is expected to be a training by `fl-privacy run`, but is none; give one.")
@@ -216,7 +214,6 @@ def _why(ended: Held) -> str:
 
 
 def _one_client(run: Path, repeats: int, trust: Sequence[str]) -> dict[str, Any]:
-    """Run rounds of the first client of ``run``, in this process."""
     import torch  # noqa: PLC0415
 
     from fl_privacy.defenses import ClientState  # noqa: PLC0415
@@ -249,7 +246,6 @@ def _one_client(run: Path, repeats: int, trust: Sequence[str]) -> dict[str, Any]
 
 
 def _append(run: Path, **measured: float | str | bool | None) -> None:
-    """Append the cost of a client's round to a finished run; unmeasured values are ``None``."""
     expect_finished(run)
     missing = [name for name in ("cpu_seconds", "seconds", "joules", "repeats") if name not in measured]
     with RecordWriter(run / METRICS) as records:

@@ -155,7 +155,6 @@ def _write_texts(deployment: Deployment) -> None:
 
 
 def _write_policies(deployment: Deployment, name: str) -> None:
-    """Write each node's own policy, with its data in ``data``, its ledger in ``ledger`` and the anchor elsewhere."""
     ready = (files("fl_privacy.site.gate") / "policies" / f"{name}.yaml").read_text(encoding="utf-8")
     own = ready.replace("~/.local/share/fl_privacy/ledger", "ledger/ledger").replace("reads: []", "reads: [data]")
     for number in range(deployment.nodes):
@@ -192,13 +191,12 @@ def _text(template: str, values: dict[str, object]) -> str:
 
 
 class _Template(Template):
-    """Template with ``@{name}`` for a value and ``@@`` for an at sign, since shell and compose files use dollars."""
+    """Template with ``@{name}`` and ``@@``, since shell and compose files use dollars."""
 
     delimiter = "@"
 
 
 def _is_host(text: str) -> bool:
-    """Return ``True`` for an IP address, or a name of letters, digits, dots and hyphens."""
     try:
         ipaddress.ip_address(text)
     except ValueError:

@@ -239,7 +239,6 @@ def _environment(work: Path, variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def _relay(said: IO[bytes]) -> None:
-    """Print the app's output on standard error, without control characters."""
     left, since, dropped = float(LINES_AT_ONCE), time.monotonic(), 0
     with said, suppress(OSError, ValueError):
         while line := said.readline(LONGEST_LINE):

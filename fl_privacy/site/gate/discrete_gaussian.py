@@ -73,9 +73,9 @@ def _fill(found: Integers, random: Bytes) -> None:
 
 
 def _draw(trials: int, random: Bytes) -> Integers:
-    """Draw ``trials`` proposals and keep the accepted ones, 71 % on average.
+    """Keep the accepted ones of ``trials`` proposals, 71 % on average.
 
-    The 64 random bits of a proposal are 16 of k, the sign, j, and the first bits of the accepting uniform number.
+    A proposal's 64 random bits are 16 of k, the sign, j, and the first bits of the accepting uniform number.
     """
     words = np.frombuffer(random(8 * trials), dtype=np.uint64)
     k = _whole_parts((words >> np.uint64(64 - _WHOLE_BITS)).astype(np.uint16), random)
@@ -92,7 +92,7 @@ def _draw(trials: int, random: Bytes) -> Integers:
 
 
 def _whole_parts(words: npt.NDArray[np.uint16], random: Bytes) -> Integers:
-    """Draw k >= 0 with probability proportional to exp(-k^2 / 2), by inversion, with as many bits as needed."""
+    """Draw k >= 0 with probability proportional to exp(-k^2 / 2), by inversion."""
     bounds = _cumulative()[:-1]
     high = [bound >> (_PRECISION - _WHOLE_BITS) for bound in bounds]
     found, open_yet = np.zeros(len(words), np.uint8), np.zeros(len(words), np.bool_)
@@ -120,13 +120,7 @@ def _cumulative() -> tuple[int, ...]:
 
 
 def _happens(uniform: npt.NDArray[np.uint64], bits: int, exponents: Integers, random: Bytes) -> npt.NDArray[np.bool_]:
-    """Draw booleans that are true with probability exp(-exponent / (2 s^2)) each.
-
-    Args:
-        uniform: first ``bits`` bits of uniform numbers; further ones are drawn if needed.
-        bits: number of bits, at most 53.
-        exponents: integers of at least 0.
-    """
+    """Draw booleans that are true with probability exp(-exponent / (2 s^2)), from ``bits`` (<= 53) uniform bits."""
     half = 2.0 ** -(bits + 1)
     away = np.exp(exponents * (-0.5 / SCALE**2))
     away -= uniform * (2 * half) + half  # from the middle of the uniform number's interval

@@ -131,7 +131,6 @@ def _released_arrays(
 
 
 def _matched(rule: Arrays, received: Records, replied: Records) -> dict[tuple[str, str], RawArray]:
-    """Match the reply's arrays to the received ones and return them in the received order."""
     sent = {name: record for name, record in replied.arrays.items() if record}
     came = {name: record for name, record in received.arrays.items() if record}
     if rule.record is not None and len(came) == 1 and sent.keys() == {rule.record}:
@@ -146,7 +145,6 @@ def _matched(rule: Arrays, received: Records, replied: Records) -> dict[tuple[st
 
 
 def _checked(place: tuple[str, str], before: npt.NDArray[Any], array: RawArray, rule: Arrays) -> npt.NDArray[Any]:
-    """Check one array of the reply, and return it as it may leave, except for noise."""
     where = "/".join(place)
     if before.dtype.kind != "f":
         if rule.counters == "received":
@@ -161,7 +159,7 @@ def _checked(place: tuple[str, str], before: npt.NDArray[Any], array: RawArray, 
 
 
 def _sane(place: tuple[str, str], array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Clip noised values to finite ones, and variances to at least 0, by the noised values alone."""
+    """Clip noised values to finite ones, and variances to at least 0."""
     limit = np.finfo(array.dtype).max
     array = np.clip(array, -limit, limit)
     return np.maximum(array, 0) if place[1].rpartition(".")[2] == VARIANCE else array
@@ -170,7 +168,6 @@ def _sane(place: tuple[str, str], array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 def _kept(
     where: str, values: Values, held: Mapping[str, Mapping[str, Any]], *, drops: bool
 ) -> dict[str, dict[str, Any]]:
-    """Filter records of values by the rules, in the order of the rules."""
     found: dict[str, dict[str, Any]] = {}
     for name, record in held.items():
         if name not in values.records or (record and not values.rules):
@@ -224,7 +221,6 @@ def _is_fortran(values: npt.NDArray[Any]) -> bool:
 
 @lru_cache(maxsize=4096)
 def _header(dtype: str, shape: tuple[int, ...], fortran: bool) -> bytes:
-    """Return the header that ``numpy.save`` writes before the values."""
     buffer = BytesIO()
     told = {"descr": np.lib.format.dtype_to_descr(np.dtype(dtype)), "fortran_order": fortran, "shape": shape}
     np.lib.format.write_array_header_1_0(buffer, told)

@@ -167,7 +167,6 @@ def keep_apart(wishes: Wishes) -> Held:
 
 
 def _enter_namespaces(held: Held, wishes: Wishes) -> bool:
-    """Give this process its own mounts, processes, network and root; return whether the root is its own."""
     user, group, parent = os.getuid(), os.getgid(), os.getppid()
     wanted = kernel.NEWNS | kernel.NEWPID | kernel.NEWNET | kernel.NEWIPC | kernel.NEWUTS
     try:
@@ -205,7 +204,7 @@ def _enter_namespaces(held: Held, wishes: Wishes) -> bool:
 
 
 def _wait_outside(child: int, parent: int, ready: int, wishes: Wishes) -> None:
-    """Count the app's resources until it has ended, and end this process with it; does not return."""
+    """Count the app's resources until it has ended, and end this process with it."""
     _close_all(ready)
     own_root = os.read(ready, 1)
     if own_root == b"1":  # the root has changed for this process too
@@ -216,7 +215,6 @@ def _wait_outside(child: int, parent: int, ready: int, wishes: Wishes) -> None:
 
 
 def _close_all(*but: int) -> None:
-    """Close all descriptors but standard error, and ``but``."""
     for number in range(64):
         if number not in (2, *but):
             try:
@@ -242,7 +240,6 @@ _LOCKED = kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY
 
 
 def _change_root(wishes: Wishes, held: Held) -> bool:
-    """Make a root with the readable and writable places; return whether it could be made."""
     root = str(Path(wishes.temporary).with_name("root"))
     flags = kernel.MS_NOSUID | kernel.MS_NODEV
     try:
@@ -289,7 +286,7 @@ def _folder(place: Path) -> str:
 
 
 def _sealed(places: Iterable[str], root: str, bound: Iterable[str], empty: str) -> bool:
-    """Lay overlays over folders, with the same files but no outside sockets and pipes; return whether all succeed."""
+    """Lay overlays over folders, so that no outside socket or pipe is reached; return whether all succeed."""
     sealed = True
     for real in map(os.path.realpath, places):
         for target in [root + place for place in _seen_at((real,), bound)]:
@@ -306,7 +303,6 @@ def _sealed(places: Iterable[str], root: str, bound: Iterable[str], empty: str) 
 
 
 def _layer(place: str, root: str, space: Path, held: Held) -> None:
-    """Show the folder ``place``, existing or not, with writes kept in memory."""
     source, above, work = os.path.realpath(place), space / "above", space / "work"
     for folder in (above, work):
         folder.mkdir(mode=0o700, parents=True)
@@ -328,7 +324,6 @@ def _layer(place: str, root: str, space: Path, held: Held) -> None:
 
 
 def _escaped(place: str) -> str:
-    """Escape a place for a mount option."""
     for letter in "\\,:":
         place = place.replace(letter, f"\\{letter}")
     return place
@@ -342,7 +337,6 @@ def readable(wishes: Wishes) -> list[str]:
 
 
 def _outermost(places: Iterable[str]) -> list[str]:
-    """Return those of ``places`` and their link targets that lie in no other one."""
     found: list[str] = []
     both = [each for place in places for each in (os.path.abspath(place), os.path.realpath(place))]  # noqa: PTH100
     for place in sorted(dict.fromkeys(both), key=len):
@@ -352,7 +346,7 @@ def _outermost(places: Iterable[str]) -> list[str]:
 
 
 def _seen_at(places: Iterable[str], bound: Iterable[str]) -> Iterator[str]:
-    """Yield the paths of ``places`` within those ``bound``, including second ones through links."""
+    """Yield the paths of ``places`` within those ``bound``, also through links."""
     held = [(place, os.path.realpath(place)) for place in bound]
     for place in places:
         parent, name = os.path.split(place)
@@ -363,7 +357,6 @@ def _seen_at(places: Iterable[str], bound: Iterable[str]) -> Iterator[str]:
 
 
 def _bind(place: str, root: str, *, source: str = "", read_only: bool = False) -> None:
-    """Bind ``source``, by default ``place`` itself, at ``place`` inside ``root``, if it exists."""
     source, target = source or os.path.realpath(place), root + place
     if not os.path.exists(source) or os.path.ismount(target):  # noqa: PTH110
         return
@@ -378,7 +371,6 @@ def _bind(place: str, root: str, *, source: str = "", read_only: bool = False) -
 
 
 def _make_read_only(target: str) -> None:
-    """Make the mount ``target`` and those within it read-only; ``OSError`` if a reachable one can't be."""
     for place, flags in ({target: 0} | _mounts_within(target)).items():
         try:
             kernel.mount("", place, None, _LOCKED | flags)

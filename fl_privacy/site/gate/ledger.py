@@ -142,8 +142,7 @@ class Ledger:
     def _now(self, account: Account, moment: Moment) -> float:
         """Return the ledger's time, which advances by the time since its last line, or the last call.
 
-        A clock set forward frees nothing, and one set back locks nothing for longer than a day. After a full day
-        nothing is left to be freed, and the clock is trusted.
+        A clock set forward frees nothing, and one set back locks nothing for longer than a day.
         """
         if not account.entries:
             self._time = moment.clock
@@ -188,7 +187,6 @@ class Ledger:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[int]:
-        """Open the ledger, make it if it is the first time, and lock it."""
         try:
             descriptor = self._opened()
             try:
@@ -216,7 +214,6 @@ class Ledger:
         return descriptor
 
     def _read(self, descriptor: int, size: int | None = None) -> Account:
-        """Compute the account of the file, or of its first ``size`` bytes, from the new lines only."""
         size = os.fstat(descriptor).st_size if size is None else size
         if size > LARGEST_LEDGER:
             raise LedgerError(f"The ledger is expected to have at most {LARGEST_LEDGER >> 20} MiB, but is larger.")
@@ -254,13 +251,11 @@ class Ledger:
             raise LedgerError(f"The ledger {self.path} was changed: entry {entry.number} does not follow.") from error
 
     def _is_known(self, descriptor: int) -> bool:
-        """Return ``True`` if the last known line is unchanged."""
         tail = os.pread(descriptor, min(self._known.size, LARGEST_LINE), max(0, self._known.size - LARGEST_LINE))
         line = tail[:-1].rpartition(b"\n")[2] + b"\n"
         return self._known.size > 0 and hashlib.sha256(line).hexdigest() == self._known.digest
 
     def _anchored(self, size: int) -> tuple[int, str]:
-        """Return number and digest of the last entry in the anchor, for a ledger of ``size`` bytes."""
         try:
             with os.fdopen(_regular(self.anchor, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
                 _expect_own(file.fileno(), self.anchor)
@@ -281,7 +276,6 @@ class Ledger:
 
 
 def _lines(descriptor: int, start: int, end: int) -> Iterator[bytes]:
-    """Yield the lines between two places of a file; lines longer than ``LARGEST_LINE`` in pieces."""
     with os.fdopen(os.dup(descriptor), "rb") as file:
         file.seek(start)
         while line := file.readline(min(LARGEST_LINE, end - start)):

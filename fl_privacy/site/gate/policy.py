@@ -375,7 +375,7 @@ def _budget(given: object, folder: Path) -> Budget:
 
 
 def _usual_anchor(ledger: Path) -> Path:
-    """Choose the anchor's place in the user's state folder, which is not restored together with the ledger's."""
+    """Choose the anchor's place in the user's state folder, which no backup restores together with the ledger."""
     import platformdirs  # noqa: PLC0415
 
     name = hashlib.sha256(str(ledger).encode()).hexdigest()[:16]
@@ -403,7 +403,7 @@ def _app(given: object, folder: Path) -> AppLimits:
 
 
 def _values(where: str, given: object, records: tuple[str, ...], rule: Rule) -> Values:
-    """Parse rules by key; ``rule`` applies to keys that are only listed."""
+    """Parse rules by key; ``rule`` is for keys without one."""
     if given is None or given is False:
         return Values(records=records)
     told = _table(where, given, "records", "allow")
@@ -442,7 +442,6 @@ def _listed(where: str, given: object) -> Sequence[Any]:
 
 
 def _names(where: str, given: object) -> tuple[str, ...]:
-    """Parse a list of names, or a mapping of names to true."""
     if isinstance(given, Mapping):
         for key, value in given.items():
             checks.one_of(f"{where}.{key}", value, (True, False))

@@ -80,7 +80,6 @@ def watched(child: int, parent: int, room: Room, scratch: str) -> int:
 
 
 def _beyond(room: Room, scratch: str) -> int:
-    """Return the status of an exceeded limit, or 0."""
     numbers = [name for name in os.listdir("/proc") if name.isdigit() and int(name) != _INIT]  # noqa: PTH208
     if len(numbers) > room.most_processes:  # checked before each is counted, which takes long for many
         return PROCESSES
@@ -102,7 +101,6 @@ def _beyond(room: Room, scratch: str) -> int:
 
 
 def _processes(numbers: Iterable[str]) -> Iterator[tuple[str, Mapping[str, int]]]:
-    """Yield number and state of each process that has not ended."""
     for number in numbers:
         try:
             yield number, _figures(Path(f"/proc/{number}/status").read_bytes())
@@ -126,7 +124,7 @@ def _own(told: Mapping[str, int]) -> int:
 
 
 def _share(number: str, otherwise: int) -> int:
-    """Return a process's share of memory in common with forks; ``otherwise`` if it is unknown."""
+    """Return a process's share of memory in common with forks, else ``otherwise``."""
     try:
         told = _figures(Path(f"/proc/{number}/smaps_rollup").read_bytes())
     except ProcessLookupError:
