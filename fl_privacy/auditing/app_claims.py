@@ -48,9 +48,6 @@ class App:
     Attributes:
         strategy: strategy; ``None`` for a legacy one, or if none was started.
         arrays: initial model of the training; ``None`` as for ``strategy``.
-        rounds: number of training rounds.
-        config: config of each training message.
-        run_config: config of the run.
         project: content of ``pyproject.toml``.
         problems: reasons for missing parts, a sentence each.
     """

@@ -72,7 +72,6 @@ class FittedUploads:
     Attributes:
         exchanges: (sent, reply) of clients that send trees.
         parameters: arrays sent and replied, for other models.
-        fits: each client's fits in order.
     """
 
     exchanges: dict[int, list[tuple[bytes, bytes]]] = field(default_factory=dict)

@@ -64,7 +64,6 @@ class SeenTexts:
     """The texts that a client trained on, with its network.
 
     Attributes:
-        number: number of the observed module.
         words: token ids (N, L) of each batch, -1 for none.
     """
 
@@ -132,7 +131,6 @@ class FirstBlock:
         truth: tokens of its texts.
         guess: reconstructed tokens.
         said: method, or reason for failure.
-        texts: tokens of each of its texts.
     """
 
     truth: set[int]
@@ -148,7 +146,6 @@ def read_first_block(again: Any, tensors: Mapping[str, Tensor], shares: str, *, 
         again: answer with the client's observations ``watched``.
         tensors: upload or gradient, by observed names.
         shares: kind of ``tensors``: ``weights``, ``delta`` or ``gradient``.
-        examples: number of examples behind them.
     """
     seen: Watched = again.watched
     texts = texts_seen(seen)

@@ -74,9 +74,7 @@ def members_of(clients: Sequence[Trained], seen: Watched, seconds: float) -> Ans
     """Infer which client trained on which examples.
 
     Args:
-        clients: clients that trained on examples of their own.
         seen: client's step on one example, with its program.
-        seconds: approximate time limit.
     """
     started = time.perf_counter()
     made = attempt(lambda: _members(clients, seen, seconds))

@@ -62,11 +62,7 @@ class Problem:
         whole: ``True`` if the network computes the loss itself, so that the attacker knows its other inputs.
         truth: examples (B, ...) in [0, 1].
         labels: classes (B,) or targets (B, K), if the loss takes them separately.
-        input_shape: shape of one example in attacks.
-        num_classes: number of classes K.
         names: observed name of a parameter -> its name in ``model``.
-        sent: values of the network at the beginning of the step.
-        notes: sentences on the method.
     """
 
     kind: Kind

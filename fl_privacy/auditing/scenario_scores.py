@@ -43,9 +43,7 @@ def score(problems: Sequence[Problem], found: Sequence[Reconstruction], loaded: 
     """Compare reconstructions with the truth; the answer lacks its scenario.
 
     Args:
-        problems: problem with the truth of each reconstruction.
         loaded: inputs (N, ...) of the same clients, used as distractors.
-        seed: seed of the choice of distractors.
     """
     truths = [_batch(problem) for problem in problems]
     counted: Callable[..., tuple[Counts, Sequence[Shown]]]

@@ -187,7 +187,6 @@ def scored_words(
 
     Args:
         read: words of each upload's texts, and reconstructed words.
-        total: number of uploads, including those without a result.
         others: words of the clients' other texts, used as distractors.
         texts: words of each text by upload; ``None`` for one text each.
     """

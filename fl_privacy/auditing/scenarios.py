@@ -95,9 +95,6 @@ class Client:
     Attributes:
         ask: request for another answer to its first training message.
         ask_later: request for its last training message; ``None`` if that is the first.
-        watched: observations of its training.
-        matched: meaning of its upload.
-        reply: arrays of its upload.
     """
 
     number: int
@@ -132,13 +129,8 @@ class Scenarios:
     """Attack an app's clients in scenarios of growing difficulty.
 
     Attributes:
-        clients: clients that may be asked again.
-        attack: attack in all scenarios.
-        victims: number of attacked single examples.
-        seed: seed of attacks and comparisons.
         seconds: time after which no further scenario begins.
         attack_within: attack with a limited number of evaluations per upload, if ``attack`` would take too long.
-        tell: receiver of progress.
     """
 
     clients: Sequence[Client]

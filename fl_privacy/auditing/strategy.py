@@ -176,10 +176,6 @@ class AuditedStrategy(StrategyAround):
     """A strategy under audit; made by ``audit``.
 
     Attributes:
-        report: receiver of captures, which attacks them and writes the page.
-        plan: plan as given by the user.
-        rounds: rounds as given by the user.
-        patience: seconds to wait for the first client.
         failure: reason for a missing page, in a line; ``None`` with a page, or before the end of the training.
     """
 

@@ -27,13 +27,9 @@ class AuditedModel:
     """An app's model and images, as known before its training.
 
     Attributes:
-        name: name of the model's class.
-        path: import path of the class.
         network: network of images in [0, 1], with the clients' normalization in front.
         input_shape: shape (C, H, W).
         num_classes: number of classes K.
-        source: original images.
-        normalization: normalization of the clients' images.
         told: ``True`` if it was given, ``False`` if inferred from pixels.
     """
 

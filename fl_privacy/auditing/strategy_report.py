@@ -142,9 +142,6 @@ class AuditReport:
     """Record captured updates, attack them after the training, and write the page.
 
     Attributes:
-        out: folder of the audits' folders.
-        attack: name with settings, or an attack.
-        strategy: name of the strategy.
         victims: largest number of single images that clients are asked for in a round.
         identified: clients that claim a partition.
         partitions: claimed partition by client.
@@ -177,10 +174,7 @@ class AuditReport:
         """Start recording into a new folder; an earlier audit with the same settings is moved aside.
 
         Args:
-            plan: clients' training plan.
             told: names of the plan's fields given by the user.
-            audited: audited rounds.
-            rounds: number of all rounds.
         """
         from fl_privacy.runs.folder import RunFolder  # noqa: PLC0415
         from fl_privacy.runs.folder.records import dump_json  # noqa: PLC0415
@@ -249,7 +243,6 @@ class AuditReport:
         """Attack the captures and write the page; return a line on both.
 
         Args:
-            result: result of the training.
             seen: errors in replies, with counts.
 
         Raises:

@@ -31,13 +31,7 @@ from fl_privacy.runs.destination import Monitor
 
 
 class Lines:
-    """Print lines at most every ``pause`` seconds; a longer step is printed again.
-
-    Args:
-        say: function that prints a line.
-        pause: time in seconds.
-        silent: ``True`` to print nothing.
-    """
+    """Print lines at most every ``pause`` seconds; a longer step is printed again."""
 
     def __init__(self, say: Callable[[str], None], pause: float, *, silent: bool) -> None:
         self._say, self._pause, self._silent = say, pause, silent

@@ -8,12 +8,7 @@ from fl_privacy.site.gate.isolation import Wishes, keep_apart
 
 
 def serve_gate(inlet: int, outlet: int) -> None:
-    """Answer the gate's messages until it closes its end.
-
-    Args:
-        inlet: file descriptor of the gate's messages.
-        outlet: file descriptor of the answers.
-    """
+    """Answer the gate's messages until it closes its end."""
     (told,) = read_parts(inlet)
     asked = json.loads(told)
     held = keep_apart(Wishes.of_plain(asked["wishes"]))

@@ -18,7 +18,6 @@ def serve_node(address: str, app: str, told: str, policy: str = "") -> None:
 
     Args:
         address: address of the SuperNode's Runtime API.
-        app: ``package.module:attribute``.
         told: file written once the app is loaded: empty, or one line with the error.
         policy: site policy, whose gate is then in this process and the app in another one.
     """

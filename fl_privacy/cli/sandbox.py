@@ -48,8 +48,6 @@ class Bounds:
 
     Attributes:
         memory_mib: memory of all its processes together, files in its temporary folder included.
-        processes: number of processes at once.
-        seconds: total time.
     """
 
     memory_mib: int = 8192
@@ -84,8 +82,6 @@ class Allowed:
 
     Attributes:
         reads: additional readable folders and files.
-        environment: names of variables.
-        bounds: limits on resources.
     """
 
     reads: Sequence[Path] = ()
@@ -97,10 +93,8 @@ class Sandbox:
     """One audit in a sandbox, seen from outside.
 
     Args:
-        app: folder or bundle.
         asked: fields of ``Asked`` as plain values.
         out: folder of audits, which the app does not see.
-        given: permissions of the app.
     """
 
     def __init__(self, app: Path, asked: Mapping[str, Any], out: Path, given: Allowed) -> None:

@@ -10,12 +10,7 @@ from fl_privacy.site.gate.isolation import Wishes, keep_apart
 
 
 def serve_audit(inlet: int, outlet: int) -> None:
-    """Report the isolation that holds; if it is complete, audit the app.
-
-    Args:
-        inlet: file descriptor of the command's messages.
-        outlet: file descriptor of the answers.
-    """
+    """Report the isolation that holds; if it is complete, audit the app."""
     (told,) = read_parts(inlet)
     asked = json.loads(told)
     wishes = Wishes.of_plain(asked["wishes"])

@@ -43,7 +43,6 @@ def run_node(arguments: Sequence[str], *, app: str, patience: float, policy: str
 
     Args:
         arguments: arguments of ``flower-supernode``, except those of its Runtime API, which listens on loopback alone.
-        app: ``package.module:attribute``, a ClientApp.
         patience: seconds to retry if the SuperLink fails or does not admit the node, since it counts a node that was
             cut off as connected for a minute; 0 ends the node instead.
         policy: site policy, a file or a shipped name: the worker is then its gate, and the app runs in a process of its

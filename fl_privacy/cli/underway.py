@@ -52,13 +52,7 @@ class WrittenMonitor(Monitor):
 
 
 class Underway:
-    """A bar over jobs with their progress; without a terminal an occasional line.
-
-    Args:
-        title: title of the bar.
-        folders: folder of each job.
-        console: output.
-    """
+    """A bar over jobs with their progress; without a terminal an occasional line."""
 
     def __init__(self, title: str, folders: Sequence[Path], console: Console) -> None:
         columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())

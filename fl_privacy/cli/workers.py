@@ -28,7 +28,6 @@ def run_in_processes(jobs: Sequence[Job], processes: int, *, on_done: Callable[[
     """Run all ``jobs`` in worker processes.
 
     Args:
-        jobs: independent jobs.
         processes: number of parallel processes; they always end with this one.
         on_done: receiver of each finished job, with its error or ``None``.
 

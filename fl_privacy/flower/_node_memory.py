@@ -308,7 +308,6 @@ class NodeMemory:
     It is replaced after the work and before the reply: a killed node continues after the last finished round.
 
     Args:
-        path: file, for its owner alone; its folder is made with the first save.
         key: 32 bytes that encrypt the file; ``None`` leaves it in the clear.
     """
 

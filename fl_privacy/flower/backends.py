@@ -45,7 +45,6 @@ def rounds_on_grid(
     """Train ``server.state`` with the clients behind ``grid``, one round at a time.
 
     Args:
-        interceptor: maker of observations; its ``sink`` is not used.
         timeout: seconds to wait for the replies of a round; later clients are excluded from it.
 
     Raises:
@@ -102,7 +101,6 @@ def rounds_on_ray(
 
     Args:
         source: maker of the clients, called once in each process.
-        num_cpus: CPUs reserved for a process.
         num_gpus: share of a GPU reserved for a process.
         actors: largest number of processes; ``None`` takes what the resources allow.
         timeout: seconds a process may work on one message before it is ended and its client excluded.

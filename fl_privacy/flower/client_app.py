@@ -69,7 +69,6 @@ def numpy_client_app(
         audited: ``True``, or a predicate of the context, if ``train.probe`` is answered: the server then gets uploads
             of small batches as often as it likes, which is unsafe for clients with data to protect.
         simulated: predicate, ``True`` if clients draw from a seed that the server knows; ``query`` reports it.
-        mods: mods such as ``defense_mod`` and ``probe_mod``.
     """
     app = ClientApp(mods=list(mods))
 

@@ -67,7 +67,6 @@ class PrivacyClient(NumPyClient):
     Args:
         memory: state that never leaves the client, and the rounds it answered: ``context.state``, which a restart
             empties, or ``node_memory(context)``, which outlives it. Neither answers a round twice.
-        settings: settings of ``make_defense``.
 
     Example:
         class QuantizingClient(PrivacyClient):

@@ -26,10 +26,6 @@ def defend_records(name: str, options: Mapping[str, Any]) -> Callable[[Records, 
     It acts on the change of all floating-point arrays, without distinguishing parameters and statistics, and draws from
     the operating system's randomness.
 
-    Args:
-        name: name of the defense, as in ``defense=NAME`` of a run.
-        options: settings of the defense, such as ``rate`` of pruning.
-
     Raises:
         UserError: there is no such defense or option, it acts within the training, or it promises differential privacy,
             for which a policy has ``protect.noise``.

@@ -35,7 +35,6 @@ class LocalGrid(Grid):
     """Nodes ``FIRST_NODE``, ... with a context each; messages are answered in this process.
 
     Args:
-        clients: partitions, one node each.
         client_app: app that answers; ``None`` if a subclass overrides ``deliver``.
     """
 
@@ -181,7 +180,6 @@ class Traffic(RelayGrid):
     """A grid that records what the server receives.
 
     Attributes:
-        received: bytes so far.
         masked: arrays of each client's last reply, as the server sees them.
         failed: reasons why clients did not reply, or their replies do not count.
         expected: required form of replies; ``None`` accepts any.

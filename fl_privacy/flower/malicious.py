@@ -25,7 +25,6 @@ class Malicious(StrategyAround):
 
     Attributes:
         attack: attack, fitted to public images if it needs them.
-        model: architecture that clients train.
         rounds: attacked rounds; ``None`` for all.
     """
 

@@ -29,9 +29,7 @@ class MaskedReplies:
     """Check the parts of SecAgg+ replies that are in the clear.
 
     Attributes:
-        shapes: shape of each masked tensor by name.
         counts: whole-number buffers that travel in the clear.
-        most: largest number of examples of a client.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -49,7 +47,6 @@ class MaskedReplies:
 
         Args:
             sent: the protocol's record of the stage.
-            nodes: all nodes that take part.
         """
         got = reply.config_records.get(RECORD_KEY_CONFIGS)
         if got is None:

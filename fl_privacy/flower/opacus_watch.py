@@ -27,8 +27,6 @@ class OpacusWatch:
     """Observe Opacus in a training, and steps made without it.
 
     Attributes:
-        module: last module that was made private.
-        optimizer: private optimizer of that module.
         sample_rate: sample rate of its batches, the largest if several.
         poisson: ``True`` for Poisson samples; ``None`` if the batches came from no loader.
         claims: (epsilon, delta) returned by its accountant, or given as its target.
@@ -203,7 +201,6 @@ def step_of(module: nn.Module, optimizer: Any, inputs: Tensor) -> tuple[Mechanis
     Args:
         module: module that Opacus made private; its last layer's outputs count as logits.
         optimizer: optimizer that Opacus made; its state and accountant do not change.
-        inputs: a batch that entered the module.
     """
     example = inputs[:1].detach()
     canary = 50 * torch.randn(example.shape, generator=torch.Generator().manual_seed(0)).to(example)

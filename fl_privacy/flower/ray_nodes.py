@@ -61,7 +61,6 @@ class RayGrid(LocalGrid):
     """Nodes served by Ray actors; each node's context travels with its message.
 
     Args:
-        start: function that starts an actor.
         capacity: function that counts the actors fitting into the cluster.
         actors: number of actors; one that dies is replaced if it fits. Its message gets an error reply, unless its
             machine is gone: then another actor gets the message and the client's unchanged memory.

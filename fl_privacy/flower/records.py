@@ -471,7 +471,6 @@ def images_of_probe(probe: object, size: object) -> list[str]:
 
     Args:
         probe: number of the batch, from 0.
-        size: size of each batch.
 
     Raises:
         UserError: there is no such probe.

@@ -76,8 +76,7 @@ def local_dp_mod(
 ) -> Defense:
     """Build ``fl_privacy.defenses.local_dp``, equal in distribution, computed by ``flwr.clientapp.mod.LocalDpMod``.
 
-    NumPy's global stream, from which the mod draws, is seeded for each update by the client's own and restored
-    afterwards.
+    NumPy's global stream, from which the mod draws, is seeded by the client's own and restored afterwards.
 
     Args:
         round_epsilon: budget of one round, above 0.
@@ -157,7 +156,6 @@ class Masking:
 
     Attributes:
         clip: largest absolute value of an update.
-        levels: number of levels of a quantized value.
         threshold: share of the clients whose key shares unmask the sum, in (0, 1]; with half or less, two groups of
             clients can each be asked for another kind of shares.
         shares: share of the clients with which each exchanges keys and masks, in (0, 1].
@@ -249,8 +247,6 @@ def train_secure_round(
     """Run one round of secure aggregation.
 
     Args:
-        workflow: protocol of ``Masking``.
-        threshold: share of the clients, for the error message.
         attempt: number of the protocol's run if a round may take several; ``None`` takes the round's.
 
     Raises:
@@ -372,8 +368,6 @@ def rounding_of_mean(step: float, *, examples: int, clients: int, most: int) -> 
 
     Args:
         step: distance between neighboring levels.
-        examples: number of examples of all clients.
-        clients: number of clients in the mean.
         most: number of examples to which weights are relative.
     """
     return step / 2 * math.sqrt(clients) * most / examples

@@ -55,8 +55,6 @@ class Federated(Strategy):
     Probes go out before the training messages of their round; their replies train nothing.
 
     Attributes:
-        audit: probes to send.
-        on_round: receiver of each round's report.
         patience: seconds to wait for the nodes before the first round.
         timeout: seconds to wait for the replies to probes; ``start`` takes the one for other messages.
         bound: ``True`` if nodes are authenticated: a partition belongs to its first holder's key for the whole run.

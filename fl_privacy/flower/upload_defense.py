@@ -45,7 +45,6 @@ class GuardedUpload:
     name or kind of number.
 
     Attributes:
-        defense: defense with upload hooks only.
         parameters: defended names; ``None`` takes every floating-point array.
         buffers: treatment of the model's other arrays, such as running statistics: ``kept`` as the client replies them,
             ``withheld`` (returned as sent), or ``defended`` like parameters if floating-point.

@@ -61,7 +61,6 @@ class Sane(StrategyAround):
 
     Attributes:
         factor: largest multiple of the median, above 1; ``math.inf`` leaves out no large update.
-        weighted_by: metric with the number of examples.
         excluded: reasons by round and node for the training replies left out.
     """
 

@@ -53,13 +53,9 @@ class Asked:
 
     Attributes:
         nodes: number of clients; ``None`` takes the app's own, or ten.
-        rounds: number of training rounds; ``None`` takes the app's own.
         run_config: overrides, as in ``flwr run --run-config``.
         node_config: config of every node, as in ``flower-supernode --node-config``; ``{partition}`` becomes its own.
         mirror: folder of data sets by hub name; ``None`` lets the app load anything.
-        clients: number of clients that are asked again.
-        victims: number of single examples that are attacked.
-        budget: attack's budget: ``quick``, ``standard`` or ``thorough``.
         seconds: time after which no further attack begins.
         seed: seed of attacks and of the app's random streams; ``None`` leaves the streams alone.
         sandboxed: ``True`` if this process is isolated, which may cause errors.

@@ -42,8 +42,6 @@ class App:
 
     Attributes:
         server, client: references such as ``package.server_app:app``.
-        config: run config, flat.
-        dependencies: dependencies as written.
         nodes: number of nodes of the first simulation, or ``None``.
     """
 

@@ -82,15 +82,11 @@ class Review:
         server, client: references to its apps.
         answers: messages that clients answer, as the Message API names them.
         strategies: strategy classes that are made or derived from.
-        claims: results of differential privacy settings.
-        protections: Flower's and Opacus's protections.
-        mods: entries of ``mods=``.
         settings: run config settings on privacy.
         pins: dependencies -> ``True`` if pinned to a version.
         pickles: places that pickle or unpickle.
         network: modules other than Flower that use the network.
         runs: places that execute code or commands from text.
-        unread: files that could not be parsed.
     """
 
     app: str

@@ -47,9 +47,6 @@ class KeptReply:
 
     Attributes:
         round: number among the client's training messages, from 1.
-        message, context: copies from before.
-        streams: random streams from before.
-        watched: observations of the training.
         sent, reply: arrays of the message and of the reply, by record/name.
         matched: parameters of the arrays.
     """
@@ -79,8 +76,6 @@ class TappedGrid(LocalGrid):
     """Nodes that answer by ``client_app``; messages are recorded, and some answers are kept.
 
     Args:
-        clients: partitions, one node each.
-        config: run config of all contexts.
         keeps: number of clients whose first and latest answers are kept.
         tables: columns of previously loaded tables.
         node_config: additional node config; ``{partition}`` in a text becomes the node's.

@@ -39,7 +39,6 @@ class TrialSettings:
 
     Attributes:
         nodes: number of clients, each behind a gate and a ledger of its own.
-        rounds: number of training rounds.
         run_config, node_config, mirror: see ``fl_privacy.auditing.app.audit.Asked``.
         seed: seed of the app's random streams in both runs.
     """

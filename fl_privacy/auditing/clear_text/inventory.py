@@ -18,12 +18,8 @@ class Sent:
     """Content of one message or reply.
 
     Attributes:
-        direction: ``UP`` or ``DOWN``.
-        kind: kind of message, such as ``train``.
         round: number among the messages of this kind to this node, from 1.
-        arrays: arrays by record and name.
         values: metrics and config by record and name.
-        error: reason for missing content.
     """
 
     direction: str
@@ -45,9 +41,7 @@ class Line:
     """One entry of all messages of a kind that have it.
 
     Attributes:
-        what: type, with shape.
         size: mean bytes in a message.
-        messages: number of messages with the entry.
         example: shortened value.
     """
 

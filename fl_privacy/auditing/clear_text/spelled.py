@@ -48,12 +48,7 @@ def _flattened(said: Any) -> Any:
 
 
 def entries_of_classes(values: Mapping[str, Any], labels: np.ndarray) -> tuple[str, ...]:
-    """Return the keys of the numbers, or shares, of examples by class; empty if there are none.
-
-    Args:
-        values: values of one record by key.
-        labels: labels (N,) of the client's examples.
-    """
+    """Return the keys of the numbers, or shares, of examples by class in ``labels`` (N,); empty if none."""
     if labels.dtype.kind not in "iu" or not len(labels) or labels.min() < 0 or labels.max() > len(labels) + 1000:
         return ()
     counts = np.bincount(labels)

@@ -29,13 +29,10 @@ _NOTED = "_fl_privacy_table"
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Fitted:
-    """One call of an estimator's ``fit``.
+    """One call of an estimator's ``fit`` on ``rows`` (N, F), NaN for no value, and ``labels`` (N,).
 
     Attributes:
         kind: ``trees``, or the estimator's name.
-        rows: fitted rows (N, F), NaN for no value.
-        labels: labels (N,).
-        settings: numbers, texts and booleans among the estimator's settings.
         classes: ordered classes of the estimator; empty for trees.
         nodes: structured array of each scikit-learn tree, the first of a forest.
     """

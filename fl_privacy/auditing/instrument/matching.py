@@ -35,7 +35,6 @@ class Matched:
         by: ``value``; ``scale`` for multiples or integer codes of values; or ``place`` for changed values that are
             recognized by the arrays sent.
         unknown: arrays that are neither parameters nor buffers, nor returned unchanged.
-        withheld: parameters that do not leave.
         exact: ``True`` if all values equal the parameters' to the last bit.
         decoded: name of an encoded array -> its decoded values. Parameters that left partly, or joined, have a name of
             their own here.
@@ -63,9 +62,7 @@ def matched(
 
     Args:
         uploaded: arrays of the reply by name, in order.
-        sent: arrays of the message.
         before: values of parameters and buffers at the start of the training.
-        after: values at the reply.
         gradients: gradients of parameters at the first step.
     """
     readings = {

@@ -33,8 +33,6 @@ def memories_in(
         parameters: name of each uploaded array -> name of its parameter or buffer.
         before, after: values at the start and end of the training.
         moved: names of values moved by a gradient or a mean over batches.
-        counts: possible numbers of the client's examples.
-        labels: labels of its examples.
     """
     found = []
     for key, name in parameters.items():

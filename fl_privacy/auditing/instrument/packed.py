@@ -203,7 +203,6 @@ def spread(
 
     Args:
         arrays: arrays of the reply that are not parameters themselves.
-        values: values of missing parameters and buffers.
         trained: names of values that a gradient moves.
         base: values for places that did not leave; zero by default.
     """

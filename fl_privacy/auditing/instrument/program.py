@@ -36,7 +36,6 @@ class Call:
     """One call of a function or module.
 
     Attributes:
-        function: called function; ``None`` for a module.
         part: number of the module; -1 for a function.
         args, kwargs: arguments with ``Ref`` and ``Own`` in place of tensors.
         outputs: numbers of the returned tensors, in the order of ``tensors_in``.
@@ -57,7 +56,6 @@ class Program:
 
     Attributes:
         constants: detached earlier tensors by number.
-        root: number of the loss.
         parts: outermost modules that are called.
     """
 
@@ -83,7 +81,6 @@ class Program:
 
         Args:
             parts: replacements of the modules.
-            parameters: parameters by name, for code that uses them directly.
             until: number of the requested tensor.
             after: number of a call after which the replay starts; its outputs must be ``given``.
         """
@@ -181,12 +178,7 @@ class Recorder:
             self._calls.append((function, module, args, kwargs, outputs, changes))
 
     def program(self, roots: Sequence[Tensor], names: Mapping[int, str]) -> Program:
-        """Collect the calls behind ``roots``; several become one program of all batches together, or of their sum.
-
-        Args:
-            roots: losses, at least one.
-            names: names of parameters by ``id``.
-        """
+        """Collect the calls behind ``roots``; several become one program of all batches together, or of their sum."""
         if len(roots) > 1 and (found := _as_one_batch([self.program([root], names) for root in roots])) is not None:
             return found
         needed, kept = {id(root) for root in roots}, []
@@ -273,9 +265,7 @@ class ReplayModel(nn.Module):
     row. Other inputs of the batch, such as categories, are as recorded, and repeated for more examples.
 
     Args:
-        program: recorded program.
         variables: numbers of the reconstructed tensors, whose first axis is the batch.
-        shapes: shape of one example of each.
         ranges: low and scale of each: an input is ``low + scale * value``; they broadcast over an example.
         output: number of the tensor (B, K) before the loss; ``None`` includes the loss.
         draws: ``True`` if the program draws at random; it then draws the same at every call.

@@ -44,8 +44,6 @@ class Watched:
         labels: integer labels of all batches, if they have one such column.
         loaded: number of examples from loaders with gradients on.
         entered: shapes of the modules' inputs, in words, with counts.
-        optimizers: class and settings, with the number of steps.
-        backwards: number of differentiated losses.
         gradients: gradients of the first step by name; of the first loss without a PyTorch optimizer.
         program: computation from the first batch to its loss, or from all batches accumulated in the first step.
         added: number of losses in the first step.
@@ -90,7 +88,6 @@ class OnlyExamples:
     Attributes:
         first: number of the first example through the loader's batches.
         number: number of examples; ``None`` for the loader's own first batch.
-        repeats: ``True`` to give the batch again in later passes.
         evaluation: ``True`` for evaluation mode: no batch norm over the batch, no dropout.
     """
 

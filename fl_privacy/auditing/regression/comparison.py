@@ -31,8 +31,6 @@ class Comparison:
     Attributes:
         worse: ``True`` if more leaks than before.
         p: probability of such a rise of the mean without a change.
-        change: change of the metric, image by image.
-        sentence: result in words.
     """
 
     worse: bool

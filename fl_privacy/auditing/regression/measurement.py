@@ -43,12 +43,9 @@ class Measurement:
     """Quality of the reconstruction of each of N images.
 
     Attributes:
-        metric: name in ``METRICS``.
-        attack: attacker, in words.
         values: values (N,) of the metric, in the order of the images.
         uploads: number (N,) of each image's upload; images of one upload were attacked together.
         victims: digest that identifies the images.
-        versions: versions of the packages that decide the values.
         read: number of reconstructed images, by the rule of every page; ``None`` from older versions.
     """
 
@@ -100,8 +97,6 @@ def measured(
     """Build a measurement of images whose values are all known.
 
     Args:
-        metric: name in ``METRICS``.
-        attack: attacker, in words.
         values: values (N,) of the metric, NaN for a failed attack.
         uploads: names (N,) of the uploads.
         victims: identifiers (N,) of the images.
@@ -206,12 +201,9 @@ def measure_training(
         model: the app's model, or its maker, called under ``seed``.
         train: the app's function that trains the model in place over a loader.
         data: images with labels and the app's transform: a data set, a loader or an iterable of pairs.
-        batch_size: number of examples in each upload.
         images: number of images, a multiple of ``batch_size``, with at least five uploads.
         defense: defense of the upload alone (noise, clipping, pruning, quantization); others belong into ``train``.
         attack: name from ``fl-privacy list`` with settings, or an attack.
-        metric: name in ``METRICS`` that compares images.
-        seed: seed of all randomness.
 
     Raises:
         UserError: an argument does not fit, or the attack failed on an image.

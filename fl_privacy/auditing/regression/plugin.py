@@ -54,10 +54,7 @@ class LeakageCheck:
     """The value of the fixture ``leakage``.
 
     Attributes:
-        test: name of the test in the baseline.
-        path: file of the baseline.
         update: ``True`` to write the baseline instead of comparing.
-        said: sentences for the end of the session.
     """
 
     def __init__(self, *, test: str, path: Path, update: bool, said: list[str]) -> None:

@@ -74,7 +74,6 @@ def canary_mod(
         number: number of canaries, at least 20.
         delta: delta in (0, 1) of ``claimed``; claims of the mods are tested at their own.
         claimed: epsilon of the whole training against the receiver of this node's replies; ``None`` takes the mods'.
-        partition: node on which canaries take part.
         out: folder for ``claim.json`` and ``claim.html``, written after each round; ``None`` writes none.
 
     Raises:

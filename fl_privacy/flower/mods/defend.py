@@ -38,11 +38,9 @@ class DefendedClient(NumPyClient):
         names: names of the arrays, in order; by default those of the message, else "0", "1", ...
         seed: seed of the hooks' randomness in a simulation; ``None`` draws from the operating system, as privacy
             demands.
-        client: number in the stream's name under ``seed``.
         memory: state of hooks, and the answered rounds: a round is answered once, unless a ``seed`` makes this a
             simulation. With the node's context, this survives a restart, and a repeated message gets the same bytes;
             with ``context.state`` alone, it does not.
-        rounds: largest number of a round, see ``defense_mod``.
         metrics: metrics that may leave despite a promise of differential privacy, which does not cover them.
     """
 
@@ -258,12 +256,7 @@ def defend(
         model: model, or its class, with the arrays as ``state_dict``; it distinguishes parameters from buffers.
         names: instead, the names of all arrays in order; batch norm's statistics are recognized by name. With neither,
             names are those of the message, else "0", "1", ..., and noise of differential privacy is refused.
-        buffers: treatment of buffers, see ``GuardedUpload``.
-        shares: content of the client's reply, ``weights`` or their ``change``.
         metrics: metrics that may leave despite a promise of differential privacy, which does not cover them.
-        seed: seed of the hooks' randomness in a simulation; ``None`` draws from the operating system.
-        number: number of the client, which names its stream under ``seed``.
-        memory: node's context, or ``context.state``, see ``DefendedClient``.
     """
 
     guard = GuardedUpload.around(defense, model, names, buffers, shares)

@@ -82,7 +82,6 @@ def defense_mod(
         names: instead, the defended parameters, or all arrays, in their order.
         buffers: ``kept`` as the client replies them, ``withheld``, or ``defended`` like parameters, which makes noised
             variances negative. Running statistics leak the client's images too.
-        shares: content of the client's reply, ``weights`` or their ``change``.
         rounds: largest number of a round; ``None`` takes ``num-server-rounds`` of the run's config, without which a
             round is at most ``memory.MOST_AHEAD`` after the last one.
         metrics: metrics that leave despite a promise of differential privacy, which does not cover them.

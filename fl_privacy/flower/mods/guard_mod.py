@@ -32,7 +32,6 @@ def guard_mod(model: nn.Module, examples: OwnExamples | None = None, *, guard: M
     Args:
         model: architecture agreed on; arrays that do not fit it are refused.
         examples: the node's own, at least two; ``None`` checks the weights alone.
-        guard: thresholds.
     """
     return _Guarding(model, examples, (guard or ModelGuard()).agreeing_on(model))
 

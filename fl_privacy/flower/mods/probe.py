@@ -66,7 +66,6 @@ def probe_mod(
     it after the audit.
 
     Args:
-        model: the client's model or its class.
         train: the app's training function, as ``train(net, loader)`` or ``train(net, loader, config)``.
         dataset: data set or loader with its transform, or a function from the context to one; the first of a tuple such
             as (train, test).

@@ -52,9 +52,7 @@ def train_step(
 
     Args:
         defense: defense that does not exchange the client's whole data; for that, use a ``PrivacyClient``.
-        net: network, applied to the loader's batches.
         context: client's context, with its state and secret; ``None`` keeps nothing for the next round.
-        lr: learning rate of private parts.
         normalization: normalization of the loader's images, which hooks see in [0, 1].
         round: ``server-round`` of the config, required of a deployed client. A round is trained once, also after a
             restart, since each training would draw the same noise anew; ``answer_once_mod`` in front of the app repeats

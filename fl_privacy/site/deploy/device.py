@@ -29,12 +29,8 @@ class Held:
     """Outcome of a command that ran within limits.
 
     Attributes:
-        status: exit status; negative after a signal.
-        out: standard output.
-        complaint: standard error.
         peak: largest memory in bytes, without pages of files, which the system can drop.
         too_large: ``True`` if it was ended for its memory.
-        held_by: enforcer of the memory limit, in words.
     """
 
     status: int
@@ -163,9 +159,7 @@ def measure_nodes(
 
     Args:
         runs: folders of finished runs, or of sweeps over them.
-        memory: memory of the node in bytes.
         core: number of the core; by default the first that this process may use.
-        repeats: consecutive rounds with the client's state kept.
         trust: import paths that the runs may name in addition to registered ones.
 
     Raises:

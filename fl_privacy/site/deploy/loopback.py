@@ -54,8 +54,6 @@ class LoopbackFederation:
     Attributes:
         folder: folder of state, logs and Flower's configuration.
         secured: TLS and node authentication; ``None`` is plain text without either.
-        environment: additional environment variables.
-        port: port of the SuperLink.
         database: the SuperLink's file in ``folder``; ``None`` keeps it in memory, which no slow disk locks.
     """
 
@@ -101,12 +99,8 @@ class LoopbackFederation:
         """Start a node by ``fl-privacy supernode``.
 
         Args:
-            name: name of the process.
-            config: node config.
-            key: private key, if nodes are authenticated.
             superlink: another address than this SuperLink's, such as a proxy's.
             authority: another authority than this SuperLink's.
-            extra: additional arguments.
         """
         command = [sys.executable, "-m", "fl_privacy", "supernode", "--superlink", superlink or self.address]
         command += [

@@ -32,10 +32,7 @@ class Deployment:
     """Settings of a folder of ``write_deployment``.
 
     Attributes:
-        folder: absolute path.
         host: name or address of the SuperLink for its nodes.
-        port: port of the SuperLink.
-        nodes: number of nodes.
     """
 
     folder: Path
@@ -80,9 +77,6 @@ def write_deployment(folder: Path, *, nodes: int, host: str, port: int, policy: 
 
     Args:
         folder: folder for its owner alone.
-        nodes: number of nodes.
-        host: name or address of the SuperLink for its nodes.
-        port: port of the SuperLink.
         policy: one of ``fl_privacy.site.gate.READY``: start of each node's site.yaml, behind which its start.sh runs
             the node's app. An existing site.yaml is kept.
 

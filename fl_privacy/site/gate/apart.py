@@ -55,7 +55,6 @@ class Apart:
     Args:
         module: module to run, which answers ``Held`` to its first message.
         wishes: reachable resources; ``temporary`` is chosen here.
-        variables: environment in addition to ``GIVEN``.
 
     Raises:
         OSError: no process, thread, folder or pipe is available.

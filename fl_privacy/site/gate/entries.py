@@ -71,14 +71,11 @@ class Entry:
     states the outcome; an entry without one counts as a reply that left.
 
     Attributes:
-        number: number from 1.
         when: seconds since 1970, never below those of an earlier entry, as far as they have surely passed.
         kind: kind of message, ``train``, ``evaluate`` or ``query``; ``mended`` in place of a torn line.
         outcome: ``sent``, ``ASKED``, or the reason why nothing left, ``refused`` or ``failed``.
         rho: zCDP of a change that is there or not; 0 without weights; ``None`` without noise. With noise, a refused
             reply costs as much as a sent one, since an app may choose to fail.
-        run: Flower's run.
-        app: app that answered.
         policy: beginning of the SHA-256 of the policy's file.
         before: SHA-256 of the line before.
         clock, boot, up: ``Moment`` of writing; ``clock`` is ``None`` in lines of earlier versions.
@@ -142,16 +139,12 @@ class Account:
     """The sum of a ledger's lines.
 
     Attributes:
-        entries: number of messages given to the app.
         digest: digest of the last line.
         asked: digest of the last line that began an entry.
-        when: time of the last line.
-        moment: moment of the last line.
         rho: rho spent, for changes that are there or not.
         unbounded: number of weights that left without noise.
         recent: time and kind of the last day's messages.
         open: entries without an outcome, by number.
-        size: size of the file in bytes.
     """
 
     entries: int = 0
@@ -205,7 +198,6 @@ class Limits:
 
     Attributes:
         epsilon: budget; ``None`` only counts.
-        delta: delta of the budget.
         factor: factor of the unit of protection, see ``accounting.FACTORS``.
         rounds_per_day: largest number of messages of each kind; ``None`` for no limit.
     """

@@ -62,7 +62,6 @@ class Wishes:
         layered: readable folders whose changes disappear with the process.
         hidden: folders and files within these that appear empty.
         most_bytes: largest memory of the process with its children, and of files that it writes.
-        most_processes: largest number of processes at once.
         internet: ``True`` if internet sockets may be made, which reach nothing in a network of its own.
     """
 

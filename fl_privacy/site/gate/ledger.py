@@ -33,7 +33,6 @@ class Ledger:
 
     Args:
         path: file, made for its owner alone if neither it nor the anchor exists.
-        anchor: file of the anchor.
         clock: present time as ``Moment``, or as seconds since 1970.
 
     Raises:
@@ -87,7 +86,6 @@ class Ledger:
         """Write the outcome of the open entry ``number``; if a crash loses it, the entry stays open and counts.
 
         Args:
-            outcome: outcome, see ``Entry``.
             rho: rho of the entry, or 0 if weights without noise did not leave.
 
         Raises:

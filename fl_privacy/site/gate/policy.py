@@ -30,12 +30,7 @@ LEAST_MEMORY = 512
 
 @dataclass(frozen=True, kw_only=True)
 class Values:
-    """Numbers or texts in records that a policy allows.
-
-    Attributes:
-        records: allowed names of records.
-        rules: rules by key.
-    """
+    """Numbers or texts in records that a policy allows."""
 
     records: tuple[str, ...]
     rules: Mapping[str, Rule] = field(default_factory=dict)
@@ -46,11 +41,8 @@ class Receives:
     """Parts of messages that a policy lets the app receive.
 
     Attributes:
-        arrays: names of records of arrays.
-        config: records of settings.
         run_config: keys of the run's configuration; ``None`` for all.
         guard: ``True`` to refuse a model that looks crafted.
-        most_bytes: largest message in bytes.
     """
 
     arrays: tuple[str, ...] = ()
@@ -98,8 +90,6 @@ class Protect:
     Attributes:
         noising: clipping and noise; ``None`` if a defense acts instead.
         unit: unit of protection, see ``accounting.FACTORS``.
-        defense: name of a defense of this package that acts on uploads.
-        options: settings of the defense.
     """
 
     noising: Noising | None = None
@@ -114,8 +104,6 @@ class Budget:
 
     Attributes:
         epsilon: largest epsilon; ``None`` counts replies only.
-        delta: delta of the budget.
-        ledger: file of the ledger.
         anchor: file of the ledger's last entry, in a folder that is not restored together with it.
     """
 
@@ -132,10 +120,7 @@ class AppLimits:
     Attributes:
         reads: readable places in addition to Python and its packages.
         writes: writable places in addition to a temporary folder.
-        environment: additional environment variables.
         most_bytes: memory of the process with its children, files in its temporary folder included.
-        most_processes: largest number of processes at once.
-        seconds: wall time for one message.
         required: ``True`` if the gate must not start without isolation from network and files.
     """
 

@@ -51,7 +51,6 @@ class RefusedError(UserError):
 
     Args:
         reason: key of ``REASONS``, which may be sent to others.
-        detail: details for the site's log.
     """
 
     def __init__(self, reason: str, detail: str) -> None:
@@ -64,11 +63,9 @@ class Rule:
     """The rule of one key.
 
     Attributes:
-        integer: ``True`` for whole numbers only.
         at_least, at_most: bounds of a number; by default +-``LARGEST`` for a rounded one.
         digits: significant digits of a number.
         round_to: unit of which a number becomes the nearest multiple, instead of ``digits``.
-        exact: ``True`` if a number passes unchanged.
         value: number that always leaves, whatever the app replies.
         one_of: texts or finite numbers that pass as the policy has them, and nothing else.
         length: length of a list of such numbers; ``None`` for one number.

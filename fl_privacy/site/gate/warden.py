@@ -41,7 +41,6 @@ class Room:
 
     Attributes:
         most_bytes: memory in bytes, including in-memory files.
-        most_processes: largest number of processes at once.
     """
 
     most_bytes: int
@@ -59,8 +58,6 @@ def watched(child: int, parent: int, room: Room, scratch: str) -> int:
     Args:
         child: first process of the namespace mounted at ``/proc``.
         parent: process that started this one; if it ends, all end.
-        room: limits of all together.
-        scratch: place in the in-memory files.
     """
     failed = 0
     while True:
