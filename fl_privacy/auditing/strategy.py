@@ -133,9 +133,9 @@ def audit(
 
     Use it as ``strategy = audit(FedAvg(...), model=Net, data="cifar10")``; clients need not change. Clients behind
     ``probe_mod`` are asked, after each audited round, for uploads of single images, the worst case of the literature.
-    Otherwise training updates of few images and steps are attacked, or else uploads of one image in one step that the
-    server itself computes without a defense. The strategy, the app's random streams and the training's result stay
-    unchanged, even if the audit fails.
+    Otherwise training updates of few images and steps are attacked, or else undefended uploads of one image in one step
+    that the server itself computes. Strategy, random streams and the training's result stay unchanged, even if the
+    audit fails.
 
     Args:
         strategy: strategy of ``flwr.serverapp.strategy``, or a subclass.
@@ -153,7 +153,7 @@ def audit(
             ``fl_privacy.attacks``; ``none`` captures only.
 
     Raises:
-        UserError: an argument does not fit; all checks that can be made early are made at once.
+        UserError: an argument does not fit; checks are made as early as possible.
     """
     expect_strategy(strategy)
     if isinstance(strategy, AuditedStrategy):

@@ -200,7 +200,6 @@ class AuditReport:
         self._note()
 
     def close(self) -> None:
-        """Close the run's folder."""
         if self._folder is not None:
             self._folder.close()
 

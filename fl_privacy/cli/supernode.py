@@ -39,18 +39,18 @@ def run_node(arguments: Sequence[str], *, app: str, patience: float, policy: str
     """Run ``flower-supernode ARGUMENTS`` with a worker process that answers by ``app``; return its exit status.
 
     The worker imports PyTorch and builds data and client once, before the SuperLink hears of the node. It runs
-    installed code and nothing of the bundle that a run brings. It ends with this process, and is restarted if it dies.
+    installed code and nothing of a run's bundle. It ends with this process, and is restarted if it dies.
 
     Args:
         arguments: arguments of ``flower-supernode``, except those of its Runtime API, which listens on loopback alone.
-        patience: seconds to retry if the SuperLink fails or does not admit the node, since it counts a node that was
-            cut off as connected for a minute; 0 ends the node instead.
+        patience: seconds to retry if the SuperLink fails, or still counts a node that was cut off as connected; 0 ends
+            the node instead.
         policy: site policy, a file or a shipped name: the worker is then its gate, and the app runs in a process of its
             own, see ``fl_privacy.flower.gate``.
 
     Raises:
-        UserError: ``arguments`` set what this command sets itself, the app can't be loaded, or policy, ledger or
-            isolation are not available.
+        UserError: ``arguments`` set what this command sets itself, or app, policy, ledger or isolation are not
+            available.
     """
     if taken := [name for name in _OURS if any(a == name or a.startswith(f"{name}=") for a in arguments)]:
         raise UserError(

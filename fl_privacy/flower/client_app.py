@@ -59,10 +59,10 @@ def numpy_client_app(
 ) -> ClientApp:
     """Build a ClientApp that answers with a ``NumPyClient``.
 
-    It answers ``train``, ``evaluate``, ``evaluate.personalize``, ``query`` and ``query.examples``. Replies have the
-    records of the request, for stock strategies; an exception becomes an error reply with its line. Metrics that are
-    not numbers stay on the node. Outside of a simulation, clients that defend themselves answer a round once, also
-    after a restart, and repeat the same bytes for the same message.
+    It answers ``train``, ``evaluate``, ``evaluate.personalize``, ``query`` and ``query.examples``, in the records of
+    the request. An exception becomes an error reply with its line; metrics that are not numbers stay on the node.
+    Outside of a simulation, clients that defend themselves answer a round once, also after a restart, and repeat the
+    same bytes.
 
     Args:
         make_client: maker of the client for a message's context.

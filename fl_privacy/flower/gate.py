@@ -41,15 +41,14 @@ Defend = Callable[[Records, Records], Records]
 class Gate:
     """A site's policy as a mod around any ``ClientApp``: ``app = Gate("site.yaml").around(client_app)``.
 
-    The app is never trusted: each reply is made anew from what the policy names, under names and in the order chosen by
-    the coordinator or the policy, clipped and noised. The ledger has an entry before the app is asked. State that the
-    app keeps between messages stays here.
+    The app is never trusted: each reply is made anew from what the policy names, under names and in an order that the
+    app does not choose, clipped and noised. The ledger has an entry before the app is asked. State that the app keeps
+    stays here. An app in this process can reach everything in it; ``fl-privacy supernode --policy`` therefore isolates
+    it:
+    ``Gate(policy).around(Cell("package.module:app", policy.app))``.
 
-    An app in this process can reach everything that this process can. ``fl-privacy supernode --policy`` therefore runs
-    it in another one: ``Gate(policy).around(Cell("package.module:app", policy.app))``.
-
-    ``refused`` has the last refusals, as reason (see ``site.gate.rules.REASONS``) and detail; ``left_out`` counts the
-    parts of replies that the policy drops.
+    ``refused`` has the last refusals, as reason (see ``site.gate.rules.REASONS``) and detail; ``left_out`` counts
+    dropped parts of replies.
 
     Args:
         policy: policy, its file, or the name of one of the package's.

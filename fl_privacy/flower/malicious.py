@@ -20,7 +20,7 @@ class Malicious(StrategyAround):
 
         HonestButCurious(Malicious(FedAvg(), attack, model), interceptor, audit)
 
-    If an attack puts a layer in front of the model, the clients and ``strategy`` must start from
+    If an attack puts a layer in front of the model, clients and ``strategy`` must start from
     ``attack.architecture(...)``. In attacked rounds whose replies train nothing, the model stays as it is.
 
     Attributes:

@@ -325,10 +325,9 @@ def in_actor() -> bool:
 def answer_once_mod(*, rounds: int | None = None) -> Mod:
     """Build a mod that makes an app answer a round of training or evaluation once, also after a restart.
 
-    A repeated message gets the same bytes; another message of the same round is refused. An exception becomes one line
-    and uses up its round. Place it in front of an app whose training function draws:
-    ``ClientApp(mods=[answer_once_mod()])`` with ``train_step`` or ``private_loader``. ``defense_mod`` contains it. The
-    app's own figures leave unchanged.
+    A repeated message gets the same bytes; another message of the same round is refused, and an exception uses up its
+    round. Place it in front of an app whose training function draws: ``ClientApp(mods=[answer_once_mod()])`` with
+    ``train_step`` or ``private_loader``; ``defense_mod`` contains it.
 
     Args:
         rounds: largest number of a round; ``None`` takes ``num-server-rounds`` of the run's config, without which a

@@ -196,11 +196,9 @@ def secure_rounds(
     """Train ``server.state`` under SecAgg+ (Bell et al. 2020), one round at a time; return what the server received.
 
     Masks hide each update; the sum can be unmasked as long as ``threshold`` of the clients answer. Numbers of examples,
-    metrics and whole-number buffers, such as batch norm's counters, travel in the clear. A client with a value beyond
-    ``clip`` is left out of the round. A server that breaks the protocol and asks for both kinds of shares unmasks every
-    update, unless clients have a guard.
-
-    See ``Masking`` for ``clip``, ``levels``, ``threshold`` and ``shares``.
+    metrics and whole-number buffers travel in the clear. A client with a value beyond ``clip`` is left out. A server
+    that asks for both kinds of shares unmasks every update, unless clients have a guard. Settings are those of
+    ``Masking``.
 
     Raises:
         UserError: a setting is out of range, clients keep private layers, or too few clients were left in a round.
@@ -363,12 +361,8 @@ class _Summing(LegacyStrategy):
 def rounding_of_mean(step: float, *, examples: int, clients: int, most: int) -> float:
     """Return the largest standard deviation that SecAgg+'s rounding gives each value of the mean.
 
-    A client scales its update by its share of ``most`` examples before it is rounded at random to whole steps, so that
-    a client with few examples adds as much rounding as any other.
-
-    Args:
-        step: distance between neighboring levels.
-        most: number of examples to which weights are relative.
+    A client scales its update by its share of ``most`` examples before rounding to multiples of ``step``, so that a
+    client with few examples adds as much rounding as any other.
     """
     return step / 2 * math.sqrt(clients) * most / examples
 

@@ -38,18 +38,17 @@ _WITHIN = {
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class GuardedUpload:
-    """A defense on replied weights: its hooks get their change by name, reply minus sent.
+    """A defense on replied weights: its hooks get their change by name, reply minus sent, and the result is added.
 
-    Their result is added to the values sent. Values that they withhold, and all arrays that the defense does not act
-    on, come back as they were sent, except for ``kept`` buffers of the model: a server can't exempt an array by its
-    name or kind of number.
+    Values that they withhold, and arrays that the defense does not act on, come back as they were sent, except for
+    ``kept`` buffers of the model: a server can't exempt an array by its name or kind of number.
 
     Attributes:
         parameters: defended names; ``None`` takes every floating-point array.
-        buffers: treatment of the model's other arrays, such as running statistics: ``kept`` as the client replies them,
-            ``withheld`` (returned as sent), or ``defended`` like parameters if floating-point.
-        of_model: ``True`` if ``parameters`` are a model's, which must be floating-point; whole numbers are then
-            refused, but returned as sent if ``parameters`` come from a list of names.
+        buffers: treatment of the model's other arrays, such as running statistics: ``kept`` as replied, ``withheld``
+            (returned as sent), or ``defended`` like parameters if floating-point.
+        of_model: ``True`` if ``parameters`` are a model's, of which whole numbers are refused; those of a list of names
+            are returned as sent.
         tied: second name of a tied weight -> its first, whose defended value it gets: noise is drawn once.
         frozen: parameters that the client does not train; they come back as sent, without noise.
         shares: ``weights``, or ``change`` if clients reply it, which is then defended itself.

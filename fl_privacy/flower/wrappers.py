@@ -53,11 +53,11 @@ logger = logging.getLogger(__name__)
 class Sane(StrategyAround):
     """Give ``strategy`` the replies that are usable by the rules of ``federation.replies``, and log why others are not.
 
-    It is for strategies that send all clients the same weights and average the replies, such as Flower's ``FedAvg``. A
-    reply is left out if its arrays differ from those sent (names, dtype, shape), are not finite or have negative
-    variances; if the norm of its change is over ``factor`` times the median of three or more, of this round or the
-    largest before; or if its metrics differ from most clients' or are not finite. A client counts as at most ``factor``
-    times the median number of examples. ``HonestButCurious(Sane(FedAvg()), ...)`` still sees every reply.
+    It is for strategies that average weights, such as Flower's ``FedAvg``. A reply is left out if its arrays differ
+    from those sent (names, dtype, shape), are not finite or have negative variances; if the norm of its change is over
+    ``factor`` times the median of three or more, of this round or the largest before; or if its metrics differ from
+    most clients' or are not finite. A client counts as at most ``factor`` times the median number of examples.
+    ``HonestButCurious(Sane(FedAvg()), ...)`` still sees every reply.
 
     Attributes:
         factor: largest multiple of the median, above 1; ``math.inf`` leaves out no large update.

@@ -105,11 +105,9 @@ class Review:
     unread: list[str] = field(default_factory=list)
 
     def as_plain(self) -> dict[str, Any]:
-        """Return the review as plain data for JSON."""
         return asdict(self)
 
     def in_words(self) -> str:
-        """Describe the review in words."""
         lines = [f"{self.app}: {self.server}, {self.client}; read, not run."]
         lines += _section("Clients answer", self.answers)
         lines += _section("Strategies", self.strategies) or ["Strategies: none of Flower's is named."]

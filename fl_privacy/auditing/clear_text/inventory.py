@@ -68,7 +68,6 @@ class Inventory:
     errors: dict[str, int] = field(default_factory=lambda: defaultdict(int))
 
     def add(self, sent: Sent) -> None:
-        """Count one message."""
         way = (sent.direction, sent.kind)
         self.messages[way] += 1
         self.bytes[way] += sent.size

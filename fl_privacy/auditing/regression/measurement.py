@@ -59,7 +59,6 @@ class Measurement:
 
     @property
     def judged_by(self) -> Metric:
-        """Return the metric itself."""
         return METRICS[self.metric]
 
     @property

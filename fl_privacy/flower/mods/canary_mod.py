@@ -61,12 +61,10 @@ def canary_mod(
     """Build a mod that does what ``mods`` do, and sends canary clients through them after each training of one node.
 
     A canary's update is its own direction, scaled to the clipping norm, with probability 1/2, else zero; the output of
-    ``mods`` is compared with the direction. With ``claimed`` the same canaries take part in all rounds and their scores
-    add up: the claim is about the training. Without, each round has new canaries, and the claim is the mods' for one
-    round.
-
-    No canary is sent, and the random streams of PyTorch, NumPy and Python are unchanged. Scores and seed stay in
-    ``context.state``. Use it as ``ClientApp(mods=[canary_mod(LocalDpMod(...), out="claims")])``.
+    ``mods`` is compared with the direction. With ``claimed`` the same canaries take part in all rounds, so that the
+    claim is about the training; otherwise each round has new ones, and the claim is the mods' for one round. No canary
+    is sent, random streams are unchanged, and scores and seed stay in ``context.state``. Use it as
+    ``ClientApp(mods=[canary_mod(LocalDpMod(...), out="claims")])``.
 
     Args:
         mods: mods that protect an update, the outermost first.
@@ -74,7 +72,7 @@ def canary_mod(
         number: number of canaries, at least 20.
         delta: delta in (0, 1) of ``claimed``; claims of the mods are tested at their own.
         claimed: epsilon of the whole training against the receiver of this node's replies; ``None`` takes the mods'.
-        out: folder for ``claim.json`` and ``claim.html``, written after each round; ``None`` writes none.
+        out: folder for ``claim.json`` and ``claim.html``, written after each round.
 
     Raises:
         UserError: no mod is given, the clipping norm is unknown, or an epsilon is claimed for mods without noise.

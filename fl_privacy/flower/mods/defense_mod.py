@@ -63,20 +63,18 @@ def defense_mod(
     Use it as ``app = ClientApp(mods=[defense_mod(dp_noise(clip_norm=1.0, scale=0.1), model=Net)])``. Each kind of
     message (training, evaluation, query, probe) is answered once a round, also after a restart, and repeated with the
     same bytes, since the mean of many answers would have no noise. Messages that hold more than the model, in another
-    order, or with values that are not finite or too large are refused in one line. Any failure of the app gives the
-    same line; the node's log has details. The reply names its defense. In front of ``probe_mod`` it also defends
-    probes; otherwise they are refused.
+    order, or with values that are not finite or too large are refused in one line; any failure of the app gives the
+    same line. The reply names its defense. Probes need ``probe_mod`` behind this mod. Other replies hold no arrays, and
+    numbers of three digits.
 
-    Other replies hold no arrays, and numbers of three digits. If the defense promises differential privacy, only
-    ``metrics`` leave and none of the app's settings, since an exact loss or an error would reveal what the noise hides.
-    An app that fails, or replies values that are not finite, counts as unchanged: noise leaves in the form of an
-    earlier reply. If it fails before its first reply, it is not asked again until its operator removes a file named in
-    the log. Training time is not hidden.
+    If the defense promises differential privacy, only ``metrics`` leave and none of the app's settings, since an exact
+    loss or an error would reveal what the noise hides. An app that fails, or replies values that are not finite, counts
+    as unchanged: noise leaves in the form of an earlier reply. After a failure before its first reply, it is not asked
+    again until its operator removes a file named in the log. Training time is not hidden.
 
     Args:
         defense: defense with upload hooks only: noise, clipping, pruning, selective sharing, quantization. Defenses
-            within the training (Refiner, Soteria, SPN, passports, ATS, DP-SGD, mixtures, condensed images) need
-            ``train_step``.
+            within the training need ``train_step``.
         model: the client's model or its class, which distinguishes parameters from buffers; parameters without gradient
             come back as they were sent.
         names: instead, the defended parameters, or all arrays, in their order.
@@ -85,8 +83,8 @@ def defense_mod(
         rounds: largest number of a round; ``None`` takes ``num-server-rounds`` of the run's config, without which a
             round is at most ``memory.MOST_AHEAD`` after the last one.
         metrics: metrics that leave despite a promise of differential privacy, which does not cover them.
-        seed: seed of the hooks' randomness in a simulation, which may ask twice; ``None`` draws from the operating
-            system, as privacy demands.
+        seed: seed of the hooks' randomness in a simulation; ``None`` draws from the operating system, as privacy
+            demands.
 
     Raises:
         UserError: the defense acts within the training, or adds noise without ``model`` or ``names``.

@@ -45,18 +45,17 @@ def train_step(
                 loss = step(images, labels)  # instead of loss_function(net(images), labels) and loss.backward()
                 optimizer.step()
 
-    It trains on the cross entropy only. Private heads, layers and passports are trained by plain SGD and stay in
-    ``context.state``; the network keeps its private layers as they were sent, so that the upload does not hold them.
-    Upload hooks need ``defense_mod``. A step returns the loss; outside of a simulation it is NaN if the defense
-    promises differential privacy, since an app may report it.
+    It trains on the cross entropy only. Private parts are trained by plain SGD and stay in ``context.state``; the
+    network keeps its private layers as they were sent. Upload hooks need ``defense_mod``. A step returns the loss;
+    outside of a simulation it is NaN if the defense promises differential privacy, since an app may report it.
 
     Args:
         defense: defense that does not exchange the client's whole data; for that, use a ``PrivacyClient``.
         context: client's context, with its state and secret; ``None`` keeps nothing for the next round.
         normalization: normalization of the loader's images, which hooks see in [0, 1].
         round: ``server-round`` of the config, required of a deployed client. A round is trained once, also after a
-            restart, since each training would draw the same noise anew; ``answer_once_mod`` in front of the app repeats
-            the same bytes instead of an error.
+            restart, since each training draws noise anew; ``answer_once_mod`` in front of the app repeats the same
+            bytes instead of an error.
         seed: seed of the defense's draws in a simulation, which may train twice; by default the node's own secret.
 
     Raises:

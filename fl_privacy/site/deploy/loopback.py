@@ -83,7 +83,6 @@ class LoopbackFederation:
         self.wait_for("superlink", lambda: _answers(self.port), "listen")
 
     def register(self, public_key: Path) -> None:
-        """Register a node's key with the SuperLink."""
         self.flwr("supernode", "register", str(public_key), "loopback")
 
     def start_node(
@@ -199,7 +198,6 @@ class LoopbackFederation:
             ) from error
 
     def stop(self) -> None:
-        """End all processes of the federation with their children."""
         for process in self._processes.values():
             _signal(process, signal.SIGTERM)
         deadline = time.monotonic() + STOP_SECONDS

@@ -1,15 +1,14 @@
 """Exact samples of the discrete Gaussian, in integers, from the operating system's randomness.
 
 P(y) is proportional to exp(-y^2 / (2 s^2)) over the integers (Canonne, Kamath, Steinke 2020, "The Discrete Gaussian for
-Differential Privacy", Definition 1). Such noise in each coordinate of integers of l2 sensitivity D makes a release D^2
-/ (2 s^2)-zCDP (their Theorem 14), as continuous noise does.
+Differential Privacy", Definition 1). Such noise on integers of l2 sensitivity D makes a release D^2 / (2 s^2)-zCDP
+(their Theorem 14), as continuous noise does.
 
 Sampling is by rejection as in Karney 2016 ("Sampling Exactly from the Normal Distribution", Algorithm D, with s a power
 of two): k >= 0 with probability proportional to exp(-k^2 / 2), a sign, j uniform in 0..s-1; y = +-(k s + j) is kept
-with probability exp(-j (2 k s + j) / (2 s^2)), and "-0" is not. Each comparison uses as many random bits as it needs:
-floating point decides only if its error can't matter, integers of ``_PRECISION`` bits decide the rest. The number of
-rejections is independent of the accepted values, so that the sampling time reveals nothing of the noise (Jin et al.
-2022).
+with probability exp(-j (2 k s + j) / (2 s^2)), and "-0" is not. Floating point decides a comparison only if its error
+can't matter; otherwise integers of ``_PRECISION`` bits do. The number of rejections is independent of the accepted
+values, so that the sampling time reveals nothing of the noise (Jin et al. 2022).
 """
 
 import os

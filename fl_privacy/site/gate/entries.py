@@ -159,7 +159,6 @@ class Account:
     size: int = 0
 
     def copy(self) -> "Account":
-        """Return an independent copy."""
         found = copy.copy(self)
         found.recent, found.open = self.recent.copy(), self.open.copy()
         return found

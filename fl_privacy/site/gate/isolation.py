@@ -76,12 +76,10 @@ class Wishes:
     internet: bool = False
 
     def as_plain(self) -> dict[str, Any]:
-        """Return plain values for another process."""
         return asdict(self)
 
     @classmethod
     def of_plain(cls, told: dict[str, Any]) -> "Wishes":
-        """Return the wishes behind plain values."""
         plain: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in told.items()}
         return cls(**plain)
 
@@ -112,7 +110,6 @@ class Held:
         return OWN_ROOT in self.files and "seccomp" in self.network and bool(self.bounds)
 
     def in_words(self) -> str:
-        """Describe the isolation for a log."""
         held = [f"{what}: {', '.join(by) or 'OPEN'}" for what, by in self._held()]
         missing = f" Not to be had: {'; '.join(self.missing)}." if self.missing else ""
         return f"The app is kept from {'; '.join(held)}.{missing}"

@@ -158,12 +158,10 @@ class SitePolicy:
 
     @property
     def noising(self) -> Noising | None:
-        """Return the policy's clipping and noise, if it has any."""
         return self.protect.noising if self.protect else None
 
     @property
     def limits(self) -> Limits:
-        """Return the limits of the ledger."""
         return Limits(
             epsilon=self.budget.epsilon if self.budget else None,
             delta=self.budget.delta if self.budget else 1e-5,

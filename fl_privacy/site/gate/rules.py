@@ -150,7 +150,6 @@ class Rule:
 
     @property
     def fixed(self) -> int | float | None:
-        """Return the value that always leaves."""
         return int(self.value) if self.value is not None and self.value == int(self.value) else self.value
 
     def _rounded(self, where: str, value: int | float) -> int | float:
@@ -172,7 +171,6 @@ class Rule:
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """Return the bounds of a number."""
         usual = math.inf if self.exact else LARGEST
         low = -usual if self.at_least is None else self.at_least
         return low, max(low, usual) if self.at_most is None else self.at_most
