@@ -52,7 +52,6 @@ class SeenNetwork(TextModel):
         return ()
 
     def logits(self, embeddings: Tensor, there: Tensor) -> Tensor:
-        """Run the whole network; the logits are not used."""
         made: Tensor = self.network(inputs_embeds=embeddings.to(self.words.weight.dtype), attention_mask=there.long())[
             0
         ]

@@ -71,11 +71,7 @@ class _Losses:
 
 
 def members_of(clients: Sequence[Trained], seen: Watched, seconds: float) -> Answer:
-    """Infer which client trained on which examples.
-
-    Args:
-        seen: client's step on one example, with its program.
-    """
+    """Infer which client trained on which examples."""
     started = time.perf_counter()
     made = attempt(lambda: _members(clients, seen, seconds))
     if isinstance(made, Failure):

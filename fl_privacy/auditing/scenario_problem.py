@@ -104,7 +104,6 @@ def read_problem(seen: Watched, range_of: Sequence[Tensor]) -> Problem:
     """Describe the inverse problem of the first observed step.
 
     Args:
-        seen: observations with a program.
         range_of: loaded inputs, (N, ...) each, which give the range of values.
 
     Raises:

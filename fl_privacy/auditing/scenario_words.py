@@ -186,7 +186,6 @@ def scored_words(
     """Score pairs of an upload's words and the reconstructed ones.
 
     Args:
-        read: words of each upload's texts, and reconstructed words.
         others: words of the clients' other texts, used as distractors.
         texts: words of each text by upload; ``None`` for one text each.
     """

@@ -129,7 +129,6 @@ class Scenarios:
     """Attack an app's clients in scenarios of growing difficulty.
 
     Attributes:
-        seconds: time after which no further scenario begins.
         attack_within: attack with a limited number of evaluations per upload, if ``attack`` would take too long.
     """
 

@@ -146,7 +146,6 @@ def audit(
         transform: clients' normalization: their transform, or (mean, std); by default that of ``data``.
         plan: clients' training, such as ``dict(lr=0.1, epochs=1, batch_size=32)``, or the server app's ``context``; by
             default inferred from the messages' config and the updates.
-        out: folder of the audits' folders.
         rounds: audited rounds: ``first``, ``last``, ``ends`` (both), ``all``, a number or a list.
         victims: largest number of single images that clients are asked for in a round.
         attack: name from ``fl-privacy list`` with settings ("idlg attack.iterations=50"), or an attack of
@@ -196,8 +195,8 @@ class AuditedStrategy(StrategyAround):
     def start(self, *args: Any, **kwargs: Any) -> Result:
         """Run the strategy's own ``start``, then attack the captures and print the place of the page.
 
-        Errors of the audit during or after the training are reported in a line and in ``failure``; the training's
-        result is returned in any case.
+        Errors of the audit once the training has begun are reported in ``failure``; the training's result is always
+        returned.
 
         Raises:
             UserError: before the training: no client is there, the arrays are not the model's, a round does not exist,
@@ -258,7 +257,6 @@ class AuditedStrategy(StrategyAround):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Return the messages of the audited strategy, and keep copies."""
         if self._curious is None:
             raise UserError(
                 "audit(...) is expected outermost, where its start is called, but another strategy is around it; write"

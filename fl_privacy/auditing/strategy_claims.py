@@ -38,7 +38,6 @@ class StatedByReplies:
 
     Attributes:
         stated: last round's largest epsilon and least noise of any client, by name.
-        metrics: names of figures that clients sent.
     """
 
     stated: dict[str, float] = field(default_factory=dict)

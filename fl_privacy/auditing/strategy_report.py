@@ -82,10 +82,9 @@ def told_partition(reply: Message) -> int | None:
 
 @dataclass(eq=False)
 class NamingServer(HonestButCurious):
-    """An honest-but-curious server that gives each node its own number and leaves none out.
+    """An honest-but-curious server that gives each node its own, lasting number and leaves none out.
 
-    The number is the partition that the node claims, else the rank of its id among all nodes; if another connected node
-    has it, the next free one. A node keeps its number.
+    The number is the partition that the node claims, else the rank of its id, or the next one that is free.
 
     Attributes:
         partitions: claimed partition by client.
@@ -142,9 +141,7 @@ class AuditReport:
     """Record captured updates, attack them after the training, and write the page.
 
     Attributes:
-        victims: largest number of single images that clients are asked for in a round.
         identified: clients that claim a partition.
-        partitions: claimed partition by client.
         nodes: largest number of nodes connected at once; ``None`` before the training.
     """
 

@@ -89,7 +89,6 @@ class RichMonitor(Monitor):
 
     @contextmanager
     def training(self, rounds: int) -> Iterator[None]:
-        """Show the table, a bar and the progress of the round while the context lasts."""
         self._rounds.clear()
         self._total, self._done, bar = rounds, 0, self._progress("Training")
         task, left, doing = bar.add_task("", total=rounds), Remaining(), Text("", style="dim")
@@ -112,7 +111,6 @@ class RichMonitor(Monitor):
                 yield
 
     def round_done(self, report: RoundReport, evaluation: Evaluation | None, epsilon: float | None) -> None:
-        """Add a row; excluded clients have been logged."""
         self._rounds.append((report, evaluation, epsilon))
         self._done = report.round
         if self.console.is_terminal:
@@ -124,7 +122,6 @@ class RichMonitor(Monitor):
 
     @contextmanager
     def working(self, title: str) -> Iterator[None]:
-        """Show the progress of the work while the context lasts."""
         left = Remaining()
         with (
             self._lines() as lines,
@@ -142,10 +139,7 @@ class RichMonitor(Monitor):
 
     @contextmanager
     def attacking(self, what: str) -> Iterator[AttackProgress]:
-        """Show a bar while the context lasts, or a line for each tenth of a long attack.
-
-        For several attacks, it names the current one and its progress.
-        """
+        """Show a bar with the current attack while the context lasts, or a line for each tenth."""
         title, working = f"Attacking {what}", ""
         show: Callable[[str], object] = str  # nothing to show it on yet
 
@@ -166,7 +160,6 @@ class RichMonitor(Monitor):
 
     @contextmanager
     def counting(self, title: str, total: int) -> Iterator[Callable[[int], None]]:
-        """Show a bar while the context lasts, or a line for each tenth."""
         if not self.console.is_terminal:
             tell = self._tenths(title)
             yield lambda done: tell(done, total)

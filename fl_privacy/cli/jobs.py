@@ -31,8 +31,7 @@ def run_jobs(
 ) -> None:
     """Run ``command`` for the overrides, or with ``multirun`` for every combination of listed values.
 
-    A failed job of a sweep is reported and the sweep goes on. The last lines printed are the result and the page, or
-    the folder with ``page=false``.
+    A failed job of a sweep is reported and the sweep goes on. The result and the page are printed last.
 
     Raises:
         UserError: a configuration is wrong, or jobs of a sweep failed.

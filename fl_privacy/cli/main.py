@@ -329,8 +329,8 @@ def main() -> None:
 def run_command_line(arguments: Sequence[str]) -> int:
     """Run one command and return its exit status.
 
-    Faults of user, disk or memory give one line and status 2, an attack that failed on all victims status 3, an
-    interrupt status 130, SIGTERM 143, SIGHUP 129. Without a command, help is printed.
+    A fault of user, disk or memory gives status 2, an attack that failed on all victims 3, an interrupt 130, SIGTERM
+    143, SIGHUP 129. Without a command, help is printed.
     """
     handler = RichHandler(console=Terminal(stderr=True), show_path=False, show_time=False)
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])

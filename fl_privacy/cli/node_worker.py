@@ -17,7 +17,6 @@ def serve_node(address: str, app: str, told: str, policy: str = "") -> None:
     """Answer messages until standard input, which starts with the SuperNode's secret, is closed.
 
     Args:
-        address: address of the SuperNode's Runtime API.
         told: file written once the app is loaded: empty, or one line with the error.
         policy: site policy, whose gate is then in this process and the app in another one.
     """

@@ -1,7 +1,4 @@
-"""``fl-privacy benchmark``, ``trade-off`` and ``advise``: many runs, and the defense to choose.
-
-Errors in a track or grid are reported before PyTorch is imported.
-"""
+"""``fl-privacy benchmark``, ``trade-off`` and ``advise``: many runs, and the defense to choose."""
 
 from __future__ import annotations
 

@@ -34,7 +34,6 @@ class WrittenMonitor(Monitor):
 
     @contextmanager
     def training(self, rounds: int) -> Iterator[None]:
-        """Write down the round and its progress while the context lasts."""
         self._done, what = 0, "Training"
         tell = self._teller.telling(lambda: what, no_progress)
 
@@ -94,8 +93,6 @@ class Underway:
 
     @contextmanager
     def shown(self) -> Iterator[None]:
-        """Show the progress while the context lasts."""
-
         def watch() -> None:
             while not self._over.wait(LOOK_EVERY):
                 self._look()

@@ -1,7 +1,4 @@
-"""The lasting state of a node's clients: in Flower's context, or in files readable by their owner alone.
-
-The node's secret, from which clients draw, stays on the node; files are encrypted if there is a key.
-"""
+"""The lasting state of a node's clients, in Flower's context or in private, optionally encrypted files."""
 
 import contextlib
 import json
@@ -113,7 +110,7 @@ FILE = "node-secret"
 
 
 class SimulatedContext(Context):
-    """The context of a node that this process itself simulates; nodes started elsewhere never have it."""
+    """The context of a node that this process itself simulates."""
 
 
 def node_secret(context: Context) -> Secret:
@@ -281,7 +278,6 @@ class ContextMemory:
 
     Args:
         once: ``True`` if a round is answered once, as a deployed client needs: the mean of repeated draws has no noise.
-            A simulation, whose draws repeat, may ask twice.
     """
 
     def __init__(self, records: RecordDict, *, once: bool = False) -> None:
@@ -305,10 +301,8 @@ class ContextMemory:
 class NodeMemory:
     """A file of the node, which outlives its process; its content is never in a message, not even on loopback.
 
-    It is replaced after the work and before the reply: a killed node continues after the last finished round.
-
-    Args:
-        key: 32 bytes that encrypt the file; ``None`` leaves it in the clear.
+    It is replaced after the work and before the reply: a killed node continues after the last finished round. With a
+    ``key`` of 32 bytes it is encrypted.
     """
 
     def __init__(self, path: Path, key: bytes | None = None) -> None:

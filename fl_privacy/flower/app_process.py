@@ -22,12 +22,7 @@ MORE = 64 << 20
 
 
 class Cell:
-    """An installed ``ClientApp``, called as one, in a process that is started when it is needed.
-
-    Args:
-        app: ``package.module:attribute``.
-        limits: limits of its process.
-    """
+    """An installed ``ClientApp`` (``package.module:attribute``) in a process that is started when it is needed."""
 
     def __init__(self, app: str, limits: AppLimits) -> None:
         self.app, self.limits = app, limits

@@ -50,8 +50,7 @@ class ProbedImages:
 def probing(message: Message, probe: int, batch_size: int) -> RecordDict:
     """Build the content of a message that asks for the ``probe``-th chosen batch on the model of ``message``.
 
-    The request is in the strategy's first config record, since mods such as Flower's ``fixedclipping_mod`` refuse a
-    message with two; without one, in a record of its own.
+    The request is in the strategy's first config record, since mods such as Flower's ``fixedclipping_mod`` refuse two.
     """
     records = message.content.config_records
     name = next(iter(records), PROBE)

@@ -103,7 +103,7 @@ def rounds_on_ray(
         source: maker of the clients, called once in each process.
         num_gpus: share of a GPU reserved for a process.
         actors: largest number of processes; ``None`` takes what the resources allow.
-        timeout: seconds a process may work on one message before it is ended and its client excluded.
+        timeout: seconds for one message, after which a process is ended and its client excluded.
 
     Raises:
         UserError: no process fits into the machine, or ``rounds_on_grid`` raises.

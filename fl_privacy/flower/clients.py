@@ -65,8 +65,8 @@ class PrivacyClient(NumPyClient):
     the client's ``seed``: a secret such as ``node_secret(context)``, or a number in a simulation.
 
     Args:
-        memory: state that never leaves the client, and the rounds it answered: ``context.state``, which a restart
-            empties, or ``node_memory(context)``, which outlives it. Neither answers a round twice.
+        memory: private state and answered rounds: ``context.state``, which a restart empties, or
+            ``node_memory(context)``, which outlives it. Neither answers a round twice.
 
     Example:
         class QuantizingClient(PrivacyClient):

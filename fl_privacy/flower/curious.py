@@ -28,8 +28,8 @@ logger = logging.getLogger(__name__)
 class HonestButCurious(StrategyAround):
     """Follow the protocol of ``strategy``, and capture each upload with the model that was sent for it.
 
-    It wraps every strategy and changes no message and no result; its own failures are logged. For clients of other
-    packages, the interceptor's plan should say ``shares="weights"``.
+    It changes no message and no result; its own failures are logged. For clients of other packages, the interceptor's
+    plan should say ``shares="weights"``.
 
     Attributes:
         states: private state of simulated clients, for an interceptor with side information.

@@ -56,8 +56,6 @@ def verdicts_on(subject: object, asked: Asked, *, name: str = "", mods: Sequence
     Args:
         subject: a mod, a strategy, one of the package's defenses, a function from an update to the upload, or a
             function without arguments that makes one of these.
-        name: name on pages; by default that of the class.
-        mods: mods of a strategy's clients.
 
     Raises:
         UserError: it is none of these.

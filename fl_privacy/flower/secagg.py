@@ -1,7 +1,4 @@
-"""Rounds under Flower's own SecAgg+, in which the server sees the sum of the updates and no single one.
-
-Flower has SecAgg+ for its legacy interface only, which this module hides.
-"""
+"""Rounds under Flower's own SecAgg+, in which the server sees the sum of the updates and no single one."""
 
 import itertools
 import json

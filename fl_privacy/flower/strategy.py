@@ -56,11 +56,10 @@ class Federated(Strategy):
 
     Attributes:
         patience: seconds to wait for the nodes before the first round.
-        timeout: seconds to wait for the replies to probes; ``start`` takes the one for other messages.
+        timeout: seconds to wait for the replies to probes.
         bound: ``True`` if nodes are authenticated: a partition belongs to its first holder's key for the whole run.
-        simulated: required kind of seed, ``True`` if the server knows the seed from which clients draw; other nodes are
-            refused. ``None`` accepts both.
-        own_data: required kind of data, ``True`` for nodes with folders of their own; ``None`` accepts both.
+        simulated: ``True`` if clients must draw from a seed that the server knows, ``False`` if not, ``None`` for both.
+        own_data: ``True`` if nodes must have folders of their own, ``False`` if not, ``None`` for both.
         reconnect: seconds to wait at the start of each later round for nodes that have left.
     """
 
@@ -91,7 +90,6 @@ class Federated(Strategy):
         self._latest: tuple[ModelState, dict[str, ArrayRecord]] | None = None
 
     def arrays(self) -> ArrayRecord:
-        """Return the server's model as one record."""
         records = self._records(self.server.state)
         return ArrayRecord({**records[PARAMETERS], **records[BUFFERS]})
 

@@ -38,7 +38,7 @@ _WITHIN = {
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class GuardedUpload:
-    """A defense on replied weights: its hooks get their change by name, reply minus sent, and the result is added.
+    """A defense on replied weights: its hooks act on their change by name, which is then added to the values sent.
 
     Values that they withhold, and arrays that the defense does not act on, come back as they were sent, except for
     ``kept`` buffers of the model: a server can't exempt an array by its name or kind of number.

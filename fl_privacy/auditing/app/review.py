@@ -79,12 +79,10 @@ class Review:
     """Findings in the code of an unedited app.
 
     Attributes:
-        server, client: references to its apps.
         answers: messages that clients answer, as the Message API names them.
         strategies: strategy classes that are made or derived from.
         settings: run config settings on privacy.
         pins: dependencies -> ``True`` if pinned to a version.
-        pickles: places that pickle or unpickle.
         network: modules other than Flower that use the network.
         runs: places that execute code or commands from text.
     """

@@ -48,7 +48,6 @@ class KeptReply:
     Attributes:
         round: number among the client's training messages, from 1.
         sent, reply: arrays of the message and of the reply, by record/name.
-        matched: parameters of the arrays.
     """
 
     node: int
@@ -77,7 +76,6 @@ class TappedGrid(LocalGrid):
 
     Args:
         keeps: number of clients whose first and latest answers are kept.
-        tables: columns of previously loaded tables.
         node_config: additional node config; ``{partition}`` in a text becomes the node's.
     """
 

@@ -92,7 +92,7 @@ def copies_in(array: np.ndarray, tables: Sequence[np.ndarray], *, unknown: bool)
 
 @_QUIET
 def features_in(array: np.ndarray, tables: Sequence[np.ndarray], counts: set[int]) -> tuple[int, int] | None:
-    """Find a table of which ``array`` (N,) or (N, f) holds whole columns, in any order of rows.
+    """Find a table with ``array`` (N,) or (N, f) as whole columns, in any row order.
 
     Args:
         tables: loaded data, (N, F) each; rows may be repeated.

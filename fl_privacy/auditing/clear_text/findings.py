@@ -57,7 +57,6 @@ class Leak:
     """One thing that a reply leaks in the clear.
 
     Attributes:
-        where: record and key.
         why: consequence for the people behind the data, a sentence.
     """
 
@@ -85,7 +84,6 @@ class Loaded:
 
     Attributes:
         rows: (N, F) matrices of numbers, one row an example.
-        labels: integer labels of its training examples.
         examples: number of training examples; 0 if unknown.
     """
 

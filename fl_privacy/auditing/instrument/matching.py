@@ -36,9 +36,8 @@ class Matched:
             recognized by the arrays sent.
         unknown: arrays that are neither parameters nor buffers, nor returned unchanged.
         exact: ``True`` if all values equal the parameters' to the last bit.
-        decoded: name of an encoded array -> its decoded values. Parameters that left partly, or joined, have a name of
-            their own here.
-        packed: arrays of which such parameters are made.
+        decoded: name of an encoded, partial or joined array -> its decoded values.
+        packed: arrays of which partial or joined parameters are made.
     """
 
     parameters: Mapping[str, str] = field(default_factory=dict)
@@ -61,9 +60,7 @@ def matched(
     """Find the meaning of each uploaded array.
 
     Args:
-        uploaded: arrays of the reply by name, in order.
         before: values of parameters and buffers at the start of the training.
-        gradients: gradients of parameters at the first step.
     """
     readings = {
         "weights": after,

@@ -203,7 +203,6 @@ def spread(
 
     Args:
         arrays: arrays of the reply that are not parameters themselves.
-        trained: names of values that a gradient moves.
         base: values for places that did not leave; zero by default.
     """
     left = {name: value for name, value in values.items() if value.dtype.kind == "f" and value.size}

@@ -80,8 +80,6 @@ class Program:
         """Replay the program with the tensors ``given`` by number; return the tensor ``until``, or the loss.
 
         Args:
-            parts: replacements of the modules.
-            until: number of the requested tensor.
             after: number of a call after which the replay starts; its outputs must be ``given``.
         """
         wanted = self.root if until is None else until
@@ -262,10 +260,11 @@ class ReplayModel(nn.Module):
     """The client's modules as one network of pixels, rows or vectors in [0, 1].
 
     Outputs are (B, K), the input of the client's loss; or, for the whole program, (B, 1) with the batch's loss in every
-    row. Other inputs of the batch, such as categories, are as recorded, and repeated for more examples.
+    row. Other inputs, such as categories, are as recorded.
 
     Args:
         variables: numbers of the reconstructed tensors, whose first axis is the batch.
+        shapes: shape of one example of each.
         ranges: low and scale of each: an input is ``low + scale * value``; they broadcast over an example.
         output: number of the tensor (B, K) before the loss; ``None`` includes the loss.
         draws: ``True`` if the program draws at random; it then draws the same at every call.

@@ -1,6 +1,5 @@
-"""Observation of third-party training: modules, batches, optimizers and losses.
-
-It uses PyTorch's public hooks, or wraps its methods; it changes no number and draws from no random stream.
+"""Observation of third-party training by PyTorch's hooks and wrapped methods; numbers and random streams stay
+unchanged.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A paired test of a measurement against a baseline of the same images, and the baseline's JSON file."""
+"""A paired test of a measurement against a baseline of the same images, kept as JSON."""
 
 import json
 from collections.abc import Mapping

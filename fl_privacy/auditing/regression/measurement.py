@@ -98,7 +98,6 @@ def measured(
     Args:
         values: values (N,) of the metric, NaN for a failed attack.
         uploads: names (N,) of the uploads.
-        victims: identifiers (N,) of the images.
         outcomes: outcome (N,) of each image, or ``None``.
 
     Raises:

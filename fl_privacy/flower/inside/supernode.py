@@ -1,7 +1,4 @@
-"""A SuperNode's messages, answered by one lasting process over its Runtime API (``--isolation process``).
-
-By default, Flower starts a process for each message, which loads PyTorch and the data anew.
-"""
+"""A SuperNode's messages, answered by one lasting process instead of one for each message."""
 
 import logging
 import os

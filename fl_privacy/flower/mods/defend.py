@@ -39,8 +39,7 @@ class DefendedClient(NumPyClient):
         seed: seed of the hooks' randomness in a simulation; ``None`` draws from the operating system, as privacy
             demands.
         memory: state of hooks, and the answered rounds: a round is answered once, unless a ``seed`` makes this a
-            simulation. With the node's context, this survives a restart, and a repeated message gets the same bytes;
-            with ``context.state`` alone, it does not.
+            simulation. With the node's context, this survives a restart; with ``context.state`` alone, it does not.
         metrics: metrics that may leave despite a promise of differential privacy, which does not cover them.
     """
 

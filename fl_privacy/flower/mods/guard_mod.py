@@ -22,12 +22,10 @@ OwnExamples = Callable[[Context], Batch]
 def guard_mod(model: nn.Module, examples: OwnExamples | None = None, *, guard: ModelGuard | None = None) -> Mod:
     """Build a mod that refuses crafted models, for ``ClientApp(mods=[guard_mod(...), ...])``, in front of the others.
 
-    If the model of a training or evaluation message is refused, the reply is an error of one line. In front of
-    ``secaggplus_mod`` the mod also refuses a threshold that two disjoint groups of clients reach, and a request for
-    both kinds of a client's key shares. It remembers the last model in ``context.state``.
-
-    Outside of a simulation ``examples`` meet one model of a kind a round, and the result stays in the node's log: it is
-    a bit about them, which no noise of differential privacy covers.
+    The reply is then an error of one line. In front of ``secaggplus_mod`` the mod also refuses a threshold that two
+    disjoint groups of clients reach, and a request for both kinds of a client's key shares. The last model is in
+    ``context.state``. Outside of a simulation ``examples`` meet one model of a kind a round, and the result stays in
+    the node's log: it is a bit about them, which no noise of differential privacy covers.
 
     Args:
         model: architecture agreed on; arrays that do not fit it are refused.

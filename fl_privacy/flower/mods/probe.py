@@ -67,7 +67,6 @@ def probe_mod(
     Args:
         train: the app's training function, as ``train(net, loader)`` or ``train(net, loader, config)``.
         dataset: data set or loader with its transform, or a function from the context to one; the first of a tuple.
-        normalization: normalization of the images, if it can't be inferred from transform or pixels.
         images: number of examples that may be probed, the first ones of ``dataset``.
         rounds: largest number of a round with probes; ``None`` takes the run's own.
 

@@ -41,7 +41,6 @@ def make_server_certificate(certificate: Path, key: Path, *, host: str, authorit
 
     Args:
         key: file to write, readable by its owner alone.
-        authority: certificate and key of the signer.
     """
     issuer, signer = read_certificate(authority[0]), read_private_key(authority[1])
     made = ec.generate_private_key(ec.SECP384R1())

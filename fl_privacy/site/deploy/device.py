@@ -154,8 +154,7 @@ def measure_nodes(
 ) -> Iterator[str]:
     """Measure a client round of each of ``runs`` and add it to the run's records; yield a line for each run.
 
-    Each run has a process of its own, on one core with one thread. The result appears on the run's page and on
-    comparisons (``Figure`` of section ``upload``).
+    Each run has a process of its own, on one core with one thread.
 
     Args:
         runs: folders of finished runs, or of sweeps over them.

@@ -120,8 +120,7 @@ class LoopbackFederation:
     def wait_for_node(self, name: str, seconds: float = JOIN_SECONDS) -> None:
         """Wait until a node has joined; ``UserError`` if it ends or is late.
 
-        Start a run only afterwards: while nodes load PyTorch, Flower starts another server process every 30 seconds,
-        until none of them finishes.
+        Start a run only afterwards, since Flower starts a server process every 30 seconds while nodes load PyTorch.
         """
         self.wait_for(name, lambda: JOINED in self.said(name), "join the SuperLink", seconds)
 
@@ -158,7 +157,6 @@ class LoopbackFederation:
             )
 
     def log(self, name: str) -> Path:
-        """Return the path of the output of the process ``name``."""
         return self.folder / f"{name}.log"
 
     def said(self, name: str) -> str:
@@ -208,7 +206,6 @@ class LoopbackFederation:
             process.wait()
 
     def variables(self) -> dict[str, str]:
-        """Return the environment of the processes, with Flower's configuration here and its telemetry off."""
         told = {
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
             "FLWR_HOME": str(self.folder / "flwr"),

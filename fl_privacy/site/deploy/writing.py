@@ -77,8 +77,8 @@ def write_deployment(folder: Path, *, nodes: int, host: str, port: int, policy: 
 
     Args:
         folder: folder for its owner alone.
-        policy: one of ``fl_privacy.site.gate.READY``: start of each node's site.yaml, behind which its start.sh runs
-            the node's app. An existing site.yaml is kept.
+        policy: one of ``fl_privacy.site.gate.READY``: start of each node's site.yaml, which is kept if it exists;
+            start.sh then runs the node's app behind it.
 
     Raises:
         UserError: a value is out of range, or the folder was written for another host.

@@ -1,7 +1,4 @@
-"""Isolation of a process: no network, given files only, in-memory writes, and limits on it with its children.
-
-Each means is tried, and the result reported, with the standard library alone and before any other import.
-"""
+"""Isolation of a process by all available means, with the standard library alone and before any other import."""
 
 import errno
 import os

@@ -29,7 +29,7 @@ class Ledger:
     """The ledger's file, which several processes may share.
 
     A line is written in one piece; file and anchor are synced before the caller goes on. The anchor, in another folder,
-    has number and digest of the last entry, so that a ledger restored from a copy is noticed, unless both are restored.
+    has number and digest of the last entry, so that a restored ledger is noticed, unless both are restored.
 
     Args:
         path: file, made for its owner alone if neither it nor the anchor exists.

@@ -1,7 +1,7 @@
-"""Linux calls by which a process gives up rights: namespaces, mounts, Landlock, seccomp, capabilities.
+"""Linux calls by which a process gives up rights, with the standard library alone.
 
-It needs only the standard library. Constants are those of the kernel's headers (linux/landlock.h, linux/seccomp.h,
-linux/filter.h, asm/unistd.h of x86-64 and arm64).
+Constants are those of the kernel's headers (linux/landlock.h, linux/seccomp.h, linux/filter.h, asm/unistd.h of x86-64
+and arm64).
 """
 
 import ctypes

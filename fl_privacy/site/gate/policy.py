@@ -42,7 +42,6 @@ class Receives:
 
     Attributes:
         run_config: keys of the run's configuration; ``None`` for all.
-        guard: ``True`` to refuse a model that looks crafted.
     """
 
     arrays: tuple[str, ...] = ()

@@ -1,7 +1,4 @@
-"""Count an app's memory and processes from outside, and end them beyond the limits.
-
-It needs only the standard library. ``/proc`` is the process table of the app's own namespace.
-"""
+"""Count an app's memory and processes from outside, and end them beyond the limits, with the standard library alone."""
 
 import os
 import signal
