@@ -82,7 +82,7 @@ def read_model(
 
 
 def expect_arrays_of(model: AuditedModel, arrays: ArrayRecord) -> None:
-    """Raise ``UserError`` unless the arrays have the model's names and shapes, since captures would be useless."""
+    """Raise ``UserError`` unless the arrays have the model's names and shapes."""
     own = {name: tuple(t.shape) for name, t in model.network.state_dict().items()}
     got = {name: tuple(array.shape) for name, array in arrays.items()}
     if list(got) == [str(i) for i in range(len(own))]:

@@ -61,7 +61,7 @@ class Cell:
         except UserError:
             self.close()
             raise
-        except (ValueError, TypeError) as error:  # the app's code has written between the two answers
+        except (ValueError, TypeError) as error:  # the app's code wrote between the two answers
             self.close()
             raise UserError(
                 f"--app is expected to be loaded, but {self.app} said something else; repair it."

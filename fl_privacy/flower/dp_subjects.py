@@ -27,11 +27,7 @@ from fl_privacy.types import Tensors
 
 
 def located(name: str) -> Any:
-    """Import the object named ``module:attribute``, with the working directory on the path.
-
-    Raises:
-        UserError: there is no such module or attribute.
-    """
+    """Import the object ``module:attribute``, with the working directory on the path; ``UserError`` without one."""
     module, _, attribute = name.partition(":")
     if not module or not attribute:
         raise UserError(

@@ -56,7 +56,7 @@ class LoadedBy:
         """Observe until the block ends."""
         with ExitStack() as stack:
             if importlib.util.find_spec("flwr_datasets") is not None:
-                loaded_when_used("seaborn")  # by its plots
+                loaded_when_used("seaborn")  # imported by its plots
                 owner = importlib.import_module("flwr_datasets").FederatedDataset
                 stack.enter_context(_replaced(owner, "load_partition", self._around))
             if importlib.util.find_spec("pandas") is not None:

@@ -362,7 +362,7 @@ def _is_class_count(array: np.ndarray, loaded: Loaded) -> bool:
 def _statistic(value: Any, key: str, loaded: Loaded) -> tuple[str, str, int] | None:
     """Return statistic, column and number of examples that a number matches, or ``None``.
 
-    A number of few digits may be a setting and needs a telling key.
+    A number of few digits may be a setting and needs a fitting key.
     """
     if type(value) not in (int, float) or not LEAST_STATISTIC <= abs(value) < LARGEST_STATISTIC:
         return None

@@ -34,9 +34,5 @@ def empty_run() -> Run:
 
 
 def loaded(reference: str, folder: Path) -> Any:
-    """Load the object named ``module:attribute`` in ``folder``.
-
-    Raises:
-        ValueError: there is no such object.
-    """
+    """Load the object ``module:attribute`` in ``folder``; ``ValueError`` if there is none."""
     return load_app(reference, ValueError, folder)

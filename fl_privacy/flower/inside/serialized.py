@@ -79,11 +79,7 @@ def message_parts(message: Message) -> list[bytes]:
 
 
 def message_from_parts(parts: Sequence[bytes]) -> Message:
-    """Parse a message: the inverse of ``message_parts``.
-
-    Raises:
-        ValueError: the number of arrays is not that of the message.
-    """
+    """Parse a message: the inverse of ``message_parts``; ``ValueError`` unless the number of arrays fits."""
     message, data = message_of(parts[0]), iter(parts[1:])
     if message.has_content():
         for name, record in message.content.array_records.items():

@@ -140,7 +140,8 @@ class Ledger:
     def _now(self, account: Account, moment: Moment) -> float:
         """Return the ledger's time, which advances by the time since its last line, or the last call.
 
-        A clock set forward frees nothing, and one set back locks nothing for longer than a day.
+        A clock set forward frees nothing, and one set back locks nothing for longer than a day; then the clock is
+        trusted.
         """
         if not account.entries:
             self._time = moment.clock

@@ -50,7 +50,7 @@ class RefusedError(UserError):
     """A message may not pass.
 
     Args:
-        reason: key of ``REASONS``, which may be sent to others.
+        reason: key of ``REASONS``, the only part that may leave the site.
     """
 
     def __init__(self, reason: str, detail: str) -> None:
