@@ -1,6 +1,4 @@
-"""The process of ``audit --sandbox``, which gives up network and files before it imports more than the standard
-library.
-"""
+"""The process of ``audit --sandbox``, which gives up network and files before it imports other packages."""
 
 import json
 from dataclasses import asdict

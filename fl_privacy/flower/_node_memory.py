@@ -133,9 +133,7 @@ def whose(context: Context) -> tuple[str, int]:
 
 
 def state_folder(context: Context) -> Path:
-    """Return the folder of ``fl-privacy-state`` in the node config, else FL_PRIVACY_STATE, else the user's state
-    folder.
-    """
+    """Return the node config's ``fl-privacy-state``, else FL_PRIVACY_STATE, else the user's state folder."""
     named = context.node_config.get(STATE) or os.environ.get(STATE_VARIABLE)
     return expanded(str(named)) if named else Path(platformdirs.user_state_dir("fl_privacy"))
 

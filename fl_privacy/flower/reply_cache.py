@@ -75,8 +75,7 @@ class Answers:
     rounds: int | None = None
 
     def again(self, kind: str, round: int, question: str) -> RecordDict | None:
-        """Return the kept answer to the message with the digest ``question`` (``digest_of``); ``None`` for a new
-        message.
+        """Return the kept answer to the message with the digest ``question``; ``None`` for a new message.
 
         Raises:
             UserError: another message of this round or of a later one was answered, the answer is no longer kept, or

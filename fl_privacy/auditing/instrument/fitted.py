@@ -46,9 +46,7 @@ class Fitted:
 
 
 def leaks_of_nodes(fit: Fitted, arrays: Mapping[str, np.ndarray], values: Mapping[str, Any]) -> list[Leak]:
-    """List leaks of scikit-learn's tree nodes in a reply, as arrays or pickled; ``arrays`` and ``values`` by
-    record/name.
-    """
+    """List leaks of scikit-learn's tree nodes in a reply, as arrays or pickled, by record/name."""
     pickled = {key: array.tobytes() for key, array in arrays.items() if array.dtype == np.uint8 and array.ndim == 1}
     pickled |= {key: value for key, value in values.items() if isinstance(value, bytes)}
     found = []

@@ -1,4 +1,4 @@
-"""Observation of third-party training by PyTorch's hooks and wrapped methods; numbers and random streams stay
+"""Observation of third-party training by PyTorch's hooks and wrapped methods, which leave numbers and streams
 unchanged.
 """
 

@@ -1,6 +1,4 @@
-"""A SuperLink and SuperNodes as processes on loopback, and the trial of a deployment (``fl-privacy deploy OUT
---check``).
-"""
+"""A SuperLink and SuperNodes as processes on loopback, and the trial of a deployment (``deploy OUT --check``)."""
 
 import json
 import os
