@@ -73,7 +73,7 @@ def local_dp_mod(
 ) -> Defense:
     """Build ``fl_privacy.defenses.local_dp``, equal in distribution, computed by ``flwr.clientapp.mod.LocalDpMod``.
 
-    NumPy's global stream, from which the mod draws, is seeded by the client's own and restored afterwards.
+    NumPy's global stream, from which the mod draws, is seeded for each update and restored afterwards.
 
     Args:
         round_epsilon: budget of one round, above 0.
