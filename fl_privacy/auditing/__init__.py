@@ -1,1 +1,1 @@
-"""Audits of other people's Flower apps and strategies: run or watched, attacked in scenarios, on one page."""
+"""Audits of third-party Flower apps and strategies: run or watched, attacked in scenarios, on one page."""

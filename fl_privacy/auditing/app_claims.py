@@ -1,4 +1,4 @@
-"""A Flower app as it stands: its strategy, its clients' mods and what Opacus does in their training, held to claims."""
+"""The differential privacy claims of a Flower app: its strategy, its clients' mods, and Opacus in their training."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -32,13 +32,13 @@ from fl_privacy.flower.records import PARTITION, PARTITIONS, ROUND, to_tensor
 from fl_privacy.types import Tensors
 
 MOST_VALUES = 20_000
-"""Of an update that is drawn; of a larger model the first values of each array stand for all."""
+"""Largest number of values of a drawn update; a larger model is represented by the first values of each array."""
 
 NODES = 2
 
 
 class _Started(BaseException):
-    """Ends a server app at the point where its training would begin."""
+    """Ends a server app before its training."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -46,15 +46,9 @@ class App:
     """The parts of an app.
 
     Attributes:
-        folder: of the app.
-        client: its clients.
-        strategy: ``None`` where it is a legacy one, or none was started.
-        arrays: that the training starts from; ``None`` as ``strategy``.
-        rounds: of the training.
-        config: that clients are sent with each training message.
-        run_config: of the app.
-        project: what its ``pyproject.toml`` says.
-        problems: why something is not known, a sentence each.
+        strategy: strategy; ``None`` for a legacy one, or if none was started.
+        arrays: initial model of the training; ``None`` as for ``strategy``.
+        problems: reasons for missing parts, a sentence each.
     """
 
     folder: Path
@@ -74,9 +68,9 @@ class App:
 
 
 def claims_of_app(folder: Path, asked: Asked, *, train: bool = True) -> list[ClaimVerdict]:
-    """Find what the app in ``folder`` claims, recompute it and test it.
+    """Find, recompute and test the claims of the app in ``folder``.
 
-    The app's own code runs: its server up to where the training starts and, with ``train``, one client's training.
+    The app's code is executed: its server until the training starts and, with ``train``, one client's training.
 
     Raises:
         UserError: ``folder`` is no Flower app, or its server app can't be run up to its training.
@@ -97,7 +91,7 @@ def claims_of_app(folder: Path, asked: Asked, *, train: bool = True) -> list[Cla
 
 
 def begun_app(path: Path) -> App:
-    """Import the app in the folder, or the bundle, ``path`` and run its server app up to where the training starts.
+    """Import the app in the folder or bundle ``path`` and run its server app until the training starts.
 
     Raises:
         UserError: there is no app, or it can't be imported.
@@ -151,7 +145,7 @@ def _begun_legacy(app: App, make: Callable[[Context], Any], context: Context) ->
 
 
 def _shapes(app: App) -> Tensors | None:
-    """Return zeros like an update's arrays; like the first values of each where the model is large."""
+    """Return zeros like an update's arrays, shortened for a large model."""
     if app.arrays is None:
         return None
     arrays = {name: to_tensor(array.numpy()) for name, array in app.arrays.items()}
@@ -164,13 +158,12 @@ def _shapes(app: App) -> Tensors | None:
 
 
 def _all_of_flower(app: App) -> bool:
-    """Say whether the clients' mods are all Flower's own, which work on arrays of any shape."""
+    """Return ``True`` if all mods are Flower's own, which accept any shape."""
     modules = [getattr(mod, "__module__", type(mod).__module__) for mod in app.mods]
     return all(module.partition(".")[0] == "flwr" for module in modules)
 
 
 def _on_mods(app: App, asked: Asked) -> list[ClaimVerdict]:
-    """Check each mod that claims something, behind the mods around it."""
     found = []
     for mod in app.mods:
         stated = stated_by(mod, rounds=app.rounds)
@@ -191,7 +184,7 @@ def _on_mods(app: App, asked: Asked) -> list[ClaimVerdict]:
 
 
 def tested_rounds(multiplier: float, rounds: int, delta: float) -> str:
-    """Compute what ``rounds`` releases of Gaussian noise spend together."""
+    """Return the epsilon of ``rounds`` releases of Gaussian noise, in words."""
     return f"epsilon {shown_epsilon(gaussian_epsilon(rounds**0.5 / multiplier, delta))}"
 
 
@@ -203,7 +196,6 @@ def _on_strategy(app: App, asked: Asked) -> list[ClaimVerdict]:
 
 
 def _trained(app: App) -> tuple[Message | None, OpacusWatch, tuple[str, ...]]:
-    """Train the first client once; return its reply, what Opacus did, and what went wrong."""
     assert app.arrays is not None
     node: dict[str, Any] = {PARTITION: 0, PARTITIONS: NODES}
     context = Context(run_id=1, node_id=1, node_config=node, state=RecordDict(), run_config=dict(app.run_config))
@@ -222,7 +214,6 @@ def _trained(app: App) -> tuple[Message | None, OpacusWatch, tuple[str, ...]]:
 
 
 def _metrics_in_words(reply: Message | None) -> tuple[str, ...]:
-    """Say which figures leave a client beside its arrays: no noise covers them."""
     if reply is None or not reply.has_content():
         return ()
     names = [

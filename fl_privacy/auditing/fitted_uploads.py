@@ -1,4 +1,4 @@
-"""Clients that fit trees, logistic regressions or sums instead of stepping along gradients: what their uploads say."""
+"""Attacks on uploads of clients that fit trees, logistic regressions or sums."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,12 +32,12 @@ from fl_privacy.measure.intervals import binomial_tail
 from fl_privacy.measure.pinned_rows import TOLERANCE, PinnedRows, pinned_rows
 
 MOST_CELLS = 3_000_000
-"""Rows times features times trees up to which rows are searched for within an audit."""
+"""Largest product of rows, features and trees of a search within an audit."""
 
 SWEEPS, VICTIMS = 8, 20
 
 DRAWN, MANY_ROWS = (9, 2), 500
-"""Draws of guesses without trees, of which the best says what chance gives; fewer of a client with many rows."""
+"""Number of random guesses without trees, whose best is the chance level; fewer for a client with many rows."""
 
 SCENARIOS = {
     "trees": Scenario(
@@ -58,7 +58,7 @@ SCENARIOS = {
         source="means and variances that clients upload",
     ),
 }
-"""What is attacked of fitted models, by name."""
+"""Attack scenarios on fitted models by name."""
 
 
 def _not_attacked(name: str, reason: str) -> Answer:
@@ -71,8 +71,7 @@ class FittedUploads:
 
     Attributes:
         exchanges: (sent, reply) of clients that send trees.
-        parameters: arrays that were sent and that were replied, of others.
-        fits: what each client fitted last, and in the round before.
+        parameters: arrays sent and replied, for other models.
     """
 
     exchanges: dict[int, list[tuple[bytes, bytes]]] = field(default_factory=dict)
@@ -83,7 +82,7 @@ class FittedUploads:
     def note(
         self, client: int, sent: Mapping[str, np.ndarray], reply: Mapping[str, np.ndarray], fits: Sequence[Fitted]
     ) -> list[Leak]:
-        """Keep a reply, where it is of this kind, and say what it gives away in clear."""
+        """Record a reply if it is of this kind, and return its leaks in the clear."""
         models = {key: array.tobytes() for key, array in reply.items() if array.dtype == np.uint8 and array.ndim == 1}
         found: list[Leak] = []
         for key, model in models.items():
@@ -102,7 +101,7 @@ class FittedUploads:
         return found
 
     def attack_all(self, *, clients: int, seed: int, seconds: float) -> Iterator[Answer]:
-        """Attack what was kept, kind by kind; what a client's values make fail is the reason of its own answer."""
+        """Attack each kind of uploads; a failure is the reason of that answer."""
         if self.exchanges:
             yield _tried("trees", lambda: _trees(self, clients, seed, seconds))
         kinds = {client: fits[-1].kind for client, fits in self.fits.items() if client in self.parameters}
@@ -153,7 +152,6 @@ def _counts_leak(first: FirstTree, where: str) -> Leak:
 
 
 def _trees(kept: FittedUploads, clients: int, seed: int, seconds: float) -> Answer:
-    """Reconstruct rows and judge them beside as many rows of another client."""
     began, counts, control, shown, notes = time.perf_counter(), [0, 0, 0], [0, 0], [], []
     chances: list[float] = []
     cells: list[tuple[int, float, float, float]] = []
@@ -209,7 +207,7 @@ def _trees(kept: FittedUploads, clients: int, seed: int, seconds: float) -> Answ
 
 
 def _reconstructed(exchanges: Sequence[tuple[bytes, bytes]], fit: Sequence[Fitted], seed: int) -> TreeReconstruction:
-    """Reconstruct one client's rows; the reply states their number if the first tree does not reveal it."""
+    """Reconstruct rows; the reply states their number if the first tree does not."""
     rounds: list[Exchange] = [read_exchange(sent, reply) for sent, reply in exchanges]
     own = own_trees(rounds)
     stated = len(fit[-1].rows) if fit else 0
@@ -226,14 +224,12 @@ def _reconstructed(exchanges: Sequence[tuple[bytes, bytes]], fit: Sequence[Fitte
 def _of_chance(
     truth: np.ndarray, others: Sequence[Fitted], categories: Sequence[int], seed: int
 ) -> tuple[PinnedRows, float]:
-    """Judge guesses without the trees, and return the largest share of rows of several draws."""
     rng, number = np.random.default_rng(seed), len(truth)
     drawn = [pinned_rows(truth, _without(truth, others, rng), categories) for _ in range(DRAWN[number > MANY_ROWS])]
     return drawn[0], (1 + max(round(one.rows * number) for one in drawn)) / (1 + number)
 
 
 def _without(truth: np.ndarray, others: Sequence[Fitted], rng: np.random.Generator) -> np.ndarray:
-    """Guess rows without the trees, from the rows of other clients whose data are others."""
     tables = [np.column_stack([one.rows, one.labels]) for one in others]
     own = _in_any_order(truth)
     pool = [table for table in tables if table.shape[1] == truth.shape[1] and _in_any_order(table) != own]
@@ -255,7 +251,6 @@ def _exact_rows(truth: np.ndarray, guesses: np.ndarray, match: np.ndarray) -> in
 
 
 def _shown(truth: np.ndarray, guesses: np.ndarray, match: np.ndarray, right: np.ndarray) -> list[Shown]:
-    """Choose the rows with most cells right, as shares of the features' ranges."""
     low, spread = np.nanmin(truth, 0), np.maximum(np.nanmax(truth, 0) - np.nanmin(truth, 0), 1e-12)
     order = np.argsort(-right.sum(1), kind="stable")[:MOST_SHOWN]
     chosen = [int(row) for row in order if match[row] >= 0]
@@ -270,7 +265,7 @@ def _shown(truth: np.ndarray, guesses: np.ndarray, match: np.ndarray, right: np.
 
 
 def _logistic(kept: FittedUploads, clients: Sequence[int], seed: int) -> Answer:
-    """Solve for single rows by who knows all others, from the upload and, as control, from the model as sent."""
+    """Reconstruct single rows given all others, from the upload and, as control, the model sent."""
     began, read, unseen, judged, residuals = time.perf_counter(), 0, 0, 0, []
     shown: list[Shown] = []
     chances: list[float] = []
@@ -320,7 +315,6 @@ def _fits_alone(guess: np.ndarray, rows: np.ndarray, row: int) -> float:
 
 
 def _optimum(arrays: Sequence[np.ndarray], fit: Fitted) -> LogisticOptimum | None:
-    """Find weights and intercepts among arrays by their shapes; ``None`` if there are none."""
     classes, features = len(fit.classes), fit.rows.shape[1]
     height = 1 if classes == 2 else classes
     weights, intercepts = (_finite(arrays, shape) for shape in ((height, features), (height,)))
@@ -333,13 +327,13 @@ def _optimum(arrays: Sequence[np.ndarray], fit: Fitted) -> LogisticOptimum | Non
 
 
 def _finite(arrays: Sequence[np.ndarray], shape: tuple[int, ...]) -> list[np.ndarray]:
-    """Return the arrays of this shape as numbers; an array with one that is not finite is no part of a model."""
+    """Return the finite arrays of this shape as floats."""
     fitting = [array.astype(float) for array in arrays if array.shape == shape and array.dtype.kind in "fiub"]
     return [array for array in fitting if np.isfinite(array).all()]
 
 
 def _residual(optimum: LogisticOptimum, rows: np.ndarray, labels: np.ndarray) -> float:
-    """Compute what the equations of the optimum leave, as a share of their terms."""
+    """Return the residual of the optimum's equations as a share of their terms."""
     apart = optimum.residuals(rows, labels)
     left = np.column_stack([apart.T @ rows - optimum.weights / optimum.inverse_penalty, apart.sum(0)])
     terms = np.column_stack([np.abs(apart).T @ np.abs(rows), np.abs(apart).sum(0)])
@@ -367,7 +361,6 @@ def _logistic_row(found: tuple[np.ndarray, int] | None, rows: np.ndarray, row: i
 
 
 def _sums(kept: FittedUploads, clients: Sequence[int], seed: int) -> Answer:
-    """Reconstruct the rows that came or went between rounds, or are alone in a class, from means and variances."""
     began, exact, part, changed = time.perf_counter(), 0, 0, 0
     chances: list[float] = []
     for client in clients:
@@ -408,7 +401,7 @@ def _sums(kept: FittedUploads, clients: Sequence[int], seed: int) -> Answer:
 def _rows_between(
     rounds: Sequence[Moments | None], fits: Sequence[Fitted]
 ) -> list[tuple[np.ndarray | None, np.ndarray]]:
-    """List the rows that came or went, ``None`` where they are too many to be told, with the tables that have them."""
+    """List the changed rows, ``None`` if too many, with the tables that hold them."""
     found: list[tuple[np.ndarray | None, np.ndarray]] = []
     pairs = zip(rounds, rounds[1:], fits, fits[1:], strict=False)
     for before, after, old, new in pairs:
@@ -423,20 +416,17 @@ def _rows_between(
 
 
 _TOLD = 0.5
-"""Share of a row's values that are told, from which it is one: of a row for another those are that differ."""
+"""Smallest share of known values in a row; a replaced row has only the changed ones."""
 
 
 def _is_there(row: np.ndarray, table: np.ndarray) -> bool:
-    """Say whether a table has a row (F,), of which values that are not told are NaN."""
+    """Return ``True`` if a table has a row (F,), in which NaN is unknown."""
     spread, told = np.maximum(np.ptp(table, axis=0), 1e-12), ~np.isnan(row)
     return told.mean() >= _TOLD and bool((np.abs(table - row) <= EXACT_ROW * spread)[:, told].all(1).any())
 
 
 def _chance_there(row: np.ndarray, table: np.ndarray) -> float:
-    """Return the probability, at most, that a table with shuffled columns has a row (F,), of which NaN is not told.
-
-    It is the expected number of such rows: each column has its value at any place with the share of rows that have it.
-    """
+    """Return an upper bound on the probability of a row (F,) in a table with shuffled columns; NaN is unknown."""
     if not _is_there(row, table):
         return 1.0
     spread, told = np.maximum(np.ptp(table, axis=0), 1e-12), ~np.isnan(row)
@@ -445,10 +435,7 @@ def _chance_there(row: np.ndarray, table: np.ndarray) -> float:
 
 
 def _moments(arrays: Sequence[np.ndarray], fit: Fitted) -> Moments | None:
-    """Find means, variances and counts of a GaussianNB among arrays, by their shapes and order.
-
-    The classes themselves, which are as many whole numbers, are no counts.
-    """
+    """Find a GaussianNB's moments by shape and order; the integer classes are no counts."""
     shape = (len(fit.classes), fit.rows.shape[1])
     tables, counts = (_finite(arrays, each) for each in (shape, shape[:1]))
     whole = [array for array in counts if (array == np.round(array)).all() and array.tolist() != list(fit.classes)]

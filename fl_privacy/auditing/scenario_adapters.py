@@ -1,4 +1,4 @@
-"""The words of a text where no embedding is uploaded: from the layers that see single tokens, such as adapters."""
+"""Words of a text without uploaded embeddings, from layers that see single tokens, such as adapters."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -19,13 +19,13 @@ from fl_privacy.models import TextModel
 from fl_privacy.types import LocalPlan, ModelState, Observation, Tensors, Upload, VictimId
 
 MOST_TEXTS = 2000
-"""Texts of the same clients that may stand in for those of an upload."""
+"""Largest number of the clients' other texts used as distractors."""
 
 KNOWN = 0.01
-"""Relative distance within which an input is one that is known."""
+"""Largest relative distance of an input from a known one."""
 
 _LONGEST = 512
-"""Tokens of a text that are looked at."""
+"""Largest number of tokens of a text."""
 
 NOTE = (
     "Words are read from layers that see a token and nothing else, such as the first block's adapters; words that all"
@@ -34,11 +34,7 @@ NOTE = (
 
 
 class SeenNetwork(TextModel):
-    """A network of transformers as it was seen in an app, as far as its first block.
-
-    Args:
-        network: with the values that it had.
-    """
+    """A transformer observed in an app, up to its first block, with the values that it had."""
 
     causal = False
 
@@ -56,7 +52,6 @@ class SeenNetwork(TextModel):
         return ()
 
     def logits(self, embeddings: Tensor, there: Tensor) -> Tensor:
-        """Run the whole network; the logits are of no use here."""
         made: Tensor = self.network(inputs_embeds=embeddings.to(self.words.weight.dtype), attention_mask=there.long())[
             0
         ]
@@ -68,8 +63,7 @@ class SeenTexts:
     """The texts that a client trained on, with its network.
 
     Attributes:
-        number: of the module among those seen.
-        words: numbers of the tokens (N, L) of each batch, -1 where there is none.
+        words: token ids (N, L) of each batch, -1 for none.
     """
 
     number: int
@@ -81,7 +75,7 @@ class SeenTexts:
 
 
 def texts_seen(seen: Watched) -> SeenTexts | None:
-    """Find the network of transformers and the tokens that entered it; ``None`` without either."""
+    """Find the transformer and the tokens that entered it; ``None`` without either."""
     for number, part in enumerate(seen.modules):
         network = _network(part)
         if network is None:
@@ -95,7 +89,6 @@ def texts_seen(seen: Watched) -> SeenTexts | None:
 
 
 def _network(part: nn.Module) -> Any:
-    """Return the network of transformers in ``part``, itself as a rule; ``None`` where there is none."""
     for module in (part, *part.children()):
         embeddings_of: Any = getattr(module, "get_input_embeddings", None)
         if embeddings_of is not None and hasattr(module, "config"):
@@ -105,7 +98,7 @@ def _network(part: nn.Module) -> Any:
 
 
 def _tokens(batch: Any, size: int, padding: int | None) -> Tensor | None:
-    """Return the tokens (N, L) of a batch, -1 where its mask or padding says that there is none."""
+    """Return the tokens (N, L) of a batch, -1 for padding."""
     whole = [t for t in tensors_in(batch) if t.dtype in (torch.int64, torch.int32) and t.dim() == 2]
     numbers = [t for t in whole if int(t.min()) >= 0 and 1 < int(t.max()) < size and not _counts_up(t)]
     if not numbers:
@@ -118,26 +111,25 @@ def _tokens(batch: Any, size: int, padding: int | None) -> Tensor | None:
 
 
 def _counts_up(numbers: Tensor) -> bool:
-    """Say whether rows (N, L) count up from 0, from 0 again where another text begins: positions, no tokens."""
+    """Return ``True`` for positions (N, L), which restart at 0 for each text."""
     steps = numbers.diff(dim=1)
     return bool((numbers[:, 0] == 0).all()) and bool(((steps == 1) | (numbers[:, 1:] == 0)).all())
 
 
 def template_of(clients: Sequence[Watched]) -> set[int]:
-    """Return the tokens that every text seen has, which are public as those of a template; none of few texts."""
+    """Return the tokens that every text has, which are public like a template's; only -1 for few texts."""
     rows = [set(row.tolist()) for seen in clients if (own := texts_seen(seen)) for t in own.words for row in t]
     return (set.intersection(*rows) if len(rows) > 2 else set()) | {-1}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FirstBlock:
-    """The tokens that one upload gave away by the first block.
+    """Tokens reconstructed from one upload's first block.
 
     Attributes:
         truth: tokens of its texts.
-        guess: tokens named.
-        said: how, or why none.
-        texts: tokens of each of its texts.
+        guess: reconstructed tokens.
+        said: method, or reason for failure.
     """
 
     truth: set[int]
@@ -147,13 +139,12 @@ class FirstBlock:
 
 
 def read_first_block(again: Any, tensors: Mapping[str, Tensor], shares: str, *, examples: int) -> FirstBlock | None:
-    """Read the words behind ``tensors``, named as they were seen; ``None`` where no text of transformers was seen.
+    """Reconstruct the words behind ``tensors``; ``None`` without a transformer on texts.
 
     Args:
-        again: with ``watched``: what the client did.
-        tensors: of its upload, or its gradient.
-        shares: what these are: ``weights``, ``delta`` or ``gradient``.
-        examples: behind them.
+        again: answer with the client's observations ``watched``.
+        tensors: upload or gradient, by observed names.
+        shares: kind of ``tensors``: ``weights``, ``delta`` or ``gradient``.
     """
     seen: Watched = again.watched
     texts = texts_seen(seen)
@@ -189,14 +180,13 @@ def read_first_block(again: Any, tensors: Mapping[str, Tensor], shares: str, *, 
 
 
 def _prefix(part: nn.Module, name: str) -> str:
-    """Return what stands in front of the network's own names."""
     if hasattr(part, "get_input_embeddings"):
         return name
     return name + next(f"{path}." for path, child in part.named_children() if hasattr(child, "get_input_embeddings"))
 
 
 def _plan(seen: Watched, shares: str, examples: int) -> LocalPlan:
-    """Infer the plan; groups of parameters that differ in their weight decay alone are taken for those without."""
+    """Infer the plan; parameter groups that differ only in weight decay count as one."""
     if shares == "gradient":
         return LocalPlan(shares="gradient")
     kinds = {name for name, _ in seen.optimizers}
@@ -218,7 +208,7 @@ def _plan(seen: Watched, shares: str, examples: int) -> LocalPlan:
 
 
 def words_of_training(client: Any) -> tuple[set[int], set[int]] | None:
-    """Return the words that a client loaded, and those read from its whole upload; ``None`` where none was tried."""
+    """Return the words that a client loaded, and those reconstructed from its upload, or ``None``."""
     if texts_seen(client.watched) is None or {name for name, _ in client.watched.optimizers} - set(OPTIMIZERS):
         return None
     tensors = uploaded_tensors(dict(client.reply), client.matched)
@@ -228,11 +218,11 @@ def words_of_training(client: Any) -> tuple[set[int], set[int]] | None:
 
 
 def words_of_uploads(found: Sequence[tuple[Watched, Any]], *, uploaded: bool) -> list[FirstBlock] | None:
-    """Read the words of each client's answer on one text; ``None`` where these are no texts of transformers.
+    """Reconstruct the words of each client's answer on one text; ``None`` without a transformer on texts.
 
     Args:
-        found: what was seen when the client trained, and its answer on one text alone.
-        uploaded: look at what it uploads, else at its gradient.
+        found: observations of the client's training, and its answer on one text.
+        uploaded: ``True`` to attack the upload, else the gradient.
     """
     read: list[FirstBlock] = []
     template = template_of([watched for watched, _ in found])
@@ -249,7 +239,7 @@ def words_of_uploads(found: Sequence[tuple[Watched, Any]], *, uploaded: bool) ->
 
 
 def other_texts(clients: Sequence[Watched]) -> list[set[int]]:
-    """Return the tokens of each text that clients were seen to load, without those of the template."""
+    """Return the tokens of each text that clients loaded, without the template's."""
     template = template_of(clients)
     seen = {id(one): one for one in clients}
     return [text - template for one in seen.values() for text in _each_text(one)][:MOST_TEXTS]
@@ -261,7 +251,7 @@ def _each_text(seen: Watched) -> list[set[int]]:
 
 
 def entered_apart(observation: Observation) -> Tensor:
-    """Return the inputs (N, ...) that entered neurons of the first layer alone, without given ones."""
+    """Return the inputs (N, ...) that entered first-layer neurons alone, without given ones."""
     model = observation.model
     assert isinstance(model, ReplayModel)
     known = [value for n in model.beside if (value := model.program.constants[n]).shape[1:] == model.shapes[0]]

@@ -1,4 +1,4 @@
-"""What a step of an attack costs on a usual processor, by what it computes: the same on all machines."""
+"""The estimated cost of an attack's step on a standard processor, the same on all machines."""
 
 from typing import Any
 
@@ -11,12 +11,10 @@ from fl_privacy.rng import streams_put_back
 from fl_privacy.types import Observation
 
 CALL, PRODUCT = 1e-5, 5e-11
-"""Seconds of a usual processor, for each call of PyTorch and each operation of a product of matrices."""
+"""Seconds of a standard processor for each PyTorch call and each operation of a matrix product."""
 
 
 class _Work(TorchDispatchMode):
-    """Counts what is computed."""
-
     calls, products = 0, 0.0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -28,7 +26,7 @@ class _Work(TorchDispatchMode):
 
 @without_checkpointing()
 def seconds_of_evaluation(observation: Observation) -> float:
-    """Estimate a usual processor's seconds of an attack's step: the gradient of a gradient, on gray examples."""
+    """Estimate a standard processor's seconds for an attack's step: the gradient of a gradient, on gray examples."""
     model = detached_copy(observation.model).train(observation.plan.mode == "train")
     gray = torch.full((observation.upload.num_examples, *observation.input_shape), 0.5, requires_grad=True)
     parameters = [p for p in model.parameters() if p.requires_grad]

@@ -1,4 +1,4 @@
-"""Whether a client's upload tells its own examples from others': their losses, by the app's own code, gone again."""
+"""Membership inference from a client's upload, by the losses of replayed examples."""
 
 import copy
 import time
@@ -19,7 +19,7 @@ from fl_privacy.measure.aggregate_leakage import members_told
 from fl_privacy.measure.answer import Answer
 
 MOST, LEAST = 40, 8
-"""Examples of a client that are asked about."""
+"""Largest and smallest number of tested examples of a client."""
 
 
 class Trained(Protocol):
@@ -36,8 +36,6 @@ class Trained(Protocol):
 
 
 class _Parts(nn.Module):
-    """Modules by the names that programs give them."""
-
     def __init__(self, parts: Sequence[nn.Module]) -> None:
         super().__init__()
         self.parts = nn.ModuleList(parts)
@@ -45,14 +43,7 @@ class _Parts(nn.Module):
 
 @dataclass(eq=False)
 class _Losses:
-    """Losses of single examples by a program whose batch is replaced.
-
-    Attributes:
-        program: of one example.
-        places: number of a constant of the program -> place of the batch's tensor.
-        model: the modules.
-        names: name as it was seen -> name in ``model``.
-    """
+    """Losses of single examples by a program whose batch is replaced."""
 
     program: Program
     places: Mapping[int, int]
@@ -61,7 +52,7 @@ class _Losses:
 
     @torch.no_grad()
     def of(self, examples: Sequence[Sequence[Tensor]], values: Mapping[str, Tensor]) -> np.ndarray:
-        """Compute (N,) losses of examples at the parameter ``values``, by the names that were seen."""
+        """Compute the losses (N,) of examples at the parameter ``values``, by observed names."""
         model = copy.deepcopy(self.model).eval()
         for module in model.modules():
             if isinstance(module, nn.RNNBase):
@@ -80,13 +71,7 @@ class _Losses:
 
 
 def members_of(clients: Sequence[Trained], seen: Watched, seconds: float) -> Answer:
-    """Ask of examples of several clients which one trained on them.
-
-    Args:
-        clients: that trained on examples of their own.
-        seen: a client's step on one example, with its program.
-        seconds: it may take, about.
-    """
+    """Infer which client trained on which examples."""
     started = time.perf_counter()
     made = attempt(lambda: _members(clients, seen, seconds))
     if isinstance(made, Failure):
@@ -135,7 +120,6 @@ def _members(clients: Sequence[Trained], seen: Watched, seconds: float) -> Answe
 
 
 def _classes(seen: Watched, number: int) -> list[int] | None:
-    """Return the classes of the first examples; ``None`` where they are not known."""
     told = torch.cat(seen.labels).tolist() if seen.labels else []
     return told[:number] if len(told) >= number else None
 
@@ -143,10 +127,7 @@ def _classes(seen: Watched, number: int) -> list[int] | None:
 def _alike(
     pools: Sequence[list[list[Tensor]]], classes: Sequence[list[int] | None], place: int
 ) -> tuple[list[list[Tensor]], list[list[Tensor]]]:
-    """Choose examples of a client, and as many of others with the same classes.
-
-    What clients have in common identifies nobody.
-    """
+    """Choose examples of a client and of others with the same classes, which identify nobody."""
     following = [(place + k) % len(pools) for k in range(1, len(pools))]
     known = [one if one is not None else [0] * len(pool) for one, pool in zip(classes, pools, strict=True)]
     if any(one is None for one in classes):
@@ -165,7 +146,6 @@ def _alike(
 
 
 def _after(client: Trained) -> dict[str, Tensor]:
-    """Compute the parameters that the client's upload reveals."""
     before, told = client.watched.before, uploaded_tensors(dict(client.reply), client.matched)
     if client.matched.shares == "weights":
         return told
@@ -195,7 +175,6 @@ def _losses(seen: Watched) -> _Losses:
 
 
 def _examples(seen: Watched) -> list[list[Tensor]]:
-    """Split the seen batches into single examples, as batches of one."""
     found: list[list[Tensor]] = []
     for batch in seen.batches:
         tensors: list[Any] = [t for t in tensors_in(batch) if t.dim()]

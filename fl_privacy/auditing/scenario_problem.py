@@ -1,4 +1,4 @@
-"""From what was seen of a client's first step to an observation that attacks take: network, inputs, loss."""
+"""The observation that attacks need, from a client's observed first step: network, inputs, loss."""
 
 import copy
 import sys
@@ -25,27 +25,27 @@ from fl_privacy.rng import streams_put_back
 from fl_privacy.types import Knowledge, LocalPlan, ModelState, Observation, Tensors, Upload, VictimId
 
 LEAST_SIDE = 4
-"""Pixels of an image's shorter side."""
+"""Smallest side of an image in pixels."""
 
 FEW_ROWS = 10
-"""Rows below which all features are taken to have one range."""
+"""Number of rows below which all features share one range."""
 
 NEARLY_AS_ONE = 1e-2
-"""Relative error up to which a gradient is that of all examples as one batch."""
+"""Largest relative error of a gradient of all examples as one batch."""
 
 OPTIMIZERS = {"SGD": "sgd", "Adam": "adam", "AdamW": "adamw"}
-"""Class of PyTorch -> name in a plan."""
+"""PyTorch class -> name in a plan."""
 
 _OWN_LOSS = Loss("the app's own loss", lambda outputs, labels: outputs.mean(), targets="values", takes="rows")
-"""Of a network that goes the whole way itself."""
+"""Loss of a network that computes the loss itself."""
 
 
 class NotAttackedError(Exception):
-    """Why there is no attack on what a client does, in one line."""
+    """The reason why there is no attack, in one line."""
 
 
 def reason_of(failed: Failure) -> str:
-    """Return why there is no attack; an error of an attack's own says nothing of the app, and says so."""
+    """Return the reason for a missing attack; an internal error of the attack is reported as such."""
     for told in ("NotAttackedError: ", "UserError: "):
         if failed.reason.startswith(told):
             return failed.reason.removeprefix(told).rstrip(".")
@@ -54,21 +54,15 @@ def reason_of(failed: Failure) -> str:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Problem:
-    """What one step of a client computed: batch, loss and network.
+    """Batch, loss and network of one step of a client.
 
     Attributes:
-        kind: of its examples.
-        model: its network of values in [0, 1].
-        loss: of the outputs; of a network that goes the whole way the mean of them.
-        whole: whether the network goes the whole way to the loss, so that what else the loss takes is given to whoever
-            attacks.
-        truth: (B, ...) the examples in [0, 1].
-        labels: (B,) classes or (B, K) targets, where the loss takes them apart.
-        input_shape: of one example, as attacks take it.
-        num_classes: K.
-        names: name of a parameter as it was seen -> its name in ``model``.
-        sent: values of the network when the step began.
-        notes: how it was found, a sentence each.
+        model: network of values in [0, 1].
+        loss: loss of the outputs, or the mean of outputs that are losses.
+        whole: ``True`` if the network computes the loss itself, so that the attacker knows its other inputs.
+        truth: examples (B, ...) in [0, 1].
+        labels: classes (B,) or targets (B, K), if the loss takes them separately.
+        names: observed name of a parameter -> its name in ``model``.
     """
 
     kind: Kind
@@ -84,7 +78,7 @@ class Problem:
     notes: tuple[str, ...] = ()
 
     def observed(self, number: int, tensors: Tensors, plan: LocalPlan) -> Observation:
-        """Build the observation of an upload of these tensors, by the names under which they were seen."""
+        """Build the observation of an upload of these tensors, by their observed names."""
         own = {self.names[name]: value for name, value in tensors.items() if name in self.names}
         parameters = {name: v for name, v in own.items() if name in self.sent.parameters}
         if not parameters:
@@ -107,14 +101,13 @@ class Problem:
 
 
 def read_problem(seen: Watched, range_of: Sequence[Tensor]) -> Problem:
-    """Describe the inverse problem of the first step that was seen.
+    """Describe the inverse problem of the first observed step.
 
     Args:
-        seen: with a program.
-        range_of: inputs that the client was seen to load, (N, ...) each, which tell the range of a value.
+        range_of: loaded inputs, (N, ...) each, which give the range of values.
 
     Raises:
-        NotAttackedError: no attack here takes it.
+        NotAttackedError: no attack here applies.
     """
     program = seen.program
     if program is None:
@@ -168,11 +161,7 @@ def read_problem(seen: Watched, range_of: Sequence[Tensor]) -> Problem:
 
 
 def _added_up(problem: Problem, seen: Watched) -> Problem:
-    """Return ``problem`` with a loss that is as much larger as its gradient is than that of one batch of all examples.
-
-    Raises:
-        NotAttackedError: it is another one.
-    """
+    """Scale the loss to the accumulated gradient; raise ``NotAttackedError`` unless it fits."""
     still, sent = detached_copy(problem.model).train(seen.training), problem.sent
     still.load_state_dict({**sent.parameters, **sent.buffers}, strict=False)
     own = {problem.names[name]: value.flatten() for name, value in seen.gradients.items() if name in problem.names}
@@ -197,11 +186,7 @@ def _added_up(problem: Problem, seen: Watched) -> Problem:
 
 
 def _searched(program: Program, leaves: list[int]) -> tuple[list[int], int]:
-    """Return the inputs among ``leaves`` that can be searched for, and the number of examples.
-
-    Raises:
-        NotAttackedError: there are none.
-    """
+    """Return the inputs to reconstruct, and the batch size."""
     floats = [n for n in leaves if program.constants[n].is_floating_point()]
     batch = next((len(program.constants[n]) for n in leaves if program.constants[n].dim()), 0)
     variables = [n for n in floats if program.constants[n].dim() and len(program.constants[n]) == batch]
@@ -216,10 +201,10 @@ def _searched(program: Program, leaves: list[int]) -> tuple[list[int], int]:
 
 
 def plan_of(seen: Watched, found: Matched, batch: int) -> LocalPlan:
-    """Infer the plan of the one step that was seen.
+    """Infer the plan of the one observed step.
 
     Raises:
-        NotAttackedError: by an optimizer that no attack here undoes.
+        NotAttackedError: no attack here inverts the optimizer.
     """
     if not seen.optimizers:
         raise NotAttackedError(
@@ -250,13 +235,13 @@ def plan_of(seen: Watched, found: Matched, batch: int) -> LocalPlan:
 
 
 def gradient_plan(seen: Watched) -> LocalPlan:
-    """Return the plan under which the gradient itself is seen."""
+    """Return the plan for an observed gradient."""
     mode: Literal["train", "eval"] = "train" if seen.training else "eval"
     return LocalPlan(shares="gradient", batch_norm=mode, probe_batch_norm=mode, mode=mode)
 
 
 def uploaded_tensors(reply: dict[str, np.ndarray], found: Matched) -> dict[str, Tensor]:
-    """Convert the reply's arrays to single precision, by the names of the parameters that they are."""
+    """Convert the reply's arrays to single precision, by the names of their parameters."""
     made = {}
     for key, name in found.parameters.items():
         array = found.decoded[key] if key in found.decoded else reply[key]
@@ -266,7 +251,6 @@ def uploaded_tensors(reply: dict[str, np.ndarray], found: Matched) -> dict[str, 
 
 
 def _leaves(program: Program, call: Call) -> list[int]:
-    """Find the loaded tensors from which a module's inputs come without any loss of values."""
     makers = {number: each for each in program.calls for number in each.outputs}
     found = []
     for ref in refs_in((call.args, call.kwargs)):
@@ -284,7 +268,7 @@ def _leaves(program: Program, call: Call) -> list[int]:
 def _ranges(
     kind: Kind, truths: Sequence[Tensor], range_of: Sequence[Tensor]
 ) -> tuple[list[Tensor], list[Tensor], tuple[str, ...]]:
-    """Find the least value and width of each input, and a sentence on where they come from."""
+    """Find minimum and width of each input, with a sentence."""
     if kind == "image":
         every = next((r for r in range_of if r.shape[1:] == truths[0].shape[1:]), truths[0]).float()
         found = find_normalization([(image, 0) for image in every[:256]])
@@ -298,7 +282,7 @@ def _ranges(
     for truth in truths:
         alike = [r.reshape(len(r), *truth.shape[1:]) for r in range_of if r[0].numel() == truth[0].numel()]
         every = torch.cat([*alike, truth]).float()
-        if len(every) < FEW_ROWS:  # which tell no range of each
+        if len(every) < FEW_ROWS:  # too few for a range of each feature
             every = every.reshape(-1, *[1] * (truth.dim() - 1)).expand(-1, *truth.shape[1:])
         least, most = every.amin(0), every.amax(0)
         low.append(least)
@@ -310,14 +294,14 @@ def _ranges(
 def _loss(
     program: Program, variables: Sequence[int], batch: int, seen: Watched
 ) -> tuple[int | None, Loss, Tensor | None]:
-    """Find the outputs (B, K), their loss and the targets; no outputs where the client's own loss is kept whole."""
+    """Find the outputs (B, K), loss and targets; no outputs if the client's own loss is replayed."""
     modules = [place for place, call in enumerate(program.calls) if call.part >= 0]
     made = {number for place in modules for number in program.calls[place].outputs}
     later = program.calls[modules[-1] + 1 :]
     taken = [ref.number for call in later for ref in refs_in((call.args, call.kwargs))]
     outputs = [number for number in dict.fromkeys(taken) if number in made]
     targets = [n for n in dict.fromkeys(taken) if n in program.constants and _is_of(program.constants[n], batch)]
-    if len(targets) > 1:  # weights of classes, or copies of parameters, may be as many as there are examples
+    if len(targets) > 1:  # class weights, or copies of parameters, may have the batch's length
         loaded = [tensor for each in seen.batches for tensor in tensors_in(each)]
         targets = [n for n in targets if any(_equal(program.constants[n], tensor) for tensor in loaded)]
     reaches = program.depends_on(set(variables)) - made
@@ -332,13 +316,13 @@ def _loss(
             return output, CROSS_ENTROPY, labels
         target, labels = _as_compared(program, used[0], output, target)
 
-        bounded = any(call.function is F.binary_cross_entropy for call in later)  # refuses targets out of [0, 1]
+        bounded = any(call.function is F.binary_cross_entropy for call in later)  # raises for targets outside of [0, 1]
 
         def replayed(outputs: Tensor, labels: Tensor) -> Tensor:
             labels = labels.clamp(0, 1) if bounded and labels.is_floating_point() else labels
             shaped = outputs if program_dim[0] > 1 else outputs.squeeze(1)
             if labels.dim() > target_dim and labels.shape[-1] == 1:
-                labels = labels.squeeze(-1)  # else losses compare each output with each target
+                labels = labels.squeeze(-1)  # otherwise losses compare each output with each target
             return program.run({output: shaped, target: labels}, (), own, after=modules[-1])
 
         target_dim = labels.dim()
@@ -350,14 +334,13 @@ def _loss(
 
 
 def _comparing(program: Program, later: Sequence[Call], output: int, target: int) -> list[Call]:
-    """List the calls that take something of the outputs and something of the targets, the loss function first."""
     told, asked = program.depends_on({output}), program.depends_on({target})
     taken = [(call, {ref.number for ref in refs_in((call.args, call.kwargs))}) for call in later]
     return [call for call, numbers in taken if numbers & told and numbers & asked]
 
 
 def _as_compared(program: Program, call: Call, output: int, target: int) -> tuple[int, Tensor]:
-    """Return what a loss function compares outputs with, after all that was made of the labels, if it is numbers."""
+    """Return the numeric targets as a loss function gets them."""
     told, asked = program.depends_on({output}), program.depends_on({target})
     taken = {ref.number for ref in refs_in((call.args, call.kwargs))} & (asked - told)
     labels = program.constants[target]
@@ -369,11 +352,7 @@ def _as_compared(program: Program, call: Call, output: int, target: int) -> tupl
 
 
 def _without_pull(program: Program, seen: Watched, after: int) -> dict[str, Tensor]:
-    """Return the parameters that the loss takes beside outputs, by name, if it pulls none of them where they are.
-
-    Raises:
-        ValueError: it does, as a penalty on all weights, whose gradient the outputs don't show.
-    """
+    """Return the parameters in the loss; raise ``ValueError`` if they have a gradient, as in a penalty."""
     later = program.calls[after + 1 :]
     outputs = {n: _made(program, n) for call in program.calls[: after + 1] for n in call.outputs if call.part >= 0}
     named = [leaf.name for call in later for leaf in tree_leaves((call.args, call.kwargs)) if isinstance(leaf, Own)]
@@ -396,7 +375,6 @@ def _is_of(value: Tensor, batch: int) -> bool:
 
 
 def _is_plain(call: Call, output: int) -> bool:
-    """Say whether a call is the plain mean cross entropy, or that of logarithms of probabilities."""
     if call.function not in (F.cross_entropy, F.nll_loss):
         return False
     args = list(call.args)
@@ -406,7 +384,6 @@ def _is_plain(call: Call, output: int) -> bool:
 
 
 def _made(program: Program, output: int | None, seed: int = 0) -> Tensor:
-    """Run the program on the batch in evaluation mode."""
     with torch.no_grad(), torch.random.fork_rng():
         torch.manual_seed(seed)
         parts = [copy.deepcopy(part).eval() for part in program.parts]
@@ -437,10 +414,7 @@ def cleaned(part: nn.Module) -> nn.Module:
 
 
 def _dequantize(network: nn.Module) -> None:
-    """Replace the 4-bit layers of bitsandbytes in ``network`` by plain ones with the values that these stand for.
-
-    What a base is rounded to is public, and its kernels take no input of any size.
-    """
+    """Replace bitsandbytes' 4-bit layers by plain ones, since their kernels restrict input sizes."""
     library = sys.modules.get("bitsandbytes.functional")
     for path, module in list(network.named_modules()):
         state = getattr(getattr(module, "weight", None), "quant_state", None)
@@ -456,7 +430,7 @@ def _dequantize(network: nn.Module) -> None:
 
 
 def names_in(seen: Watched, program: Program, model: nn.Module) -> dict[str, str]:
-    """Name as it was seen -> name in the network."""
+    """Map each observed name to the name in the network."""
     own = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}
     found = {}
     for place, part in enumerate(program.parts):

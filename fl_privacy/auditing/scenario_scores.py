@@ -1,4 +1,4 @@
-"""What attacks read of examples beside what guesses at other examples' uploads would have read of them."""
+"""Scores of reconstructions, compared with guesses from other examples' uploads."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -25,16 +25,16 @@ from fl_privacy.runs.distractors_of_app import others_among
 from fl_privacy.types import Batch, Certainty, Reconstruction
 
 EXACT_ROW = 0.01
-"""Largest error of a feature, as a share of its range, in a row that counts as read to the last digit."""
+"""Largest error of a feature, as a share of its range, in an exactly reconstructed row."""
 
 SAME = 1e-5
-"""Distance within which two rows are the same."""
+"""Largest distance of equal rows."""
 
 NEARER = 0.5
-"""Times the distance of the nearest other row within which a row of a large batch is, so that it counts as read."""
+"""Largest distance of a reconstructed row in a large batch, relative to that of the nearest other row."""
 
 MANY = 100
-"""Times as many other rows as a batch has from which on nearer than all of them is enough."""
+"""Smallest number of other rows per row of the batch for which being nearer than all of them is enough."""
 
 MOST_SHOWN = 8
 
@@ -43,10 +43,7 @@ def score(problems: Sequence[Problem], found: Sequence[Reconstruction], loaded: 
     """Compare reconstructions with the truth; the answer lacks its scenario.
 
     Args:
-        problems: with the truth, one for each reconstruction.
-        found: in the same order.
-        loaded: inputs (N, ...) of the same clients, what the originals are distinguished from.
-        seed: of the choice among them.
+        loaded: inputs (N, ...) of the same clients, used as distractors.
     """
     truths = [_batch(problem) for problem in problems]
     counted: Callable[..., tuple[Counts, Sequence[Shown]]]
@@ -76,18 +73,7 @@ def score(problems: Sequence[Problem], found: Sequence[Reconstruction], loaded: 
 def _turned(
     found: Sequence[Reconstruction], truths: Sequence[Batch], reads: Callable[[Reconstruction, Batch], bool]
 ) -> tuple[list[Reconstruction], list[Batch]]:
-    """Put in place of each guess that at the next upload whose examples are others, for the control.
-
-    Examples are the same if, as guesses at the others, they would count as read: guesses at them are no control.
-
-    Args:
-        found: guesses.
-        truths: of each.
-        reads: says whether a guess counts as a reconstruction of a truth.
-
-    Returns:
-        Guesses and truths, none for an upload without another.
-    """
+    """Return controls: for each truth the guess at the next upload of different examples."""
     turned, of = [], []
     for place, (own, truth) in enumerate(zip(found, truths, strict=True)):
         for step in range(1, len(found)):
@@ -100,7 +86,7 @@ def _turned(
 
 
 def _unlike(guess: Reconstruction, truth: Batch) -> bool:
-    """Say whether no image of a guess correlates with one of a truth, however it lies: no closer look is needed."""
+    """Return ``True`` if no image correlates with a true one in any orientation."""
     assert guess.batch is not None
     images = guess.batch.inputs
     if images.shape[1:] != truth.inputs.shape[1:]:
@@ -163,7 +149,7 @@ def _images(found: Sequence[Reconstruction], truths: Sequence[Batch], others: Ot
 
 
 def _rows(problem: Problem, truths: Sequence[Batch], loaded: Sequence[Tensor]) -> Tensor:
-    """Return (N, F) other rows in [0, 1] to compare with; none where inputs have several tensors."""
+    """Return (N, F) other rows in [0, 1]; empty if inputs have several tensors."""
     model, width = problem.model, problem.truth[0].numel()
     if len(model.shapes) != 1:
         return torch.empty(0, width)
@@ -175,7 +161,7 @@ def _rows(problem: Problem, truths: Sequence[Batch], loaded: Sequence[Tensor]) -
 
 
 def without_once(rows: Tensor, own: Tensor) -> Tensor:
-    """Take each of ``own`` (M, F) out of ``rows`` (N, F) once: what else equals it does so by chance, or again."""
+    """Remove each of ``own`` (M, F) from ``rows`` (N, F) once; further equal rows stay."""
     left = torch.ones(len(rows), dtype=torch.bool)
     same = torch.cdist(rows, own) <= SAME
     for one in same.T:
@@ -184,13 +170,7 @@ def without_once(rows: Tensor, own: Tensor) -> Tensor:
 
 
 def _count_rows(found: Sequence[Reconstruction], truths: Sequence[Batch], others: Tensor) -> tuple[Counts, list[Shown]]:
-    """Count rows that are exact, or nearer to their guess than all others, where chance does not make as many so.
-
-    Args:
-        found: guesses.
-        truths: rows (B, F) in [0, 1], of each upload.
-        others: (N, F) what rows are distinguished from.
-    """
+    """Count rows that are exact, or nearer to their guess than all ``others`` (N, F), above chance."""
     exact = identified = nothing = failures = 0
     shown: list[Shown] = []
     chances, equal = [], Coincidences.counted(_neighbors(others))
@@ -209,7 +189,7 @@ def _count_rows(found: Sequence[Reconstruction], truths: Sequence[Batch], others
         near = ~is_exact & _is_near(given, wanted, others)
         if chances[-1] >= LEVEL:
             near[:] = False
-            is_exact[:] &= len(others) < 2 or not equal.of_usual  # others are equal to each other as well
+            is_exact[:] &= len(others) < 2 or not equal.of_usual  # other rows also equal each other
         exact, identified = exact + int(is_exact.sum()), identified + int(near.sum())
         nothing += int((~(is_exact | near)).sum())
         read = (is_exact | near).tolist()
@@ -229,7 +209,7 @@ def _count_rows(found: Sequence[Reconstruction], truths: Sequence[Batch], others
 
 
 def _is_near(given: Tensor, wanted: Tensor, others: Tensor) -> Tensor:
-    """Say which rows (B, F) are nearer to their guess than all others, and of a large batch by much."""
+    """Mark rows (B, F) nearer to their guess than all others."""
     if len(others) < LEAST_CANDIDATES:
         return torch.zeros(len(given), dtype=torch.bool)
     apart = others[(torch.cdist(others, wanted) > SAME).all(1)]
@@ -240,20 +220,13 @@ def _is_near(given: Tensor, wanted: Tensor, others: Tensor) -> Tensor:
 
 
 def _of_others(foreign: Sequence[Tensor], wanted: Tensor) -> Tensor:
-    """Return the rows (N, F) of other uploads that are none of the ``wanted`` (B, F)."""
+    """Return other uploads' rows (N, F) that are none of the ``wanted`` (B, F)."""
     rows = torch.cat([wanted[:0], *(each for each in foreign if each.shape[1] == wanted.shape[1])])
     return rows[(torch.cdist(rows, wanted, p=torch.inf) > EXACT_ROW).all(1)] if len(rows) else rows
 
 
 def _chance(given: Tensor, wanted: Tensor, others: Tensor, equal: Coincidences | None) -> float:
-    """Return the probability that guesses (B, F) fit as many rows that were not attacked as well as the ``wanted``.
-
-    Args:
-        given: in the order of ``wanted``.
-        wanted: the upload's own.
-        others: rows (N, F) that may stand in for its own.
-        equal: how often other rows are equal; ``None`` where no guess is exact.
-    """
+    """Return the probability that guesses (B, F) fit as many unattacked rows as well."""
     fit = -torch.cdist(given.double(), torch.cat([wanted, others.to(wanted)]).double()).square().add(1e-6).log()
     chance = chance_of_upload(fit.numpy(), len(wanted))
     exact = int(((given - wanted).abs().amax(1) <= EXACT_ROW).sum())
@@ -261,7 +234,7 @@ def _chance(given: Tensor, wanted: Tensor, others: Tensor, equal: Coincidences |
 
 
 def _neighbors(rows: Tensor) -> np.ndarray:
-    """Count for each of ``rows`` (N, F) the others that would count as exact guesses at it, (N,)."""
+    """Count for each of ``rows`` (N, F) the others that would be exact guesses."""
     if len(rows) < 2:
         return np.zeros(len(rows))
     return ((torch.cdist(rows.float(), rows.float(), p=torch.inf) <= EXACT_ROW).sum(1) - 1).numpy()

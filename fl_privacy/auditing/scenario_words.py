@@ -1,4 +1,4 @@
-"""The words of a text, in no order, from the rows of an embedding that an upload changed."""
+"""Unordered words of a text, from the changed rows of an uploaded embedding."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,24 +17,24 @@ from fl_privacy.measure.counts import Counts
 from fl_privacy.measure.outcome import MARGIN_F1
 
 LEAST_WORDS = 100
-"""Rows of an embedding that holds a vocabulary, at least."""
+"""Smallest number of rows of a vocabulary's embedding."""
 
 CHANGED = 1e-3
-"""Share of the largest row's change from which on a row has changed."""
+"""Smallest change of a changed row, relative to the largest."""
 
 STANDS_OUT = 3.0
-"""Times the next row's length that the last row of a word has at least, where a head shares the embedding."""
+"""Smallest ratio of lengths between the last word's row and the next one, if a head shares the embedding."""
 
 READ_F1 = 0.8
-"""F1 of the different words from which on a text counts as read in this way."""
+"""Smallest F1 of the different words of a reconstructed text."""
 
 
 def words_of(found: Sequence[tuple[Watched, Any]], *, uploaded: bool) -> Answer | None:
-    """Compare each text's words with those that the change of the embedding shows; ``None`` without texts.
+    """Compare each text's words with the changed embedding rows; ``None`` without texts.
 
     Args:
-        found: what was seen when the client trained, and its answer on one text alone.
-        uploaded: look at what it uploads, else at its gradient.
+        found: observations of the client's training, and its answer on one text.
+        uploaded: ``True`` to attack the upload, else the gradient.
     """
     read: list[tuple[set[int], set[int]]] = []
     texts: list[list[set[int]]] = []
@@ -63,18 +63,14 @@ def each_words(tokens: Tensor, table: nn.Embedding) -> list[set[int]]:
 
 
 def _texts_in(batch: Any, table: nn.Embedding) -> list[Tensor]:
-    """Return the texts (N, L) of a batch that choose rows of ``table``: the tensor with the largest numbers."""
+    """Return the texts (N, L) of a batch that index ``table``."""
     whole = [t for t in tensors_in(batch) if t.dtype in (torch.int64, torch.int32) and t.dim() == 2 and t.numel()]
     fitting = [t for t in whole if int(t.min()) >= 0 and int(t.max()) < table.num_embeddings]
     return [max(fitting, key=lambda t: int(t.max()))] if fitting else []
 
 
 def words_in_training(client: Any) -> tuple[set[int], set[int]] | None:
-    """Return the words that a client loaded, and those that its upload shows; ``None`` without any.
-
-    Args:
-        client: with ``watched``, ``reply`` and ``matched``.
-    """
+    """Return a client's loaded words and those reconstructed from its upload, or ``None``."""
     seen: Watched = client.watched
     if not seen.batches:
         return None
@@ -87,14 +83,14 @@ def words_in_training(client: Any) -> tuple[set[int], set[int]] | None:
 
 
 def _loaded(seen: Watched, table: nn.Embedding) -> set[int] | None:
-    """Collect the words of the batches, or the one category that each example has, that choose rows of ``table``."""
+    """Collect the words, or single categories, that index ``table``."""
     columns: dict[tuple[int, int], list[Tensor]] = {}
     for batch in seen.batches:
         for place, tensor in enumerate(tensors_in(batch)):
             if tensor.dtype in (torch.int64, torch.int32) and tensor.dim() in (1, 2):
                 columns.setdefault((tensor.dim(), place), []).append(tensor.flatten())
     whole = {key: torch.cat(parts) for key, parts in columns.items()}
-    # whether numbers reach over the table, as labels do not
+    # numbers must cover the table, as labels do not
     fits = {
         key: tokens
         for key, tokens in whole.items()
@@ -111,7 +107,6 @@ def _loaded(seen: Watched, table: nn.Embedding) -> set[int] | None:
 
 
 def _tables(seen: Watched) -> list[tuple[str, nn.Embedding]]:
-    """List names and modules of embeddings that may hold a vocabulary."""
     return [
         (f"parts.{number}.{path}.weight" if path else f"parts.{number}.weight", module)
         for number, part in enumerate(seen.modules)
@@ -121,7 +116,7 @@ def _tables(seen: Watched) -> list[tuple[str, nn.Embedding]]:
 
 
 def _words(seen: Watched) -> tuple[tuple[str, nn.Embedding], Tensor] | None:
-    """Return the vocabulary's embedding with its name, and the tokens (N, L) that entered."""
+    """Return the vocabulary's embedding with its name, and the tokens (N, L)."""
     program = seen.program
     if program is None:
         return None
@@ -149,12 +144,12 @@ def _rows(again: Any, name: str, *, uploaded: bool) -> list[int] | None:
     if _is_head(seen, name):
         return _standing_out(change.float())
     size = change.float().norm(dim=1)
-    least = CHANGED * float(size.max()) if uploaded else 0.0  # a gradient is zero where no word is
+    least = CHANGED * float(size.max()) if uploaded else 0.0  # the gradient is zero in rows without a word
     return (size > least).nonzero().flatten().tolist() if float(size.max()) > 0 else []
 
 
 def _is_head(seen: Watched, name: str) -> bool:
-    """Say whether another layer shares the embedding ``name``, as a language model's head does."""
+    """Return ``True`` if another layer shares the embedding, as a language model's head does."""
     part = seen.modules[int(name.split(".")[1])]
     table = next(module.weight for own, module in _tables(seen) if own == name)
     return any(
@@ -163,10 +158,7 @@ def _is_head(seen: Watched, name: str) -> bool:
 
 
 def _standing_out(change: Tensor) -> list[int]:
-    """Return rows of embeddings that are also a head, which moves every row: those that differ most from the usual one.
-
-    Words end where the next row is ``STANDS_OUT`` times shorter; there are none where no row is.
-    """
+    """Return the rows that differ most from the median one, since a head moves every row."""
     size, order = (change - change.median(0).values).norm(dim=1).sort(descending=True)
     half = size[: len(size) // 2 + 1]
     ratios = half[:-1] / half[1:].clamp_min(1e-30)
@@ -176,7 +168,6 @@ def _standing_out(change: Tensor) -> list[int]:
 
 
 def _moved(value: Tensor, before: Tensor, seen: Watched) -> Tensor:
-    """Compute the change without what weight decay did to every row."""
     settings = dict(next(iter(seen.optimizers))[1]) if seen.optimizers else {}
     if float((value - before).norm(dim=1).median()) == 0.0:
         return value - before
@@ -192,13 +183,11 @@ def scored_words(
     others: Sequence[set[int]] = (),
     texts: Sequence[Sequence[set[int]]] | None = None,
 ) -> Answer:
-    """Score pairs of an upload's words and those read.
+    """Score pairs of an upload's words and the reconstructed ones.
 
     Args:
-        read: the words of each upload's texts, and those named.
-        total: uploads, also those of which nothing could be said.
-        others: words of other texts of the same clients, which may stand in for an upload's own.
-        texts: of each upload the words of each of its texts; ``None`` where each has one.
+        others: words of the clients' other texts, used as distractors.
+        texts: words of each text by upload; ``None`` for one text each.
     """
 
     def same(one: set[int], other: set[int]) -> bool:
@@ -222,7 +211,7 @@ def scored_words(
     left = list(others)
     for text in [truth for truth, _ in read] if texts is None else [text for own in texts for text in own]:
         if text in left:
-            left.remove(text)  # what else equals it is equal by chance, or loaded again
+            left.remove(text)  # further equal texts are equal by chance, or repeated
     turned = [_next_other(read, place, same) for place in range(len(read))]
     pairs = list(zip(read, turned, strict=True))
     controls = [0.0 if guess is None else words_f1(truth, guess) for (truth, _), guess in pairs]
@@ -247,7 +236,6 @@ def scored_words(
 def _next_other(
     read: Sequence[tuple[set[int], set[int]]], place: int, same: Callable[[set[int], set[int]], bool]
 ) -> set[int] | None:
-    """Return the words named of the next upload whose words are others; ``None`` if there is none."""
     own = read[place][0]
     following = (read[(place + step) % len(read)] for step in range(1, len(read)))
     return next((guess for truth, guess in following if not same(truth, own)), None)

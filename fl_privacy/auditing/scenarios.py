@@ -1,4 +1,4 @@
-"""Scenarios of an audit, from the worst case to what an app really does: its own code makes the uploads of each."""
+"""Scenarios of an audit, from the worst case to the app's real uploads, all made by the app's own code."""
 
 import logging
 import time
@@ -46,21 +46,21 @@ from fl_privacy.types import Observation, Reconstruction
 logger = logging.getLogger(__name__)
 
 SOLVED = 1e-3
-"""What equations may leave where they are solved, as a share of their right side."""
+"""Largest residual of solved equations, relative to their right side."""
 
 LEAST_SECONDS = 3.0
-"""Of a usual processor, that an upload is attacked for in any case."""
+"""Smallest attack time for an upload, in seconds of a standard processor."""
 
 LEAST_EVALUATIONS = 25
 
 MEMBER_SECONDS = 30.0
-"""That losses of single examples may take."""
+"""Seconds for the losses of single examples."""
 
 LEAST_ASKED = 20.0
-"""Seconds for which clients are asked for uploads of single examples in any case."""
+"""Smallest time for asking clients for uploads of single examples, in seconds."""
 
 MOST_IN_A_BATCH = 64
-"""Examples of a step that is attacked."""
+"""Largest number of examples in an attacked step."""
 
 SCENARIOS = {
     "evaluation": "One example in evaluation mode: the gradient, without batch norm over the batch and dropout",
@@ -70,11 +70,11 @@ SCENARIOS = {
     "all": "All its examples in all its steps, as it is uploaded",
     "later": "One example in one step in the last round, as it is uploaded",
 }
-"""Name -> title, from the worst case up."""
+"""Name -> title, the worst case first."""
 
 
 class RepeatedReply(Protocol):
-    """The answer of a client that was asked a second time."""
+    """The second answer of a client."""
 
     @property
     def reply(self) -> dict[str, np.ndarray]: ...
@@ -85,7 +85,7 @@ class RepeatedReply(Protocol):
 
 
 Ask = Callable[[OnlyExamples | None], RepeatedReply | Failure]
-"""Lets a client answer again on some of its examples alone."""
+"""Makes a client answer again on some of its examples alone."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -93,12 +93,8 @@ class Client:
     """A client that can be asked again.
 
     Attributes:
-        number: of it.
-        ask: it, about its first training message.
-        ask_later: as ``ask``, about its last; ``None`` where that is the first.
-        watched: what was seen when it trained.
-        matched: what it uploaded.
-        reply: the arrays of that.
+        ask: request for another answer to its first training message.
+        ask_later: request for its last training message; ``None`` if that is the first.
     """
 
     number: int
@@ -109,7 +105,7 @@ class Client:
     reply: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def inputs(self) -> list[Tensor]:
-        """Return the inputs that the client was seen to load, examples of one shape together."""
+        """Return the loaded inputs, grouped by the shape of an example."""
         found: dict[tuple[int, ...], list[Tensor]] = {}
         for batch in self.watched.batches or self.watched.inputs:
             for tensor in tensors_in(batch):
@@ -119,7 +115,7 @@ class Client:
 
 
 def scenario_of(name: str, *, uploads: str = "", examples: int = 1) -> Scenario:
-    """Describe the uploads of a scenario named in ``SCENARIOS``; a bare gradient does not leave a client."""
+    """Describe the uploads of a scenario in ``SCENARIOS``; a bare gradient does not leave a client."""
     leaves = name not in ("evaluation", "gradient")
     return Scenario(name=name, title=SCENARIOS[name], uploads=uploads, leaves=leaves, examples=examples)
 
@@ -130,16 +126,10 @@ def _not_attacked(name: str, reason: str) -> Answer:
 
 @dataclass(eq=False)
 class Scenarios:
-    """Attacks an app's clients in scenarios that grow harder.
+    """Attack an app's clients in scenarios of growing difficulty.
 
     Attributes:
-        clients: that may be asked again.
-        attack: in all scenarios.
-        victims: examples in the scenarios of single ones.
-        seed: of attacks and comparisons.
-        seconds: after which no further scenario is begun.
-        attack_within: the same with so many evaluations for each upload, where its usual work would take too long.
-        tell: hears what goes on.
+        attack_within: attack with a limited number of evaluations per upload, if ``attack`` would take too long.
     """
 
     clients: Sequence[Client]
@@ -152,10 +142,9 @@ class Scenarios:
     _single: Watched | None = field(default=None, init=False, repr=False)
 
     def aggregate(self, traces: Sequence[ClassTrace]) -> Iterator[Answer]:
-        """Yield what the training's own uploads leak beside single examples; call it after ``attack_all``.
+        """Yield the training uploads' leakage beyond single examples; call it after ``attack_all``.
 
-        Args:
-            traces: of clients whose labels were seen.
+        ``traces`` are of clients whose labels were observed.
         """
         yield classes_told(traces)
         read = [words for client in self.clients if (words := words_in_training(client) or words_of_training(client))]
@@ -168,7 +157,7 @@ class Scenarios:
             yield Answer(question="members", reason="no step on a single example was seen, by which losses are found")
 
     def attack_all(self) -> Iterator[Answer]:
-        """Yield the answer of one scenario after the other, each as soon as it is done."""
+        """Yield the answer of each scenario as soon as it is done."""
         started = time.perf_counter()
         if not self.clients:
             return
@@ -202,7 +191,7 @@ class Scenarios:
                 yield made
 
     def _singles(self, *, later: bool, evaluation: bool = False) -> tuple[list[tuple[Client, RepeatedReply]], str]:
-        """Collect the clients' answers on one example each, and the reason if there are none."""
+        """Collect the clients' answers on one example each, or the reason for none."""
         found: list[tuple[Client, RepeatedReply]] = []
         reason, started = "", time.perf_counter()
         for number in range(self.victims):
@@ -231,7 +220,6 @@ class Scenarios:
         return found, reason
 
     def _singly(self, name: str, found: Sequence[tuple[Client, RepeatedReply]], reason: str) -> Answer:
-        """Attack uploads of one example each, or their gradients."""
         if not found:
             return _not_attacked(name, reason or "no client answered")
         started = time.perf_counter()
@@ -248,7 +236,6 @@ class Scenarios:
         return replace(answer, scenario=uploads, seconds=time.perf_counter() - started)
 
     def _attacked(self, found: Sequence[tuple[Client, RepeatedReply]], *, uploaded: bool) -> Answer:
-        """Attack answers, texts by the words that their embeddings show."""
         words = words_of([(client.watched, again) for client, again in found], uploaded=uploaded)
         if words is not None:
             note = "Words are read from the rows of the embedding that changed; their order is not."
@@ -266,7 +253,7 @@ class Scenarios:
                 tensors, plan = dict(again.watched.gradients), gradient_plan(again.watched)
             observed = problem.observed(number, tensors, plan)
             shared = problems[0]
-            own = problem.whole or bool(problem.model.beside)  # the rest of an example is in its network
+            own = problem.whole or bool(problem.model.beside)  # its network holds the example's other inputs
             same = not own and problem.input_shape == shared.input_shape
             observations.append(replace(observed, model=shared.model, loss=shared.loss) if same else observed)
         guesses, hurried = self._reconstructions(observations)
@@ -276,10 +263,7 @@ class Scenarios:
         return replace(answer, notes=(*_notes(problems[0], observations[0], guesses), *hurried))
 
     def _reconstructions(self, observations: Sequence[Observation]) -> tuple[list[Reconstruction], tuple[str, ...]]:
-        """Reconstruct all observations together if they share a network, else one after the other.
-
-        The closed form of the first dense layer comes first where no label has to be found.
-        """
+        """Reconstruct observations together if they share a network."""
         attack, said = self._attack_for(observations)
         if observations[0].num_classes == 1 and observations[0].knowledge.labels is not None:
             return [self._whole(one, attack) for one in observations], said
@@ -288,7 +272,6 @@ class Scenarios:
         return [one for group in groups for one in attack(group, seed=self.seed)], said
 
     def _attack_for(self, observations: Sequence[Observation]) -> tuple[ReconstructionAttack, tuple[str, ...]]:
-        """Choose the attack, reduced by its work where the time is short, and a sentence that says so."""
         limit = max(LEAST_SECONDS, self.seconds / len(SCENARIOS) / len(observations))
         number = max(LEAST_EVALUATIONS, int(limit / seconds_of_evaluation(observations[0])))
         if self.attack_within is None or number >= EVALUATIONS["quick"]:
@@ -298,7 +281,6 @@ class Scenarios:
         )
 
     def _whole(self, observation: Observation, attack: ReconstructionAttack) -> Reconstruction:
-        """Reconstruct from an observation whose network computes the loss itself, so that no label is needed."""
         solved = AnalyticInversion()([observation], seed=self.seed)[0]
         if solved.failure is None and solved.loss < SOLVED:
             return replace(solved, member="the first dense layer's equations")
@@ -362,7 +344,6 @@ class Scenarios:
 
 
 def _by_first_block(read: Sequence[FirstBlock], found: Sequence[tuple[Client, RepeatedReply]]) -> Answer:
-    """Score what was read from layers that see single tokens, and say how much that is."""
     others = other_texts([client.watched for client, _ in found])
     answer = scored_words([(one.truth, one.guess) for one in read], len(read), others, [one.texts for one in read])
     words = sum(len(one.truth) for one in read)
@@ -373,7 +354,7 @@ def _by_first_block(read: Sequence[FirstBlock], found: Sequence[tuple[Client, Re
 
 
 def _on_one(ask: Ask, number: int, *, evaluation: bool = False) -> RepeatedReply | Failure:
-    """Ask for an answer on one example, else in every pass, else on two, which batch norm needs."""
+    """Ask for an answer on one example, else on two, which batch norm needs."""
     tried: RepeatedReply | Failure = Failure("nothing was tried")
     for only in (
         OnlyExamples(first=number),
@@ -388,7 +369,6 @@ def _on_one(ask: Ask, number: int, *, evaluation: bool = False) -> RepeatedReply
 
 
 def _of_one(seen: Watched) -> bool:
-    """Say whether the first batch has a single example."""
     return bool(seen.batches) and all(len(t) == 1 for t in tensors_in(seen.batches[0]) if t.dim())
 
 

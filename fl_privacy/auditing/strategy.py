@@ -1,7 +1,4 @@
-"""``audit(strategy, ...)``: any Flower strategy, attacked while it trains, with a page at the end.
-
-How an app's clients train, read from what the app itself is configured by.
-"""
+"""``audit(strategy, ...)``: any Flower strategy, attacked while it trains, with a page at the end."""
 
 import inspect
 import logging
@@ -40,23 +37,23 @@ KEYS: Mapping[str, tuple[str, ...]] = {
     "weight_decay": ("weight-decay",),
     "optimizer": ("optimizer",),
 }
-"""Field of the plan -> names that apps have for it, the likeliest first."""
+"""Field of the plan -> its names in apps, the likeliest first."""
 
 STOCK: Mapping[str, Any] = {"shares": "weights", "epochs": 1, "batch_size": 32, "probe_batch_norm": "train"}
-"""Of a client of whom nothing is told."""
+"""Plan of a client without given settings."""
 
 Told = LocalPlan | Mapping[str, object] | Context | None
 
 
 def read_plan(told: Told, config: Mapping[str, object]) -> tuple[LocalPlan, frozenset[str]]:
-    """Return the plan, and which of its fields were given.
+    """Return the plan, and the names of its given fields.
 
     Args:
-        told: a plan; some of its fields; the context of the server app, whose run config is searched; or nothing.
-        config: that the server sends with its messages, searched after that.
+        told: a plan; some of its fields; the server app's context, whose run config is searched; or ``None``.
+        config: config of the server's messages, searched with lower priority.
 
     Raises:
-        UserError: a field is none, or has a value that it can't have.
+        UserError: a field does not exist, or its value is out of range.
     """
     if isinstance(told, LocalPlan):
         return told, frozenset(f.name for f in fields(LocalPlan))
@@ -77,7 +74,7 @@ def read_plan(told: Told, config: Mapping[str, object]) -> tuple[LocalPlan, froz
 
 
 def _found(config: Mapping[str, object]) -> dict[str, Any]:
-    """Find plan fields in ``config`` under their usual names; nonsense is left out."""
+    """Find plan fields in ``config``; invalid values are ignored."""
     spelled = {str(key).lower().replace("_", "-"): value for key, value in config.items()}
     found: dict[str, Any] = {}
     for name, keys in KEYS.items():
@@ -113,7 +110,7 @@ def _named(told: Mapping[str, object]) -> dict[str, Any]:
 logger = logging.getLogger(__name__)
 
 PATIENCE = 600.0
-"""Seconds that an audit waits for the first client."""
+"""Seconds to wait for the first client."""
 
 _POLL = 0.5
 
@@ -134,29 +131,28 @@ def audit(
 ) -> "AuditedStrategy":
     """Wrap ``strategy`` so that its clients' uploads are captured, attacked and shown on a page at the end.
 
-    ``strategy = audit(FedAvg(...), model=Net, data="cifar10")``. Clients need not change. Those behind ``probe_mod``
-    are asked, after each audited round, for uploads of single images, the worst case of the literature, and these are
-    attacked; else their training updates are, where they are of few images and steps, and else the server computes
-    itself what one image in one step would give away undefended. Nothing that the strategy does is changed, no random
-    stream that the app draws from is moved, and the training's result is returned whatever becomes of the audit.
+    Use it as ``strategy = audit(FedAvg(...), model=Net, data="cifar10")``; clients need not change. Clients behind
+    ``probe_mod`` are asked, after each audited round, for uploads of single images, the worst case of the literature.
+    Otherwise training updates of few images and steps are attacked, or else undefended uploads of one image in one step
+    that the server itself computes. Strategy, random streams and the training's result stay unchanged, even if the
+    audit fails.
 
     Args:
-        strategy: of ``flwr.serverapp.strategy``, or one that inherits from it.
-        model: what the app's arrays are the ``state_dict`` of: a module, or a class that is made without arguments.
-        data: the images that reconstructions are compared with: the name of a data set, a folder of images, a data set
-            or loader of PyTorch, or a function from a client's partition to one. ``None``: they are shown alone.
-        input_shape: (C, H, W); by default as ``data`` says, or the one usual shape that the model takes.
-        transform: how clients normalize images: their transform, or (mean, std); by default as ``data`` is.
-        plan: how clients train, ``dict(lr=0.1, epochs=1, batch_size=32)``, or the server app's ``context``, whose run
-            config is searched; by default what the messages' config and the updates tell.
-        out: folder of the audits' folders.
-        rounds: which are audited: ``first``, ``last``, ``ends`` (both), ``all``, a number or a list of them.
-        victims: single images that clients are asked for in a round, at most.
-        attack: a name that ``fl-privacy list`` shows, with settings after it ("idlg attack.iterations=50"), or an
-            attack as ``fl_privacy.attacks`` makes it; ``none`` captures only.
+        strategy: strategy of ``flwr.serverapp.strategy``, or a subclass.
+        model: module with the app's arrays as ``state_dict``, or a class made without arguments.
+        data: originals for comparison: the name of a data set, a folder of images, a PyTorch data set or loader, or a
+            function from a client's partition to one. ``None`` shows reconstructions alone.
+        input_shape: shape (C, H, W); by default that of ``data``, or the only usual one that the model accepts.
+        transform: clients' normalization: their transform, or (mean, std); by default that of ``data``.
+        plan: clients' training, such as ``dict(lr=0.1, epochs=1, batch_size=32)``, or the server app's ``context``; by
+            default inferred from the messages' config and the updates.
+        rounds: audited rounds: ``first``, ``last``, ``ends`` (both), ``all``, a number or a list.
+        victims: largest number of single images that clients are asked for in a round.
+        attack: name from ``fl-privacy list`` with settings ("idlg attack.iterations=50"), or an attack of
+            ``fl_privacy.attacks``; ``none`` captures only.
 
     Raises:
-        UserError: something does not fit; what can be checked is checked at once.
+        UserError: an argument does not fit; checks are made as early as possible.
     """
     expect_strategy(strategy)
     if isinstance(strategy, AuditedStrategy):
@@ -179,13 +175,7 @@ class AuditedStrategy(StrategyAround):
     """A strategy under audit; made by ``audit``.
 
     Attributes:
-        strategy: does the training.
-        model: of the clients.
-        report: takes what is captured, attacks it and writes the page.
-        plan: as the user told it.
-        rounds: as ``plan``.
-        patience: seconds to wait for the first client.
-        failure: why there is no page, in a line; ``None`` where there is one, or the training has not ended.
+        failure: reason for a missing page, in a line; ``None`` with a page, or before the end of the training.
     """
 
     model: AuditedModel
@@ -203,14 +193,14 @@ class AuditedStrategy(StrategyAround):
     _rounds: int = field(default=1, init=False, repr=False)
 
     def start(self, *args: Any, **kwargs: Any) -> Result:
-        """Run the strategy's own ``start``, then attack what was captured and print where the page is.
+        """Run the strategy's own ``start``, then attack the captures and print the place of the page.
 
-        Whatever goes wrong with the audit once the training has begun is said in a line and in ``failure``; the
-        training's result is returned all the same.
+        Errors of the audit once the training has begun are reported in ``failure``; the training's result is always
+        returned.
 
         Raises:
-            UserError: before the training: no client is there, the arrays are not of the model, a round does not
-                exist, or ``out`` can't be written.
+            UserError: before the training: no client is there, the arrays are not the model's, a round does not exist,
+                or ``out`` can't be written.
         """
         signature = inspect.signature(type(self.strategy).start)
         given = signature.bind(self.strategy, *args, **kwargs)
@@ -245,7 +235,6 @@ class AuditedStrategy(StrategyAround):
         return result
 
     def _finish(self, result: Result) -> None:
-        """Attack what was captured, and say what came of it or why nothing did."""
         assert self._curious is not None
         self.report.partitions = self._curious.partitions
         seen = self._seen + self._curious.problems
@@ -261,7 +250,6 @@ class AuditedStrategy(StrategyAround):
             say(f"audit: no page. {self.failure}", aside=True)
 
     def _hold_claims(self) -> None:
-        """Test what the strategy and the clients claim of differential privacy, where they claim anything."""
         from fl_privacy.auditing.strategy_claims import audited_claims  # noqa: PLC0415
 
         self.report.claimed(audited_claims(self.strategy, self._replies, self._rounds))
@@ -269,7 +257,6 @@ class AuditedStrategy(StrategyAround):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Return the messages of the audited strategy, and keep copies."""
         if self._curious is None:
             raise UserError(
                 "audit(...) is expected outermost, where its start is called, but another strategy is around it; write"
@@ -283,7 +270,7 @@ class AuditedStrategy(StrategyAround):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Capture the replies, ask for probes where clients answer them, and pass the replies on."""
+        """Capture the replies, send probes to clients that answer them, and pass the replies on."""
         assert self._curious is not None
         received = list(replies)
         attempt(lambda: self._replies.see(received))
@@ -297,7 +284,6 @@ class AuditedStrategy(StrategyAround):
         return self._curious.aggregate_train(server_round, received)
 
     def _identify(self, round: int, received: Sequence[Message]) -> None:
-        """Note who the clients are, and what they say of themselves."""
         assert self._curious is not None
         replied = [(message, r) for message, r in pair(self._sent, received) if not isinstance(r, Failure)]
         self._curious.name_all(replied)
@@ -305,7 +291,7 @@ class AuditedStrategy(StrategyAround):
         self._note(self._sent, received)
 
     def _probe(self, round: int, received: Sequence[Message]) -> None:
-        """Ask the clients of this round that answer probes, ``victims`` in all, for the uploads of single images."""
+        """Ask clients that answer probes for uploads of ``victims`` images in all."""
         assert self._curious is not None and self._grid is not None
         replied = [(m, r) for m, r in pair(self._sent, received) if not isinstance(r, Failure)]
         answering = sorted(
@@ -332,14 +318,12 @@ class AuditedStrategy(StrategyAround):
         self._curious.read(round, asked, replies)
 
     def _note_images(self, round: int, message: Message, reply: Message) -> None:
-        """Note what an answer to a probe says of its images."""
         assert self._curious is not None
         if (images := told_images(reply.content)) is not None:
             number, _ = asked_probe(message.content) or (0, 0)
             self.report.probed(VictimId(round, self._curious.client_of(message, reply), number), images)
 
     def _note(self, sent: Sequence[Message], replies: Sequence[Message]) -> None:
-        """Note the errors among ``replies``, and what the others say of their defense."""
         for each in replies:
             if each.has_error():
                 said = (each.error.reason or "").strip().splitlines() or [f"Flower's error {each.error.code}"]
@@ -353,7 +337,7 @@ class AuditedStrategy(StrategyAround):
         self.report.defended(self._curious.client_of(message, reply), told_defense(reply.content))
 
     def _attempt(self, work: Callable[[], None]) -> None:
-        """Do ``work`` on one reply, and report its failure instead of raising."""
+        """Do ``work`` on one reply, and report its failure."""
         failed = attempt(work)
         if isinstance(failed, Failure):
             logger.warning("A reply is not understood: %s", failed.reason)
@@ -371,11 +355,7 @@ class AuditedStrategy(StrategyAround):
 
 
 def _start_with_hooks(strategy: Strategy, audited: AuditedStrategy, args: Any, kwargs: Any) -> Result:
-    """Run ``strategy.start`` with ``configure_train`` and ``aggregate_train`` redirected to the audit.
-
-    It runs on an object of a subclass that shares the strategy's attributes, so that whatever it keeps in ``self`` is
-    the strategy's as well.
-    """
+    """Run ``strategy.start`` with redirected hooks, on an object that shares the strategy's attributes."""
     kind = type(strategy)
 
     def configure_train(self: Strategy, *args: Any, **kwargs: Any) -> Iterable[Message]:

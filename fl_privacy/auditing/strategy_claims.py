@@ -1,7 +1,4 @@
-"""Claims of differential privacy that an audit comes across: the strategy's own, and what clients' replies state.
-
-What clients' metrics say of their differential privacy, and which figures leave beside the arrays.
-"""
+"""Differential privacy claims in an audit, of the strategy and in clients' replies, and uncovered figures."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -24,31 +21,30 @@ KEYS = {
     "sample_rate": "sample_rate",
     "sample-rate": "sample_rate",
 }
-"""Metric of a client, as clients that train by Opacus report it -> what it is."""
+"""Metric of clients that train by Opacus -> its meaning."""
 
 MOST_STATED = 1e12
-"""Of a figure that a client states; a larger one, or none that is finite, counts as not stated."""
+"""Limit on a client's stated figures; larger ones, or ones that are not finite, are ignored."""
 
 COUNTS = frozenset({"num-examples", "num_examples"})
 
 SETTINGS = frozenset({"target_delta", "target-delta", "target_epsilon", "max_grad_norm", "max-grad-norm"})
-"""Metrics that say how a client was told to train; they are no figures of its data."""
+"""Metrics that are training settings, and no figures of the client's data."""
 
 
 @dataclass(eq=False)
 class StatedByReplies:
-    """Differential privacy and figures beside the arrays that clients' metrics state.
+    """Differential privacy and other figures in clients' metrics.
 
     Attributes:
-        stated: by name, the largest epsilon and the least noise that any client stated, in the last round.
-        metrics: names of figures that clients sent.
+        stated: last round's largest epsilon and least noise of any client, by name.
     """
 
     stated: dict[str, float] = field(default_factory=dict)
     metrics: set[str] = field(default_factory=set)
 
     def see(self, replies: Sequence[Message]) -> None:
-        """Take the metrics of a round's replies; what is no number counts as not stated."""
+        """Record the metrics of a round's replies; values that are not numbers are ignored."""
         found: dict[str, list[float]] = {}
         for reply in replies:
             if reply.has_error() or not reply.has_content():
@@ -65,17 +61,11 @@ class StatedByReplies:
 
 
 DRAWS = 500
-"""On either neighbor, of a strategy under audit: more would hold up the page."""
+"""Number of draws on either neighbor, so that the page is not delayed."""
 
 
 def audited_claims(strategy: Strategy, replies: StatedByReplies, rounds: int) -> tuple[ClaimRecord, ...]:
-    """Check what the strategy and the clients claim against what is stated, and the strategy against many draws.
-
-    Args:
-        strategy: that trains.
-        replies: what clients stated.
-        rounds: of the training.
-    """
+    """Check the claims of strategy and clients against stated facts, and the strategy's against many draws."""
     found: list[ClaimVerdict] = []
     if stated_by(strategy) is not None:
         found += verdicts_on(
@@ -94,7 +84,6 @@ def audited_claims(strategy: Strategy, replies: StatedByReplies, rounds: int) ->
 
 
 def _of_clients(stated: dict[str, float], rounds: int) -> ClaimVerdict:
-    """Recompute what clients report of their own training, as far as they say how they sample."""
     delta = stated.get("delta", 1e-5)
     if not 0 < delta < 1 or stated["epsilon"] < 0:
         return ClaimVerdict(subject="clients' own reports", claim=None, notes=("What they report is no epsilon.",))

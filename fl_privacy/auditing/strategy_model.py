@@ -1,4 +1,4 @@
-"""The model of an app under audit, shown to fit its images and its arrays."""
+"""The model of an app under audit, checked against its images and arrays."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -19,22 +19,18 @@ from fl_privacy.runs.app_truth import NamedImages, find_images
 from fl_privacy.types.plan import Normalization
 
 USUAL = ((1, 28, 28), (1, 32, 32), (3, 28, 28), (3, 32, 32), (3, 64, 64), (3, 96, 96), (3, 128, 128), (3, 224, 224))
-"""Shapes of images that are tried where none is given."""
+"""Shapes of images to try by default."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AuditedModel:
-    """An app's model and images, as known before it trains.
+    """An app's model and images, as known before its training.
 
     Attributes:
-        name: of the model's class.
-        path: where it is imported from.
-        network: takes images in [0, 1], and normalizes them first where clients do.
-        input_shape: (C, H, W).
-        num_classes: K.
-        source: of the true images.
-        normalization: of the clients' images.
-        told: whether it was told, rather than seen in the pixels of the data.
+        network: network of images in [0, 1], with the clients' normalization in front.
+        input_shape: shape (C, H, W).
+        num_classes: number of classes K.
+        told: ``True`` if it was given, ``False`` if inferred from pixels.
     """
 
     name: str
@@ -50,7 +46,7 @@ class AuditedModel:
 def read_model(
     model: nn.Module | Callable[[], nn.Module], data: object, input_shape: Sequence[int] | None, transform: object
 ) -> AuditedModel:
-    """Check model and images that were given to ``audit``.
+    """Check the model and images given to ``audit``.
 
     Raises:
         UserError: they do not fit each other.
@@ -86,11 +82,7 @@ def read_model(
 
 
 def expect_arrays_of(model: AuditedModel, arrays: ArrayRecord) -> None:
-    """Refuse arrays that are not the model's: nothing that is captured could be read.
-
-    Raises:
-        UserError: a name or a shape differs.
-    """
+    """Raise ``UserError`` unless the arrays have the model's names and shapes."""
     own = {name: tuple(t.shape) for name, t in model.network.state_dict().items()}
     got = {name: tuple(array.shape) for name, array in arrays.items()}
     if list(got) == [str(i) for i in range(len(own))]:
@@ -112,7 +104,7 @@ def expect_arrays_of(model: AuditedModel, arrays: ArrayRecord) -> None:
     elif strange or missing:
         what = f"{sorted(strange)[0]} is not in it" if strange else f"{sorted(missing)[0]} is missing"
     else:
-        return  # buffers and batch norm may stay with the clients
+        return  # buffers and batch norm may stay on the clients
     raise UserError(
         f"The initial arrays are expected to be those of model={model.name}, but {what}; give the model that the app"
         " trains."
@@ -154,7 +146,6 @@ def _takes(model: nn.Module, shape: tuple[int, ...]) -> bool:
 
 @torch.no_grad()
 def _returning_a_tensor(model: nn.Module, shape: tuple[int, ...]) -> nn.Module:
-    """Return ``model``, or a copy that returns logits where it returns a mapping or a structure with these."""
     if not _takes(model, shape) or isinstance(copy.deepcopy(model).eval()(torch.zeros(2, *shape)), torch.Tensor):
         return model
     return plain_model(model, shape)
@@ -162,7 +153,7 @@ def _returning_a_tensor(model: nn.Module, shape: tuple[int, ...]) -> nn.Module:
 
 @torch.no_grad()
 def _classes(model: nn.Module, shape: tuple[int, ...]) -> int:
-    """Return the number of classes K; ``check_model`` says what is wrong with the model."""
+    """Return the number of classes K."""
     if not _takes(model, shape):
         check_model(model, shape, 1)
     return int(copy.deepcopy(model).eval()(torch.zeros(2, *shape)).shape[1])

@@ -1,7 +1,4 @@
-"""An audit's way from what it is asked for, checked before anything is trained, to what it captured, to the page.
-
-Nothing that one node says of itself touches what others are.
-"""
+"""The checks of an audit before the training, the record of its captures, and its page."""
 
 import copy
 import json
@@ -34,7 +31,7 @@ from fl_privacy.types.plan import Normalization
 
 
 def expect_strategy(strategy: object) -> None:
-    """Raise ``UserError`` unless ``strategy`` is a strategy of Flower's that trains a network."""
+    """Raise ``UserError`` unless ``strategy`` is a Flower strategy that trains a network."""
     if not isinstance(strategy, Strategy):
         raise UserError(_no_strategy(strategy))
     if isinstance(strategy, FedXgbBagging | FedXgbCyclic):
@@ -69,14 +66,14 @@ def _no_strategy(strategy: object) -> str:
 
 
 MOST_PARTITION = 999_999_999
-"""The largest number that names a client."""
+"""Largest number of a client."""
 
 AGREED = 0.5
-"""Share of clients above which what they say of their defense is said of the training."""
+"""Share of clients above which their stated defense counts as the training's."""
 
 
 def told_partition(reply: Message) -> int | None:
-    """Return the partition that the client behind ``reply`` claims to hold; ``None`` if none, or nonsense."""
+    """Return the partition that the client behind ``reply`` claims, or ``None``."""
     record = reply.content.config_records.get(CLIENT)
     told = record.get(PARTITION) if record is not None else None
     usable = isinstance(told, int) and not isinstance(told, bool) and 0 <= told <= MOST_PARTITION
@@ -85,20 +82,19 @@ def told_partition(reply: Message) -> int | None:
 
 @dataclass(eq=False)
 class NamingServer(HonestButCurious):
-    """An honest-but-curious server that gives each node a number of its own and leaves none out.
+    """An honest-but-curious server that gives each node its own, lasting number and leaves none out.
 
-    The number is the partition that the node says that it holds, else the rank of its id among all nodes; where another
-    connected node has that number already, the first one free above. A node keeps its number.
+    The number is the partition that the node claims, else the rank of its id, or the next one that is free.
 
     Attributes:
-        partitions: by client, the partition that it says that it holds.
+        partitions: claimed partition by client.
     """
 
     partitions: dict[int, int] = field(default_factory=dict, init=False)
     _numbers: dict[int, int] = field(default_factory=dict, init=False, repr=False)
 
     def name_all(self, exchanged: Iterable[tuple[Message, Message]]) -> None:
-        """Assign numbers to the nodes of messages and replies: first those that say which partition they hold."""
+        """Assign numbers to the nodes of messages and replies, first to those that claim a partition."""
         for message, reply in sorted(exchanged, key=_turn):
             self.client_of(message, reply)
 
@@ -123,14 +119,13 @@ class NamingServer(HonestButCurious):
 
 
 def agreed_defense(told: Mapping[int, Description]) -> Description:
-    """Return the defense that more than half of the clients report; empty where they don't agree."""
+    """Return the defense that more than half of the clients report, or an empty one."""
     spelled = {client: json.dumps(to_plain(parts), sort_keys=True) for client, parts in told.items()}
     usual, number = Counter(spelled.values()).most_common(1)[0] if spelled else ("", 0)
     return next((told[c] for c, text in spelled.items() if text == usual), ()) if number > AGREED * len(told) else ()
 
 
 def _turn(exchanged: tuple[Message, Message]) -> tuple[bool, int]:
-    """Return a key that sorts nodes: those that say their partition first, in the order of their ids."""
     message, reply = exchanged
     return told_partition(reply) is None, message.metadata.dst_node_id
 
@@ -138,22 +133,16 @@ def _turn(exchanged: tuple[Message, Message]) -> tuple[bool, int]:
 logger = logging.getLogger(__name__)
 
 ATTACK = "auto"
-"""What audits attack with by default."""
+"""Default attack of audits."""
 
 
 @dataclass(eq=False)
 class AuditReport:
-    """Writes captured updates down, attacks them when the training is done, and writes the page.
+    """Record captured updates, attack them after the training, and write the page.
 
     Attributes:
-        out: folder of the audits' folders.
-        attack: a name with settings, or an attack.
-        strategy: name of the one that trains.
-        model: of the clients.
-        victims: single images that clients are asked for in a round, at most.
-        identified: clients that say which partition they hold.
-        partitions: which one each of them says.
-        nodes: that were connected at once, at most; ``None`` before the training.
+        identified: clients that claim a partition.
+        nodes: largest number of nodes connected at once; ``None`` before the training.
     """
 
     out: Path
@@ -179,13 +168,10 @@ class AuditReport:
         self.identified: set[int] = set()
 
     def open(self, plan: LocalPlan, told: frozenset[str], audited: Sequence[int], rounds: int) -> None:
-        """Start recording into a new folder; an earlier audit with the same settings there is moved aside.
+        """Start recording into a new folder; an earlier audit with the same settings is moved aside.
 
         Args:
-            plan: how clients train.
-            told: which of its fields the user gave.
-            audited: rounds.
-            rounds: in all.
+            told: names of the plan's fields given by the user.
         """
         from fl_privacy.runs.folder import RunFolder  # noqa: PLC0415
         from fl_privacy.runs.folder.records import dump_json  # noqa: PLC0415
@@ -211,12 +197,11 @@ class AuditReport:
         self._note()
 
     def close(self) -> None:
-        """Close the run's folder."""
         if self._folder is not None:
             self._folder.close()
 
     def captured(self, observation: Observation) -> None:
-        """Take an update: find out how its client trained, and write it down."""
+        """Infer how an update's client trained, and record it."""
         assert self._writer is not None and self._observations is not None
         known, said = recognize_training(observation, self._told)
         self._found.update(said)
@@ -224,10 +209,10 @@ class AuditReport:
         self._observations.append(known)
 
     def probed(self, victim: VictimId, images: ProbedImages) -> None:
-        """Record what a client says of the images behind its answer to a probe, unless it can't be.
+        """Record a client's description of the images behind its answer to a probe.
 
         Raises:
-            UserError: its normalization is of images of other channels.
+            UserError: its normalization has another number of channels.
         """
         told = images.normalization
         channels = {len(told.mean), len(told.std)} if told else {1}
@@ -240,25 +225,24 @@ class AuditReport:
         self._note()
 
     def defended(self, client: int, parts: Description) -> None:
-        """Take what a client says of its defense; what it says first counts."""
+        """Record a client's stated defense; the first statement counts."""
         if (parts and not self._defenses.get(client)) or client not in self._defenses:
             self._defenses[client] = parts
             self._note()
 
     def claimed(self, claims: Sequence[ClaimRecord]) -> None:
-        """Record what came of the app's claims of differential privacy; the page shows them above all else."""
+        """Record the verdicts on differential privacy claims, which the page shows first."""
         if claims:
             write_claims(self._folder.path, claims)
 
     def finish(self, result: Result, seen: Counter[str]) -> str:
-        """Attack what was captured and write the page; returns a line on both.
+        """Attack the captures and write the page; return a line on both.
 
         Args:
-            result: of the training.
-            seen: what went wrong with replies, and how often.
+            seen: errors in replies, with counts.
 
         Raises:
-            UserError: there is nothing.
+            UserError: nothing was captured.
         """
         if not self._observations:
             raise self._nothing(result, seen)
@@ -293,12 +277,10 @@ class AuditReport:
         return "lr" not in self._told
 
     def _told_defenses(self) -> dict[int, Description]:
-        """Return, by client whose updates were captured, the defense that it reports."""
         captured = {observation.client for observation in ids_of(self._observations or ())}
         return {client: parts for client, parts in self._defenses.items() if client in captured}
 
     def _normalizations(self) -> dict[int, Normalization | None]:
-        """Return, by client that says so, how it normalizes images; what the user gave counts for all."""
         if self.model.told:
             return {}
         found: dict[int, Normalization | None] = {}
@@ -307,7 +289,6 @@ class AuditReport:
         return found
 
     def _sources(self) -> list[str]:
-        """Say where what is known of the images' normalization comes from."""
         if self.model.told:
             return ["How images are normalized was told."]
         clients = Counter(self._normalizations().values())
@@ -333,7 +314,7 @@ class AuditReport:
         return changed(self._observations, lambda o: replace(o, model=networks[told.get(o.id.client, own)]))
 
     def _note(self) -> None:
-        """Write down what the captures themselves don't hold, for attacks on them later."""
+        """Write down facts for later attacks that the captures lack."""
         from fl_privacy.runs.app import Note, write_note  # noqa: PLC0415
 
         note = Note(
@@ -389,5 +370,4 @@ class AuditReport:
 
 
 def _so_many(number: int, total: int) -> str:
-    """Return ``Clients say``, or how many of the ``total`` that say something."""
     return "Clients say" if number == total else f"{number} of {total} clients say"

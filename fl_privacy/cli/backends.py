@@ -1,5 +1,4 @@
-"""The ways to run a federation, by the names in ``backend=`` and ``secure_aggregation=``; what they need is imported
-when asked for."""
+"""Backends of a federation by their names in ``backend=`` and ``secure_aggregation=``, imported on demand."""
 
 from collections.abc import Generator
 from functools import partial
@@ -45,10 +44,10 @@ def backend_of(config: RunSettings) -> Backend:
 
 
 def secure_backend_of(config: RunSettings) -> Backend | None:
-    """Build the backend of ``config.secure_aggregation``, in this process; ``None`` where the server sees every update.
+    """Build the backend of ``config.secure_aggregation``, in this process; ``None`` for ``none``.
 
     Raises:
-        UserError: the run asks for what it can't give.
+        UserError: the run asks for something that is impossible with it.
     """
     settings = plain_settings(config.secure_aggregation)
     name = settings.pop("name", None)
@@ -80,6 +79,6 @@ def secure_backend_of(config: RunSettings) -> Backend | None:
 def unattacked(
     rounds_of: Any, server: Server, source: ClientSource, *, audit: Audit, interceptor: Interceptor, **settings: Any
 ) -> Generator[Round, None, object]:
-    """Give the rounds of ``rounds_of`` as a backend; of single updates there is nothing to intercept."""
+    """Turn the rounds of ``rounds_of`` into a backend without interception."""
     rounds: Generator[Round, None, object] = rounds_of(server, source(), **settings)
     return rounds

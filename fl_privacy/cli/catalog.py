@@ -1,4 +1,4 @@
-"""What there is to choose from, with a line each."""
+"""The options to choose from, with a line each."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -19,7 +19,7 @@ GROUPS = (*groups(), "experiment")
 
 
 def catalog_tables(kinds: Sequence[str] = ()) -> list[Table]:
-    """Build a table for each configuration group, and for grids, tracks and metrics; of ``kinds`` alone if given.
+    """Build a table for each configuration group, grids, tracks and metrics, or for ``kinds`` alone.
 
     Raises:
         UserError: there is no such kind.
@@ -50,11 +50,11 @@ _OTHERS: Mapping[str, Callable[[], dict[str, str]]] = {
     "benchmark": lambda: {name: comment_of(TRACKS / f"{name}.yaml") for name in track_names()},
     "metrics": _metrics,
 }
-"""Kinds that are no configuration group -> the lines of their parts."""
+"""Kinds that are no configuration group -> descriptions of their parts."""
 
 
 def describe_option(group: str, name: str) -> str:
-    """Return the comment that opens the option's file, or the first line of what it builds."""
+    """Return the first comment of the option's file, or the first docstring line of its target."""
     path = options(group)[name]
     if comment := comment_of(path):
         return comment
@@ -65,7 +65,7 @@ def describe_option(group: str, name: str) -> str:
 
 
 def comment_of(path: Path) -> str:
-    """Return the comment that opens the file."""
+    """Return the first comment of the file."""
     comment = []
     for line in path.read_text().splitlines():
         if line.startswith("# @package"):

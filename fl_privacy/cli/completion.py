@@ -1,15 +1,15 @@
-"""What a shell offers where an override is typed: keys, and behind ``=`` the options of a group."""
+"""Shell completion of overrides: keys, and the options of a group after ``=``."""
 
 import os
 
 
 def completes() -> bool:
-    """Say whether a shell asks what could stand next, instead of running a command."""
+    """Return ``True`` if a shell asks for completions."""
     return "_FL_PRIVACY_COMPLETE" in os.environ
 
 
 def complete_override(incomplete: str) -> list[str]:
-    """List all ways to go on from ``incomplete`` (``def``, ``defense=pr``); several options stand behind commas."""
+    """List all completions of ``incomplete`` (``def``, ``defense=pr``), also after commas."""
     from fl_privacy.runs.config import options  # noqa: PLC0415  (help goes without)
     from fl_privacy.runs.config.keys import declared_settings, groups  # noqa: PLC0415
 

@@ -1,7 +1,4 @@
-"""Progress on the terminal: a bar and time left for all long work, a live table of the rounds.
-
-Progress in words: how long work is going to take, and where there is no terminal, a line now and then.
-"""
+"""Progress on the terminal: bars, time left and a live table of the rounds; otherwise occasional lines."""
 
 import math
 import threading
@@ -34,13 +31,7 @@ from fl_privacy.runs.destination import Monitor
 
 
 class Lines:
-    """Prints lines, but no more often than every ``pause`` seconds; a step that lasts longer is printed again.
-
-    Args:
-        say: prints a line.
-        pause: in seconds.
-        silent: nothing is to be said.
-    """
+    """Print lines at most every ``pause`` seconds; a longer step is printed again."""
 
     def __init__(self, say: Callable[[str], None], pause: float, *, silent: bool) -> None:
         self._say, self._pause, self._silent = say, pause, silent
@@ -50,7 +41,7 @@ class Lines:
         self._beat = threading.Thread(target=self._repeat, daemon=True)
 
     def tell(self, text: str) -> None:
-        """Announce what happens from now on; empty while nothing does."""
+        """Set the current step; empty for none."""
         with self._lock:
             now = time.monotonic()
             self._text, self._since = text, now
@@ -84,7 +75,7 @@ SECONDS_BETWEEN_LINES = 10
 
 
 class RichMonitor(Monitor):
-    """Shows a run on ``console``; on a pipe or in a log file only what changed, as plain lines."""
+    """Show a run on ``console``; on a pipe or in a log file only changes, as plain lines."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -98,7 +89,6 @@ class RichMonitor(Monitor):
 
     @contextmanager
     def training(self, rounds: int) -> Iterator[None]:
-        """Show the table, a bar and what happens within the round while the context lasts."""
         self._rounds.clear()
         self._total, self._done, bar = rounds, 0, self._progress("Training")
         task, left, doing = bar.add_task("", total=rounds), Remaining(), Text("", style="dim")
@@ -121,7 +111,6 @@ class RichMonitor(Monitor):
                 yield
 
     def round_done(self, report: RoundReport, evaluation: Evaluation | None, epsilon: float | None) -> None:
-        """Add a row; who was excluded and why has been logged."""
         self._rounds.append((report, evaluation, epsilon))
         self._done = report.round
         if self.console.is_terminal:
@@ -133,7 +122,6 @@ class RichMonitor(Monitor):
 
     @contextmanager
     def working(self, title: str) -> Iterator[None]:
-        """Show how far the work is while the context lasts."""
         left = Remaining()
         with (
             self._lines() as lines,
@@ -151,10 +139,7 @@ class RichMonitor(Monitor):
 
     @contextmanager
     def attacking(self, what: str) -> Iterator[AttackProgress]:
-        """Show a bar while the context lasts, or a line for each tenth of a long attack.
-
-        Of an attack that tries several, it names the one at work and what of it this is at.
-        """
+        """Show a bar with the current attack while the context lasts, or a line for each tenth."""
         title, working = f"Attacking {what}", ""
         show: Callable[[str], object] = str  # nothing to show it on yet
 
@@ -175,7 +160,6 @@ class RichMonitor(Monitor):
 
     @contextmanager
     def counting(self, title: str, total: int) -> Iterator[Callable[[int], None]]:
-        """Show a bar while the context lasts, or a line for each tenth."""
         if not self.console.is_terminal:
             tell = self._tenths(title)
             yield lambda done: tell(done, total)
@@ -221,7 +205,7 @@ class RichMonitor(Monitor):
 
 
 def loss_in_words(report: RoundReport, epsilon: float | None) -> str:
-    """Write the mean training loss, which clients that promise differential privacy do not send."""
+    """Format the mean training loss, which clients with differential privacy withhold."""
     if math.isnan(report.train_loss) and epsilon is not None:
         return "withheld"
     return f"{report.train_loss:.3f}"

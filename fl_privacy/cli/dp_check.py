@@ -1,4 +1,4 @@
-"""``fl-privacy check-dp``: is a claimed epsilon contradicted? Recomputed, tested, and what would have been noticed."""
+"""``fl-privacy check-dp``: a claimed epsilon, recomputed and tested, with the power of the test."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EXIT_FALSE = 1
 
 
 MORE: dict[str, type] = {"clients": int, "parameters": int, "neighbors": str, "noise": str, "seed": int}
-"""Settings that are seldom needed -> of which type they are; see ``dp_check.asked.Asked``."""
+"""Rarely needed settings -> their types; see ``dp_check.check.Asked``."""
 
 
 def check_dp(  # noqa: PLR0917
@@ -83,7 +83,6 @@ def check_dp(  # noqa: PLR0917
 
 
 def _in_words(records: Sequence[ClaimRecord], page: Path) -> str:
-    """Write each claim with what nobody states and what it does not cover, then where the page is."""
     lines = []
     for record in records:
         lines += [f"{record.subject}: {record.headline}.", f"  {record.sentence}"]
@@ -92,11 +91,6 @@ def _in_words(records: Sequence[ClaimRecord], page: Path) -> str:
 
 
 def _read_settings(given: list[str]) -> dict[str, Any]:
-    """Parse settings given as KEY=VALUE.
-
-    Raises:
-        UserError: a key is unknown, or a value is of another type.
-    """
     read: dict[str, Any] = {}
     for setting in given:
         key, equals, value = setting.partition("=")

@@ -1,4 +1,4 @@
-"""What ends a command early: faults, in one line and an exit status, and signals, as one exception."""
+"""Early ends of a command: faults, in one line and an exit status, and signals, as one exception."""
 
 import errno
 import os
@@ -18,10 +18,10 @@ EXIT_ERROR = 2
 EXIT_NOTHING = 3
 
 FAULTS = (UserError, OSError, MemoryError)
-"""Of the input, the disk and the machine: a job that ends by one leaves what it has written, and others go on."""
+"""Faults of input, disk and machine: a job that ends by one keeps its files, and other jobs go on."""
 
 STOPPING = (*FAULTS, RuntimeError, ImportError, SystemExit)
-"""What may be a fault: ``recognized`` says which of them are."""
+"""Exceptions that may be faults, as ``recognized`` decides."""
 
 
 class NothingReconstructedError(UserError):
@@ -29,7 +29,7 @@ class NothingReconstructedError(UserError):
 
 
 def in_a_line(error: BaseException) -> str:
-    """Say in a line what went wrong and what to do about it."""
+    """Return the error and its remedy in a line."""
     if isinstance(error, OSError):
         text = _of_the_system(error)
     elif isinstance(error, MemoryError):
@@ -43,7 +43,7 @@ def in_a_line(error: BaseException) -> str:
 
 
 def recognized(error: BaseException) -> BaseException | None:
-    """Return ``error`` as one of ``FAULTS``; ``None`` where it is a defect of a program."""
+    """Return ``error`` as one of ``FAULTS``; ``None`` for a defect of a program."""
     if isinstance(error, click.ClickException):
         return UserError(_of_the_command_line(error))
     if isinstance(error, ImportError) and not is_out_of_memory(error):
@@ -56,24 +56,24 @@ def recognized(error: BaseException) -> BaseException | None:
 
 
 def nobody_listens(error: BaseException) -> bool:
-    """Say whether nobody takes the output any more (``fl-privacy list | head``), which Rich ends the program for."""
+    """Return ``True`` if the output is closed (``fl-privacy list | head``), for which Rich ends the program."""
     return isinstance(error, BrokenPipeError) or isinstance(error.__context__, BrokenPipeError)
 
 
 def fail(error: BaseException) -> int:
-    """Print ``error`` as a line; returns the exit status."""
+    """Print ``error`` as a line; return the exit status."""
     say(f"error: {in_a_line(error)}", aside=True)
     return EXIT_NOTHING if isinstance(error, NothingReconstructedError) else EXIT_ERROR
 
 
 def end_quietly() -> int:
-    """Keep Python from complaining, when it ends, of what nobody reads."""
+    """Keep Python from reporting the closed output at its end."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return EXIT_ERROR
 
 
 def _of_the_command_line(error: click.ClickException) -> str:
-    """Say once what was meant, and whose help shows how to go on."""
+    """Return Click's message with one suggestion, and name the ``--help`` command to run."""
     told = error.message if "Did you mean" in error.message else error.format_message()
     words, context = list[str](), error.ctx if isinstance(error, click.UsageError) else None
     while context is not None and context.parent is not None:
@@ -98,7 +98,7 @@ ENDING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP")
 
 
 class Interrupted(BaseException):
-    """The process was asked to end by the signal ``number``; no KeyboardInterrupt, of which Typer makes a status."""
+    """The process was asked to end by the signal ``number``; unlike KeyboardInterrupt, Typer does not catch it."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -107,7 +107,7 @@ class Interrupted(BaseException):
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Raise ``Interrupted`` where a signal asks the process to end, once: a second does not stop the cleaning."""
+    """Raise ``Interrupted`` once for a signal that asks the process to end; a second does not stop the cleanup."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -129,5 +129,5 @@ def interruptible() -> Iterator[None]:
 
 
 def exit_status(interrupt: BaseException) -> int:
-    """Return the exit status as shells do: 128 and the signal's number, 130 for Ctrl-C."""
+    """Return the exit status as shells do: 128 plus the signal's number, 130 for Ctrl-C."""
     return 128 + (interrupt.number if isinstance(interrupt, Interrupted) else signal.SIGINT)

@@ -50,17 +50,17 @@ OWN_DATA_RUN = "own-data"
 """Keys of the run config."""
 
 CLIENTS = "federation.clients"
-"""The setting that follows the number of nodes where overrides leave it out."""
+"""Setting that by default equals the number of nodes."""
 
 MOST_OF_OVERRIDES = 1 << 14
-"""Letters: whoever starts a run chooses them, and nodes read all."""
+"""Largest number of letters of overrides, which the starter of a run sends to all nodes."""
 
 DEPLOYED = "deployed"
-"""Folder of the runs with deployed clients within ``out``."""
+"""Folder for runs with deployed clients within ``out``."""
 
 TRUST_VARIABLE = "FL_PRIVACY_TRUST"
-"""Environment variable of a node: import paths or modules of the models and defenses that it runs beside those that are
-registered, as ``trust=`` on the command line."""
+"""Environment variable of a node: import paths or modules of models and defenses that it runs in addition to
+registered ones, as ``trust=`` on the command line."""
 
 SECAGG = "secagg"
 
@@ -74,7 +74,7 @@ def run_on_nodes(grid: Grid, context: Context) -> None:
     """Run the experiment that the run config's ``overrides`` describe, training with the clients behind ``grid``.
 
     Raises:
-        UserError: it can't be run, in one line, without the calls that led there.
+        UserError: it can't be run; one line, without a traceback of causes.
     """
     try:
         _run_on_nodes(grid, context)
@@ -94,15 +94,16 @@ def _run_on_nodes(grid: Grid, context: Context) -> None:
         _expect_nothing_known(config, context)
     if not clients.simulated:
         _expect_known_examples(config)
-        config = replace(config, out=str(Path(config.out) / DEPLOYED))  # the same, simulated, is another run
+        config = replace(
+            config, out=str(Path(config.out) / DEPLOYED)
+        )  # a simulation with these settings is another run
     backend = _backend_on(PromptGrid(grid), config, context, clients)
-    run_baseline(config, plain_loop, monitor)  # here: the clients behind the grid do defend themselves
+    run_baseline(config, plain_loop, monitor)  # in this process, since the clients behind the grid defend themselves
     folder = run_experiment(config, backend, monitor, clients=clients).absolute()
     say(f"{run_in_words(folder)}\n{folder / PAGE}")
 
 
 def _sized(overrides: list[str], partitions: Callable[[], int | None]) -> list[str]:
-    """Return ``overrides`` with as many clients as there are ``partitions``, unless they say a number."""
     if any(override.lstrip("+").startswith(f"{CLIENTS}=") for override in overrides):
         return overrides
     number = partitions()
@@ -110,7 +111,6 @@ def _sized(overrides: list[str], partitions: Callable[[], int | None]) -> list[s
 
 
 def _backend_on(grid: Grid, config: RunSettings, context: Context, clients: Whereabouts) -> Backend:
-    """Build the backend that trains with the nodes behind ``grid``, under SecAgg+ where ``config`` says so."""
     timeout = _seconds(context, TIMEOUT)
     rules = NodeRules(
         bound=bool(context.run_config[AUTHENTICATED]),
@@ -118,7 +118,7 @@ def _backend_on(grid: Grid, config: RunSettings, context: Context, clients: Wher
         own_data=clients.own_data,
         reconnect=_seconds(context, RECONNECT),
     )
-    secure_backend_of(config)  # refuses what SecAgg+ can't do
+    secure_backend_of(config)  # refuses settings that SecAgg+ does not support
     name = config.secure_aggregation["name"]
     if name not in ("none", SECAGG):
         raise UserError(
@@ -145,18 +145,15 @@ def _backend_on(grid: Grid, config: RunSettings, context: Context, clients: Wher
 
 @dataclass(frozen=True)
 class _Order:
-    """A run's request to a node, checked: the same for all of its messages."""
-
     config: RunSettings
 
 
 @lru_cache(maxsize=8)
 def _composed(overrides: tuple[str, ...], trusted: tuple[str, ...], unread: frozenset[str] | None) -> _Order:
-    """Compose the order, once in a process.
+    """Compose the order, once in a process; ``unread`` are settings that a node ignores.
 
-    Overrides come over the network: a node builds only what is registered on it, or what its environment trusts, and
-    what they name is looked at before anything is built, since noise for a budget counts the clients' examples.
-    ``unread`` are the settings that a node does not read; ``None`` of a simulation, which is its user's own.
+    Overrides come over the network: a node builds only what is registered or trusted, and checks them first, since
+    noise for a budget counts the clients' examples.
     """
     expect_plain(
         list(overrides), list(trusted), where=f"A run started elsewhere (here {TRUST_VARIABLE} says what is trusted)"
@@ -169,12 +166,10 @@ def _composed(overrides: tuple[str, ...], trusted: tuple[str, ...], unread: froz
 
 
 def _is_simulated() -> bool:
-    """Say whether this node is simulated: by its operator's word, or since Flower's simulation engine runs it."""
     return is_simulation() or in_actor()
 
 
 def _order(context: Context) -> _Order:
-    """Return what the run of ``context`` asks of this node; a folder of images is its operator's choice."""
     unread, given = None, _overrides(context)
     total = context.node_config.get(PARTITIONS)
     if isinstance(total, int) and 1 <= total <= MOST_NODES:
@@ -186,7 +181,7 @@ def _order(context: Context) -> _Order:
 
 @contextmanager
 def _untold_places() -> Iterator[None]:
-    """Keep what an error says of this machine's folders in the node's own log; a simulation reports it."""
+    """Keep errors with this machine's paths in the node's own log."""
     try:
         yield
     except OpenSettingError:
@@ -199,10 +194,9 @@ def _untold_places() -> Iterator[None]:
 
 
 def make_client(context: Context) -> PrivacyClient:
-    """Build the node's client, of its partition or on its own folder, in the federation that ``overrides`` describe.
+    """Build the node's client, for its partition or its own folder, in the federation of ``overrides``.
 
-    It draws from the node's own secret and keeps its private part in a file of the node, unless the node's environment
-    says that this is a simulation.
+    It draws from the node's own secret and keeps its private part in a file of the node, except in a simulation.
     """
     order = _order(context)
     client, memory = _client(order, context), None if _is_simulated() else node_memory(context)
@@ -231,7 +225,7 @@ def _client(order: _Order, context: Context) -> Client:
         return client_of_folder(order.config, str(context.node_config[DATA_PATH]), partition)
     except OpenSettingError:
         raise
-    except UserError as error:  # of the operator's folder nothing is told, not even the names in it
+    except UserError as error:  # nothing about the operator's folder leaves, not even names
         if _is_simulated():
             raise
         logger.error("The node's data can't be used as the run asks: %s", error)
@@ -239,20 +233,20 @@ def _client(order: _Order, context: Context) -> Client:
 
 
 def _is_audited(context: Context) -> bool:
-    """Say whether probes are answered: only of data that everybody has, and where updates are read at all."""
+    """Return ``True`` if probes are answered: only for public data, without secure aggregation."""
     order = _order(context)
     return DATA_PATH not in context.node_config and order.config.secure_aggregation["name"] == "none"
 
 
 class _NodeApp(ClientApp):
-    """Answers training messages as the run's configuration says: plainly, or under SecAgg+ and no other way."""
+    """Answer training messages plainly or, if so configured, only under SecAgg+."""
 
     def __call__(self, message: Message, context: Context) -> Message:
         reply = attempt(lambda: self._app(message, context)(message, context))
         return Message(Error(CLIENT_RAISED, reply.reason), reply_to=message) if isinstance(reply, Failure) else reply
 
     def _app(self, message: Message, context: Context) -> ClientApp:
-        if not is_training(message):  # however it is spelled: Flower takes train.default for train
+        if not is_training(message):  # in any spelling: train.default is train to Flower
             return _plain_app
         config = _order(context).config
         if config.secure_aggregation["name"] != SECAGG:
@@ -279,7 +273,7 @@ client_app = _NodeApp()
 
 
 def _expect_known_examples(config: RunSettings) -> None:
-    """Refuse attacks on deployed clients that nobody could judge: what these train on is known to them alone."""
+    """Refuse attacks on deployed clients, whose examples only they know."""
     federation = build_setup(config)
     plan, audit, defense = federation.server.local_plan, federation.audit, federation.defense
     if audit.rounds and (audit.uploads == "update" or sees_other_images(defense, plan, audit.uploads)):
@@ -291,7 +285,7 @@ def _expect_known_examples(config: RunSettings) -> None:
 
 
 def _expect_nothing_known(config: RunSettings, context: Context) -> None:
-    """Refuse what needs the data of clients that hold their own."""
+    """Refuse settings that need the data of clients with their own folders."""
     asked = {
         f"attack={config.choices['attack']}": "_target_" in config.attack,
         f"inference={config.choices['inference']}": config.choices["inference"] != "none",

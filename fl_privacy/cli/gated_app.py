@@ -1,7 +1,4 @@
-"""The process of an app behind a gate: ``python -m fl_privacy.cli.gated_app``, started by the gate alone.
-
-It gives up network and files before it imports anything that is not the standard library's.
-"""
+"""The process of an app behind a gate, which gives up network and files before it imports third-party code."""
 
 import json
 from dataclasses import asdict
@@ -11,12 +8,7 @@ from fl_privacy.site.gate.isolation import Wishes, keep_apart
 
 
 def serve_gate(inlet: int, outlet: int) -> None:
-    """Answer the gate's messages until it closes its end.
-
-    Args:
-        inlet: file descriptor of what the gate says.
-        outlet: of what it hears.
-    """
+    """Answer the gate's messages until it closes its end."""
     (told,) = read_parts(inlet)
     asked = json.loads(told)
     held = keep_apart(Wishes.of_plain(asked["wishes"]))
@@ -25,8 +17,7 @@ def serve_gate(inlet: int, outlet: int) -> None:
 
 
 def _answer(inlet: int, outlet: int, reference: str) -> None:
-    """Load the app in its own process, and answer messages by it."""
-    from fl_privacy.cli.node_worker import installed_app  # noqa: PLC0415  (what follows may not be imported before)
+    from fl_privacy.cli.node_worker import installed_app  # noqa: PLC0415  (not to be imported earlier)
     from fl_privacy.federation.replies import Failure, attempt  # noqa: PLC0415
     from fl_privacy.flower.inside.identity import identify_process  # noqa: PLC0415
     from fl_privacy.flower.inside.serialized import (  # noqa: PLC0415

@@ -1,4 +1,4 @@
-"""Runs one configuration or a sweep of them; a wrong one is told before PyTorch is imported."""
+"""One run or a sweep of runs; errors in a configuration are reported before PyTorch is imported."""
 
 from __future__ import annotations
 
@@ -29,10 +29,9 @@ def run_jobs(
     console: Console,
     open_page: bool = False,
 ) -> None:
-    """Run ``command`` for the overrides, or with ``multirun`` for every combination of the values they list.
+    """Run ``command`` for the overrides, or with ``multirun`` for every combination of listed values.
 
-    A job of a sweep that fails is reported and the sweep goes on. Printed last are what came of it and the page, with
-    ``page=false`` the folder.
+    A failed job of a sweep is reported and the sweep goes on. The result and the page are printed last.
 
     Raises:
         UserError: a configuration is wrong, or jobs of a sweep failed.
@@ -73,9 +72,9 @@ def run_jobs(
 
 @contextmanager
 def _loading() -> Iterator[None]:
-    """Import without the collector of garbage, and keep what was imported out of all that it goes through later.
+    """Import without garbage collection, and exclude the imported objects from later collections.
 
-    Only where something is imported: what is frozen is never freed.
+    It acts only on the first import, since frozen objects are never freed.
     """
     if not gc.isenabled() or "fl_privacy.runs.run" in sys.modules:
         yield
@@ -91,11 +90,10 @@ def _loading() -> Iterator[None]:
 def _run_sweep(
     command: Command, jobs: Sequence[list[str]], configs: Sequence[RunSettings], console: Console, *, open_page: bool
 ) -> None:
-    """Run ``command`` for each of ``configs``, whose overrides are ``jobs``; go on where one fails."""
     from fl_privacy.cli.console import RichMonitor  # noqa: PLC0415
     from fl_privacy.runs.study import write_plan  # noqa: PLC0415
 
-    with suppress(*STOPPING):  # what keeps a job from beginning is told when it is its turn
+    with suppress(*STOPPING):  # an error that keeps a job from starting is reported at its turn
         write_plan(command, configs)
     folders, failed = [], []
     for number, (job, config) in enumerate(zip(jobs, configs, strict=True), 1):
@@ -119,13 +117,7 @@ def _run_sweep(
 
 
 def _expect_budget_spent(config: RunSettings) -> None:
-    """Refuse a budget of differential privacy for a single run that adds no noise at all.
-
-    In a sweep over defenses the undefended run stays beside the others.
-
-    Raises:
-        UserError: ``privacy.epsilon`` is set without a defense.
-    """
+    """Refuse a single run with ``privacy.epsilon`` but without a defense; a sweep may include one."""
     if config.privacy.epsilon is not None and config.choices["defense"] == "none":
         raise UserError(
             f"privacy.epsilon={config.privacy.epsilon:g} is expected with a defense whose noise it sets, but got"
@@ -134,7 +126,7 @@ def _expect_budget_spent(config: RunSettings) -> None:
 
 
 def end_with(sentence: str, page: Path, *, open_page: bool) -> None:
-    """Print what came of the work, and last where its page or folder is; open that where ``open_page`` says so."""
+    """Print the result, and last the page or folder; open it if ``open_page``."""
     say(sentence)
     say(page)
     if open_page:
@@ -142,7 +134,7 @@ def end_with(sentence: str, page: Path, *, open_page: bool) -> None:
 
 
 def open_in_browser(page: Path) -> None:
-    """Open ``page``, or print that there is no browser here."""
+    """Open ``page``, or print that there is no browser."""
     import webbrowser  # noqa: PLC0415  (needed by --open alone)
 
     if not webbrowser.open(page.absolute().as_uri()):
@@ -150,7 +142,7 @@ def open_in_browser(page: Path) -> None:
 
 
 def say_what_takes_time() -> None:
-    """Print that PyTorch is loading, since a terminal without a word looks dead."""
+    """Print that PyTorch is loading, since a silent terminal looks dead."""
     say("Loading PyTorch")
 
 
@@ -166,11 +158,7 @@ def run_job(command: Command, config: RunSettings, monitor: Monitor) -> Path:
 
 
 def expect_reconstructions(folders: Sequence[Path]) -> None:
-    """Refuse to pass attacks over that failed on all of their victims: their pages show nothing, not privacy.
-
-    Raises:
-        NothingReconstructedError: there is one; what was recorded is in its folder all the same.
-    """
+    """Raise ``NothingReconstructedError`` if an attack failed on all victims, which shows nothing about privacy."""
     from fl_privacy.runs.folder.read import failed_attackers  # noqa: PLC0415
 
     failed = [(folder, *found) for folder in folders for found in failed_attackers(folder).items()]

@@ -263,7 +263,6 @@ def report(  # noqa: PLR0917
 
 
 def _end_report(runs: Sequence[Path], page: Path, open_page: bool) -> None:
-    """Print what came of ``runs``, and last where the page about them is."""
     from fl_privacy.cli.jobs import end_with  # noqa: PLC0415
     from fl_privacy.report.terminal import answers_of, run_in_words  # noqa: PLC0415
     from fl_privacy.runs.folder.read import run_folder_of  # noqa: PLC0415
@@ -274,7 +273,6 @@ def _end_report(runs: Sequence[Path], page: Path, open_page: bool) -> None:
 
 
 def _write_figures(runs: Sequence[Path], csv: Path | None, log: str | None) -> None:
-    """Write the figures of ``runs`` into a table, or into the logger that ``log`` names."""
     if csv is not None:
         from fl_privacy.runs.folder.frames import write_csv  # noqa: PLC0415
 
@@ -316,12 +314,12 @@ _NO_MORE = "start it again"
 _GOES_ON = "what was done is kept, the same command goes on from there"
 _KEPT = {"run": _RECORDED, "attack": _RECORDED}
 _KEPT |= dict.fromkeys(("trade-off", "benchmark", "train-generator", "search-policies"), _GOES_ON)
-"""Command -> what an interrupt leaves of it."""
+"""Command -> message after an interrupt."""
 
 
 def main() -> None:
     """Run ``fl-privacy`` with the arguments of the process, and set its exit status."""
-    with suppress(AttributeError):  # it may be no file
+    with suppress(AttributeError):  # standard output may not be a file
         sys.stdout.reconfigure(errors=UNENCODABLE)  # type: ignore[union-attr]
     if completes():
         app(prog_name="fl-privacy")
@@ -331,8 +329,8 @@ def main() -> None:
 def run_command_line(arguments: Sequence[str]) -> int:
     """Run one command and return its exit status.
 
-    What a user, the disk or memory did wrong is one line and status 2, an attack that failed on all victims status 3,
-    an interrupt status 130, SIGTERM 143, SIGHUP 129. Without a command, help.
+    A fault of user, disk or memory gives status 2, an attack that failed on all victims 3, an interrupt 130, SIGTERM
+    143, SIGHUP 129. Without a command, help is printed.
     """
     handler = RichHandler(console=Terminal(stderr=True), show_path=False, show_time=False)
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])

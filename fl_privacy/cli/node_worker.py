@@ -14,13 +14,11 @@ from fl_privacy.files import write_private
 
 
 def serve_node(address: str, app: str, told: str, policy: str = "") -> None:
-    """Answer messages until standard input, which begins with the SuperNode's secret, is closed by its end.
+    """Answer messages until standard input, which starts with the SuperNode's secret, is closed.
 
     Args:
-        address: of the SuperNode's Runtime API.
-        app: ``package.module:attribute``.
-        told: a file that says what is wrong with the app once it is loaded: nothing, or one line.
-        policy: of the site, whose gate is then in this process and the app in another one.
+        told: file written once the app is loaded: empty, or one line with the error.
+        policy: site policy, whose gate is then in this process and the app in another one.
     """
     secret = b""
     while len(secret) < SECRET_BYTES and (piece := os.read(0, SECRET_BYTES - len(secret))):
@@ -37,10 +35,10 @@ def serve_node(address: str, app: str, told: str, policy: str = "") -> None:
 
 
 def gated_app(reference: str, policy: str) -> Any:
-    """Start the app in a process of its own and return what answers by it behind the gate of ``policy``.
+    """Start the app in a process of its own behind the gate of ``policy``, and return the gate.
 
     Raises:
-        UserError: the policy, its ledger or the app can't be had.
+        UserError: the policy, its ledger or the app is not available.
     """
     from fl_privacy.flower.app_process import Cell  # noqa: PLC0415
     from fl_privacy.flower.gate import Gate  # noqa: PLC0415
@@ -54,11 +52,7 @@ def gated_app(reference: str, policy: str) -> Any:
 
 
 def installed_app(reference: str) -> Any:
-    """Import the ClientApp ``package.module:attribute``.
-
-    Raises:
-        UserError: there is none.
-    """
+    """Import the ClientApp ``package.module:attribute``; ``UserError`` if there is none."""
     module, _, attribute = reference.partition(":")
     found = attempt(lambda: getattr(importlib.import_module(module), attribute))
     if isinstance(found, Failure):
@@ -69,7 +63,7 @@ def installed_app(reference: str) -> Any:
 
 
 def _end_with_parent() -> None:
-    while os.read(0, 1):  # unbuffered: the interpreter could not end while a thread waits in a buffer
+    while os.read(0, 1):  # unbuffered, since a thread in a buffer would block the end
         pass
     os._exit(0)
 

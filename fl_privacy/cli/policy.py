@@ -1,4 +1,4 @@
-"""``fl-privacy policy``: what a site's policy says, what it would refuse of an app, and what has left so far."""
+"""``fl-privacy policy``: a site's policy in words, its trial on an app, and its ledger."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ app = typer.Typer(help="A site's own policy of what may leave: say it, try it on
 Site = Annotated[str, typer.Argument(metavar="SITE.YAML", help=f"The policy, or one of {', '.join(READY)}.")]
 
 COURSE = (1, 10, 50, 100)
-"""Replies of which epsilon is told."""
+"""Numbers of replies whose epsilon is printed."""
 
 
 @app.command()

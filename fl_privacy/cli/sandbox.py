@@ -1,4 +1,4 @@
-"""``fl-privacy audit --sandbox``: the app in a process that is kept apart; the page is checked and written outside."""
+"""``fl-privacy audit --sandbox``: an app in an isolated process, whose page is checked and written outside."""
 
 import os
 import time
@@ -18,19 +18,19 @@ from fl_privacy.site.gate.isolation import Wishes
 from fl_privacy.site.gate.rules import RefusedError
 
 MODULE = "fl_privacy.cli.sandboxed_app"
-"""What runs in the sandbox."""
+"""Module that runs in the sandbox."""
 
 BEGUN_SECONDS = 120.0
-"""In which a process has to be apart."""
+"""Seconds within which a process must be isolated."""
 
 LARGEST_PAGE = 64 << 20
 MOST_MESSAGES = 100_000
 LONGEST_NAME = 200
 REFRESHED = 5.0
-"""Seconds between two pages that are written while the app runs."""
+"""Seconds between two written pages while the app runs."""
 
 MOST_LOOKED_AT = 5_000_000
-"""Entries of a folder, and of those within it, among which sockets are looked for."""
+"""Largest number of entries of a folder, recursively, that are checked for sockets."""
 
 CACHES = {
     "HF_DATASETS_CACHE": ("HF_HOME", "~/.cache/huggingface", "datasets"),
@@ -39,17 +39,15 @@ CACHES = {
     "SCIKIT_LEARN_DATA": ("", "~", "scikit_learn_data"),
     "FL_PRIVACY_DATA": ("", "", ""),
 }
-"""Variable of a cache of data -> that of its parent, the parent where it is not set, and the name in it."""
+"""Variable of a data cache -> variable of its parent, default parent, and name in it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """What an app in a sandbox may have.
+    """Resources of an app in a sandbox.
 
     Attributes:
         memory_mib: memory of all its processes together, files in its temporary folder included.
-        processes: number of processes at once.
-        seconds: time for all.
     """
 
     memory_mib: int = 8192
@@ -58,10 +56,10 @@ class Bounds:
 
 
 def bounds_of(text: str) -> Bounds:
-    """Parse what ``--limits`` says, such as ``memory_mib=8192 processes=128``.
+    """Parse ``--limits``, such as ``memory_mib=8192 processes=128``.
 
     Raises:
-        UserError: it says something else.
+        UserError: it has another form.
     """
     told: dict[str, Any] = {}
     for pair in text.split():
@@ -80,12 +78,10 @@ def bounds_of(text: str) -> Bounds:
 
 @dataclass(frozen=True, kw_only=True)
 class Allowed:
-    """What an app in a sandbox is given.
+    """Permissions of an app in a sandbox.
 
     Attributes:
-        reads: folders and files that are not its own.
-        environment: names of variables.
-        bounds: limits of what it may use.
+        reads: additional readable folders and files.
     """
 
     reads: Sequence[Path] = ()
@@ -97,10 +93,8 @@ class Sandbox:
     """One audit in a sandbox, seen from outside.
 
     Args:
-        app: folder or bundle.
         asked: fields of ``Asked`` as plain values.
         out: folder of audits, which the app does not see.
-        given: what the app is given.
     """
 
     def __init__(self, app: Path, asked: Mapping[str, Any], out: Path, given: Allowed) -> None:
@@ -111,10 +105,10 @@ class Sandbox:
         self._written = 0.0
 
     def audit(self, tell: Any) -> tuple[str, Path]:
-        """Audit the app; return the line for a terminal and the page. ``tell`` hears what goes on.
+        """Audit the app; return the line for a terminal and the page, with progress passed to ``tell``.
 
         Raises:
-            UserError: nothing keeps the app apart here, or its audit did not end.
+            UserError: the app can't be isolated here, or its audit did not end.
         """
         named = {name: os.environ[name] for name in self.given.environment if name in os.environ}
         variables = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", **caches(), **named}
@@ -144,7 +138,7 @@ class Sandbox:
                 raise UserError(f"--reads is expected to be a folder or a file, but there is no {place}; correct it.")
         places = [str(expanded(place).absolute()) for place in reads]
         if any(self.out.resolve().is_relative_to(Path(place).resolve()) for place in places):
-            make_missing_private(self.out)  # what is there can be covered
+            make_missing_private(self.out)  # only an existing folder can be covered
         return Wishes(
             temporary="",
             reads=tuple(places),
@@ -168,7 +162,6 @@ class Sandbox:
         )
 
     def _hear(self, apart: Apart, tell: Any) -> bytes:
-        """Return the last page that is said, and write others as they come."""
         deadline = time.monotonic() + self.given.bounds.seconds
         for _ in range(MOST_MESSAGES):
             kind, *rest = apart.receive(LARGEST_PAGE, deadline)
@@ -201,7 +194,7 @@ class Sandbox:
         return folder
 
     def _write(self, content: bytes, broken: str = "") -> tuple[str, Path]:
-        """Check a page that came out of the sandbox, and write it; the app's name and the sandbox are known here."""
+        """Check and write a page, with the app's name and isolation as known outside."""
         from jinja2 import TemplateError  # noqa: PLC0415
 
         from fl_privacy.report.app_record import PAGE, page_of_json, terminal_line, write_audit  # noqa: PLC0415
@@ -225,7 +218,6 @@ class Sandbox:
         return terminal_line(page, self.folder / PAGE), self.folder / PAGE
 
     def _ended(self, why: str) -> str:
-        """Say, on the page too where there is one, that the audit did not end."""
         said = f"The app is expected to let its audit end, but {visible(why)[:1000]}"
         if self._last is None:
             return f"{said}; nothing was written."
@@ -234,7 +226,7 @@ class Sandbox:
 
 
 def caches() -> dict[str, str]:
-    """Return the folders of data that were downloaded before, as far as they are there, by their variables."""
+    """Return the existing folders of downloaded data by their variables."""
     found = {}
     for variable, (above, parent, name) in CACHES.items():
         place = os.environ.get(variable) or (parent and str(Path(os.environ.get(above) or parent) / name))
@@ -244,10 +236,10 @@ def caches() -> dict[str, str]:
 
 
 def openings(place: str) -> Iterator[str]:
-    """Yield what in a folder leads out of it, though it can only be read: sockets, pipes and devices of others.
+    """Yield sockets, pipes and devices in a folder, through which a read-only app could reach out of it.
 
     Raises:
-        UserError: there is more in it than is looked at.
+        UserError: the folder has too many entries.
     """
     seen, folders = 0, [place]
     while folders:

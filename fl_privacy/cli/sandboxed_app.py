@@ -1,7 +1,4 @@
-"""The process of ``audit --sandbox``: ``python -m fl_privacy.cli.sandboxed_app``, started by the command alone.
-
-It gives up network, files and all else before it imports anything that is not the standard library's.
-"""
+"""The process of ``audit --sandbox``, which gives up network and files before it imports other packages."""
 
 import json
 from dataclasses import asdict
@@ -11,12 +8,7 @@ from fl_privacy.site.gate.isolation import Wishes, keep_apart
 
 
 def serve_audit(inlet: int, outlet: int) -> None:
-    """Say what holds; where all does, audit the app that is asked for.
-
-    Args:
-        inlet: file descriptor of what the command says.
-        outlet: of what it hears.
-    """
+    """Report the isolation that holds; if it is complete, audit the app."""
     (told,) = read_parts(inlet)
     asked = json.loads(told)
     wishes = Wishes.of_plain(asked["wishes"])

@@ -1,7 +1,4 @@
-"""``fl-privacy benchmark``, ``trade-off`` and ``advise``: many runs, and which defense follows from them.
-
-A wrong track or grid is told before PyTorch is imported.
-"""
+"""``fl-privacy benchmark``, ``trade-off`` and ``advise``: many runs, and the defense to choose."""
 
 from __future__ import annotations
 
@@ -71,7 +68,7 @@ def run_benchmark(
     console: Console,
     open_page: bool = False,
 ) -> None:
-    """Do what is left of the track ``name`` and write its page.
+    """Run the unfinished jobs of the track ``name`` and write its page.
 
     Raises:
         UserError: the track or the entry is wrong, or jobs failed.
@@ -112,7 +109,6 @@ def run_benchmark(
 
 
 def _make_evaluators(planned: StudyPlan[Track], console: Console) -> None:
-    """Train the evaluation networks that defenses look with, or find them trained."""
     if not planned.evaluators:
         return
     from fl_privacy.cli.train_evaluator import train  # noqa: PLC0415
@@ -133,10 +129,10 @@ def run_trade_off(
     console: Console,
     open_page: bool = False,
 ) -> None:
-    """Do what is left of the grid ``grid`` and write the page over all of it.
+    """Run the unfinished jobs of the grid ``grid`` and write its page.
 
     Raises:
-        UserError: the grid is wrong, or jobs of it failed.
+        UserError: the grid is wrong, or jobs failed.
         NothingReconstructedError: an attack failed on all of its victims.
     """
     processes = _processes(processes)
@@ -174,7 +170,6 @@ STAGES = ("Training", "Attacking")
 def _stages(
     plan: StudyPlan[Any], processes: int, console: Console, *, only_report: bool
 ) -> Iterator[tuple[list[Job], dict[str, str]]]:
-    """Do what is left of ``plan``, stage after stage; yields its jobs and what went wrong, by folder's name."""
     for title, stage in zip(STAGES, plan.stages(), strict=True):
         left = [job for job in stage if not job.finished]
         console.print(f"{title}: {len(stage)} jobs, {len(stage) - len(left)} of them finished already", highlight=False)
@@ -182,20 +177,15 @@ def _stages(
 
 
 def stage_in_words(title: str) -> str:
-    """Say which of the two stages this is, since the time left is of it alone."""
+    """Return the title with the number of the stage, since the time left is the stage's alone."""
     return f"{title} (stage {STAGES.index(title) + 1} of {len(STAGES)})"
 
 
 BYTES_OF_A_JOB = 3 * 2**29
-"""Memory that a job may come to, where as many are done at once as fit."""
+"""Largest memory of a job, which bounds the number of parallel jobs."""
 
 
 def _processes(asked: int | None) -> int:
-    """Return how many jobs are done at once: as many as asked for, or as there are cores and memory for.
-
-    Raises:
-        UserError: none is asked for.
-    """
     if asked is None:
         return processes_that_fit(BYTES_OF_A_JOB)
     if asked < 1:
@@ -204,7 +194,7 @@ def _processes(asked: int | None) -> int:
 
 
 def do_all(title: str, jobs: Sequence[Job], processes: int, console: Console) -> dict[str, str]:
-    """Do ``jobs`` in ``processes`` processes; return what went wrong, by the folder's name of each failed job."""
+    """Run ``jobs`` in ``processes`` processes; return the errors by the failed jobs' folder names."""
     from fl_privacy.cli.underway import Underway  # noqa: PLC0415
     from fl_privacy.cli.workers import run_in_processes  # noqa: PLC0415
 
@@ -226,7 +216,7 @@ def do_all(title: str, jobs: Sequence[Job], processes: int, console: Console) ->
 
 ACCURACY_LOSS, THREAT, PSNR_BELOW, BATCH_SIZE = "accuracy_loss", "threat", "psnr_below", "batch_size"
 ASKED = {ACCURACY_LOSS: "2", THREAT: "adaptive", PSNR_BELOW: "", BATCH_SIZE: ""}
-"""What may be asked for, with its default, empty for none; all else is a setting of the measurement."""
+"""Options with their defaults, empty for none; everything else is a setting of the measurement."""
 
 _EXAMPLES = {ACCURACY_LOSS: "2", PSNR_BELOW: "12", BATCH_SIZE: "4"}
 
@@ -279,7 +269,6 @@ def advise(
 
 
 def _answers(tables: Sequence[MeasuredTable], *, threat: Threat, **told: Any) -> list[str]:
-    """Answer each table; for those that have no answer say why, unless no table has any."""
     from fl_privacy.report.advice import advice_from  # noqa: PLC0415
 
     found, refused = list[str](), list[UserError]()
@@ -294,7 +283,6 @@ def _answers(tables: Sequence[MeasuredTable], *, threat: Threat, **told: Any) ->
 
 
 def _asked(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Parse what is asked for, ``accuracy_loss<=2`` as well as ``accuracy_loss=2``, and the settings."""
     bounds, settings = dict(ASKED), []
     for argument in arguments:
         key, _, value = re.sub(r"\s*<=?\s*", "=", argument, count=1).partition("=")
@@ -351,7 +339,6 @@ def _shipped(settings: Sequence[str]) -> list[MeasuredTable]:
 
 
 def _loader_of(setting: str) -> str:
-    """Name the function that loads the data of ``setting``, ``data=NAME``; empty for other settings."""
     key, _, name = setting.partition("=")
     file = CONFIG_DIR / "data" / f"{name}.yaml"
     if key != "data" or not name.isidentifier() or not file.is_file():

@@ -1,4 +1,4 @@
-"""``fl-privacy supernode``: Flower's SuperNode, with one process beside it that answers all of its messages."""
+"""``fl-privacy supernode``: Flower's SuperNode, with one process that answers all of its messages."""
 
 import argparse
 import contextlib
@@ -20,17 +20,17 @@ from fl_privacy.files import write_private
 logger = logging.getLogger(__name__)
 
 AGAIN_SECONDS = 5.0
-"""After which a worker that died, or a node that is not admitted, is started again."""
+"""Seconds before a dead worker, or a node that is not admitted, is started again."""
 
 PAUSE_VARIABLE = "FL_PRIVACY_NODE_PAUSE"
-"""Environment variable by which this command tells itself to wait before it tries again."""
+"""Environment variable by which this command makes itself wait before it tries again."""
 
 POLL_SECONDS = 0.1
 
 SECRET_BYTES = 32
 
 OWN_APP = "fl_privacy.cli.flower_app:client_app"
-"""The app that nodes run unless they are given another."""
+"""Default app of nodes."""
 
 _OURS = ("--isolation", "--superexec-auth-secret-file", "--ssl-certfile", "--ssl-keyfile", "--ssl-ca-certfile")
 
@@ -38,21 +38,19 @@ _OURS = ("--isolation", "--superexec-auth-secret-file", "--ssl-certfile", "--ssl
 def run_node(arguments: Sequence[str], *, app: str, patience: float, policy: str = "") -> int:
     """Run ``flower-supernode ARGUMENTS`` with a worker process that answers by ``app``; return its exit status.
 
-    The worker imports PyTorch and builds data and client once. It runs what is installed here and nothing of the bundle
-    that a run brings. It has loaded the app before the SuperLink hears of the node. It ends with this process, and is
-    started again if it dies.
+    The worker imports PyTorch and builds data and client once, before the SuperLink hears of the node. It runs
+    installed code and nothing of a run's bundle. It ends with this process, and is restarted if it dies.
 
     Args:
-        arguments: of ``flower-supernode``, without those for its Runtime API, which listens on loopback alone.
-        app: ``package.module:attribute``, a ClientApp.
-        patience: seconds to try again where the SuperLink does not admit the node, since one that was cut off is taken
-            for connected for a minute, or has failed, so that the node gets no more messages; 0 ends the node instead.
-        policy: of the site, a file or the name of one that comes along: the worker is then its gate, and the app runs
-            in a process of its own, see ``fl_privacy.flower.gate``.
+        arguments: arguments of ``flower-supernode``, except those of its Runtime API, which listens on loopback alone.
+        patience: seconds to retry if the SuperLink fails, or still counts a node that was cut off as connected; 0 ends
+            the node instead.
+        policy: site policy, a file or a shipped name: the worker is then its gate, and the app runs in a process of its
+            own, see ``fl_privacy.flower.gate``.
 
     Raises:
-        UserError: ``arguments`` set what this command sets itself, the app can't be loaded, or the policy, its ledger
-            or what keeps the app apart can't be had.
+        UserError: ``arguments`` set what this command sets itself, or app, policy, ledger or isolation are not
+            available.
     """
     if taken := [name for name in _OURS if any(a == name or a.startswith(f"{name}=") for a in arguments)]:
         raise UserError(
@@ -96,19 +94,14 @@ def run_node(arguments: Sequence[str], *, app: str, patience: float, policy: str
 
 
 def _start_again(arguments: Sequence[str], app: str, policy: str, left: float) -> None:
-    """Become the same command, at once: Flower ends this program soon, with its threads and handlers."""
+    """Replace this process by the same command at once, before Flower ends it."""
     again = [sys.executable, "-m", "fl_privacy", "supernode", "--app", app, "--patience", f"{left:.1f}"]
     again += ["--policy", policy] if policy else []
     os.execve(sys.executable, [*again, *arguments], {**os.environ, PAUSE_VARIABLE: str(AGAIN_SECONDS)})
 
 
 def _expect_policy(policy: str, arguments: Sequence[str], app: str) -> None:
-    """Say what the policy leaves open, and refuse one whose app could read the site's own files.
-
-    Raises:
-        UserError: the policy can't be read, the app would read its ledger, the policy itself or the node's key, or
-            is this package's own.
-    """
+    """Log the policy's gaps, and refuse an app of this package or one that could read ledger, policy or node key."""
     from fl_privacy.site.gate import READY  # noqa: PLC0415
     from fl_privacy.site.gate.isolation import Wishes, readable  # noqa: PLC0415
     from fl_privacy.site.gate.policy import holder_of, read_policy  # noqa: PLC0415
@@ -139,15 +132,7 @@ def _expect_policy(policy: str, arguments: Sequence[str], app: str) -> None:
 
 
 def _expect_app(app: str, *, here: bool) -> None:
-    """Refuse an app that can't be there, before anything is started.
-
-    Args:
-        app: ``package.module:attribute``.
-        here: it may be in the folder where this process works. An app behind a gate sees what is installed alone.
-
-    Raises:
-        UserError: ``app`` is no ``package.module:attribute``, or no such module is installed.
-    """
+    """Raise ``UserError`` for an app that is malformed or not installed; ``here`` also allows the working folder."""
     module, _, attribute = app.partition(":")
     if not all(part.isidentifier() for part in (*module.split("."), attribute)):
         raise UserError(f"--app is expected to be package.module:attribute, but got {app!r}.")
@@ -181,11 +166,6 @@ def _started(command: list[str], secret: bytes) -> "subprocess.Popen[bytes]":
 
 
 def _expect_loaded(app: str, worker: "subprocess.Popen[bytes]", told: Path) -> None:
-    """Wait until the worker has loaded the app; the file at ``told`` says what is wrong.
-
-    Raises:
-        UserError: it can't be loaded, or the worker has ended.
-    """
     while not told.exists():
         if worker.poll() is not None and not told.exists():
             raise UserError(f"--app is expected to be a ClientApp, but {app} ended the process that loaded it.")
@@ -196,7 +176,6 @@ def _expect_loaded(app: str, worker: "subprocess.Popen[bytes]", told: Path) -> N
 
 
 def _keep_alive(worker: "subprocess.Popen[bytes]", command: list[str], secret: bytes) -> None:
-    """Start the worker again whenever it ends; it ends by itself when its standard input is closed."""
     while True:
         status = worker.wait()
         logger.warning("The process that answers messages ended with status %d and is started again", status)

@@ -1,4 +1,4 @@
-"""The terminal: what is shown on it is text, whoever wrote it."""
+"""The terminal, on which untrusted text has no control characters."""
 
 from collections.abc import Iterable
 
@@ -9,7 +9,7 @@ from fl_privacy.errors import neutral
 
 
 class Terminal(Console):
-    """Rich's console, on which a text can neither move the cursor nor color or reorder other text."""
+    """Rich's console, on which text can't move the cursor, nor color or reorder other text."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Render ``renderable``; only Rich's own controls stay."""

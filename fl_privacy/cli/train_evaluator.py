@@ -1,4 +1,4 @@
-"""Trains Refiner's evaluation network on public images or texts, or finds it trained."""
+"""Training of Refiner's evaluation network on public images or texts, unless it is already trained."""
 
 import copy
 import hashlib
@@ -44,7 +44,7 @@ from fl_privacy.runs.config.building import check_arguments
 from fl_privacy.runs.config.parse import expect_type
 
 SHOWN = 1000
-"""Images, or texts, of the split not trained on that the table of predictions is made from."""
+"""Number of images or texts of the other split behind the table of predictions."""
 
 RATIOS = torch.linspace(0, 1, 11)
 """True noise ratios in that table."""
@@ -115,8 +115,6 @@ def _teacher(path: str, *, texts: bool) -> EvaluationNetwork:
 
 @dataclass(frozen=True)
 class _Work:
-    """Work to do: named by the hash of what decides it."""
-
     key: str
     about: Mapping[str, str]
     train: Callable[[torch.device, Progress], Evaluator]
@@ -164,7 +162,6 @@ def _words(
     seed: int,
     model: nn.Module,
 ) -> _Work:
-    """Plan a training on texts, by the embeddings of ``model``."""
     assert isinstance(ours, TextExamples) and isinstance(others, TextExamples) and isinstance(model, TextModel)
     table = model.words.weight.detach()
     public = ours.tokens[_thinned(len(ours), number)]
@@ -185,7 +182,6 @@ def _words(
 
 
 def _thinned(there: int, number: int | None) -> slice:
-    """Choose ``number`` of ``there`` at equal distances; all for ``None``."""
     if number is None:
         return slice(None)
     whole("images", number, at_least=1, example=1000)
@@ -194,7 +190,6 @@ def _thinned(there: int, number: int | None) -> slice:
 
 
 def _key(plan: EvaluatorPlan, seed: int, examples: Tensor, *more: str) -> str:
-    """Hash all that decides what network is trained."""
     content = hashlib.sha256(examples.contiguous().numpy().tobytes())
     content.update(json.dumps([examples.shape, seed, asdict(plan), *more]).encode())
     return content.hexdigest()[:16]

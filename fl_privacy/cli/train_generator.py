@@ -1,4 +1,4 @@
-"""Trains a generator on public images, goes on with one that was stopped, or finds it trained."""
+"""Training of a generator on public images, resumed if it was stopped, unless it is already trained."""
 
 import hashlib
 import json
@@ -34,13 +34,11 @@ from fl_privacy.runs.config.building import check_arguments
 from fl_privacy.runs.config.parse import expect_type
 
 SECONDS_BETWEEN_STATES = 60.0
-"""After which the state of the training is written down again."""
+"""Interval at which the state of the training is saved."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Order:
-    """An order to train a generator on public examples."""
-
     plan: GeneratorPlan
     seed: int
     data: str
@@ -50,7 +48,7 @@ class _Order:
 
     @cached_property
     def training_key(self) -> str:
-        """Hash what decides every step: a stopped training may go on with more or fewer steps."""
+        """Hash everything that decides a step, without their number: a stopped training may be extended."""
         images, labels = self.public.images, self.public.labels
         content = hashlib.sha256(images.contiguous().numpy().tobytes())
         content.update(labels.contiguous().numpy().tobytes())
@@ -59,7 +57,6 @@ class _Order:
 
     @property
     def key(self) -> str:
-        """Return the hash of all that decides what generator is trained."""
         return f"{self.training_key}-{self.plan.steps}"
 
     def training(self) -> GeneratorTraining:
@@ -149,7 +146,6 @@ def _target(out: str | None, order: _Order) -> Path:
 
 
 def _train(training: GeneratorTraining, state: Path, key: str, console: Console) -> None:
-    """Do all steps that are left; ``state`` keeps what was done, whatever ends this."""
     if (before := load_training(state, key)) is not None:
         training.load(before)
         if training.done > training.plan.steps:
@@ -177,7 +173,6 @@ def _train(training: GeneratorTraining, state: Path, key: str, console: Console)
 
 @contextmanager
 def _shown(console: Console) -> Iterator[Told]:
-    """Show a bar on a terminal, a line now and then elsewhere."""
     columns = (TextColumn("Training, losses {task.fields[losses]}"), BarColumn(), MofNCompleteColumn())
     bar = Progress(
         *columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, disable=not console.is_terminal

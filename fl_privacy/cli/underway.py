@@ -1,4 +1,4 @@
-"""What jobs in processes of their own are at: each writes it into its folder, who began them shows it."""
+"""Progress of jobs in processes of their own, written into their folders and shown by the parent."""
 
 from __future__ import annotations
 
@@ -27,14 +27,13 @@ _WHOLE = 10_000
 
 
 class WrittenMonitor(Monitor):
-    """Writes into the ``folder`` of a job how far its training is; attacks do so themselves."""
+    """Write a training's progress into the ``folder`` of its job; attacks do so themselves."""
 
     def __init__(self, folder: Path) -> None:
         self._teller, self._done = Teller(folder), 0
 
     @contextmanager
     def training(self, rounds: int) -> Iterator[None]:
-        """Write down the round, and what happens within it, while the context lasts."""
         self._done, what = 0, "Training"
         tell = self._teller.telling(lambda: what, no_progress)
 
@@ -52,13 +51,7 @@ class WrittenMonitor(Monitor):
 
 
 class Underway:
-    """A bar over jobs, with what those that have not ended are at; without a terminal a line now and then.
-
-    Args:
-        title: of the bar.
-        folders: a job's each.
-        console: to show it on.
-    """
+    """A bar over jobs with their progress; without a terminal an occasional line."""
 
     def __init__(self, title: str, folders: Sequence[Path], console: Console) -> None:
         columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
@@ -75,12 +68,11 @@ class Underway:
         self._console.print(text, highlight=False, markup=False)
 
     def ended(self, folder: Path) -> str:
-        """Report that the job of ``folder`` is over: ``3/18 finished`` and the time left."""
+        """Remove the job of ``folder``; return ``3/18 finished`` and the time left."""
         self._left.remove(folder)
         return f"{self._total - len(self._left)}/{self._total} finished: {folder.name}{self._look()}"
 
     def _look(self) -> str:
-        """Show what goes on by now, and return the time left in words."""
         found = [(folder, told) for folder in list(self._left) if (told := self._told(folder)) is not None]
         done = self._total - len(self._left) + sum(told.share for _, told in found)
         self._bar.update(self._task, completed=done)
@@ -92,7 +84,7 @@ class Underway:
         return left
 
     def _told(self, folder: Path) -> Ongoing | None:
-        """Return a job's progress, unless a process that was killed earlier wrote it."""
+        """Return a job's progress, unless it is an earlier process's."""
         try:
             recent = (folder / PROGRESS).stat().st_mtime >= self._since
         except OSError:
@@ -101,8 +93,6 @@ class Underway:
 
     @contextmanager
     def shown(self) -> Iterator[None]:
-        """Show the progress while the context lasts."""
-
         def watch() -> None:
             while not self._over.wait(LOOK_EVERY):
                 self._look()

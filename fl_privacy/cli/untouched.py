@@ -1,4 +1,4 @@
-"""``fl-privacy audit APP`` and ``fl-privacy review APP``: any Flower app, as it is."""
+"""``fl-privacy audit APP`` and ``fl-privacy review APP``: any unmodified Flower app."""
 
 import json
 import logging
@@ -91,7 +91,6 @@ def _asked(nodes: int | None, rounds: int, *, victims: int, budget: str, seconds
 
 
 def _told(audit: Callable[[Callable[[str], None]], tuple[str, Path]]) -> tuple[str, Path]:
-    """Return what ``audit`` does, and print what goes on."""
     from fl_privacy.cli.console import SECONDS_BETWEEN_LINES, Lines  # noqa: PLC0415
 
     with Lines(lambda text: say(text, aside=True), SECONDS_BETWEEN_LINES, silent=False) as lines:
@@ -99,7 +98,6 @@ def _told(audit: Callable[[Callable[[str], None]], tuple[str, Path]]) -> tuple[s
 
 
 def _audited(app: Path, asked: Mapping[str, Any], out: Path, tell: Callable[[str], None]) -> tuple[str, Path]:
-    """Audit ``app`` in this process; return the line for a terminal and the page."""
     from fl_privacy.auditing.app.audit import Asked, audit_app  # noqa: PLC0415
     from fl_privacy.auditing.app.bundle import read_app  # noqa: PLC0415
 

@@ -1,4 +1,4 @@
-"""``fl-privacy watch``: the growing page of a run, or of many, served on loopback to whoever has its address."""
+"""``fl-privacy watch``: the growing page of one or many runs, served on loopback under a secret address."""
 
 import hmac
 import secrets
@@ -36,14 +36,14 @@ FURTHER: Mapping[HTTPStatus, Mapping[str, str]] = {
     HTTPStatus.METHOD_NOT_ALLOWED: {"Allow": "GET, HEAD"},
     HTTPStatus.SERVICE_UNAVAILABLE: {"Refresh": "5"},
 }
-"""Headers of answers that are no page."""
+"""Additional headers of error responses."""
 
 
 class WatchServer(ThreadingHTTPServer):
-    """Serves the pages of ``watched`` on loopback, under a secret only, and changes nothing.
+    """Serve the pages of ``watched`` on loopback, read-only and only under a secret.
 
-    Other users of the machine reach its loopback as well, and pages show clients' images: without the secret, which is
-    part of the address, there is nothing.
+    The secret is part of the address, since other users of the machine reach its loopback, and pages show clients'
+    images.
     """
 
     daemon_threads = True
@@ -55,14 +55,13 @@ class WatchServer(ThreadingHTTPServer):
         self.secret = secrets.token_urlsafe(16)
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Print an error in a line, where it is more than a browser that went away."""
+        """Print an error in a line, except for lost connections."""
         error = sys.exception()
         if error is not None and not isinstance(error, ConnectionError):
             say(f"error: {in_a_line(error)}", aside=True)
 
     @property
     def address(self) -> str:
-        """Return the address of the page."""
         return f"http://{LOOPBACK}:{self.server_port}/{self.secret}/"
 
 
@@ -107,7 +106,7 @@ class _Handler(BaseHTTPRequestHandler):
         further = FURTHER.get(status, {})
         for name, value in {**HEADERS, **plain, **further, "Content-Length": str(len(body))}.items():
             self.send_header(name, value)
-        with suppress(ConnectionError):  # the page was left before it came
+        with suppress(ConnectionError):  # the browser left before the page came
             self.end_headers()
             if self.command != "HEAD":
                 self.wfile.write(body)

@@ -1,7 +1,4 @@
-"""What workers need, imported once by the process that they are forked from; it ends with the command that started it.
-
-A signal to the whole process group must not end it before the command has heard of it.
-"""
+"""Imports shared by forked workers; ignores signals to the process group, which the command must handle first."""
 
 import gc
 import signal
@@ -10,4 +7,4 @@ from fl_privacy.cli.faults import ENDING
 
 for number in ENDING:
     signal.signal(number, signal.SIG_IGN)
-gc.freeze()  # workers share the memory of what was imported, as long as none of them goes through it
+gc.freeze()  # workers share the memory of imported modules unless a collection touches it

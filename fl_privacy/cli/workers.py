@@ -1,4 +1,4 @@
-"""Jobs in processes of one thread each, so that results do not depend on how many there are."""
+"""Jobs in single-threaded processes, so that results do not depend on the number of processes."""
 
 import multiprocessing
 import os
@@ -21,16 +21,15 @@ from fl_privacy.runs.study import Job
 GRACE_SECONDS = 20.0
 
 _stopped = threading.Event()
-"""Of this process, where it is a worker."""
+"""Stop flag of a worker process."""
 
 
 def run_in_processes(jobs: Sequence[Job], processes: int, *, on_done: Callable[[Job, str | None], None]) -> None:
     """Run all ``jobs`` in worker processes.
 
     Args:
-        jobs: independent of each other.
-        processes: how many at once; they end with this one, however it ends.
-        on_done: told of each job as it ends, with what went wrong or ``None``.
+        processes: number of parallel processes; they always end with this one.
+        on_done: receiver of each finished job, with its error or ``None``.
 
     Raises:
         UserError: a process died.
@@ -56,7 +55,6 @@ def run_in_processes(jobs: Sequence[Job], processes: int, *, on_done: Callable[[
 
 
 def _context() -> BaseContext:
-    """Return a context that forks workers from a process that imported PyTorch and computed nothing, where it can."""
     if sys.platform != "linux":
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
@@ -65,7 +63,7 @@ def _context() -> BaseContext:
 
 
 def _end(workers: Sequence[BaseProcess]) -> None:
-    """Ask ``workers`` to end, so that they leave no semaphores behind; kill those that do not."""
+    """Ask ``workers`` to end, so that they leave no semaphores behind; kill the others."""
     for worker in workers:
         worker.terminate()
     deadline = time.monotonic() + GRACE_SECONDS
@@ -75,26 +73,26 @@ def _end(workers: Sequence[BaseProcess]) -> None:
 
 
 def _start(environment: Mapping[str, str]) -> None:
-    """Begin a worker with the ``environment`` of its command, since it may be forked from an older process."""
+    """Set the command's ``environment`` in a worker, which may be forked from an older process."""
     import torch  # noqa: PLC0415
 
     os.environ.clear()
     os.environ.update(environment)
     torch.set_num_threads(1)
     for number in ENDING:
-        signal.signal(number, signal.SIG_IGN)  # a terminal tells them all; the parent ends them
+        signal.signal(number, signal.SIG_IGN)  # a terminal signals all of them; the parent ends them
     signal.signal(signal.SIGTERM, _stop)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    """End between jobs; within one it is ``Interrupted``, which nothing takes for a fault of a client."""
+    """End between jobs; within one, ``Interrupted`` is raised, which is never a client's fault."""
     _stopped.set()
     sys.exit(128 + number)
 
 
 def _end_with_parent() -> None:
-    """End a worker whose parent was killed, which would go on and hold the lock of its run's folder."""
+    """End a worker whose parent was killed, which would keep the lock of its run's folder."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()

@@ -1,4 +1,4 @@
-"""The edge to Flower: clients, strategies, apps and backends; translates records, adds no mathematics."""
+"""The interface to Flower: clients, strategies, apps and backends; it translates records and adds no mathematics."""
 
 from typing import TYPE_CHECKING
 

@@ -1,8 +1,4 @@
-"""What a node keeps for its clients between rounds: in Flower's context, or in files for their owner alone.
-
-Its secret, from which its clients draw what a server must not know, stays on the node; files are encrypted if there is
-a key.
-"""
+"""The lasting state of a node's clients, in Flower's context or in private, optionally encrypted files."""
 
 import contextlib
 import json
@@ -46,7 +42,7 @@ def read_own(path: Path, key: bytes | None) -> bytes:
     """Return the content of a file of ``write_own``.
 
     Raises:
-        UserError: others own or read it, or it was written with another key, or with none.
+        UserError: others own or can read it, or it was written with another key or none.
     """
     content = read_unshared(path)
     if key is None:
@@ -65,11 +61,7 @@ def read_own(path: Path, key: bytes | None) -> bytes:
 
 
 def read_unshared(path: Path) -> bytes:
-    """Return the content of a file that nobody else owns or reads.
-
-    Raises:
-        UserError: others do.
-    """
+    """Return the content of a file; ``UserError`` if others own or can read it."""
     with path.open("rb") as file:
         status = os.fstat(file.fileno())
         if os.name == "posix" and (status.st_mode & 0o077 or status.st_uid != os.geteuid()):
@@ -84,7 +76,7 @@ def read_key(path: Path) -> bytes:
     """Return the 32 bytes of a key file.
 
     Raises:
-        UserError: it can't be read, others can, or it holds something else.
+        UserError: it can't be read, others can read it, or it holds something else.
     """
     try:
         key = read_unshared(path)
@@ -99,33 +91,32 @@ def read_key(path: Path) -> bytes:
 
 
 STATE = "fl-privacy-state"
-"""Key of the node config: the folder of the node's secret."""
+"""Node config key: folder of the node's secret."""
 
 STATE_VARIABLE = "FL_PRIVACY_STATE"
-"""Environment variable: the same, where the node config names none; else the user's state folder."""
+"""Environment variable with the same, if the node config has none; by default the user's state folder."""
 
 SIMULATION_VARIABLE = "FL_PRIVACY_SIMULATION"
-"""Environment variable: 1 says that nodes here are simulated, so that their clients draw from the run's seed. It is the
-operator's to set; nothing in a message can."""
+"""Environment variable: 1 makes nodes simulated, so that their clients draw from the run's seed. Only the
+operator can set it; nothing in a message can."""
 
 KEY = "fl-privacy-key"
-"""Key of the node config: a file of 32 bytes with which what the node keeps is encrypted."""
+"""Node config key: file of 32 bytes by which the node's files are encrypted."""
 
 KEY_VARIABLE = "FL_PRIVACY_KEY"
-"""Environment variable: the same, where the node config names none."""
+"""Environment variable with the same, if the node config has none."""
 
 FILE = "node-secret"
 
 
 class SimulatedContext(Context):
-    """The context of a node that this process itself plays, as no node that was started elsewhere has."""
+    """The context of a node that this process itself simulates."""
 
 
 def node_secret(context: Context) -> Secret:
-    """Return the secret that the client of ``context`` draws from: the node's own, separate for run and client.
+    """Return the secret from which the client of ``context`` draws: the node's own, derived for run and client.
 
-    The secret is drawn once by ``secrets``, in a file that only its owner can read, in ``state_folder(context)``; it is
-    encrypted if the node has a key.
+    It is drawn once by ``secrets`` into a file in ``state_folder(context)`` that only its owner can read.
 
     Raises:
         UserError: the file can't be made, others can read it, or it holds no secret.
@@ -135,34 +126,30 @@ def node_secret(context: Context) -> Secret:
 
 
 def whose(context: Context) -> tuple[str, int]:
-    """Return what distinguishes the clients of one state folder: a node's partition, else its id."""
+    """Return the client's identity within a state folder: a node's partition, else its id."""
     if isinstance(partition := context.node_config.get(PARTITION), int):
         return "partition", partition
     return "node", context.node_id
 
 
 def state_folder(context: Context) -> Path:
-    """Return the folder where a node keeps what never leaves it.
-
-    The folder that the node config's ``fl-privacy-state`` names, else the variable FL_PRIVACY_STATE, else the user's
-    state folder.
-    """
+    """Return the node config's ``fl-privacy-state``, else FL_PRIVACY_STATE, else the user's state folder."""
     named = context.node_config.get(STATE) or os.environ.get(STATE_VARIABLE)
     return expanded(str(named)) if named else Path(platformdirs.user_state_dir("fl_privacy"))
 
 
 def state_key(context: Context) -> bytes | None:
-    """Return the key that the node config or the variable FL_PRIVACY_KEY names; ``None`` without one.
+    """Return the key that the node config or FL_PRIVACY_KEY names; ``None`` without one.
 
     Raises:
-        UserError: it can't be read, or others can.
+        UserError: it can't be read, or others can read it.
     """
     named = context.node_config.get(KEY) or os.environ.get(KEY_VARIABLE)
     return read_key(expanded(str(named))) if named else None
 
 
 def kept_secret(path: Path, key: bytes | None = None) -> Secret:
-    """Return the secret in ``path``; draw and write it for its owner alone where there is none yet.
+    """Return the secret in ``path``; a missing one is drawn and written for its owner alone.
 
     Raises:
         UserError: it can't be written, others can read it, or it is no secret.
@@ -179,7 +166,7 @@ def kept_secret(path: Path, key: bytes | None = None) -> Secret:
 
 
 def is_simulation() -> bool:
-    """Say whether this process's environment declares that clients are simulated.
+    """Return ``True`` if this process's environment declares its clients simulated.
 
     Raises:
         UserError: the variable is neither 0 nor 1.
@@ -191,7 +178,6 @@ def is_simulation() -> bool:
 
 
 def _make(path: Path, key: bytes | None) -> None:
-    """Write a new secret, unless another process did so first."""
     make_missing_private(path.parent)
     drawn = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     content = secrets.token_bytes(SECRET_BYTES)
@@ -214,11 +200,11 @@ def _read(path: Path, key: bytes | None) -> Secret:
 
 
 SERVED = "served"
-"""Key of the file's metadata: by kind of message, the last round that was answered, as JSON."""
+"""Metadata key of the file: last answered round by kind of message, as JSON."""
 
 
 class Memory(Protocol):
-    """Keeps a client's private layers and other state between rounds."""
+    """A client's private layers and other state between rounds."""
 
     def load(self, device: torch.device | str = "cpu") -> ClientState:
         """Return the state saved last, on ``device``; empty before the first round."""
@@ -229,53 +215,38 @@ class Memory(Protocol):
         ...
 
     def expect_new(self, kind: str, round: int, *, bounded: bool = False) -> None:
-        """Refuse a message that was answered before, where answers are remembered.
-
-        Args:
-            kind: of message.
-            round: its number.
-            bounded: whether the caller knows how many rounds the run has, and has looked; else a round that is far
-                ahead is refused too.
-        """
+        """Refuse a message that was answered before or, unless its round is ``bounded``, is far ahead."""
         ...
 
 
 MOST_AHEAD = 1000
-"""By so much a round may be after the last one that was answered where nobody says how many a run has: a client that
-answers a round refuses all before, and one absurd number would shut it out of the rest of the run."""
+"""Largest step from the last answered round if the run's number of rounds is unknown: a client that
+answers a round refuses all before, so that one absurd number would exclude it from the rest of the run."""
 
 ANSWERED = "fl-privacy.answered"
-"""Record of ``context.state``: by kind of message, the last round that was answered."""
+"""Record of ``context.state`` with the last answered round by kind of message."""
 
 
 def expect_unanswered(records: RecordDict, kind: str, round: int) -> None:
-    """Refuse a round that ``remember_answer`` noted down, or an earlier one.
-
-    Raises:
-        UserError: it was answered before.
-    """
+    """Raise ``UserError`` for a round that ``remember_answer`` recorded, or an earlier one."""
     if round <= (last := last_answered(records, kind)):
         raise UserError(answered_before(last, round))
 
 
 def last_answered(records: RecordDict, kind: str) -> int:
-    """Return the last round that ``remember_answer`` noted down; -1 before the first."""
+    """Return the last round recorded by ``remember_answer``; -1 before the first."""
     last = records.config_records[ANSWERED].get(kind) if ANSWERED in records.config_records else None
     return last if isinstance(last, int) else -1
 
 
 def last_of_all(records: RecordDict) -> int:
-    """Return the last round that ``remember_answer`` noted down for any kind of message; -1 before the first."""
+    """Return the last recorded round of any kind of message; -1 before the first."""
     kept: Mapping[str, object] = records.config_records.get(ANSWERED, {})
     return max((last_answered(records, kind) for kind in kept), default=-1)
 
 
 def expect_near(last: int, round: int) -> None:
-    """Refuse a round that is negative, or more than ``MOST_AHEAD`` after the ``last`` one that was answered.
-
-    Raises:
-        UserError: it is.
-    """
+    """Raise ``UserError`` for a round that is negative, or more than ``MOST_AHEAD`` after the ``last`` answered one."""
     most = max(last, 0) + MOST_AHEAD
     if not 0 <= round <= most:
         raise UserError(
@@ -286,14 +257,14 @@ def expect_near(last: int, round: int) -> None:
 
 
 def remember_answer(records: RecordDict, kind: str, round: int) -> None:
-    """Note down in ``records`` that the message ``kind`` of ``round`` is answered."""
+    """Record in ``records`` that the message ``kind`` of ``round`` is answered."""
     kept = dict(records.config_records[ANSWERED]) if ANSWERED in records.config_records else {}
     kept[kind] = round
     records[ANSWERED] = ConfigRecord(kept)
 
 
 def answered_before(last: int, round: int) -> str:
-    """Say that a round was answered, or a later one."""
+    """Return the error message for a round that was already answered."""
     return (
         f"A message of a round after {last} is expected, but got one of round {round}: it was answered before,"
         " and a second answer would tell more than one; start a new run."
@@ -304,30 +275,21 @@ class ContextMemory:
     """``context.state`` of a node: gone when the node restarts.
 
     Args:
-        records: of the node's context.
-        once: whether a round is answered once, as a deployed client needs: each further answer would be another draw
-            of the same noise, and their mean has none. A simulation, whose draws repeat, may ask twice.
+        once: ``True`` if a round is answered once, as a deployed client needs: the mean of repeated draws has no noise.
     """
 
     def __init__(self, records: RecordDict, *, once: bool = False) -> None:
         self.records, self.once = records, once
 
     def load(self, device: torch.device | str = "cpu") -> ClientState:
-        """See ``Memory``."""
         return load_state(self.records, device)
 
     def save(self, state: ClientState, *, after: tuple[str, int] | None = None) -> None:
-        """See ``Memory``."""
         save_state(self.records, state)
         if self.once and after is not None:
             remember_answer(self.records, *after)
 
     def expect_new(self, kind: str, round: int, *, bounded: bool = False) -> None:
-        """Refuse a round that was answered before or is far ahead, where rounds are answered once.
-
-        Raises:
-            UserError: it was, or a later one, or it is.
-        """
         if self.once:
             expect_unanswered(self.records, kind, round)
             if not bounded:
@@ -335,14 +297,10 @@ class ContextMemory:
 
 
 class NodeMemory:
-    """A file of the node: it outlives the node's process, and what it holds is in no message, not even on loopback.
+    """A file of the node, which outlives its process; its content is never in a message, not even on loopback.
 
-    It changes as a whole, after the work and before the reply: a node that is killed goes on from the last round that
-    it finished.
-
-    Args:
-        path: of the file, for its owner alone; its folder is made with the first save.
-        key: 32 bytes with which the file is encrypted; ``None`` leaves it in the clear.
+    It is replaced after the work and before the reply: a killed node continues after the last finished round. With a
+    ``key`` of 32 bytes it is encrypted.
     """
 
     def __init__(self, path: Path, key: bytes | None = None) -> None:
@@ -368,11 +326,6 @@ class NodeMemory:
         write_own(self.path, content, self._key)
 
     def expect_new(self, kind: str, round: int, *, bounded: bool = False) -> None:
-        """Refuse a round that was answered before or is far ahead.
-
-        Raises:
-            UserError: it was, or a later one, or it is.
-        """
         served = self._read()[1]
         if round <= (last := served.get(kind, -1)):
             raise UserError(answered_before(last, round))
@@ -396,7 +349,7 @@ class NodeMemory:
 
 
 def node_memory(context: Context) -> NodeMemory:
-    """Return the file of the client of ``context``, one for each run and partition, beside the node's secret.
+    """Return the file of the client of ``context``, for its run and partition, next to the node's secret.
 
     Raises:
         UserError: the node's key can't be read.

@@ -1,4 +1,4 @@
-"""An app in a process of its own, which has no network, no key, no ledger, and answers to the gate alone."""
+"""An app in a process of its own, without network, key or ledger, which answers to the gate alone."""
 
 import logging
 import os
@@ -18,16 +18,11 @@ logger = logging.getLogger(__name__)
 LOAD_SECONDS = 600.0
 
 MORE = 64 << 20
-"""Bytes that a reply and the app's state may have beyond twice the message."""
+"""Bytes allowed for a reply and the app's state in addition to twice the message."""
 
 
 class Cell:
-    """An installed ``ClientApp``, called as one, in a process that is started when it is needed.
-
-    Args:
-        app: ``package.module:attribute``.
-        limits: what its process may do.
-    """
+    """An installed ``ClientApp`` (``package.module:attribute``) in a process that is started when it is needed."""
 
     def __init__(self, app: str, limits: AppLimits) -> None:
         self.app, self.limits = app, limits
@@ -35,10 +30,10 @@ class Cell:
         self._apart: Apart | None = None
 
     def start(self) -> Held:
-        """Start the process and have it load the app; return what keeps it apart.
+        """Start the process, load the app, and return the isolation that holds.
 
         Raises:
-            UserError: it can't be kept apart as the policy requires, or the app can't be loaded.
+            UserError: it can't be isolated as the policy requires, or the app can't be loaded.
         """
         self.close()
         wishes = Wishes(
@@ -66,7 +61,7 @@ class Cell:
         except UserError:
             self.close()
             raise
-        except (ValueError, TypeError) as error:  # the app's code has written between the two answers
+        except (ValueError, TypeError) as error:  # the app's code wrote between the two answers
             self.close()
             raise UserError(
                 f"--app is expected to be loaded, but {self.app} said something else; repair it."
@@ -89,11 +84,10 @@ class Cell:
     def __call__(self, message: Message, context: Context) -> Message:
         """Return the app's reply, and put its state into ``context``.
 
-        A process that ended, took too long or said anything else than one answer is ended; the next message starts
-        another one.
+        A process that fails, is late or sends anything but one answer is ended; the next message starts another one.
 
         Raises:
-            RefusedError: it failed, took too long, or said what is no reply.
+            RefusedError: it failed, took too long, or replied no message.
         """
         apart = self._running()
         asked = [context_bytes(context), *message_parts(message)]
@@ -107,7 +101,7 @@ class Cell:
         except RefusedError:
             self.close()
             raise
-        except Exception as error:  # whatever bytes that are no message raise
+        except Exception as error:  # any error that malformed bytes raise
             self.close()
             raise RefusedError("app", f"it replied what is no message: {type(error).__name__}: {error}") from error
         context.state = kept
@@ -116,7 +110,6 @@ class Cell:
         return answer
 
     def _running(self) -> Apart:
-        """Return the process; start it where it has ended, or has said something that nobody asked for."""
         if self._apart is None or not self._apart.is_quiet:
             try:
                 self.start()
@@ -126,7 +119,7 @@ class Cell:
         return self._apart
 
     def close(self) -> None:
-        """End the process of the cell, with all that it has started; a second time does nothing."""
+        """End the process with everything it has started; a second call does nothing."""
         apart, self._apart = self._apart, None
         if apart is not None:
             apart.close()

@@ -1,4 +1,4 @@
-"""What clients behind a mod of this package and an auditing server tell each other, beside the app's own records."""
+"""Records by which clients behind this package's mods and an auditing server communicate."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -14,24 +14,24 @@ from fl_privacy.flower.strategy import PROBE
 from fl_privacy.types.plan import Normalization
 
 ANSWERS = "fl-privacy.answers"
-"""Record of a reply whose client answers probes."""
+"""Record in replies of clients that answer probes."""
 
 PROBED = "fl-privacy.probed"
-"""Record of an answer to a probe: of which images, and how they are normalized."""
+"""Record in an answer to a probe with fingerprints and normalization of its images."""
 
 DEFENDED = "fl-privacy.defended"
-"""Record of a reply that a defense went over: its public description."""
+"""Record in a defended reply with the defense's public description."""
 
 _ASKED_NUMBER, _ASKED_SIZE = "fl-privacy.victim", "fl-privacy.batch-size"
-"""Keys of a config record that ask for a probe."""
+"""Config keys that ask for a probe."""
 
 OWN_RECORDS = (CLIENT, ANSWERS, PROBED, DEFENDED)
-"""Of a reply, what this package says in it."""
+"""Records that this package adds to replies."""
 
 _FINGERPRINTS, _MEAN, _STD, _PARTS = "fingerprints", "mean", "std", "parts"
 _MOST = 1 << 16
 _MOST_LETTERS, _MOST_CHANNELS, _LARGEST = 1 << 18, 64, 1e4
-"""Of what a client tells: letters of a text, channels of an image, and the size of their mean and std."""
+"""Limits on a client's statements: letters of a text, channels of an image, and size of mean and std."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,8 +39,8 @@ class ProbedImages:
     """Images behind an answer to a probe, as the client describes them.
 
     Attributes:
-        fingerprints: of each, see ``data.own_examples.fingerprint``.
-        normalization: of what entered the model; ``None`` for images in [0, 1].
+        fingerprints: fingerprint of each, see ``data.own_examples.fingerprint``.
+        normalization: normalization of the model's inputs; ``None`` for images in [0, 1].
     """
 
     fingerprints: Sequence[str]
@@ -48,10 +48,9 @@ class ProbedImages:
 
 
 def probing(message: Message, probe: int, batch_size: int) -> RecordDict:
-    """Build the content of a message that asks for the ``probe``-th chosen batch with the model that ``message`` sends.
+    """Build the content of a message that asks for the ``probe``-th chosen batch on the model of ``message``.
 
-    The question is in the first config record that the strategy sends, since mods such as Flower's
-    ``fixedclipping_mod`` refuse a message with two; where it sends none, in one of its own.
+    The request is in the strategy's first config record, since mods such as Flower's ``fixedclipping_mod`` refuse two.
     """
     records = message.content.config_records
     name = next(iter(records), PROBE)
@@ -60,7 +59,7 @@ def probing(message: Message, probe: int, batch_size: int) -> RecordDict:
 
 
 def asked_probe(content: RecordDict) -> tuple[int, int] | None:
-    """Return number and size of the probe that a message asks for; ``None`` of an ordinary one."""
+    """Return number and size of the probe that a message asks for; ``None`` for an ordinary one."""
     record = next((each for each in content.config_records.values() if _ASKED_NUMBER in each), None)
     if record is None:
         return None
@@ -71,14 +70,14 @@ def asked_probe(content: RecordDict) -> tuple[int, int] | None:
 
 
 def introduce(reply: RecordDict, context: Context) -> None:
-    """Add to ``reply`` which partition its client holds, where its node knows."""
+    """Add the client's partition to ``reply``, if its node knows it."""
     partition = context.node_config.get(PARTITION)
     if isinstance(partition, int) and not isinstance(partition, bool):
         reply[CLIENT] = ConfigRecord({PARTITION: partition})
 
 
 def tell_images(reply: RecordDict, images: ProbedImages) -> None:
-    """Add to ``reply`` which images it was computed from."""
+    """Add a description of the probed images to ``reply``."""
     told: dict[str, str | list[float]] = {_FINGERPRINTS: json.dumps(list(images.fingerprints))}
     if images.normalization is not None:
         told |= {_MEAN: list(images.normalization.mean), _STD: list(images.normalization.std)}
@@ -86,7 +85,7 @@ def tell_images(reply: RecordDict, images: ProbedImages) -> None:
 
 
 def told_images(reply: RecordDict) -> ProbedImages | None:
-    """Return the images that a reply reports by ``tell_images``; ``None`` where it reports none, or nonsense."""
+    """Return the images described by ``tell_images``; ``None`` if missing or malformed."""
     record = reply.config_records.get(PROBED)
     if record is None:
         return None
@@ -100,11 +99,6 @@ def told_images(reply: RecordDict) -> ProbedImages | None:
 
 
 def _told_normalization(record: ConfigRecord) -> Normalization:
-    """Return the normalization that ``record`` reports.
-
-    Raises:
-        UserError: it is none by which images in [0, 1] are normalized.
-    """
     mean, std = (record.get(key) for key in (_MEAN, _STD))
     for key, values in ((_MEAN, mean), (_STD, std)):
         if not isinstance(values, list) or not 1 <= len(values) <= _MOST_CHANNELS:
@@ -116,7 +110,6 @@ def _told_normalization(record: ConfigRecord) -> Normalization:
 
 
 def _told_json(record: ConfigRecord, key: str) -> object:
-    """Parse the text ``key`` of ``record``; ``None`` where it is missing or nonsense."""
     text = record.get(key, "[]")
     if not isinstance(text, str) or len(text) > _MOST_LETTERS:
         return None
@@ -127,13 +120,13 @@ def _told_json(record: ConfigRecord, key: str) -> object:
 
 
 def tell_defense(reply: RecordDict, parts: Description) -> None:
-    """Add to ``reply`` the defense that it was under, after the parts that it reports already."""
+    """Add the defense to ``reply``, after the parts that are already there."""
     before = told_defense(reply)
     reply[DEFENDED] = ConfigRecord({_PARTS: json.dumps(to_plain((*before, *parts)))})
 
 
 def told_defense(reply: RecordDict) -> Description:
-    """Return the defense that a reply reports by ``tell_defense``; empty where it reports none, or nonsense."""
+    """Return the defense described by ``tell_defense``; empty if missing or malformed."""
     record = reply.config_records.get(DEFENDED)
     if record is None:
         return ()
@@ -142,7 +135,7 @@ def told_defense(reply: RecordDict) -> Description:
 
 
 def merged_config(context: Context, content: RecordDict) -> dict[str, object]:
-    """Merge the run config and all that the message's config records say, these on top."""
+    """Return the run config, updated by the message's config records."""
     merged: dict[str, object] = dict(context.run_config)
     for record in content.config_records.values():
         merged.update(record)
@@ -150,12 +143,12 @@ def merged_config(context: Context, content: RecordDict) -> dict[str, object]:
 
 
 def is_training(message: Message) -> bool:
-    """Say whether ``message`` asks a client to train."""
+    """Return ``True`` if ``message`` asks a client to train."""
     return str(message.metadata.message_type).partition(".")[0] == "train"
 
 
 def is_evaluation(message: Message) -> bool:
-    """Say whether ``message`` asks a client to evaluate."""
+    """Return ``True`` if ``message`` asks a client to evaluate."""
     return str(message.metadata.message_type).partition(".")[0] == "evaluate"
 
 

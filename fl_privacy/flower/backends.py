@@ -1,4 +1,4 @@
-"""The rounds of a federation through Flower; for the same seed the same numbers as the plain loop."""
+"""Run federated rounds through Flower, with the same numbers as the plain loop for the same seed."""
 
 import logging
 from collections import deque
@@ -24,7 +24,7 @@ from fl_privacy.types import Observation
 
 @dataclass(frozen=True, kw_only=True)
 class NodeRules:
-    """What a run expects of nodes in other processes; see ``Nodes``."""
+    """Requirements of a run on nodes in other processes; see ``Nodes``."""
 
     bound: bool = False
     simulated: bool | None = None
@@ -42,16 +42,10 @@ def rounds_on_grid(
     timeout: float = 600.0,
     rules: NodeRules = NodeRules(),
 ) -> Generator[Round, None, None]:
-    """Train ``server.state`` with the clients behind ``grid``, a round each.
+    """Train ``server.state`` with the clients behind ``grid``, one round at a time.
 
     Args:
-        grid: leads to the nodes.
-        server: selects, sends, aggregates.
-        rounds: how many.
-        audit: what is intercepted.
-        interceptor: makes observations of it; its ``sink`` is not used.
-        timeout: seconds to wait for the replies of a round; who has not answered then is excluded from it.
-        rules: for nodes that are processes of their own.
+        timeout: seconds to wait for the replies of a round; later clients are excluded from it.
 
     Raises:
         UserError: the nodes do not fit the server's clients, or all clients of a round failed.
@@ -62,7 +56,6 @@ def rounds_on_grid(
     curious = HonestButCurious(federated, observing, audit, states=_states(grid))
 
     def steps(round: int) -> Steps:
-        """Run a round as Flower's own ``Strategy.start`` does."""
         config = ConfigRecord()
         messages = curious.configure_train(round, federated.arrays(), config, grid)
         yield from _emptied(seen)
@@ -77,7 +70,6 @@ def rounds_on_grid(
 
 
 def _emptied(seen: deque[Observation]) -> Iterator[Observation]:
-    """Yield the held replies one by one, and let go of each."""
     while seen:
         yield seen.popleft()
 
@@ -85,7 +77,7 @@ def _emptied(seen: deque[Observation]) -> Iterator[Observation]:
 def rounds_in_process(
     server: Server, source: ClientSource, *, rounds: int, audit: Audit, interceptor: Interceptor
 ) -> Generator[Round, None, dict[int, ClientState]]:
-    """Give ``rounds_on_grid`` with every node in this process, one after the other; return what each client kept."""
+    """Run ``rounds_on_grid`` with all nodes in this process; return each client's state."""
     grid = LocalGrid(server.clients, simulated_client_app(source()))
     yield from rounds_on_grid(grid, server, rounds=rounds, audit=audit, interceptor=interceptor)
     return _kept(grid)
@@ -103,21 +95,18 @@ def rounds_on_ray(
     actors: int | None = None,
     timeout: float = 3600.0,
 ) -> Generator[Round, None, dict[int, ClientState]]:
-    """Give ``rounds_on_grid`` with the clients in processes that Ray manages; return what each client kept.
+    """Run ``rounds_on_grid`` with the clients in Ray's processes; return each client's state.
 
-    Ray starts on this machine's loopback interface and stops at the end; an address in RAY_ADDRESS, or a Ray that
-    runs already, is used instead.
+    Ray starts on this machine's loopback interface and stops at the end, unless RAY_ADDRESS or a running Ray is used.
 
     Args:
-        server: as for ``rounds_on_grid``, like all that is not named here.
-        source: called once in each process.
-        num_cpus: CPUs set aside for a process.
-        num_gpus: share of a GPU set aside for a process.
-        actors: number of processes at most; ``None`` takes what the resources allow.
-        timeout: seconds that a process may work on one message; then it is ended, and its client excluded.
+        source: maker of the clients, called once in each process.
+        num_gpus: share of a GPU reserved for a process.
+        actors: largest number of processes; ``None`` takes what the resources allow.
+        timeout: seconds for one message, after which a process is ended and its client excluded.
 
     Raises:
-        UserError: no process fits into the machine; besides what ``rounds_on_grid`` raises.
+        UserError: no process fits into the machine, or ``rounds_on_grid`` raises.
     """
     from fl_privacy.flower.ray_nodes import ray_grid  # noqa: PLC0415
 
@@ -138,7 +127,7 @@ def _states(grid: Grid) -> States:
 
 @contextmanager
 def quiet_flower() -> Iterator[None]:
-    """Silence Flower's account of each round, which the caller gives itself, but for warnings."""
+    """Silence Flower's log of each round, except for warnings."""
     logger = logging.getLogger("flwr")
     level = logger.level
     logger.setLevel(logging.WARNING)

@@ -47,7 +47,7 @@ MakeClient = Callable[[Context], NumPyClient]
 Work = Callable[[], RecordDict]
 
 Kinds = Callable[[Message, Context], Sequence[str]]
-"""Names of what a question asks for, each of which is answered once a round."""
+"""Names of the things a message asks for, each of which is answered once a round."""
 
 
 def numpy_client_app(
@@ -59,19 +59,16 @@ def numpy_client_app(
 ) -> ClientApp:
     """Build a ClientApp that answers with a ``NumPyClient``.
 
-    It knows the messages ``train``, ``evaluate``, ``evaluate.personalize``, ``query`` and ``query.examples``, and if
-    ``audited`` also ``train.probe``: an upload of a batch as small as the server likes, as often as it likes, is
-    nothing that a client with data to protect gives.
-
-    The reply has the records of the request, so that stock strategies can read it; what the client raises becomes an
-    error reply with that one line. Metrics that are no numbers stay on the node. Clients that defend themselves outside
-    of a simulation answer a round once, also after a restart of the node, and the same question with the same bytes.
+    It answers ``train``, ``evaluate``, ``evaluate.personalize``, ``query`` and ``query.examples``, in the records of
+    the request. An exception becomes an error reply with its line; metrics that are not numbers stay on the node.
+    Outside of a simulation, clients that defend themselves answer a round once, also after a restart, and repeat the
+    same bytes.
 
     Args:
-        make_client: for the context of each message.
-        audited: whether probes are answered, by all nodes or by that of a context.
-        simulated: whether clients draw from a seed that the server knows, which ``query`` then tells.
-        mods: of the app, such as ``defense_mod`` and ``probe_mod``.
+        make_client: maker of the client for a message's context.
+        audited: ``True``, or a predicate of the context, if ``train.probe`` is answered: the server then gets uploads
+            of small batches as often as it likes, which is unsafe for clients with data to protect.
+        simulated: predicate, ``True`` if clients draw from a seed that the server knows; ``query`` reports it.
     """
     app = ClientApp(mods=list(mods))
 
@@ -86,8 +83,6 @@ def numpy_client_app(
         return Message(content, reply_to=message)
 
     def once(kinds: Kinds, work: Callable[[NumPyClient, Message, Context], Work]) -> ClientAppCallable:
-        """Make the function that answers one type of message."""
-
         def answered(message: Message, context: Context) -> Message:
             def asked(client: NumPyClient) -> RecordDict:
                 return _once(client, message, context, kinds, work(client, message, context))
@@ -109,13 +104,11 @@ def numpy_client_app(
 
 
 def _unwrapped(client: object) -> NumPyClient:
-    """Return the ``NumPyClient`` behind ``.to_client()``, with which Flower's templates end; any other unchanged."""
+    """Return the ``NumPyClient`` behind ``.to_client()``, as in Flower's templates."""
     return cast(NumPyClient, getattr(client, "numpy_client", client))
 
 
 def _answer_queries(app: ClientApp, make_client: MakeClient, simulated: Callable[[], bool]) -> None:
-    """Make ``app`` say which partition its node holds, and of how many examples its client is."""
-
     @app.query()
     def query(message: Message, context: Context) -> Message:
         identity = {**_identity(context), SIMULATED: int(simulated()), OWN_DATA: int(DATA_PATH in context.node_config)}
@@ -130,7 +123,7 @@ def _answer_queries(app: ClientApp, make_client: MakeClient, simulated: Callable
 
 
 def simulated_client_app(clients: Mapping[int, Client]) -> ClientApp:
-    """Build a ClientApp in which a node is the simulated client of its partition."""
+    """Build a ClientApp in which each node is the simulated client of its partition."""
 
     def make_client(context: Context) -> PrivacyClient:
         return PrivacyClient(clients[int(context.node_config[PARTITION])], context.state)
@@ -139,14 +132,13 @@ def simulated_client_app(clients: Mapping[int, Client]) -> ClientApp:
 
 
 def _once(client: NumPyClient, message: Message, context: Context, kinds: Kinds, work: Work) -> RecordDict:
-    """Return the answer of ``work``, or the earlier one where ``client`` answers once and was asked before."""
     if isinstance(client, DefendedClient) and client.answers_once:
-        client.memory = context  # with which it does all this by itself
+        client.memory = context  # it handles repeated messages by itself
     round = merged_config(context, message.content).get(ROUND)
     if not isinstance(client, PrivacyClient) or not client.answers_once:
         return work()
     if not isinstance(round, int) or isinstance(round, bool):
-        return work()  # without a round, such a client refuses by itself
+        return work()  # the client itself refuses a message without a round
     if isinstance(client.memory, ContextMemory):
         client.memory = ContextMemory(client.memory.records)  # counted here, in the same records
     return Answers(context, client.last_round).once(kinds(message, context), round, digest_of(message), work)
@@ -172,11 +164,7 @@ def _train(fit: Fit, content: RecordDict) -> RecordDict:
 
 
 def _like_request(content: RecordDict, reply: Mapping[str, np.ndarray]) -> dict[str, ArrayRecord]:
-    """Put the reply's arrays into the records of the request.
-
-    Ours keep apart parameters and buffers, a name may be withheld, and sparse or quantized parameters are encoded; a
-    stock strategy wants every name it sent back, as Flower serializes it.
-    """
+    """Put the reply's arrays into the request's records; a stock strategy needs all names it sent."""
     sent = content.array_records
     if PARAMETERS in sent:
         buffers = sent[BUFFERS]

@@ -1,4 +1,4 @@
-"""A client of this package as Flower's ``NumPyClient``; a defense makes a subclass of it in three lines."""
+"""A client of this package as Flower's ``NumPyClient``; a subclass adds a defense in three lines."""
 
 import json
 import math
@@ -42,36 +42,31 @@ Config = dict[str, Scalar]
 Reply = tuple[Arrays, int, Config]
 
 NAMES = "names"
-"""Key under which a list of arrays has its names with it, as JSON: in the config given and in the metrics returned."""
+"""Key of the names of a list of arrays, as JSON, in the config received and in the metrics returned."""
 
 ATTEMPT = "attempt"
-"""Key of the config: the number of the protocol's run under SecAgg+, where a round that failed is tried again."""
+"""Config key: number of the protocol's run under SecAgg+, in which a failed round is repeated."""
 
 MOST_COUNTED = "most-examples"
-"""Key of the config: as how many examples a client counts at most under SecAgg+; a larger weight would end its sum."""
+"""Config key: largest number of examples of a client under SecAgg+, whose sum overflows with larger weights."""
 
 MOST_ATTEMPTS = 100
-"""Of each round under SecAgg+."""
+"""Largest number of attempts of a round under SecAgg+."""
 
 COUNTS = "counts"
-"""Key of the metrics under which whole-number buffers travel in the clear, as JSON: SecAgg+ would blur them."""
+"""Metrics key of integer buffers, sent in the clear as JSON, since SecAgg+ would blur them."""
 
 
 class PrivacyClient(NumPyClient):
     """A client of this package behind Flower's ``NumPyClient`` interface.
 
-    Arrays come in the order of the model's ``state_dict``, unless ``config["names"]`` says otherwise; the reply names
-    its arrays in ``metrics["names"]``. With ``plan.shares="weights"`` it works under any stock Flower strategy.
-
-    Its draws (noise, private layers, transformations) come from the client's ``seed``: a secret, unless a
-    simulation gives it a number. ``node_secret(context)`` is one that outlives the process.
+    Arrays come in the order of the model's ``state_dict`` or of ``config["names"]``; the reply names them in
+    ``metrics["names"]``. With ``plan.shares="weights"`` it works under any stock Flower strategy. All draws come from
+    the client's ``seed``: a secret such as ``node_secret(context)``, or a number in a simulation.
 
     Args:
-        client: whose data, model and plan it is.
-        memory: where the client keeps what never leaves it, and which rounds it has answered: ``context.state`` of the
-            node, which a restart of the node empties, or ``node_memory(context)``, which outlives it. Neither answers a
-            round twice; ``numpy_client_app`` gives the same bytes where it is asked again.
-        settings: of ``make_defense``.
+        memory: private state and answered rounds: ``context.state``, which a restart empties, or
+            ``node_memory(context)``, which outlives it. Neither answers a round twice.
 
     Example:
         class QuantizingClient(PrivacyClient):
@@ -79,11 +74,11 @@ class PrivacyClient(NumPyClient):
     """
 
     make_defense: ClassVar[Callable[..., Defense] | None] = None
-    """Makes the defense of a subclass; without it the client keeps its own."""
+    """Maker of a subclass's defense; without it the client keeps its own."""
 
     last_round: int | None = None
-    """Of the run that it takes part in: a later number is refused, since a client that has answered it would refuse all
-    before. ``None`` takes one that is at most ``memory.MOST_AHEAD`` after the last."""
+    """Last round of the run: a later number is refused, since a client that has answered it would refuse all
+    before. ``None`` accepts at most ``memory.MOST_AHEAD`` rounds after the last answered one."""
 
     def __init__(self, client: Client, memory: RecordDict | Memory | None = None, **settings: Any) -> None:
         if self.make_defense is not None:
@@ -101,12 +96,11 @@ class PrivacyClient(NumPyClient):
         )
 
     def get_parameters(self, config: Config) -> Arrays:
-        """Return the initial values of the public model."""
         values = self.wrapped.model.state_dict()
         return [to_array(values[name]) for name in self._public_names()]
 
     def fit(self, parameters: Arrays, config: Config) -> Reply:
-        """Train in the round ``config["server-round"]``; the reply is what the plan shares.
+        """Train in the round ``config["server-round"]`` and return the arrays that the plan shares.
 
         Raises:
             UserError: the model does not fit or is not finite, the round was answered, or the training failed.
@@ -130,9 +124,9 @@ class PrivacyClient(NumPyClient):
         return self._reply(self._counted(images, round, work))
 
     def personalize(self, parameters: Arrays, config: Config) -> tuple[float, int, Config]:
-        """End the round: train the private part on the new model, and if ``config["test"]`` test both together.
+        """End the round: train the private part on the new model, and test both together if ``config["test"]``.
 
-        A deployed client whose defense promises differential privacy does not test: exact figures would break it.
+        A deployed client that promises differential privacy does not test, since exact figures would break it.
         """
         round, test = self._round(config), bool(_integer(config, TEST)) and not self._keeps_figures
         sent = self._sent(parameters, config)
@@ -148,13 +142,13 @@ class PrivacyClient(NumPyClient):
         return loss, number, {**seconds, **metrics}
 
     def evaluate(self, parameters: Arrays, config: Config) -> tuple[float, int, Config]:
-        """Return loss and accuracy of the model sent, with the client's private part, on the client's own examples.
+        """Return loss and accuracy of the model sent, with the private part, on the client's own examples.
 
-        Outside of a simulation it does so once a round, in three digits.
+        Outside of a simulation it answers once a round, in three digits.
 
         Raises:
-            UserError: the defense promises differential privacy, which exact figures of the examples would break; or as
-                ``fit`` says.
+            UserError: the defense promises differential privacy, which exact figures would break; or ``fit`` would
+                raise.
         """
         if promises_privacy(self.wrapped.defense):
             raise UnfitMessageError(
@@ -189,7 +183,6 @@ class PrivacyClient(NumPyClient):
         return loss, tested.num_examples, {"accuracy": accuracy}
 
     def _reply(self, result: LocalResult) -> Reply:
-        """Put an upload into arrays; with a promise of differential privacy its times stay with a deployed client."""
         uploaded = {**result.upload.tensors, **result.upload.buffers}
         metrics: Config = {NAMES: json.dumps(list(uploaded))}
         if not self._keeps_figures:
@@ -200,7 +193,7 @@ class PrivacyClient(NumPyClient):
 
     @property
     def answers_once(self) -> bool:
-        """Say whether a round is answered once: not in a simulation, whose draws repeat."""
+        """Return ``True`` outside of a simulation, whose draws repeat."""
         return isinstance(self.wrapped.seed, Secret)
 
     @property
@@ -208,11 +201,6 @@ class PrivacyClient(NumPyClient):
         return self.answers_once and promises_privacy(self.wrapped.defense)
 
     def _round(self, config: Config) -> int:
-        """Return the number of the round.
-
-        Raises:
-            UserError: it is missing, or none of the run's.
-        """
         number = _integer(config, ROUND)
         if number < 0 or (self.last_round is not None and number > self.last_round):
             raise UnfitMessageError(
@@ -249,65 +237,59 @@ class PrivacyClient(NumPyClient):
 
 
 class DPClient(PrivacyClient):
-    """Clips its update and adds noise; ``settings`` are those of ``dp_noise``."""
+    """Clip the update and add noise, by ``dp_noise``."""
 
     make_defense = staticmethod(dp_noise)
 
 
 class PruningClient(PrivacyClient):
-    """Uploads only the important elements of its update; ``settings`` are those of ``pruning``."""
+    """Upload only the important elements of the update, by ``pruning``."""
 
     make_defense = staticmethod(pruning)
 
 
 class ATSClient(PrivacyClient):
-    """Trains on images transformed by ATS, with the ``settings`` of ``ats``."""
+    """Train on transformed images, by ``ats``."""
 
     make_defense = staticmethod(ats)
 
 
 class RefinerClient(PrivacyClient):
-    """Uploads the gradient of robust data; ``settings`` are those of ``refiner``."""
+    """Upload the gradient of robust data, by ``refiner``."""
 
     make_defense = staticmethod(refiner)
 
 
 class SPNClient(PrivacyClient):
-    """Trains a private head beside the public model; ``settings`` are those of ``spn``."""
+    """Train a private head next to the public model, by ``spn``."""
 
     make_defense = staticmethod(spn)
 
 
 class SplitFedClient(PrivacyClient):
-    """Keeps some layers to itself; ``settings`` are those of ``split_fed``."""
+    """Keep some layers private, by ``split_fed``."""
 
     make_defense = staticmethod(split_fed)
 
 
 class PassportClient(PrivacyClient):
-    """Keeps some layers to itself, modulated by secret passports; ``settings`` are those of ``fdl_pp``."""
+    """Keep some layers private, modulated by secret passports, by ``fdl_pp``."""
 
     make_defense = staticmethod(fdl_pp)
 
 
 class MaskableClient(PrivacyClient):
-    """Replies with floating-point arrays of at least one dimension, all within ``clip``, as SecAgg+ takes them.
-
-    Args:
-        client: whose data, model and plan it is.
-        memory: as for a ``PrivacyClient``.
-        clip: largest absolute value.
-    """
+    """Reply with floating-point arrays of at least one dimension and values in [-clip, clip], as SecAgg+ requires."""
 
     def __init__(self, client: Client, memory: RecordDict | Memory, *, clip: float) -> None:
         super().__init__(client, memory)
         self.clip = clip
 
     def fit(self, parameters: Arrays, config: Config) -> Reply:
-        """Fit as a ``PrivacyClient`` does, and check that all values can be masked.
+        """Fit, and check that all values can be masked.
 
         Raises:
-            UserError: a value is larger than ``clip``, or no number.
+            UserError: a value is larger than ``clip``, or not a number; or ``PrivacyClient.fit`` raises.
         """
         arrays, num_examples, metrics = super().fit(parameters, config)
         named = dict(zip(json.loads(str(metrics[NAMES])), arrays, strict=True))
@@ -330,7 +312,7 @@ class MaskableClient(PrivacyClient):
                 )
 
     def _message_number(self, config: Config) -> int:
-        """Return the attempt's number: a round that failed may be tried again, since its first result stays masked."""
+        """Return the attempt's number, since a failed round may be repeated: its first result stays masked."""
         number = _integer(config, ATTEMPT)
         if self.last_round is not None and number > MOST_ATTEMPTS * max(1, self.last_round):
             raise UnfitMessageError(

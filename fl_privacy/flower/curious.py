@@ -1,4 +1,4 @@
-"""An honest-but-curious server: any Flower strategy, and what it can read on the way."""
+"""An honest-but-curious server: any Flower strategy, with the uploads that it can observe."""
 
 import logging
 from collections import Counter
@@ -26,19 +26,17 @@ logger = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class HonestButCurious(StrategyAround):
-    """Follows the protocol of ``strategy`` to the letter, and captures each upload with the model that was sent for it.
+    """Follow the protocol of ``strategy``, and capture each upload with the model that was sent for it.
 
-    Works around every strategy, with clients of this package or others (then the interceptor's plan should say
-    ``shares="weights"``). It changes no message and no result; what goes wrong in it is logged, and the round goes on.
+    It changes no message and no result; its own failures are logged. For clients of other packages, the interceptor's
+    plan should say ``shares="weights"``.
 
     Attributes:
-        strategy: does the training.
-        interceptor: makes observations of what is captured.
-        states: what a simulated client keeps for itself, for an interceptor with side information.
-        audit: the rounds, and of training updates the clients. A client is known by the partition that it reports,
-            else by the rank of its node's id among all nodes. A partition is the first node's to report it until that
-            node leaves; what another one claims as its own is not captured.
-        problems: why updates could not be captured, and how often.
+        states: private state of simulated clients, for an interceptor with side information.
+        audit: rounds, and clients of training updates. A client is the partition it reports, else the rank of its
+            node's id among all nodes. A partition belongs to the first node that reports it until that node leaves;
+            another node's claim to it is not captured.
+        problems: reasons why updates could not be captured, with counts.
     """
 
     interceptor: Interceptor
@@ -52,7 +50,7 @@ class HonestButCurious(StrategyAround):
 
     @property
     def connected(self) -> int:
-        """Return the number of nodes that were there when the round began."""
+        """Return the number of nodes present when the round began."""
         return len(self._node_ids)
 
     def configure_train(
@@ -68,14 +66,13 @@ class HonestButCurious(StrategyAround):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Capture the replies and pass them on."""
         received = list(replies)
         self.read(server_round, self._sent, received)
         self._sent = []
         return self.strategy.aggregate_train(server_round, received)
 
     def read(self, round: int, sent: Sequence[Message], replies: Iterable[Message]) -> None:
-        """Capture what of an exchange of messages the audit asks for."""
+        """Capture the replies that the audit asks for."""
         if round not in self.audit.rounds:
             return
         states: dict[tuple[int, ...], ModelState] = {}
@@ -102,7 +99,7 @@ class HonestButCurious(StrategyAround):
         shared = tuple(id(record) for record in message.content.array_records.values())
         if shared not in states:
             states[shared] = read_state(message.content, model)
-        # the metric by which ``strategy``, or the strategy that it wraps, weighs replies
+        # the metric by which ``strategy``, or the strategy it wraps, weights replies
         strategy = self.strategy
         while (key := getattr(strategy, "weighted_by_key", None)) is None and hasattr(strategy, "strategy"):
             strategy = strategy.strategy
@@ -111,7 +108,6 @@ class HonestButCurious(StrategyAround):
         self.interceptor.capture(victim, sent=states[shared], upload=upload, states=self._before)
 
     def _held(self, round: int) -> States:
-        """Copy ``states`` before the clients train."""
         helpers = self.interceptor.side_information
         if helpers is None or self.states is no_states or round not in self.audit.rounds:
             return self.states
@@ -119,11 +115,7 @@ class HonestButCurious(StrategyAround):
         return held.__getitem__
 
     def client_of(self, message: Message, reply: Message) -> int:
-        """Return who answered ``message``, as the attribute ``audit`` says.
-
-        Raises:
-            UserError: another node holds the partition that the reply claims.
-        """
+        """Return the client that answered ``message``; raise ``UserError`` if it claims another node's partition."""
         node, identity = message.metadata.dst_node_id, reply.content.config_records.get(CLIENT)
         reported = identity.get(PARTITION) if identity is not None else None
         client = reported if isinstance(reported, int) else self._node_ids.index(node)
@@ -135,7 +127,7 @@ class HonestButCurious(StrategyAround):
 
 
 class _TappedGrid(Grid):
-    """``grid`` itself, except that messages exchanged while a strategy configures its round are read too."""
+    """``grid`` that also captures messages exchanged while a strategy configures its round."""
 
     def __init__(self, grid: Grid, listener: HonestButCurious, round: int) -> None:
         self._grid, self._listener, self._round = grid, listener, round
@@ -171,10 +163,6 @@ class _TappedGrid(Grid):
 
 
 def _asked(message: Message) -> tuple[int, int] | None:
-    """Return number and size of the chosen batch that ``message`` asks a client of this package, or its mod, for.
-
-    ``None`` where it asks a client to train.
-    """
     if message.metadata.message_type != PROBE:
         return asked_probe(message.content)
     (config,) = (record for record in message.content.config_records.values() if VICTIM in record)
@@ -182,15 +170,6 @@ def _asked(message: Message) -> tuple[int, int] | None:
 
 
 def _expect_claim(number: int, asked: int | None) -> None:
-    """Refuse a reply that says to be of ``number`` examples where that can't be.
-
-    Args:
-        number: that the reply claims.
-        asked: how many examples the probe asked for; ``None`` of a training update.
-
-    Raises:
-        UserError: it is of none, of more than are counted exactly, or of more than the probe asked for.
-    """
     most = MOST_EXAMPLES if asked is None else asked
     if not 1 <= number <= most:
         what = "A reply" if asked is None else "An answer to a probe"

@@ -1,4 +1,4 @@
-"""Flower's mods and strategies for differential privacy as functions to draw from, and what they claim."""
+"""Flower's differential privacy mods and strategies as functions to draw from, and their claims."""
 
 import math
 from bisect import bisect_left
@@ -29,10 +29,10 @@ CLIPPING_NORM = "clipping_norm"
 
 
 def stated_by(subject: object, *, rounds: int = 1) -> Stated | None:
-    """Read claim and facts of one of Flower's mods or strategies; ``None`` of anything else.
+    """Return claim and facts of one of Flower's mods or strategies; ``None`` for anything else.
 
-    The noise multiplier is that of whoever reads the release: of a mod the server reads each reply, of a strategy
-    whoever gets the model reads the noised mean.
+    The noise multiplier is that of the observer: the server, of a mod's reply, or the receivers of the model, of a
+    strategy's mean.
     """
     if isinstance(subject, LocalDpMod):
         return Stated(
@@ -46,7 +46,7 @@ def stated_by(subject: object, *, rounds: int = 1) -> Stated | None:
 
 
 def _facts_of(mod: LocalDpMod, rounds: int) -> Facts:
-    """Compute the noise by the mod's own formula, which has no value at an epsilon or a delta of 0."""
+    """Compute the noise by the mod's own formula, undefined at an epsilon or a delta of 0."""
     if not (mod.epsilon and 0 < mod.delta < 1):
         formula = "the noise: its formula has no value at this epsilon and delta"
         return Facts(noise_multiplier=None, rounds=rounds, missing=(formula,))
@@ -79,7 +79,6 @@ def _stated_by_strategy(
 
 
 def _rounds_within_budget(strategy: DifferentialPrivacyFixedClippingBase, rounds: int) -> int:
-    """Count how many of ``rounds`` the strategy's accountant lets run, with those so far."""
     accountant = strategy.accountant
     assert accountant is not None
     done = accountant.get_privacy_spent().num_releases
@@ -93,11 +92,7 @@ def _rounds_within_budget(strategy: DifferentialPrivacyFixedClippingBase, rounds
 
 
 def _multiplier_of(strategy: DifferentialPrivacyFixedClippingBase | DifferentialPrivacyAdaptiveBase) -> float:
-    """Return the noise multiplier of all that a strategy releases in a round.
-
-    One that adapts its clipping norm releases, beside the mean, a noised count of the clients that were not clipped,
-    which a client that is there or not changes by one: of two Gaussian releases 1 / z^2 adds up.
-    """
+    """Return the noise multiplier of mean and noised count; 1 / z^2 of two Gaussian releases adds up."""
     of_mean, count = float(strategy.noise_multiplier), getattr(strategy, "clipped_count_stddev", None)
     if count is None or of_mean == 0:
         return of_mean
@@ -107,14 +102,13 @@ def _multiplier_of(strategy: DifferentialPrivacyFixedClippingBase | Differential
 def mechanism_of_mod(
     mod: Mod, *, config: Mapping[str, float] | None = None, metrics: Mapping[str, float] | None = None
 ) -> ByRound:
-    """Make a function of ``mod``: from an update of a client to the change that the server sees in the reply.
+    """Make a function of ``mod``: from a client's update to the change that the server sees in the reply.
 
     The client is sent zeros and replies them plus the update; each call is a round of its own.
 
     Args:
-        mod: a client's mod for training messages, such as ``LocalDpMod(...)``.
-        config: values that the server sends along, such as ``clipping_norm``.
-        metrics: that the client replies beside ``num-examples``.
+        config: values that the server sends, such as ``clipping_norm``.
+        metrics: metrics of the client in addition to ``num-examples``.
     """
     identify_process()
     records = _Records()
@@ -143,7 +137,7 @@ def mechanism_of_mod(
 
 
 def together(mods: Sequence[Mod]) -> Mod:
-    """Make one mod that does what ``mods`` do, the outermost first."""
+    """Combine ``mods``, the outermost first, into one."""
 
     def around(inner: Mod, outer: Mod) -> Mod:
         def both(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
@@ -163,14 +157,14 @@ def mechanism_of_strategy(
 ) -> ByRound:
     """Make a function of ``strategy``: from one client's update to the change of the model, times ``clients``.
 
-    The other clients reply what they were sent. All report one example, so that the mean times ``clients`` is the sum,
-    which one client moves by its clipping norm at most. Of a strategy that adapts its clipping norm, the next one is
-    released beside the model, as ``clipping_norm``.
+    The other clients reply the arrays they were sent. All report one example, so that the mean times ``clients`` is the
+    sum, which one client moves by at most its clipping norm. Adaptive clipping also releases the logarithm of its next
+    norm, under ``clipping_norm``.
 
     Args:
-        strategy: or what makes one anew for each call, where it changes from round to round (adaptive clipping).
-        clients: that reply in a round, at least 1.
-        mods: of each client, such as ``fixedclipping_mod``, where clients clip.
+        strategy: a strategy, or its maker for each call if it changes between rounds (adaptive clipping).
+        clients: number of clients that reply in a round, at least 1.
+        mods: mods of each client, such as ``fixedclipping_mod`` if clients clip.
     """
     checks.whole("clients", clients, at_least=1, example=10)
     identify_process()
@@ -206,14 +200,13 @@ def mechanism_of_strategy(
 
 
 class _Records:
-    """Records of the update that was asked about last, since making them takes longer than answering."""
+    """Cache the records of the last update, since making them takes longer than answering."""
 
     def __init__(self) -> None:
         self._update: Tensors | None = None
         self._made: tuple[ArrayRecord, ArrayRecord, ArrayRecord] | None = None
 
     def of(self, update: Tensors) -> tuple[ArrayRecord, ArrayRecord]:
-        """Return zeros as the server sends them, and ``update`` as a client replies it."""
         if self._made is None or self._update is not update:
             zeros = {name: torch.zeros_like(value) for name, value in update.items()}
             self._update = update
@@ -222,17 +215,16 @@ class _Records:
 
     @property
     def nothing(self) -> ArrayRecord:
-        """Return the reply of a client that changed nothing."""
         assert self._made is not None
         return ArrayRecord(dict(self._made[2]))
 
 
 NOTHING = 1e-12
-"""Flower's clipping divides by the norm of the change, and a client that changed nothing ends the round."""
+"""Smallest change: Flower's clipping divides by its norm, and a client without one would end the round."""
 
 
 def _not_nothing(update: Tensors) -> Tensors:
-    """Return ``update``, or one too small to measure where it is zero."""
+    """Replace a zero ``update`` by one too small to measure."""
     if any(bool(value.any()) for value in update.values()):
         return update
     return {name: value + NOTHING if number == 0 else value for number, (name, value) in enumerate(update.items())}
@@ -241,7 +233,6 @@ def _not_nothing(update: Tensors) -> Tensors:
 def _reply(
     arrays: ArrayRecord, client: int, *, sent: ArrayRecord, config: Mapping[str, int | float], mods: Sequence[Mod]
 ) -> Message:
-    """Return the server's view of ``arrays`` from ``client``, behind its ``mods``; the outermost comes first."""
     asked = Message(RecordDict({ARRAYS: sent, CONFIG: ConfigRecord(dict(config))}), client + 1, "train")
     context = Context(1, client + 1, {PARTITION: client, PARTITIONS: client + 1}, RecordDict(), {})
 

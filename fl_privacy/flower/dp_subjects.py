@@ -1,4 +1,4 @@
-"""Whatever makes a claim of differential privacy, named on a command line: a mod, a strategy, a defense, a function."""
+"""Subjects of a differential privacy check, named on a command line: mods, strategies, defenses and functions."""
 
 import importlib
 import inspect
@@ -27,11 +27,7 @@ from fl_privacy.types import Tensors
 
 
 def located(name: str) -> Any:
-    """Import what ``module:attribute`` names, with the working directory on the path.
-
-    Raises:
-        UserError: there is no such module or attribute.
-    """
+    """Import the object ``module:attribute``, with the working directory on the path; ``UserError`` without one."""
     module, _, attribute = name.partition(":")
     if not module or not attribute:
         raise UserError(
@@ -54,11 +50,8 @@ def verdicts_on(subject: object, asked: Asked, *, name: str = "", mods: Sequence
     """Recompute and test each claim that ``subject`` makes.
 
     Args:
-        subject: a mod, a strategy, one of the package's defenses, a function from an update to what is sent, or a
+        subject: a mod, a strategy, one of the package's defenses, a function from an update to the upload, or a
             function without arguments that makes one of these.
-        asked: how.
-        name: of it, for pages; by default that of its class.
-        mods: of the clients of a strategy.
 
     Raises:
         UserError: it is none of these.
@@ -91,8 +84,6 @@ def verdicts_on(subject: object, asked: Asked, *, name: str = "", mods: Sequence
 
 
 def _of_tensors(function: Callable[[Any], Any]) -> Mechanism:
-    """Wrap a function of the user's own, which may return one array instead of a mapping."""
-
     def mechanism(update: Any) -> Tensors:
         sent = function(update)
         return {"value": torch.as_tensor(sent)} if not hasattr(sent, "items") else sent

@@ -1,4 +1,4 @@
-"""The gate of a site's policy between an app and the wire: what leaves is what the policy lets, whatever is said."""
+"""The gate of a site's policy between an app and the network, which lets out only what the policy allows."""
 
 import logging
 import math
@@ -26,37 +26,36 @@ REFUSED = 2
 """Flower's code of an error that a ClientApp raised."""
 
 MOST_RUNS = 4
-"""Whose state and last model a gate keeps."""
+"""Largest number of runs whose state and last model a gate keeps."""
 
 MOST_REFUSED = 1000
-"""Refusals that it keeps; its log has all."""
+"""Largest number of refusals that a gate keeps; its log has all."""
 
 UNCOUNTED = ("ledger", "day", "budget")
-"""Reasons of refusals after which nothing leaves, since the ledger does not have it."""
+"""Reasons of refusals after which nothing leaves, since the ledger has no entry for it."""
 
 Defend = Callable[[Records, Records], Records]
-"""(received, released) -> what leaves instead, by a defense of this package."""
+"""(received, released) -> records that leave instead, by a defense of this package."""
 
 
 class Gate:
     """A site's policy as a mod around any ``ClientApp``: ``app = Gate("site.yaml").around(client_app)``.
 
-    Every message passes it on its way in and out. What the app says is never trusted: the reply is made anew of what
-    the policy names, under names and in the order that the coordinator or the policy chose, clipped and noised as the
-    policy says. The ledger has it before the app is asked. State that the app keeps between messages stays here.
+    The app is never trusted: each reply is made anew from what the policy names, under names and in an order that the
+    app does not choose, clipped and noised. The ledger has an entry before the app is asked. State that the app keeps
+    stays here. An app in this process can reach everything in it; ``fl-privacy supernode --policy`` therefore isolates
+    it:
+    ``Gate(policy).around(Cell("package.module:app", policy.app))``.
 
-    An app in this process can reach all that this process can. ``fl-privacy supernode --policy`` therefore runs it in
-    another one: ``Gate(policy).around(Cell("package.module:app", policy.app))``.
-
-    ``refused`` has the last refusals, as reason (see ``site.gate.rules.REASONS``) and detail; ``left_out`` what
-    replies had beside what left, where the policy drops it, and how often.
+    ``refused`` has the last refusals, as reason (see ``site.gate.rules.REASONS``) and detail; ``left_out`` counts
+    dropped parts of replies.
 
     Args:
-        policy: its file, the name of one that comes along, or the policy itself.
-        name: of the app, for the ledger.
+        policy: policy, its file, or the name of one of the package's.
+        name: name of the app, for the ledger.
 
     Raises:
-        UserError: it can't be read, or its ledger can't be trusted.
+        UserError: the policy can't be read, or its ledger can't be trusted.
     """
 
     def __init__(self, policy: SitePolicy | str | Path, *, name: str = "") -> None:
@@ -75,11 +74,10 @@ class Gate:
         self._defend = _defense(self.policy)
 
     def around(self, app: ClientAppCallable) -> ClientAppCallable:
-        """Return the app behind the gate."""
         return lambda message, context: self(message, context, app)
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-        """Return the reply to ``message``: what may leave of the app's, or one line."""
+        """Return the reply to ``message``: the allowed part of the app's reply, or one line."""
         started, asked, kind = time.monotonic(), list[bool](), plain_kind(str(message.metadata.message_type))
 
         def app(message: Message, context: Context) -> Message:
@@ -89,15 +87,15 @@ class Gate:
         try:
             said: RecordDict | Error = self._answer(message, context, app)
             self._took[kind] = time.monotonic() - started
-        except Exception as error:  # noqa: BLE001  (one answer, whatever it is)
+        except Exception as error:  # noqa: BLE001  (one answer, whatever the error)
             said = self._instead(message, error, asked=bool(asked))
-            if not isinstance(said, Error):  # noise, that leaves no earlier than an answer
+            if not isinstance(said, Error):  # noise, which leaves no earlier than an answer would
                 time.sleep(max(0.0, self._took.get(kind, 0.0) - (time.monotonic() - started)))
         if self.policy.every_seconds:
             passed = time.monotonic() - started
             every = self.policy.every_seconds
             time.sleep(math.ceil(passed / every) * every - passed)
-        # made last: a reply says when it was made
+        # made last: a reply states when it was made
         return Message(said, reply_to=message)
 
     def _answer(self, message: Message, context: Context, call_next: ClientAppCallable) -> RecordDict:
@@ -116,7 +114,7 @@ class Gate:
             if self._defend is not None and released.arrays:
                 released = self._defend(received, released)
             outcome = "sent"
-        finally:  # whatever comes of it, the app has been asked
+        finally:  # in every case, the app has been asked
             self._settle(number, outcome, rho if outcome == "sent" else rho or 0.0)
         self._note_left_out(kind, replied, released)
         if kept and kind.partition(".")[0] == "train":
@@ -124,7 +122,7 @@ class Gate:
         return flower_records(released)
 
     def _instead(self, message: Message, error: Exception, *, asked: bool) -> RecordDict | Error:
-        """Return one line, or noise where the app was ``asked`` and the policy leaves it nothing else to choose."""
+        """Return one line, or noise if the app was ``asked``: it must not choose between reply and refusal."""
         if not isinstance(error, RefusedError):
             logger.error("The gate failed", exc_info=error)
             error = RefusedError("gate", f"{type(error).__name__}: {error}")
@@ -136,7 +134,6 @@ class Gate:
         return said if alone is None or isinstance(alone, Failure) else flower_records(alone)
 
     def _asked(self, message: Message, context: Context, received: Records, call_next: ClientAppCallable) -> Records:
-        """Return the app's reply, of which nothing is believed yet; that it fails is a choice of the app's, too."""
         given = self._context(context)
         try:
             reply = call_next(message_with(message, flower_records(received)), given)
@@ -145,17 +142,16 @@ class Gate:
                 return plain_records(reply.content)
             failed = f"it replied an error: {reply.error.reason}"
         except RefusedError as error:
-            if error.reason not in UNCOUNTED:  # which an app in this process may say
+            if error.reason not in UNCOUNTED:  # an app in this process may raise these
                 raise
             failed = str(error)
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # noqa: BLE001  (of foreign code anything can come)
+        except BaseException as error:  # noqa: BLE001  (third-party code can raise anything)
             failed = f"{type(error).__name__}: {error}"
         raise RefusedError("app", failed)
 
     def _context(self, context: Context) -> Context:
-        """Return what the app is given of ``context``: its own state, and of the run's configuration what is named."""
         allowed = self.policy.receives.run_config
         config = {key: value for key, value in context.run_config.items() if allowed is None or key in allowed}
         if context.run_id not in self._told and (kept := sorted(context.run_config.keys() - config.keys())):
@@ -180,10 +176,9 @@ class Gate:
                         self.left_out[what] += 1
 
     def _guarded(self, received: Records, run: int) -> dict[str, Any]:
-        """Return the model that came in, where it is looked at; refuse it where it looks crafted."""
         if not self.policy.receives.guard or not any(received.arrays.values()):
             return {}
-        import torch  # noqa: PLC0415  (a gate that does not look at models goes without)
+        import torch  # noqa: PLC0415  (a gate that inspects no models needs no PyTorch)
 
         from fl_privacy.defenses.guard import ModelGuard  # noqa: PLC0415
         from fl_privacy.types import ModelState  # noqa: PLC0415
@@ -196,7 +191,6 @@ class Gate:
         return guard.remembered(sent)
 
     def _reserved(self, kind: str, rho: float | None, context: Context) -> int:
-        """Enter that the app is asked, at the price of a reply that leaves, and return the entry's number."""
         if self.ledger is None:
             return 0
         told = {"kind": plain_kind(kind), "outcome": ASKED, "run": str(context.run_id), "app": self.name}
@@ -208,7 +202,6 @@ class Gate:
             raise RefusedError("ledger", str(error)) from error
 
     def _settle(self, number: int, outcome: str, rho: float | None) -> None:
-        """Enter what came of the question."""
         if self.ledger is None:
             return
         try:
@@ -234,7 +227,7 @@ def _remember(held: "OrderedDict[int, Any]", run: int, value: Any) -> None:
 
 
 def plain_records(content: RecordDict) -> Records:
-    """Return the records of a message, for the engine."""
+    """Return the records of a message as the gate's own type."""
     return Records(
         arrays={
             name: {key: RawArray(a.dtype, tuple(a.shape), a.stype, a.data) for key, a in record.items()}
@@ -246,7 +239,7 @@ def plain_records(content: RecordDict) -> Records:
 
 
 def flower_records(records: Records) -> RecordDict:
-    """Make Flower's records again: the inverse of ``plain_records``."""
+    """Return Flower's records: the inverse of ``plain_records``."""
     content = RecordDict()
     for name, arrays in records.arrays.items():
         made = {key: Array(dtype=a.dtype, shape=a.shape, stype=a.stype, data=a.data) for key, a in arrays.items()}
@@ -259,11 +252,6 @@ def flower_records(records: Records) -> RecordDict:
 
 
 def _defense(policy: SitePolicy) -> Defend | None:
-    """Return what a defense that the policy names makes of arrays that may leave.
-
-    Raises:
-        UserError: there is no such defense, or it acts within the training.
-    """
     if policy.protect is None or policy.protect.defense is None:
         return None
     from fl_privacy.flower.gate_defense import defend_records  # noqa: PLC0415  (brings PyTorch)

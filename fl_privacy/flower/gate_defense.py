@@ -1,4 +1,4 @@
-"""A defense of this package, by its name in a policy, on arrays that may leave."""
+"""A defense of this package, named in a policy, on outgoing arrays."""
 
 import json
 import logging
@@ -21,18 +21,14 @@ logger = logging.getLogger(__name__)
 
 
 def defend_records(name: str, options: Mapping[str, Any]) -> Callable[[Records, Records], Records]:
-    """Return what a defense with upload hooks makes of (received, released) records.
+    """Return the function by which a defense with upload hooks changes (received, released) records.
 
-    It acts on the change of all floating-point arrays, which are not distinguished into parameters and statistics. Its
-    randomness is the operating system's.
-
-    Args:
-        name: of the defense, as ``defense=NAME`` of a run.
-        options: of it, such as ``rate`` of pruning.
+    It acts on the change of all floating-point arrays, without distinguishing parameters and statistics, and draws from
+    the operating system's randomness.
 
     Raises:
-        UserError: there is no such defense or option, it acts within the training, or it promises differential
-            privacy, for which a policy has ``protect.noise``.
+        UserError: there is no such defense or option, it acts within the training, or it promises differential privacy,
+            for which a policy has ``protect.noise``.
     """
     overrides = [f"defense={name}", *(f"defense.{key}={json.dumps(value)}" for key, value in options.items())]
     defense = build_defense(compose_file("config", overrides)["defense"])
@@ -49,7 +45,7 @@ def defend_records(name: str, options: Mapping[str, Any]) -> Callable[[Records, 
     def defended(received: Records, released: Records) -> Records:
         places = [(record, key) for record, held in received.arrays.items() for key in held]
         before = _tensors(places, received)
-        # a policy may rename the one record, and keeps the order
+        # a policy may rename the only record, and keeps the order
         names = dict(zip(received.arrays, released.arrays, strict=True))
         left = [(names[record], key) for record, key in places]
         after = dict(zip(before, _tensors(left, released).values(), strict=True))

@@ -1,7 +1,4 @@
-"""Messages to nodes and their replies.
-
-What a server receives under SecAgg+, counted and kept.
-"""
+"""Exchange messages with nodes, and record what a server receives under SecAgg+."""
 
 import copy
 import itertools
@@ -23,23 +20,22 @@ from fl_privacy.flower.records import PARTITION, PARTITIONS
 from fl_privacy.progress import counted
 
 CLIENT_CRASHED = 8
-"""Flower's code of an error of a client's process."""
+"""Flower's error code for a client's process."""
 
 FIRST_NODE = 1000
-"""Node of partition 0."""
+"""Node id of partition 0."""
 
 
 def in_simulation_engine(grid: Grid) -> bool:
-    """Say whether ``grid`` is that of Flower's simulation engine, whose nodes live in this machine's processes."""
+    """Return ``True`` for the grid of Flower's simulation engine, whose nodes live in this machine's processes."""
     return type(grid).__name__ == "InMemoryGrid"
 
 
 class LocalGrid(Grid):
-    """Nodes ``FIRST_NODE``, ... with a context each; a message is answered where it is sent.
+    """Nodes ``FIRST_NODE``, ... with a context each; messages are answered in this process.
 
     Args:
-        clients: partitions, one node each.
-        client_app: answers the messages; ``None`` where a subclass overrides ``deliver``.
+        client_app: app that answers; ``None`` if a subclass overrides ``deliver``.
     """
 
     def __init__(self, clients: Sequence[int], client_app: ClientApp | None = None) -> None:
@@ -59,15 +55,13 @@ class LocalGrid(Grid):
         identify_process()
 
     def deliver(self, messages: Sequence[Message]) -> list[Message]:
-        """Return the reply to each of ``messages``; an error that a client's app raises becomes an error reply."""
+        """Return the reply to each of ``messages``; an exception in the client's app becomes an error reply."""
         return [self._answer(message) for message in counted("message to a client", messages)]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
-        """Deliver ``messages`` and wait for every reply."""
         return list(self.pull_messages(self.push_messages(messages)))
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        """Assign a number to each message, and deliver it."""
         sent = list(messages)
         for message in sent:
             message.metadata.__dict__["_message_id"] = str(next(self._numbers))
@@ -84,7 +78,6 @@ class LocalGrid(Grid):
     def create_message(
         self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
     ) -> Message:
-        """Build a message, as its constructor does."""
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def set_run(self, run: Run) -> None:
@@ -92,7 +85,6 @@ class LocalGrid(Grid):
 
     @property
     def run(self) -> Run:
-        """Return an empty run."""
         return empty_run()
 
     def _answer(self, message: Message) -> Message:
@@ -103,21 +95,18 @@ class LocalGrid(Grid):
 
 
 class RelayGrid(Grid):
-    """Another grid, for subclasses that change something on the way."""
+    """Another grid, for subclasses that change messages on the way."""
 
     def __init__(self, grid: Grid) -> None:
         self.grid = grid
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """Relay to the other grid."""
         return self.grid.send_and_receive(messages, timeout=timeout)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Relay to the other grid."""
         return self.grid.push_messages(messages)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Relay to the other grid."""
         return self.grid.pull_messages(message_ids)
 
     def get_node_ids(self) -> Iterable[int]:
@@ -127,32 +116,28 @@ class RelayGrid(Grid):
         return self.grid.get_nodes()
 
     def create_message(self, *args: Any, **kwargs: Any) -> Message:
-        """Relay to the other grid."""
         return self.grid.create_message(*args, **kwargs)
 
     def set_run(self, run: Run) -> None:
-        """Relay to the other grid."""
         self.grid.set_run(run)
 
     @property
     def run(self) -> Run:
-        """Return the other grid's run."""
         return self.grid.run
 
 
 class PromptGrid(RelayGrid):
-    """A grid that looks for replies soon, then ever more rarely; Flower's own looks every 3 seconds."""
+    """A grid that polls for replies soon, then ever more rarely; Flower's own polls every 3 seconds."""
 
     SOONEST, RAREST, PACE = 0.1, 3.0, 0.05
-    """Seconds between two looks: the first, the last, and the share of the time waited so far."""
+    """Seconds between two polls: the shortest, the longest, and the share of the time waited so far."""
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
-        """Send ``messages`` and wait for every reply, for ``timeout`` seconds at most."""
         waiting, replies = set(self.push_messages(messages)), list[Message]()
         started = time.monotonic()
         while waiting:
             waited = time.monotonic() - started
-            found = list(self.pull_messages(waiting))  # may take minutes where a node died while it sent its reply
+            found = list(self.pull_messages(waiting))  # may take minutes if a node died while it sent its reply
             replies += found
             waiting.difference_update(reply.metadata.reply_to_message_id for reply in found)
             if timeout is not None and waited >= timeout:
@@ -163,7 +148,7 @@ class PromptGrid(RelayGrid):
 
 
 def error_reply(message: Message, failure: Failure) -> Message:
-    """Build the error reply to ``message`` of a client that did not survive it."""
+    """Build the error reply to ``message`` for a client that crashed."""
     return Message(Error(CLIENT_CRASHED, failure.reason), reply_to=message)
 
 
@@ -171,9 +156,9 @@ SILENCE = Failure("no reply in time")
 
 
 def pair(sent: Sequence[Message], replies: Iterable[Message]) -> list[tuple[Message, Message | Failure]]:
-    """Pair each message of ``sent``, in order, with its reply or failure.
+    """Pair each message of ``sent``, in order, with its reply or failure, by message id.
 
-    Matched by message id: replies arrive in any order, and an error on behalf of a node that died names no node.
+    An error for a dead node names no node.
     """
     by_id = {reply.metadata.reply_to_message_id: reply for reply in replies}
     return [(message, _content_or_failure(by_id.get(message.metadata.message_id))) for message in sent]
@@ -192,15 +177,13 @@ NOT_COUNTED = "its reply does not count"
 
 
 class Traffic(RelayGrid):
-    """A grid that keeps account of what the server receives.
+    """A grid that records what the server receives.
 
     Attributes:
-        nodes: the node of each client.
-        received: bytes so far.
-        masked: the arrays by which each client last replied, as the server sees them.
-        failed: why a client did not reply, or its reply does not count.
-        expected: what replies have to look like; ``None`` takes any.
-        breaking: why the reply of a client did not count in this round.
+        masked: arrays of each client's last reply, as the server sees them.
+        failed: reasons why clients did not reply, or their replies do not count.
+        expected: required form of replies; ``None`` accepts any.
+        breaking: reasons why clients' replies did not count in this round.
     """
 
     def __init__(self, grid: Grid, nodes: Mapping[int, int]) -> None:
@@ -213,10 +196,7 @@ class Traffic(RelayGrid):
         self.breaking: dict[int, str] = {}
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
-        """Send copies to the nodes, and return their replies.
-
-        Nodes in this process would take keys out of the originals.
-        """
+        """Send copies to the nodes, since nodes in this process take keys out of them, and return the replies."""
         sent = list(messages)
         asked: list[Mapping[str, Any]] = []
         for message in sent:
@@ -245,7 +225,6 @@ class Traffic(RelayGrid):
         return [error_reply(m, r) if isinstance(r, Failure) else r for m, r in answered if r is not SILENCE]
 
     def _checked(self, asked: Mapping[str, Any], reply: Message | Failure) -> Message | Failure:
-        """Return ``reply`` to the protocol's record ``asked``, or why it does not count."""
         if isinstance(reply, Failure) or self.expected is None:
             return reply
         reason = self.expected.fault(asked, reply.content, self.nodes.values())

@@ -1,4 +1,4 @@
-"""A client that keeps its own batch norm, as in FedBN: probes of it train with that, and not with what was sent."""
+"""A client that keeps its own batch norm, as in FedBN, and uses it instead of the received one for probes."""
 
 from typing import Any
 
@@ -10,13 +10,13 @@ from fl_privacy.federation.interception.local_batch_norm import moved_apart, nor
 from fl_privacy.flower.records import array_values, to_array, to_tensor
 
 KEPT = "fl-privacy.own-norms"
-"""Record of a client's state: batch norm as its last reply had it, where that was its own."""
+"""Record of a client's state: batch norm of its last reply, if that was its own."""
 
 
 def keep_own_norms(sent: RecordDict, reply: RecordDict, model: nn.Module, context: Context) -> None:
-    """Remember the batch norm in a client's ``reply`` where it is not the one of the message ``sent``.
+    """Remember the batch norm in a client's ``reply`` if it differs from that of the message ``sent``.
 
-    Kept is what the client uploads anyway; nothing is where the arrays are not those of ``model`` by name.
+    Only values that the client uploads anyway are kept, and none if the arrays' names are not those of ``model``.
     """
     norms = norm_names(model)
     before, after = _by_name(sent), _by_name(reply)
@@ -36,13 +36,12 @@ def keep_own_norms(sent: RecordDict, reply: RecordDict, model: nn.Module, contex
 
 
 def own_norms(context: Context) -> dict[str, Tensor]:
-    """Return the update norms that ``keep_own_norms`` remembers of a client."""
+    """Return the client's batch norm by name, as ``keep_own_norms`` stored it."""
     record = context.state.array_records.get(KEPT)
     return {} if record is None else {name: to_tensor(array_values(array)) for name, array in record.items()}
 
 
 def _by_name(content: RecordDict) -> dict[str, Tensor]:
-    """Return the arrays of a message; empty where they can't be read."""
     found: dict[str, Any] = {}
     for record in content.array_records.values():
         found |= record

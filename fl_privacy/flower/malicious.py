@@ -1,4 +1,4 @@
-"""A malicious server: any Flower strategy, and what it sends in place of the model."""
+"""A malicious server: any Flower strategy, with crafted values sent in place of the model."""
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -14,20 +14,18 @@ from fl_privacy.flower.wrappers import StrategyAround
 
 @dataclass(eq=False)
 class Malicious(StrategyAround):
-    """Sends each client what ``attack`` crafts of the model that ``strategy`` has for it.
+    """Send each client the model that ``attack`` crafts from the one ``strategy`` has for it.
 
-    What came back is read by ``HonestButCurious`` around it, with the attack's ``read`` on each observation::
+    ``HonestButCurious`` around it captures the replies, for the attack's ``read`` on each observation::
 
         HonestButCurious(Malicious(FedAvg(), attack, model), interceptor, audit)
 
-    An attack that puts a layer in front of the model needs it in the clients' model too: they and ``strategy`` start
-    from ``attack.architecture(...)``. In attacked rounds whose replies train nothing, the model stays as it is.
+    If an attack puts a layer in front of the model, clients and ``strategy`` must start from
+    ``attack.architecture(...)``. In attacked rounds whose replies train nothing, the model stays as it is.
 
     Attributes:
-        strategy: does the training.
-        attack: crafts; informed by public images where it needs them.
-        model: the architecture that clients train.
-        rounds: in which it crafts; ``None`` are all.
+        attack: attack, fitted to public images if it needs them.
+        rounds: attacked rounds; ``None`` for all.
     """
 
     attack: ServerAttack
@@ -37,9 +35,7 @@ class Malicious(StrategyAround):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Return the messages of ``strategy`` with the malicious server's values.
-
-        A client is known by the rank of its node's id among all.
+        """Return the messages of ``strategy`` with crafted values; a client is the rank of its node's id among all.
 
         Raises:
             UserError: the model has no layer that the attack can use.
@@ -53,7 +49,6 @@ class Malicious(StrategyAround):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Aggregate the replies by ``strategy``, where a model can learn from them."""
         arrays, metrics = self.strategy.aggregate_train(server_round, replies)
         return (arrays if self.attack.trains or not self._attacks(server_round) else None), metrics
 

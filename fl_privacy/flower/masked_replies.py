@@ -1,4 +1,4 @@
-"""What a reply under SecAgg+ has to look like: one that does not is left out, and the round goes on without it."""
+"""The required form of replies under SecAgg+; others are left out, and the round goes on."""
 
 import io
 import json
@@ -18,20 +18,18 @@ from fl_privacy.flower.records import DEFENSE_SECONDS, TRAIN_LOSS
 from fl_privacy.types import ModelState, Tensors, Upload
 
 MOST_BYTES_OF_KEYS = 1 << 16
-"""Of a public key, a ciphertext or a share of a key."""
+"""Largest size of a public key, a ciphertext or a key share."""
 
 _HEADER = 1 << 12
-"""Bytes of the header of an array, at most."""
+"""Largest header of an array in bytes."""
 
 
 @dataclass(frozen=True)
 class MaskedReplies:
-    """Looks at what clients reply in the stages of SecAgg+, as far as it is in the clear.
+    """Check the parts of SecAgg+ replies that are in the clear.
 
     Attributes:
-        shapes: of each tensor that is masked, by its name.
-        counts: the whole-number buffers that travel in the clear.
-        most: examples that a client may have.
+        counts: whole-number buffers that travel in the clear.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -40,18 +38,15 @@ class MaskedReplies:
 
     @classmethod
     def to(cls, state: ModelState, most: int) -> "MaskedReplies":
-        """Build what is expected of clients that got ``state`` and count as at most ``most`` examples."""
         values = {**state.parameters, **state.buffers}
         masked = {name: tuple(t.shape) or (1,) for name, t in values.items() if t.is_floating_point()}
         return cls(masked, {name: t for name, t in values.items() if name not in masked}, most)
 
     def fault(self, sent: Mapping[str, Any], reply: RecordDict, nodes: Collection[int]) -> str | None:
-        """Say why ``reply`` does not count; ``None`` where nothing speaks against it.
+        """Return the reason why ``reply`` does not count, or ``None``.
 
         Args:
             sent: the protocol's record of the stage.
-            reply: to it.
-            nodes: all that take part.
         """
         got = reply.config_records.get(RECORD_KEY_CONFIGS)
         if got is None:
@@ -106,7 +101,6 @@ def _keys_fault(got: ConfigRecord) -> str | None:
 
 
 def _pieces_fault(got: ConfigRecord, whose: str, pieces: str, nodes: Collection[int]) -> str | None:
-    """Say why the pieces are not one short piece of bytes for each of some nodes, none twice; ``None`` if they are."""
     named, held = got.get(whose), got.get(pieces)
     if not isinstance(named, list) or not isinstance(held, list) or len(named) != len(held):
         return f"expected one of {pieces} for each of {whose}"
@@ -126,7 +120,6 @@ def _shares_fault(sent: Mapping[str, Any], got: ConfigRecord, nodes: Collection[
 
 
 def _vector_fault(piece: Any, shape: tuple[int, ...]) -> str | None:
-    """Say why ``piece`` is no array of whole numbers in NumPy's format; only its header is parsed."""
     if not isinstance(piece, bytes):
         return "a masked array is not bytes"
     file = io.BytesIO(piece)

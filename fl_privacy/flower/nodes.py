@@ -1,4 +1,4 @@
-"""Which node holds which partition."""
+"""The assignment of nodes to partitions."""
 
 import logging
 import time
@@ -19,18 +19,18 @@ logger = logging.getLogger(__name__)
 POLL_SECONDS = 0.2
 ANSWER_SECONDS = 600.0
 TRIES = 3
-"""How often a node that fails is asked; one that is silent, once."""
+"""Largest number of queries to a node that fails; a silent one gets one."""
 
 
 MOST_NODES = 100_000
-"""Of a federation; a larger claim of a node is none."""
+"""Largest number of nodes that a node may claim."""
 
 _ASKED, _FIRST_SECONDS = 8, 60.0
-"""Nodes that are asked how many there are, and seconds to wait for the first of them."""
+"""Number of nodes asked for the number of partitions, and seconds to wait for the first."""
 
 
 def partitions_of(grid: Grid) -> int | None:
-    """Ask the first nodes behind ``grid`` of how many partitions theirs is one; ``None`` where they don't agree."""
+    """Ask the first nodes behind ``grid`` for the number of partitions; ``None`` without a majority."""
     deadline = time.monotonic() + _FIRST_SECONDS
     while not (nodes := sorted(grid.get_node_ids())) and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)
@@ -50,17 +50,15 @@ def partitions_of(grid: Grid) -> int | None:
 
 
 class Nodes:
-    """Nodes of the partitions ``clients``; node ids are random, so each node is asked once which partition it holds.
+    """Nodes of the partitions ``clients``; each node is asked once for its partition, since node ids are random.
 
-    A partition belongs to the first node that claims it; only when that node has left may another one take it. What a
-    node that is left aside answers ends no run.
+    A partition belongs to the first node that claims it, until that node leaves. Faulty nodes end no run.
 
     Args:
-        clients: partitions.
         patience: seconds to wait for all of them before the first round.
-        bound: nodes are authenticated, so that a node's id stands for its key: nobody else ever gets its partition.
-        simulated: what nodes are expected to say of their clients; ``None`` takes both.
-        own_data: as ``simulated``, whether they train on a folder of their node; ``None`` takes both.
+        bound: ``True`` if nodes are authenticated, so that a node's id stands for its key and keeps its partition.
+        simulated: required answer of nodes about their clients; ``None`` accepts both.
+        own_data: required answer about training on the node's own folder; ``None`` accepts both.
         reconnect: seconds to wait at the start of each later round for nodes that have left.
     """
 
@@ -88,7 +86,7 @@ class Nodes:
         self._connected: set[int] = set()
 
     def refresh(self, grid: Grid) -> None:
-        """Ask the nodes that are new: before the first round until all partitions are there, later as long as set.
+        """Ask new nodes: before the first round until all partitions are there, later for ``reconnect`` seconds.
 
         Raises:
             UserError: before the first round partitions have no node.
@@ -177,7 +175,6 @@ class Nodes:
         logger.warning("Node %d is left aside: %s", node, reason)
 
     def _is_hopeless(self) -> bool:
-        """Say whether no node that is expected fits, or all that are connected are the whole of another federation."""
         nodes = self._connected
         if len(nodes) >= len(self._clients) and all(self._tries[node] >= TRIES for node in nodes):
             return True

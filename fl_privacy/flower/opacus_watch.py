@@ -1,4 +1,4 @@
-"""What Opacus is asked to do in a client's training, seen from outside: its noise, its sampling, its own epsilon."""
+"""An outside view of Opacus in a client's training: its noise, its sampling and its own epsilon."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,24 +19,22 @@ from fl_privacy.dp_check.verdict import ClaimVerdict
 from fl_privacy.types import Tensors
 
 MOST_DRAWS = 500
-"""Steps of Opacus' optimizer on either neighbor where their number is not given."""
+"""Default number of steps of Opacus' optimizer on either neighbor."""
 
 
 @dataclass(eq=False)
 class OpacusWatch:
-    """Observes what Opacus does in a training, and what is done beside it.
+    """Observe Opacus in a training, and steps made without it.
 
     Attributes:
-        module: the last that was made private.
-        optimizer: its.
-        sample_rate: of its batches, or a larger one of batches that it was stepped on.
-        poisson: whether batches are Poisson samples; ``None`` if those that it was stepped on came from no loader.
-        claims: (epsilon, delta) that its accountant was asked for.
-        engines: accountants that were made: epsilon of each starts from none.
+        sample_rate: sample rate of its batches, the largest if several.
+        poisson: ``True`` for Poisson samples; ``None`` if the batches came from no loader.
+        claims: (epsilon, delta) returned by its accountant, or given as its target.
+        engines: number of accountants, each of which starts from zero.
         multipliers: noise multiplier of each step of the private optimizer.
-        beside: steps of other optimizers on the private model's parameters.
-        others: steps of other optimizers on anything else.
-        inputs: the last batch that entered the module.
+        beside: number of other optimizers' steps on the private model's parameters.
+        others: number of other optimizers' steps on anything else.
+        inputs: at most two examples of the last batch that entered the module.
     """
 
     module: Any = None
@@ -58,7 +56,7 @@ class OpacusWatch:
 
     @property
     def bare_steps(self) -> int:
-        """Count the steps that changed what leaves without the private optimizer."""
+        """Count the steps that changed the upload without the private optimizer."""
         if self.multipliers:
             return self.beside
         moved = any(
@@ -70,8 +68,7 @@ class OpacusWatch:
         """Check Opacus' epsilon, if asked for, against its noise, and one step against its noise multiplier.
 
         Args:
-            asked: how.
-            rounds: of the training, each of which makes an accountant anew.
+            rounds: rounds of the training, each of which makes a new accountant.
         """
         if self.optimizer is None:
             return []
@@ -101,7 +98,7 @@ class OpacusWatch:
         return [*found, *(self._one_step(asked) if self.multipliers else [])]
 
     def _claim(self, asked: Asked) -> Claim | None:
-        """Return what the accountant was asked for; else, of steps without noise, what the noise promised for one."""
+        """Return the accountant's claim; else, after steps without noise, what the noise promised for one."""
         if self.claims:
             epsilon, delta = self.claims[-1]
             return Claim(epsilon=epsilon, delta=delta, unit="example", by="Opacus")
@@ -112,13 +109,12 @@ class OpacusWatch:
         return Claim(epsilon=epsilon, delta=asked.delta, unit="example", by="Opacus' noise multiplier")
 
     def _facts(self) -> Facts:
-        """Return what ran: the steps, their noise, and how their batches were drawn."""
         if self.bare_steps:
             return Facts(noise_multiplier=0.0)
         steps, missing = len(self.multipliers), []
         multiplier = float(self.optimizer.noise_multiplier)
         if len(set(self.multipliers)) > 1:
-            # Without sampling, Gaussian releases of several multipliers are as many of this one.
+            # without sampling, releases of several multipliers equal as many of this one
             multiplier = (sum(z**-2 for z in self.multipliers if z) / steps) ** -0.5 if all(self.multipliers) else 0.0
             missing = ["one noise multiplier for all steps (it changes while the client trains)"]
         elif self.multipliers:
@@ -132,17 +128,17 @@ class OpacusWatch:
         )
 
     def begin(self, module: nn.Module, optimizer: Any) -> None:
-        """Note the parameters of a module that was made private."""
+        """Record the parameters of a module that was made private."""
         self._parameters |= {id(p): p for p in module.parameters()}
         self._before, self._rates, self._trained_on, self.multipliers = [], [], [], []
 
     def batch(self, sampler: Any) -> None:
-        """Note that a loader yields a batch that ``sampler`` chose."""
+        """Record that a loader yields a batch chosen by ``sampler``."""
         self._drawn = True
         self._rates.append(_poisson_rate(sampler))
 
     def enters(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        """Note that a batch enters the private module."""
+        """Record that a batch enters the private module."""
         if inputs and isinstance(inputs[0], Tensor) and len(inputs[0]):
             self.inputs = inputs[0][:2].detach()
         if module.training and torch.is_grad_enabled():
@@ -152,7 +148,7 @@ class OpacusWatch:
             self._rates = []
 
     def private_step(self, optimizer: Any) -> None:
-        """Note a step of the private optimizer, and how its batch was drawn."""
+        """Record a step of the private optimizer, and the sampling of its batch."""
         if optimizer is not self.optimizer:
             return
         self.multipliers.append(float(optimizer.noise_multiplier))
@@ -166,7 +162,7 @@ class OpacusWatch:
         self._trained_on = []
 
     def other_step(self, optimizer: Any) -> None:
-        """Note a step of an optimizer of PyTorch's, unless the private one makes it."""
+        """Record a step of another PyTorch optimizer."""
         if self._inside or self.optimizer is None:
             return
         owned = any(id(p) in self._parameters for group in optimizer.param_groups for p in group["params"])
@@ -174,7 +170,6 @@ class OpacusWatch:
         self.others += not owned
 
     def _one_step(self, asked: Asked) -> list[ClaimVerdict]:
-        """Draw the gradient of a step with a canary in the batch and without it."""
         if self.inputs is None or len(self.inputs) < 1:
             return []
         once = Stated(
@@ -188,7 +183,7 @@ class OpacusWatch:
 
 
 def _poisson_rate(sampler: Any) -> float | None:
-    """Return the rate at which a sampler, or the one that it splits, draws an example; ``None`` if it cuts batches."""
+    """Return the rate of a sampler; ``None`` if it cuts batches."""
     from opacus.utils.uniform_sampler import (  # noqa: PLC0415
         DistributedUniformWithReplacementSampler,
         UniformWithReplacementSampler,
@@ -201,23 +196,22 @@ def _poisson_rate(sampler: Any) -> float | None:
 
 
 def step_of(module: nn.Module, optimizer: Any, inputs: Tensor) -> tuple[Mechanism, Neighbors]:
-    """Make a function of one step: from a batch to the noised sum of its clipped gradients.
+    """Make a function of one step, from a batch to the noised sum of its clipped gradients, and its neighbors.
 
     Args:
-        module: that Opacus made private; its last layer's outputs are taken for logits.
-        optimizer: that Opacus made; neither its state nor its accountant is moved.
-        inputs: a batch that entered the module.
+        module: module that Opacus made private; its last layer's outputs count as logits.
+        optimizer: optimizer that Opacus made; its state and accountant do not change.
     """
     example = inputs[:1].detach()
     canary = 50 * torch.randn(example.shape, generator=torch.Generator().manual_seed(0)).to(example)
     hook = getattr(optimizer, "step_hook", None)
 
     def mechanism(batch: Tensor) -> Tensors:
-        optimizer._is_last_step_skipped = False  # as a training that was cut off within a batch leaves it
+        optimizer._is_last_step_skipped = False  # a training that ended within a batch leaves it set
         optimizer.zero_grad(set_to_none=True)
         outputs = module(batch)
         labels = torch.zeros(len(batch), dtype=torch.int64, device=outputs.device)
-        # Of the least likely class: its gradient is as long as the clipping lets it be.
+        # the least likely class gives a gradient as long as the clipping allows
         labels[1:] = outputs[1:].detach().argmin(1)
         nn.functional.cross_entropy(outputs, labels).backward()
         optimizer.step_hook = None
@@ -236,7 +230,7 @@ def step_of(module: nn.Module, optimizer: Any, inputs: Tensor) -> tuple[Mechanis
 
 @contextmanager
 def watched_opacus() -> Iterator[OpacusWatch]:
-    """Watch what Opacus is asked to do; where it is not installed, nothing is seen."""
+    """Watch Opacus; without it installed, the watch stays empty."""
     watch = OpacusWatch()
     if find_spec("opacus") is None:
         yield watch
@@ -295,7 +289,7 @@ def _watch_steps(watch: OpacusWatch, optimizer: Any) -> None:
             found = step(*given, **more)
         finally:
             watch._inside = False
-        # Parts of a batch that are only added up (``BatchMemoryManager``) release nothing.
+        # parts of a batch that are only summed (``BatchMemoryManager``) release nothing
         if not getattr(optimizer, "_is_last_step_skipped", False):
             watch.private_step(optimizer)
         return found

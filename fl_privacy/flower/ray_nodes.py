@@ -23,19 +23,19 @@ from fl_privacy.flower.grids import LocalGrid, error_reply
 from fl_privacy.progress import counted
 
 _STARTING = 600.0
-"""Seconds that a process may take to start and to make its clients, beside those of its first message."""
+"""Additional seconds for a process to start and make its clients, before its first message."""
 
 
 LOSSES = 2
-"""So many times a message is handed to another actor, where its machine is gone."""
+"""Number of times a message is given to another actor because its machine is gone."""
 
 
 class ClientProcess:
     """Body of a Ray actor: the clients of a source, made once, answering one message at a time.
 
     Args:
-        source: reference to the source, in a list so that it is fetched with the first message and not before, when
-            what goes wrong could not be told.
+        source: reference to the source, in a list so that it is fetched with the first message, when errors can be
+            reported.
     """
 
     def __init__(self, source: list[Any]) -> None:
@@ -61,13 +61,10 @@ class RayGrid(LocalGrid):
     """Nodes served by Ray actors; each node's context travels with its message.
 
     Args:
-        clients: partitions, one node each.
-        start: starts an actor.
-        capacity: how many fit into the cluster as it is.
-        actors: how many; one that dies is replaced while they fit. The message it had gets an error reply, unless its
-            machine is gone: then it goes to another actor, and what it did to the client's memory is gone with it.
-        timeout: seconds for one message, after which its actor is ended and replaced; they are counted from where the
-            actor has started and made its clients.
+        capacity: function that counts the actors fitting into the cluster.
+        actors: number of actors; one that dies is replaced if it fits. Its message gets an error reply, unless its
+            machine is gone: then another actor gets the message and the client's unchanged memory.
+        timeout: seconds for one message, from the actor's readiness on, after which the actor is ended and replaced.
     """
 
     def __init__(
@@ -92,7 +89,6 @@ class RayGrid(LocalGrid):
         self._idle.append(actor)
 
     def deliver(self, messages: Sequence[Message]) -> list[Message]:
-        """Hand the messages to idle actors as these become free."""
         waiting, working, replies = deque(messages), dict[Any, _Errand](), list[Message]()
         progress = counted("reply of a client", messages)
         next(progress, None)
@@ -114,7 +110,7 @@ class RayGrid(LocalGrid):
         return replies
 
     def _next_idle(self, working: Mapping[Any, "_Errand"]) -> Any:
-        """Return an idle actor; one that is starting only while all are, since its machine may be gone."""
+        """Return an idle actor; a starting one only if all are, since its machine may be gone."""
         starting = list(self._preparing.values())
         started = [actor for actor in self._idle if actor not in starting]
         busy = any(errand.actor not in starting for errand in working.values())
@@ -124,7 +120,6 @@ class RayGrid(LocalGrid):
         return chosen
 
     def _wait(self, working: Mapping[Any, "_Errand"]) -> tuple["_Errand | None", bool]:
-        """Wait for an errand to end, and say whether it was answered; ``None`` after an actor has just become ready."""
         import ray  # noqa: PLC0415
 
         oldest = min(working.values(), key=lambda errand: errand.deadline)
@@ -141,7 +136,6 @@ class RayGrid(LocalGrid):
         return None, False
 
     def _reply(self, errand: "_Errand", *, done: bool) -> Message | None:
-        """Return the client's reply, or what went wrong; ``None`` where it is to be asked again."""
         import ray  # noqa: PLC0415
 
         message = errand.message
@@ -160,10 +154,7 @@ class RayGrid(LocalGrid):
         return reply
 
     def _lost(self, errand: "_Errand", error: Exception) -> bool:
-        """Say whether a lost actor's machine is lost too, so that its message goes to another.
-
-        An actor that had nothing to do may have gone with a machine that has been missed since.
-        """
+        """Return ``True`` if an actor's machine is lost too, so that its message goes to another."""
         import ray  # noqa: PLC0415
 
         silent = isinstance(error, ray.exceptions.ActorUnavailableError | ray.exceptions.ObjectLostError)
@@ -186,8 +177,6 @@ class RayGrid(LocalGrid):
 
 @dataclass(eq=False)
 class _Errand:
-    """A message that an actor has, and until when it is waited for."""
-
     actor: Any
     message: Message
     answer: Any
@@ -229,14 +218,12 @@ def check_request(num_cpus: float = 1, num_gpus: float = 0, actors: int | None =
 
 
 def _machines() -> frozenset[str]:
-    """Return the ids of the cluster's machines that are alive."""
     import ray  # noqa: PLC0415
 
     return frozenset(node["NodeID"] for node in ray.nodes() if node["Alive"])
 
 
 def _capacity(num_cpus: float, num_gpus: float) -> int:
-    """Count the actors that fit into the cluster's nodes."""
     import ray  # noqa: PLC0415
 
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]

@@ -1,8 +1,4 @@
-"""Tensors as Flower records and back, without loss, and where the model stands in a message.
-
-One record of arrays, and nothing beside it, is the model. Arrays are serialized as Flower does, without parsing a
-header for each: most are alike.
-"""
+"""Tensors as Flower records and back, without loss, and the place of the model in a message."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -23,11 +19,11 @@ from fl_privacy.models.unwrap_model import first_names, once_each
 from fl_privacy.types import ModelState, Tensors, Upload
 
 NUMPY = "numpy.ndarray"
-"""Flower's serialization type of NumPy's own format."""
+"""Flower's serialization type for NumPy's own format."""
 
 
 def plain_array(values: np.ndarray) -> Array:
-    """Build ``Array.from_numpy_ndarray(values)``, byte for byte."""
+    """Build ``Array.from_numpy_ndarray(values)``, byte for byte, with cached headers."""
     values = np.asarray(values, order="C")
     if values.dtype.hasobject or values.dtype.names is not None:
         return Array.from_numpy_ndarray(values)
@@ -36,7 +32,7 @@ def plain_array(values: np.ndarray) -> Array:
 
 
 def array_values(array: Array) -> np.ndarray:
-    """Return ``array.numpy()``, read-only where the bytes are those that ``plain_array`` writes."""
+    """Return ``array.numpy()``, read-only if ``plain_array`` could have written the bytes."""
     dtype, shape = array.dtype, tuple(array.shape)
     if array.stype == NUMPY and dtype in _PLAIN:
         header = _header(dtype, shape)
@@ -50,12 +46,11 @@ _PLAIN = {
     str(dtype): dtype.itemsize
     for dtype in map(np.dtype, ("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "?"))
 }
-"""Bytes of an element by the name of its type."""
+"""Bytes of an element by dtype name."""
 
 
 @lru_cache(maxsize=4096)
 def _header(dtype: str, shape: tuple[int, ...]) -> bytes:
-    """Return the header that ``numpy.save`` writes before the values."""
     buffer = BytesIO()
     described = {"descr": np.lib.format.dtype_to_descr(np.dtype(dtype)), "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(buffer, described)
@@ -77,29 +72,27 @@ STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 """Last names of batch norm's buffers."""
 
 FLOATING = ("float16", "float32", "float64")
-"""What a floating-point value may be sent as."""
+"""Dtypes in which floating-point values may be sent."""
 
 Places = dict[str, tuple[str, str]]
-"""By the model's name: the record in which an array stands, and its key there."""
+"""Record and key of an array by the model's name for it."""
 
 
 def places_of_model(content: RecordDict, like: Tensors, *, whole: bool = False) -> Places:
-    """Find the values of the model in a message: the one reader, for guard, defense and audit alike.
+    """Find the values of the model in a message, for guard, defense and audit alike.
 
-    A message has one record of arrays that are not empty, or ours, ``parameters`` and ``buffers``, which have no name
-    in common. All arrays in it are of the model by name, shape and kind of numbers, in the order in which they came;
-    "0", "1", ... are the names of the model in its order. What one reader would skip and another one train on (a second
-    record, a name that is not the model's, a floating-point value as whole or complex numbers) is refused.
+    A message has one record of arrays that is not empty, or ``parameters`` and ``buffers`` without a common name. All
+    its arrays must be the model's by name, shape and kind of numbers; "0", "1", ... are the model's names in order.
+    Anything that one reader would skip and another train on (a second record, an unknown name, a floating-point value
+    as whole or complex numbers) is refused.
 
     Args:
-        content: of a message from either side.
-        like: the values of the model by name, in the order of its ``state_dict()``.
-        whole: the message has all parameters in the model's order, so that those who read it by position see the same
-            as those who read it by name. Only batch norm may be missing, which some clients keep for themselves: all of
-            it, its statistics, or its counters.
+        like: values of the model by name, in the order of its ``state_dict()``.
+        whole: ``True`` if all parameters must come in the model's order, the same by position as by name. Only batch
+            norm may be missing, if clients keep it: all of it, its statistics, or its counters.
 
     Raises:
-        UserError: one line that says what does not fit.
+        UserError: the message does not fit; one line names the fault.
     """
     placed = placed_arrays(content)
     keys = [key for _, key in placed]
@@ -136,7 +129,7 @@ def _expect_fits(name: str, array: Array, like: Tensors) -> None:
             " it is not of the architecture agreed on."
         )
     fits = array.dtype in FLOATING if known.is_floating_point() else _kind(array.dtype) in "fiub"
-    if not fits:  # strategies make fractions of counters: these may come as either
+    if not fits:  # strategies turn counters into fractions: these may come as either
         raise UserError(
             f"{name} is expected to be of {str(known.dtype).removeprefix('torch.')} as in the model, but is of"
             f" {array.dtype}; the message is refused."
@@ -176,11 +169,11 @@ def _expect_in_order(names: Sequence[str], like: Tensors) -> None:
 def expect_listed(names: Sequence[str], listed: Sequence[str]) -> None:
     """Refuse arrays ``names`` of a message unless they are ``listed``, the known names of parameters or of all arrays.
 
-    Each array is one of ``listed``, in that order, or a statistic of batch norm, directly behind the parameters of its
-    layer: a client that reads by position must not train a parameter under the name of a statistic.
+    They come in that order; a batch norm statistic may stand only directly behind its layer's parameters, since a
+    client that goes by position must not train a parameter under a statistic's name.
 
     Raises:
-        UserError: one line that says what does not fit.
+        UserError: the names do not fit; one line names the fault.
     """
     if list(names) == list(listed):
         return
@@ -204,13 +197,13 @@ def expect_listed(names: Sequence[str], listed: Sequence[str]) -> None:
 CONFIG = "config"
 METRICS = "metrics"
 CLIENT = "client"
-"""Names of the records of a message beside the arrays; ``client`` says which partition replied."""
+"""Names of a message's records other than arrays; ``client`` holds the partition that replied."""
 
 CLIENT_RAISED = 2
-"""Flower's code of an error that a client raised."""
+"""Flower's error code for an exception in a client."""
 
 UNFIT = 1002
-"""Code of this package's mods: a message is refused for what it says itself, whatever the client's examples are."""
+"""This package's error code for a message refused for its own content, whatever the client's examples are."""
 
 ROUND = "server-round"
 PARTITION = "partition-id"
@@ -230,7 +223,7 @@ TEST = "test"
 
 
 def to_array(tensor: torch.Tensor) -> np.ndarray:
-    """Convert ``tensor`` to NumPy; names, shape and dtype survive the way there and back.
+    """Convert ``tensor`` to NumPy, with its shape and dtype.
 
     Raises:
         UserError: NumPy has no such dtype.
@@ -256,18 +249,18 @@ def _dtype_like(dtype: np.dtype[Any]) -> torch.dtype:
 
 
 def kinds_of_arrays(content: RecordDict, names: Collection[str]) -> dict[str, torch.dtype] | None:
-    """Return the dtypes of the arrays of ``content`` under ``names``, in order; ``None`` for another number of them."""
+    """Return the dtypes of ``content``'s arrays under ``names``, in order; ``None`` if their numbers differ."""
     kinds = [_dtype_like(np.dtype(a.dtype)) for record in content.array_records.values() for a in record.values()]
     return dict(zip(names, kinds, strict=True)) if len(kinds) == len(names) else None
 
 
 def to_record(tensors: Tensors) -> ArrayRecord:
-    """Turn tensors by name into a record."""
+    """Convert tensors by name into a record."""
     return ArrayRecord({name: plain_array(to_array(t)) for name, t in tensors.items()})
 
 
 def to_tensors(record: Mapping[str, Array], like: Tensors | None = None) -> dict[str, torch.Tensor]:
-    """Turn a record into tensors by name; encoded arrays need the tensors expected, ``like``."""
+    """Convert a record into tensors by name; encoded arrays need the expected tensors ``like``."""
     return {
         name: expand(name, array, like or {}) if array.stype == STYPE else to_tensor(array_values(array))
         for name, array in record.items()
@@ -280,19 +273,19 @@ def state_records(state: ModelState) -> dict[str, ArrayRecord]:
 
 
 def all_arrays(content: RecordDict) -> dict[str, Array]:
-    """Return the arrays of a message by name: of its one record, or of ours, ``parameters`` and ``buffers``.
+    """Return the arrays of a message by name: of its only record, or of ``parameters`` and ``buffers``.
 
     Raises:
-        UserError: there are other records of arrays beside it, of which nobody can say which one is the model.
+        UserError: there are other records of arrays, so that the model is ambiguous.
     """
     return {key: array for (_, key), array in placed_arrays(content).items()}
 
 
 def model_values(content: RecordDict, like: Tensors, *, whole: bool = False) -> dict[str, torch.Tensor]:
-    """Return the values of the model in a message, by name, where ``places_of_model`` finds them.
+    """Return the values of the model in a message, by name, at ``places_of_model``.
 
     Raises:
-        UserError: as it does; or, of the ``whole`` model, one of a tied weight's names has other values than the first.
+        UserError: ``places_of_model`` raises, or the names of a tied weight in the ``whole`` model differ in values.
     """
     found = places_of_model(content, like, whole=whole)
     arrays = {name: content.array_records[place][key] for name, (place, key) in found.items()}
@@ -312,21 +305,21 @@ def model_values(content: RecordDict, like: Tensors, *, whole: bool = False) -> 
 
 
 def model_tensors(model: nn.Module) -> Tensors:
-    """Return what a message about ``model`` may hold, by name, in the order of ``state_dict()``; no copies."""
+    """Return the tensors that a message about ``model`` may hold, by name, in ``state_dict()`` order; no copies."""
     held = {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers(remove_duplicate=False))}
     return {name: held[name] for name in model.state_dict() if name in held}
 
 
 def named(arrays: Mapping[str, Array], names: Sequence[str]) -> dict[str, Array]:
-    """Return ``arrays`` under ``names`` where they came as an unnamed list ("0", "1", ...) of that length."""
+    """Return ``arrays`` under ``names`` if they came as an unnamed list ("0", "1", ...) of that length."""
     unnamed = [str(i) for i in range(len(names))]
     return dict(zip(names, arrays.values(), strict=True)) if list(arrays) == unnamed else dict(arrays)
 
 
 def read_state(content: RecordDict, model: nn.Module, *, whole: bool = False) -> ModelState:
-    """Return the values in a message of any layout, split into parameters and buffers as ``model`` has them.
+    """Return the values in a message of any layout, split into ``model``'s parameters and buffers.
 
-    A weight that is tied has one value, under its first name.
+    A tied weight has one value, under its first name.
 
     Raises:
         UserError: the message does not hold this model, see ``places_of_model``.
@@ -341,7 +334,7 @@ def read_state(content: RecordDict, model: nn.Module, *, whole: bool = False) ->
 
 
 def _counted(buffer: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Round ``buffer`` to whole numbers where the model has them: other strategies make fractions of counters."""
+    """Round ``buffer`` if the model has integers, since other strategies turn counters into fractions."""
     counts = buffer.is_floating_point() and not like.is_floating_point()
     return buffer.round().to(like.dtype) if counts else buffer
 
@@ -350,12 +343,10 @@ def read_upload(content: RecordDict, model: nn.Module, weighted_by: str = NUM_EX
     """Return the upload in a reply of any layout.
 
     Args:
-        content: of the reply.
-        model: of the clients.
-        weighted_by: the metric by which the strategy weighs replies, where they have no other number of examples.
+        weighted_by: metric with the number of examples if the reply has no ``num-examples``.
 
     Raises:
-        UserError: the reply does not say how many examples it is of.
+        UserError: the reply does not state its number of examples.
     """
     values = read_state(content, model)
     for key in dict.fromkeys((NUM_EXAMPLES, weighted_by)):
@@ -366,7 +357,7 @@ def read_upload(content: RecordDict, model: nn.Module, weighted_by: str = NUM_EX
 
 
 def rounded(value: object) -> Any:
-    """Round a number, or a list of them, to three digits: what is exact tells of single examples."""
+    """Round a number, or a list of them, to three digits, since exact figures reveal single examples."""
     if isinstance(value, list):
         return [rounded(each) for each in value]
     if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
@@ -378,7 +369,7 @@ def finite_number(metrics: MetricRecord, key: str) -> float:
     """Return the metric ``key``.
 
     Raises:
-        UserError: it is missing, no number, not finite, or seconds below zero.
+        UserError: it is missing, not a finite number, or seconds below zero.
     """
     value = metrics.get(key)
     if not isinstance(value, int | float) or not math.isfinite(value) or (value < 0 and key.endswith(SECONDS)):
@@ -387,7 +378,7 @@ def finite_number(metrics: MetricRecord, key: str) -> float:
 
 
 def read_result(content: RecordDict, sent: ModelState) -> LocalResult:
-    """Return the reply of a ``PrivacyClient`` to ``sent``.
+    """Return the result in a ``PrivacyClient``'s reply to ``sent``.
 
     Raises:
         KeyError: a record is missing.
@@ -417,7 +408,7 @@ def read_result(content: RecordDict, sent: ModelState) -> LocalResult:
 
 
 def _bytes_of(array: Array) -> int:
-    """Count the bytes on the wire, as ``federation.server.upload_bytes`` does: without the header of NumPy's format."""
+    """Count the bytes without NumPy's header, as ``federation.server.upload_bytes`` does."""
     return len(array.data) if array.stype == STYPE else math.prod(array.shape) * np.dtype(array.dtype).itemsize
 
 
@@ -426,7 +417,7 @@ STYPE = "fl_privacy.encoded"
 
 
 def shortest(array: np.ndarray) -> Array:
-    """Encode ``array`` without loss if that is shorter (zeros, few levels), else as Flower serializes it."""
+    """Encode ``array`` without loss if that is shorter (zeros, few levels), else as Flower does."""
     plain = plain_array(array)
     if not np.issubdtype(array.dtype, np.floating) or plainly_shortest(array):
         return plain
@@ -437,15 +428,13 @@ def shortest(array: np.ndarray) -> Array:
 
 
 def expand(name: str, array: Array, like: Tensors) -> torch.Tensor:
-    """Decode the tensor in an array of the type ``STYPE``, in the shape it claims.
+    """Decode an array of the type ``STYPE``, in the shape it claims.
 
     Args:
-        name: of the parameter.
-        array: of ``shortest``.
-        like: the tensors expected, by name: few bytes may claim many zeros, so that none larger is made.
+        like: expected tensors by name; they bound the result, since few bytes may claim many zeros.
 
     Raises:
-        UserError: the name is not expected, the tensor larger than expected, or the bytes are not of such a tensor.
+        UserError: the name is not expected, the tensor larger than expected, or the bytes do not fit.
     """
     if name not in like:
         raise UserError(f"An encoded array is expected to be a parameter of the model, but is {name!r}.")
@@ -462,7 +451,7 @@ MEMORY = "fl-privacy"
 
 
 def load_state(memory: RecordDict, device: torch.device | str = "cpu") -> ClientState:
-    """Return what ``save_state`` kept, on ``device``; empty before the first round."""
+    """Return the state kept by ``save_state``, on ``device``; empty before the first round."""
     if MEMORY not in memory:
         return ClientState()
     return ClientState({name: t.to(device) for name, t in to_tensors(memory.array_records[MEMORY]).items()})
@@ -474,15 +463,14 @@ def save_state(memory: RecordDict, state: ClientState) -> None:
 
 
 MOST_PROBED = 1 << 16
-"""Images of a probe."""
+"""Largest number of images in a probe."""
 
 
 def images_of_probe(probe: object, size: object) -> list[str]:
-    """Name the images that leave with a probe, by which each is counted once a round, in whatever batch.
+    """Name the images of a probe, each of which is counted once a round, whatever the batch.
 
     Args:
         probe: number of the batch, from 0.
-        size: of each batch.
 
     Raises:
         UserError: there is no such probe.

@@ -1,4 +1,4 @@
-"""What a node has answered in a run: a question is answered by one draw of noise, however often it is asked."""
+"""The answers of a node in a run: each message gets one draw of noise, however often it is sent."""
 
 import hashlib
 import json
@@ -40,53 +40,47 @@ from fl_privacy.flower.records import CLIENT_RAISED, ROUND, UNFIT
 logger = logging.getLogger(__name__)
 
 ROUNDS_OF_RUN = "num-server-rounds"
-"""Key of a run's config, as Flower's own apps have it."""
+"""Key of a run's config in Flower's own apps."""
 
 MOST_KEPT = 1 << 30
-"""Bytes of answers that a client keeps, over all runs; the oldest make room. A larger answer is not kept."""
+"""Bytes of answers that a client keeps over all runs; the oldest are removed, and a larger one is not kept."""
 
 MOST_WAITED = 60.0
-"""Seconds for another process of the node that writes down what it answers."""
+"""Seconds to wait for another process of the node that stores its answer."""
 
 COUNTED, KEPT, FORM = ".answered", ".answer", ".form"
-"""Ends of a client's files in the node's folder of a run: by kind the last round; one answer each. In the node's own
-folder: what an answer of a kind looks like, whatever the run."""
+"""Suffixes of a client's files in the node's folder of a run: the last round by kind; one answer each. In the node's
+own folder: the form of answers of a kind in any run."""
 
 REFUSED = " refused"
-"""Behind a question whose kept answer is ``WITHHELD``."""
+"""Suffix of a message's digest if the kept answer is ``WITHHELD``."""
 
 Instead = Callable[[RecordDict], RecordDict | None]
-"""Makes an answer of the form of an earlier one, without the client's examples; ``None`` where that can't be."""
+"""Makes an answer of the form of an earlier one, without the client's examples; ``None`` if that is impossible."""
 
 
 @dataclass(frozen=True)
 class Answers:
-    """The questions that the client of ``context`` has answered, by kind and round.
+    """The messages that the client of ``context`` has answered, by kind and round.
 
-    They are counted in the node's context and in a file beside the node's secret, which a restart
-    leaves. A simulated node counts in its context alone and keeps no answer.
+    They are counted in the node's context and in a file next to the node's secret, which survives a restart. A
+    simulated node counts in its context alone and keeps no answer.
 
     Attributes:
-        context: of the node.
-        rounds: of the run that are answered at most; ``None`` takes the run's own number. Where a run states none, a
-            round is at most ``memory.MOST_AHEAD`` after the last one.
+        rounds: largest number of a round; ``None`` takes the run's. If a run states none, a round is at most
+            ``memory.MOST_AHEAD`` after the last one.
     """
 
     context: Context
     rounds: int | None = None
 
     def again(self, kind: str, round: int, question: str) -> RecordDict | None:
-        """Return the answer to the same question of the same round, or ``None`` where it is new.
-
-        Args:
-            kind: of question.
-            round: its number.
-            question: its digest, see ``digest_of``.
+        """Return the kept answer to the message with the digest ``question``; ``None`` for a new message.
 
         Raises:
-            UserError: another question of this round or of a later one was answered, the answer is not kept any more,
-                or the run has no such round.
-            UnansweredError: this one was refused.
+            UserError: another message of this round or of a later one was answered, the answer is no longer kept, or
+                the run has no such round.
+            UnansweredError: this message was refused before.
         """
         if self._in_file().get(kind) == round and (kept := self._kept(kind, question)) is not None:
             if isinstance(kept, Failure):
@@ -104,22 +98,21 @@ class Answers:
         *,
         instead: Instead | None = None,
     ) -> RecordDict:
-        """Return the answer of ``work`` to a question that is counted first, or the earlier answer.
+        """Count a message first and return the answer of ``work``, or return the earlier answer.
 
         Args:
-            kinds: kinds of question that are answered; the answer is kept under the first.
-            round: number of the round.
-            question: digest, see ``digest_of``.
-            work: the client's; if it fails, the answer is ``instead``, or ``WITHHELD``, kept like any other.
-            instead: for a client that promises differential privacy, which an error would break: makes an answer of
-                the form of an earlier one, and leaves after as long as that took. If there is none to make, the client
-                is not asked such a question again until its operator allows it: errors and answers in turn would tell
-                of the examples, bit by bit.
+            kinds: kinds of the message; the answer is kept under the first.
+            question: digest of the message, see ``digest_of``.
+            work: the client's computation; if it fails, the answer is ``instead`` or ``WITHHELD``, also kept.
+            instead: maker of an answer of an earlier form, for a client that promises differential privacy, which
+                errors would break. It takes as long as that answer did. Without an earlier form, the client gets no
+                more such messages until its operator allows it: alternating errors and answers would reveal the
+                examples bit by bit.
 
         Raises:
             UserError: see ``again``, ``expect_new`` and ``note``.
             UnansweredError: ``work`` failed now or before.
-            UnfitMessageError: ``work`` found that the message does not fit; then the question is not counted.
+            UnfitMessageError: ``work`` found that the message does not fit; it is then not counted.
         """
         first, *others = kinds
         if (kept := self.again(first, round, question)) is not None:
@@ -166,10 +159,10 @@ class Answers:
             raise UserError(answered_before(last, round))
 
     def note(self, round: int, *kinds: str) -> None:
-        """Count the questions of these ``kinds`` before an answer leaves.
+        """Count the messages of these ``kinds`` before an answer leaves.
 
         Raises:
-            UserError: another process of the node was faster, or it can't be written down.
+            UserError: another process of the node was faster, or the file can't be written.
         """
         if not self.forgets:
             with self._locked():
@@ -183,7 +176,6 @@ class Answers:
             remember_answer(self.context.state, kind, round)
 
     def _take_back(self, round: int, before: Mapping[str, int]) -> None:
-        """Count as ``before`` each kind whose last question is that of ``round``."""
         if not self.forgets:
             with self._locked(), _written_down():
                 counted = self._in_file()
@@ -194,10 +186,7 @@ class Answers:
                 remember_answer(self.context.state, kind, last)
 
     def keep(self, kind: str, question: str, answer: RecordDict | None) -> None:
-        """Keep ``answer`` for the same question, in place of the one before; a simulated node keeps none.
-
-        ``None`` keeps that there is none.
-        """
+        """Keep ``answer``, or ``None`` for a refusal, in place of the one before; a simulated node keeps none."""
         if self.forgets:
             return
         path, content = self._path_of_answer(kind), b"" if answer is None else bytes_of(answer)
@@ -210,7 +199,7 @@ class Answers:
 
     @property
     def forgets(self) -> bool:
-        """Say whether the node is simulated: by its operator's word, in this process, or in an actor of Ray."""
+        """Return ``True`` if the node is simulated: by its operator's setting, in this process, or in Ray."""
         return isinstance(self.context, SimulatedContext) or is_simulation() or in_actor()
 
     def _most(self) -> int | None:
@@ -245,7 +234,6 @@ class Answers:
             write_own(path, bytes_of(form), state_key(self.context))
 
     def _ask_no_more(self, kind: str) -> None:
-        """Keep a form without records: the client is not asked again."""
         where = "the run ends" if self.forgets else f"its operator removes {self._path_of_form(kind)}"
         logger.error("The app failed before it ever replied, so it is not asked again until %s.", where)
         self._keep_form(kind, RecordDict())
@@ -283,7 +271,7 @@ class Answers:
 
 @contextmanager
 def _written_down() -> Iterator[None]:
-    """Hide from the server why the node's folders can't be read or written; the node's own log has it."""
+    """Hide from the server why the node's folders fail."""
     try:
         yield
     except (OSError, ValueError, TypeError, AttributeError, UserError) as error:
@@ -294,7 +282,6 @@ def _written_down() -> Iterator[None]:
 
 
 def _make_room(client: str, folder: Path, size: int) -> None:
-    """Remove a client's oldest answers until one of ``size`` bytes is within ``MOST_KEPT``."""
     found = []
     for path in folder.glob(f"run-*/{client}.*{KEPT}"):
         with suppress(FileNotFoundError):
@@ -309,12 +296,12 @@ def _make_room(client: str, folder: Path, size: int) -> None:
 
 
 def digest_of(message: Message) -> str:
-    """Hash all that ``message`` says, its arrays and settings, in order, to distinguish questions."""
+    """Hash the whole of ``message``, arrays and settings in order, to distinguish messages."""
     return digest_of_records(message.metadata.message_type, message.content)
 
 
 def digest_of_records(kind: str, content: RecordDict) -> str:
-    """Hash all that a message of this kind says."""
+    """Hash the whole content of a message of this kind."""
     found = hashlib.sha256(kind.encode())
     for name, record in content.items():
         found.update(f"\n{name!r} {type(record).__name__}".encode())
@@ -329,22 +316,21 @@ def digest_of_records(kind: str, content: RecordDict) -> str:
 
 
 def in_actor() -> bool:
-    """Say whether this process is one of Flower's simulation on Ray."""
+    """Return ``True`` in a process of Flower's simulation on Ray."""
     ray = sys.modules.get("ray")
     return ray is not None and ray.is_initialized() and ray.get_runtime_context().get_actor_id() is not None
 
 
 def answer_once_mod(*, rounds: int | None = None) -> Mod:
-    """Build a mod that makes an app answer a round of training or evaluation once, also after a restart of the node.
+    """Build a mod that makes an app answer a round of training or evaluation once, also after a restart.
 
-    The same question is answered with the same bytes, another one of the same round refused. Whatever the app raises
-    is one line, and its round is used up. It belongs in front of the app of a client whose training function draws:
-    ``ClientApp(mods=[answer_once_mod()])`` with ``train_step`` or ``private_loader``. ``defense_mod`` does it itself.
-    Figures that the app states leave as they are.
+    A repeated message gets the same bytes; another message of the same round is refused, and an exception uses up its
+    round. Place it in front of an app whose training function draws: ``ClientApp(mods=[answer_once_mod()])`` with
+    ``train_step`` or ``private_loader``; ``defense_mod`` contains it.
 
     Args:
-        rounds: of a run that are answered at most; ``None`` takes the run's own number, ``num-server-rounds`` of its
-            config, without which a round is at most ``memory.MOST_AHEAD`` after the last one.
+        rounds: largest number of a round; ``None`` takes ``num-server-rounds`` of the run's config, without which a
+            round is at most ``memory.MOST_AHEAD`` after the last one.
     """
 
     def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
@@ -365,10 +351,10 @@ def answered_once(
 ) -> Message:
     """Return the answer of ``call_next`` to a message, or the earlier one: see ``Answers.once``.
 
-    Training, evaluation and each probe are questions of their own; a probe has no ``instead``.
+    Training, evaluation and each probe are counted separately; a probe has no ``instead``.
 
     Raises:
-        UserError: another question of this round was answered, the run has no such round, or the message says none.
+        UserError: another message of this round was answered, the run has no such round, or the message states none.
         UnansweredError: the app failed, or trains instead of answering a probe.
     """
     kind, round = asked_of(context, message)
@@ -387,7 +373,7 @@ def answered_once(
 
 
 def content_of(reply: Message) -> RecordDict:
-    """Return the content of an app's reply; raise its error, of a mod that refuses the message as such."""
+    """Return the content of an app's reply, or raise its error: ``UnfitMessageError`` if a mod refused the message."""
     if reply.has_error():
         unfit = reply.error.code == UNFIT
         raise (UnfitMessageError if unfit else UserError)(reply.error.reason)
@@ -395,15 +381,12 @@ def content_of(reply: Message) -> RecordDict:
 
 
 def refusing(mod: Mod) -> Mod:
-    """Wrap ``mod`` to reply its errors in a line; other errors of the app stay in the node's log.
-
-    A line that names a place of the node stays there too.
-    """
+    """Wrap ``mod`` to reply its errors in a line; other errors, and lines with a path, stay in the node's log."""
 
     def answering(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         def called() -> Message:
             try:
-                if not message.has_content():  # nor a round, by which it would be counted
+                if not message.has_content():  # nor a round by which it could be counted
                     raise UserError("A message with content is expected, but got an error; it is refused.")
                 return mod(message, context, call_next)
             except UnansweredError as error:
@@ -429,16 +412,16 @@ def _error(message: Message, code: int, reason: str) -> Message:
 
 
 def asked_of(context: Context, message: Message) -> tuple[str, int]:
-    """Return the kind and the round of a question, of which there is one answer.
+    """Return the kind and the round of a message, which has one answer.
 
     Raises:
-        UserError: it has no round: answers without end would average away what is drawn for each.
+        UserError: it has no round: repeated answers would average the noise away.
     """
     number, probe = merged_config(context, message.content).get(ROUND), asked_probe(message.content)
-    if number is None and (group := message.metadata.group_id).isdecimal():  # where Flower's own workflows say it
+    if number is None and (group := message.metadata.group_id).isdecimal():  # the place in Flower's own workflows
         number = int(group)
     if isinstance(number, int) and not isinstance(number, bool):
-        kind = str(message.metadata.message_type).removesuffix(".default")  # which Flower takes for the same
+        kind = str(message.metadata.message_type).removesuffix(".default")  # the same to Flower
         return (kind if probe is None else f"{kind}.probe-{probe[0]}"), number
     raise UserError(
         f"A defended client expects the number of the round as {ROUND!r} in the server's config, but it is missing:"

@@ -1,8 +1,4 @@
-"""Rounds under Flower's own SecAgg+, in which the server sees the sum of the updates and no single one.
-
-Flower has SecAgg+ for its legacy interface only, which this module keeps to itself. Nodes may leave and come back; mods
-make Flower's own local differential privacy a defense, and SecAgg+ repeatable.
-"""
+"""Rounds under Flower's own SecAgg+, in which the server sees the sum of the updates and no single one."""
 
 import itertools
 import json
@@ -77,14 +73,13 @@ def local_dp_mod(
 ) -> Defense:
     """Build ``fl_privacy.defenses.local_dp``, equal in distribution, computed by ``flwr.clientapp.mod.LocalDpMod``.
 
-    The mod acts on a message with the update, as if zeros had been sent. It draws from NumPy's global stream, which is
-    seeded for each update by the client's own and put back afterwards.
+    NumPy's global stream, from which the mod draws, is seeded for each update and restored afterwards.
 
     Args:
-        round_epsilon: the budget of one round, above 0.
-        delta: in (0, 1).
-        clip_norm: l2 norm the update is scaled down to, above 0.
-        sensitivity: l2 distance that the calibration hides; ``None`` takes ``clip_norm``.
+        round_epsilon: budget of one round, above 0.
+        delta: failure probability in (0, 1).
+        clip_norm: largest l2 norm of the update, above 0.
+        sensitivity: l2 distance that the noise hides; ``None`` takes ``clip_norm``.
     """
     ours = local_dp(round_epsilon=round_epsilon, delta=delta, clip_norm=clip_norm, sensitivity=sensitivity)
     mod = LocalDpMod(clip_norm, clip_norm if sensitivity is None else sensitivity, round_epsilon, delta)
@@ -104,7 +99,7 @@ def local_dp_mod(
 
 @dataclass
 class _Letter:
-    """The parts of a ``flwr.app.Message`` that the mod uses; one can't be made outside of a running Flower app."""
+    """The used parts of a ``flwr.app.Message``, which can't be made outside of a Flower app."""
 
     content: RecordDict
 
@@ -122,7 +117,7 @@ def _content(tensors: Tensors) -> RecordDict:
 
 
 def reproducible_mod(seed: int) -> Mod:
-    """Build a mod that draws a client's random rounding, for which Flower uses NumPy's global stream, by ``seed``."""
+    """Build a mod that seeds a client's random rounding, for which Flower uses NumPy's global stream, by ``seed``."""
 
     def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         client = int(context.node_config[PARTITION])
@@ -141,7 +136,6 @@ def _numpy_seed(rng: torch.Generator) -> int | np.ndarray:
 
 @contextmanager
 def _numpy_stream(seed: int | np.ndarray) -> Iterator[None]:
-    """Seed NumPy's global stream by ``seed``; put it back afterwards."""
     before = np.random.get_state()
     np.random.seed(seed)
     try:
@@ -158,11 +152,10 @@ class Masking:
     """Quantization of updates to whole numbers that masks can hide.
 
     Attributes:
-        clip: largest absolute value that an update may hold.
-        levels: of a quantized value.
-        threshold: share of the clients whose key shares unmask the sum, in (0, 1]; of half or less, two groups of
+        clip: largest absolute value of an update.
+        threshold: share of the clients whose key shares unmask the sum, in (0, 1]; with half or less, two groups of
             clients can each be asked for another kind of shares.
-        shares: share of the clients that each shares its keys with and is masked against, in (0, 1].
+        shares: share of the clients with which each exchanges keys and masks, in (0, 1].
     """
 
     clip: float = 8.0
@@ -197,22 +190,12 @@ def secure_rounds(
     threshold: float = 0.67,
     shares: float = 1.0,
 ) -> Generator[Round, None, Traffic]:
-    """Train ``server.state`` under SecAgg+ (Bell et al. 2020), a round each; return what the server received.
+    """Train ``server.state`` under SecAgg+ (Bell et al. 2020), one round at a time; return what the server received.
 
-    Masks hide each update; their keys are shared among the clients, so that the sum can be unmasked as long as
-    ``threshold`` of them answer. Numbers of examples, metrics and whole-number buffers, such as the count of batches of
-    a batch norm, travel in the clear. A client with a value beyond ``clip`` does not take part in the round. A server
-    that breaks the protocol and asks for both kinds of shares unmasks every update, unless clients have a guard.
-
-    Args:
-        server: selects clients and moves the model by the mean.
-        clients: the clients.
-        rounds: how many.
-        clip: largest absolute value that an update may hold.
-        levels: of a quantized value.
-        threshold: share of the clients whose key shares unmask the sum, in (0, 1]; of half or less, two groups of
-            clients can each be asked for another kind of shares.
-        shares: share of the clients that each shares its keys with and is masked against, in (0, 1].
+    Masks hide each update; the sum can be unmasked as long as ``threshold`` of the clients answer. Numbers of examples,
+    metrics and whole-number buffers travel in the clear. A client with a value beyond ``clip`` is left out. A server
+    that asks for both kinds of shares unmasks every update, unless clients have a guard. Settings are those of
+    ``Masking``.
 
     Raises:
         UserError: a setting is out of range, clients keep private layers, or too few clients were left in a round.
@@ -233,12 +216,7 @@ def secure_rounds(
 
 
 def masking_client_app(make_client: Callable[[Context], MaskableClient], mods: Sequence[Mod] = ()) -> ClientApp:
-    """Build a ClientApp whose answers to training messages are those of SecAgg+.
-
-    Args:
-        make_client: for the context of each message.
-        mods: around the protocol.
-    """
+    """Build a ClientApp that answers training messages by SecAgg+, with ``mods`` around the protocol."""
 
     def client_fn(context: Context) -> LegacyClient:
         return make_client(context).to_client()
@@ -247,7 +225,7 @@ def masking_client_app(make_client: Callable[[Context], MaskableClient], mods: S
 
 
 def expect_all_shared(server: Server) -> None:
-    """Raise ``UserError`` if clients keep a part of the model to themselves."""
+    """Raise ``UserError`` if clients keep a part of the model private."""
     if server.personal:
         raise UserError("SecAgg+ is expected with the whole model shared, but layers are private; use defense=none.")
 
@@ -264,12 +242,7 @@ def train_secure_round(
     """Run one round of secure aggregation.
 
     Args:
-        server: selects clients and moves the model by the mean.
-        traffic: leads to them.
-        workflow: of ``Masking``.
-        round: of the training.
-        threshold: for the message.
-        attempt: the number of the protocol's run, where a round may take several; ``None`` takes the round's.
+        attempt: number of the protocol's run if a round may take several; ``None`` takes the round's.
 
     Raises:
         UserError: too few clients were left.
@@ -297,8 +270,6 @@ def train_secure_round(
 
 @dataclass
 class _Summing(LegacyStrategy):
-    """The strategy that the workflow needs: whom to ask, and what to make of the mean."""
-
     server: Server
     traffic: Traffic
     attempt: int
@@ -311,7 +282,7 @@ class _Summing(LegacyStrategy):
     ) -> list[tuple[ClientProxy, FitIns]]:
         proxies = {}
         for client in self.server.select(server_round):
-            if client in self.traffic.breaking:  # without it, since Flower needs the shares of all that were asked
+            if client in self.traffic.breaking:  # left out, since Flower needs the shares of all clients asked
                 self.traffic.failed[client] = self.traffic.breaking[client]
             elif client in self.traffic.nodes:
                 proxies[client] = GridClientProxy(self.traffic.nodes[client], self.traffic, 1)
@@ -364,7 +335,6 @@ class _Summing(LegacyStrategy):
         return None, {}
 
     def _counts(self, replies: Collection[FitRes]) -> dict[str, torch.Tensor]:
-        """Average the buffers that came in the clear."""
         buffers = self.server.state.buffers
         each = [json.loads(str(reply.metrics[COUNTS])) for reply in replies]
         tensors = [{n: torch.tensor(v, dtype=buffers[n].dtype) for n, v in counts.items()} for counts in each]
@@ -388,14 +358,8 @@ class _Summing(LegacyStrategy):
 def rounding_of_mean(step: float, *, examples: int, clients: int, most: int) -> float:
     """Return the largest standard deviation that SecAgg+'s rounding gives each value of the mean.
 
-    A client multiplies its update by its share of the most examples before it rounds it at random to whole steps, so
-    that the rounding of one with few examples counts as much as that of any other.
-
-    Args:
-        step: between neighboring levels.
-        examples: of all clients together.
-        clients: behind the mean.
-        most: examples to which weights are relative.
+    A client scales its update by its share of ``most`` examples before rounding to multiples of ``step``, so that a
+    client with few examples adds as much rounding as any other.
     """
     return step / 2 * math.sqrt(clients) * most / examples
 
@@ -403,10 +367,10 @@ def rounding_of_mean(step: float, *, examples: int, clients: int, most: int) -> 
 logger = logging.getLogger(__name__)
 
 EXAMPLES = "query.examples"
-"""Type of the message that asks for the number of examples, which is told in the clear under SecAgg+."""
+"""Type of the message that asks for the number of examples, which is sent in the clear under SecAgg+."""
 
 TRIES = 4
-"""How often a round is tried."""
+"""Largest number of tries of a round."""
 
 
 def secure_rounds_on_grid(
@@ -420,19 +384,16 @@ def secure_rounds_on_grid(
 ) -> Generator[Round, None, Traffic]:
     """Run ``secure_rounds`` with clients on nodes of their own, whose apps are ``masking_client_app``.
 
-    A node that joins or comes back takes part from the next round on. A round that too few nodes finish, as when one
-    dies between two stages, is tried again, without those whose replies broke the protocol.
+    A node that joins or comes back takes part from the next round on. A round that too few nodes finish is repeated
+    without those whose replies broke the protocol.
 
     Args:
-        grid: leads to the nodes.
-        server: as for ``secure_rounds``.
-        rounds: how many.
-        nodes: which node holds which partition.
+        nodes: node of each partition.
         masking: clip, levels and threshold; nodes take theirs from the run's configuration.
         timeout: seconds to wait for the replies of each of the protocol's four stages.
 
     Raises:
-        UserError: besides what ``secure_rounds`` raises, the nodes do not fit the server's clients.
+        UserError: ``secure_rounds`` raises, or the nodes do not fit the server's clients.
     """
     expect_all_shared(server)
     prompt = PromptGrid(grid)
@@ -443,8 +404,6 @@ def secure_rounds_on_grid(
 
 @dataclass(eq=False)
 class _Retrying:
-    """Rounds on nodes that come and go; one that too few finish is tried again."""
-
     grid: PromptGrid
     traffic: Traffic
     server: Server
@@ -455,7 +414,6 @@ class _Retrying:
     _attempts: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     def round(self, round: int) -> RoundReport:
-        """Run a round, ``TRIES`` times at most."""
         self.traffic.breaking.clear()
         for left in reversed(range(TRIES)):
             self.nodes.refresh(self.grid)
@@ -480,9 +438,9 @@ class _Retrying:
 
 
 def _most_examples(traffic: Traffic, timeout: float, factor: float) -> int:
-    """Return the largest number of examples that a node reports, which scales the weights of all.
+    """Return the largest number of examples of a node, which scales all weights.
 
-    At most ``factor`` times the lower median: one node's claim of 2^62 would leave nothing of the others' updates.
+    It is at most ``factor`` times the lower median: a claim of 2^62 would erase the others' updates.
     """
     questions = [Message(RecordDict(), node, EXAMPLES) for node in traffic.nodes.values()]
     replies = [r for _, r in pair(questions, traffic.send_and_receive(questions, timeout=timeout))]

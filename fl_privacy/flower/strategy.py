@@ -50,20 +50,16 @@ logger = logging.getLogger(__name__)
 
 @dataclass(eq=False, kw_only=True)
 class Federated(Strategy):
-    """Sends each client the server's message and hands the server the replies, in the order of partitions.
+    """Send each client the server's message, and give the server the replies in the order of partitions.
 
     Probes go out before the training messages of their round; their replies train nothing.
 
     Attributes:
-        server: selects, sends, aggregates.
-        audit: which probes are sent.
-        on_round: takes the report of each round.
         patience: seconds to wait for the nodes before the first round.
-        timeout: seconds to wait for the replies to probes; ``start`` takes those for the others.
-        bound: nodes are authenticated: a partition is the first holder's, by its key, for the whole run.
-        simulated: whether the nodes' clients draw from a seed that the server knows; refused where nodes say otherwise.
-            ``None`` takes both.
-        own_data: as ``simulated``, whether nodes train on folders of their own.
+        timeout: seconds to wait for the replies to probes.
+        bound: ``True`` if nodes are authenticated: a partition belongs to its first holder's key for the whole run.
+        simulated: ``True`` if clients must draw from a seed that the server knows, ``False`` if not, ``None`` for both.
+        own_data: ``True`` if nodes must have folders of their own, ``False`` if not, ``None`` for both.
         reconnect: seconds to wait at the start of each later round for nodes that have left.
     """
 
@@ -94,7 +90,6 @@ class Federated(Strategy):
         self._latest: tuple[ModelState, dict[str, ArrayRecord]] | None = None
 
     def arrays(self) -> ArrayRecord:
-        """Return the server's model as one record."""
         records = self._records(self.server.state)
         return ArrayRecord({**records[PARAMETERS], **records[BUFFERS]})
 
@@ -142,7 +137,7 @@ class Federated(Strategy):
         return self._messages
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> None:
-        """Average what the clients with a private part have tested, for ``on_round``."""
+        """Average the test results of clients with a private part, for ``on_round``."""
         if not self.server.personal or self._report is None:
             return
         paired = zip(self._asked, pair(self._messages, replies), strict=True)
@@ -151,7 +146,6 @@ class Federated(Strategy):
         self.on_round(with_personalized(self._report, ends))
 
     def summary(self) -> None:
-        """Log whom this strategy works with."""
         logger.info("%d clients, %s", len(self.server.clients), self.server.plan)
 
     def _send_probes(self, round: int, grid: Grid) -> None:
@@ -171,7 +165,6 @@ class Federated(Strategy):
         return Message(content, self._nodes[client], kind, group_id=str(round))
 
     def _records(self, state: ModelState) -> dict[str, ArrayRecord]:
-        """Return the records of ``state``; clients that are sent the same values share them."""
         if self._latest is None or self._latest[0] is not state:
             self._latest = state, state_records(state)
         return self._latest[1]

@@ -1,4 +1,4 @@
-"""The upload hooks of a defense on the weights that a foreign client replies: on which arrays they act."""
+"""The upload hooks of a defense on the weights that a third-party client replies."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,10 +21,10 @@ from fl_privacy.types import Tensors
 BufferPolicy = Literal["kept", "withheld", "defended"]
 
 Shares = Literal["weights", "change"]
-"""What a client replies: the weights after its training, or by how much they have changed."""
+"""Content of a client's reply: the weights after its training, or their change."""
 
 LOOKS_LIKE_CHANGE = 0.5
-"""Of weights, the reply's norm is hardly ever below this multiple of its difference's to what was sent."""
+"""Factor on the norm of a reply's difference to the model sent; weights hardly ever have a smaller norm."""
 
 _WITHIN = {
     "model": "changes the model",
@@ -38,23 +38,20 @@ _WITHIN = {
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class GuardedUpload:
-    """A defense on replied weights: its hooks see their change by name, reply minus sent.
+    """A defense on replied weights: its hooks act on their change by name, which is then added to the values sent.
 
-    What they make of it is added to what was sent. What they withhold, and all that the defense does not act on, comes
-    back as it was sent, but for buffers of the model that are ``kept``: no array leaves undefended because a server
-    named it so or sent it as another kind of number.
+    Values that they withhold, and arrays that the defense does not act on, come back as they were sent, except for
+    ``kept`` buffers of the model: a server can't exempt an array by its name or kind of number.
 
     Attributes:
-        defense: with upload hooks only.
-        parameters: names that it acts on; ``None`` takes every array of floating-point numbers.
-        buffers: of the model's other arrays, such as running statistics: ``kept`` as the client replies them,
-            ``withheld`` (they come back as they were sent), or ``defended`` like parameters where they are
-            floating-point numbers.
-        of_model: whether ``parameters`` are those of a model, which are floating-point numbers: others are refused. Of
-            names that somebody lists, whole numbers come back as they were sent.
+        parameters: defended names; ``None`` takes every floating-point array.
+        buffers: treatment of the model's other arrays, such as running statistics: ``kept`` as replied, ``withheld``
+            (returned as sent), or ``defended`` like parameters if floating-point.
+        of_model: ``True`` if ``parameters`` are a model's, of which whole numbers are refused; those of a list of names
+            are returned as sent.
         tied: second name of a tied weight -> its first, whose defended value it gets: noise is drawn once.
-        frozen: parameters that the client does not train: they come back as they were sent, without noise.
-        shares: whether clients reply ``weights``, or the ``change``, which is then defended as it is.
+        frozen: parameters that the client does not train; they come back as sent, without noise.
+        shares: ``weights``, or ``change`` if clients reply it, which is then defended itself.
     """
 
     defense: Defense
@@ -113,14 +110,14 @@ class GuardedUpload:
     def __call__(
         self, before: Tensors, after: Tensors, state: ClientState, rng: torch.Generator
     ) -> dict[str, torch.Tensor]:
-        """Return what is uploaded instead of ``after`` by a client that was sent ``before``, under the same names.
+        """Return the upload, by name, that replaces ``after`` from a client that was sent ``before``.
 
-        With a promise of differential privacy, a reply that is not finite counts as ``unchanged``: noise covers no
-        error.
+        With a promise of differential privacy, a reply that is not finite counts as ``unchanged``, since an error would
+        break the promise.
 
         Raises:
-            UserError: a parameter is missing, or is no array of floating-point numbers, sent or replied; or a value is
-                not finite and nothing is promised.
+            UserError: a parameter is missing or not floating-point, sent or replied; or a value is not finite and
+                nothing is promised.
         """
         if not self.of_model:
             self.expect_known(list(before))
@@ -147,18 +144,13 @@ class GuardedUpload:
         return {n: defended[n] if n in defended else self._beside(n, start, before, after) for n in before}
 
     def unchanged(self, before: Tensors, kinds: Mapping[str, torch.dtype]) -> dict[str, torch.Tensor]:
-        """Return the reply of a client that was sent ``before`` and has changed nothing, as these kinds of numbers."""
+        """Return the reply of a client that has changed nothing, in the dtypes ``kinds``."""
         return {name: value.to(kinds[name]) for name, value in self._start(before).items()}
 
     def _start(self, before: Tensors) -> Tensors:
         return before if self.shares == "weights" else {name: torch.zeros_like(t) for name, t in before.items()}
 
     def _acts_on(self, name: str, sent: torch.Tensor, replied: torch.Tensor) -> bool:
-        """Say whether the defense acts on an array.
-
-        Raises:
-            UserError: it is a parameter of the model, but no array of floating-point numbers.
-        """
         floating = sent.is_floating_point() and replied.is_floating_point()
         named = self.parameters is None or self.buffers == "defended" or name in self.parameters
         if not floating and self.of_model and name in (self.parameters or ()):
@@ -169,14 +161,13 @@ class GuardedUpload:
         return named and floating and name not in self.frozen
 
     def _beside(self, name: str, start: Tensors, before: Tensors, after: Tensors) -> torch.Tensor:
-        """Return an array that the defense does not act on: a buffer of the model, or an undeclared one."""
         if self.parameters is not None and name not in self.parameters:
             return after[name] if self.buffers == "kept" else before[name]
         return start[name]
 
 
 def _expect_weights(after: Tensors, change: Tensors) -> None:
-    """Refuse a reply that is near zero and far from what was sent: it is the change of the weights itself."""
+    """Refuse a reply near zero and far from the model sent: it is the change itself."""
     replied, moved = (norm({name: held[name] for name in change}) for held in (after, change))
     if replied < LOOKS_LIKE_CHANGE * moved:
         raise UserError(
@@ -186,12 +177,12 @@ def _expect_weights(after: Tensors, change: Tensors) -> None:
 
 
 def is_statistic(name: str) -> bool:
-    """Say whether an array of this name is a running statistic of batch norm."""
+    """Return ``True`` for the name of a running statistic of batch norm."""
     return name.rpartition(".")[2] in STATISTICS
 
 
 def is_differentially_private(defense: Defense) -> bool:
-    """Say whether a part of ``defense`` adds noise that accountants count."""
+    """Return ``True`` if a part of ``defense`` adds noise that accountants count."""
     return any(isinstance(part.effect, Noise | ClippedExamples | PrivateRelease) for part in defense.parts)
 
 
@@ -201,7 +192,7 @@ def parameter_names(
     """Return the names of the parameters of ``model``, or those of ``names`` that are no statistics.
 
     Raises:
-        UserError: the model is none, or both are given.
+        UserError: ``model`` is not a model, or both are given.
     """
     if model is None:
         return None if names is None else frozenset(name for name in names if not is_statistic(name))
@@ -216,7 +207,7 @@ def tied_names(model: nn.Module | Callable[[], nn.Module] | None) -> dict[str, s
 
 
 def frozen_names(model: nn.Module | Callable[[], nn.Module] | None) -> frozenset[str]:
-    """Return the names of the parameters of ``model`` that need no gradient; none without a model."""
+    """Return the names of the parameters of ``model`` that need no gradient; empty without a model."""
     if model is None:
         return frozenset()
     pairs = made_of(model).named_parameters(remove_duplicate=False)
@@ -224,7 +215,7 @@ def frozen_names(model: nn.Module | Callable[[], nn.Module] | None) -> frozenset
 
 
 def made_of(model: object, options: Mapping[str, object] | None = None) -> nn.Module:
-    """Return ``model`` itself, or what the class or function ``model`` makes.
+    """Return ``model`` itself, or the model that the class or function ``model`` makes.
 
     Raises:
         UserError: it is neither, or needs arguments.

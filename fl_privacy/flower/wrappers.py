@@ -1,7 +1,4 @@
-"""Any Flower strategy, spared the replies that would end or poison its run.
-
-What every strategy around another one does alike.
-"""
+"""Any Flower strategy, without the replies that would end or poison its run."""
 
 import logging
 import math
@@ -25,12 +22,9 @@ from fl_privacy.types import ModelState, Upload
 
 @dataclass(eq=False)
 class StrategyAround(Strategy):
-    """Leaves the evaluation to the strategy within; training is its subclasses' matter.
+    """Leave the evaluation to the inner ``strategy``; subclasses handle training.
 
-    What else the strategy within has, such as methods of an app's own class, is reached through this one.
-
-    Attributes:
-        strategy: any of ``flwr.serverapp.strategy``.
+    Other attributes of the inner strategy, such as methods of an app's own class, are reached through this one.
     """
 
     strategy: Strategy
@@ -57,20 +51,17 @@ logger = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class Sane(StrategyAround):
-    """Hands ``strategy`` the replies that it can use, by the rules of ``federation.replies``; logs why others are not.
+    """Give ``strategy`` the replies that are usable by the rules of ``federation.replies``, and log why others are not.
 
-    For strategies that send all clients the same weights and average those that come back, such as Flower's ``FedAvg``.
-    A reply is left out whose arrays are not those that were sent (names, dtype, shape), not finite or negative
-    variances, or whose change has a norm of over ``factor`` times the median of three or more,
-    of this round or the largest before; whose metrics are other
-    ones than most clients' or not finite. A client counts as at most ``factor`` times the median number of examples.
-    Around it goes ``HonestButCurious(Sane(FedAvg()), ...)``, which then still sees every reply.
+    It is for strategies that average weights, such as Flower's ``FedAvg``. A reply is left out if its arrays differ
+    from those sent (names, dtype, shape), are not finite or have negative variances; if the norm of its change is over
+    ``factor`` times the median of three or more, of this round or the largest before; or if its metrics differ from
+    most clients' or are not finite. A client counts as at most ``factor`` times the median number of examples.
+    ``HonestButCurious(Sane(FedAvg()), ...)`` still sees every reply.
 
     Attributes:
-        strategy: does the training.
-        factor: above 1; ``math.inf`` leaves out no large update.
-        weighted_by: the metric that is the number of examples.
-        excluded: by round, one reason for each node whose reply to a training message was left out.
+        factor: largest multiple of the median, above 1; ``math.inf`` leaves out no large update.
+        excluded: reasons by round and node for the training replies left out.
     """
 
     factor: float = FACTOR
@@ -92,7 +83,6 @@ class Sane(StrategyAround):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Aggregate the usable replies by ``strategy``."""
         usable = self._usable(server_round, list(replies))
         self._sent = []
         return self.strategy.aggregate_train(server_round, usable)
@@ -132,10 +122,7 @@ class Sane(StrategyAround):
         return [answered[index][1] for index in sorted_out.usable]
 
     def _upload(self, state: ModelState, sent: RecordDict, reply: RecordDict) -> Upload:
-        """Return the weights in ``reply``, whose records and names have to be those of ``sent``.
-
-        Strategies turn the whole numbers of a first round into fractions later on; clients may send either back.
-        """
+        """Return the weights in ``reply``; clients may return integers that a strategy has turned into fractions."""
         layout = {key: list(record) for key, record in sent.array_records.items()}
         if {key: list(record) for key, record in reply.array_records.items()} != layout:
             raise UserError("its arrays have other names than those that were sent")
@@ -151,7 +138,6 @@ class Sane(StrategyAround):
 
 
 def _by_place(content: RecordDict) -> dict[str, torch.Tensor]:
-    """Return the arrays of a message by name, or by record and name where there are several records."""
     records = content.array_records
     if len(records) == 1:
         return to_tensors(next(iter(records.values())))
@@ -159,7 +145,6 @@ def _by_place(content: RecordDict) -> dict[str, torch.Tensor]:
 
 
 def _metric_faults(replies: Sequence[RecordDict], weighted_by: str) -> dict[int, str]:
-    """Say why metrics can't be averaged with the others', by index of the reply."""
     layouts = [_layout(reply) for reply in replies]
     usual = Counter(layouts).most_common(1)[0][0] if layouts else ()
     faults = {}

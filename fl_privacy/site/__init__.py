@@ -1,1 +1,1 @@
-"""What a site runs of its own: its policy, the gate that keeps it, and what starts its clients."""
+"""A site's own side: its policy, the gate that enforces it, and the start of its clients."""

@@ -1,1 +1,1 @@
-"""Any Flower app, as it is: run in this process, looked on from both sides, attacked by its own code's answers."""
+"""Any unmodified Flower app: run in this process, observed on both sides, attacked through its own code."""

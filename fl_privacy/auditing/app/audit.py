@@ -1,4 +1,4 @@
-"""From an app to a page: run it, look on, ask clients again, attack, write."""
+"""The audit of an app: run and observe it, ask clients again, attack, and write a page."""
 
 import contextlib
 import logging
@@ -41,29 +41,24 @@ from fl_privacy.rng import streams_put_back
 logger = logging.getLogger(__name__)
 
 USUAL_NODES = 10
-"""As many as Flower simulates where an app names no number."""
+"""Default number of clients, as in Flower's simulation."""
 
 _REFRESHED = 15.0
-"""Seconds between two pages while the app trains."""
+"""Seconds between two versions of the page while the app trains."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """How an app is audited.
+    """Settings of an audit.
 
     Attributes:
-        nodes: clients; ``None`` takes the app's own number, or ten.
-        rounds: of training; ``None`` takes the app's own number.
-        run_config: overrides, as ``flwr run --run-config`` takes them.
-        node_config: of every node, as ``flower-supernode --node-config`` takes it; ``{partition}`` becomes its own.
-        mirror: folder of data sets by hub name; ``None`` lets the app load what it will.
-        out: folder of audits.
-        clients: that are asked again.
-        victims: single examples that are attacked.
-        budget: of the attack: ``quick``, ``standard``, ``thorough``.
-        seconds: after which no further attack is begun.
-        seed: of the app's random streams, and of attacks; ``None`` leaves the app's streams alone.
-        sandboxed: whether this process is kept apart, so that errors may come of that.
+        nodes: number of clients; ``None`` takes the app's own, or ten.
+        run_config: overrides, as in ``flwr run --run-config``.
+        node_config: config of every node, as in ``flower-supernode --node-config``; ``{partition}`` becomes its own.
+        mirror: folder of data sets by hub name; ``None`` lets the app load anything.
+        seconds: time after which no further attack begins.
+        seed: seed of attacks and of the app's random streams; ``None`` leaves the streams alone.
+        sandboxed: ``True`` if this process is isolated, which may cause errors.
     """
 
     nodes: int | None = None
@@ -82,13 +77,7 @@ class Asked:
 
 @dataclass(frozen=True, kw_only=True)
 class Audited:
-    """The result of an audit of an unedited app.
-
-    Attributes:
-        page: where it is.
-        record: what ``audit.json`` holds.
-        line: for a terminal.
-    """
+    """Result of an audit: the page's path, the content of ``audit.json``, and a line for a terminal."""
 
     page: Path
     record: Mapping[str, Any]
@@ -101,10 +90,10 @@ def audit_app(
     tell: Callable[[str], None] | None = None,
     show: Callable[[AppPage, Ran], None] | None = None,
 ) -> Audited:
-    """Run ``app`` in this process and write a page on what its clients give away.
+    """Run ``app`` in this process and write a page on the leakage of its clients.
 
-    The app's code is imported and run, with all that it does. It works in a folder of its own beneath the audit's.
-    ``tell`` hears what goes on, in a few words each time; ``show`` takes pages, where they are not to be written here.
+    The app's code is executed, with all its side effects, in a folder beneath the audit's. ``tell`` gets the progress
+    in a few words, and ``show`` gets the pages instead of files.
 
     Raises:
         UserError: the app can't be loaded, or the folder can't be written.
@@ -125,7 +114,7 @@ def audit_app(
         left_out = stack.enter_context(own_audits_left_out())
         lent = stack.enter_context(moved_names_lent())
         tables: dict[str, np.ndarray] = {}
-        with LoadedBy(tables).looking():  # some apps read their data when they are imported
+        with LoadedBy(tables).looking():  # some apps load their data on import
             server, client = app.load()
         if asked.seed is not None:
             seeded(asked.seed)
@@ -152,8 +141,6 @@ def audit_app(
 
 
 class _Run:
-    """One audit of an unedited app, from the first message to the page."""
-
     def __init__(self, app: App, asked: Asked, folder: Path, nodes: int) -> None:
         self.app, self.asked, self.folder, self.nodes = app, asked, folder, nodes
         self.tell: Callable[[str], None] = lambda text: None
@@ -169,13 +156,11 @@ class _Run:
         self.broken = ""
 
     def refresh(self) -> None:
-        """Write the page while the app trains, at most once every ``_REFRESHED`` seconds."""
         if time.perf_counter() - self._refreshed >= _REFRESHED:
             self._refreshed = time.perf_counter()
             self.write("The app trains; what leaves in clear is shown as it is seen.")
 
     def attack_all(self) -> None:
-        """Ask clients again and attack, scenario by scenario."""
         assert self.grid is not None
         scenarios = Scenarios(
             clients=_clients(self.grid),
@@ -202,7 +187,6 @@ class _Run:
         self.write(going_on)
 
     def write(self, going_on: str) -> AppPage:
-        """Write the page of what is known so far."""
         page, ran = self._page(going_on), self._ran()
         if self.show is not None:
             self.show(page, ran)
@@ -211,13 +195,11 @@ class _Run:
         return page
 
     def leave(self) -> None:
-        """Write on a page that was begun that the audit was interrupted, unless it came to its end."""
         if self.record.get("going_on"):
             self.broken = "It was interrupted; the same command begins anew"
             attempt(lambda: self.write(""))
 
     def finish(self) -> Audited:
-        """Write the page and the record, and return them with a line for the terminal."""
         page = self.write("")
         path = (self.folder / PAGE).absolute()
         return Audited(page=path, record=self.record, line=terminal_line(page, path))
@@ -297,7 +279,7 @@ class _Run:
 
 @contextlib.contextmanager
 def own_audits_left_out() -> Iterator[list[bool]]:
-    """Train the app's strategies under ``audit`` without it, until the block ends; list one entry for each."""
+    """Train the app's strategies under ``audit`` without it until the block ends; list one entry for each."""
     original, found = AuditedStrategy.start, list[bool]()
 
     def start(self: AuditedStrategy, *args: Any, **kwargs: Any) -> Any:
@@ -351,7 +333,6 @@ def _line(line: Any) -> dict[str, Any]:
 
 
 def _facts(grid: TappedGrid) -> list[tuple[str, str]]:
-    """Describe how clients were seen to train, by the first answer that was kept."""
     if not grid.answers:
         return []
     answer = next(iter(grid.answers.values()))
@@ -376,7 +357,6 @@ def _facts(grid: TappedGrid) -> list[tuple[str, str]]:
 
 
 def _steps(optimizers: Mapping[tuple[str, tuple[tuple[str, Any], ...]], int]) -> Iterator[str]:
-    """Describe each optimizer with its settings, from the first to the last where a schedule changes them."""
     for name in dict.fromkeys(name for name, _ in optimizers):
         told = [(dict(settings), steps) for (one, settings), steps in optimizers.items() if one == name]
         (first, _), (last, _), said = told[0], told[-1], list[str]()
@@ -389,7 +369,6 @@ def _steps(optimizers: Mapping[tuple[str, tuple[tuple[str, Any], ...]], int]) ->
 
 
 def _uploaded(found: Matched) -> list[tuple[str, str]]:
-    """Say what of the network clients upload, and how that is known."""
     if not found.parameters:
         return [("What is uploaded", "none of the parameters of the network, as far as values, names and places tell")]
     known = {
@@ -416,7 +395,7 @@ def _folder(out: Path, name: str) -> Path:
 
 @contextlib.contextmanager
 def working_in(folder: Path) -> Iterator[None]:
-    """Let the app work, and leave its files, in ``folder``."""
+    """Set the app's working folder to ``folder``."""
     before, path = Path.cwd(), list(sys.path)
     os.chdir(folder)
     try:

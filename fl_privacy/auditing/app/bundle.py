@@ -1,4 +1,4 @@
-"""A Flower app in a folder or a bundle: what its pyproject.toml says, and its two halves as Flower loads them."""
+"""A Flower app in a folder or bundle: its pyproject.toml, server app and client app."""
 
 import shutil
 import tempfile
@@ -19,34 +19,30 @@ from fl_privacy.files.foreign import expanded
 from fl_privacy.flower.inside.identity import loaded, parse_config_args
 
 LARGEST_BUNDLE = 1 << 30
-"""Bytes that a bundle may unpack to."""
+"""Largest size of an unpacked bundle in bytes."""
 
 MOST_ENTRIES = 20_000
-"""Files of a bundle."""
+"""Largest number of files in a bundle."""
 
 LARGEST_PROJECT = 1 << 20
-"""Bytes of a ``pyproject.toml``."""
+"""Largest size of a ``pyproject.toml`` in bytes."""
 
 MOST_NODES = 1000
-"""That are taken from a file; ``--nodes`` may ask for more."""
+"""Largest number of nodes from a file; ``--nodes`` may ask for more."""
 
 ROUNDS_KEYS = ("num-server-rounds", "num-rounds", "num_server_rounds", "num_rounds", "rounds", "server-rounds")
-"""Keys of the run config under which apps keep their number of rounds, the likeliest first."""
+"""Run config keys of the number of rounds, the likeliest first."""
 
 Config = dict[str, bool | int | float | str]
 
 
 @dataclass(frozen=True, kw_only=True)
 class App:
-    """What ``pyproject.toml`` says.
+    """Content of ``pyproject.toml``.
 
     Attributes:
-        folder: that holds it.
-        name: of the project.
-        server, client: references to the two halves, such as ``package.server_app:app``.
-        config: the run config, flat.
-        dependencies: as they are written.
-        nodes: of the first simulation that it names; ``None`` where it names none.
+        server, client: references such as ``package.server_app:app``.
+        nodes: number of nodes of the first simulation, or ``None``.
     """
 
     folder: Path
@@ -58,7 +54,7 @@ class App:
     nodes: int | None = None
 
     def load(self) -> tuple[ServerApp, ClientApp]:
-        """Import both halves, which runs the app's code.
+        """Import server and client app, which executes the app's code.
 
         Raises:
             UserError: the code can't be imported, or is no app.
@@ -83,7 +79,6 @@ class App:
         return server, client
 
     def _missing(self, error: ModuleNotFoundError) -> str:
-        """Say in a sentence which package the app needs, or names and does not have."""
         module = error.name or "a module"
         for reference in (self.server, self.client):
             if reference.partition(":")[0].partition(".")[0] == module.partition(".")[0]:
@@ -97,7 +92,7 @@ class App:
         )
 
     def with_config(self, overrides: Sequence[str], rounds: int | None) -> Config:
-        """Return the run config with ``overrides`` (key=value, each with its own type) and the number of rounds.
+        """Return the run config with ``overrides`` (key=value, typed) and the number of rounds.
 
         Raises:
             UserError: the app has no such key, or the value is of another type.
@@ -117,9 +112,9 @@ class App:
 
 
 def read_app(path: str | Path) -> App:
-    """Load the description of the app in folder or bundle (.fab) ``path``; nothing of it is imported.
+    """Load the description of the app in a folder or bundle (.fab) without importing it.
 
-    A bundle is unpacked into a folder of its own, which is removed with the last reference to what is returned.
+    A bundle is unpacked into a temporary folder, which is removed with the last reference to the result.
 
     Raises:
         UserError: it is no Flower app.
@@ -167,13 +162,11 @@ def _read(folder: Path, path: str | Path) -> App:
 
 
 def _table(told: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """Return the table under ``key``; empty where there is none."""
     found = told.get(key)
     return found if isinstance(found, Mapping) else {}
 
 
 def _unpacked(bundle: Path) -> Path:
-    """Unpack an app's bundle into a folder of its own."""
     into = Path(tempfile.mkdtemp(prefix="fl-privacy-app-"))
     try:
         with zipfile.ZipFile(bundle) as archive:
@@ -189,14 +182,14 @@ def _unpacked(bundle: Path) -> Path:
     except UserError:
         shutil.rmtree(into, ignore_errors=True)
         raise
-    except Exception as error:  # damaged, or behind a password: each way to compress has errors of its own
+    except Exception as error:  # damaged or encrypted: each compression has its own errors
         shutil.rmtree(into, ignore_errors=True)
         raise UserError(f"{bundle} is expected to be a bundle as `flwr build` writes, but is none.") from error
     return into
 
 
 def _config_of(nested: Mapping[str, Any], project: Path) -> Config:
-    """Join the tables of a run config, which dotted keys may nest deeper than Python follows."""
+    """Flatten a run config, whose dotted keys may exceed Python's recursion limit."""
     try:
         return _flat(nested)
     except RecursionError as error:
@@ -204,7 +197,6 @@ def _config_of(nested: Mapping[str, Any], project: Path) -> Config:
 
 
 def _flat(nested: Mapping[str, Any], before: str = "") -> Config:
-    """Join nested keys by dots, as Flower joins them."""
     found: Config = {}
     for key, value in nested.items():
         name = f"{before}.{key}" if before else key
@@ -221,16 +213,11 @@ def _nodes(federations: Mapping[str, Any]) -> int | None:
 
 
 def read_pairs(option: str, texts: Sequence[str]) -> Config:
-    """Combine the pairs in all of ``texts``, key=value each.
-
-    Raises:
-        UserError: one of them is no such text.
-    """
+    """Combine the key=value pairs in all of ``texts``; ``UserError`` for any other text."""
     return {key: value for text in texts for key, value in _pairs(option, text).items()}
 
 
 def _pairs(option: str, text: str) -> dict[str, Any]:
-    """Parse ``key=value key=value`` as ``flwr run --run-config`` does."""
     try:
         found = dict(parse_config_args([text]))
         if not found:
@@ -241,7 +228,6 @@ def _pairs(option: str, text: str) -> dict[str, Any]:
 
 
 def _like(old: object, new: Any, key: str) -> Any:
-    """Check that ``new`` has the type of the app's value; a whole number may become a real one."""
     if isinstance(old, float) and isinstance(new, int) and not isinstance(new, bool):
         return float(new)
     if type(old) is not type(new):

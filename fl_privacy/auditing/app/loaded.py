@@ -1,4 +1,4 @@
-"""What clients load, as far as libraries that many use let on: rows, columns and labels to compare replies with."""
+"""The rows, columns and labels that clients load through common libraries, for comparison with their replies."""
 
 import importlib
 import importlib.util
@@ -21,7 +21,7 @@ from fl_privacy.federation.replies import Failure, attempt
 MOST_ROWS = 20_000
 
 MOST_CLASSES = 1000
-"""Different labels beyond which they are taken for numbers."""
+"""Largest number of different labels that count as classes."""
 
 READERS = (
     "read_csv",
@@ -34,16 +34,16 @@ READERS = (
     "read_json",
     "read_feather",
 )
-"""Of pandas."""
+"""Loading functions of pandas."""
 
 
 class LoadedBy:
-    """Notes which partitions of ``flwr_datasets`` a client takes while it answers, and which tables of pandas.
+    """Record which ``flwr_datasets`` partitions and pandas tables a client loads while it answers.
 
     Args:
-        tables: columns of all tables that clients read so far, which they may keep from one message to the next.
-        since: a file written after this time, in seconds since 1970, may be a log of the app's own.
-        answered: messages so far; a log has a line for each at most, what is longer are data that the app wrote anew.
+        tables: columns of all tables loaded so far, which clients may keep between messages.
+        since: time in seconds since 1970 after which a written file may be a log of the app.
+        answered: number of messages so far; a longer table is no log but data that the app wrote.
     """
 
     def __init__(self, tables: dict[str, np.ndarray] | None = None, since: float = math.inf, answered: int = 0) -> None:
@@ -53,10 +53,10 @@ class LoadedBy:
 
     @contextmanager
     def looking(self) -> Iterator[None]:
-        """Look on until the block ends."""
+        """Observe until the block ends."""
         with ExitStack() as stack:
             if importlib.util.find_spec("flwr_datasets") is not None:
-                loaded_when_used("seaborn")  # by its plots
+                loaded_when_used("seaborn")  # imported by its plots
                 owner = importlib.import_module("flwr_datasets").FederatedDataset
                 stack.enter_context(_replaced(owner, "load_partition", self._around))
             if importlib.util.find_spec("pandas") is not None:
@@ -69,7 +69,7 @@ class LoadedBy:
     def _around_reading(self, read: Any) -> Any:
         def table(*args: Any, **kwargs: Any) -> Any:
             found = read(*args, **kwargs)
-            short = attempt(lambda: len(found) <= self._answered)  # what is read in pieces has no length
+            short = attempt(lambda: len(found) <= self._answered)  # a table in pieces has no length
             if args and short is True and _written_after(args[0], self._since):
                 return found
             noted = attempt(lambda: _numbers(found))
@@ -87,7 +87,7 @@ class LoadedBy:
         return loaded
 
     def of(self, seen: Watched, fits: Sequence[Fitted] = ()) -> Loaded:
-        """Collect the data that the client behind ``seen``, and what it fitted, loaded."""
+        """Collect the data that the client behind ``seen``, and its fitted models, loaded."""
         columns: dict[str, np.ndarray] = dict(self._tables)
         for partition in self._partitions[-1:]:
             found = attempt(lambda: _columns(partition))  # noqa: B023
@@ -96,7 +96,7 @@ class LoadedBy:
         for partition in self._partitions[-1:] if labels is None else ():
             told = attempt(lambda: _classes(partition))  # noqa: B023
             labels = None if isinstance(told, Failure) else told
-        # count the examples that entered modules, where no loader gave them
+        # without a loader, count the examples that entered modules
         examples = seen.loaded or sum(len(next(iter(each), torch.empty(0))) for each in seen.inputs)
         for fit in fits[-1:] if labels is None else ():
             rows, labels, examples = [*rows, fit.rows[:MOST_ROWS]], _classes_of(fit), examples or len(fit.rows)
@@ -104,7 +104,6 @@ class LoadedBy:
 
 
 def _classes_of(fit: Fitted) -> np.ndarray | None:
-    """Return the classes of what was fitted as numbers, in their order; ``None`` where labels are no classes."""
     found, numbers = np.unique(fit.labels, return_inverse=True)
     plain = found.dtype.kind != "f" or bool((found == found.round()).all())
     return numbers if plain and len(found) <= MOST_CLASSES else None
@@ -121,7 +120,7 @@ def _numbers(table: Any) -> dict[str, np.ndarray]:
 
 
 def _columns(partition: Any) -> dict[str, np.ndarray]:
-    """Select the columns of numbers, of at most ``MOST_ROWS`` rows."""
+    """Select the numeric columns, of at most ``MOST_ROWS`` rows."""
     kept = [
         name
         for name, kind in partition.features.items()
@@ -135,7 +134,7 @@ def _columns(partition: Any) -> dict[str, np.ndarray]:
 
 
 def _rows(seen: Watched) -> tuple[list[np.ndarray], np.ndarray | None]:
-    """Collect inputs (N, F) of the batches that were seen, and their labels."""
+    """Collect inputs (N, F) of the observed batches, and their labels."""
     batches = seen.batches or seen.inputs
     groups: dict[tuple[int, ...], list[torch.Tensor]] = {}
     for batch in batches:

@@ -1,4 +1,4 @@
-"""Data sets by their hub name from files of a local folder, for sites without the hub."""
+"""Data sets by hub name from a local folder, and copies of an app's files."""
 
 import importlib
 import importlib.util
@@ -12,15 +12,15 @@ from typing import Any
 from fl_privacy.errors import UserError
 
 KINDS = {".parquet": "parquet", ".csv": "csv", ".jsonl": "json", ".json": "json"}
-"""Of files that make a data set -> the reader of ``datasets`` for them."""
+"""File suffix -> format name of ``datasets``."""
 
 
 @contextmanager
 def mirrored(folder: Path | None) -> Iterator[set[str]]:
-    """Redirect ``datasets.load_dataset`` from ``someone/NAME`` to ``folder/NAME``, and collect the names asked for.
+    """Redirect ``datasets.load_dataset`` from ``someone/NAME`` to ``folder/NAME``, and collect the requested names.
 
     A data set is a folder of files ``<split>.parquet``, ``.csv`` or ``.json(l)``, named as on the hub with or without
-    its owner, with ``-`` or ``_``. What the folder does not have is an error that names the folder, not a download.
+    its owner, with ``-`` or ``_``. A missing one is an error that names the folder, not a download.
     """
     asked: set[str] = set()
     if folder is None or importlib.util.find_spec("datasets") is None:
@@ -54,7 +54,7 @@ def mirrored(folder: Path | None) -> Iterator[set[str]]:
 
 @contextmanager
 def in_one_process() -> Iterator[None]:
-    """Let ``datasets`` map without extra processes, since forks of this one may hang on its threads."""
+    """Make ``datasets`` map without extra processes, since forks of this one may hang on its threads."""
     if importlib.util.find_spec("datasets") is None:
         yield
         return
@@ -88,18 +88,16 @@ MOST_BYTES = 128 << 20
 MOST_FILES = 5000
 
 CODE = (".py", ".pyc", ".fab")
-"""What is imported from where it is, or is of no use to the app."""
+"""Suffixes of files that are imported in place, or of no use to the app."""
 
 OTHERS = ("__pycache__", "node_modules", "venv")
 
 
 def copied_files(app: Path, into: Path) -> str:
-    """Copy the files of the folder ``app`` that are no code to ``into``, in the same places; keep what is there.
+    """Copy the non-code files of the folder ``app`` to ``into``, without overwriting.
 
-    Hidden files, links, and folders that hold an audit or ``into`` itself, stay where they are.
-
-    Returns:
-        a sentence about what was not copied, since it is too much; empty where all was.
+    Hidden files, links, and folders that hold an audit or ``into`` are skipped. Returns a sentence on files left out
+    for their size, else an empty string.
     """
     files = room = 0
     for place, folders, names in os.walk(app):

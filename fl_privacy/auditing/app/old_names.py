@@ -1,4 +1,4 @@
-"""Names of Flower that have moved: an app that was written for an earlier version is lent them where they are now."""
+"""Names that Flower has moved, provided to apps written for earlier versions."""
 
 import importlib
 import sys
@@ -12,15 +12,12 @@ MOVED: Mapping[str, Mapping[str, str]] = {
     "flwr.common.typing": {"UserConfig": "flwr.app", "UserConfigValue": "flwr.app"},
     "flwr.client.typing": {"ClientAppCallable": "flwr.clientapp.typing", "Mod": "flwr.clientapp.typing"},
 }
-"""Module of an earlier version -> its names -> modules that have them now."""
+"""Earlier module -> its names -> their present modules."""
 
 
 @contextmanager
 def moved_names_lent() -> Iterator[list[str]]:
-    """Lend apps the names in ``MOVED`` until the block ends; list those that were asked for, ``module.name``.
-
-    A name that Flower still has where it was stays as it is.
-    """
+    """Provide the names in ``MOVED``, if missing, until the block ends; list those used, as ``module.name``."""
     asked: list[str] = []
     with ExitStack() as stack:
         for place, names in MOVED.items():
@@ -37,7 +34,7 @@ def moved_names_lent() -> Iterator[list[str]]:
 
 
 def lent_in_words(asked: list[str]) -> str:
-    """Say in a sentence that the names ``asked`` for were lent."""
+    """Describe the provided names in a sentence."""
     return (
         f"The app names {', '.join(asked)}, which Flower {metadata.version('flwr')} has elsewhere: it was lent"
         " them here, and would not start by itself."
@@ -45,8 +42,6 @@ def lent_in_words(asked: list[str]) -> str:
 
 
 def _lender(place: str, names: Mapping[str, str], asked: list[str]) -> Any:
-    """Make the function that a module asks for names that it does not have (PEP 562)."""
-
     def lend(name: str) -> Any:
         if name not in names:
             raise AttributeError(f"module {place!r} has no attribute {name!r}")

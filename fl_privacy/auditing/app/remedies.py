@@ -1,17 +1,17 @@
-"""Errors of an app that may be the doing of the sandbox it runs in."""
+"""Errors of an app that its sandbox may cause."""
 
 import re
 from collections.abc import Iterable
 
 
 def remedies(problems: Iterable[str]) -> list[str]:
-    """Say which of the ``problems`` the sandbox may have made, a sentence for each kind, and what helps."""
+    """Return a sentence with the remedy for each kind of ``problems`` that the sandbox may cause."""
     text = "\n".join(problems)
     return [sentence for words, sentence in _OF_THE_SANDBOX if words.search(text)]
 
 
 def with_remedies(problems: Iterable[str]) -> list[str]:
-    """Return ``problems``, each with what the sandbox has to do with it, said once."""
+    """Return ``problems``, each followed by its remedy, if that is new."""
     found, said = list[str](), set[str]()
     for problem in problems:
         new = [sentence for sentence in remedies([problem]) if sentence not in said]

@@ -1,4 +1,4 @@
-"""What an app says of itself, read without running anything of it."""
+"""A static review of an app's code."""
 
 import ast
 import math
@@ -16,7 +16,7 @@ from fl_privacy.site.gate.accounting import epsilon_of
 MOST_ROUNDS = 1_000_000
 
 MOST_FILES, MOST_BYTES = 2000, 1 << 20
-"""Files of an app that are read, and bytes of one."""
+"""Largest number of files that are reviewed, and largest size of one in bytes."""
 
 DEFENSES = {
     "fixedclipping_mod": "clips each client's update; without noise of the server that bounds nothing",
@@ -32,7 +32,7 @@ DEFENSES = {
     "SecAggWorkflow": "masks updates, so that the server sees sums alone",
     "PrivacyEngine": "DP-SGD of Opacus, within the training of a client",
 }
-"""Names of Flower's and Opacus's protections -> what they do."""
+"""Names of Flower's and Opacus's protections -> their effects."""
 
 PICKLES = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 NETWORK = {
@@ -49,12 +49,12 @@ NETWORK = {
     "paramiko",
 }
 DANGEROUS = {"eval", "exec", "system", "popen", "Popen", "run", "call", "check_call", "check_output"}
-"""Functions of Python's, ``os``'s and ``subprocess``'s that run what they are given."""
+"""Functions of Python, ``os`` and ``subprocess`` that execute their arguments."""
 
 ANSWERS = {"train", "evaluate", "query"}
 
 DELTA = 1e-5
-"""At which epsilon is said where an app names no delta."""
+"""Default delta of an epsilon."""
 
 _STRATEGY = re.compile(r"(Fed|Krum|MultiKrum|Bulyan|QFed|FaultTolerant|DifferentialPrivacy)\w*|Strategy")
 _PRIVACY = re.compile(
@@ -68,7 +68,7 @@ _CENTRAL = "DifferentialPrivacy"
 
 @dataclass(frozen=True, kw_only=True)
 class Note:
-    """One thing in the code, and where: file and line."""
+    """One thing in the code, with file and line."""
 
     what: str
     where: str
@@ -76,22 +76,15 @@ class Note:
 
 @dataclass(frozen=True, kw_only=True)
 class Review:
-    """What was read from the uploads of an unedited app.
+    """Findings in the code of an unedited app.
 
     Attributes:
-        app: its name.
-        server, client: references to its halves.
         answers: messages that clients answer, as the Message API names them.
-        strategies: classes of strategies that are made or derived from.
-        claims: what settings of differential privacy come to.
-        protections: Flower's own and Opacus's that are used.
-        mods: what is given as ``mods=``.
-        settings: of the run config that have to do with privacy.
-        pins: dependencies, and whether each is pinned to a version.
-        pickles: where objects are packed or unpacked.
-        network: modules that talk to others, beside Flower.
-        runs: where code or commands are run from text.
-        unread: files that could not be parsed.
+        strategies: strategy classes that are made or derived from.
+        settings: run config settings on privacy.
+        pins: dependencies -> ``True`` if pinned to a version.
+        network: modules other than Flower that use the network.
+        runs: places that execute code or commands from text.
     """
 
     app: str
@@ -110,11 +103,9 @@ class Review:
     unread: list[str] = field(default_factory=list)
 
     def as_plain(self) -> dict[str, Any]:
-        """Return the review as plain data for JSON."""
         return asdict(self)
 
     def in_words(self) -> str:
-        """Describe the review in words."""
         lines = [f"{self.app}: {self.server}, {self.client}; read, not run."]
         lines += _section("Clients answer", self.answers)
         lines += _section("Strategies", self.strategies) or ["Strategies: none of Flower's is named."]
@@ -139,7 +130,7 @@ class Review:
 
 
 def review_app(path: str | Path) -> Review:
-    """Read the app in the folder, or the bundle, ``path``; nothing of it is imported or run.
+    """Review the app in the folder or bundle ``path`` without importing or running it.
 
     Raises:
         UserError: it is no Flower app.
@@ -171,7 +162,6 @@ def review_app(path: str | Path) -> Review:
 
 
 def _sources(app: App) -> Iterator[Path]:
-    """List the Python files of the app, without hidden folders and links."""
     for file in sorted(app.folder.rglob("*.py")):
         hidden = any(part.startswith(".") for part in file.relative_to(app.folder).parts)
         if file.is_file() and not file.is_symlink() and not hidden:
@@ -224,13 +214,12 @@ def _look_at_call(node: ast.Call, where: str, found: Review) -> None:
 
 
 def _runs_text(called: ast.expr) -> bool:
-    """Say whether it is Python's own ``eval`` or ``exec``, and not a network's ``net.to(device).eval()``."""
+    """Return ``True`` for Python's own ``eval`` or ``exec``, not for a network's ``net.eval()``."""
     own = isinstance(called, ast.Name) and called.id in {"eval", "exec"}
     return own or _name(called) in {"builtins.eval", "builtins.exec"}
 
 
 def _look_at_answers(node: ast.FunctionDef, file: str, found: Review) -> None:
-    """Take down which messages a function of the client app answers."""
     app = found.client.partition(":")[2]
     for each in node.decorator_list:
         called = each.func if isinstance(each, ast.Call) else None
@@ -241,7 +230,7 @@ def _look_at_answers(node: ast.FunctionDef, file: str, found: Review) -> None:
 
 
 def _local_claim(node: ast.Call) -> str:
-    """Say in a sentence what a ``LocalDpMod`` claims, where its settings are written as numbers; empty else."""
+    """Describe the claim of a ``LocalDpMod`` with literal settings."""
     told = dict(zip(("clipping_norm", "sensitivity", "epsilon", "delta"), map(_constant, node.args), strict=False))
     told |= {k.arg: _constant(k.value) for k in node.keywords if k.arg}
     clip, sensitivity, epsilon = (_finite(told.get(name)) for name in ("clipping_norm", "sensitivity", "epsilon"))
@@ -259,7 +248,7 @@ def _local_claim(node: ast.Call) -> str:
 
 
 def _central_claims(app: App, found: Review) -> Iterator[Note]:
-    """Yield what the noise multiplier of the run config comes to under Flower's strategies of differential privacy."""
+    """Yield the epsilon of the run config's noise multiplier under Flower's strategies."""
     if not any(note.what.startswith(_CENTRAL) for note in found.protections):
         return
     rounds = next((app.config[key] for key in ROUNDS_KEYS if key in app.config), 1)
@@ -276,7 +265,6 @@ def _central_claims(app: App, found: Review) -> Iterator[Note]:
 
 
 def _finite(value: object) -> float | None:
-    """Return a number that a file states as a finite float; ``None`` where it is none."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
@@ -287,7 +275,6 @@ def _finite(value: object) -> float | None:
 
 
 def _constant(node: ast.AST) -> Any:
-    """Compute what an expression of literals and signs is; ``None`` where it is none."""
     try:
         return ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
@@ -299,9 +286,8 @@ def _top(name: str) -> str:
 
 
 def _name(node: ast.AST) -> str:
-    """Return the dotted name of what is called; empty where it has none."""
     parts = []
-    while isinstance(node, ast.Attribute):  # one of thousands of dots is deeper than calls may nest
+    while isinstance(node, ast.Attribute):  # a loop, since thousands of dots exceed the recursion limit
         parts.append(node.attr)
         node = node.value
     if isinstance(node, ast.Name):

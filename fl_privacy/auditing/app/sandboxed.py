@@ -1,4 +1,4 @@
-"""An audit within a sandbox: what it says to the process outside."""
+"""An audit within a sandbox, and its messages to the process outside."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -16,12 +16,9 @@ Say = Callable[[Sequence[bytes]], None]
 
 
 def audit_within(app: str, asked: Mapping[str, Any], say: Say) -> None:
-    """Audit the app in folder or bundle ``app``, and say name, progress and pages.
+    """Audit the app in folder or bundle ``app``, and send name, progress and pages by ``say``.
 
-    Args:
-        app: its place.
-        asked: fields of ``Asked`` as plain values; ``out`` is of the sandbox.
-        say: sends a message.
+    ``asked`` has the fields of ``Asked`` as plain values, with an ``out`` inside the sandbox.
     """
     logging.getLogger("flwr").propagate = False  # it writes its own lines
     try:
@@ -40,6 +37,6 @@ def audit_within(app: str, asked: Mapping[str, Any], say: Say) -> None:
             found, Asked(**told, sandboxed=True), lambda text: say([Said.TOLD, text.encode(errors="replace")]), show
         )
         say([Said.DONE, last])
-    except (Exception, SystemExit) as error:  # noqa: BLE001  (of foreign code anything can come)
+    except (Exception, SystemExit) as error:  # noqa: BLE001  (third-party code can raise anything)
         said = str(error) if isinstance(error, UserError) else f"The app raised {in_one_line(error)}."
         say([Said.FAILED, " ".join([said, *remedies([said, repr(error.__cause__)])]).encode(errors="replace")])

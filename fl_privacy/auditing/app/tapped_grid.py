@@ -1,4 +1,4 @@
-"""A grid in this process that looks into every message, and on while clients answer, and changes neither."""
+"""A grid in this process that observes messages and clients' work without changing either."""
 
 import copy
 import math
@@ -32,27 +32,22 @@ from fl_privacy.measure.aggregate_leakage import ClassTrace, class_trace
 from fl_privacy.rng import Streams, streams_now
 
 LOOKS, WAITED = 3, 1.5
-"""Looks at the nodes, and seconds since the first of them, after which a server waits for more than there are."""
+"""Polls for nodes, and seconds since the first, after which a server counts as waiting for more nodes."""
 
 MOST_TRACES = 200
-"""Clients of which it is kept what their uploads say of classes."""
+"""Largest number of clients with a kept class trace."""
 
 MOST_JOINED = 1000
-"""Nodes up to which others join for a server that waits."""
+"""Largest number of nodes to which others join for a waiting server."""
 
 
 @dataclass(eq=False)
 class KeptReply:
-    """A client's answer to a training message, with all it takes to make the client answer again.
+    """A client's answer to a training message, with everything needed to make it answer again.
 
     Attributes:
-        node: of the client.
-        round: counted by its training messages, from 1.
-        message, context: copies from before.
-        streams: random streams as they were before.
-        watched: what was seen.
-        sent, reply: arrays of the message and of the reply, by record and name joined.
-        matched: which array is which parameter.
+        round: number among the client's training messages, from 1.
+        sent, reply: arrays of the message and of the reply, by record/name.
     """
 
     node: int
@@ -68,7 +63,7 @@ class KeptReply:
 
 @dataclass(frozen=True)
 class Found:
-    """A leak, and of how many replies it was found in how many."""
+    """A leak, in ``times`` of ``of`` replies."""
 
     leak: Leak
     kind: str
@@ -77,15 +72,11 @@ class Found:
 
 
 class TappedGrid(LocalGrid):
-    """Nodes that answer by ``client_app``; what is sent is noted, and some answers are kept.
+    """Nodes that answer by ``client_app``; messages are recorded, and some answers are kept.
 
     Args:
-        clients: partitions, one node each.
-        client_app: the app's own.
-        config: run config of all contexts.
-        node_config: of all nodes, beside their partitions; ``{partition}`` in a text becomes the node's.
-        keeps: clients whose answers are kept, of their first and of their latest round.
-        tables: columns of tables that were read before, which clients may hold.
+        keeps: number of clients whose first and latest answers are kept.
+        node_config: additional node config; ``{partition}`` in a text becomes the node's.
     """
 
     def __init__(
@@ -122,14 +113,14 @@ class TappedGrid(LocalGrid):
 
     @property
     def rounds(self) -> int:
-        """Count the training messages of the client that got most of them."""
+        """Return the largest number of training messages to one client."""
         return max((n for (_, kind), n in self._rounds.items() if kind.partition(".")[0] == "train"), default=0)
 
     def findings(self) -> list[Found]:
-        """List what leaves in clear, the worst first."""
+        """List the data sent in the clear, the worst first."""
         order = {"data": 0, "facts": 1, "look": 2}
         alike: dict[tuple[str, str, str, str], tuple[Leak, int]] = {}
-        for (kind, leak), times in self.found.items():  # of clients with other numbers of examples
+        for (kind, leak), times in self.found.items():  # for clients with different numbers of examples
             key = (kind, *_alike(leak))
             first, before = alike.get(key, (leak, 0))
             alike[key] = first, before + times
@@ -137,7 +128,7 @@ class TappedGrid(LocalGrid):
         return sorted(every, key=lambda one: (order[one.leak.severity], one.leak.where))
 
     def get_node_ids(self) -> list[int]:
-        """List all nodes; one more joins if a server that has sent nothing yet keeps looking."""
+        """List all nodes; one more joins if a server that has sent nothing yet keeps polling."""
         if not self.inventory.messages:
             self._looks += 1
             self._since = self._since or time.monotonic()
@@ -171,7 +162,7 @@ class TappedGrid(LocalGrid):
             return self._tapped(message)
 
     def _tapped(self, message: Message) -> Message:
-        message = copy.deepcopy(message)  # on the wire each node gets its own, and mods take entries out of theirs
+        message = copy.deepcopy(message)  # as on the network, each node gets a copy, from which mods take entries
         node, kind = message.metadata.dst_node_id, str(message.metadata.message_type)
         self._rounds[node, kind] += 1
         number = self._rounds[node, kind]
@@ -196,7 +187,6 @@ class TappedGrid(LocalGrid):
         return reply
 
     def _kept(self, node: int, kind: str) -> bool:
-        """Say whether an answer is kept to be asked for again: of clients that trained first."""
         if kind.partition(".")[0] == "evaluate":
             return False
         nodes = list(dict.fromkeys(one for one, _ in self.answers))
@@ -227,7 +217,7 @@ class TappedGrid(LocalGrid):
         known |= {key.partition("/")[2] for key in same}
         odd = [key for _, key in up.arrays if key not in known]
         self._trace(down, sent, uploaded, pairs, loaded.labels)
-        asked = down.kind.partition(".")[0] == "query"  # whose answers are no parameters
+        asked = down.kind.partition(".")[0] == "query"  # answers to queries are no parameters
         leaks = findings_of(up, loaded, odd, trained=bool(pairs.parameters) or asked)
         read = {key.partition(":")[0] for key in (*pairs.parameters, *pairs.packed) if key in inner}
         leaks = [leak for leak in leaks if leak.severity != "look" or leak.where not in read]
@@ -249,12 +239,11 @@ class TappedGrid(LocalGrid):
             self.answers[down.node, "first" if (down.node, "first") not in self.answers else "latest"] = answer
 
     def _count(self, kind: str, leaks: Sequence[Leak]) -> None:
-        """Count what leaves in one reply, once however often it is there, such as addresses in a list."""
+        """Count each kind of leak once a reply, for example addresses in a list."""
         for leak in {_alike(leak): leak for leak in reversed(leaks)}.values():
             self.found[kind, leak] += 1
 
     def _fits(self, message: Message, reply: Message, fits: list[Fitted]) -> Sequence[Leak]:
-        """Find what a client that fits trees, optima or sums gives away."""
         if reply.has_error():
             return ()
         sent, told = (_described(one.content, way, "", 1, 0) for one, way in ((message, DOWN), (reply, UP)))
@@ -278,7 +267,6 @@ class TappedGrid(LocalGrid):
         pairs: Matched,
         labels: np.ndarray | None,
     ) -> None:
-        """Keep what a client's first upload says about its classes."""
         if down.node in self.traces or len(self.traces) >= MOST_TRACES or down.kind.startswith("evaluate"):
             return
         arrays = {**uploaded, **pairs.decoded}
@@ -295,7 +283,7 @@ class TappedGrid(LocalGrid):
     ) -> "RepeatedReply | Failure":
         """Ask the client again with the same message and state, with ``only`` some examples from its loaders.
 
-        Nothing of the client's own state is touched, and all random streams are put back.
+        The client's state stays unchanged, and all random streams are restored.
         """
         watch = Watch(program=program, only=only)
         message, context = copy.deepcopy(answer.message), _copied(answer.context)
@@ -317,7 +305,7 @@ class TappedGrid(LocalGrid):
 
 @dataclass(frozen=True, eq=False)
 class RepeatedReply:
-    """An answer that was asked for again; attributes as of ``KeptReply``."""
+    """A repeated answer; attributes as in ``KeptReply``."""
 
     reply: dict[str, np.ndarray] = field(repr=False)
     watched: Watched
@@ -325,12 +313,11 @@ class RepeatedReply:
 
 
 def _alike(leak: Leak) -> tuple[str, str, str]:
-    """Return what leaks of one kind in one place have in common, whatever the numbers and letters in them."""
+    """Return the part of a leak that is the same for others of its kind and place."""
     return leak.severity, leak.where, re.sub(r" \(.*?\)|\d+", "", leak.what)
 
 
 def _is_probe(message: Message) -> bool:
-    """Say whether the message is a probe by an audit within the app."""
     found = attempt(lambda: asked_probe(message.content))
     return isinstance(found, Failure) or found is not None
 
@@ -363,7 +350,7 @@ def _described(content: RecordDict, direction: str, kind: str, number: int, node
 
 
 def _values(array: Array) -> np.ndarray:
-    """Decode an array, also one whose bytes are plain, without the header of NumPy's files, as apps write by hand."""
+    """Decode an array, also from plain bytes without NumPy's header."""
     try:
         return array.numpy()
     except Exception:
@@ -374,7 +361,6 @@ def _values(array: Array) -> np.ndarray:
 
 
 def _unpacked(sent: Sent) -> dict[str, np.ndarray]:
-    """Return the arrays within bytes, texts and lists of a reply, and within arrays of bytes."""
     found = attempt(
         lambda: unpacked(
             {**sent.values, **{at: a.tobytes() for at, a in sent.arrays.items() if a.dtype == np.uint8 and a.ndim == 1}}

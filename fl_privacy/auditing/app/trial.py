@@ -1,4 +1,4 @@
-"""A policy tried on an app, in simulation: the same run without and with a gate in front of each client."""
+"""The simulated trial of a policy on an app: the same run without and with a gate at each client."""
 
 import contextlib
 import logging
@@ -28,21 +28,19 @@ from fl_privacy.site.gate.rules import REASONS
 logger = logging.getLogger(__name__)
 
 MOST_DETAILS = 12
-"""Kinds of refusals that are told."""
+"""Largest number of reported kinds of refusals."""
 
 MOST_FIGURES = 12
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrialSettings:
-    """How an app is tried out before its audit.
+    """Settings of a policy's trial.
 
     Attributes:
-        nodes: clients, each behind a gate and a ledger of its own.
-        rounds: of training.
-        run_config, node_config: as for ``fl_privacy.auditing.app.audit.Asked``.
-        mirror: as ``run_config``.
-        seed: of the app's random streams, the same for both runs.
+        nodes: number of clients, each behind a gate and a ledger of its own.
+        run_config, node_config, mirror: see ``fl_privacy.auditing.app.audit.Asked``.
+        seed: seed of the app's random streams in both runs.
     """
 
     nodes: int = 4
@@ -55,7 +53,7 @@ class TrialSettings:
 
 @dataclass
 class Course:
-    """How one run of an app went."""
+    """The course of one run of an app."""
 
     replies: int = 0
     errors: Counter[str] = field(default_factory=Counter)
@@ -68,8 +66,8 @@ class Course:
 def try_policy(policy: SitePolicy, app: App, settings: TrialSettings) -> list[str]:
     """Run ``app`` without and with ``policy`` and describe both in lines.
 
-    The app's code is imported and run in this process. Ledgers are temporary, so that a trial spends nothing; replies
-    are not held back until ``every_seconds``.
+    The app's code is executed in this process. Ledgers are temporary, so that a trial spends nothing; replies do not
+    wait for ``every_seconds``.
 
     Raises:
         UserError: the app can't be loaded, or a setting is not its own.
@@ -97,7 +95,7 @@ def gates_of(policy: SitePolicy, folder: Path, settings: TrialSettings, name: st
 
 @contextlib.contextmanager
 def ready(app: App, settings: TrialSettings) -> Iterator[tuple[Callable[[list[Gate] | None], Course], Path]]:
-    """Load ``app`` and give a function that runs it, without or with gates of its nodes, and a temporary folder.
+    """Load ``app``; yield a function that runs it, with or without gates, and a temporary folder.
 
     Raises:
         UserError: the app can't be loaded, or a setting is not its own.
@@ -133,8 +131,6 @@ def _own_ledger(policy: SitePolicy, folder: Path) -> SitePolicy:
 
 
 class _Gated:
-    """A client app whose nodes have a gate each."""
-
     def __init__(self, app: ClientApp, gates: list[Gate]) -> None:
         self._app, self._gates = app, gates
 
@@ -144,7 +140,7 @@ class _Gated:
 
 
 class CountingGrid(LocalGrid):
-    """Nodes in this process; counts replies and errors."""
+    """Nodes in this process, with counts of replies and errors."""
 
     def __init__(self, clients: range, app: ClientAppCallable, course: Course) -> None:
         super().__init__(clients, app)  # type: ignore[arg-type]
@@ -178,7 +174,6 @@ def _run(server: ServerApp, app: ClientAppCallable, config: Config, settings: Tr
 
 @contextlib.contextmanager
 def _results(course: Course) -> Iterator[None]:
-    """Keep the last figures that a strategy of Flower ends with."""
     original = Strategy.start
     noisy = [logging.getLogger(name) for name in ("flwr", "fl_privacy.flower.gate")]
     levels = [one.level for one in noisy]

@@ -1,1 +1,1 @@
-"""What leaves a client in clear: found by looking at a reply beside what the client loaded, without any attack."""
+"""Client data in the clear, found by comparing a reply with the loaded data, without any attack."""

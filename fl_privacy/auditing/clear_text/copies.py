@@ -1,7 +1,7 @@
-"""Examples of a client within what it sends: as they are, in other shapes and orders, multiplied, or among bytes.
+"""Copies of a client's examples in its replies: unchanged, reshaped, reordered, scaled, or among bytes.
 
-Equal numbers are evidence by how unlikely they are, so that two zeros and a one that a row has as well say nothing, and
-a single row of measurements says all.
+Equal numbers count as evidence by their improbability: a few zeros and ones prove nothing, one row of measurements
+does.
 """
 
 import io
@@ -13,49 +13,43 @@ from typing import Any
 import numpy as np
 
 LEAST_ROWS, LEAST_SHARE = 5, 0.5
-"""Rows, and share of an array's rows, from which on what equals loaded rows is no accident."""
+"""Smallest number and share of an array's rows whose equality with loaded rows is no accident."""
 
 ENOUGH = 12.0
-"""Bits by which equal numbers have to be less likely than the number of rows that are compared makes them."""
+"""Bits by which equal numbers must be less likely than by chance among the compared rows."""
 
 BITS_OF_A_FRACTION, BITS_OF_HALF, MOST_BITS = 16.0, 8.0, 24.0
-"""Of a number of more digits than ``MOST_DIGITS``, of one in half precision, and of any."""
+"""Bits of a number with more than ``MOST_DIGITS`` digits, of one in half precision, and largest bits of any."""
 
 MOST_DIGITS = 3
-"""Behind the point, of measurements as people write them down."""
+"""Largest number of decimals of measurements as people write them."""
 
 ALIKE, LEAST_WIDTH = 1e-4, 16
-"""What a row and another, multiplied, may lack of a correlation of one, and numbers of a row that this takes."""
+"""Tolerance on a correlation of one between a row and a multiple, and smallest width of such rows."""
 
 AT_ONCE = 1 << 22
-"""Numbers of rows that are compared together, which bounds the memory that this takes."""
+"""Numbers compared at once, which bounds the memory."""
 
 LARGEST = 1 << 24
-"""Numbers beyond which an array is read as of its own shape alone."""
+"""Largest array that is also compared in other shapes."""
 
 MOST_PRODUCTS = 1 << 30
-"""Multiplications for which rows are compared with multiples of loaded ones."""
+"""Largest number of multiplications in a comparison with multiples of loaded rows."""
 
 MOST_FEATURES = 512
-"""Of a table whose columns are looked for one by one."""
+"""Largest number of columns that are searched one by one."""
 
 MOST_SOUGHT, MOST_BYTES = 16, 1 << 26
-"""Rows, and columns, that are looked for among bytes, and bytes that may be gone through for them."""
+"""Largest number of rows or columns searched among bytes, and of bytes searched in total."""
 
 
 _QUIET = np.errstate(all="ignore")
-"""Numbers of strangers may be none, or beyond what another type holds."""
+"""Untrusted numbers may be NaN, or overflow another type."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Copies:
-    """Rows of what was loaded that an array holds.
-
-    Attributes:
-        rows: how many of them.
-        of: how many rows the array has.
-        how: that they are there.
-    """
+    """Loaded rows in an array: ``rows`` of its ``of`` rows, in the form ``how``."""
 
     rows: int
     of: int
@@ -63,7 +57,7 @@ class Copies:
 
     @property
     def what(self) -> str:
-        """Say so in a phrase."""
+        """Return a phrase on the copies."""
         if self.of == 1:
             return f"an example of the client, {self.how}"
         one = self.rows == 1
@@ -72,13 +66,9 @@ class Copies:
 
 @_QUIET
 def copies_in(array: np.ndarray, tables: Sequence[np.ndarray], *, unknown: bool) -> Copies | None:
-    """Find rows of ``tables``, (N, F) each, in ``array``; ``None`` where there are none, or too few to say.
+    """Find rows of ``tables``, (N, F) each, in ``array``; ``None`` without significant copies.
 
-    Args:
-        array: of numbers.
-        tables: what was loaded.
-        unknown: nobody knows what the array is; then it is also read as if of another shape, and its rows as if their
-            numbers were in another order or multiplied.
+    With ``unknown``, the array is also compared in other shapes, and its rows reordered or scaled.
     """
     if array.dtype.kind not in "fiub" or not array.size:
         return None
@@ -102,15 +92,14 @@ def copies_in(array: np.ndarray, tables: Sequence[np.ndarray], *, unknown: bool)
 
 @_QUIET
 def features_in(array: np.ndarray, tables: Sequence[np.ndarray], counts: set[int]) -> tuple[int, int] | None:
-    """Find a table of which ``array`` (N,) or (N, f) holds whole columns, in any order of rows.
+    """Find a table with ``array`` (N,) or (N, f) as whole columns, in any row order.
 
     Args:
-        array: of numbers.
-        tables: what was loaded, (N, F) each; rows may be there more than once.
-        counts: numbers of examples that the client has.
+        tables: loaded data, (N, F) each; rows may be repeated.
+        counts: possible numbers of the client's examples.
 
     Returns:
-        How many columns, and of how many; ``None`` where there is no such table.
+        The numbers of matching and of all columns, or ``None``.
     """
     if array.dtype.kind not in "fiu" or array.ndim not in (1, 2) or len(array) < LEAST_ROWS or not array.size:
         return None
@@ -128,12 +117,12 @@ def features_in(array: np.ndarray, tables: Sequence[np.ndarray], counts: set[int
 
 @_QUIET
 def bytes_hold(content: bytes, tables: Sequence[np.ndarray], labels: np.ndarray | None) -> str | None:
-    """Say in a phrase which of the client's data bytes hold as computers write them; ``None`` where they hold none.
+    """Return a phrase on client data that bytes contain in binary, or ``None``.
 
     Args:
-        content: whatever the format, if it is not compressed.
-        tables: (N, F) each, of which the first rows and columns are looked for.
-        labels: (N,) of the client's examples.
+        content: bytes of any uncompressed format.
+        tables: data (N, F), whose first rows and columns are searched.
+        labels: labels (N,) of the client's examples.
     """
     sought = min(MOST_SOUGHT, MOST_BYTES // max(1, len(content)))
     for table in tables:
@@ -150,9 +139,9 @@ def bytes_hold(content: bytes, tables: Sequence[np.ndarray], labels: np.ndarray 
 
 
 def array_in(content: bytes) -> np.ndarray | None:
-    """Return the array that bytes in NumPy's own format hold; ``None`` if they hold no plain numbers.
+    """Return the array in bytes of NumPy's format, or ``None`` without plain numbers.
 
-    No memory is taken for what the header says and the bytes do not hold.
+    No memory is allocated for claims of the header that the bytes do not hold.
     """
     file = io.BytesIO(content)
     try:
@@ -166,14 +155,14 @@ def array_in(content: bytes) -> np.ndarray | None:
 
 
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-"""Version of the format -> how its header is read."""
+"""Version of the format -> header parser."""
 
 _LONGEST_HEADER = 1 << 12
 
 
 @_QUIET
 def figure_of_features(array: np.ndarray, tables: Sequence[np.ndarray]) -> str | None:
-    """Say which figure of all features of the client's rows an array is, such as the mean; ``None`` if it is none."""
+    """Return the statistic of all features that an array equals, such as the mean, or ``None``."""
     if array.dtype.kind not in "fiu" or array.size < 2:
         return None
     fitting = [table for table in tables if table.ndim == 2 and len(table) > 1 and table.shape[1] == array.size]
@@ -205,13 +194,7 @@ def _figures(rows: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def _equal(rows: np.ndarray, known: np.ndarray, *, natural: bool, ordered: bool = True) -> int:
-    """Count the rows that are known ones, 0 where that may be chance.
-
-    Args:
-        rows, known: of one width and type.
-        natural: the array has these rows by its shape.
-        ordered: the order of a row's numbers is evidence, too; else they may stand in any.
-    """
+    """Count the rows that equal known ones, or 0 if that may be chance."""
     codes = np.unique(_codes(known, ordered=ordered))
     hits = rows[np.isin(_codes(rows, ordered=ordered), codes)]
     if not len(hits):
@@ -228,23 +211,21 @@ def _equal(rows: np.ndarray, known: np.ndarray, *, natural: bool, ordered: bool 
 
 
 def _values(column: np.ndarray) -> np.ndarray:
-    """Return the different values of a column in their order, in single precision."""
+    """Return the sorted different values of a column, in single precision."""
     return np.asarray(np.unique(column.astype(np.float32)))
 
 
 def _chunks(rows: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield as many rows (N, F) at once as ``AT_ONCE`` allows."""
     step = max(1, AT_ONCE // rows.shape[1])
     for begin in range(0, len(rows), step):
         yield rows[begin : begin + step]
 
 
 def _codes(rows: np.ndarray, *, ordered: bool) -> np.ndarray:
-    """Return a whole number for each row, the same for equal ones and for no others, as far as anybody will see."""
     factors = np.random.default_rng(0).integers(1, 1 << 63, rows.shape[1], dtype=np.uint64) | np.uint64(1)
     found = [np.empty(0, np.uint64)]
     for chunk in _chunks(rows):
-        plain = np.ascontiguousarray(chunk + chunk.dtype.type(0))  # of zeros there are two
+        plain = np.ascontiguousarray(chunk + chunk.dtype.type(0))  # turns -0 into 0
         if not ordered:
             plain.sort(1)
         bits = plain.view(np.uint16 if rows.dtype == np.float16 else np.uint32).astype(np.uint64)
@@ -254,13 +235,7 @@ def _codes(rows: np.ndarray, *, ordered: bool) -> np.ndarray:
 
 
 def _bits(row: np.ndarray, *, ordered: bool = True, ramps: bool = False) -> float:
-    """Return by how many bits a row is unlikely: those of its different numbers, and of their order.
-
-    Args:
-        row: of numbers.
-        ordered: their order counts.
-        ramps: numbers with equal distances, as counters have, count as others do.
-    """
+    """Return the improbability of a row in bits; ``ramps`` counts evenly spaced numbers too."""
     values = np.asarray(row, dtype=np.float64)
     numbers, counts = np.unique(values[np.isfinite(values)], return_counts=True)
     if len(numbers) < 2 or (not ramps and len(values) > 2 and np.allclose(np.diff(values, 2), 0, atol=1e-9)):
@@ -276,7 +251,7 @@ def _bits(row: np.ndarray, *, ordered: bool = True, ramps: bool = False) -> floa
 
 
 def _multiples(rows: np.ndarray, known: np.ndarray) -> int:
-    """Count the first rows that are known ones, multiplied and moved, 0 where that may be chance."""
+    """Count the first rows that are scaled and shifted known ones, or 0 if by chance."""
     if rows.shape[1] < LEAST_WIDTH:
         return 0
     most = max(1, MOST_PRODUCTS // known.size)
@@ -291,7 +266,6 @@ def _multiples(rows: np.ndarray, known: np.ndarray) -> int:
 
 
 def _standardized(rows: np.ndarray) -> np.ndarray:
-    """Return the finite rows that are not constant, of mean zero and length one."""
     found = rows[np.isfinite(rows).all(1)].astype(np.float64)
     found = found - found.mean(1, keepdims=True)
     size = np.linalg.norm(found, axis=1)
@@ -299,7 +273,6 @@ def _standardized(rows: np.ndarray) -> np.ndarray:
 
 
 def _written(lines: Sequence[np.ndarray], kind: str) -> Iterator[bytes]:
-    """Yield each line as the bytes of numbers of this kind, if they hold it."""
     for line in lines:
         made: Any = line.astype(kind)
         if np.array_equal(made, line) or kind in "fe":

@@ -1,4 +1,4 @@
-"""What leaves a client in clear: found by looking at a reply beside what the client loaded, without any attack."""
+"""Client data in the clear, found by comparing a reply with the loaded data, without any attack."""
 
 import math
 import re
@@ -21,23 +21,23 @@ from fl_privacy.auditing.clear_text.inventory import Sent
 from fl_privacy.auditing.clear_text.spelled import entries_of_classes, numbers_in
 
 Severity = Literal["data", "facts", "look"]
-"""``data``: examples, or parts of them, left as they are; ``facts``: something about the examples; ``look``: something
-that may hold data, or run code, where it arrives."""
+"""``data``: examples, or parts of them, in the clear; ``facts``: facts about the examples; ``look``: anything
+that may hold data, or run code on arrival."""
 
 LEAST_DISTINCT = 4
-"""Different values without which equal numbers say nothing."""
+"""Smallest number of different values for which equality is evidence."""
 
 LEAST_STATISTIC, LARGEST_STATISTIC = 1e-6, 1e300
-"""Between which a number is compared with figures of columns."""
+"""Range of numbers that are compared with statistics of columns."""
 
 DIGITS = 3
-"""Digits up to which a number, as settings and shares have, is a figure of a column only where its key says so."""
+"""Largest number of digits of settings and shares, which count as statistics of a column only by their key."""
 
 MOST_TEXTS = 100
-"""Texts of a list that are looked at."""
+"""Largest number of texts of a list that are checked."""
 
 LONG_TEXT = 200
-"""Letters from which on a text is shown to the reader as one that may hold data."""
+"""Smallest length of a text that is reported as possible data."""
 
 _EMAIL = re.compile(r"[\w.+-]+@[\w-]+\.[\w.]{2,}")
 _PATH = re.compile(r"(?:^|[\s\"'=])(?:/(?:home|Users|root|data|mnt|tmp|var)/|[A-Z]:\\)[^\s\"']*")
@@ -54,13 +54,10 @@ _STATED = re.compile(r"epsilon|delta|noise[-_]?multiplier|max[-_]?grad[-_]?norm|
 
 @dataclass(frozen=True, kw_only=True)
 class Leak:
-    """One thing that a reply gives away in clear.
+    """One thing that a reply leaks in the clear.
 
     Attributes:
-        severity: see ``Severity``.
-        what: in a sentence.
-        where: record and key.
-        why: what it means for the people behind the data, in a sentence.
+        why: consequence for the people behind the data, a sentence.
     """
 
     severity: Severity
@@ -83,13 +80,11 @@ _UNKNOWN = Leak(
 
 @dataclass(frozen=True, kw_only=True)
 class Loaded:
-    """The data that a client was seen to load.
+    """The data that a client was observed to load.
 
     Attributes:
         rows: (N, F) matrices of numbers, one row an example.
-        columns: names of columns with their values, one an example.
-        labels: of its training examples, whole numbers.
-        examples: how many it loaded for training, 0 where nobody saw.
+        examples: number of training examples; 0 if unknown.
     """
 
     rows: Sequence[np.ndarray] = ()
@@ -99,13 +94,11 @@ class Loaded:
 
 
 def findings_of(sent: Sent, loaded: Loaded, unknown: Sequence[str], *, trained: bool) -> list[Leak]:
-    """List what a reply gives away in clear text.
+    """List the leaks of a reply in the clear.
 
     Args:
-        sent: the reply.
-        loaded: by the client that made it.
-        unknown: names of arrays that are neither parameters of what was trained nor like arrays that were sent.
-        trained: whether modules of PyTorch were seen to train, so that ``unknown`` means something.
+        unknown: names of arrays that are neither trained parameters nor like arrays sent.
+        trained: ``True`` if PyTorch modules were observed in training, so that ``unknown`` has a meaning.
     """
     found: list[Leak] = []
     told = [v for (_, key), v in sent.values.items() if _EXAMPLE_COUNTS.search(key) and isinstance(v, int | float)]
@@ -124,7 +117,6 @@ def findings_of(sent: Sent, loaded: Loaded, unknown: Sequence[str], *, trained: 
 
 
 def _of_array(array: np.ndarray, where: str, loaded: Loaded, counts: set[int], *, unknown: bool) -> Iterator[Leak]:
-    """Yield what an array is, where what was loaded shows it."""
     if array.dtype.kind in "SU":
         for text in array.reshape(-1)[:MOST_TEXTS].tolist():
             yield from _of_text(text if isinstance(text, str) else text.decode("utf-8", "replace"), where)
@@ -172,7 +164,6 @@ def _histogram(array: np.ndarray, where: str) -> Leak:
 
 
 def _of_each(array: np.ndarray, where: str) -> Leak:
-    """Report an array with an entry for each example."""
     entry = "one number" if array.size == len(array) else f"one vector of {array[0].size} numbers"
     return Leak(
         severity="facts",
@@ -183,10 +174,7 @@ def _of_each(array: np.ndarray, where: str) -> Leak:
 
 
 def _is_labels(array: np.ndarray, where: str, loaded: Loaded) -> bool:
-    """Say whether ``array`` holds the class of each of the client's examples, in whatever order.
-
-    Right answers may be as many as the examples of one of two classes by chance: these are told by order, or by name.
-    """
+    """Return ``True`` for the classes of all examples; of two classes, order or name must decide."""
     labels = loaded.labels
     if labels is None or array.dtype.kind not in "fiub" or not LEAST_ROWS <= array.size == len(labels):
         return False
@@ -241,7 +229,6 @@ def _of_value(value: Any, where: str, key: str, loaded: Loaded) -> Iterator[Leak
 
 
 def _of_numbers(array: np.ndarray, where: str, loaded: Loaded) -> Iterator[Leak]:
-    """Yield what a list of numbers is, where what was loaded shows it."""
     if (copies := copies_in(array, loaded.rows, unknown=True)) is not None:
         yield _raw_rows(copies.what, where)
     elif _is_labels(array, where, loaded):
@@ -262,7 +249,6 @@ def _of_numbers(array: np.ndarray, where: str, loaded: Loaded) -> Iterator[Leak]
 
 
 def _few_examples(stated: float, seen: int, where: str) -> Leak:
-    """Tell a client of a single example from one that says so whatever it has, as apps do that fill in a number."""
     what = f"the client says that it has {stated:g} example{'s' * (stated != 1)}"
     if stated == seen:
         why = "An update of a single example is the worst case: the whole upload is about one person."
@@ -273,7 +259,7 @@ def _few_examples(stated: float, seen: int, where: str) -> Leak:
 
 
 def stated_privacy(sent: Sent) -> dict[str, float]:
-    """Return figures of differential privacy that a reply states, by name."""
+    """Return a reply's figures of differential privacy by name."""
     return {
         key: float(value)
         for (_, key), value in sent.values.items()
@@ -283,7 +269,7 @@ def stated_privacy(sent: Sent) -> dict[str, float]:
 
 def _of_bytes(content: bytes, where: str, loaded: Loaded) -> Iterator[Leak]:
     if content.startswith(_NUMPY) and (array := array_in(content)) is not None:
-        if array.dtype != np.uint8 or array.ndim != 1:  # else bytes may hold bytes, and so on
+        if array.dtype != np.uint8 or array.ndim != 1:  # otherwise bytes might nest without end
             yield from _of_array(array, where, loaded, {loaded.examples}, unknown=True)
         return
     plain = [column[:, None] for column in loaded.columns.values() if column.ndim == 1 and column.dtype.kind in "fiu"]
@@ -348,13 +334,12 @@ def _is_text(content: bytes) -> bool:
 
 
 def _equal_column(array: np.ndarray, loaded: Loaded, counts: set[int]) -> str | None:
-    """Name of the loaded column whose values ``array`` holds; ``None`` where it is none."""
     if array.dtype.kind not in "fiu" or array.size < LEAST_ROWS or max(array.shape) != array.size:
         return None
     values = np.asarray(array, dtype=np.float64).reshape(-1)
     distinct = np.unique(values)
     if len(distinct) < LEAST_DISTINCT or (len(distinct) == len(values) and not np.diff(distinct, 2).any()):
-        return None  # a count from one to many is in any column that has them all
+        return None  # a consecutive count is in any column with these numbers
     for name, column in loaded.columns.items():
         enough = len(values) in counts or len(values) >= LEAST_SHARE * len(column)
         if column.dtype.kind in "fiu" and enough and bool(np.isin(distinct, column.astype(np.float64)).all()):
@@ -363,11 +348,10 @@ def _equal_column(array: np.ndarray, loaded: Loaded, counts: set[int]) -> str | 
 
 
 def _is_class_count(array: np.ndarray, loaded: Loaded) -> bool:
-    """Say whether ``array`` is how many, or what share, of the client's examples are of each class."""
     labels = loaded.labels
     if labels is None or len(labels) < LEAST_ROWS or array.ndim != 1 or array.dtype.kind not in "fiu" or len(array) < 2:
         return False
-    if labels.dtype.kind not in "iu" or int(labels.max()) >= len(array):  # else one number sizes the counts
+    if labels.dtype.kind not in "iu" or int(labels.max()) >= len(array):  # a large label would enlarge the counts
         return False
     counts = np.bincount(labels.clip(min=0), minlength=len(array)).astype(np.float64)
     if len(np.unique(counts)) < 2:
@@ -376,10 +360,9 @@ def _is_class_count(array: np.ndarray, loaded: Loaded) -> bool:
 
 
 def _statistic(value: Any, key: str, loaded: Loaded) -> tuple[str, str, int] | None:
-    """Find which statistic of which loaded column a number is, and over how many examples.
+    """Return statistic, column and number of examples that a number matches, or ``None``.
 
-    A number of few digits may be a setting or a share, and is none unless its key says so; nor is what a column of one
-    value gives, such as an accuracy of one.
+    A number of few digits may be a setting and needs a fitting key.
     """
     if type(value) not in (int, float) or not LEAST_STATISTIC <= abs(value) < LARGEST_STATISTIC:
         return None
@@ -405,7 +388,7 @@ def _statistic(value: Any, key: str, loaded: Loaded) -> tuple[str, str, int] | N
 
 
 def _is_histogram(array: np.ndarray, loaded: Loaded) -> bool:
-    """Say whether whole numbers, no one for each example and no counter, add up to the number of loaded rows."""
+    """Return ``True`` if integers add up to the number of loaded rows."""
     if array.dtype.kind not in "iu" or len(array) < LEAST_DISTINCT or (array < 0).any():
         return False
     if len(array) == loaded.examples or not np.diff(array.astype(np.float64), 2).any():
@@ -415,7 +398,7 @@ def _is_histogram(array: np.ndarray, loaded: Loaded) -> bool:
 
 
 def counts_apart(values: Mapping[tuple[str, str], Any], labels: np.ndarray | None) -> Iterator[Leak]:
-    """Yield the counts of classes that leave as entries of their own, such as ``class_0`` and ``class_1``."""
+    """Yield class counts that leave as separate entries, such as ``class_0`` and ``class_1``."""
     for record in dict.fromkeys(record for record, _ in values):
         told = {key: value for (one, key), value in values.items() if one == record}
         plain = {key: value for key, value in told.items() if not _EXAMPLE_COUNTS.search(key)}

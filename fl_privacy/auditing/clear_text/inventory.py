@@ -1,4 +1,4 @@
-"""Everything that was sent, by direction, round and kind of message, in numbers a reader can check."""
+"""Everything that was sent, by direction, round and kind of message."""
 
 from collections import defaultdict
 from collections.abc import Mapping
@@ -10,21 +10,16 @@ import numpy as np
 UP, DOWN = "client to server", "server to client"
 
 MOST_SHOWN = 80
-"""Letters of a value that is shown."""
+"""Largest length of a shown value."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sent:
-    """The contents of one message or reply.
+    """Content of one message or reply.
 
     Attributes:
-        direction: ``UP`` or ``DOWN``.
-        kind: of message, such as ``train``.
-        round: counted by messages of this kind to this node, from 1.
-        node: which client.
-        arrays: by record and name.
-        values: of metric and config records, by record and name.
-        error: why there is nothing else.
+        round: number among the messages of this kind to this node, from 1.
+        values: metrics and config by record and name.
     """
 
     direction: str
@@ -37,7 +32,7 @@ class Sent:
 
     @property
     def size(self) -> int:
-        """Return the bytes of arrays, and of values as they are written."""
+        """Return the bytes of arrays and values."""
         return sum(a.nbytes for a in self.arrays.values()) + sum(_size(v) for v in self.values.values())
 
 
@@ -46,13 +41,8 @@ class Line:
     """One entry of all messages of a kind that have it.
 
     Attributes:
-        direction, kind: of the messages.
-        record, key: where it is.
-        what: its type, with shape.
-        size: bytes, of one message on average.
-        messages: how many hold it.
-        rounds: in which.
-        example: a value of it, shortened.
+        size: mean bytes in a message.
+        example: shortened value.
     """
 
     direction: str
@@ -68,7 +58,7 @@ class Line:
 
 @dataclass(eq=False)
 class Inventory:
-    """Collects what was sent; arrays are forgotten but for shape and size."""
+    """Record of sent entries; arrays are kept only as shape and size."""
 
     _lines: dict[tuple[str, str, str, str, str], list[tuple[int, int, str]]] = field(
         default_factory=lambda: defaultdict(list)
@@ -78,7 +68,6 @@ class Inventory:
     errors: dict[str, int] = field(default_factory=lambda: defaultdict(int))
 
     def add(self, sent: Sent) -> None:
-        """Count one message of the inventory."""
         way = (sent.direction, sent.kind)
         self.messages[way] += 1
         self.bytes[way] += sent.size
@@ -91,7 +80,7 @@ class Inventory:
             self._lines[(*way, record, key, _kind(value))].append((_size(value), sent.round, shown(value)))
 
     def lines(self) -> list[Line]:
-        """List what is sent, what clients send first, in the order in which it was first seen."""
+        """List the entries, clients' first, in the order of first appearance."""
         found = [
             Line(
                 direction=direction,

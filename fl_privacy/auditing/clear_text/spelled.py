@@ -1,4 +1,4 @@
-"""Numbers that leave in other shapes than as one list: written as text, or each under a key of its own."""
+"""Numbers that leave as text, or each under a key of its own."""
 
 import json
 import re
@@ -9,20 +9,20 @@ from typing import Any
 import numpy as np
 
 MOST_LETTERS = 200_000
-"""Of a text in which numbers are looked for."""
+"""Largest length of a text that is searched for numbers."""
 
 MOST_NESTED = 4
-"""Lists within lists, as of images, that are read as one."""
+"""Largest depth of nested lists, as in images, that are flattened."""
 
 MOST_KEYS = 8
-"""Keys that are named."""
+"""Largest number of named keys."""
 
 _NUMBERS = re.compile(r"[\s\d.,;:|\[\](){}+eE-]+")
 _NUMBER = re.compile(r"[-+]?\d+(?:\.\d*)?(?:[eE][-+]?\d+)?")
 
 
 def numbers_in(text: str) -> np.ndarray:
-    """Return the numbers (N,) that a text consists of, or that a list or an object of JSON holds; (0,) if none."""
+    """Return the numbers (N,) of a text of numbers, or of a JSON list or object; (0,) if none."""
     if len(text) > MOST_LETTERS or not any(letter.isdigit() for letter in text[:1000]):
         return np.zeros(0)
     try:
@@ -41,7 +41,6 @@ def numbers_in(text: str) -> np.ndarray:
 
 
 def _flattened(said: Any) -> Any:
-    """Put lists within a list, as rows are written, one behind the other."""
     for _ in range(MOST_NESTED):
         if isinstance(said, list) and said and all(isinstance(one, list) for one in said):
             said = [each for one in said for each in one]
@@ -49,12 +48,7 @@ def _flattened(said: Any) -> Any:
 
 
 def entries_of_classes(values: Mapping[str, Any], labels: np.ndarray) -> tuple[str, ...]:
-    """Return the keys under which the number, or share, of the examples of each class leaves; none if none do.
-
-    Args:
-        values: of one record, by key.
-        labels: (N,) of the client's examples.
-    """
+    """Return the keys of the numbers, or shares, of examples by class in ``labels`` (N,); empty if none."""
     if labels.dtype.kind not in "iu" or not len(labels) or labels.min() < 0 or labels.max() > len(labels) + 1000:
         return ()
     counts = np.bincount(labels)
@@ -69,7 +63,9 @@ def entries_of_classes(values: Mapping[str, Any], labels: np.ndarray) -> tuple[s
     for like, keys in sorted(groups.items(), key=lambda pair: -len(pair[1])):
         told = np.array([float(values[key]) for key in keys])
         told = np.sort(told[told != 0])
-        if len(told) != len(there) or (not like and len(told) < 3):  # right and wrong answers may be as many by chance
+        if len(told) != len(there) or (
+            not like and len(told) < 3
+        ):  # counts of right and wrong answers may be equal by chance
             continue
         if np.array_equal(told, there) or (like and np.allclose(told, there / len(labels), 1e-5)):
             shown = tuple(keys[:MOST_KEYS])

@@ -1,9 +1,4 @@
-"""What training code of somebody else does, seen through PyTorch's own hooks: data, model, loss and steps.
-
-Nothing here knows of Flower. ``Watch`` looks on while a client answers, a ``Program`` is the way from a batch to its
-loss as the code went it, ``matched`` says which uploaded array is which parameter, and ``findings_of`` what leaves in
-clear.
-"""
+"""Observation of third-party training code through PyTorch's hooks: data, model, loss and steps, without Flower."""
 
 from fl_privacy.auditing.clear_text.findings import Leak, findings_of
 from fl_privacy.auditing.clear_text.inventory import Inventory, Sent

@@ -1,4 +1,4 @@
-"""What XGBoost and scikit-learn are given to fit while a client answers, so that guesses can be judged afterwards."""
+"""Fits of XGBoost and scikit-learn while a client answers, for judging guesses afterwards."""
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,25 +19,22 @@ ESTIMATORS = {
     "DecisionTreeRegressor": "sklearn.tree._classes",
     "BaseForest": "sklearn.ensemble._forest",
 }
-"""Estimators of scikit-learn whose parameters are read, or classes that they come from -> the module that has them."""
+"""scikit-learn estimators or base classes -> their modules."""
 
 MOST_TREES = 32
-"""Of a forest that are looked for in replies."""
+"""Largest number of a forest's trees that are searched in replies."""
 
 _NOTED = "_fl_privacy_table"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Fitted:
-    """One call of an estimator's ``fit``.
+    """One call of an estimator's ``fit`` on ``rows`` (N, F), NaN for no value, and ``labels`` (N,).
 
     Attributes:
         kind: ``trees``, or the estimator's name.
-        rows: (N, F) that were fitted to, NaN for no value.
-        labels: (N,).
-        settings: of the estimator, numbers, texts and truth values alone.
-        classes: of the estimator, in its order; empty for trees.
-        nodes: of scikit-learn's decision trees, the first of a forest: one array for each, with names of what it holds.
+        classes: ordered classes of the estimator; empty for trees.
+        nodes: structured array of each scikit-learn tree, the first of a forest.
     """
 
     kind: str
@@ -49,12 +46,7 @@ class Fitted:
 
 
 def leaks_of_nodes(fit: Fitted, arrays: Mapping[str, np.ndarray], values: Mapping[str, Any]) -> list[Leak]:
-    """List where a reply gives away the nodes of scikit-learn's decision trees, as arrays or pickled.
-
-    Args:
-        fit: with the trees.
-        arrays, values: of the reply, by record and name joined.
-    """
+    """List leaks of scikit-learn's tree nodes in a reply, as arrays or pickled, by record/name."""
     pickled = {key: array.tobytes() for key, array in arrays.items() if array.dtype == np.uint8 and array.ndim == 1}
     pickled |= {key: value for key, value in values.items() if isinstance(value, bytes)}
     found = []
@@ -74,11 +66,10 @@ _TOLD = {
     "threshold": "thresholds of a decision tree",
     "n_node_samples": "how many of the client's examples are in each node of a decision tree",
 }
-"""Field of scikit-learn's nodes -> what it is."""
+"""Field of scikit-learn's nodes -> description."""
 
 
 def _holds(array: np.ndarray, told: np.ndarray) -> bool:
-    """Say whether an array is what a tree has, in single precision at least."""
     if array.dtype.kind not in "fiu" or array.size != len(told) or len(np.unique(told)) < LEAST_DISTINCT:
         return False
     return bool(np.allclose(array.reshape(-1).astype(np.float64), told, rtol=1e-6, atol=0.0))
@@ -94,7 +85,7 @@ def _nodes_leak(what: str, where: str) -> Leak:
 
 
 class FittedBy:
-    """Notes fits until the block ends; what an app did not import is not imported for it."""
+    """Record fits until the block ends, without importing any library for the app."""
 
     def __init__(self) -> None:
         self.fits: list[Fitted] = []
@@ -135,7 +126,7 @@ class FittedBy:
         def fitted(estimator: Any, X: Any, y: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N803
             done = fit(estimator, X, y, *args, **kwargs)
             noted = attempt(lambda: self._note(estimator, X, y))
-            del noted  # a table that is not understood is none to judge by
+            del noted  # an unknown kind of table is ignored
             return done
 
         return fitted
@@ -157,11 +148,10 @@ class FittedBy:
 
 
 def _nodes(estimator: Any) -> tuple[np.ndarray, ...]:
-    """Return the nodes of a fitted tree, or of the first trees of a forest; none of others."""
     trees: Sequence[Any] = getattr(estimator, "estimators_", [estimator])
     found = [getattr(tree, "tree_", None) for tree in list(trees)[:MOST_TREES]]
     told = [tree.__getstate__()["nodes"] for tree in found if tree is not None]
-    return tuple(np.frombuffer(nodes.tobytes(), nodes.dtype) for nodes in told)  # with the bytes between fields
+    return tuple(np.frombuffer(nodes.tobytes(), nodes.dtype) for nodes in told)  # includes the padding between fields
 
 
 def _table(data: Any, label: Any) -> tuple[np.ndarray, np.ndarray]:

@@ -1,4 +1,4 @@
-"""Which uploaded array is which parameter, told by values, and by names only where values leave a choice."""
+"""The parameter of each uploaded array, by values, and by names if values are ambiguous."""
 
 import hashlib
 import math
@@ -13,33 +13,31 @@ from torch import Tensor
 from fl_privacy.auditing.instrument.packed import Spread, spread
 
 CLOSE = 1e-2
-"""Relative distance up to which an array is a parameter's value after another type took its digits."""
+"""Largest relative distance of a parameter's value in a shorter dtype."""
 
 CODED = 0.12
-"""Relative distance up to which whole numbers, multiplied, are a parameter's value: four bits leave about as much."""
+"""Largest relative distance of scaled integers from a parameter's value, about that of four bits."""
 
 SCALED = 1e-4
-"""Relative distance up to which an array is a multiple of a parameter's value."""
+"""Largest relative distance of a multiple of a parameter's value."""
 
 LEAST_CODES = 8
-"""Numbers below which a code is taken for a parameter only if its name has the parameter's."""
+"""Smallest size of a code that needs no matching name."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Matched:
-    """What each array of an upload is.
+    """Meaning of each array of an upload.
 
     Attributes:
         parameters: name of the array -> name of the parameter or buffer.
-        shares: whether the arrays are ``weights``, their change, a ``delta``, or a ``gradient``.
-        by: ``value``; ``scale`` where arrays are multiples of values, or codes of them in whole numbers; or ``place``
-            where values were changed on the way and the arrays sent tell which is which.
-        unknown: arrays that are neither parameters nor buffers of what was trained, nor sent back as they came.
-        withheld: parameters that do not leave.
-        exact: whether all values are those of the parameters to the last bit.
-        decoded: name of an array that holds other numbers than its parameter's -> what these stand for. Parameters of
-            which some values left with their places, or that left joined, have a name of their own here.
-        packed: arrays of which such parameters are made.
+        shares: content of the arrays: ``weights``, their change, a ``delta``, or a ``gradient``.
+        by: ``value``; ``scale`` for multiples or integer codes of values; or ``place`` for changed values that are
+            recognized by the arrays sent.
+        unknown: arrays that are neither parameters nor buffers, nor returned unchanged.
+        exact: ``True`` if all values equal the parameters' to the last bit.
+        decoded: name of an encoded, partial or joined array -> its decoded values.
+        packed: arrays of which partial or joined parameters are made.
     """
 
     parameters: Mapping[str, str] = field(default_factory=dict)
@@ -59,14 +57,10 @@ def matched(
     after: Mapping[str, Tensor],
     gradients: Mapping[str, Tensor],
 ) -> Matched:
-    """Find what each uploaded array is.
+    """Find the meaning of each uploaded array.
 
     Args:
-        uploaded: arrays of the reply by name, in order.
-        sent: of the message that it answers.
-        before: values of parameters and buffers when training began.
-        after: when the reply was made.
-        gradients: of parameters at the first step.
+        before: values of parameters and buffers at the start of the training.
     """
     readings = {
         "weights": after,
@@ -121,7 +115,6 @@ def _by_parts(
     trained: Collection[str],
     base: Mapping[str, Tensor] | None,
 ) -> list[Spread]:
-    """Match the arrays left to parameters of which some values left, or that left joined."""
     rest = {key: array for key, array in arrays.items() if key not in known and array.dtype.kind in "fiub"}
     left = {name: _numpy(value) for name, value in values.items() if name not in set(known.values())}
     if not left or not any(array.dtype.kind == "f" for array in rest.values()):
@@ -130,10 +123,7 @@ def _by_parts(
 
 
 def _by_value(arrays: Mapping[str, np.ndarray], values: Mapping[str, Tensor]) -> dict[str, str]:
-    """Match arrays to values of equal bytes, else of equal numbers but for their type; equal ones in their order.
-
-    An array that has the value of a parameter which is taken is another name of it, as of a weight that layers share.
-    """
+    """Match arrays to equal values, also in another dtype; a repeated value is a tied weight."""
     found: dict[str, str] = {}
     holders: dict[tuple[tuple[int, ...], str], list[str]] = defaultdict(list)
     for name, value in values.items():
@@ -161,13 +151,7 @@ def _by_value(arrays: Mapping[str, np.ndarray], values: Mapping[str, Tensor]) ->
 def _by_scale(
     arrays: Mapping[str, np.ndarray], values: Mapping[str, Tensor], known: Mapping[str, str], *, divides: bool
 ) -> dict[str, tuple[str, np.ndarray]]:
-    """Match the arrays left to values of which they are multiples, or codes in whole numbers; return what they mean.
-
-    Args:
-        arrays, values: as of ``_by_value``.
-        known: what that found.
-        divides: whoever receives an array knows by what it was multiplied, as that of weights; else its sign alone.
-    """
+    """Match by scale or integer code, and decode; with ``divides`` the receiver knows the scale, else its sign."""
     left = [name for name in values if name not in set(known.values())]
     found: dict[str, tuple[str, np.ndarray]] = {}
     for key, array in arrays.items():
@@ -185,7 +169,6 @@ def _by_scale(
 
 
 def _meant(array: np.ndarray, value: np.ndarray, *, divides: bool, named: bool) -> np.ndarray | None:
-    """Return the numbers that ``array`` stands for if these are ``value``, but for their digits; else ``None``."""
     own, size = value.astype(np.float64), float(np.linalg.norm(value))
     constant = not named and size > 0 and value.min() == value.max()  # any constant array is a multiple of it
     if value.dtype.kind != "f" or not size or not math.isfinite(size) or constant:
@@ -209,7 +192,7 @@ def _meant(array: np.ndarray, value: np.ndarray, *, divides: bool, named: bool) 
 
 
 def _codes(array: np.ndarray) -> Iterator[tuple[np.ndarray, tuple[int, ...] | None]]:
-    """Yield the numbers of a code with the axes over which one factor holds: about zero, of any zero, row by row."""
+    """Yield the numbers of a code with the axes of its scale."""
     plain = array.astype(np.float64)
     yield plain, None
     if array.size >= LEAST_CODES:
@@ -219,7 +202,7 @@ def _codes(array: np.ndarray) -> Iterator[tuple[np.ndarray, tuple[int, ...] | No
 
 
 def _fitted(code: tuple[np.ndarray, tuple[int, ...] | None], value: np.ndarray) -> np.ndarray:
-    """Return the multiple of a code that is nearest to ``value``; a code without a mean gets the value's."""
+    """Return the multiple of a code nearest to ``value``."""
     numbers, axes = code
     mean = value.mean() if axes is None and abs(numbers.sum()) < 1e-9 * np.abs(numbers).sum() else 0.0
     over = {"axis": axes, "keepdims": True}
@@ -234,7 +217,6 @@ def _by_place(
     taken: set[str],
     known: set[str],
 ) -> dict[str, str]:
-    """Match arrays named, or placed, and shaped as arrays that were sent, by values at the start of training."""
     if not sent:
         return {}
     origin = _by_value(sent, before)
@@ -246,13 +228,13 @@ def _by_place(
         like = key if key in sent else names[place] if place < len(names) and len(names) == len(arrays) else None
         if like is None or sent[like].shape != array.shape or (name := origin.get(like)) is None or name in taken:
             continue
-        if array.dtype.kind == "f" or not before[name].is_floating_point():  # else a code that nobody here reads
+        if array.dtype.kind == "f" or not before[name].is_floating_point():  # otherwise an unknown code
             found[key] = name
     return found
 
 
 def _kind(uploaded: Mapping[str, np.ndarray], sent: Mapping[str, np.ndarray], placed: Mapping[str, str]) -> str:
-    """Return ``weights`` where arrays are nearer to those sent than to zero, else ``delta``."""
+    """Return ``weights`` if arrays are nearer to those sent than to zero, else ``delta``."""
     apart = near = 0.0
     names = list(sent)
     for place, (key, array) in enumerate(uploaded.items()):
@@ -264,7 +246,6 @@ def _kind(uploaded: Mapping[str, np.ndarray], sent: Mapping[str, np.ndarray], pl
 
 
 def _likest(key: str, names: Sequence[str]) -> int:
-    """Index of the name that ends as ``key`` does, else 0: of equal values the first."""
     for index, name in enumerate(names):
         if name.endswith(key) or key.endswith(name.split(".", 2)[-1]):
             return index

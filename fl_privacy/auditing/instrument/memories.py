@@ -1,4 +1,4 @@
-"""State that a client writes anew without a gradient, such as a queue of the features of its examples."""
+"""State that a client overwrites without a gradient, such as a queue of its examples' features."""
 
 from collections.abc import Collection, Mapping, Sequence
 
@@ -9,13 +9,13 @@ from torch import Tensor, nn
 from fl_privacy.auditing.clear_text.findings import Leak, raw_labels
 
 ANEW = 0.5
-"""Relative change from which on a vector was written anew; a mean that follows moves less."""
+"""Smallest relative change of an overwritten vector; a running mean moves less."""
 
 MOST = 0.9
-"""Share of the vectors that changed which have to be written anew."""
+"""Smallest share of overwritten vectors among the changed ones."""
 
 UNIT = 1e-3
-"""Distance from one of the length of a vector that was normalized."""
+"""Largest distance from one of a normalized vector's length."""
 
 
 def memories_in(
@@ -27,14 +27,12 @@ def memories_in(
     counts: Collection[int],
     labels: np.ndarray | None,
 ) -> list[Leak]:
-    """List the uploaded state in which the client wrote an entry, or a vector, for each of its examples.
+    """List the uploaded state in which the client wrote an entry or vector for each of its examples.
 
     Args:
-        parameters: name of each uploaded array -> name of the parameter or buffer that it is.
-        before, after: values when training began and in the end.
-        moved: names of what a gradient, or a mean over batches, moves.
-        counts: how many examples the client may have.
-        labels: of its examples.
+        parameters: name of each uploaded array -> name of its parameter or buffer.
+        before, after: values at the start and end of the training.
+        moved: names of values moved by a gradient or a mean over batches.
     """
     found = []
     for key, name in parameters.items():
@@ -62,7 +60,6 @@ def averaged(modules: Sequence[nn.Module], names: Mapping[int, str]) -> set[str]
 def _memory(
     old: np.ndarray, new: np.ndarray, where: str, counts: Sequence[int], labels: np.ndarray | None
 ) -> Leak | None:
-    """Say what was written anew, along the axis that numbers it; ``None`` where nothing was."""
     told: list[tuple[bool, bool, int, int]] = []
     for axis in dict.fromkeys((0, old.ndim - 1)):
         rows, anew = (np.moveaxis(each, axis, 0).reshape(each.shape[axis], -1) for each in (old, new))

@@ -1,4 +1,4 @@
-"""Updates that leave in another form than one array a parameter: packed into bytes, joined, or as values and places."""
+"""Updates in other forms than one array a parameter: packed into bytes, joined, or as values and places."""
 
 import base64
 import binascii
@@ -22,30 +22,24 @@ from fl_privacy.auditing.clear_text.copies import array_in
 from fl_privacy.files.foreign import ArrayUnpickler
 
 MOST_BYTES = 1 << 30
-"""Bytes that what a client sends may unpack to."""
+"""Largest unpacked size of a client's values in bytes."""
 
 DEPTH = 4
-"""Packings within packings that are opened."""
+"""Largest depth of nested packings that are opened."""
 
 FEW = 8
-"""Values below which those at some places have to be a parameter's to the last digits."""
+"""Smallest number of values at some places that need not be exact."""
 
 NEAR, SAME = 1e-2, 1e-5
-"""Relative distances up to which values are a parameter's: of many and of ``FEW``."""
+"""Largest relative distances of many and of fewer than ``FEW`` values from a parameter's."""
 
 MOST_TRIES = 50_000
-"""Arrays of values, of places and parameters that are tried together."""
+"""Largest number of tried combinations of values, places and parameters."""
 
 
 @dataclass(frozen=True, eq=False)
 class Spread:
-    """A parameter that was found in another form.
-
-    Attributes:
-        name: of the parameter.
-        values: of its shape; zero, or as sent, where no value left.
-        sources: arrays that it was made of.
-    """
+    """A parameter found in another form: values in its shape (zero or as sent where none left), and source arrays."""
 
     name: str
     values: np.ndarray
@@ -53,12 +47,9 @@ class Spread:
 
 
 def unpacked(values: Mapping[tuple[str, str], Any]) -> dict[str, np.ndarray]:
-    """Return the arrays within the values of a reply, by record and key joined: within bytes, texts and lists.
+    """Return the arrays within bytes, texts and lists of a reply, by record/key.
 
-    Bytes may be compressed, and in the format of NumPy, PyTorch, safetensors or pickle; nothing that they name is run.
-
-    Args:
-        values: by record and key.
+    Bytes may be compressed, in the format of NumPy, PyTorch, safetensors or pickle; no code in them is executed.
     """
     found: dict[str, np.ndarray] = {}
     for (record, key), value in values.items():
@@ -84,7 +75,6 @@ def _of_value(value: Any) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def _of_bytes(content: bytes, depth: int) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the arrays in bytes, each with its name there, which is empty for a single one."""
     if depth > DEPTH:
         return
     for opened in (_archived, _serialized):
@@ -101,7 +91,6 @@ def _of_bytes(content: bytes, depth: int) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def _safely(open_: Callable[[bytes], Any], content: bytes) -> list[tuple[str, np.ndarray]] | None:
-    """Return the arrays of what ``open_`` makes of bytes; ``None`` if they are not of its kind, or hold more."""
     try:
         made = open_(content)
     except (
@@ -126,8 +115,6 @@ def _archived(content: bytes) -> Any:
 
 
 class _Unpickler(ArrayUnpickler):
-    """Makes tensors of PyTorch as well."""
-
     def find_class(self, module: str, name: str) -> Any:
         plain = {
             ("collections", "OrderedDict"): dict,
@@ -146,7 +133,7 @@ def _stored(content: bytes) -> Any:
 
 
 def _serialized(content: bytes) -> Any:
-    """Return what bytes in the format of pickle, of PyTorch before 1.6 or of safetensors hold; ``None`` if in none."""
+    """Load pickle, PyTorch before 1.6 or safetensors, else ``None``."""
     if content.startswith((b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")):
         return _stored(content) if content[:13] == _OLD_TORCH else _Unpickler(io.BytesIO(content)).load()
     size = int.from_bytes(content[:8], "little")
@@ -159,11 +146,10 @@ def _serialized(content: bytes) -> Any:
 
 
 _OLD_TORCH = pickle.dumps(0x1950A86A20F9469CFC6C, protocol=2)[:13]
-"""Beginning of a file of ``torch.save`` before PyTorch 1.6."""
+"""First bytes of a ``torch.save`` file before PyTorch 1.6."""
 
 
 def _inflated(content: bytes) -> bytes | None:
-    """Return what compressed bytes hold, at most ``MOST_BYTES``; ``None`` if they are not compressed."""
     try:
         if content[:2] == b"\x1f\x8b":
             return zlib.decompressobj(wbits=31).decompress(content, MOST_BYTES)
@@ -179,7 +165,7 @@ def _inflated(content: bytes) -> bytes | None:
 
 
 def _plain(content: bytes) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield what bytes without a header are as numbers of each width, if these are such as weights are."""
+    """Yield headerless bytes as numbers of each width, if their size is that of weights."""
     for kind in ("<f4", "<f8", "<f2"):
         if len(content) % int(kind[-1]) == 0:
             numbers = np.frombuffer(content, kind)
@@ -190,7 +176,6 @@ def _plain(content: bytes) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def _leaves(made: Any, name: str = "", depth: int = 0) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the arrays within containers, by the names of their entries joined."""
     if isinstance(made, Tensor):
         made = (made.float() if made.dtype == torch.bfloat16 else made).detach().cpu().numpy()
     if isinstance(made, np.ndarray):
@@ -212,15 +197,13 @@ def spread(
     trained: Collection[str],
     base: Mapping[str, np.ndarray] | None,
 ) -> list[Spread]:
-    """Find parameters of which only some values left, with their places, or that left joined to one array.
+    """Find parameters that left as some values with their places, or joined to one array, whatever the names.
 
-    Places are indices into a parameter, or into all of them joined, or a mask; names don't matter.
+    Places are indices into a parameter, or into all of them joined, or a mask.
 
     Args:
-        arrays: of the reply, but for those that are parameters as they are.
-        values: of parameters and buffers that were not found yet.
-        trained: names of those that a gradient moves.
-        base: values where none left; zero by default.
+        arrays: arrays of the reply that are not parameters themselves.
+        base: values for places that did not leave; zero by default.
     """
     left = {name: value for name, value in values.items() if value.dtype.kind == "f" and value.size}
     halves: dict[str, np.ndarray] = {}  # places and values side by side in one array
@@ -252,14 +235,14 @@ def spread(
 
 
 def _says_places(array: np.ndarray) -> bool:
-    """Say whether ``array`` may be indices or a mask: whole numbers that are not negative."""
+    """Return ``True`` for nonnegative integers, which may be indices or a mask."""
     if array.dtype.kind == "f":
         return bool(array.size and np.isfinite(array).all() and (array == np.floor(array)).all() and array.min() >= 0)
     return array.dtype.kind in "biu" and array.size > 0 and bool(array.min() >= 0)
 
 
 def _orders(values: Mapping[str, np.ndarray], trained: Collection[str]) -> Iterator[list[str]]:
-    """Yield the orders in which parameters may be joined: as listed, as a state has them, and without buffers."""
+    """Yield the orders in which parameters may be joined."""
     names = list(values)
     groups: dict[str, list[str]] = {}
     for name in names:
@@ -270,7 +253,7 @@ def _orders(values: Mapping[str, np.ndarray], trained: Collection[str]) -> Itera
 
 @dataclass(frozen=True, eq=False)
 class _Placed:
-    """Values of a target, parameters in their order, at flat places (K,) in all of them joined."""
+    """Values of joined parameters at flat places (K,)."""
 
     target: Sequence[str]
     places: np.ndarray
@@ -278,7 +261,6 @@ class _Placed:
     sources: tuple[str, ...]
 
     def parts(self, values: Mapping[str, np.ndarray], base: Mapping[str, np.ndarray] | None) -> Iterator[Spread]:
-        """Yield each parameter with its values where these left, else those of ``base``, else zero."""
         start = 0
         for name in self.target:
             shape, size = values[name].shape, values[name].size
@@ -291,15 +273,7 @@ class _Placed:
 
 @dataclass(eq=False)
 class _Search:
-    """Looks for the parameters whose values an array holds.
-
-    Attributes:
-        places: arrays that may say where values are.
-        order: of all arrays.
-        values: of the parameters that were not found yet.
-        used: arrays that belong to parameters that were.
-        tries: how often values were compared.
-    """
+    """Search for the parameters whose values an array holds."""
 
     places: Mapping[str, np.ndarray]
     order: Sequence[str]
@@ -310,10 +284,7 @@ class _Search:
     def find(
         self, key: str, numbers: np.ndarray, targets: Sequence[Sequence[str]], whole: Collection[str]
     ) -> _Placed | None:
-        """Return the first of ``targets`` that has the ``numbers`` of the array ``key``, at places that are said.
-
-        Those in ``whole`` have another shape, so that they may be all numbers without one.
-        """
+        """Return the first target with the ``numbers`` at its places; those in ``whole`` need none."""
         at = {other: place for place, other in enumerate(self.order)}
         mates = [
             other
@@ -338,7 +309,7 @@ class _Search:
         return None
 
     def _sign(self, numbers: np.ndarray, target: Sequence[str], places: np.ndarray | slice) -> int:
-        """Return 1 where ``numbers`` are the target's at ``places``, -1 where they are negated, else 0."""
+        """Return 1 if ``numbers`` are the target's at ``places``, -1 if negated, else 0."""
         self.tries += 1
         if self.tries > MOST_TRIES:
             return 0
@@ -348,7 +319,7 @@ class _Search:
 
 
 def _places(array: np.ndarray, number: int, size: int, shape: tuple[int, ...]) -> np.ndarray | None:
-    """Return the flat places (number,) that ``array`` says, as indices or as a mask; ``None`` if it says none."""
+    """Return the flat places (number,) in ``array``, or ``None``."""
     if array.size == size > number and array.dtype.itemsize == 1:
         chosen = np.flatnonzero(array.reshape(-1))
         return chosen if len(chosen) == number else None

@@ -1,4 +1,4 @@
-"""The way from a batch to its loss, as foreign code went it once, that can be gone again with another batch."""
+"""The recorded computation from a batch to its loss, which can be replayed with another batch."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,37 +10,36 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 MOST_DEEP = 3
-"""Attributes within attributes of what a module returned, in which tensors are looked for."""
+"""Largest depth of attributes in which tensors of a module's output are searched."""
 
 
 MOVES = {"to", "cpu", "cuda", "contiguous", "float", "double", "half", "long", "type", "type_as", "requires_grad_"}
-"""Functions that return their argument itself where it is of the kind asked for: then nothing was done."""
+"""Functions that return their argument unchanged if it has the requested form."""
 
 
 @dataclass(frozen=True)
 class Ref:
-    """Stands for the tensor of this number."""
+    """Placeholder of the tensor with this number."""
 
     number: int
 
 
 @dataclass(frozen=True)
 class Own:
-    """Stands for the parameter of this name."""
+    """Placeholder of the parameter with this name."""
 
     name: str
 
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """One step: a function or a module on what came before.
+    """One call of a function or module.
 
     Attributes:
-        function: what is called; ``None`` where a module is.
-        part: number of the module, -1 where a function is called.
-        args, kwargs: with ``Ref`` and ``Own`` in place of tensors.
-        outputs: numbers of the tensors that it returns, in the order of ``tensors_in``.
-        changes: whether it works in place, on its first argument.
+        part: number of the module; -1 for a function.
+        args, kwargs: arguments with ``Ref`` and ``Own`` in place of tensors.
+        outputs: numbers of the returned tensors, in the order of ``tensors_in``.
+        changes: ``True`` if it changes its first argument in place.
     """
 
     function: Callable[..., Any] | None
@@ -56,10 +55,8 @@ class Program:
     """The recorded program from a batch to its loss.
 
     Attributes:
-        calls: in order.
-        constants: tensors that were there before, by number, detached.
-        root: number of the loss.
-        parts: the outermost modules that are called.
+        constants: detached earlier tensors by number.
+        parts: outermost modules that are called.
     """
 
     calls: tuple[Call, ...]
@@ -68,7 +65,7 @@ class Program:
     parts: tuple[nn.Module, ...]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Program":
-        """Return the program itself: nothing in it ever changes."""
+        """Return the immutable program itself."""
         return self
 
     def run(
@@ -80,14 +77,10 @@ class Program:
         until: int | None = None,
         after: int | None = None,
     ) -> Tensor:
-        """Replay the program with the tensors ``given`` in place; return the tensor ``until``, or the loss.
+        """Replay the program with the tensors ``given`` by number; return the tensor ``until``, or the loss.
 
         Args:
-            given: by number.
-            parts: called in place of the modules.
-            parameters: by name, for the code that takes them itself.
-            until: number of the tensor that is asked for.
-            after: number of a call from whose outputs on is gone; those have to be ``given``.
+            after: number of a call after which the replay starts; its outputs must be ``given``.
         """
         wanted = self.root if until is None else until
         like = next((value.dtype for value in given.values() if value.is_floating_point()), None)
@@ -115,7 +108,7 @@ class Program:
         return known[wanted]
 
     def steps(self) -> list[Any]:
-        """Return what is called in which order, without the values of tensors: equal for batches of one loop."""
+        """Return the calls without tensor values, which are equal for batches of one loop."""
         called = [(c.function, c.part, repr((c.args, c.kwargs)), c.outputs) for c in self.calls]
         return [self.root, [id(part) for part in self.parts], called]
 
@@ -123,7 +116,7 @@ class Program:
         return any(number in call.outputs for call in self.calls[place + 1 :])
 
     def depends_on(self, numbers: set[int]) -> set[int]:
-        """Return ``numbers`` and the numbers of all tensors that are made from them."""
+        """Return ``numbers`` and the numbers of all tensors computed from them."""
         found = set(numbers)
         for call in self.calls:
             if any(ref.number in found for ref in refs_in((call.args, call.kwargs))):
@@ -132,7 +125,6 @@ class Program:
 
 
 def _as(value: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """Convert a constant to the precision of the given tensors."""
     return value if dtype is None or not value.is_floating_point() else value.to(dtype)
 
 
@@ -165,7 +157,7 @@ def tensors_in(value: Any, deep: int = MOST_DEEP) -> list[Tensor]:
 
 
 class Recorder:
-    """Takes calls down as they are made, and makes a ``Program`` of those that a loss comes from."""
+    """Record calls, and make a ``Program`` of those behind a loss."""
 
     def __init__(self, most: int = 5000) -> None:
         self._calls: list[tuple[Callable[..., Any] | None, nn.Module | None, Any, Any, list[Tensor], bool]] = []
@@ -177,19 +169,14 @@ class Recorder:
         if function is not None and args and made is args[0] and getattr(function, "__name__", "") in MOVES:
             return
         if module is not None and not self._entered:
-            self._calls.clear()  # how the batch was prepared
+            self._calls.clear()  # the preparation of the batch
             self._entered = True
         if outputs and len(self._calls) < self._most:
             changes = function is not None and bool(args) and outputs[0] is args[0]
             self._calls.append((function, module, args, kwargs, outputs, changes))
 
     def program(self, roots: Sequence[Tensor], names: Mapping[int, str]) -> Program:
-        """Collect the calls that ``roots`` are computed by: of several the way of all batches as one, or to their sum.
-
-        Args:
-            roots: losses, at least one.
-            names: of parameters, by ``id``.
-        """
+        """Collect the calls behind ``roots``; several become one program of all batches together, or of their sum."""
         if len(roots) > 1 and (found := _as_one_batch([self.program([root], names) for root in roots])) is not None:
             return found
         needed, kept = {id(root) for root in roots}, []
@@ -233,7 +220,6 @@ class Recorder:
 
 
 def _loaded(way: Program) -> Program:
-    """Return ``way`` from loaded batches on: what is in front of its modules, and the choice of examples, is done."""
     constants, calls = dict(way.constants), list[Call]()
     for call in way.calls:
         early = not any(c.part >= 0 for c in calls) or getattr(call.function, "__name__", "") == "__getitem__"
@@ -256,7 +242,7 @@ def _loaded(way: Program) -> Program:
 
 
 def _as_one_batch(ways: Sequence[Program]) -> Program | None:
-    """Return the first of ``ways`` with the batches of all as one; ``None`` if they differ in more than the batch."""
+    """Return the first of ``ways`` with all batches joined, or ``None``."""
     ways = [_loaded(way) for way in ways]
     first, joined = ways[0], dict[int, Tensor]()
     if any(way.steps() != first.steps() or way.constants.keys() != first.constants.keys() for way in ways):
@@ -273,17 +259,15 @@ def _as_one_batch(ways: Sequence[Program]) -> Program | None:
 class ReplayModel(nn.Module):
     """The client's modules as one network of pixels, rows or vectors in [0, 1].
 
-    Outputs are (B, K), what the client's loss is of; or, where the whole loss is gone through, (B, 1) with the loss of
-    the batch in every row. What else of the batch enters its modules, such as categories, is as it was recorded, over
-    and over where there are more examples.
+    Outputs are (B, K), the input of the client's loss; or, for the whole program, (B, 1) with the batch's loss in every
+    row. Other inputs, such as categories, are as recorded.
 
     Args:
-        program: the way.
-        variables: numbers of the tensors that are looked for, all of which start with the batch.
-        shapes: of one example of each.
-        ranges: by variable low and scale: an input is ``low + scale * value``; they broadcast over an example.
-        output: number of the tensor (B, K) that the loss is of; ``None`` goes the whole way.
-        draws: the way draws at random; it draws the same at every call then.
+        variables: numbers of the reconstructed tensors, whose first axis is the batch.
+        shapes: shape of one example of each.
+        ranges: low and scale of each: an input is ``low + scale * value``; they broadcast over an example.
+        output: number of the tensor (B, K) before the loss; ``None`` includes the loss.
+        draws: ``True`` if the program draws at random; it then draws the same at every call.
     """
 
     def __init__(
@@ -312,7 +296,7 @@ class ReplayModel(nn.Module):
         return (inputs.float() - low) / scale
 
     def entered(self, values: Tensor) -> list[Tensor]:
-        """Convert ``values`` (B, ...) in [0, 1] to the inputs that the client's code takes."""
+        """Convert ``values`` (B, ...) in [0, 1] to the inputs of the client's code."""
         sizes = [math.prod(shape) for shape in self.shapes]
         flat, found = values.flatten(1), []
         for place, part in enumerate(flat.split(sizes, 1)):
@@ -332,7 +316,7 @@ class ReplayModel(nn.Module):
         except (KeyError, RuntimeError, ValueError, IndexError):
             if self.output is not None or len(values) == self._examples:
                 raise
-            again = torch.arange(self._examples) % len(values)  # as of triplets, which take no other number
+            again = torch.arange(self._examples) % len(values)  # for triplets, which need the recorded number
             made = self._run({number: given[number][again] for number in self.variables}, own)
         if self.output is None:
             return made.reshape(1, 1).expand(len(values), 1)
@@ -347,10 +331,10 @@ class ReplayModel(nn.Module):
 
 
 def beside(program: Program, variables: Sequence[int], examples: int, *, whole: bool = False) -> tuple[int, ...]:
-    """List what enters modules, or the loss if the ``whole`` way is gone, with an entry for each example."""
+    """List constants with an entry for each example that enter modules, or the loss of the ``whole`` program."""
     constants = program.constants
     taken = [ref.number for call in program.calls if call.part >= 0 for ref in refs_in((call.args, call.kwargs))]
-    if whole:  # copies of parameters, as penalties take them, may have as many rows as there are examples
+    if whole:  # copies of parameters, as in penalties, may have as many rows as there are examples
         shapes = {p.shape for part in program.parts for p in part.parameters()}
         taken += [n for n, t in constants.items() if not t.is_floating_point() or t.shape not in shapes]
     return tuple(

@@ -1,7 +1,5 @@
-"""Looks on while foreign code trains: which modules, on which batches, by which optimizer, with which loss.
-
-Only hooks are used that PyTorch offers to everybody, or its own methods called from a wrapper; no number changes, and
-no random stream is drawn from.
+"""Observation of third-party training by PyTorch's hooks and wrapped methods, which leave numbers and streams
+unchanged.
 """
 
 from __future__ import annotations
@@ -21,38 +19,35 @@ from torch.utils.data import DataLoader
 from fl_privacy.auditing.instrument.program import Program, Recorder, tensors_in
 
 MOST_EXAMPLES, MOST_BYTES = 4096, 1 << 26
-"""Of a client that are kept for comparison."""
+"""Largest number of examples, and bytes of tensors, kept of a client."""
 
 MOST_ADDED = 16
-"""Losses that are recorded until a step: with as many, none is expected."""
+"""Number of recorded losses after which no optimizer step is expected."""
 
 MOST_LABELS = 1 << 20
-"""Of a client's examples that are counted."""
+"""Largest number of examples whose labels are kept."""
 
 SETTINGS = ("lr", "momentum", "dampening", "weight_decay", "nesterov", "betas", "eps", "amsgrad", "maximize")
-"""Of an optimizer that are kept."""
+"""Settings of an optimizer that are kept."""
 
 
 @dataclass(eq=False)
 class Watched:
-    """What was seen while a client answered one message.
+    """Observations while a client answered one message.
 
     Attributes:
-        modules: the outermost ones that were called with gradients on and have parameters.
-        before: values of their parameters and buffers at the first call, by name.
-        names: of parameters and buffers by ``id``: ``parts.<number>.<name>``.
-        batches: tensors of training batches, as loaders gave them, the first of them alone.
-        labels: of these batches, whole numbers one an example, where there is one such column; of all batches.
-        loaded: examples in all that loaders gave while gradients were on.
-        entered: shapes of what entered the modules, in words, and how often.
-        optimizers: class and settings, and how many steps each took.
-        backwards: times that a loss was differentiated.
-        gradients: of the first step, by name; of the first loss where no optimizer of PyTorch steps.
-        program: the way from the first batch to its loss, or from all batches whose gradients are added up in the first
-            step; ``None`` where it was not recorded, or there was none.
-        added: losses whose gradients are in the first step.
-        training: whether the first module was in training mode.
-        cut: whether a loader gave less than it has.
+        modules: outermost modules with parameters that were called with gradients on.
+        before: their parameters and buffers at the first call, by name.
+        names: names ``parts.<number>.<name>`` of parameters and buffers by ``id``.
+        batches: tensors of the first training batches from loaders.
+        labels: integer labels of all batches, if they have one such column.
+        loaded: number of examples from loaders with gradients on.
+        entered: shapes of the modules' inputs, in words, with counts.
+        gradients: gradients of the first step by name; of the first loss without a PyTorch optimizer.
+        program: computation from the first batch to its loss, or from all batches accumulated in the first step.
+        added: number of losses in the first step.
+        training: ``True`` if the first module was in training mode.
+        cut: ``True`` if a loader gave less than it has.
     """
 
     modules: list[nn.Module] = field(default_factory=list)
@@ -73,11 +68,11 @@ class Watched:
 
     @property
     def steps(self) -> int:
-        """Return the steps of all optimizers, or the losses that were differentiated where none of PyTorch's steps."""
+        """Return the steps of all optimizers, or the number of differentiated losses without one."""
         return sum(self.optimizers.values()) or self.backwards
 
     def values(self) -> dict[str, Tensor]:
-        """Return the present values of all parameters and buffers, by name, not copied."""
+        """Return all present parameters and buffers by name, not copied."""
         found = {}
         for number, module in enumerate(self.modules):
             for name, value in (*module.named_parameters(), *module.named_buffers()):
@@ -87,13 +82,12 @@ class Watched:
 
 @dataclass(frozen=True, kw_only=True)
 class OnlyExamples:
-    """Loaders give one batch with the examples from ``first`` to ``first + number`` of theirs, and then no more.
+    """Restriction of loaders to one batch with their examples ``first`` to ``first + number``.
 
     Attributes:
-        first: counted through the loader's batches.
-        number: of examples; ``None`` the loader's own first batch.
-        repeats: give it again in later passes.
-        evaluation: modules answer in evaluation mode: no batch norm over the batch, no dropout.
+        first: number of the first example through the loader's batches.
+        number: number of examples; ``None`` for the loader's own first batch.
+        evaluation: ``True`` for evaluation mode: no batch norm over the batch, no dropout.
     """
 
     first: int = 0
@@ -103,8 +97,6 @@ class OnlyExamples:
 
 
 class _Mode(TorchFunctionMode):
-    """Hands every call of a PyTorch function to a watch."""
-
     def __init__(self, watch: Watch) -> None:
         super().__init__()
         self._watch = watch
@@ -116,11 +108,11 @@ class _Mode(TorchFunctionMode):
 
 
 class Watch:
-    """Looks on in a ``with`` block.
+    """Observe a ``with`` block.
 
     Args:
-        program: take down the way to the first loss, which costs time.
-        only: what loaders give; ``None`` leaves them alone.
+        program: ``True`` to record the computation of the first loss, which costs time.
+        only: restriction of loaders.
     """
 
     def __init__(self, *, program: bool = False, only: OnlyExamples | None = None) -> None:
@@ -133,18 +125,20 @@ class Watch:
         self._first: dict[str, Tensor] = {}
 
     def called(self, func: Any, args: Any, kwargs: Any, made: Any) -> None:
-        """Take down a function's call outside of modules."""
+        """Record a function's call outside of modules."""
         if self._recorder is not None and self._depth == 0:
             self._recorder.note(func, None, args, kwargs, made)
 
     @contextmanager
     def looking(self) -> Iterator[Watched]:
-        """Look on until the block ends."""
+        """Observe until the block ends."""
         optimizer = importlib.import_module("torch.optim.optimizer")
         with ExitStack() as stack:
             handle = optimizer.register_optimizer_step_pre_hook(self._stepping)
             stack.callback(handle.remove)
-            after = optimizer.register_optimizer_step_post_hook(self._stepped)  # a step's closure differentiates in it
+            after = optimizer.register_optimizer_step_post_hook(
+                self._stepped
+            )  # a step's closure differentiates within the step
             stack.callback(after.remove)
             stack.enter_context(_replaced(nn.Module, "__call__", self._around_call))
             stack.enter_context(_replaced(DataLoader, "__iter__", self._around_iteration))
@@ -212,7 +206,6 @@ class Watch:
         return _Counting(given, self._note)
 
     def _note(self, batch: Any) -> None:
-        """Keep a batch that the client loads for training."""
         if not torch.is_grad_enabled():
             return
         tensors = [t for t in tensors_in(batch) if t.dim()]
@@ -254,7 +247,6 @@ class Watch:
         self._stepped(optimizer, args, kwargs)
 
     def _end_recording(self) -> None:
-        """Keep the way to the losses so far; none is recorded any more."""
         if self._recorder is not None and self._roots:
             self.seen.program, self.seen.added = self._recorder.program(self._roots, self.seen.names), len(self._roots)
             self._recorder, self._roots = None, []
@@ -269,7 +261,6 @@ class Watch:
                         seen.gradients[name] = parameter.grad.detach().clone()
 
     def _gradients(self) -> dict[str, Tensor]:
-        """Return the gradients of all parameters as they are now."""
         found = {}
         for number, module in enumerate(self.seen.modules):
             for name, parameter in module.named_parameters():
@@ -285,7 +276,7 @@ class Watch:
                 if self.seen.optimizers or len(self._roots) == MOST_ADDED:  # in a step's closure, or without steps
                     del self._roots[1:]
                     self._end_recording()
-            self._depth += 1  # a checkpoint computes parts of the network again
+            self._depth += 1  # checkpointing recomputes parts of the network
             try:
                 made = backward(tensors, *args, **kwargs)
             finally:
@@ -300,7 +291,6 @@ class Watch:
 
 @contextmanager
 def _evaluating(module: nn.Module, wanted: bool) -> Iterator[None]:
-    """Put ``module`` into evaluation mode until the block ends, if ``wanted``."""
     before = [each for each in module.modules() if each.training] if wanted else []
     for each in before:
         each.training = False
@@ -312,8 +302,6 @@ def _evaluating(module: nn.Module, wanted: bool) -> Iterator[None]:
 
 
 class _Counting:
-    """An iterator that shows each batch before it gives it."""
-
     def __init__(self, given: Iterator[Any], note: Callable[[Any], None]) -> None:
         self._given, self._note = given, note
 
@@ -330,9 +318,8 @@ class _Counting:
 
 
 def _cut(batch: Any, start: int, stop: int, size: int) -> Any:
-    """Cut examples ``start`` to ``stop`` out of a batch of ``size``."""
     if isinstance(batch, Tensor):
-        plain = batch.as_subclass(Tensor)  # others' subclasses may not be cut
+        plain = batch.as_subclass(Tensor)  # other subclasses may not allow slices
         return plain[start:stop] if plain.dim() and len(plain) == size else batch
     if isinstance(batch, Mapping):
         parts = {key: _cut(value, start, stop, size) for key, value in batch.items()}
@@ -348,7 +335,6 @@ def _cut(batch: Any, start: int, stop: int, size: int) -> Any:
 
 
 def _remade(batch: Mapping[Any, Any], parts: dict[Any, Any]) -> Any:
-    """Put ``parts`` into a mapping of the same kind, such as a tokenizer's, where it can be made of them."""
     try:
         return type(batch)(parts)  # type: ignore[call-arg]
     except (TypeError, ValueError):
@@ -356,7 +342,6 @@ def _remade(batch: Mapping[Any, Any], parts: dict[Any, Any]) -> Any:
 
 
 def _kept(tensor: Tensor) -> Tensor:
-    """Copy a tensor as a plain, detached one."""
     return tensor.detach().as_subclass(Tensor).clone()
 
 
@@ -368,7 +353,6 @@ def _plain(value: Any) -> Any:
 
 @contextmanager
 def _replaced(owner: Any, name: str, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
-    """Replace ``owner.name`` by what ``around`` makes of it, until the block ends."""
     original = owner.__dict__[name] if isinstance(owner, type) else getattr(owner, name)
     setattr(owner, name, around(original))
     try:

@@ -1,4 +1,4 @@
-"""Whether an app leaks more than it did: what a build measures, the baseline it keeps, and the test between the two."""
+"""Tests whether an app leaks more than before: measurement, baseline, and comparison."""
 
 from typing import TYPE_CHECKING
 

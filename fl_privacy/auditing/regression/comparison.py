@@ -1,7 +1,4 @@
-"""Whether a measurement leaks more than a baseline of the same images: a paired test, and a sentence.
-
-The file that a build compares with: measurements by the names of their tests, in JSON that a person can review.
-"""
+"""A paired test of a measurement against a baseline of the same images, kept as JSON."""
 
 import json
 from collections.abc import Mapping
@@ -18,24 +15,22 @@ from fl_privacy.files import write_whole
 from fl_privacy.measure import METRICS, Statistic, aggregate
 
 LEVEL = 0.05
-"""Chance of a false alarm where nothing changed."""
+"""Probability of a false alarm without a change."""
 
 EXACT = 14
-"""Number of independent groups up to which all flips of signs are tried; beyond, as many at random."""
+"""Largest number of independent groups with all sign flips; beyond, 2^14 random ones."""
 
 FEWEST = 5
-"""Groups: with fewer no difference, however large, could come to a p below ``LEVEL``."""
+"""Smallest number of groups for which p can be below ``LEVEL``."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """What a paired test says of two measurements.
+    """Result of a paired test of two measurements.
 
     Attributes:
-        worse: whether more leaks than before.
-        p: chance of a rise of the mean this large if nothing changed.
-        change: of the metric from before to now, image by image.
-        sentence: on all of it.
+        worse: ``True`` if more leaks than before.
+        p: probability of such a rise of the mean without a change.
     """
 
     worse: bool
@@ -47,18 +42,15 @@ class Comparison:
 def compare(before: Measurement, now: Measurement, *, level: float = LEVEL) -> Comparison:
     """Test whether the same images are reconstructed better ``now`` than ``before``.
 
-    The test is a one-sided sign-flip (permutation) test of the mean difference, paired by image. Images that shared an
-    upload in either measurement are not independent: their differences are flipped together (a cluster-level test).
-    It is exact for up to ``EXACT`` groups. A rise that the shown digits of the mean do not show is none: other
-    versions of libraries round otherwise.
+    It is a one-sided sign-flip (permutation) test of the mean difference, paired by image. Images that shared an upload
+    in either measurement are flipped together (a cluster-level test). It is exact for up to ``EXACT`` groups. A rise
+    below the mean's shown digits is ignored, since library versions round differently.
 
     Args:
-        before: the baseline.
-        now: of the same images.
-        level: chance of a false alarm, in (0, 0.5).
+        level: probability of a false alarm, in (0, 0.5).
 
     Raises:
-        UserError: they are not of the same images or metric, or of too few uploads to tell.
+        UserError: images or metrics differ, or there are too few uploads.
     """
     number("level", level, above=0, below=0.5, example=LEVEL)
     expect_enough(before)
@@ -79,22 +71,20 @@ def compare(before: Measurement, now: Measurement, *, level: float = LEVEL) -> C
     change = aggregate(difference.tolist(), groups=groups.tolist())
     assert change is not None
     shown = now.judged_by.digits
-    worse = p < level and shown(before.statistic.mean) != shown(now.statistic.mean)  # else rounding may be all of it
+    worse = p < level and shown(before.statistic.mean) != shown(
+        now.statistic.mean
+    )  # otherwise the rise may be rounding
     return Comparison(worse=worse, p=p, change=change, sentence=_sentence(before, now, change, p, worse=worse))
 
 
 def expect_enough(measurement: Measurement) -> None:
-    """Refuse a measurement that no comparison could use.
-
-    Raises:
-        UserError: it is of fewer than ``FEWEST`` uploads.
-    """
+    """Raise ``UserError`` for a measurement of fewer than ``FEWEST`` uploads."""
     if (found := len(set(measurement.uploads))) < FEWEST:
         raise UserError(_too_few(found))
 
 
 def sign_flip_p(sums: np.ndarray) -> float:
-    """Return the one-sided p of the sum of ``sums`` (G,), one of each independent group, under random signs.
+    """Return the one-sided p of the sum of independent groups' ``sums`` (G,) under random signs.
 
     Fisher 1935, "The Design of Experiments", section 21. With more than ``EXACT`` groups it is estimated from 2^14
     draws, the observed signs among them (Phipson and Smyth 2010).
@@ -110,7 +100,7 @@ def sign_flip_p(sums: np.ndarray) -> float:
 
 
 def _joined(first: tuple[int, ...], second: tuple[int, ...]) -> np.ndarray:
-    """Return numbers of the finest groups (N,) that no group of either is cut by."""
+    """Return the numbers (N,) of the finest common groups."""
     above = list(range(len(first)))
 
     def root(index: int) -> int:
@@ -162,10 +152,10 @@ _KINDS: Mapping[str, Any] = {
 
 
 def read_baseline(path: Path) -> dict[str, Measurement]:
-    """Return the measurements in the file ``path`` by name; none where there is no file.
+    """Return the measurements in the file ``path`` by name; empty without a file.
 
     Raises:
-        UserError: it is damaged, or of another format.
+        UserError: it is damaged, or has another format.
     """
     if not path.is_file():
         return {}
@@ -185,7 +175,7 @@ def read_baseline(path: Path) -> dict[str, Measurement]:
 
 
 def write_baseline(path: Path, measurements: Mapping[str, Measurement]) -> None:
-    """Write what ``read_baseline`` reads; mean and interval stand beside the values for human readers."""
+    """Write the file of ``read_baseline``, with mean and interval for human readers."""
     tests = {}
     for name, measurement in sorted(measurements.items()):
         found = measurement.statistic

@@ -1,4 +1,4 @@
-"""What a build asserts of a claimed epsilon: that many draws of the mechanism do not contradict it."""
+"""A test of a claimed epsilon by many draws of the mechanism."""
 
 import inspect
 from collections.abc import Callable
@@ -12,13 +12,10 @@ from fl_privacy.errors import UserError
 
 
 def verdict_on(mechanism: Any, *, claimed: float, delta: float, **asked: Any) -> ClaimVerdict:
-    """Test ``mechanism`` against an epsilon of ``claimed``.
+    """Test ``mechanism`` against a ``claimed`` epsilon at ``delta``.
 
     Args:
-        mechanism: a defense, a function of one argument from an update to what is sent, or what Flower takes for a mod
-            or a strategy.
-        claimed: epsilon.
-        delta: of it.
+        mechanism: a defense, a function from an update to the upload, or a Flower mod or strategy.
         asked: further fields of ``Asked``.
 
     Raises:

@@ -1,7 +1,4 @@
-"""What an app's uploads gave away of chosen images.
-
-What one step of an app's own training function gives away, measured without a federation.
-"""
+"""Leakage of chosen images from an app's uploads, of a run or of one step without a federation."""
 
 import copy
 import hashlib
@@ -43,16 +40,13 @@ from fl_privacy.types.victim_ids import VictimId
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """How well each of N images was reconstructed.
+    """Quality of the reconstruction of each of N images.
 
     Attributes:
-        metric: a name in ``METRICS``.
-        attack: who attacked, in words.
-        values: (N,) of the metric, in the order of the images.
-        uploads: (N,) which upload each image was in; images of one upload were attacked together.
-        victims: a digest of the images, which tells whether another measurement is of the same ones.
-        versions: of the packages that decide the values.
-        read: images that were read, by the rule of every page; ``None`` where an older version measured.
+        values: values (N,) of the metric, in the order of the images.
+        uploads: number (N,) of each image's upload; images of one upload were attacked together.
+        victims: digest that identifies the images.
+        read: number of reconstructed images, by the rule of every page; ``None`` from older versions.
     """
 
     metric: str
@@ -65,7 +59,6 @@ class Measurement:
 
     @property
     def judged_by(self) -> Metric:
-        """Return the metric itself."""
         return METRICS[self.metric]
 
     @property
@@ -77,7 +70,7 @@ class Measurement:
 
     @property
     def read_in_words(self) -> str:
-        """Say how many were reconstructed of how many; if none, the largest share that this allows (95 %)."""
+        """Return the number of reconstructed images in words; if none, with the upper limit of the share (95 %)."""
         if self.read is None:
             return f"an unknown number of {len(self.values)} images"
         if self.read:
@@ -87,11 +80,7 @@ class Measurement:
 
 
 def expect_metric(metric: str) -> None:
-    """Refuse a name that is no metric that compares images.
-
-    Raises:
-        UserError: it is none.
-    """
+    """Raise ``UserError`` unless ``metric`` compares images."""
     one_of("metric", metric, [name for name, known in METRICS.items() if known.of == "images"])
 
 
@@ -104,18 +93,15 @@ def measured(
     victims: Iterable[str],
     outcomes: Iterable[Outcome | None] = (),
 ) -> Measurement:
-    """Build a measurement of images of which every value is known.
+    """Build a measurement of images whose values are all known.
 
     Args:
-        metric: a name in ``METRICS``.
-        attack: who attacked, in words.
-        values: (N,) of the metric, NaN where an attack failed.
-        uploads: (N,) names of the uploads.
-        victims: (N,) what tells each image from others.
-        outcomes: (N,) what was read of each, ``None`` where that cannot be said.
+        values: values (N,) of the metric, NaN for a failed attack.
+        uploads: names (N,) of the uploads.
+        outcomes: outcome (N,) of each image, or ``None``.
 
     Raises:
-        UserError: there is no such metric, no image, or one of which nothing is known.
+        UserError: there is no such metric, no image, or an unknown value.
     """
     expect_metric(metric)
     known = tuple(map(float, values))
@@ -144,8 +130,8 @@ def measured(
 def measure_run(folder: Path, *, metric: str = "psnr") -> Measurement:
     """Measure the run, attack or audit in ``folder``: the attacked round and attacker with the worst mean.
 
-    Images are told by their victim's name, whatever the round, so that two runs are of the same ones if both have the
-    same seed and data.
+    Images are identified by their victim's name without the round, so that runs with the same seed and data are
+    comparable.
 
     Raises:
         UserError: it is no run's folder, did not finish, attacked nothing, or failed on an image.
@@ -205,23 +191,20 @@ def measure_training(
 ) -> Measurement:
     """Measure how well an honest-but-curious server reconstructs the first ``images`` of ``data``.
 
-    Each batch is an upload: ``train`` trains on it once, on a copy of the model as it is, the worst case of the
-    literature for its size. The server sees the change of the parameters, behind ``defense`` if there is one. Then an
-    attacker that knows it attacks as well, and of each image the better of both reconstructions counts.
+    Each batch is an upload: ``train`` trains on it once, on a copy of the model, the worst case of the literature for
+    its size. The server sees the change of the parameters, behind ``defense``, if any. An attacker that knows the
+    defense attacks too, and the better reconstruction of each image counts.
 
     Args:
-        model: the app's model, or what makes it; its values are drawn under ``seed`` in that case.
-        train: the app's own training function; trains the model in place over the loader that it is given.
-        data: images with labels, with the app's transform: a data set, a loader or an iterable of pairs.
-        batch_size: examples in each upload.
-        images: how many in all; a whole number of batches, at least five.
-        defense: of the upload alone (noise, clipping, pruning, quantization); others belong into ``train``.
-        attack: a name that ``fl-privacy list`` shows, with settings after it, or an attack.
-        metric: a name in ``METRICS`` that compares images.
-        seed: of all randomness.
+        model: the app's model, or its maker, called under ``seed``.
+        train: the app's function that trains the model in place over a loader.
+        data: images with labels and the app's transform: a data set, a loader or an iterable of pairs.
+        images: number of images, a multiple of ``batch_size``, with at least five uploads.
+        defense: defense of the upload alone (noise, clipping, pruning, quantization); others belong into ``train``.
+        attack: name from ``fl-privacy list`` with settings, or an attack.
 
     Raises:
-        UserError: something does not fit, or the attack failed on an image.
+        UserError: an argument does not fit, or the attack failed on an image.
     """
     expect_metric(metric)
     examples = _examples(data, images, batch_size)
@@ -254,7 +237,6 @@ def measure_training(
 
 
 def _others(data: object, attacked: Sequence[Batch], scale: Normalization | None, seed: int) -> Others:
-    """Choose images of the same data that are not attacked, with shipped ones where there are few."""
     shape = tuple(attacked[0].inputs.shape[1:])
     taken = set(range(sum(len(batch.inputs) for batch in attacked)))
     drawn = islice(at_random(data, taken, derive_generator(seed, "candidates")), MOST)
@@ -263,7 +245,6 @@ def _others(data: object, attacked: Sequence[Batch], scale: Normalization | None
 
 
 def _called(attack: str | ReconstructionAttack) -> tuple[ReconstructionAttack, str]:
-    """Return the attack with its name."""
     made, name = attack_called(attack)
     if made is None:
         raise UserError("attack is expected to be one, but got none; nothing would be measured.")
@@ -271,24 +252,22 @@ def _called(attack: str | ReconstructionAttack) -> tuple[ReconstructionAttack, s
 
 
 def _at_one_rate(observations: Sequence[Observation]) -> list[Observation]:
-    """Set the learning rate that ``train`` most likely has, so that all are attacked together."""
+    """Set the median learning rate, so that all are attacked together."""
     rate = statistics.median(o.plan.lr for o in observations)
     return [replace(o, plan=replace(o.plan, lr=rate)) for o in observations]
 
 
 def _read(scores: Sequence[VictimScore], metric: str) -> list[float]:
-    """Return the metric of each image, NaN after a failure."""
     return [image.values.get(metric, math.nan) for score in scores for image in score.images]
 
 
 def _most(scores: Sequence[Sequence[VictimScore]]) -> list[Outcome | None]:
-    """Return the worst outcome of each image by any attacker; ``None`` where one of them is not known."""
+    """Return the worst outcome of each image; ``None`` if unknown."""
     found = zip(*map(_outcomes, scores), strict=True)
     return [None if None in each else min(filter(None, each), key=list(Outcome).index) for each in found]
 
 
 def _outcomes(scores: Sequence[VictimScore]) -> list[Outcome | None]:
-    """Return the outcome of each image."""
     return [
         outcome_of({**image.values, **image.compared, "certainty": image.certainty, "failure": image.failure})
         for score in scores
@@ -297,7 +276,7 @@ def _outcomes(scores: Sequence[VictimScore]) -> list[Outcome | None]:
 
 
 def _worst(metric: str, values: Sequence[float]) -> float:
-    """Return the worst of several attackers' values of an image; NaN where one failed, as its value is unknown."""
+    """Return the worst value of an image; NaN if an attacker failed."""
     if any(map(math.isnan, values)):
         return math.nan
     return max(values) if METRICS[metric].leaks == "high" else min(values)
@@ -337,7 +316,6 @@ def _made(model: nn.Module | Callable[[], nn.Module], seed: int) -> nn.Module:
 
 
 def _change(model: nn.Module, train: Train, examples: Sequence[tuple[Tensor, int]], seed: int) -> ModelState:
-    """Return the change of the parameters by one training on ``examples``; buffers are those afterwards."""
     sent, trained = ModelState.of(model), copy.deepcopy(model)
     with torch.random.fork_rng(devices=[]), blamed_on("train(model, loader)"):
         torch.manual_seed(seed)
@@ -359,7 +337,6 @@ def _expect_on_upload(defense: Defense) -> Defense:
 
 
 def _defended(change: Tensors, defense: Defense, seed: int) -> Tensors:
-    """Defend the change by a client that starts anew with each upload."""
     state, rng = ClientState(), torch.Generator().manual_seed(derive_seed(seed, "defense"))
     for hook in defense.upload:
         change = hook(change, state, rng)

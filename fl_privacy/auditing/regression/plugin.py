@@ -1,4 +1,4 @@
-"""``pytest --fl-privacy``: tests that ask for ``leakage`` fail where an app leaks more than its baseline."""
+"""``pytest --fl-privacy``: tests with the fixture ``leakage`` fail if an app leaks more than its baseline."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SAID = pytest.StashKey[list[str]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the options of the command line."""
+    """Add the command-line options."""
     group = parser.getgroup("fl-privacy", "leakage of federated updates (fl_privacy)")
     group.addoption(
         "--fl-privacy", action="store_true", help="Run the tests that measure leakage, and compare with the baseline."
@@ -32,7 +32,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Refuse what can't work, and note down what is found."""
+    """Refuse options that can't work together, and make room for sentences."""
     config.stash[_SAID] = []
     if config.getoption("--fl-privacy-update") and hasattr(config, "workerinput"):
         raise pytest.UsageError("--fl-privacy-update is expected without pytest-xdist's -n: workers share the file.")
@@ -40,7 +40,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def leakage(request: pytest.FixtureRequest) -> LeakageCheck:
-    """Measure what an app's uploads give away and compare it with the baseline; skipped without ``--fl-privacy``."""
+    """Measure an app's leakage and compare it with the baseline; skipped without ``--fl-privacy``."""
     config = request.config
     update = bool(config.getoption("--fl-privacy-update"))
     if not update and not config.getoption("--fl-privacy"):
@@ -51,13 +51,10 @@ def leakage(request: pytest.FixtureRequest) -> LeakageCheck:
 
 
 class LeakageCheck:
-    """What the fixture ``leakage`` gives a test.
+    """The value of the fixture ``leakage``.
 
     Attributes:
-        test: name under which the baseline keeps what the test measures.
-        path: file of the baseline.
-        update: write it instead of comparing.
-        said: sentences for the end of the session.
+        update: ``True`` to write the baseline instead of comparing.
     """
 
     def __init__(self, *, test: str, path: Path, update: bool, said: list[str]) -> None:
@@ -71,7 +68,7 @@ class LeakageCheck:
         self._check(lambda: measure_training(**told))
 
     def run(self, folder: str | Path, *, metric: str = "psnr") -> None:
-        """Check what a run, an attack or an audit of a Flower app left in ``folder``."""
+        """Check the result of a run, an attack or an audit of a Flower app in ``folder``."""
         from fl_privacy.auditing.regression import measure_run  # noqa: PLC0415
 
         self._check(lambda: measure_run(Path(folder), metric=metric))
@@ -79,14 +76,11 @@ class LeakageCheck:
     def epsilon(
         self, mechanism: Any, claimed: float, *, delta: float = 1e-5, contradicts: bool = False, **asked: Any
     ) -> None:
-        """Fail where many draws of ``mechanism`` contradict an epsilon of ``claimed``; there is no baseline.
+        """Fail if many draws of ``mechanism`` contradict a ``claimed`` epsilon at ``delta``; there is no baseline.
 
         Args:
-            mechanism: a mod of a Flower client, a strategy, a defense of this package, or a function from an update to
-                what is sent.
-            claimed: epsilon.
-            delta: of it.
-            contradicts: the claim is expected to be false: fail where nothing contradicts it.
+            mechanism: a mod, a strategy, a defense of this package, or a function from an update to the upload.
+            contradicts: ``True`` if the claim is expected to be false: fail if nothing contradicts it.
             asked: further fields of ``fl_privacy.dp_check.check.Asked``, such as rounds, clip_norm, like, draws.
         """
         from fl_privacy.auditing.regression.epsilon import verdict_on  # noqa: PLC0415
@@ -133,7 +127,7 @@ class LeakageCheck:
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """Print a sentence on each measurement, also where all tests pass."""
+    """Print a sentence on each measurement, also if all tests pass."""
     if said := config.stash[_SAID]:
         terminalreporter.section("leakage")
         for sentence in said:

@@ -1,4 +1,4 @@
-"""What a process has to be before it may make messages, and a run that stands for none."""
+"""The identity that Flower requires of a process that makes messages, and an empty run."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +20,7 @@ def identify_process() -> None:
 
 @contextmanager
 def identity_put_back() -> Iterator[None]:
-    """Put who this process is for Flower back to what it was before the context."""
+    """Restore this process's identity at the end of the context."""
     before = TaskIdentity._run_id, TaskIdentity._task_id, TaskIdentity._node_id
     try:
         yield
@@ -29,14 +29,10 @@ def identity_put_back() -> Iterator[None]:
 
 
 def empty_run() -> Run:
-    """Return the run of a grid that serves one alone."""
+    """Return the run of a grid that serves only one."""
     return Run.create_empty(run_id=1)
 
 
 def loaded(reference: str, folder: Path) -> Any:
-    """Load the object that ``module:attribute`` names in ``folder``.
-
-    Raises:
-        ValueError: it names nothing there.
-    """
+    """Load the object ``module:attribute`` in ``folder``; ``ValueError`` if there is none."""
     return load_app(reference, ValueError, folder)

@@ -1,4 +1,4 @@
-"""What Flower keeps for compatibility alone: NumPy clients, and SecAgg+ with its workflow and its clients."""
+"""Flower's compatibility layer: NumPy clients, and SecAgg+ with its workflow and clients."""
 
 from flwr.client import Client as LegacyClient, NumPyClient
 from flwr.client.mod import secaggplus_mod

@@ -1,4 +1,4 @@
-"""What SecAgg+ makes its masks and key shares with."""
+"""Functions by which SecAgg+ makes masks and key shares."""
 
 from flwr.common.secure_aggregation.crypto.shamir import combine_shares
 from flwr.common.secure_aggregation.crypto.symmetric_encryption import generate_shared_key

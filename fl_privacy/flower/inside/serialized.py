@@ -1,4 +1,4 @@
-"""Records, messages and contexts as bytes and back, as Flower sends them."""
+"""Records, messages and contexts as bytes and back, in Flower's own format."""
 
 from collections.abc import Sequence
 
@@ -30,15 +30,15 @@ __all__ = [
 
 
 def bytes_of(records: RecordDict) -> bytes:
-    """Serialize ``records`` in Flower's own format; the same records are the same bytes."""
+    """Serialize ``records``; the same records give the same bytes."""
     return recorddict_to_proto(records).SerializeToString(deterministic=True)
 
 
 def records_of(content: bytes) -> RecordDict:
-    """Parse records from bytes of ``bytes_of``.
+    """Parse the bytes of ``bytes_of``.
 
     Raises:
-        ValueError: these are no such bytes.
+        ValueError: the bytes are no records.
     """
     try:
         return recorddict_from_proto(ProtoRecordDict.FromString(content))
@@ -47,7 +47,7 @@ def records_of(content: bytes) -> RecordDict:
 
 
 def message_bytes(message: Message) -> bytes:
-    """Serialize ``message`` in Flower's own format."""
+    """Serialize ``message``."""
     return message_to_proto(message).SerializeToString()
 
 
@@ -65,7 +65,7 @@ def message_with(message: Message, content: RecordDict) -> Message:
 
 
 def message_parts(message: Message) -> list[bytes]:
-    """Serialize ``message`` as what it holds beside arrays, and the bytes of each array, which are not copied."""
+    """Serialize ``message`` as one part without array data and one, not copied, for the bytes of each array."""
     if not message.has_content():
         return [message_bytes(message)]
     beside, data = RecordDict(), list[bytes]()
@@ -79,11 +79,7 @@ def message_parts(message: Message) -> list[bytes]:
 
 
 def message_from_parts(parts: Sequence[bytes]) -> Message:
-    """Parse a message: the inverse of ``message_parts``.
-
-    Raises:
-        ValueError: there are more or fewer arrays than it has.
-    """
+    """Parse a message: the inverse of ``message_parts``; ``ValueError`` unless the number of arrays fits."""
     message, data = message_of(parts[0]), iter(parts[1:])
     if message.has_content():
         for name, record in message.content.array_records.items():
@@ -101,7 +97,7 @@ def _array_like(array: Array, data: bytes | None) -> Array:
 
 
 def context_bytes(context: Context) -> bytes:
-    """Serialize ``context`` in Flower's own format."""
+    """Serialize ``context``."""
     return context_to_proto(context).SerializeToString()
 
 

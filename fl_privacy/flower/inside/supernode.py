@@ -1,8 +1,4 @@
-"""A SuperNode's messages, answered by one process that stays.
-
-Flower starts a process for each message, which loads PyTorch and the data anew. With ``--isolation process`` a
-SuperNode leaves the answering to who asks for it over its Runtime API.
-"""
+"""A SuperNode's messages, answered by one lasting process instead of one for each message."""
 
 import logging
 import os
@@ -35,7 +31,7 @@ from fl_privacy.federation.replies import Failure, attempt
 logger = logging.getLogger(__name__)
 
 APP_RAISED = 2
-"""Flower's code of an error that a ClientApp raised."""
+"""Flower's error code for an exception in a ClientApp."""
 
 POLL_SECONDS = 0.1
 ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
@@ -44,18 +40,13 @@ COMPONENT = "flwr-clientapp"
 
 @dataclass(frozen=True)
 class SuperNodeAddress:
-    """Address of a SuperNode's Runtime API, on this machine's loopback interface.
-
-    Attributes:
-        address: HOST:PORT.
-        secret: of ``--superexec-auth-secret-file``; who does not know it gets no message.
-    """
+    """Address HOST:PORT of a SuperNode's Runtime API, and the secret of ``--superexec-auth-secret-file``."""
 
     address: str
     secret: bytes
 
     def client(self, *interceptors: Any, patient: bool = True) -> RuntimeHttpClient:
-        """Connect to it; a patient connection tries again what fails."""
+        """Connect to it; a patient connection retries."""
         return RuntimeHttpClient.from_server_address(
             server_address=self.address,
             insecure=True,
@@ -67,12 +58,11 @@ class SuperNodeAddress:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a SuperNode's process ended.
+    """Outcome of a SuperNode's process.
 
     Attributes:
-        status: of its exit.
-        not_admitted: the SuperLink does not know its key, takes the node for connected still, or could not say.
-        lost: why a node that was admitted no longer gets messages, in a line; nothing where it was told to end.
+        not_admitted: ``True`` if the SuperLink does not know its key, still counts the node as connected, or failed.
+        lost: reason why an admitted node no longer gets messages, in a line; empty if it ended as asked.
     """
 
     status: int
@@ -81,10 +71,10 @@ class Ended:
 
 
 class _Listening(logging.Handler):
-    """Hears that the SuperLink did not activate the node, and that a part of the SuperNode has ended.
+    """Notices that the SuperLink did not activate the node, and that a part of the SuperNode has ended.
 
-    One reply of HTTP status 500, as where the SuperLink's database is locked, ends Flower's loop over messages, which
-    it logs, or its thread of heartbeats: the node then goes on to ask, counts as gone, and gets no message any more.
+    One reply of HTTP status 500, for example from a locked SuperLink database, ends Flower's message loop or heartbeat
+    thread: the node keeps asking, but gets no messages.
     """
 
     refused, lost = False, ""
@@ -96,7 +86,6 @@ class _Listening(logging.Handler):
         self.refused = self.refused or any(sign in said for sign in _NOT_ACTIVATED)
 
     def end_node(self, died: threading.ExceptHookArgs) -> None:
-        """End this process in Flower's way, since one of its threads has died."""
         if died.exc_value is not None and not self.lost:
             self.lost = _in_a_line(died.exc_value)
             os.kill(os.getpid(), signal.SIGINT)
@@ -133,17 +122,14 @@ def run_supernode(arguments: Sequence[str]) -> Ended:
 
 
 def answer_messages(node: SuperNodeAddress, app: Callable[[Message, Context], Message]) -> NoReturn:
-    """Answer messages by ``app``, one after the other.
-
-    Nothing of the bundle that a run brings is executed.
-    """
+    """Answer messages by ``app``, one after the other, without executing any code of the run's bundle."""
     authority = SuperExecAuthHttpInterceptor(master_secret=node.secret, protected_methods=frozenset({ACQUIRE}))
     asking = node.client(authority, patient=False)
     wanted = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
     while True:
         try:
             found = asking.AcquireTask(wanted)
-        except httpx.TransportError:  # it is not there yet, or busy
+        except httpx.TransportError:  # not there yet, or busy
             time.sleep(1.0)
             continue
         except httpx.HTTPStatusError as error:
@@ -180,7 +166,6 @@ def _answer(node: SuperNodeAddress, token: str, app: Callable[[Message, Context]
 
 
 def _beat(client: RuntimeHttpClient) -> bool:
-    """Report that the message is being worked on; one that nobody waits for any more is finished all the same."""
     try:
         client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
     except httpx.TransportError:

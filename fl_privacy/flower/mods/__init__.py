@@ -1,1 +1,1 @@
-"""Flower mods and wrappers: defenses, guards, canaries and probes around clients that others wrote."""
+"""Flower mods and wrappers for third-party clients: defenses, guards, canaries and probes."""

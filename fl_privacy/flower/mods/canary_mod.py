@@ -1,4 +1,4 @@
-"""Canaries beside a Flower app's own clients: what one training lets through its mods bounds epsilon from below."""
+"""Canary clients sent through an app's mods, which bound the epsilon of a training from below."""
 
 import logging
 import math
@@ -34,19 +34,19 @@ from fl_privacy.types import Tensors
 logger = logging.getLogger(__name__)
 
 CANARIES = "fl-privacy.canaries"
-"""Record of ``context.state``: how many rounds canaries took part in, and the seed that they are drawn from."""
+"""Record of ``context.state`` with the number of rounds and the seed of canaries."""
 
 SCORES = "fl-privacy.canary-scores"
-"""Record of ``context.state``: the scores of canaries so far."""
+"""Record of ``context.state`` with the scores of canaries."""
 
 MOST_SECONDS = 60
-"""For the canaries of a round: a model of very many arrays, which a server chooses, holds up no node for longer."""
+"""Limit on a round's canaries, since a server could send a model of very many arrays."""
 
 MOST_SCORES = 100_000
-"""Of canaries in ``context.state``; in later rounds none take part."""
+"""Largest number of scores in ``context.state``; then canaries stop."""
 
 MOST_COORDINATES = 20_000
-"""Values of an update, of each array the first ones, in which canaries lie: noise is the same in all of them."""
+"""Largest number of values in a canary, the first ones of each array, since all have the same noise."""
 
 
 def canary_mod(
@@ -60,35 +60,29 @@ def canary_mod(
 ) -> Mod:
     """Build a mod that does what ``mods`` do, and sends canary clients through them after each training of one node.
 
-    A canary is a client whose update is a direction of its own, as long as the clipping norm; it takes part with
-    probability 1/2, or else its update is nothing. What of it comes out of ``mods`` is compared with its direction.
-    With ``claimed`` the same canaries take part in all rounds, and their scores are added up: the claim is about the
-    training. Without, each round has canaries of its own, and the claim is that of the mods, about one round.
-    No canary is sent: replies, and the random streams of PyTorch, NumPy and Python, are as without them. Scores and
-    the seed are in ``context.state``, which stays on the node.
-
-    ``ClientApp(mods=[canary_mod(LocalDpMod(...), out="claims")])``
+    A canary's update is its own direction, scaled to the clipping norm, with probability 1/2, else zero; the output of
+    ``mods`` is compared with the direction. With ``claimed`` the same canaries take part in all rounds, so that the
+    claim is about the training; otherwise each round has new ones, and the claim is the mods' for one round. No canary
+    is sent, random streams are unchanged, and scores and seed stay in ``context.state``. Use it as
+    ``ClientApp(mods=[canary_mod(LocalDpMod(...), out="claims")])``.
 
     Args:
-        mods: that protect an update, the outermost first, as ``ClientApp(mods=...)`` takes them.
+        mods: mods that protect an update, the outermost first.
         clip_norm: l2 norm to which they clip; ``None`` takes that of Flower's ``LocalDpMod`` among them.
-        number: of canaries, at least 20.
-        delta: in (0, 1), of ``claimed``; what the mods claim is tested at their own.
-        claimed: epsilon of the whole training against whoever reads this node's replies; ``None`` takes what the mods
-            claim.
-        partition: of the node where canaries take part; others pass their messages through ``mods`` alone.
-        out: folder for ``claim.json`` and ``claim.html``, written anew after each round; ``None`` writes none.
+        number: number of canaries, at least 20.
+        delta: delta in (0, 1) of ``claimed``; claims of the mods are tested at their own.
+        claimed: epsilon of the whole training against the receiver of this node's replies; ``None`` takes the mods'.
+        out: folder for ``claim.json`` and ``claim.html``, written after each round.
 
     Raises:
-        UserError: no mod is given, nobody says to which norm they clip, or an epsilon is claimed of mods that add no
-            noise, which is then the server's and not in a reply.
+        UserError: no mod is given, the clipping norm is unknown, or an epsilon is claimed for mods without noise.
     """
     norm = _norm_of(mods) if clip_norm is None else clip_norm
     _expect_usable(mods, norm=norm, number=number, delta=delta, claimed=claimed)
     all_of_them = together(mods)
 
     def in_front(message: Message, context: Context, like: Tensors) -> None:
-        # Copies, as mods may have random streams or counters of their own.
+        # copies, since mods may have their own random streams or counters
         _let_pass(together(deepcopy(mods)), message, context, like, norm=norm, number=number, same=claimed is not None)
         if out is not None:
             write_canaries(context, Path(out), mods=mods, delta=delta, claimed=claimed)
@@ -121,7 +115,7 @@ def _expect_usable(mods: Sequence[Mod], *, norm: float, number: int, delta: floa
 
 
 def canaries_of(context: Context, *, delta: float = 1e-5) -> CanaryTest | None:
-    """Say what the canaries of the node with ``context`` show so far; ``None`` before the first round."""
+    """Return the result of the node's canaries so far; ``None`` before the first round."""
     if SCORES not in context.state.array_records:
         return None
     scores, about = context.state.array_records[SCORES]["scores"].numpy(), _About.of(context)
@@ -132,7 +126,7 @@ def canaries_of(context: Context, *, delta: float = 1e-5) -> CanaryTest | None:
 def write_canaries(
     context: Context, folder: Path, *, mods: Sequence[Mod], delta: float = 1e-5, claimed: float | None = None
 ) -> None:
-    """Write ``claim.json`` and ``claim.html`` of what the canaries of ``context`` show into ``folder``."""
+    """Write ``claim.json`` and ``claim.html`` with the result of the canaries of ``context`` into ``folder``."""
     from fl_privacy.report.claims import write_claims_page  # noqa: PLC0415
 
     about = _About.of(context)
@@ -159,14 +153,7 @@ def write_canaries(
 
 @dataclass(frozen=True, kw_only=True)
 class _About:
-    """The settings of canaries that are kept beside their scores.
-
-    Attributes:
-        number: of canaries in a round.
-        rounds: that they took part in.
-        same: whether they are the same in all rounds.
-        seed: of their directions and of who takes part; known to this node alone.
-    """
+    """Settings kept with the canaries' scores; the ``seed`` is known to this node alone."""
 
     number: int
     rounds: int
@@ -179,14 +166,11 @@ class _About:
         return cls(**kept)
 
     def coins(self, round: int) -> Tensor:
-        """Say who takes part in ``round``, from 0: bools (number,)."""
+        """Return the canaries that take part in ``round``, from 0: bools (number,)."""
         return torch.rand(self.number, generator=self._rng("coins", round)) < 0.5
 
     def directions(self, round: int, size: int) -> Iterator[Tensor]:
-        """Yield unit vectors (size,), one for each canary.
-
-        Each is scored by its own release, so that they may overlap.
-        """
+        """Yield a unit vector (size,) for each canary."""
         rng = self._rng("directions", round)
         for _ in range(self.number):
             drawn = torch.randn(size, generator=rng)
@@ -210,9 +194,9 @@ def _norm_of(mods: Sequence[Mod]) -> float:
 
 
 def _like(message: Message, mods: Sequence[Mod]) -> dict[str, Tensor]:
-    """Return zeros like the model's arrays, of a large model like the first values of each; none without a model.
+    """Return zeros like the model's arrays, shortened for a large model.
 
-    Flower's own mods go by no array's shape: all values come as one array, which takes a fraction of the time.
+    Flower's own mods ignore shapes and get one array, which is much faster.
     """
     if len(message.content.array_records) != 1:
         return {}
@@ -234,11 +218,10 @@ def _module(mod: Mod) -> str:
 def _let_pass(
     mod: Mod, message: Message, context: Context, like: Tensors, *, norm: float, number: int, same: bool
 ) -> None:
-    """Send this round's canaries through ``mod``, and add their scores to those in ``context.state``."""
     about = _About.of(context) if CANARIES in context.state.config_records else None
     if about is not None and (about.number, about.same) == (number, same):
         scores = context.state.array_records[SCORES]["scores"].numpy()
-    else:  # sums over rounds say nothing of one round, nor the other way round
+    else:  # sums over rounds and scores of single rounds do not mix
         about, scores = _About(number=number, rounds=0, same=same, seed=secrets.randbits(62)), np.zeros(0)
     if (0 if about.same else len(scores)) + about.number > MOST_SCORES:
         return
@@ -268,5 +251,4 @@ def _let_pass(
 
 
 def _row(sent: Tensor | None, like: Tensor) -> Tensor:
-    """Lay one array of a release in a row of float64; what was withheld is 0."""
     return torch.zeros(like.numel(), dtype=torch.float64) if sent is None else sent.detach().double().flatten()

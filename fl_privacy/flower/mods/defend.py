@@ -25,27 +25,22 @@ from fl_privacy.rng import Secret, SecretGenerator, derive_generator
 from fl_privacy.types import Tensors
 
 LOSS = "loss"
-"""Key of an evaluation's loss among its figures, where an answer is kept."""
+"""Key of an evaluation's loss in a kept answer."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
 class DefendedClient(NumPyClient):
-    """The client ``inner``, which receives weights and replies weights, with the upload hooks of ``guard``'s defense.
+    """The client ``inner``, which receives and replies weights, with the upload hooks of ``guard``'s defense.
 
     Attributes:
-        inner: any Flower client.
-        guard: the defense, and the arrays that it acts on.
-        names: of the arrays, in order; by default as the message names them, else "0", "1", ...
-        seed: of the hooks' randomness, in a simulation; ``None`` draws it from the operating system at each update, as
-            privacy demands.
-        client: names the client's stream under ``seed``.
-        memory: where hooks keep what survives between rounds, and which rounds are answered: a round is answered once,
-            unless a ``seed`` makes this a simulation. With the node's context, also after a restart of the node, and
-            the same question with the same bytes; with ``context.state`` alone, until the node restarts.
-        rounds: of a run that are answered at most, see ``defense_mod``.
-        metrics: of the inner client that leave behind a promise of differential privacy, which does not cover them.
+        names: names of the arrays, in order; by default those of the message, else "0", "1", ...
+        seed: seed of the hooks' randomness in a simulation; ``None`` draws from the operating system, as privacy
+            demands.
+        memory: state of hooks, and the answered rounds: a round is answered once, unless a ``seed`` makes this a
+            simulation. With the node's context, this survives a restart; with ``context.state`` alone, it does not.
+        metrics: metrics that may leave despite a promise of differential privacy, which does not cover them.
     """
 
     inner: NumPyClient
@@ -61,7 +56,7 @@ class DefendedClient(NumPyClient):
         """Return the inner client's parameters, in a simulation only.
 
         Raises:
-            UserError: outside of one: the network of the inner client may be trained already, on its own examples.
+            UserError: it is no simulation, so that the network may be trained on the client's examples.
         """
         if self.answers_once:
             raise UserError(
@@ -71,11 +66,11 @@ class DefendedClient(NumPyClient):
         return self.inner.get_parameters(config)
 
     def evaluate(self, parameters: Arrays, config: Config) -> tuple[float, int, Config]:
-        """Evaluate as the inner client does, once a round; outside of a simulation figures leave with three digits.
+        """Evaluate as the inner client does; outside of a simulation once a round, in three digits.
 
         Raises:
-            UserError: the defense promises differential privacy, which exact figures of the examples would break; the
-                round is missing or was answered; or as ``fit`` says.
+            UserError: the defense promises differential privacy, which exact figures would break; the round is missing
+                or was answered; or ``fit`` would raise.
         """
         if promises_privacy(self.guard.defense):
             raise UserError(
@@ -96,7 +91,7 @@ class DefendedClient(NumPyClient):
 
     @property
     def answers_once(self) -> bool:
-        """Say whether a round is answered once: not in a simulation, whose draws repeat."""
+        """Return ``True`` outside of a simulation, whose draws repeat."""
         return self.seed is None
 
     def fit(self, parameters: Arrays, config: Config) -> Reply:
@@ -127,7 +122,6 @@ class DefendedClient(NumPyClient):
         work: Callable[[], RecordDict],
         instead: Instead | None = None,
     ) -> RecordDict:
-        """Answer a question as ``Answers.once`` does; with ``context.state`` alone, no answer is kept."""
         round, question = self._round(config), digest_of_records(kind, _records(parameters, 0, config))
         known = self.memory
         context = known if isinstance(known, Context) else SimulatedContext(0, 0, {}, known, {})
@@ -157,11 +151,6 @@ class DefendedClient(NumPyClient):
         return [to_array(defended[n]) for n in sent]
 
     def _round(self, config: Config) -> int:
-        """Return the number of the round, which is answered once.
-
-        Raises:
-            UserError: it is missing, or the run has no such round.
-        """
         number = config.get(ROUND)
         if not isinstance(number, int) or isinstance(number, bool):
             raise UserError(
@@ -195,7 +184,6 @@ class DefendedClient(NumPyClient):
 
 
 def _listed(text: str) -> list[str]:
-    """Parse the names that a message says its arrays have."""
     try:
         names = json.loads(text)
     except (ValueError, RecursionError):
@@ -206,7 +194,6 @@ def _listed(text: str) -> list[str]:
 
 
 def _records(arrays: Arrays, number: int, settings: Config) -> RecordDict:
-    """Turn a question or a reply into records."""
     listed = ArrayRecord({str(k): Array.from_numpy_ndarray(np.asarray(a)) for k, a in enumerate(arrays)})
     plain = {key: value.item() if isinstance(value, np.generic) else value for key, value in settings.items()}
     return RecordDict({"arrays": listed, "settings": ConfigRecord(plain), "n": ConfigRecord({"n": int(number)})})
@@ -264,17 +251,11 @@ def defend(
     """Wrap ``client`` with the upload hooks of ``defense``; see ``GuardedUpload``.
 
     Args:
-        client: a client, or a class of them: then the result takes the arguments of the class, and ``memory``.
-        defense: with upload hooks only.
-        model: what the arrays are the ``state_dict`` of, or its class: tells parameters from buffers.
-        names: instead, the names of all arrays in order, in which batch norm's statistics go by theirs. With neither,
-            arrays are called as the message does, else "0", "1", ..., and noise of differential privacy is refused.
-        buffers: what becomes of buffers, see ``GuardedUpload``.
-        shares: what the client replies, its ``weights`` or their ``change``.
-        metrics: of the client that leave behind a promise of differential privacy, which does not cover them.
-        seed: of the hooks' randomness, in a simulation; ``None`` draws it from the operating system.
-        number: of the client, which names its stream under ``seed``.
-        memory: the node's context, or ``context.state``, see ``DefendedClient``.
+        client: a client, or a class; then the result takes the class's arguments and ``memory``.
+        model: model, or its class, with the arrays as ``state_dict``; it distinguishes parameters from buffers.
+        names: instead, the names of all arrays in order; batch norm's statistics are recognized by name. With neither,
+            names are those of the message, else "0", "1", ..., and noise of differential privacy is refused.
+        metrics: metrics that may leave despite a promise of differential privacy, which does not cover them.
     """
 
     guard = GuardedUpload.around(defense, model, names, buffers, shares)

@@ -60,38 +60,34 @@ def defense_mod(
 ) -> Mod:
     """Build a mod that puts the upload hooks of ``defense`` on the weights a client replies to a training message.
 
-    ``app = ClientApp(mods=[defense_mod(dp_noise(clip_norm=1.0, scale=0.1), model=Net)])``. One question of a kind
-    (training, evaluation, query, probe) is answered once a round, also after a restart of the node, and with the same
-    bytes where it is asked again: the mean of many answers would have no noise. A message with anything beside the
-    model, in another order than the model's, with values that are not finite or of an absurd norm is refused, in an
-    error of one line. Whatever happens once the app is asked is one and the same line; the node's log says more. The
-    reply says by what it was defended, which is public. In front of ``probe_mod`` it defends probes as well; without
-    one, probes are refused. Replies to other messages hold no arrays, and numbers of three digits.
+    Use it as ``app = ClientApp(mods=[defense_mod(dp_noise(clip_norm=1.0, scale=0.1), model=Net)])``. Each kind of
+    message (training, evaluation, query, probe) is answered once a round, also after a restart, and repeated with the
+    same bytes, since the mean of many answers would have no noise. Messages that hold more than the model, in another
+    order, or with values that are not finite or too large are refused in one line; any failure of the app gives the
+    same line. The reply names its defense. Probes need ``probe_mod`` behind this mod. Other replies hold no arrays, and
+    numbers of three digits.
 
-    Where the defense promises differential privacy, of numbers that a reply states only ``metrics`` leave, and no
-    record of settings of the app: an exact loss tells what the noise hides, and so does an error. An app that fails, or
-    replies values that are not finite, counts as one that changed nothing: noise leaves, in the form of an earlier
-    reply. An app that fails before its first reply is not asked again until its operator removes a file that the log
-    names. How long an app trains is not hidden.
+    If the defense promises differential privacy, only ``metrics`` leave and none of the app's settings, since an exact
+    loss or an error would reveal what the noise hides. An app that fails, or replies values that are not finite, counts
+    as unchanged: noise leaves in the form of an earlier reply. After a failure before its first reply, it is not asked
+    again until its operator removes a file named in the log. Training time is not hidden.
 
     Args:
-        defense: with upload hooks only: noise, clipping, pruning, selective sharing, quantization. What acts within the
-            training (Refiner, Soteria, SPN, passports, ATS, DP-SGD, mixtures, condensed images) is refused:
-            ``train_step`` puts it into the client's own training function.
-        model: the client's model or its class, by which parameters are told from buffers; those that need no gradient
-            are frozen and come back as they were sent.
-        names: instead of it, the parameters that are defended, or all arrays, in their order.
-        buffers: running statistics and the like are ``kept`` as the client replies them, ``withheld``, or
-            ``defended`` like parameters, which makes noise of variances negative. They show the client's images too.
-        shares: what the client replies: its ``weights``, or their ``change``.
-        rounds: of a run that are answered at most; ``None`` takes the run's own number, ``num-server-rounds`` of its
-            config, without which a round is at most ``memory.MOST_AHEAD`` after the last one.
-        metrics: that leave behind a promise of differential privacy, which does not cover them.
-        seed: of the hooks' randomness, in a simulation, which may ask twice; ``None`` draws it from the operating
-            system at each update, as privacy demands.
+        defense: defense with upload hooks only: noise, clipping, pruning, selective sharing, quantization. Defenses
+            within the training need ``train_step``.
+        model: the client's model or its class, which distinguishes parameters from buffers; parameters without gradient
+            come back as they were sent.
+        names: instead, the defended parameters, or all arrays, in their order.
+        buffers: ``kept`` as the client replies them, ``withheld``, or ``defended`` like parameters, which makes noised
+            variances negative. Running statistics leak the client's images too.
+        rounds: largest number of a round; ``None`` takes ``num-server-rounds`` of the run's config, without which a
+            round is at most ``memory.MOST_AHEAD`` after the last one.
+        metrics: metrics that leave despite a promise of differential privacy, which does not cover them.
+        seed: seed of the hooks' randomness in a simulation; ``None`` draws from the operating system, as privacy
+            demands.
 
     Raises:
-        UserError: the defense acts within the training, or adds noise and is told neither ``model`` nor ``names``.
+        UserError: the defense acts within the training, or adds noise without ``model`` or ``names``.
     """
     guard = GuardedUpload.around(defense, model, names, buffers, shares)
     made = None if model is None else made_of(model)
@@ -104,16 +100,6 @@ def defense_mod(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Defending:
-    """The mod, see ``defense_mod``.
-
-    Attributes:
-        guard: what is done to weights.
-        read: how they are read.
-        metrics: that leave; ``None`` are all.
-        rounds: that are answered at most.
-        seed: of a simulation.
-    """
-
     guard: GuardedUpload
     read: "_Reader"
     metrics: Sequence[str] | None
@@ -121,7 +107,7 @@ class _Defending:
     seed: int | None
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-        # before the app has the message, and may write into it
+        # before the app gets the message, into which it may write
         sent = self.read(message.content) if is_training(message) else {}
         expect_sound(sent)
 
@@ -143,7 +129,6 @@ class _Defending:
         return answer(message, context)
 
     def _stated(self, content: RecordDict) -> RecordDict:
-        """Return what any other reply may state."""
         _expect_no_arrays(content)
         if self.metrics is not None:
             withhold(content, self.metrics)
@@ -183,7 +168,7 @@ def withhold(reply: RecordDict, metrics: Sequence[str]) -> None:
 
 
 def _expect_no_arrays(reply: RecordDict) -> None:
-    """Refuse weights in a reply to something else than training: no defense would act on them."""
+    """Refuse arrays in replies other than to training, since no defense would act on them."""
     if any(reply.array_records.values()):
         raise UserError(
             "A defended client is expected to reply arrays to training messages alone, where its defense acts on them;"
@@ -192,7 +177,6 @@ def _expect_no_arrays(reply: RecordDict) -> None:
 
 
 def _warn_of_buffers(model: nn.Module, defense: Defense) -> None:
-    """Say that running statistics leave without the noise that is on the parameters."""
     shown = [name for name, buffer in model.named_buffers() if buffer.is_floating_point()]
     if shown:
         logger.warning(
@@ -206,8 +190,6 @@ def _warn_of_buffers(model: nn.Module, defense: Defense) -> None:
 
 @dataclass(frozen=True)
 class _Reader:
-    """Reads the one record of a message: of a model, of listed names, or whatever a message names."""
-
     like: Tensors | None
     names: Sequence[str] | None
 

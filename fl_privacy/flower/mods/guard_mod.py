@@ -1,4 +1,4 @@
-"""A client's guard as a mod: looks at models, and at what a SecAgg+ server asks for, before the client's app does."""
+"""A client's guard as a mod: it checks models and SecAgg+ requests before the client's app gets them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -16,32 +16,26 @@ from fl_privacy.flower.reply_cache import Answers, asked_of, digest_of_records
 from fl_privacy.types import Batch, ModelState
 
 OwnExamples = Callable[[Context], Batch]
-"""Some of the examples of the node with this context; the guard shows a model the first of them."""
+"""Some examples of the node with this context; the guard passes the first ones through a model."""
 
 
 def guard_mod(model: nn.Module, examples: OwnExamples | None = None, *, guard: ModelGuard | None = None) -> Mod:
     """Build a mod that refuses crafted models, for ``ClientApp(mods=[guard_mod(...), ...])``, in front of the others.
 
-    A message of training or evaluation whose model is refused gets an error reply of one line; the round goes on
-    without this client. In front of ``secaggplus_mod`` it also refuses a threshold that two disjoint groups of
-    clients reach, and a request for both kinds of key shares of a client. What it remembers of the last model is in
-    ``context.state``.
-
-    Outside of a simulation ``examples`` meet one model of a kind a round, and what they do stays in the node's log: it
-    is a bit about them, which no noise of differential privacy covers.
+    The reply is then an error of one line. In front of ``secaggplus_mod`` the mod also refuses a threshold that two
+    disjoint groups of clients reach, and a request for both kinds of a client's key shares. The last model is in
+    ``context.state``. Outside of a simulation ``examples`` meet one model of a kind a round, and the result stays in
+    the node's log: it is a bit about them, which no noise of differential privacy covers.
 
     Args:
-        model: the architecture agreed on; arrays that do not fit it are refused.
-        examples: the node's own, at least two; ``None`` looks at the weights alone.
-        guard: its thresholds.
+        model: architecture agreed on; arrays that do not fit it are refused.
+        examples: the node's own, at least two; ``None`` checks the weights alone.
     """
     return _Guarding(model, examples, (guard or ModelGuard()).agreeing_on(model))
 
 
 @dataclass(frozen=True, eq=False)
 class _Guarding:
-    """The mod, see ``guard_mod``."""
-
     model: nn.Module
     examples: OwnExamples | None
     guard: ModelGuard
@@ -62,7 +56,6 @@ class _Guarding:
         return read_state(message.content, self.model, whole=True) if there else None
 
     def _refusal(self, message: Message, context: Context) -> str | None:
-        """Return what speaks against the message itself."""
         record = message.content.config_records.get(RECORD_KEY_CONFIGS)
         if record is not None and (reason := secagg_refusal(record)):
             return reason
@@ -72,7 +65,6 @@ class _Guarding:
         return self.guard.refusal_of_weights(sent, load_state(context.state).tensors)
 
     def _look(self, message: Message, context: Context) -> str | None:
-        """Return what speaks against the model where it answers the examples; remember a model that is trained on."""
         if (sent := self._sent(message)) is None:
             return None
         if (examples := self.examples) is not None:
@@ -96,10 +88,7 @@ class _Guarding:
 
 
 def secagg_guard_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """Refuse requests that break SecAgg+; goes in front of ``secaggplus_mod``.
-
-    The part of ``guard_mod`` that looks at SecAgg+ alone.
-    """
+    """Refuse requests that break SecAgg+, in front of ``secaggplus_mod``, as ``guard_mod`` does."""
     record = message.content.config_records.get(RECORD_KEY_CONFIGS)
     if record is not None and (reason := secagg_refusal(record)):
         return Message(Error(UNFIT, f"The guard refused: {reason.rstrip('.')}."), reply_to=message)
@@ -107,11 +96,11 @@ def secagg_guard_mod(message: Message, context: Context, call_next: ClientAppCal
 
 
 def secagg_refusal(asked: ConfigRecord) -> str | None:
-    """Say why not to answer what a SecAgg+ server asks in one of its stages; ``None`` where nothing speaks against it.
+    """Return a reason to refuse a SecAgg+ server's request, or ``None``.
 
-    Shares of both kinds take the masks off one upload: those of the private mask's seed and of the key of the pairwise
-    masks (Bonawitz et al. 2017, section 6). An honest server asks for one kind alone of the same client; with a
-    threshold of more than half of the shares no two groups of clients can be asked for different ones.
+    Shares of both kinds unmask one upload: those of the private mask's seed and of the key of the pairwise masks
+    (Bonawitz et al. 2017, section 6). An honest server asks for one kind of the same client, and with a threshold above
+    half of the shares no two groups of clients can be asked for different ones.
     """
     stage = asked.get(SecAggKey.STAGE)
     if stage == SecAggStage.SETUP:

@@ -1,4 +1,4 @@
-"""Audits of a client that this package did not write: its own training function on chosen examples, on a copy."""
+"""Audits of a third-party client: its own training function on chosen examples, on a copy of the model."""
 
 import copy
 import inspect
@@ -42,10 +42,10 @@ from fl_privacy.rng import streams_put_back
 from fl_privacy.types.plan import Normalization
 
 Train = Callable[..., object]
-"""(net, loader) or (net, loader, config): trains ``net`` in place; config is the run's with the message's on top."""
+"""(net, loader) or (net, loader, config): trains ``net`` in place; config is the run's, updated by the message's."""
 
 CONFIG_NAMES = ("config", "cfg", "settings")
-"""Of a third argument of ``train`` that is given the config."""
+"""Names of a third argument of ``train`` that gets the config."""
 
 
 def probe_mod(
@@ -59,20 +59,16 @@ def probe_mod(
 ) -> Mod:
     """Build a mod that lets an auditing server measure the worst case of the literature: one image in one step.
 
-    Asked for a probe, ``train`` runs on a copy of the model with the values sent, over a loader of the chosen examples;
-    what comes of it is replied like any upload, through all mods in front of this one: put it last,
-    ``mods=[defense_mod(...), probe_mod(...)]``. The app's own model, state and data are left as they are. The reply has
-    fingerprints of the images, not the images. The mod is the client's consent: a server may ask for uploads of the
-    first ``images`` examples and no others, of each once a round. Take the mod out when the audit is done.
+    For a probe, ``train`` runs on a copy of the model with the values sent, over a loader of the chosen examples; the
+    result is replied like any upload, through all mods in front: ``mods=[defense_mod(...), probe_mod(...)]``. The app's
+    model, state and data stay unchanged, and the reply has fingerprints instead of images. The mod is the client's
+    consent to uploads of its first ``images`` examples, each once a round; remove it after the audit.
 
     Args:
-        model: the client's model or its class.
-        train: the app's own training function, as ``train(net, loader)`` or ``train(net, loader, config)``.
-        dataset: the examples that may be probed: a data set or loader of the app, with its transform, or a function
-            from the context to one; of a tuple, such as (train, test), the first is taken.
-        normalization: of its images, where neither the transform nor the pixels tell it rightly.
-        images: how many examples of a client may be probed, the first ones of ``dataset``.
-        rounds: of a run in which probes are answered; ``None`` takes the run's own number.
+        train: the app's training function, as ``train(net, loader)`` or ``train(net, loader, config)``.
+        dataset: data set or loader with its transform, or a function from the context to one; the first of a tuple.
+        images: number of examples that may be probed, the first ones of ``dataset``.
+        rounds: largest number of a round with probes; ``None`` takes the run's own.
 
     Raises:
         UserError: the model can't be made, or ``train`` can't be called so.
@@ -152,8 +148,6 @@ def _answer(  # noqa: PLR0917
 
 @dataclass(eq=False)
 class _Examples:
-    """Examples of one client that may be probed, looked at when the first probe comes."""
-
     dataset: object
     context: Context
     given: Normalization | None
@@ -162,7 +156,6 @@ class _Examples:
     _data: object = field(default=None, init=False)
 
     def batch(self, probe: int, size: int) -> list[object]:
-        """Return the examples of the ``probe``-th batch, as the app's own data set has them."""
         data = self.data()
         if isinstance(data, IterableDataset) or not hasattr(data, "__getitem__"):
             examples = list(islice(_iterated(data), probe * size, (probe + 1) * size))
@@ -176,7 +169,6 @@ class _Examples:
         return examples
 
     def data(self) -> object:
-        """Return the data set, found when it is first asked for."""
         if self._data is None:
             data = self.dataset
             is_function = callable(data) and not hasattr(data, "__getitem__") and not isinstance(data, DataLoader)
@@ -192,8 +184,6 @@ class _Examples:
 
 
 class _Few(Dataset[object]):
-    """A few examples, drawn once and kept."""
-
     def __init__(self, examples: list[object]) -> None:
         self._examples = examples
 
@@ -209,7 +199,6 @@ def _iterated(data: object) -> Iterator[object]:
 
 
 def _copy_with(model: nn.Module, content: RecordDict) -> nn.Module:
-    """Copy ``model`` with the values that a message sends."""
     copied = copy.deepcopy(model)
     try:
         values = model_values(content, model_tensors(copied), whole=True)
@@ -224,13 +213,11 @@ def _copy_with(model: nn.Module, content: RecordDict) -> nn.Module:
 
 
 def _order(arrays: Any, values: Any) -> list[str]:
-    """Return the model's name of each of ``arrays``; unnamed ones are in the order of the ``state_dict``."""
     names, own = list(arrays), list(values)
     return own if names == [str(i) for i in range(len(own))] else names
 
 
 def _takes_config(train: Train) -> bool:
-    """Say whether ``train`` takes a third argument."""
     try:
         signature = inspect.signature(train)
     except (TypeError, ValueError) as error:

@@ -45,26 +45,22 @@ def train_step(
                 loss = step(images, labels)  # instead of loss_function(net(images), labels) and loss.backward()
                 optimizer.step()
 
-    Only the cross entropy is trained on. What the defense keeps with the client (private heads and layers, passports)
-    is trained along, by plain SGD, and stays in ``context.state``; the network has its private
-    layers as they were sent, so that the upload does not hold them. Upload hooks are left to ``defense_mod``. A step
-    returns the loss; outside of a simulation it is NaN where the defense promises differential privacy, since an app
-    may report it.
+    It trains on the cross entropy only. Private parts are trained by plain SGD and stay in ``context.state``; the
+    network keeps its private layers as they were sent. Upload hooks need ``defense_mod``. A step returns the loss;
+    outside of a simulation it is NaN if the defense promises differential privacy, since an app may report it.
 
     Args:
-        defense: without hooks that exchange the client's whole data; those need a ``PrivacyClient``.
-        net: being trained; takes what the loader yields.
-        context: of the client, whose state and secret are used; ``None`` keeps nothing for the next round.
-        lr: learning rate of what stays with the client.
-        normalization: of the loader's images, which hooks see in [0, 1].
-        round: of the server's config, demanded of a deployed client. A round is trained once, also after a restart:
-            each further training would be another draw of the same noise. ``answer_once_mod`` in front of the app
-            replies the same bytes instead of an error where a server asks again.
-        seed: of the defense's draws, in a simulation, which may train twice; by default the node's own secret.
+        defense: defense that does not exchange the client's whole data; for that, use a ``PrivacyClient``.
+        context: client's context, with its state and secret; ``None`` keeps nothing for the next round.
+        normalization: normalization of the loader's images, which hooks see in [0, 1].
+        round: ``server-round`` of the config, required of a deployed client. A round is trained once, also after a
+            restart, since each training draws noise anew; ``answer_once_mod`` in front of the app repeats the same
+            bytes instead of an error.
+        seed: seed of the defense's draws in a simulation, which may train twice; by default the node's own secret.
 
     Raises:
         UserError: the defense exchanges the client's data; on entering, the round was trained before, is missing, or
-            the run has no such round, or the network's values are not finite or absurdly large.
+            not in the run, or the network's values are not finite or absurdly large.
     """
     if defense.examples:
         raise UserError(
@@ -89,23 +85,14 @@ def private_loader(
     normalization: Normalization | None = None,
     seed: int | Secret | None = None,
 ) -> Iterator[Any]:
-    """Yield the batches of ``loader`` as a defense of the data changes them (ATS, InstaHide); training stays the same.
+    """Yield the batches of ``loader`` as a defense of the data changes them (ATS, InstaHide).
 
-    Each call draws anew, as the epochs of a round do: put ``answer_once_mod`` in front of the app, by which a round is
-    answered once.
-
-    Batches are pairs (images, labels) or mappings with both, and come out alike; mixed labels are probabilities (B, K),
-    which ``torch.nn.functional.cross_entropy`` takes.
-
-    Args:
-        loader: of the client.
-        defense: of the data alone.
-        context: of the client.
-        normalization: of the loader's images.
-        seed: as for ``train_step``.
+    Each call draws anew: put ``answer_once_mod`` in front of the app. Batches are pairs (images, labels) or mappings
+    with both, and keep their type; mixed labels are probabilities (B, K), as ``torch.nn.functional.cross_entropy``
+    accepts.
 
     Raises:
-        UserError: the defense does something else.
+        UserError: the defense acts on anything but the data.
     """
     others = [h for h in ("model", "private", "examples", "loss", "gradient", "upload") if getattr(defense, h)]
     if others or not defense.data:
@@ -150,7 +137,7 @@ class DefendedTraining:
         return self
 
     def __call__(self, images: Tensor, labels: Tensor) -> Tensor:
-        """Return the mean cross entropy of a batch, or NaN; the network's parameters get their defended gradients."""
+        """Return the mean cross entropy of a batch, or NaN, and set the parameters' defended gradients."""
         batch = Batch(_plain(images, self.normalization), labels)
         batch = _hooked(self.defense, batch, self._state, self._rng)
         model = self._prepared(tuple(batch.inputs.shape[1:]))
@@ -199,7 +186,6 @@ class DefendedTraining:
             save_state(self.memory, self._state)
 
     def _prepared(self, shape: tuple[int, ...]) -> nn.Module:
-        """Return the network as the defense makes it, with this client's private values; made at the first step."""
         if self._model is None:
             model, rng = self.net, self.draws.always("private")
             for hook in self.defense.model:
@@ -226,17 +212,10 @@ _KIND = "train-step"
 
 @dataclass(frozen=True)
 class _Once:
-    """Lets a round be trained once."""
-
     answers: Answers
     round: int | None
 
     def begin(self) -> None:
-        """Count this training, and refuse it if it has begun before.
-
-        Raises:
-            UserError: the round was trained before, the run has none such, or nobody says it.
-        """
         if self.round is not None:
             number = whole("round", self.round, at_least=0, example=1)
             self.answers.expect_new(_KIND, number)
@@ -250,22 +229,18 @@ class _Once:
 
 @dataclass(frozen=True)
 class _Draws:
-    """The random streams of one client, by purpose."""
-
     seed: int | Secret
     client: str
 
     @property
     def number(self) -> int:
-        """Return the number of the client's part of the data, or of its node."""
         return int(self.client) if self.client.isdecimal() else 0
 
     def always(self, purpose: str) -> torch.Generator:
-        """Return the stream of a purpose, the same in every round."""
         return derive_generator(self.seed, "client", self.client, purpose)
 
     def once(self, purpose: str) -> torch.Generator:
-        """Return a stream of this round; under a secret it never comes again."""
+        """Return a stream of this round; under a secret it never repeats."""
         if isinstance(self.seed, Secret):
             return derive_generator(Secret.draw(), purpose)
         return self.always(purpose)
@@ -282,7 +257,6 @@ def _plain(images: Tensor, normalization: Normalization | None) -> Tensor:
 
 
 def _taken(batch: Any) -> tuple[Tensor, Tensor, Any]:
-    """Return images and labels of a batch, and a function that puts others in their place."""
     if isinstance(batch, Mapping):
         names = [next((key for key in keys if key in batch), None) for keys in (IMAGE_KEYS, LABEL_KEYS)]
         image, label = names

@@ -1,4 +1,4 @@
-"""Real nodes: the keys, certificates, commands and services that they need, and a trial of them on loopback."""
+"""Keys, certificates, commands and services of real nodes, and a trial of them on loopback."""
 
 from fl_privacy.site.deploy.loopback import check_deployment
 from fl_privacy.site.deploy.writing import write_deployment

@@ -1,4 +1,4 @@
-"""A certificate authority, the SuperLink's certificate, and the keys by which SuperNodes are known."""
+"""A certificate authority, the SuperLink's certificate, and the key pairs of SuperNodes."""
 
 import datetime
 import ipaddress
@@ -14,17 +14,17 @@ from fl_privacy.errors import UserError
 from fl_privacy.files import write_private, write_whole
 
 CA_DAYS, SERVER_DAYS = 3650, 825
-"""For how long certificates are valid; longer ones of servers are refused by some clients."""
+"""Days for which certificates are valid; some clients refuse server certificates valid for longer."""
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
-"""Names that the SuperLink's certificate has beside its own, so that it can be tried on its machine."""
+"""Additional names in the SuperLink's certificate, for trials on its own machine."""
 
 _EARLIER = datetime.timedelta(hours=1)
-"""By which clocks may differ."""
+"""Largest difference of clocks."""
 
 
 def make_authority(certificate: Path, key: Path) -> None:
-    """Make a certificate authority for this deployment alone (P-384), which can sign servers and nothing else."""
+    """Make a certificate authority for this deployment alone (P-384), which can only sign servers."""
     made = ec.generate_private_key(ec.SECP384R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fl-privacy deployment")])
     builder = _builder(name, name, made.public_key(), CA_DAYS)
@@ -37,13 +37,10 @@ def make_authority(certificate: Path, key: Path) -> None:
 
 
 def make_server_certificate(certificate: Path, key: Path, *, host: str, authority: tuple[Path, Path]) -> None:
-    """Make a certificate for the name or address ``host`` and for loopback, signed by ``authority``.
+    """Make a certificate for ``host``, a name or address, and for loopback, signed by ``authority``.
 
     Args:
-        certificate: file to write.
-        key: file to write, for its owner alone.
-        host: by which SuperNodes reach the SuperLink.
-        authority: certificate and key of the signer.
+        key: file to write, readable by its owner alone.
     """
     issuer, signer = read_certificate(authority[0]), read_private_key(authority[1])
     made = ec.generate_private_key(ec.SECP384R1())
@@ -61,7 +58,7 @@ def make_server_certificate(certificate: Path, key: Path, *, host: str, authorit
 
 
 def make_node_key(private: Path, public: Path) -> None:
-    """Make the key pair of a SuperNode (P-384), in the formats that Flower reads."""
+    """Make the key pair of a SuperNode (P-384), in Flower's formats."""
     made = ec.generate_private_key(ec.SECP384R1())
     encoding = serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
     write_private(private, made.private_bytes(*encoding))
@@ -73,7 +70,7 @@ def expect_valid(certificate: Path, authority: Path, host: str) -> datetime.date
     """Check a server's certificate, and return the end of its validity.
 
     Raises:
-        UserError: it is not signed by ``authority``, has expired, or is for other names than ``host``.
+        UserError: it is not signed by ``authority``, not valid now, or for other names than ``host``.
     """
     held, signer = read_certificate(certificate), read_certificate(authority)
     try:
@@ -103,7 +100,7 @@ def read_certificate(path: Path) -> x509.Certificate:
 
 
 def read_private_key(path: Path) -> ec.EllipticCurvePrivateKey:
-    """Load the key in ``path``; ``UserError`` if it is none."""
+    """Load the elliptic-curve key in ``path``; ``UserError`` if it is none."""
     try:
         key = serialization.load_pem_private_key(path.read_bytes(), None)
     except (OSError, ValueError, TypeError) as error:

@@ -1,7 +1,4 @@
-"""What a client's round costs on a small device: one core, little memory (Refiner, Appendix O, measured).
-
-A command held to one core and so much memory, as on a small device.
-"""
+"""The cost of a client's round on a small device: one core and limited memory (Refiner, Appendix O)."""
 
 import json
 import os
@@ -29,15 +26,11 @@ _POWER = Path("/sys/class/powercap")
 
 @dataclass(frozen=True, kw_only=True)
 class Held:
-    """Outcome of a command that was kept within limits.
+    """Outcome of a command that ran within limits.
 
     Attributes:
-        status: its exit status; negative where a signal ended it.
-        out: what it printed.
-        complaint: what it printed as errors.
-        peak: bytes of its own, at most; pages of the files that it reads are not counted, the system drops them.
-        too_large: whether it was ended for its memory.
-        held_by: who held it to its memory, in words.
+        peak: largest memory in bytes, without pages of files, which the system can drop.
+        too_large: ``True`` if it was ended for its memory.
     """
 
     status: int
@@ -51,8 +44,8 @@ class Held:
 def run_limited(command: Sequence[str], *, memory: int, core: int, environment: Mapping[str, str]) -> Held:
     """Run ``command`` on the core numbered ``core`` with at most ``memory`` bytes.
 
-    A memory cgroup holds it where this user may make one. Otherwise this process looks every 20 ms and ends it; a peak
-    between two looks is missed then. (``ulimit -v`` counts addresses, most of which PyTorch never touches.)
+    A memory cgroup enforces the limit if this user may make one. Otherwise this process polls every 20 ms and may miss
+    a peak. (``ulimit -v`` counts addresses, most of which PyTorch never touches.)
     """
     with _cgroup(memory) as group, tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as complaint:
         process = subprocess.Popen(
@@ -97,12 +90,12 @@ os.execvp(command[0], command)
 
 
 def joules_so_far() -> float | None:
-    """Return the joules that the processor packages used (RAPL), which wrap around; ``None`` if unknown."""
+    """Return the joules used by the processor packages (RAPL), which wrap around; ``None`` if unknown."""
     try:
         counters = [
             int((zone / "energy_uj").read_text())
             for zone in _POWER.glob("intel-rapl:?")
-            if (zone / "name").read_text().startswith("package")  # the zone of the whole machine holds them as well
+            if (zone / "name").read_text().startswith("package")  # the zone of the whole machine includes them
         ]
     except OSError:
         return None
@@ -111,7 +104,6 @@ def joules_so_far() -> float | None:
 
 @contextmanager
 def _cgroup(memory: int) -> Iterator[Path | None]:
-    """Make a group of processes with ``memory`` bytes together, gone afterwards; ``None`` where none can be made."""
     for root, limit in ((_CGROUP / "memory", "memory.limit_in_bytes"), (_CGROUP, "memory.max")):
         group = root / f"fl-privacy-{os.getpid()}"
         if not (root / "cgroup.procs").exists():
@@ -143,7 +135,7 @@ def _killed_for_memory(group: Path) -> bool:
 
 
 def _own_bytes(pid: int) -> int:
-    """Return the anonymous memory of a process, else all resident memory; 0 once it is gone."""
+    """Return the anonymous, else the resident memory of a process; 0 once it is gone."""
     try:
         told = Path(f"/proc/{pid}/status").read_text()
     except OSError:
@@ -154,26 +146,20 @@ def _own_bytes(pid: int) -> int:
 
 
 ENOUGH_SECONDS = 20.0
-"""A round that takes more CPU time is not repeated."""
+"""CPU time beyond which a round is not repeated."""
 
 
 def measure_nodes(
     runs: Sequence[Path], *, memory: int, core: int | None = None, repeats: int = 3, trust: Sequence[str] = ()
 ) -> Iterator[str]:
-    """Measure a client round of each of ``runs`` and add it to the run's records.
+    """Measure a client round of each of ``runs`` and add it to the run's records; yield a line for each run.
 
-    Each is done in a process of its own, on one core with one thread. What it came to stands on the run's page and on
-    those that compare it, ``Figure`` of section ``upload``.
+    Each run has a process of its own, on one core with one thread.
 
     Args:
-        runs: folders of runs that have finished, or of sweeps over such.
-        memory: bytes that the node has.
-        core: number of the core; the first that this process may use.
-        repeats: rounds, one after the other, the client's state kept.
-        trust: import paths that the runs may name beside what is registered.
-
-    Yields:
-        A line for each run, once it is measured.
+        runs: folders of finished runs, or of sweeps over them.
+        core: number of the core; by default the first that this process may use.
+        trust: import paths that the runs may name in addition to registered ones.
 
     Raises:
         UserError: a folder holds no run, or a client fails for another reason than its memory.
@@ -188,7 +174,6 @@ def measure_nodes(
 
 
 def _runs_in(folder: Path) -> list[Path]:
-    """Return the folder itself, or the finished trainings of a sweep."""
     if (folder / IDENTITY).is_file():
         if read_run(folder).identity.config.get("command") != "run":
             raise UserError(f"{folder} is expected to be a training by `fl-privacy run`, but is none; give one.")
@@ -222,7 +207,6 @@ def _why(ended: Held) -> str:
 
 
 def _one_client(run: Path, repeats: int, trust: Sequence[str]) -> dict[str, Any]:
-    """Run rounds of the first client of ``run``, in this process."""
     import torch  # noqa: PLC0415
 
     from fl_privacy.defenses import ClientState  # noqa: PLC0415
@@ -255,7 +239,6 @@ def _one_client(run: Path, repeats: int, trust: Sequence[str]) -> dict[str, Any]
 
 
 def _append(run: Path, **measured: float | str | bool | None) -> None:
-    """Append to a finished run what a client's round takes; what was not measured is ``None``."""
     expect_finished(run)
     missing = [name for name in ("cpu_seconds", "seconds", "joules", "repeats") if name not in measured]
     with RecordWriter(run / METRICS) as records:

@@ -1,7 +1,4 @@
-"""A SuperLink and SuperNodes as separate processes on this machine's loopback interface.
-
-``fl-privacy deploy OUT --check``: what is in the folder, tried on loopback.
-"""
+"""A SuperLink and SuperNodes as processes on loopback, and the trial of a deployment (``deploy OUT --check``)."""
 
 import json
 import os
@@ -29,11 +26,11 @@ STOP_SECONDS = 10.0
 _POLL = 0.2
 
 JOINED = "SuperNode ID:"
-"""What a node says once the SuperLink has let it in."""
+"""Output of a node once the SuperLink has admitted it."""
 
 
 def free_port() -> int:
-    """Find a port of the loopback interface that nobody listens on now."""
+    """Return a free port of the loopback interface."""
     with socket.socket() as probe:
         probe.bind((ADDRESS, 0))
         return int(probe.getsockname()[1])
@@ -41,7 +38,7 @@ def free_port() -> int:
 
 @dataclass(frozen=True)
 class Secured:
-    """Files by which a SuperLink is known to its nodes; see ``write_deployment``."""
+    """Files that authenticate a SuperLink to its nodes; see ``write_deployment``."""
 
     authority: Path
     certificate: Path
@@ -53,11 +50,9 @@ class LoopbackFederation:
     """A federation of processes on loopback, with their logs, ended with the context.
 
     Attributes:
-        folder: of state, logs and Flower's configuration.
-        secured: TLS and node authentication; ``None`` is plain text without.
-        environment: variables beside those of this process.
-        port: of the SuperLink.
-        database: of the SuperLink, a file in ``folder``; ``None`` keeps it in memory, which no slow disk locks.
+        folder: folder of state, logs and Flower's configuration.
+        secured: TLS and node authentication; ``None`` is plain text without either.
+        database: the SuperLink's file in ``folder``; ``None`` keeps it in memory, which no slow disk locks.
     """
 
     folder: Path
@@ -69,15 +64,10 @@ class LoopbackFederation:
 
     @property
     def address(self) -> str:
-        """Return the address of the SuperLink."""
         return f"{ADDRESS}:{self.port}"
 
     def start_superlink(self) -> None:
-        """Start the SuperLink and wait until it listens.
-
-        Raises:
-            UserError: it ended, or took too long.
-        """
+        """Start the SuperLink and wait until it listens; ``UserError`` if it fails."""
         self._write_config()
         command = ["flower-superlink", "--host", ADDRESS, "--port", str(self.port)]
         held = ":flwr-in-memory:" if self.database is None else str(self.folder / self.database)
@@ -91,7 +81,6 @@ class LoopbackFederation:
         self.wait_for("superlink", lambda: _answers(self.port), "listen")
 
     def register(self, public_key: Path) -> None:
-        """Register a node's key with the SuperLink."""
         self.flwr("supernode", "register", str(public_key), "loopback")
 
     def start_node(
@@ -107,12 +96,8 @@ class LoopbackFederation:
         """Start a node by ``fl-privacy supernode``.
 
         Args:
-            name: of the process.
-            config: of the node.
-            key: its private key, where nodes are authenticated.
             superlink: another address than this SuperLink's, such as a proxy's.
-            authority: another one than this SuperLink's.
-            extra: arguments.
+            authority: another authority than this SuperLink's.
         """
         command = [sys.executable, "-m", "fl_privacy", "supernode", "--superlink", superlink or self.address]
         command += [
@@ -131,13 +116,9 @@ class LoopbackFederation:
         self.start(name, command)
 
     def wait_for_node(self, name: str, seconds: float = JOIN_SECONDS) -> None:
-        """Wait until a node has joined.
+        """Wait until a node has joined; ``UserError`` if it ends or is late.
 
-        A run that is started before takes turns with all nodes that load PyTorch. Flower starts its server once more
-        for each 30 seconds that this takes, until so many load that none comes to an end.
-
-        Raises:
-            UserError: it has ended before, or takes longer.
+        Start a run only afterwards, since Flower starts a server process every 30 seconds while nodes load PyTorch.
         """
         self.wait_for(name, lambda: JOINED in self.said(name), "join the SuperLink", seconds)
 
@@ -147,11 +128,7 @@ class LoopbackFederation:
         self.start(name, ["flwr", "run", str(app), "loopback", "--stream", "--run-config", given])
 
     def flwr(self, *arguments: str) -> str:
-        """Run Flower's command line, and return what it prints.
-
-        Raises:
-            UserError: it failed.
-        """
+        """Run Flower's command line, and return its output; ``UserError`` if it fails."""
         done = subprocess.run(
             ["flwr", *arguments],
             env=self.variables(),
@@ -165,7 +142,7 @@ class LoopbackFederation:
         return done.stdout
 
     def start(self, name: str, command: list[str]) -> None:
-        """Start a process in a group of its own, its output in ``NAME.log``."""
+        """Start a process in a group of its own, with its output in ``NAME.log``."""
         with self.log(name).open("ab") as log:
             self._processes[name] = subprocess.Popen(
                 command,
@@ -178,11 +155,9 @@ class LoopbackFederation:
             )
 
     def log(self, name: str) -> Path:
-        """Return the path of what the process ``name`` has printed."""
         return self.folder / f"{name}.log"
 
     def said(self, name: str) -> str:
-        """Return the content of ``log(name)``."""
         return self.log(name).read_text(errors="replace")
 
     def ended(self, name: str) -> int | None:
@@ -190,16 +165,12 @@ class LoopbackFederation:
         return self._processes[name].poll()
 
     def kill(self, name: str) -> None:
-        """End a process alone at once, as a power cut does: what it had started has to notice by itself."""
+        """Kill a process without its children, as a power cut would."""
         self._processes[name].kill()
         self._processes[name].wait()
 
     def wait_for(self, name: str, ready: object, what: str, seconds: float = START_SECONDS) -> None:
-        """Wait until ``ready()`` is true.
-
-        Raises:
-            UserError: the process has ended before, or it takes longer than ``seconds``.
-        """
+        """Wait until ``ready()`` is true; ``UserError`` if the process ends or ``seconds`` pass."""
         assert callable(ready)
         deadline = time.monotonic() + seconds
         while not ready():
@@ -214,7 +185,7 @@ class LoopbackFederation:
             time.sleep(_POLL)
 
     def wait(self, name: str, seconds: float) -> int:
-        """Exit status of a process, waited for."""
+        """Wait for a process and return its exit status."""
         try:
             return self._processes[name].wait(seconds)
         except subprocess.TimeoutExpired as error:
@@ -223,7 +194,6 @@ class LoopbackFederation:
             ) from error
 
     def stop(self) -> None:
-        """End all processes of the federation, and those that they have started."""
         for process in self._processes.values():
             _signal(process, signal.SIGTERM)
         deadline = time.monotonic() + STOP_SECONDS
@@ -234,13 +204,12 @@ class LoopbackFederation:
             process.wait()
 
     def variables(self) -> dict[str, str]:
-        """Return the environment of the processes: Flower's configuration is here, and it calls nobody."""
         told = {
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
             "FLWR_HOME": str(self.folder / "flwr"),
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
-            "PYTHONDONTWRITEBYTECODE": "",  # else each process compiles all that it imports
+            "PYTHONDONTWRITEBYTECODE": "",  # otherwise each process compiles its imports
         }
         return {**os.environ, **told, **self.environment}
 
@@ -255,7 +224,7 @@ class LoopbackFederation:
 
 @contextmanager
 def loopback_federation(federation: LoopbackFederation) -> Iterator[LoopbackFederation]:
-    """Start ``federation``, and end it when the context ends."""
+    """Start ``federation``, and end it with the context."""
     federation.folder.mkdir(parents=True, exist_ok=True)
     try:
         yield federation
@@ -282,21 +251,18 @@ def _last(text: str) -> str:
 
 
 MOST_NODES = 4
-"""So many of the nodes are tried."""
+"""Largest number of nodes in a trial."""
 
 ROUNDS = 2
 RUN_SECONDS = 300.0
 REFUSAL_SECONDS = 60.0
 ONCE = ("--max-retries", "1", "--patience", "0")
 UNREGISTERED, UNKNOWN_AUTHORITY = "unregistered node", "another authority"
-"""What is expected to be refused."""
+"""Nodes that must be refused."""
 
 
 def check_deployment(folder: Path, say: Callable[[str], None]) -> int:
-    """Try what ``write_deployment`` wrote: a line for each thing that works or does not.
-
-    Returns:
-        0 if all of it works, else 1.
+    """Try the deployment of ``write_deployment`` and report each step by ``say``; return 0 if all succeed, else 1.
 
     Raises:
         UserError: the folder holds no deployment, or one behind policies.
@@ -327,7 +293,6 @@ class _Trial:
     failed: bool = field(default=False, init=False)
 
     def step(self, what: str, work: Callable[[], str | None]) -> bool:
-        """Do ``work`` as one step of the trial, and say how it went."""
         started = time.monotonic()
         try:
             detail = work()
@@ -385,7 +350,7 @@ def _try_nodes(trial: _Trial, deployment: Deployment, federation: LoopbackFedera
 
 
 def small_run(federation: LoopbackFederation, app: Path, nodes: int) -> str:
-    """Train for two rounds with private layers on the embedded digits, and return what came of it."""
+    """Train for two rounds with private layers on the embedded digits; ``UserError`` if it does not finish."""
     overrides = (
         f"federation.clients={nodes} federation.rounds={ROUNDS} federation.plan.batch_size=16 defense=spn attack=none"
         f" baseline=false device=cpu out={federation.folder / 'runs'}"
@@ -426,7 +391,7 @@ def _expect_sealed(folder: Path, nodes: int) -> str:
     if len([path for path in kept if path.suffix == ".state"]) != nodes:
         raise UserError(f"Each of {nodes} nodes is expected to keep its private part, but {len(kept)} files are there.")
     for path in kept:
-        content = path.read_bytes()  # of a lock, nothing
+        content = path.read_bytes()  # empty for a lock
         if stat.S_IMODE(path.stat().st_mode) & 0o077 or (content and not content.startswith(b"fl-privacy sealed")):
             raise UserError(f"{path} is expected to be encrypted and its owner's alone, but is not.")
     return f"{len(kept)} files"

@@ -1,4 +1,4 @@
-"""The folder of a deployment: who gets which file."""
+"""The folder of a deployment, with the files for each machine."""
 
 import ipaddress
 import json
@@ -19,7 +19,7 @@ from fl_privacy.site.gate import READY
 
 KEY_BYTES = 32
 FIRST_RUNTIME_PORT = 9100
-"""Of the loopback port by which a SuperNode and its worker talk; one more for each node."""
+"""Loopback port between the first SuperNode and its worker; each further node adds one."""
 
 _EXECUTABLE = 0o755
 _LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
@@ -32,10 +32,7 @@ class Deployment:
     """Settings of a folder of ``write_deployment``.
 
     Attributes:
-        folder: as an absolute path.
-        host: by which nodes reach the SuperLink.
-        port: as ``host``.
-        nodes: how many.
+        host: name or address of the SuperLink for its nodes.
     """
 
     folder: Path
@@ -45,11 +42,7 @@ class Deployment:
 
     @classmethod
     def read(cls, folder: Path) -> "Deployment":
-        """Load the deployment of ``folder``.
-
-        Raises:
-            UserError: the folder holds none.
-        """
+        """Load the deployment of ``folder``; ``UserError`` if there is none."""
         try:
             held = json.loads((folder / "deployment.json").read_text())
             return cls(folder.resolve(), str(held["host"]), int(held["port"]), int(held["nodes"]))
@@ -80,15 +73,12 @@ class Deployment:
 
 
 def write_deployment(folder: Path, *, nodes: int, host: str, port: int, policy: str = "") -> Path:
-    """Write keys, certificates, commands, services and an app into ``folder``; those that are there are kept.
+    """Write keys, certificates, commands, services and an app into ``folder``; existing secrets are kept.
 
     Args:
-        folder: made for its owner alone.
-        nodes: how many.
-        host: name or address by which they reach the SuperLink.
-        port: as ``host``.
-        policy: one of ``fl_privacy.site.gate.READY``: each node's site.yaml begins as it, and its start.sh runs the
-            node's app behind it. One that is there is kept.
+        folder: folder for its owner alone.
+        policy: one of ``fl_privacy.site.gate.READY``: start of each node's site.yaml, which is kept if it exists;
+            start.sh then runs the node's app behind it.
 
     Raises:
         UserError: a value is out of range, or the folder was written for another host.
@@ -159,7 +149,6 @@ def _write_texts(deployment: Deployment) -> None:
 
 
 def _write_policies(deployment: Deployment, name: str) -> None:
-    """Write each node's own policy: its data are in ``data``, its ledger in ``ledger`` and the anchor elsewhere."""
     ready = (files("fl_privacy.site.gate") / "policies" / f"{name}.yaml").read_text(encoding="utf-8")
     own = ready.replace("~/.local/share/fl_privacy/ledger", "ledger/ledger").replace("reads: []", "reads: [data]")
     for number in range(deployment.nodes):
@@ -170,14 +159,14 @@ def _write_policies(deployment: Deployment, name: str) -> None:
 
 
 def installed_versions() -> list[str]:
-    """List ``name==version`` of this package and all that it needs here, for the container's image."""
+    """List ``name==version`` of this package and its installed dependencies, for the container's image."""
     found, waiting = dict[str, str](), ["fl-privacy"]
     while waiting:
         name = waiting.pop()
         if name in found:
             continue
         try:
-            found[name] = metadata.version(name).partition("+")[0]  # torch's +cpu is another index's
+            found[name] = metadata.version(name).partition("+")[0]  # torch's +cpu is from another index
         except metadata.PackageNotFoundError:
             continue
         waiting += [_NAME.match(line)[0].lower() for line in metadata.requires(name) or [] if _NAME.match(line)]  # type: ignore[index]
@@ -196,13 +185,12 @@ def _text(template: str, values: dict[str, object]) -> str:
 
 
 class _Template(Template):
-    """``@{name}`` is a value, ``@@`` an at sign: shell and compose files keep their own dollars."""
+    """Template with ``@{name}`` and ``@@``, since shell and compose files use dollars."""
 
     delimiter = "@"
 
 
 def _is_host(text: str) -> bool:
-    """Say whether ``text`` is an address, of either version, or a name of letters, digits, dots and hyphens."""
     try:
         ipaddress.ip_address(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""A site's own policy of what may come in and leave: rules, noise, the ledger, and what keeps an app apart."""
+"""A site's policy on incoming and outgoing messages: rules, noise, ledger and isolation of an app."""
 
 READY = ("strict", "research", "dp")
 """Policies that come with the package."""

@@ -1,4 +1,4 @@
-"""Epsilon of what has left a site, from zero-concentrated differential privacy, which adds up."""
+"""Epsilon of a site's releases, from zero-concentrated differential privacy, which adds up."""
 
 import math
 
@@ -8,13 +8,13 @@ from fl_privacy import checks
 def epsilon_of(rho: float, delta: float) -> float:
     """Return the epsilon at ``delta`` of releases that are together ``rho``-zCDP.
 
-    Their Renyi divergences are at most rho a for every order a > 1 (Bun, Steinke 2016); the conversion is Proposition
-    12 of Canonne, Kamath, Steinke 2020: epsilon = rho a + log((a - 1) / a) - (log(delta) + log(a)) / (a - 1), at its
-    smallest over a. This is the RDP accountant for Gaussian noise without sampling, at the best of all orders.
+    Their Renyi divergences are at most rho a for every order a > 1 (Bun, Steinke 2016); by Proposition 12 of Canonne,
+    Kamath, Steinke 2020, epsilon = rho a + log((a - 1) / a) - (log(delta) + log(a)) / (a - 1), minimal over a. This is
+    the RDP accountant for Gaussian noise without sampling.
 
     Args:
-        rho: at least 0; infinite for what has no noise.
-        delta: in (0, 1).
+        rho: zCDP parameter, at least 0; infinite without noise.
+        delta: failure probability in (0, 1).
     """
     checks.number("rho", rho, at_least=0, infinite=True, example=0.1)
     checks.number("delta", delta, above=0, below=1, example=1e-5)
@@ -41,8 +41,8 @@ def most_rho(epsilon: float, delta: float) -> float:
 
 
 FACTORS = {"client": 1.0, "any_data": 4.0}
-"""By the unit of protection: rho over that of a change that is there or not.
+"""Factor on rho by the unit of protection.
 
-``client``: whether the site's change is there or zero, sensitivity C. ``any_data``: any two data sets of the site,
+``client``: the site's change is there or zero, sensitivity C. ``any_data``: any two data sets of the site,
 whose changes are up to 2 C apart.
 """

@@ -1,4 +1,4 @@
-"""A process that is kept apart, and the two pipes on which it is talked to."""
+"""An isolated process, and the two pipes to it."""
 
 import errno
 import fcntl
@@ -29,37 +29,35 @@ from fl_privacy.site.gate.warden import ENDED
 logger = logging.getLogger(__name__)
 
 PIECE = 1 << 20
-"""Bytes that are written or read at once."""
+"""Bytes written or received at once."""
 
 MOST_PARTS = 100_000
-"""Parts of a message: arrays, and what is beside them."""
+"""Largest number of parts of a message, arrays included."""
 
 LONGEST_LINE = 1000
-"""Bytes of a line that an app prints; a longer one goes on in another."""
+"""Bytes of a line printed by an app; a longer one is split."""
 
 LINES_AT_ONCE, LINES_EACH_SECOND = 1000, 1.0
-"""Lines of an app that are printed; what it says beyond is counted."""
+"""Limits on an app's printed lines; further ones are counted."""
 
 LARGEST_WORD = 1 << 16
-"""Bytes of what a process says of itself."""
+"""Largest size of a process's own report in bytes."""
 
 GIVEN = ("PATH", "LANG", "LC_ALL", "TZ", "PYTHONPATH", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
-"""Variables of the environment that such a process is given."""
+"""Environment variables passed to such a process."""
 
 
 class Apart:
-    """A process of a module of this package that gives up what it may do before it loads anybody's code.
+    """A process of a module of this package that gives up its rights before it loads third-party code.
 
-    It has no terminal, none of this process's descriptors and few variables of its environment. It is the caller's to
-    ``close`` it.
+    It has no terminal, none of this process's descriptors and few environment variables. The caller must ``close`` it.
 
     Args:
-        module: that it runs; it answers ``Held`` to its first message.
-        wishes: what it may reach; ``temporary`` is chosen here.
-        variables: environment of the process, with that in ``GIVEN``.
+        module: module to run, which answers ``Held`` to its first message.
+        wishes: reachable resources; ``temporary`` is chosen here.
 
     Raises:
-        OSError: no process, thread, folder or pipe is to be had.
+        OSError: no process, thread, folder or pipe is available.
     """
 
     def __init__(self, module: str, wishes: Wishes, variables: Mapping[str, str]) -> None:
@@ -77,7 +75,7 @@ class Apart:
                 theirs.append(ends[1 - mine])
                 os.set_blocking(ends[mine], False)
                 if hasattr(fcntl, "F_SETPIPE_SZ"):
-                    with suppress(OSError):  # as much as the system allows a user, so that weights take fewer turns
+                    with suppress(OSError):  # as large as allowed, so that weights take fewer turns
                         fcntl.fcntl(ends[mine], fcntl.F_SETPIPE_SZ, PIECE)
             self._process = subprocess.Popen(
                 [sys.executable, "-m", module],
@@ -102,7 +100,7 @@ class Apart:
         self.wishes = replace(wishes, temporary=str(work))
 
     def begin(self, asked: Mapping[str, Any], deadline: float) -> Held:
-        """Say what is wished and ``asked``, and return what keeps the process apart, said before it loads any code.
+        """Send ``wishes`` and ``asked``, and return the isolation, which the process reports before it loads any code.
 
         Raises:
             RefusedError: it has ended, or took too long.
@@ -113,7 +111,7 @@ class Apart:
 
     @property
     def is_quiet(self) -> bool:
-        """Say whether the process is there and has said nothing that nobody asked for."""
+        """Return ``True`` if the process runs and has sent nothing unasked."""
         if self._process is None or self._process.poll() is not None:
             return False
         poll = select.poll()
@@ -121,7 +119,7 @@ class Apart:
         return not poll.poll(0)
 
     def close(self) -> None:
-        """End the process, with all that it has started, and remove its folder; a second time does nothing."""
+        """End the process with its children, and remove its folder; a second call does nothing."""
         process, pipes, folder = self._process, self._pipes, self._folder
         self._process, self._pipes, self._folder = None, [], None
         if process is not None:
@@ -137,7 +135,7 @@ class Apart:
         """Send a message.
 
         Raises:
-            RefusedError: the process has ended, or does not read it by ``deadline`` of the monotonic clock.
+            RefusedError: the process has ended, or does not accept it by ``deadline`` of the monotonic clock.
         """
         for part in framed(parts):
             content = memoryview(part)
@@ -154,7 +152,7 @@ class Apart:
         """Return the parts of the next message, of at most ``most`` bytes in all.
 
         Raises:
-            RefusedError: the process has ended, says too much, or nothing by ``deadline`` of the monotonic clock.
+            RefusedError: the process has ended, sends too much, or nothing by ``deadline`` of the monotonic clock.
         """
         (number,) = struct.unpack(">Q", self._bytes(8, deadline))
         if not 0 < number <= MOST_PARTS:
@@ -165,7 +163,7 @@ class Apart:
         return [self._bytes(size, deadline) for size in sizes]
 
     def status(self) -> str:
-        """Say in a phrase how the process ended, where it has: by itself, or by a limit."""
+        """Return a phrase on how the process ended, by itself or by a limit; empty if it runs."""
         with suppress(subprocess.TimeoutExpired):
             if self._process is not None:
                 code = self._process.wait(10.0)
@@ -197,9 +195,9 @@ class Apart:
 
 
 def remove(folder: Path) -> None:
-    """Remove a folder in which somebody else has made what they liked; what can't be removed stays, and is logged.
+    """Remove a folder with untrusted content; the rest after an error stays, and is logged.
 
-    Folders are taken out of each other first: they may lie deeper than calls nest or names reach.
+    Folders are moved out of each other first, since they may be deeper than recursion or path lengths allow.
     """
     prefix, taken = folder / f"taken-{secrets.token_hex(8)}", 0
     try:
@@ -227,7 +225,7 @@ def remove(folder: Path) -> None:
 
 def _environment(work: Path, variables: Mapping[str, str]) -> dict[str, str]:
     given = {name: os.environ[name] for name in GIVEN if name in os.environ}
-    if paths := given.get("PYTHONPATH"):  # it works elsewhere
+    if paths := given.get("PYTHONPATH"):  # the process has another working folder
         given["PYTHONPATH"] = os.pathsep.join(str(Path(one).absolute()) for one in paths.split(os.pathsep) if one)
     return {
         **given,
@@ -240,7 +238,6 @@ def _environment(work: Path, variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def _relay(said: IO[bytes]) -> None:
-    """Print what the app says on this process's standard error, without what would move a terminal's cursor."""
     left, since, dropped = float(LINES_AT_ONCE), time.monotonic(), 0
     with said, suppress(OSError, ValueError):
         while line := said.readline(LONGEST_LINE):

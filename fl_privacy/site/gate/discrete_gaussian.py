@@ -1,15 +1,14 @@
-"""Draw the discrete Gaussian exactly, in integers, from the operating system's randomness.
+"""Exact samples of the discrete Gaussian, in integers, from the operating system's randomness.
 
-The distribution is that of Canonne, Kamath, Steinke 2020 ("The Discrete Gaussian for Differential Privacy",
-Definition 1): P(y) is proportional to exp(-y^2 / (2 s^2)) over the integers y. Where integers of l2 sensitivity D get
-such noise in each coordinate, the release is D^2 / (2 s^2)-zCDP (their Theorem 14), as with continuous noise.
+P(y) is proportional to exp(-y^2 / (2 s^2)) over the integers (Canonne, Kamath, Steinke 2020, "The Discrete Gaussian for
+Differential Privacy", Definition 1). Such noise on integers of l2 sensitivity D makes a release D^2 / (2 s^2)-zCDP
+(their Theorem 14), as continuous noise does.
 
-It is drawn by rejection as in Karney 2016 ("Sampling Exactly from the Normal Distribution", Algorithm D, with s a power
+Sampling is by rejection as in Karney 2016 ("Sampling Exactly from the Normal Distribution", Algorithm D, with s a power
 of two): k >= 0 with probability proportional to exp(-k^2 / 2), a sign, j uniform in 0..s-1; y = +-(k s + j) is kept
-with probability exp(-j (2 k s + j) / (2 s^2)), and "-0" is not. Each comparison of a uniform number with a probability
-takes as many random bits as it needs: floating point decides only where its error can't change the answer, integers of
-``_PRECISION`` bits decide the rest. How often a draw is rejected does not depend on what is kept, so that the time that
-sampling takes says nothing of the noise (Jin et al. 2022).
+with probability exp(-j (2 k s + j) / (2 s^2)), and "-0" is not. Floating point decides a comparison only if its error
+can't matter; otherwise integers of ``_PRECISION`` bits do. The number of rejections is independent of the accepted
+values, so that the sampling time reveals nothing of the noise (Jin et al. 2022).
 """
 
 import os
@@ -22,42 +21,36 @@ import numpy.typing as npt
 
 Integers = npt.NDArray[np.int64]
 Bytes = Callable[[int], bytes]
-"""So many random bytes."""
+"""Function from a number to that many random bytes."""
 
 LOG2_SCALE = 20
-"""The standard deviation is 2^20 steps of the grid: rounding to it costs nothing that could be measured."""
+"""Logarithm of the standard deviation in steps of the grid, so fine that rounding to it has no measurable cost."""
 
 SCALE = 1 << LOG2_SCALE
 
 _PRECISION = 256
-"""Bits to which a probability is known where floating point can't decide."""
+"""Bits of a probability if floating point can't decide."""
 
 _WHOLE_BITS = 16
-"""Random bits by which k is told at first."""
+"""Random bits for a first comparison of k."""
 
 _MARGIN = 2.0**-47
-"""Above the error of a probability in double precision."""
+"""Upper bound on the error of a probability in double precision."""
 
 _LARGEST_K = 19
-"""From which on exp(-k^2/2) is below 2^-260."""
+"""Smallest k with exp(-k^2/2) below 2^-260."""
 
 _BLOCK = 1 << 15
-"""Values that are drawn at once, as fit a processor's cache."""
+"""Number of values drawn at once, which fit a processor's cache."""
 
 _SHARE = 1 << 20
-"""Values that a thread draws before it takes others."""
+"""Number of values in a thread's task."""
 
 
 def discrete_gaussian(number: int, *, random: Bytes = os.urandom) -> Integers:
-    """Draw ``number`` independent integers with standard deviation ``SCALE`` (to 2^-200).
+    """Draw ``number`` independent integers (number,) of int64 with standard deviation ``SCALE`` (to 2^-200).
 
-    Args:
-        number: of values, at least 0.
-        random: source of bytes, asked by several threads where many values are drawn; only tests have another one than
-            the operating system's.
-
-    Returns:
-        (number,) of int64.
+    ``random`` is called by several threads for many values; only tests replace the operating system's randomness.
     """
     found = np.empty(number, dtype=np.int64)
     shares = [found[start : start + _SHARE] for start in range(0, number, _SHARE)]
@@ -79,9 +72,9 @@ def _fill(found: Integers, random: Bytes) -> None:
 
 
 def _draw(trials: int, random: Bytes) -> Integers:
-    """Draw ``trials`` proposals and keep the accepted ones, 71 % on average.
+    """Keep the accepted ones of ``trials`` proposals, 71 % on average.
 
-    The 64 random bits of a proposal are 16 of k, the sign, j, and the first bits of the uniform number that accepts it.
+    A proposal's 64 random bits are 16 of k, the sign, j, and the first bits of the accepting uniform number.
     """
     words = np.frombuffer(random(8 * trials), dtype=np.uint64)
     k = _whole_parts((words >> np.uint64(64 - _WHOLE_BITS)).astype(np.uint16), random)
@@ -98,10 +91,7 @@ def _draw(trials: int, random: Bytes) -> Integers:
 
 
 def _whole_parts(words: npt.NDArray[np.uint16], random: Bytes) -> Integers:
-    """Draw k >= 0 with probability proportional to exp(-k^2 / 2), by inversion.
-
-    It takes as many bits as the comparison needs.
-    """
+    """Draw k >= 0 with probability proportional to exp(-k^2 / 2), by inversion."""
     bounds = _cumulative()[:-1]
     high = [bound >> (_PRECISION - _WHOLE_BITS) for bound in bounds]
     found, open_yet = np.zeros(len(words), np.uint8), np.zeros(len(words), np.bool_)
@@ -129,17 +119,10 @@ def _cumulative() -> tuple[int, ...]:
 
 
 def _happens(uniform: npt.NDArray[np.uint64], bits: int, exponents: Integers, random: Bytes) -> npt.NDArray[np.bool_]:
-    """Draw booleans that are true with probability exp(-exponent / (2 s^2)) each.
-
-    Args:
-        uniform: first ``bits`` bits of uniform numbers; the next ones are drawn where they matter.
-        bits: at most 53.
-        exponents: at least 0.
-        random: source of bytes.
-    """
+    """Draw booleans that are true with probability exp(-exponent / (2 s^2)), from ``bits`` (<= 53) uniform bits."""
     half = 2.0 ** -(bits + 1)
     away = np.exp(exponents * (-0.5 / SCALE**2))
-    away -= uniform * (2 * half) + half  # from the middle of where the uniform number is
+    away -= uniform * (2 * half) + half  # from the middle of the uniform number's interval
     happens: npt.NDArray[np.bool_] = away > 0
     for place in np.flatnonzero(np.abs(away) <= half + _MARGIN):  # one in 2^27 with the scale above
         drawn = int(uniform[place]) << (_PRECISION - bits) | _more_bits(_PRECISION - bits, random)
@@ -151,8 +134,8 @@ def exp_of_minus(numerator: int, denominator: int) -> int:
     """Compute 2^256 exp(-numerator / denominator), rounded, at most 2^256, in integers only.
 
     Args:
-        numerator: at least 0.
-        denominator: above 0.
+        numerator: integer of at least 0.
+        denominator: integer above 0.
     """
     halvings = max(0, (numerator // denominator).bit_length() + 8)
     bits = _PRECISION + 64 + 2 * halvings

@@ -1,4 +1,4 @@
-"""What a ledger says, line by line, and what its lines add up to."""
+"""The lines of a ledger, and their sum."""
 
 import copy
 import hashlib
@@ -15,13 +15,13 @@ from fl_privacy.site.gate.accounting import epsilon_of
 
 DAY = 86_400.0
 BELIEVED = 31 * DAY
-"""The longest step of a clock that is believed if nothing else says how much time has passed."""
+"""Longest step of a clock that counts as passed time without other evidence."""
 YEARS = (-62_135_596_800.0, 253_402_300_799.0)
-"""Seconds since 1970 that are a date of the years 1 to 9999."""
+"""Range of seconds since 1970 with a date in the years 1 to 9999."""
 BEGINNING = "0" * 64
-"""What the first entry follows."""
+"""Digest before the first entry."""
 ASKED = "asked"
-"""Outcome of an entry whose app has not replied yet; it counts as a reply that left."""
+"""Outcome of an entry before the app's reply; it counts as a reply that left."""
 
 
 class ExhaustedError(UserError):
@@ -33,9 +33,9 @@ class Moment:
     """A point in time.
 
     Attributes:
-        clock: seconds since 1970, as the clock said, which anybody may have set.
+        clock: clock's seconds since 1970, which anybody may have set.
         boot: identity of the machine's boot; empty if unknown.
-        up: seconds that the machine has run since then, suspended or not; nobody sets them.
+        up: seconds since the boot, suspended or not; nobody can set them.
     """
 
     clock: float
@@ -43,10 +43,7 @@ class Moment:
     up: float = 0.0
 
     def since(self, earlier: "Moment") -> float | None:
-        """Return the seconds that have passed: those that the machine ran, or a step of the clock that is believed.
-
-        ``None``: nobody knows.
-        """
+        """Return the seconds that have passed, by uptime or a plausible clock step; ``None`` if unknown."""
         if self.boot and self.boot == earlier.boot:
             return max(0.0, self.up - earlier.up)
         passed = self.clock - earlier.clock
@@ -68,23 +65,20 @@ def _boot() -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One entry of the ledger: a message that the app was asked.
+    """One entry of the ledger: a message given to the app.
 
-    It is written as ``ASKED`` and synced before the app is asked. Once the app has replied, a second line with the same
-    number says what came of it; an entry without one counts as a reply that left.
+    It is written as ``ASKED`` and synced before the app is asked. After the reply, a second line with the same number
+    states the outcome; an entry without one counts as a reply that left.
 
     Attributes:
-        number: from 1.
         when: seconds since 1970, never below those of an earlier entry, as far as they have surely passed.
-        kind: of message: ``train``, ``evaluate``, ``query``; ``mended`` in place of a torn line.
-        outcome: ``sent``, ``ASKED``, or why nothing of the app left: ``refused``, ``failed``.
-        rho: of zCDP, of a change that is there or not; 0 of what carries no weights; ``None`` where no noise bounds it.
-            With noise, a reply that was refused spends as one that was sent: an app may fail to say something.
-        run: of Flower.
-        app: that answered.
+        kind: kind of message, ``train``, ``evaluate`` or ``query``; ``mended`` in place of a torn line.
+        outcome: ``sent``, ``ASKED``, or the reason why nothing left, ``refused`` or ``failed``.
+        rho: zCDP of a change that is there or not; 0 without weights; ``None`` without noise. With noise, a refused
+            reply costs as much as a sent one, since an app may choose to fail.
         policy: beginning of the SHA-256 of the policy's file.
         before: SHA-256 of the line before.
-        clock, boot, up: the ``Moment`` of writing; ``None`` in lines of earlier versions.
+        clock, boot, up: ``Moment`` of writing; ``clock`` is ``None`` in lines of earlier versions.
     """
 
     number: int
@@ -102,12 +96,11 @@ class Entry:
 
     @property
     def moment(self) -> Moment:
-        """Return the moment of writing."""
         return Moment(self.when if self.clock is None else self.clock, self.boot, self.up)
 
     @property
     def line(self) -> bytes:
-        """Return the entry as its line of the file, with the line's end."""
+        """Return the entry as its line of the file, with the newline."""
         told = dict(vars(self))
         if self.clock is None:
             for name in ("clock", "boot", "up"):
@@ -137,7 +130,7 @@ class Entry:
 
 
 def is_date(seconds: float) -> bool:
-    """Say whether a calendar has ``seconds`` since 1970."""
+    """Return ``True`` if ``seconds`` since 1970 are a calendar date."""
     return YEARS[0] <= seconds <= YEARS[1]
 
 
@@ -146,16 +139,12 @@ class Account:
     """The sum of a ledger's lines.
 
     Attributes:
-        entries: how many messages the app was asked.
-        digest: of the last line.
+        digest: digest of the last line.
         asked: digest of the last line that began an entry.
-        when: of the last line.
-        moment: of the last line.
-        rho: spent, of changes that are there or not.
-        unbounded: weights that left without noise.
-        recent: when messages reached the app in the last day, and of which kind.
+        rho: rho spent, for changes that are there or not.
+        unbounded: number of weights that left without noise.
+        recent: time and kind of the last day's messages.
         open: entries without an outcome, by number.
-        size: of the file, bytes.
     """
 
     entries: int = 0
@@ -170,17 +159,12 @@ class Account:
     size: int = 0
 
     def copy(self) -> "Account":
-        """Return an account that can be added to while this one stays."""
         found = copy.copy(self)
         found.recent, found.open = self.recent.copy(), self.open.copy()
         return found
 
     def add(self, entry: Entry, line: bytes) -> None:
-        """Add the next line and what it says.
-
-        Raises:
-            ValueError: it does not follow the last one.
-        """
+        """Add the next line; ``ValueError`` if it does not follow the last one."""
         if entry.before != self.digest or entry.when < self.when:
             raise ValueError("another line came before")
         self.digest, self.when, self.moment = hashlib.sha256(line).hexdigest(), entry.when, entry.moment
@@ -197,7 +181,7 @@ class Account:
         return self.recent.append((entry.when, "train" if entry.kind == "mended" else entry.kind))
 
     def _settle(self, entry: Entry) -> None:
-        """Take what came of an earlier entry; weights without noise that did not leave are given back."""
+        """Add an entry's outcome; weights without noise that did not leave are given back."""
         asked = self.open.pop(entry.number, None)
         given_back = asked is not None and asked.rho is None and entry.rho == 0.0
         changed = {name: getattr(entry, name) for name in ("when", "outcome", "before", "clock", "boot", "up")}
@@ -212,10 +196,9 @@ class Limits:
     """The limits that a ledger enforces.
 
     Attributes:
-        epsilon: ``None`` counts only.
-        delta: at which it is kept.
-        factor: of the unit of protection, see ``accounting.FACTORS``.
-        rounds_per_day: messages of each kind that reach the app; ``None`` are all.
+        epsilon: budget; ``None`` only counts.
+        factor: factor of the unit of protection, see ``accounting.FACTORS``.
+        rounds_per_day: largest number of messages of each kind; ``None`` for no limit.
     """
 
     epsilon: float | None = None
@@ -224,15 +207,11 @@ class Limits:
     rounds_per_day: int | None = None
 
     def spent(self, account: Account) -> float:
-        """Compute the epsilon of all that has left; infinite where weights left without noise."""
+        """Return the epsilon of all releases; infinite if weights left without noise."""
         return math.inf if account.unbounded else epsilon_of(self.factor * account.rho, self.delta)
 
     def expect_room(self, account: Account, rho: float | None, kind: str, when: float) -> None:
-        """Refuse a message whose reply would go beyond.
-
-        Raises:
-            ExhaustedError: it would.
-        """
+        """Raise ``ExhaustedError`` for a message whose reply would exceed a limit."""
         if self.epsilon is not None:
             after = replace(account, rho=account.rho + (rho or 0.0), unbounded=account.unbounded + (rho is None))
             if self.spent(after) > self.epsilon:

@@ -1,4 +1,4 @@
-"""What a policy lets in and out, as functions of records: nothing here knows Flower, processes or files."""
+"""A policy's filters of incoming and outgoing records, independent of Flower, processes and files."""
 
 import math
 from collections.abc import Mapping
@@ -15,18 +15,18 @@ from fl_privacy.site.gate.protecting import noised
 from fl_privacy.site.gate.rules import RefusedError, Rule
 
 NUMPY = "numpy.ndarray"
-"""How Flower calls NumPy's own format."""
+"""Flower's name for NumPy's own format."""
 
 COUNTERS = ("int8", "int16", "int32", "int64", "uint8", "bool")
-"""Whole numbers that a model may hold."""
+"""Integer dtypes of a model."""
 
 VARIANCE = "running_var"
-"""Last name of what noise must not make negative."""
+"""Last name of arrays that noise must not make negative."""
 
 
 @dataclass(frozen=True)
 class RawArray:
-    """An array as Flower carries it."""
+    """An array in Flower's serialized form."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -36,7 +36,7 @@ class RawArray:
 
 @dataclass(frozen=True)
 class Records:
-    """All that a message holds: record -> key -> value."""
+    """The content of a message: record -> key -> value."""
 
     arrays: Mapping[str, Mapping[str, RawArray]] = field(default_factory=dict)
     metrics: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -51,10 +51,10 @@ class Records:
 
 
 def admit(policy: SitePolicy, kind: str, content: Records) -> Records:
-    """Return what the app may be given of a message, which is all of it.
+    """Return the content of a message for the app, all of which the policy must allow.
 
     Raises:
-        RefusedError: something is in it that the policy does not name, or messages of this kind are not answered.
+        RefusedError: it holds something that the policy does not name, or its kind is not answered.
     """
     if policy.reply(kind) is None:
         raise RefusedError("kind", f"a message of kind {kind!r:.400}")
@@ -71,13 +71,12 @@ def admit(policy: SitePolicy, kind: str, content: Records) -> Records:
 
 
 def release(policy: SitePolicy, kind: str, received: Records, replied: Records) -> Records:
-    """Return what may leave of the app's reply, noised where the policy says so.
+    """Return the part of the app's reply that may leave, noised if the policy says so.
 
-    All of the arrays that came in, or none; their names and order, and those of the rules, are the policy's or the
-    coordinator's, so that the app chooses none.
+    It has all received arrays or none; names and order are the policy's or the coordinator's, never the app's.
 
     Raises:
-        RefusedError: something is in it that the policy does not name.
+        RefusedError: the reply holds something that the policy does not name.
     """
     reply = policy.reply(kind)
     if reply is None:
@@ -96,9 +95,9 @@ def release(policy: SitePolicy, kind: str, received: Records, replied: Records) 
 
 
 def noise_alone(policy: SitePolicy, kind: str, received: Records) -> Records | None:
-    """Return what leaves if the app failed: noise on what came in, since no noise covers an error.
+    """Return noise on the received arrays, for a failed app, since noise does not cover an error.
 
-    ``None`` where the policy has no noise, or a reply holds something of the app's own choice besides.
+    ``None`` if the policy has no noise, or the reply holds anything else of the app's choice.
     """
     reply = policy.reply(kind)
     if policy.noising is None or reply is None or reply.arrays is None or reply.arrays.counters != "received":
@@ -121,7 +120,7 @@ def _released_arrays(
             _expect_finite("/".join(place), after[place])
     else:
         if not all(np.isfinite(after[place]).all() for place in floats):
-            after |= {place: before[place] for place in floats}  # no change: noise covers no refusal
+            after |= {place: before[place] for place in floats}  # no change, since noise does not cover a refusal
         moved = noised([before[place] for place in floats], [after[place] for place in floats], policy.noising)
         after |= {place: _sane(place, array) for place, array in zip(floats, moved, strict=True)}
     renamed = {name: rule.record or name for name in received.arrays}
@@ -132,7 +131,6 @@ def _released_arrays(
 
 
 def _matched(rule: Arrays, received: Records, replied: Records) -> dict[tuple[str, str], RawArray]:
-    """Match the reply's arrays to the received ones and return them in the received order."""
     sent = {name: record for name, record in replied.arrays.items() if record}
     came = {name: record for name, record in received.arrays.items() if record}
     if rule.record is not None and len(came) == 1 and sent.keys() == {rule.record}:
@@ -147,7 +145,6 @@ def _matched(rule: Arrays, received: Records, replied: Records) -> dict[tuple[st
 
 
 def _checked(place: tuple[str, str], before: npt.NDArray[Any], array: RawArray, rule: Arrays) -> npt.NDArray[Any]:
-    """Check one array of the reply, and return it as it may leave, except for noise."""
     where = "/".join(place)
     if before.dtype.kind != "f":
         if rule.counters == "received":
@@ -162,10 +159,7 @@ def _checked(place: tuple[str, str], before: npt.NDArray[Any], array: RawArray, 
 
 
 def _sane(place: tuple[str, str], array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Bring noised values back to finite ones, and variances to at least 0.
-
-    The outcome depends on the noised values alone.
-    """
+    """Clip noised values to finite ones, and variances to at least 0."""
     limit = np.finfo(array.dtype).max
     array = np.clip(array, -limit, limit)
     return np.maximum(array, 0) if place[1].rpartition(".")[2] == VARIANCE else array
@@ -174,7 +168,6 @@ def _sane(place: tuple[str, str], array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 def _kept(
     where: str, values: Values, held: Mapping[str, Mapping[str, Any]], *, drops: bool
 ) -> dict[str, dict[str, Any]]:
-    """Filter records of values by the rules, in the order of the rules."""
     found: dict[str, dict[str, Any]] = {}
     for name, record in held.items():
         if name not in values.records or (record and not values.rules):
@@ -186,7 +179,7 @@ def _kept(
         free = {key: rule for key, rule in values.rules.items() if rule.value is None and key in record}
         found[name] = {key: _passed(f"{name}/{key}", rule, record[key]) for key, rule in free.items()}
     fixed = {key: rule.fixed for key, rule in values.rules.items() if rule.value is not None}
-    if fixed:  # whatever the app says, or leaves out
+    if fixed:  # whatever the app replies or omits
         found.setdefault(values.records[0], {}).update(fixed)
     return {name: found[name] for name in values.records if name in found}
 
@@ -201,11 +194,7 @@ def _expect_finite(where: str, values: npt.NDArray[Any]) -> None:
 
 
 def array_values(where: str, array: RawArray) -> npt.NDArray[Any]:
-    """Decode the values of ``array``, read-only; its bytes must match what it claims exactly.
-
-    Raises:
-        RefusedError: they are not.
-    """
+    """Decode ``array``, read-only; ``RefusedError`` unless its bytes match its claims exactly."""
     if array.stype != NUMPY:
         raise RefusedError("bytes", f"{where} is of the format {array.stype!r:.40}")
     if array.dtype not in ("float16", "float32", "float64", *COUNTERS):
@@ -221,7 +210,7 @@ def array_values(where: str, array: RawArray) -> npt.NDArray[Any]:
 
 
 def raw_array(values: npt.NDArray[Any], *, fortran: bool = False) -> RawArray:
-    """Encode ``values`` byte for byte as Flower does, in Fortran's order if asked for."""
+    """Encode ``values`` byte for byte as Flower does, in Fortran order if asked for."""
     dtype, shape = str(values.dtype), tuple(values.shape)
     return RawArray(dtype, shape, NUMPY, _header(dtype, shape, fortran) + values.tobytes("F" if fortran else "C"))
 
@@ -232,7 +221,6 @@ def _is_fortran(values: npt.NDArray[Any]) -> bool:
 
 @lru_cache(maxsize=4096)
 def _header(dtype: str, shape: tuple[int, ...], fortran: bool) -> bytes:
-    """Return the header that ``numpy.save`` writes before the values."""
     buffer = BytesIO()
     told = {"descr": np.lib.format.dtype_to_descr(np.dtype(dtype)), "fortran_order": fortran, "shape": shape}
     np.lib.format.write_array_header_1_0(buffer, told)

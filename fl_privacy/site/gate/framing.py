@@ -1,4 +1,4 @@
-"""How messages stand on the pipes of a process that is kept apart; the standard library is enough for both ends."""
+"""Messages on the pipes of an isolated process, by the standard library alone."""
 
 import os
 import struct
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 class Said:
-    """What a message out of a sandbox is, its first part: the app's name, before its code runs; progress; a page."""
+    """The first part of a message out of a sandbox: the app's name, before its code runs; progress; a page."""
 
     NAME, TOLD, PAGE, DONE, FAILED = b"name", b"told", b"page", b"done", b"failed"
 
@@ -17,7 +17,7 @@ def framed(parts: Sequence[bytes]) -> list[bytes]:
 
 
 def own_pipes() -> tuple[int, int]:
-    """Take standard input and output, which the parent holds, and return them; what an app prints goes to the log."""
+    """Return the parent's pipes, taken from standard input and output; prints of an app go to the log."""
     inlet, outlet = os.dup(0), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -27,7 +27,7 @@ def own_pipes() -> tuple[int, int]:
 
 
 def read_parts(descriptor: int) -> list[bytes]:
-    """Read one message from the parent; the process ends where the parent has."""
+    """Return one message from the parent; the process ends with the parent."""
     (number,) = struct.unpack(">Q", _bytes(descriptor, 8))
     sizes = struct.unpack(f">{number}Q", _bytes(descriptor, 8 * number))
     return [_bytes(descriptor, size) for size in sizes]
@@ -43,7 +43,7 @@ def write_parts(descriptor: int, parts: Sequence[bytes]) -> None:
 
 
 def _bytes(descriptor: int, size: int) -> bytes:
-    os.set_blocking(descriptor, True)  # an app can have changed it
+    os.set_blocking(descriptor, True)  # an app may have changed it
     found = bytearray(size)
     rest = memoryview(found)
     while rest:

@@ -1,7 +1,4 @@
-"""Keep a process apart: no network, no files but those it is given, room in memory alone, limits of all it starts.
-
-Each means is tried; what holds is said. Standard library alone, before anything else is imported.
-"""
+"""Isolation of a process by all available means, with the standard library alone and before any other import."""
 
 import errno
 import os
@@ -19,7 +16,7 @@ from fl_privacy.site.gate import linux_calls as kernel
 from fl_privacy.site.gate.warden import Room, watched
 
 SYSTEM = ("/usr", "/lib", "/lib64", "/lib32", "/bin", "/sbin", "/sys/devices/system")
-"""Places of the system that any program reads."""
+"""System folders that any program needs."""
 
 SETTINGS = (
     "/etc/ld.so.cache",
@@ -34,36 +31,35 @@ SETTINGS = (
     "/etc/fonts",
 )
 DEVICES = ("/dev/null", "/dev/full", "/dev/random", "/dev/urandom")
-"""Without ``/dev/zero``, whose shared mappings are memory that is counted nowhere."""
+"""Devices, without ``/dev/zero``, whose shared mappings are uncounted memory."""
 
 GRAPHICS = ("/dev/dri", *(f"/dev/nvidia{name}" for name in ("0", "ctl", "-uvm", "-uvm-tools", "-modeset")))
 PROCESS = tuple(
     f"/proc/{name}" for name in ("self", "cpuinfo", "meminfo", "stat", "sys/kernel", "sys/vm", "filesystems")
 )
-"""Of ``/proc`` where it is the machine's own; other processes' command lines tell addresses."""
+"""Readable parts of the machine's own ``/proc``, since other processes' command lines reveal addresses."""
 
 SHARED_MEMORY, OTHER_TEMPORARY = "/dev/shm", "/tmp"
 
 MOST_FILES = 200_000
-"""Files and folders without a disk."""
+"""Largest number of files and folders in memory."""
 
 SLACK = 1 << 30
-"""Bytes of addresses beside those of memory that a process may reserve: stacks of threads, which hardly fill them."""
+"""Address space in bytes in addition to memory, for stacks of threads, which they hardly fill."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wishes:
-    """What a process may still reach in isolation.
+    """Resources that an isolated process may reach.
 
     Attributes:
-        temporary: a folder of its own, that it works in; its neighbor ``root`` becomes its root.
-        reads, writes: places beside the system's and Python's.
-        sealed: whether no socket or pipe in ``reads`` and ``writes`` leads out, whenever somebody makes it.
-        layered: folders that it reads, and whose changes go with the process.
-        hidden: folders and files within these that it finds empty.
-        most_bytes: of memory, of the process and all that it starts together, and of files that it writes.
-        most_processes: at once.
-        internet: whether sockets of the internet may be made, which reach nothing in a network of its own.
+        temporary: working folder, whose neighbor ``root`` becomes the process's root.
+        reads, writes: places in addition to the system's and Python's.
+        sealed: ``True`` if no socket or pipe in ``reads`` and ``writes``, old or new, may lead out.
+        layered: readable folders whose changes disappear with the process.
+        hidden: folders and files within these that appear empty.
+        most_bytes: largest memory of the process with its children, and of files that it writes.
+        internet: ``True`` if internet sockets may be made, which reach nothing in a network of its own.
     """
 
     temporary: str
@@ -77,24 +73,22 @@ class Wishes:
     internet: bool = False
 
     def as_plain(self) -> dict[str, Any]:
-        """Return plain values for another process."""
         return asdict(self)
 
     @classmethod
     def of_plain(cls, told: dict[str, Any]) -> "Wishes":
-        """Return the wishes behind plain values."""
         plain: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in told.items()}
         return cls(**plain)
 
     @property
     def scratch(self) -> tuple[str, ...]:
-        """Return the places of a root of its own that are in memory."""
+        """Return the in-memory places of a root of its own."""
         return (OTHER_TEMPORARY, self.temporary, SHARED_MEMORY)
 
 
 @dataclass
 class Held:
-    """What keeps a process apart, and what could not be had, in words."""
+    """The isolation of a process, and the means that are missing, in words."""
 
     network: list[str] = field(default_factory=list)
     files: list[str] = field(default_factory=list)
@@ -104,16 +98,15 @@ class Held:
 
     @property
     def is_enough(self) -> bool:
-        """Say whether neither the network nor files of others can be reached."""
+        """Return ``True`` if neither the network nor files of others can be reached."""
         return bool(self.network and self.files)
 
     @property
     def is_all(self) -> bool:
-        """Say whether all means but Landlock hold: an own root, network and processes, and bounds of the whole."""
+        """Return ``True`` if all means but Landlock hold: own root, network and processes, and limits on the whole."""
         return OWN_ROOT in self.files and "seccomp" in self.network and bool(self.bounds)
 
     def in_words(self) -> str:
-        """Describe the isolation for a log."""
         held = [f"{what}: {', '.join(by) or 'OPEN'}" for what, by in self._held()]
         missing = f" Not to be had: {'; '.join(self.missing)}." if self.missing else ""
         return f"The app is kept from {'; '.join(held)}.{missing}"
@@ -133,10 +126,10 @@ ONE_BY_ONE = "OPEN but for each process's own memory"
 
 
 def keep_apart(wishes: Wishes) -> Held:
-    """Keep this process, which has one thread, apart; returns in a child of a child, whose end ends this process.
+    """Isolate this single-threaded process; return in a grandchild, whose end ends this process.
 
-    This process then counts what the app uses. The child is the first one of the new process table: it does nothing
-    but wait, and all others end with it.
+    This process then counts the app's resources. The child is the first process of the new process table: it only
+    waits, and all others end with it.
 
     Raises:
         OSError: limits of memory can't be set.
@@ -167,7 +160,6 @@ def keep_apart(wishes: Wishes) -> Held:
 
 
 def _enter_namespaces(held: Held, wishes: Wishes) -> bool:
-    """Make mounts, processes, network and root this process's own; return whether the root is."""
     user, group, parent = os.getuid(), os.getgid(), os.getppid()
     wanted = kernel.NEWNS | kernel.NEWPID | kernel.NEWNET | kernel.NEWIPC | kernel.NEWUTS
     try:
@@ -194,10 +186,10 @@ def _enter_namespaces(held: Held, wishes: Wishes) -> bool:
     os.write(tell, b"1" if own_root else b"0")
     os.close(tell)
     if (app := os.fork()) == 0:
-        os.setsid()  # the kernel shares processors out by session, then by process: who counts has its share
+        os.setsid()  # processors are shared by session, so that the counting process keeps its share
         os.nice(5)
         return own_root
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # which the first process of a namespace does not hear
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # by default the first process of a namespace ignores it
     _close_all()
     while (ended := os.wait())[0] != app:
         continue
@@ -205,7 +197,7 @@ def _enter_namespaces(held: Held, wishes: Wishes) -> bool:
 
 
 def _wait_outside(child: int, parent: int, ready: int, wishes: Wishes) -> None:
-    """Count what the app uses until it has ended, and end this process with it; does not return."""
+    """Count the app's resources until it has ended, and end this process with it."""
     _close_all(ready)
     own_root = os.read(ready, 1)
     if own_root == b"1":  # the root has changed for this process too
@@ -216,7 +208,6 @@ def _wait_outside(child: int, parent: int, ready: int, wishes: Wishes) -> None:
 
 
 def _close_all(*but: int) -> None:
-    """Close all descriptors but standard error, and ``but``."""
     for number in range(64):
         if number not in (2, *but):
             try:
@@ -226,7 +217,7 @@ def _close_all(*but: int) -> None:
 
 
 def _bound(wishes: Wishes) -> None:
-    """Have the kernel refuse processes far beyond those allowed."""
+    """Make the kernel refuse processes far beyond the allowed number."""
     tasks = Room(wishes.most_bytes, wishes.most_processes).most_tasks
     for place, value in (("sys/kernel/pid_max", tasks), ("self/oom_score_adj", 1000)):
         try:
@@ -242,7 +233,6 @@ _LOCKED = kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY
 
 
 def _change_root(wishes: Wishes, held: Held) -> bool:
-    """Make a root that holds what may be read and written; return whether it could be made."""
     root = str(Path(wishes.temporary).with_name("root"))
     flags = kernel.MS_NOSUID | kernel.MS_NODEV
     try:
@@ -289,11 +279,7 @@ def _folder(place: Path) -> str:
 
 
 def _sealed(places: Iterable[str], root: str, bound: Iterable[str], empty: str) -> bool:
-    """Lay an overlay over folders, in which files are the same and sockets and pipes others.
-
-    Returns:
-        Whether no other one can be reached; nothing is laid over mounts of others.
-    """
+    """Lay overlays over folders, so that no outside socket or pipe is reached; return whether all succeed."""
     sealed = True
     for real in map(os.path.realpath, places):
         for target in [root + place for place in _seen_at((real,), bound)]:
@@ -310,7 +296,6 @@ def _sealed(places: Iterable[str], root: str, bound: Iterable[str], empty: str) 
 
 
 def _layer(place: str, root: str, space: Path, held: Held) -> None:
-    """Show the folder ``place``, be it there or not, such that what is written to it is in memory."""
     source, above, work = os.path.realpath(place), space / "above", space / "work"
     for folder in (above, work):
         folder.mkdir(mode=0o700, parents=True)
@@ -332,21 +317,19 @@ def _layer(place: str, root: str, space: Path, held: Held) -> None:
 
 
 def _escaped(place: str) -> str:
-    """Write a place as an option of a mount does, in which these letters part others."""
     for letter in "\\,:":
         place = place.replace(letter, f"\\{letter}")
     return place
 
 
 def readable(wishes: Wishes) -> list[str]:
-    """List Python, what is installed for it, and the system's libraries."""
+    """List Python, its packages, and the system's libraries."""
     python = [sys.prefix, sys.base_prefix, sys.exec_prefix, *(entry for entry in sys.path if entry)]
     found = dict.fromkeys(str(Path(each).absolute()) for each in python)
     return [*SYSTEM, *SETTINGS, *(each for each in found if each != wishes.temporary)]
 
 
 def _outermost(places: Iterable[str]) -> list[str]:
-    """Return those of ``places``, and what they link to, that lie in no other one."""
     found: list[str] = []
     both = [each for place in places for each in (os.path.abspath(place), os.path.realpath(place))]  # noqa: PTH100
     for place in sorted(dict.fromkeys(both), key=len):
@@ -356,7 +339,7 @@ def _outermost(places: Iterable[str]) -> list[str]:
 
 
 def _seen_at(places: Iterable[str], bound: Iterable[str]) -> Iterator[str]:
-    """Yield where ``places`` are seen within those ``bound``, each of which a link may name a second time."""
+    """Yield the paths of ``places`` within those ``bound``, also through links."""
     held = [(place, os.path.realpath(place)) for place in bound]
     for place in places:
         parent, name = os.path.split(place)
@@ -367,7 +350,6 @@ def _seen_at(places: Iterable[str], bound: Iterable[str]) -> Iterator[str]:
 
 
 def _bind(place: str, root: str, *, source: str = "", read_only: bool = False) -> None:
-    """Bind ``source``, by default ``place`` itself, at ``place`` inside ``root``, if there is such a thing."""
     source, target = source or os.path.realpath(place), root + place
     if not os.path.exists(source) or os.path.ismount(target):  # noqa: PTH110
         return
@@ -382,21 +364,15 @@ def _bind(place: str, root: str, *, source: str = "", read_only: bool = False) -
 
 
 def _make_read_only(target: str) -> None:
-    """Let nothing be changed at the mount ``target``, nor in those within it.
-
-    Raises:
-        OSError: it can't be had of one that can be reached.
-    """
     for place, flags in ({target: 0} | _mounts_within(target)).items():
         try:
             kernel.mount("", place, None, _LOCKED | flags)
-        except OSError as error:  # another one lies over it, or it is in a folder of somebody else's
+        except OSError as error:  # hidden under another mount, or in a folder of another user
             if place == target or error.errno not in {errno.ENOENT, errno.EINVAL, errno.EACCES}:
                 raise
 
 
 def _mounts_within(target: str) -> dict[str, int]:
-    """Return the flags of mounts at ``target`` and in it."""
     told = {b"nosuid": kernel.MS_NOSUID, b"nodev": kernel.MS_NODEV, b"noexec": kernel.MS_NOEXEC}
     found = {}
     for line in Path("/proc/self/mountinfo").read_bytes().splitlines():

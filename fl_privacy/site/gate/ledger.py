@@ -1,4 +1,4 @@
-"""The ledger of what has left a site: written and synced before the app is asked, chained, anchored elsewhere."""
+"""The ledger of a site's releases: written and synced before the app is asked, chained, and anchored elsewhere."""
 
 import contextlib
 import fcntl
@@ -26,16 +26,14 @@ class LedgerError(UserError):
 
 
 class Ledger:
-    """The file, which several processes may share.
+    """The ledger's file, which several processes may share.
 
-    A line is written in one piece, the file and then the anchor are synced, and only then does the caller go on. The
-    anchor, in another folder, has number and digest of the last entry: a ledger without that entry, put back from a
-    copy, is noticed. It can't be noticed where both are put back together.
+    A line is written in one piece; file and anchor are synced before the caller goes on. The anchor, in another folder,
+    has number and digest of the last entry, so that a restored ledger is noticed, unless both are restored.
 
     Args:
-        path: of the file; made for its owner alone where neither it nor the anchor exists.
-        anchor: of the anchor.
-        clock: the present, as ``Moment``, or in seconds since 1970 alone.
+        path: file, made for its owner alone if neither it nor the anchor exists.
+        clock: present time as ``Moment``, or as seconds since 1970.
 
     Raises:
         LedgerError: both are one place, or one is within the other.
@@ -51,7 +49,7 @@ class Ledger:
         self._time = YEARS[0]
 
     def account(self) -> Account:
-        """Return the account of what has left so far.
+        """Return the account of all releases so far.
 
         Raises:
             LedgerError: file or anchor is missing, torn, changed, older than the other, or not its owner's alone.
@@ -70,11 +68,11 @@ class Ledger:
         policy: str,
         limits: Limits | None = None,
     ) -> Account:
-        """Write an entry that lasts, before the app is asked; with ``limits`` only where it is within them.
+        """Write a durable entry before the app is asked, if it is within ``limits``.
 
         Raises:
-            ExhaustedError: it is not.
-            LedgerError: it can't be written, or see ``account``; what was written in part is taken back.
+            ExhaustedError: it exceeds ``limits``.
+            LedgerError: it can't be written, and is removed again; or ``account`` raises.
         """
         with self._locked() as descriptor:
             account = self._read(descriptor)
@@ -85,15 +83,13 @@ class Ledger:
             return self._write(descriptor, account, entry)
 
     def settle(self, number: int, outcome: str, rho: float | None) -> Account:
-        """Write what came of the open entry ``number``; a crash that loses it leaves the entry open, which counts.
+        """Write the outcome of the open entry ``number``; if a crash loses it, the entry stays open and counts.
 
         Args:
-            number: of the entry.
-            outcome: see ``Entry``.
-            rho: as it was, or 0 where weights without noise did not leave.
+            rho: rho of the entry, or 0 if weights without noise did not leave.
 
         Raises:
-            LedgerError: the entry is not open, it can't be written, or see ``account``.
+            LedgerError: the entry is not open, it can't be written, or ``account`` raises.
         """
         with self._locked() as descriptor:
             account = self._read(descriptor)
@@ -103,10 +99,10 @@ class Ledger:
             return self._write(descriptor, account, self._next(account, **told, outcome=outcome, rho=rho))
 
     def mend(self, rho: float | None) -> bool:
-        """Put an entry that spends ``rho`` in place of a torn last line; whether there was one.
+        """Replace a torn last line by an entry that spends ``rho``; return ``True`` if there was one.
 
         Raises:
-            LedgerError: anything else is wrong with it.
+            LedgerError: anything else is wrong with the ledger.
         """
         with self._locked() as descriptor:
             size = os.fstat(descriptor).st_size
@@ -120,11 +116,7 @@ class Ledger:
             return True
 
     def entries(self) -> list[Entry]:
-        """Return all entries, with what came of each, after checking their chain.
-
-        Raises:
-            LedgerError: see ``account``.
-        """
+        """Return all entries with their outcomes, after checking their chain; raises as ``account`` does."""
         found: list[Entry] = []
         with self._locked() as descriptor:
             self._read(descriptor)
@@ -134,7 +126,6 @@ class Ledger:
         return found
 
     def _next(self, account: Account, **told: Any) -> Entry:
-        """Make the line that follows ``account``, as of now."""
         moment = self._moment()
         about = {"clock": moment.clock, "boot": moment.boot, "up": moment.up, "before": account.digest}
         return Entry(**{"number": account.entries + 1, **told, **about, "when": self._now(account, moment)})
@@ -147,10 +138,10 @@ class Ledger:
         return moment
 
     def _now(self, account: Account, moment: Moment) -> float:
-        """Return the time by the ledger, which goes on by what has passed since its last line, or the last look at it.
+        """Return the ledger's time, which advances by the time since its last line, or the last call.
 
-        A clock that is set forward frees nothing, and one that is set back, or right again, locks nothing for longer
-        than a day. Once a day has passed nothing is left to be freed, and the clock is taken as it is.
+        A clock set forward frees nothing, and one set back locks nothing for longer than a day; then the clock is
+        trusted.
         """
         if not account.entries:
             self._time = moment.clock
@@ -169,7 +160,7 @@ class Ledger:
             raise LedgerError("The ledger is expected to stay within its size, but is full; begin another one.")
         after = account.copy()
         try:
-            after.add(Entry.read(line), line)  # what could not be read again would end the ledger
+            after.add(Entry.read(line), line)  # an unreadable line would end the ledger
         except (ValueError, TypeError) as error:
             raise LedgerError(f"The ledger {self.path} is expected to be given an entry, but got {entry}.") from error
         anchored = False
@@ -182,7 +173,7 @@ class Ledger:
         except OSError as error:
             with contextlib.suppress(OSError, LedgerError):
                 if anchored and self._anchored(after.size)[0] > account.entries:
-                    self._drop_anchor(account)  # else the entry that it has stays, and counts
+                    self._drop_anchor(account)  # otherwise the anchored entry stays, and counts
                 os.ftruncate(descriptor, account.size)
                 os.fsync(descriptor)
             raise LedgerError(f"The ledger {self.path} can't be written: {error.strerror or error}.") from error
@@ -195,7 +186,6 @@ class Ledger:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[int]:
-        """Open the ledger, make it if it is the first time, and lock it."""
         try:
             descriptor = self._opened()
             try:
@@ -209,7 +199,7 @@ class Ledger:
 
     def _opened(self) -> int:
         flags = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW
-        begun = os.path.lexists(self.anchor)  # looked for first: another process makes the ledger before it
+        begun = os.path.lexists(self.anchor)  # checked first: another process makes the ledger before the anchor
         with contextlib.suppress(FileNotFoundError):
             return _regular(self.path, flags)
         if begun:
@@ -223,7 +213,6 @@ class Ledger:
         return descriptor
 
     def _read(self, descriptor: int, size: int | None = None) -> Account:
-        """Compute the account of the file, or of its first ``size`` bytes, reading only the lines that are new."""
         size = os.fstat(descriptor).st_size if size is None else size
         if size > LARGEST_LEDGER:
             raise LedgerError(f"The ledger is expected to have at most {LARGEST_LEDGER >> 20} MiB, but is larger.")
@@ -244,7 +233,6 @@ class Ledger:
         return account
 
     def _add(self, account: Account, line: bytes) -> None:
-        """Parse a line and add it to ``account``."""
         if not line.endswith(b"\n") and len(line) < LARGEST_LINE:
             raise LedgerError(
                 f"The ledger {self.path} ends in a torn line; `fl-privacy policy show-ledger SITE.yaml --mend` counts"
@@ -262,13 +250,11 @@ class Ledger:
             raise LedgerError(f"The ledger {self.path} was changed: entry {entry.number} does not follow.") from error
 
     def _is_known(self, descriptor: int) -> bool:
-        """Say whether the last known line is still where it was."""
         tail = os.pread(descriptor, min(self._known.size, LARGEST_LINE), max(0, self._known.size - LARGEST_LINE))
         line = tail[:-1].rpartition(b"\n")[2] + b"\n"
         return self._known.size > 0 and hashlib.sha256(line).hexdigest() == self._known.digest
 
     def _anchored(self, size: int) -> tuple[int, str]:
-        """Return number and digest of the last entry that the anchor of a ledger of ``size`` bytes knows."""
         try:
             with os.fdopen(_regular(self.anchor, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
                 _expect_own(file.fileno(), self.anchor)
@@ -281,7 +267,7 @@ class Ledger:
                 raise LedgerError(
                     f"The anchor {self.anchor} of the ledger {self.path} is missing; put it back."
                 ) from None
-            self._drop_anchor(Account())  # it begins, or the process that began it was ended
+            self._drop_anchor(Account())  # the ledger is new, or the process that began it was killed
             return 0, BEGINNING
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise LedgerError(f"The anchor {self.anchor} of the ledger can't be read; put it back.") from error
@@ -289,7 +275,6 @@ class Ledger:
 
 
 def _lines(descriptor: int, start: int, end: int) -> Iterator[bytes]:
-    """Yield the lines between two places of a file; a longer one than ``LARGEST_LINE`` in pieces."""
     with os.fdopen(os.dup(descriptor), "rb") as file:
         file.seek(start)
         while line := file.readline(min(LARGEST_LINE, end - start)):

@@ -1,7 +1,7 @@
-"""Linux's own calls by which a process gives up what it may do: namespaces, mounts, Landlock, seccomp, capabilities.
+"""Linux calls by which a process gives up rights, with the standard library alone.
 
-Standard library alone: a process calls them before it imports anything else. Numbers and structures are those of the
-kernel's headers (linux/landlock.h, linux/seccomp.h, linux/filter.h, asm/unistd.h of x86-64 and of arm64).
+Constants are those of the kernel's headers (linux/landlock.h, linux/seccomp.h, linux/filter.h, asm/unistd.h of x86-64
+and arm64).
 """
 
 import ctypes
@@ -22,10 +22,10 @@ CAPSET = {"x86_64": 126, "aarch64": 91}
 PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 
 FILE_RIGHTS = 1 | 2 | 4 | 1 << 14 | 1 << 15
-"""Execute, write, read, truncate and device control: all that Landlock knows of a single file."""
+"""Execute, write, read, truncate and device control: all of Landlock's rights on a single file."""
 
 READ = 1 | 4 | 8
-"""Execute, read a file, read a folder."""
+"""Rights to execute, to read a file and to read a folder."""
 
 _AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _X32 = 0x40000000
@@ -85,12 +85,12 @@ DENIED = {
     "msgget": (68, 186),
     "mq_open": (240, 180),
 }
-"""Calls by which a process would look into others, change what it is kept in, or hold memory that is counted nowhere:
-x86-64, arm64."""
+"""Calls that inspect other processes, change the isolation, or hold uncounted memory, by their numbers on
+x86-64 and arm64."""
 
 _SOCKET, _CLONE, _CLONE3, _MMAP = (41, 198), (56, 220), (435, 435), (9, 222)
 _SHARED_NOWHERE = 0x21
-"""Flags of memory that processes share and no file holds."""
+"""Flags of shared memory without a file."""
 
 _AF_UNIX, _AF_INET, _AF_INET6 = 1, 2, 10
 
@@ -98,7 +98,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def machine() -> str:
-    """Return ``x86_64``, ``aarch64`` or another one, for which there is neither a filter of calls nor a root."""
+    """Return ``x86_64``, ``aarch64`` or another machine, which has neither call filter nor root."""
     return platform.machine()
 
 
@@ -110,40 +110,24 @@ def _checked(result: int, what: str) -> int:
 
 
 def prctl(option: int, *arguments: int) -> None:
-    """Call ``prctl(2)``.
-
-    Raises:
-        OSError: it failed.
-    """
+    """Call ``prctl(2)``; ``OSError`` if it fails."""
     given = [ctypes.c_ulong(argument) for argument in (*arguments, 0, 0, 0, 0)[:4]]
     _checked(_LIBC.prctl(option, *given), "prctl")
 
 
 def unshare(flags: int) -> None:
-    """Call ``unshare(2)``.
-
-    Raises:
-        OSError: it failed.
-    """
+    """Call ``unshare(2)``; ``OSError`` if it fails."""
     _checked(_LIBC.unshare(flags), "unshare")
 
 
 def mount(source: str, target: str, kind: str | None, flags: int, options: str = "") -> None:
-    """Call ``mount(2)``.
-
-    Raises:
-        OSError: it failed.
-    """
+    """Call ``mount(2)``; ``OSError`` if it fails."""
     told = [None if text is None else text.encode() for text in (source, target, kind)]
     _checked(_LIBC.mount(*told, ctypes.c_ulong(flags), options.encode() or None), f"mount {target}")
 
 
 def enter_root(folder: str) -> None:
-    """Make ``folder``, a mount, the root, and let go of the old one.
-
-    Raises:
-        OSError: it failed.
-    """
+    """Make ``folder``, a mount, the root, and detach the old one; ``OSError`` if it fails."""
     os.chdir(folder)
     _checked(_LIBC.syscall(PIVOT_ROOT[machine()], b".", b"."), "pivot_root")
     detach(".")
@@ -151,40 +135,32 @@ def enter_root(folder: str) -> None:
 
 
 def detach(place: str) -> None:
-    """Take the mount at ``place`` away; what is bound of it elsewhere stays.
-
-    Raises:
-        OSError: it failed.
-    """
+    """Detach the mount at ``place``, but not its other bindings; ``OSError`` if it fails."""
     _checked(_LIBC.umount2(place.encode(), MNT_DETACH), f"umount {place}")
 
 
 def drop_capabilities() -> None:
-    """Give up all privileges of this process and of what it executes.
-
-    Raises:
-        OSError: it failed.
-    """
+    """Give up all privileges of this process and its programs; ``OSError`` if it fails."""
     for capability in range(64):
         try:
             prctl(PR_CAPBSET_DROP, capability)
-        except OSError:  # no such capability, or none may be dropped by who has none
+        except OSError:  # no such capability, or no right to drop one
             continue
     header = struct.pack("Ii", 0x20080522, 0)
     _checked(_LIBC.syscall(CAPSET[machine()], header, bytes(24)), "capset")
 
 
 def landlock_abi() -> int:
-    """Return Landlock's version in the running kernel; 0 where it has none."""
+    """Return Landlock's version in the running kernel; 0 without it."""
     found: int = _LIBC.syscall(LANDLOCK_CREATE, None, ctypes.c_size_t(0), 1)
     return max(found, 0)
 
 
 def restrict_files(reads: Iterable[str], writes: Iterable[str], abi: int) -> None:
-    """Let this process read and write nothing else, connect by no TCP, and signal nobody outside (``abi`` 4 and 6).
+    """Deny this process other files, TCP connections (``abi`` 4) and signals to outsiders (``abi`` 6).
 
     Raises:
-        OSError: it failed.
+        OSError: a call failed.
     """
     handled = (1 << {1: 13, 2: 14, 3: 15, 4: 15}.get(abi, 16)) - 1
     told = struct.pack("QQQ", handled, 3 if abi >= 4 else 0, 3 if abi >= 6 else 0)
@@ -203,7 +179,7 @@ def restrict_files(reads: Iterable[str], writes: Iterable[str], abi: int) -> Non
 def _allow(rules: int, place: str, rights: int) -> None:
     try:
         descriptor = os.open(place, os.O_PATH | os.O_CLOEXEC)
-    except OSError:  # what is not there can't be read either
+    except OSError:  # a missing place needs no rule
         return
     try:
         rights = rights if Path(place).is_dir() else rights & FILE_RIGHTS
@@ -218,12 +194,12 @@ class _Program(ctypes.Structure):
 
 
 def restrict_calls(*, unix_sockets: bool, internet: bool = False) -> None:
-    """Refuse with EPERM sockets, ``DENIED`` calls and shared memory; ``unix_sockets`` or ``internet`` may be let.
+    """Refuse sockets, ``DENIED`` calls and shared memory with EPERM, except ``unix_sockets`` or ``internet`` sockets.
 
-    What processes share is left in files, whose room is limited.
+    Processes can still share files, whose room is limited.
 
     Raises:
-        OSError: it failed, or the machine is another one.
+        OSError: a call failed, or the machine has no filter.
     """
     if machine() not in _AUDIT:
         raise OSError(f"there is no filter of calls for {machine()}")
@@ -239,13 +215,13 @@ def _filter(*, unix_sockets: bool, internet: bool) -> list[tuple[int, int, int, 
     """Return the filter's instructions: operation, jumps if true and if false, operand."""
     place = list(_AUDIT).index(machine())
     refuse, none, allow = 0x50001, 0x50026, 0x7FFF0000  # EPERM, ENOSYS
-    # what ends a program goes last: jumps are forward, by a number of instructions
+    # final instructions come last, since jumps go forward by a number of instructions
     lines: list[tuple[int, int, str, str]] = [
         (0x20, 4, "", ""),  # load the architecture
         (0x15, _AUDIT[machine()], "", "refuse"),
         (0x20, 0, "", ""),  # load the number
         (0x35, _X32, "refuse", ""),
-        (0x15, _CLONE3[place], "none", ""),  # its flags are in memory: libraries then take clone
+        (0x15, _CLONE3[place], "none", ""),  # its flags are in memory: libraries fall back to clone
         *((0x15, numbers[place], "refuse", "") for numbers in DENIED.values()),
         (0x15, _SOCKET[place], "socket", ""),
         (0x15, _MMAP[place], "mmap", ""),

@@ -1,4 +1,4 @@
-"""YAML as people read it: ``1e-5`` is a number, and a key that stands twice is an error, not the last of both."""
+"""YAML with ``1e-5`` as a number, and with an error for duplicate keys."""
 
 import re
 from typing import Any
@@ -8,7 +8,7 @@ import yaml
 from fl_privacy.errors import UserError
 
 _NUMBER = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+")
-"""Numbers with an exponent; YAML 1.1, which PyYAML reads, takes those without a point for texts."""
+"""Numbers with an exponent, which are texts without a point in YAML 1.1, the version of PyYAML."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -33,14 +33,10 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-+.01234
 
 
 def loaded(content: bytes, name: str) -> object:
-    """Parse the YAML ``content``.
-
-    Args:
-        content: of a file.
-        name: for errors.
+    """Parse the YAML ``content``; ``name`` is for errors.
 
     Raises:
-        UserError: it is no YAML of texts, numbers, lists and mappings, or a key stands twice.
+        UserError: it is no YAML of texts, numbers, lists and mappings, or has a duplicate key.
     """
     try:
         return yaml.load(content, _Loader)

@@ -1,4 +1,4 @@
-"""A site's policy: what may come in and leave, written by who owns the data, read from one file."""
+"""A site's policy on incoming and outgoing messages, written by the owner of the data in one file."""
 
 import hashlib
 import os
@@ -25,17 +25,12 @@ DTYPES = ("float16", "float32", "float64")
 MIB = 1 << 20
 
 LEAST_MEMORY = 512
-"""MiB without which an app can hardly load PyTorch."""
+"""MiB that an app needs to load PyTorch."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Values:
-    """The numbers or texts that a policy lets pass in records.
-
-    Attributes:
-        records: names that they may have.
-        rules: by key.
-    """
+    """Numbers or texts in records that a policy allows."""
 
     records: tuple[str, ...]
     rules: Mapping[str, Rule] = field(default_factory=dict)
@@ -43,14 +38,10 @@ class Values:
 
 @dataclass(frozen=True, kw_only=True)
 class Receives:
-    """What a policy lets the app receive.
+    """Parts of messages that a policy lets the app receive.
 
     Attributes:
-        arrays: names of records of arrays.
-        config: records of settings.
-        run_config: keys of the run's configuration that the app is given; ``None`` are all.
-        guard: whether a model that looks crafted is refused.
-        most_bytes: of a message.
+        run_config: keys of the run's configuration; ``None`` for all.
     """
 
     arrays: tuple[str, ...] = ()
@@ -62,12 +53,12 @@ class Receives:
 
 @dataclass(frozen=True, kw_only=True)
 class Arrays:
-    """How arrays leave: those that came in, under the same names, of the same shapes, finite.
+    """Rule of outgoing arrays: the received ones, under the same names, of the same shapes, finite.
 
     Attributes:
-        dtypes: floating-point types that may leave; each array leaves in the type that it came in.
-        counters: whole numbers leave as they were ``received``, or as the app ``sent`` them.
-        record: the one record of arrays leaves under this name; ``None`` keeps the names that came in.
+        dtypes: allowed floating-point types; each array keeps its type.
+        counters: treatment of whole numbers, as ``received`` or as ``sent`` by the app.
+        record: name for the only record of arrays; ``None`` keeps the received names.
     """
 
     dtypes: tuple[str, ...] = ("float32",)
@@ -77,7 +68,7 @@ class Arrays:
 
 @dataclass(frozen=True, kw_only=True)
 class Reply:
-    """What may leave in the reply to one kind of message."""
+    """Allowed content of the reply to one kind of message."""
 
     arrays: Arrays | None = None
     metrics: Values = field(default_factory=lambda: Values(records=("metrics",)))
@@ -85,7 +76,7 @@ class Reply:
 
     @property
     def bits(self) -> float:
-        """Return how many bits an app can put beside the weights at most, including the choice of records."""
+        """Return the largest number of bits outside the weights that an app can choose, with the choice of records."""
         held = [values for values in (self.metrics, self.config) if values.rules]
         free = [(len(values.records), rule) for values in held for rule in values.rules.values() if rule.value is None]
         return sum(records * (rule.bits + 1) for records, rule in free)
@@ -93,13 +84,11 @@ class Reply:
 
 @dataclass(frozen=True, kw_only=True)
 class Protect:
-    """What is done to the change of the parameters before it leaves.
+    """Protection of the parameters' change before it leaves.
 
     Attributes:
-        noising: clipping and noise; ``None`` where a defense acts instead.
-        unit: whose presence epsilon is about, see ``accounting.FACTORS``.
-        defense: name of a defense of this package that acts on uploads.
-        options: of the defense.
+        noising: clipping and noise; ``None`` if a defense acts instead.
+        unit: unit of protection, see ``accounting.FACTORS``.
     """
 
     noising: Noising | None = None
@@ -110,13 +99,11 @@ class Protect:
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """What may be spent on the data behind the node.
+    """Budget of the data behind the node.
 
     Attributes:
-        epsilon: at most; ``None`` counts replies only.
-        delta: at which it holds.
-        ledger: its file.
-        anchor: of the ledger's last entry, in a folder that is not put back together with it.
+        epsilon: largest epsilon; ``None`` counts replies only.
+        anchor: file of the ledger's last entry, in a folder that is not restored together with it.
     """
 
     epsilon: float | None
@@ -127,16 +114,13 @@ class Budget:
 
 @dataclass(frozen=True, kw_only=True)
 class AppLimits:
-    """What a policy lets the app's process do.
+    """Limits of the app's process.
 
     Attributes:
-        reads: places that it may read beside Python and what is installed.
-        writes: places that it may write beside a temporary folder of its own.
-        environment: variables that it is given beside a few.
-        most_bytes: of memory, of the process and all that it starts together, files in its temporary folder included.
-        most_processes: at once.
-        seconds: for one message, on the wall.
-        required: the gate does not start where the kernel can't take the network and the files away.
+        reads: readable places in addition to Python and its packages.
+        writes: writable places in addition to a temporary folder.
+        most_bytes: memory of the process with its children, files in its temporary folder included.
+        required: ``True`` if the gate must not start without isolation from network and files.
     """
 
     reads: tuple[Path, ...] = ()
@@ -153,10 +137,10 @@ class SitePolicy:
     """A site's policy, as its file states it.
 
     Attributes:
-        sends: by kind of message, ``train`` or with its action ``query.stats``; others are not answered.
-        drops: leaves out what is not named where this can be done; otherwise all of the reply is refused.
-        bare: a coordinator hears one line whatever was refused.
-        every_seconds: replies leave at multiples of it after their message came; 0 at once.
+        sends: replies by kind of message, ``train`` or with its action ``query.stats``; other kinds are not answered.
+        drops: ``True`` to drop unnamed content if possible; otherwise the whole reply is refused.
+        bare: ``True`` if the coordinator gets the same line for each refusal.
+        every_seconds: interval after a message at whose multiples replies leave; 0 for at once.
         digest: beginning of the SHA-256 of the file.
     """
 
@@ -173,12 +157,10 @@ class SitePolicy:
 
     @property
     def noising(self) -> Noising | None:
-        """Return the policy's clipping and noise, if it has any."""
         return self.protect.noising if self.protect else None
 
     @property
     def limits(self) -> Limits:
-        """Return the limits of the ledger."""
         return Limits(
             epsilon=self.budget.epsilon if self.budget else None,
             delta=self.budget.delta if self.budget else 1e-5,
@@ -187,22 +169,19 @@ class SitePolicy:
         )
 
     def rho(self, kind: str) -> float | None:
-        """Return rho of the reply to a message of ``kind``; ``None`` where weights leave without noise."""
+        """Return rho of the reply to a message of ``kind``; ``None`` for weights without noise."""
         reply = self.reply(kind)
         if reply is None or reply.arrays is None:
             return 0.0
         return self.noising.rho if self.noising else None
 
     def reply(self, kind: str) -> Reply | None:
-        """Return what may leave in answer to a message of ``kind``.
-
-        Kinds are Flower's ``train``, ``train.default`` or ``query.other``.
-        """
+        """Return the allowed reply to a message of ``kind``, such as ``train`` or ``query.other``."""
         return self.sends.get(plain_kind(kind))
 
 
 def plain_kind(message_type: str) -> str:
-    """Return the kind of a message of Flower's, which takes ``train`` and ``train.default`` for the same."""
+    """Return the kind of a Flower message, for which ``train`` and ``train.default`` are the same."""
     return message_type.removesuffix(".default")
 
 
@@ -210,7 +189,7 @@ def read_policy(path: str | Path) -> SitePolicy:
     """Load the policy in a file, or one of ``READY`` by its name.
 
     Raises:
-        UserError: it can't be read, others than its owner may write it, or it says something else than a policy.
+        UserError: it can't be read, others than its owner may write it, or it is not a policy.
     """
     if str(path) in READY:
         return parse_policy(
@@ -233,12 +212,7 @@ def read_policy(path: str | Path) -> SitePolicy:
 
 
 def parse_policy(content: bytes, name: str, folder: Path) -> SitePolicy:
-    """Parse the policy in the YAML ``content``.
-
-    Args:
-        content: of the file.
-        name: for errors.
-        folder: from which its relative places are.
+    """Parse the policy in the YAML ``content``; relative places start from ``folder``, and ``name`` is for errors.
 
     Raises:
         UserError: it is no policy.
@@ -293,7 +267,6 @@ def _policy(given: object, folder: Path, digest: str) -> SitePolicy:
 
 
 def _expect_apart(policy: SitePolicy) -> None:
-    """Refuse a ledger where the app reads or writes."""
     if policy.budget is None:
         return
     for name, place in (("ledger", policy.budget.ledger), ("anchor", policy.budget.anchor)):
@@ -304,7 +277,7 @@ def _expect_apart(policy: SitePolicy) -> None:
 
 
 def holder_of(place: Path, given: Iterable[Path]) -> Path | None:
-    """Return the first of the places ``given`` to an app that ``place`` is in, links followed; ``None`` if none."""
+    """Return the first of the places ``given`` to an app that contains ``place``, links followed, or ``None``."""
     real = place.resolve()
     return next((one for one in given if real.is_relative_to(one.resolve())), None)
 
@@ -376,7 +349,7 @@ def _budget(given: object, folder: Path) -> Budget:
         raise UserError("budget.ledger is expected to name a file, but is missing; try ledger: ledger.")
     ledger = _place("budget.ledger", told["ledger"], folder)
     anchor = _place("budget.anchor", told["anchor"], folder) if "anchor" in told else _usual_anchor(ledger)
-    Ledger(ledger, anchor)  # which are two places
+    Ledger(ledger, anchor)  # checks that they are two places
     if (epsilon := told.get("epsilon")) is not None:
         checks.number("budget.epsilon", epsilon, above=0, at_most=1e6, example=8)
     delta = checks.number("budget.delta", told.get("delta", 1e-5), above=0, below=1, example=1e-5)
@@ -384,7 +357,7 @@ def _budget(given: object, folder: Path) -> Budget:
 
 
 def _usual_anchor(ledger: Path) -> Path:
-    """Choose the anchor's place in the user's state folder, which is not restored together with the ledger's."""
+    """Choose the anchor's place in the user's state folder, which no backup restores together with the ledger."""
     import platformdirs  # noqa: PLC0415
 
     name = hashlib.sha256(str(ledger).encode()).hexdigest()[:16]
@@ -412,7 +385,7 @@ def _app(given: object, folder: Path) -> AppLimits:
 
 
 def _values(where: str, given: object, records: tuple[str, ...], rule: Rule) -> Values:
-    """Parse rules by key; ``rule`` applies to keys that are only listed."""
+    """Parse rules by key; ``rule`` is for keys without one."""
     if given is None or given is False:
         return Values(records=records)
     told = _table(where, given, "records", "allow")
@@ -451,7 +424,6 @@ def _listed(where: str, given: object) -> Sequence[Any]:
 
 
 def _names(where: str, given: object) -> tuple[str, ...]:
-    """Parse a list of names, or a mapping of names to true."""
     if isinstance(given, Mapping):
         for key, value in given.items():
             checks.one_of(f"{where}.{key}", value, (True, False))

@@ -1,4 +1,4 @@
-"""Clip the change of the parameters and add noise on a grid, so that no floating-point number tells what it hides."""
+"""Clipping and noise on a grid, so that no floating-point rounding reveals the change of the parameters."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -17,10 +17,10 @@ Piece = tuple[npt.NDArray[np.generic], npt.NDArray[np.generic]]
 LARGEST = float(np.finfo(np.float64).max)
 
 _SHRINK = 1e-7
-"""By which a change that is too long after rounding is made shorter, at least."""
+"""Smallest relative step by which a change that is too long after rounding is shortened."""
 
 _BLOCK = 1 << 15
-"""Values that are worked on at once, as fit a processor's cache."""
+"""Number of values processed at once, which fit a processor's cache."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class Noising:
 
     Attributes:
         clip_norm: largest l2 norm of the change of all arrays together, above 0.
-        noise_multiplier: standard deviation of the noise of each value over ``clip_norm``, from 1/1000 to 1000.
+        noise_multiplier: noise's standard deviation in each value over ``clip_norm``, from 1/1000 to 1000.
     """
 
     clip_norm: float
@@ -46,7 +46,7 @@ class Noising:
 
     @property
     def longest(self) -> int:
-        """Return the largest squared norm of a clipped change, in steps: its norm is at most ``clip_norm``."""
+        """Return the largest squared norm of a clipped change, in steps."""
         return int(Fraction(SCALE) ** 2 / Fraction(self.noise_multiplier) ** 2)
 
     @property
@@ -64,13 +64,12 @@ def noised(
 ) -> list[npt.NDArray[np.generic]]:
     """Return ``received`` plus the clipped and noised change to ``replied``, in the types of ``received``.
 
-    The change is measured in float64, brought to the norm, and rounded to whole steps whose sum of squares is checked
-    in integers; noise is added in integers. What leaves depends on these integers and on what came in alone.
+    The change is scaled in float64 and rounded to whole steps, whose sum of squares is checked in integers; noise is
+    added in integers. The result depends on these integers and on ``received`` alone.
 
     Args:
-        received: floating-point arrays as they came, of any shapes; finite.
-        replied: of the same shapes; finite.
-        noising: how.
+        received: finite floating-point arrays of any shapes.
+        replied: finite arrays of the same shapes.
         draw: function from a number to that many values of noise; only tests replace it.
     """
     pieces = list(_pieces(received, replied))
@@ -88,15 +87,10 @@ def noised(
 
 
 def clipped(pieces: Sequence[Piece], noising: Noising) -> Integers:
-    """Round a change to whole steps of the grid, scaled to a norm of at most ``clip_norm``.
+    """Round a change to whole steps (sum of n,) of the grid, scaled to a norm of at most ``clip_norm``.
 
-    Args:
-        pieces: values before and after, each pair (n,) and finite; the change is made again where it is needed, which
-            costs less than to keep it.
-        noising: how.
-
-    Returns:
-        (sum of n,).
+    ``pieces`` are finite values before and after, each pair (n,); the change is recomputed, which costs less than
+    keeping it.
     """
     largest = max((float(np.abs(_change(*piece)).max(initial=0.0)) for piece in pieces), default=0.0)
     norm = largest * math.sqrt(sum(_squares(_change(*piece) / largest) for piece in pieces)) if largest > 0 else 0.0

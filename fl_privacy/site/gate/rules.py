@@ -1,4 +1,4 @@
-"""What a rule of a site's policy lets a number, a text or an array be, and how many different values that leaves."""
+"""Rules of a site's policy for a number or text, and the bits of information that they leave."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -30,16 +30,16 @@ REASONS = {
     "isolation": "the app can't be kept apart",
     "gate": "the gate failed",
 }
-"""All that a coordinator hears of a refusal: which of these it is. Values and names stay in the site's log."""
+"""Reasons of refusals, all that a coordinator learns; values and names stay in the site's log."""
 
 SMALLEST = 1e-6
 """Rounded numbers of a smaller magnitude leave as zero."""
 
 LARGEST = 1e6
-"""Rounded numbers of a larger magnitude are refused where a rule gives no bound."""
+"""Rounded numbers of a larger magnitude are refused unless a rule has bounds."""
 
 LONGEST = 10_000
-"""Numbers of a list."""
+"""Largest length of a list of numbers."""
 
 DIGITS = 3
 MOST_DIGITS = 15
@@ -47,11 +47,10 @@ _EXACT_BITS = 64
 
 
 class RefusedError(UserError):
-    """Says that a message may not pass, and why.
+    """A message may not pass.
 
     Args:
-        reason: a key of ``REASONS``, all that may be said elsewhere.
-        detail: for the site's log.
+        reason: key of ``REASONS``, the only part that may leave the site.
     """
 
     def __init__(self, reason: str, detail: str) -> None:
@@ -64,14 +63,12 @@ class Rule:
     """The rule of one key.
 
     Attributes:
-        integer: the value is a whole number.
-        at_least, at_most: bounds of a number; of what is rounded to digits they are +-``LARGEST`` if none are given.
-        digits: significant digits that are left of a number.
-        round_to: a number becomes the nearest multiple; ``digits`` then do not count.
-        exact: a number passes as it is.
-        value: what always leaves, whatever the app says; a whole number as one.
+        at_least, at_most: bounds of a number; by default +-``LARGEST`` for a rounded one.
+        digits: significant digits of a number.
+        round_to: unit of which a number becomes the nearest multiple, instead of ``digits``.
+        value: number that always leaves, whatever the app replies.
         one_of: texts or finite numbers that pass as the policy has them, and nothing else.
-        length: of a list of numbers, each of which is as the rule says; ``None`` is one number.
+        length: length of a list of such numbers; ``None`` for one number.
     """
 
     integer: bool = False
@@ -108,11 +105,7 @@ class Rule:
 
     @classmethod
     def read(cls, where: str, given: object) -> "Rule":
-        """Parse the rule in a policy's file.
-
-        Raises:
-            UserError: it is none.
-        """
+        """Parse the rule in a policy's file; ``UserError`` if it is none."""
         if given is None or given is True:
             given = {}
         if not isinstance(given, Mapping):
@@ -130,14 +123,10 @@ class Rule:
             raise UserError(f"{where}: {error}") from error
 
     def apply(self, where: str, value: object) -> "int | float | str | list[int | float | str]":
-        """Check ``value`` by the rule, and round it where the rule says so.
-
-        Args:
-            where: for the site's log.
-            value: of a record.
+        """Check ``value`` by the rule, and round it if needed; ``where`` is for the site's log.
 
         Raises:
-            RefusedError: it may not.
+            RefusedError: the value may not pass.
         """
         if self.length is None:
             return self._one(where, value)
@@ -161,7 +150,6 @@ class Rule:
 
     @property
     def fixed(self) -> int | float | None:
-        """Return the value that always leaves."""
         return int(self.value) if self.value is not None and self.value == int(self.value) else self.value
 
     def _rounded(self, where: str, value: int | float) -> int | float:
@@ -183,14 +171,13 @@ class Rule:
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """Return the bounds between which a number is."""
         usual = math.inf if self.exact else LARGEST
         low = -usual if self.at_least is None else self.at_least
         return low, max(low, usual) if self.at_most is None else self.at_most
 
     @property
     def bits(self) -> float:
-        """Return how many bits an app can put into the value at most."""
+        """Return the largest number of bits that an app can put into the value."""
         return self._bits_of_one * (self.length or 1)
 
     @property

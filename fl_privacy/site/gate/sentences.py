@@ -1,4 +1,4 @@
-"""Each rule of a policy as one plain sentence, and what it leaves open."""
+"""Sentences on each rule of a policy, and on its gaps."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -43,7 +43,7 @@ def rules_in_words(policy: SitePolicy) -> list[str]:
 
 
 def warnings_of(policy: SitePolicy) -> list[str]:
-    """Describe what the policy leaves open, one sentence each."""
+    """Describe the policy's gaps, one sentence each."""
     found = []
     if policy.noising is None and any(reply.arrays for reply in policy.sends.values()):
         found.append(
@@ -133,7 +133,7 @@ def _counted(policy: SitePolicy) -> Iterator[str]:
 
 
 def replies_within(policy: SitePolicy) -> int:
-    """Compute how many replies with weights a budget lets out in all; 0 without a budget of epsilon."""
+    """Return the number of replies with weights within a budget; 0 without a budget of epsilon."""
     if policy.budget is None or policy.budget.epsilon is None or policy.protect is None or policy.noising is None:
         return 0
     one = FACTORS[policy.protect.unit] * policy.noising.rho
@@ -141,7 +141,7 @@ def replies_within(policy: SitePolicy) -> int:
 
 
 def course_of(policy: SitePolicy, replies: int) -> float:
-    """Compute epsilon after ``replies`` replies with weights; infinite without noise."""
+    """Return epsilon after ``replies`` replies with weights; infinite without noise."""
     if policy.protect is None or policy.noising is None:
         return math.inf if replies else 0.0
     delta = policy.budget.delta if policy.budget else 1e-5

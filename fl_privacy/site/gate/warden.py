@@ -1,7 +1,4 @@
-"""What counts the memory and processes of all that an app has started, from outside of them, and ends them beyond.
-
-Standard library alone. ``proc`` is the process table of the app's own namespace.
-"""
+"""Count an app's memory and processes from outside, and end them beyond the limits, with the standard library alone."""
 
 import os
 import signal
@@ -11,25 +8,25 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MEMORY, PROCESSES = 81, 82
-"""Statuses of a process whose app was ended."""
+"""Exit statuses after an app was ended for a limit."""
 
 ENDED = {MEMORY: "memory_mib", PROCESSES: "processes"}
-"""Status -> the limit that the app went beyond."""
+"""Exit status -> exceeded limit."""
 
 OTHER_STATUS = 1
-"""Instead of a status of the app's own that would say that it was ended."""
+"""Replacement for an app's own status that equals one in ``ENDED``."""
 
 PAUSE = 0.05
 """Seconds between two counts."""
 
 MOST_FAILED = 3
-"""Counts that may fail one after the other: who can't be counted is ended."""
+"""Largest number of consecutive failed counts: an app that can't be counted is ended."""
 
 THREADS, CORE_THREADS, MORE_THREADS = 4, 8, 256
-"""Of each process that may run, on average; of each processor of the machine; and beside these."""
+"""Threads of each allowed process on average, of each processor of the machine, and in addition."""
 
 DESCRIPTOR, SOCKET, THREAD = 8 << 10, 1 << 20, 32 << 10
-"""Bytes that the kernel holds at most for a pipe, a socket and a thread: they are no process's memory."""
+"""Largest kernel memory in bytes of a pipe, a socket and a thread, which no process's memory includes."""
 
 _KIB = 1 << 10
 _INIT = 1
@@ -37,11 +34,10 @@ _INIT = 1
 
 @dataclass(frozen=True)
 class Room:
-    """What the processes of an app may have together.
+    """Limits on an app's processes together.
 
     Attributes:
-        most_bytes: of memory, which files without a disk are in.
-        most_processes: at once.
+        most_bytes: memory in bytes, including in-memory files.
     """
 
     most_bytes: int
@@ -49,18 +45,16 @@ class Room:
 
     @property
     def most_tasks(self) -> int:
-        """Return how many processes and threads the kernel is asked to let be."""
+        """Return the number of processes and threads that the kernel should allow."""
         return self.most_processes * THREADS + (os.cpu_count() or 1) * CORE_THREADS + MORE_THREADS
 
 
 def watched(child: int, parent: int, room: Room, scratch: str) -> int:
-    """Wait until process ``child``, with which all others end, has ended, and return the status to end with.
+    """Wait for process ``child``, with which all others end, and return the status to end with.
 
     Args:
-        child: the first process of the namespace, the one that is entered at ``/proc``.
-        parent: the process that started this one; without it all ends.
-        room: limits of what they have together.
-        scratch: a place in the files without a disk.
+        child: first process of the namespace mounted at ``/proc``.
+        parent: process that started this one; if it ends, all end.
     """
     failed = 0
     while True:
@@ -80,9 +74,8 @@ def watched(child: int, parent: int, room: Room, scratch: str) -> int:
 
 
 def _beyond(room: Room, scratch: str) -> int:
-    """Return the status of a limit that is passed; 0 where none is."""
     numbers = [name for name in os.listdir("/proc") if name.isdigit() and int(name) != _INIT]  # noqa: PTH208
-    if len(numbers) > room.most_processes:  # said before each is looked at, which takes time where many run
+    if len(numbers) > room.most_processes:  # checked before each is counted, which takes long for many
         return PROCESSES
     processes = list(_processes(numbers))
     threads = sum(told.get("Threads", 1) for _, told in processes)
@@ -97,12 +90,11 @@ def _beyond(room: Room, scratch: str) -> int:
     own = sum(_own(told) for _, told in processes)
     if rest + own <= room.most_bytes:
         return 0
-    exact = sum(_share(number, _own(told)) for number, told in processes)  # forks share much of what is their own
+    exact = sum(_share(number, _own(told)) for number, told in processes)  # forks share much of their own memory
     return MEMORY if rest + exact > room.most_bytes else 0
 
 
 def _processes(numbers: Iterable[str]) -> Iterator[tuple[str, Mapping[str, int]]]:
-    """Yield number and state of each process that has not ended."""
     for number in numbers:
         try:
             yield number, _figures(Path(f"/proc/{number}/status").read_bytes())
@@ -111,7 +103,7 @@ def _processes(numbers: Iterable[str]) -> Iterator[tuple[str, Mapping[str, int]]
 
 
 def _figures(text: bytes) -> dict[str, int]:
-    """Parse the lines whose value is a number, of KiB where it is of memory."""
+    """Parse the lines with a number, in KiB for memory."""
     found: dict[str, int] = {}
     for line in text.splitlines():
         name, _, value = line.partition(b":")
@@ -126,7 +118,7 @@ def _own(told: Mapping[str, int]) -> int:
 
 
 def _share(number: str, otherwise: int) -> int:
-    """Return a process's share of memory that it has in common with forks; ``otherwise`` where it does not let on."""
+    """Return a process's share of memory in common with forks, else ``otherwise``."""
     try:
         told = _figures(Path(f"/proc/{number}/smaps_rollup").read_bytes())
     except ProcessLookupError:
