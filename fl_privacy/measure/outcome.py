@@ -23,8 +23,8 @@ CHANCE, CHANCE_FALLS = 0.02, 0.6
 """Probability that an image of the original's class, without the update, is identified, and the lead
 that reduces it e times.
 
-Both bound what ``experiments/rows/verdict_chance`` counts on six data sets, with images of the class, generated ones, icons
-and noise. Other pictures of the same person, taken in the same minute, exceed them: they are nearly the original.
+Both bound what ``experiments/rows/verdict_chance`` counts on six data sets, of images of the class, generated ones,
+icons and noise. Other pictures of the same person, taken in the same minute, exceed them: they are nearly the original.
 """
 
 LEAST_CANDIDATES = 100
