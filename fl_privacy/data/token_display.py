@@ -1,13 +1,13 @@
-"""Tokens as a person reads them."""
+"""Tokens in readable form."""
 
 BEGINNINGS = ("\u0120", "\u2581")
-"""How byte-level and SentencePiece tokenizers write the space before a word."""
+"""Marks of byte-level and SentencePiece tokenizers for the space before a word."""
 
 _SPACES = str.maketrans({"\u0120": " ", "\u2581": " ", "\u010a": "\n"})
 
 
 def as_shown(piece: str) -> tuple[str, bool]:
-    """Return a token for display, and whether it continues the word before it, where it says so itself."""
+    """Return a token for display, and ``True`` if it is marked as continuing a word."""
     if piece.startswith("##"):
         return piece[2:], True
     readable = piece.translate(_SPACES)
