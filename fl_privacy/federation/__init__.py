@@ -1,4 +1,4 @@
-"""A federated round without any framework: clients, server, which uploads are audited, and the plain loop."""
+"""Federated rounds without a framework: clients, server, interception plan, and the plain loop."""
 
 from fl_privacy.federation.client import Client, ClientSource, Personalized
 from fl_privacy.federation.evaluation import Evaluation, evaluate_model, mean_evaluation
