@@ -132,7 +132,6 @@ class PrivateRelease(Effect):
     Attributes:
         epsilon: budget of one example, above 0.
         delta: probability in (0, 1).
-        noise_multiplier: noise multiplier of the release.
     """
 
     epsilon: float
@@ -186,7 +185,6 @@ class Transformed(PerExample):
 
     Attributes:
         policies: names, such as ``3-43-15``.
-        table: table of operations.
         by_probability: ``True`` if operations are left out at random.
     """
 
@@ -200,7 +198,6 @@ class Summed(PostProcessing):
     """Mean of the updates of several clients, each defended by itself.
 
     Attributes:
-        clients: number of clients.
         rounding: standard deviation of the protocol's rounding of the mean, at least 0.
     """
 
@@ -297,9 +294,6 @@ class PrivateLoss(Heuristic):
     """Private head on the features, trained to secret codes next to the public one.
 
     Attributes:
-        alpha1: factor of the cross entropy.
-        alpha2: factor of the private loss.
-        bits: length of the codes.
         layer: linear layer whose inputs are the features; ``None`` is the last one.
         bound: initial weights of the private head are from U(-bound, bound); ``None`` is that layer's spread.
         widths: widths of the private layers between the features and the last one.
@@ -331,7 +325,6 @@ class Part:
     """Public description of one component of a defense.
 
     Attributes:
-        name: name in the configuration.
         settings: readable settings by name: numbers, text, lists of them.
         effect: effect, for all other uses.
         strength: setting that the strength follows, if any, in pages that compare runs; proportional to the noise of a

@@ -118,7 +118,6 @@ class ShareLines:
 
     Args:
         say: function that prints a line.
-        title: name of the work.
         beside: function that returns details for each line.
         pause: least seconds between lines.
     """

@@ -27,10 +27,6 @@ class Generator(nn.Module):
     """Generator of labelled images: a linear layer onto a coarse map, then two upsamplings with convolutions.
 
     Args:
-        in_channels: C of the images.
-        image_size: height and width of the images.
-        num_classes: K.
-        noise: length of the noise.
         width: channels of the coarse map.
     """
 

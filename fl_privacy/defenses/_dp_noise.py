@@ -34,7 +34,6 @@ def clip_by_norm(tensors: Tensors, norm: float, *, scope: Scope = "global") -> T
     Tensors without a finite norm become zero, as noise would not hide them.
 
     Args:
-        tensors: gradient or delta by name.
         norm: bound on the l2 norm, above 0.
         scope: ``global`` bounds the norm of all tensors together, ``layer`` that of each.
     """
@@ -58,8 +57,6 @@ def sample_noise(like: Tensor, distribution: Distribution, scale: float, rng: to
     """Draw independent zero-mean noise with the shape, dtype and device of ``like``.
 
     Args:
-        like: tensor of any shape.
-        distribution: distribution of each element.
         scale: standard deviation of the Gaussian; the Laplace parameter b, whose standard deviation is sqrt(2) b.
         rng: generator, advanced by the draw; a ``SecretGenerator`` gives cryptographic bits.
     """

@@ -114,15 +114,7 @@ class CriticNet(nn.Module):
 
 
 class Critic:
-    """Critic of GS-WGAN with its own examples, possibly none.
-
-    Args:
-        own: examples of the critic.
-        num_classes: K.
-        rng: generator of the initial values.
-        width: channels of the network.
-        lr: learning rate of Adam.
-    """
+    """Critic of GS-WGAN with its own examples, possibly none."""
 
     def __init__(self, own: Batch, num_classes: int, rng: torch.Generator, *, width: int, lr: float) -> None:
         self._images, self._labels = own.inputs, hard_labels(own.labels)

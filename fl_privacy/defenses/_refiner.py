@@ -53,7 +53,6 @@ class ImageMemory:
     """Images by fingerprint in a ``ClientState``, as bytes; those written since ``end_round`` are fresh.
 
     Args:
-        state: storage of the images.
         owner: prefix of their names there.
     """
 

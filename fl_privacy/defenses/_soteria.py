@@ -214,11 +214,8 @@ def feature_scores(
     """Sum ||d r_i / d x|| / (|r_i| + epsilon) over the batch, (D,); form ``code`` takes r_i with its sign.
 
     Args:
-        step: model, values and batch.
         head: name of the layer with input r, from ``find_head``.
         directions: directions of the estimate; ``None`` computes the norms exactly.
-        epsilon: constant above 0.
-        form: ``paper`` or ``code``.
     """
 
     def features(inputs: Tensor) -> Tensor:
@@ -280,7 +277,6 @@ def slice_members(tensors: Tensors, sensitivity: dict[str, float], slices: int) 
     """Assign each element its slice, in [0, slices), nondecreasing in the order of ``tensors``.
 
     Args:
-        tensors: gradient by name.
         sensitivity: sensitivity of each tensor, spread evenly over its elements; if all are zero, elements count
             equally.
         slices: number of slices, of equal total sensitivity.

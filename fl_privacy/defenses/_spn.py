@@ -177,8 +177,6 @@ class PolarizationHead(nn.Module):
         bits: K.
         classes: C.
         bound: weights and biases start from U(-bound, bound).
-        rng: generator of all values.
-        widths: widths of the layers in front of the last one.
     """
 
     codes: Tensor

@@ -47,10 +47,6 @@ class LocalStep:
     Attributes:
         model: model with private parts.
         sent: model's values at this step, including private ones.
-        batch: batch of this step.
-        plan: local plan of the client.
-        state: state of the client.
-        rng: generator of the defense.
         changes: changes of the loss, which a defense that recomputes the gradient must apply.
         held: names of parameters that are neither trained nor uploaded.
         losses: list to which a defense that recomputes the gradient appends the mean loss.
@@ -72,7 +68,6 @@ class LocalData:
     """All information available to a defense that exchanges a client's examples.
 
     Attributes:
-        num_classes: K.
         state: state of the client, also a cache.
         rng: generator in the same state in every round, so that equal examples give equal results.
     """
@@ -169,7 +164,6 @@ class Defense:
         """Prepare the defense for ``model``, before training.
 
         Args:
-            model: model of the clients.
             input_shape: (C, H, W) of an image, (L,) of a text or (F,) of a row.
             public: public texts (N, L), if any.
 
@@ -198,7 +192,6 @@ class Defense:
 
         Args:
             gradients: tensors or arrays by parameter name, or in the order of ``model.parameters()``.
-            seed: seed of random draws.
             model: model of the gradients, for defenses that compute with it.
             batch: batch of the gradients, for the same defenses.
 

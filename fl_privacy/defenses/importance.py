@@ -33,7 +33,6 @@ def integrated_gradients(
     ``values`` minus that at zero.
 
     Args:
-        values: parameters by name.
         gradient_at: values -> gradients by name, in their shapes or with one more leading dimension.
         points: m, at least 1.
     """

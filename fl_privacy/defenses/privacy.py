@@ -99,7 +99,6 @@ def noise_multiplier_for(
 
     Args:
         epsilon: budget, above 0.
-        sample_rate: same rate as for ``fl_privacy.defenses.privacy.epsilon``.
         steps: number of releases, at least 1.
         delta: probability in (0, 1).
         accountant: ``rdp`` or ``prv`` (to 0.02).
@@ -202,8 +201,6 @@ class Guarantee:
         sample_rate: sampling rate of the accountant. A client's own sampling of examples is hidden from the server; the
             sampling of clients is not, hence 1 for the unit ``client``.
         steps_per_round: noised releases in a round.
-        delta: probability at which epsilon is given.
-        accountant: ``rdp`` or ``prv``.
         missing: reason for the lack of a guarantee, or ``None``.
         once: epsilon spent before the first round, which covers all; ``None`` if rounds spend it.
     """
@@ -284,7 +281,6 @@ def guarantee(
         sample_rate: local batch size over the client's number of examples, in (0, 1].
         delta: probability in (0, 1).
         steps_per_round: local steps S; noise on the upload is drawn once for any S.
-        accountant: ``rdp`` or ``prv``.
         num_tensors: number of the model's tensors; per-layer clip norms add up to sensitivity C sqrt(num_tensors).
         buffers_shared: ``True`` if batch-norm statistics are uploaded too, without noise.
     """

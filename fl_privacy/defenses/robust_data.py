@@ -37,9 +37,7 @@ def importance(target: Tensors, values: Tensors, depths: dict[str, int], *, by: 
 
     Args:
         target: gradients to match, (*shape) or (B, *shape) by name.
-        values: parameters by name.
         depths: i by name.
-        by: importance of an element.
         decay: tau.
     """
     elements: Callable[[Tensor, Tensor], Tensor] = {
@@ -59,10 +57,6 @@ def batch_gap(step: LocalStep, target: Tensors, weights: Tensors, as_inputs: AsI
     """Build UM (Eq. 4) of the gradient of a batch's mean loss: the sum of (weight (gradient - target))^2.
 
     Args:
-        step: step of the client.
-        target: gradients to match.
-        weights: weights of their elements.
-        as_inputs: map to the model's inputs.
         start: (B, ...) robust data of the later shape.
     """
     like = Batch(as_inputs(start), step.batch.labels)
@@ -112,8 +106,6 @@ def descend(
         gap: UM.
         privacy: PM of each example.
         unit: (G,) divisors of the gaps.
-        beta: weight of PM.
-        lr: step size.
         iterations: steps of the descent, at least 1.
     """
     images = start
@@ -150,8 +142,6 @@ def layer_depths(model: nn.Module, state: ModelState, inputs: Tensor) -> dict[st
     A layer is a module with parameters, so that weight and bias share a number. Layers that are not called come last.
 
     Args:
-        model: architecture.
-        state: model's values.
         inputs: (B, ...) a few examples.
     """
     layers = owners(model)
@@ -200,7 +190,6 @@ class Pixels:
 
     Attributes:
         true: (B, C, H, W) in [0, 1].
-        judge: evaluation network.
     """
 
     true: Tensor

@@ -64,9 +64,7 @@ class Counts:
 
     Attributes:
         hits: (T,) positive answers on the first neighbor.
-        of_hits: draws on the first neighbor.
         misses: (T,) positive answers on the second neighbor.
-        of_misses: draws on the second neighbor.
     """
 
     hits: Floats

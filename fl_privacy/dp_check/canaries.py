@@ -16,16 +16,11 @@ class CanaryTest:
     """One training with canaries, each of which participated with probability 1/2.
 
     Attributes:
-        unit: unit of a canary.
         taken: number of participants.
         left_out: number of the others.
         bound: largest epsilon that the guesses reject with ``confidence`` (Steinke, Nasr and Jagielski 2023).
         strict: same bound with the confidence for calling a claim false.
-        guesses: number of guesses.
-        right: number of right guesses.
         estimate: epsilon by two Gaussians (Andrew et al. 2023); ``None`` with too few canaries.
-        delta: probability for all of them.
-        confidence: confidence of the bound.
     """
 
     unit: Unit
@@ -84,8 +79,6 @@ def canary_test(
         taken: (k,) scores of participants, higher if participation seems likelier.
         left_out: (m - k,) scores of canaries left out, each independently with probability 1/2.
         delta: probability in (0, 1).
-        unit: unit of a canary.
-        confidence: confidence of the bound.
     """
     checks.number("delta", delta, above=0, below=1, example=1e-5)
     there, absent = (np.asarray(scores, dtype=np.float64) for scores in (taken, left_out))

@@ -29,8 +29,6 @@ class Asked:
 
     Attributes:
         epsilon: claimed epsilon; ``None`` takes the subject's statement.
-        delta: delta of epsilon.
-        rounds: number of rounds of the claim.
         neighbors: see ``Claim``.
         clip_norm: clipping norm of one client's change; ``None`` takes the subject's statement.
         clients: number of clients that a strategy aggregates; ``None`` takes its sample size.
@@ -38,7 +36,6 @@ class Asked:
         like: shapes of an update; ``None`` takes a matrix and a vector of ``parameters`` values together.
         draws: draws per neighbor; ``None`` takes as many as a minute allows.
         noise: see ``check_mechanism``.
-        seed: seed of the directions.
     """
 
     epsilon: float | None = None
@@ -93,10 +90,7 @@ def tested(
     """Test ``mechanism`` against its claim, or else against the epsilon of its stated noise.
 
     Args:
-        name: name of the subject, for pages.
         mechanism: function from an update, or an input of ``pair``, to the release.
-        stated: subject's statement, if any.
-        asked: settings.
         pair: inputs of the mechanism, if it does not take an update.
     """
     claim = asked.claim(stated.claim if stated else None, name, unit=stated.unit if stated else "client")

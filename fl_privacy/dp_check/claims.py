@@ -64,7 +64,6 @@ class Facts:
         sampling: way of sampling; ``shuffle`` (fixed batches of a shuffled set) counts as no sampling, with a caveat,
             since its amplification is smaller than Poisson's; ``None`` if unknown.
         releases: noised releases in a round.
-        rounds: number of rounds.
         missing: phrases of facts that nobody states.
         seen_by: observer: the ``server``, of each reply, or any reader of the ``model``, of the aggregate alone.
     """
@@ -109,7 +108,6 @@ class Recomputed:
     Attributes:
         rdp: upper bound by Renyi divergences; infinite without noise, ``None`` if a fact is missing.
         pld: tight epsilon by the privacy loss distribution, with the same special values.
-        delta: delta of both.
         missing: missing facts, without which there is no number or the worst was assumed.
         caveats: sentences on differences between practice and theory.
     """

@@ -36,10 +36,7 @@ class Drawn:
     Attributes:
         first: (n, S) on the first neighbor.
         second: (n, S) on the second.
-        tests: most promising tests.
         widest: number of the projection with the largest distance of means.
-        statistics: computed statistics.
-        delta: delta of the claim.
         draws: all draws per neighbor, including those that fixed the tests.
     """
 

@@ -41,7 +41,6 @@ class ByRound:
 
     Attributes:
         at: (given, round) -> release of that round.
-        rounds: rounds so far.
     """
 
     at: Callable[[Any, int], Tensors]
@@ -121,7 +120,6 @@ class Pilot:
     """Results of a few draws of d values on either neighbor.
 
     Attributes:
-        neighbors: pair of inputs.
         means: (2, d) means on the first and on the second.
         deviations: (d,) pooled standard deviation.
         constant: (d,) mask of values that vary by no more than rounding on either neighbor.
@@ -240,7 +238,6 @@ class Statistics:
     """Directions onto which draws are projected, and additional counts.
 
     Attributes:
-        names: names of the S statistics.
         directions: (P, d), unit vectors.
         update: (d,) release of the first neighbor without clipping and noise, if known.
         lines: arrays in which the angle to the update, of random direction there, is measured.
@@ -292,7 +289,6 @@ def statistics_for(
 
     Args:
         found: pilot of draws that are not used again.
-        places: places of the arrays in a release.
         known: (d,) difference of the neighbors, if outputs and inputs have the same space.
         also: more directions (d,), unit vectors.
     """

@@ -48,7 +48,6 @@ class MechanismCheck:
     """Result of many draws of a mechanism for a claim.
 
     Attributes:
-        claim: tested claim.
         epsilon: lower bound at the claim's delta for one release with any noise.
         epsilon_if_gaussian: lower bound for all releases of the claim with fresh Gaussian noise each round; ``None`` if
             the moments show other noise, or only a sample of the units participates.
@@ -56,7 +55,6 @@ class MechanismCheck:
         showable: largest ``epsilon`` that this number of draws could show.
         noticed: least true epsilon at which four of five such tests would call the claim false, for Gaussian noise;
             ``None`` if unknown.
-        draws: draws per neighbor.
         compared: difference of the neighbors in words.
         by: statistic that distinguished them best.
         contradicted: ``True`` if the claim is false with confidence ``ACCUSATION``.

@@ -21,8 +21,6 @@ class Measured:
     """Measurements on the most distinguished pair of neighbors.
 
     Attributes:
-        pilot: first few draws.
-        claim: contradicted claim.
         clip_norm: stated clipping norm (l2) of one unit's contribution, if any.
         moved: distance by which the unit moves the release, in the most distinguishing direction.
         noise_std: standard deviation of the noise in that direction.

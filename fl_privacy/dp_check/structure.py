@@ -36,7 +36,6 @@ class Uncovered:
 
     Attributes:
         reason: words that follow "because".
-        arrays: names of the arrays with it.
         moved: l2 distance by which the unit moves it along its direction; 0 without direction.
     """
 
@@ -52,7 +51,6 @@ class Held:
     Attributes:
         first: (n, d) on the first neighbor.
         second: (n, d) on the second.
-        shapes: shapes of the arrays in a release.
         places: place of each array in a row.
         taken: (d,) indices of these values in a release.
     """
@@ -119,12 +117,7 @@ def uncovered(
     change of the input. Honest mechanisms with few levels may seldom change, but do not follow.
 
     Args:
-        mechanism: mechanism of the draws.
-        pair: neighbors of the draws.
-        held: draws.
-        shapes: shapes of the arrays in a release.
         delta: delta of the claim; rarer events are allowed.
-        seed: seed of the change of the input.
     """
     candidates = [
         each for find in (_constant, _shared, _sums, _left_out) for each in find(held) if float(each[1].norm()) > 0

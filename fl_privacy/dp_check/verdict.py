@@ -43,7 +43,6 @@ class ClaimVerdict:
 
     Attributes:
         subject: source of the claim, for pages, such as ``LocalDpMod``.
-        claim: stated claim, if any.
         recomputed: epsilon recomputed from the statements, if any.
         check: test by many draws, if any.
         canaries: test by canaries in the training, if any.

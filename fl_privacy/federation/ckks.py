@@ -93,7 +93,6 @@ class Packing:
     carries of ``summands`` additions.
 
     Attributes:
-        bits: bits of a value.
         summands: most packed updates that are added.
     """
 
@@ -158,12 +157,6 @@ def encrypted_rounds(
     clients, which all reveal, packs and encrypts it. The server adds the ciphertexts; the clients, who share the secret
     key, decrypt the sum. ``server.state`` is their result, which the server itself does not learn. Encryption, addition
     and decryption count as time of the defense.
-
-    Args:
-        server: model and rules.
-        clients: clients by id.
-        rounds: number of rounds.
-        bits: bits of a quantized value.
 
     Raises:
         UserError: TenSEAL is missing, a setting is out of range, or all clients of a round failed.

@@ -148,7 +148,6 @@ class ShardedAttack:
     lost machine is restarted with the same result. The victims of a failed task are failures.
 
     Attributes:
-        attack: picklable attack.
         shards: most parts.
         threads: CPU threads of each task.
         device: device of the attack; each task gets a GPU or a share of one.
@@ -342,11 +341,8 @@ def attack_by_all_cores(
 
     Args:
         attack: attack whose random numbers depend on ``seed`` and a victim's id alone.
-        observations: victims.
-        seed: seed of the attack.
         threads: CPU threads of each process; ``None`` takes one, or PyTorch's for a single part.
         processes: most processes; ``None`` takes all cores.
-        progress: callback of the whole attack.
     """
     apart = not isinstance(attack, ShardedAttack) and len(observations) > 1 and not _on_gpu(attack, observations[0])
     parts = cut(observations, -(-len(observations) // victims_of_a_part(observations))) if apart else []

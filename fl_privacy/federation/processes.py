@@ -259,7 +259,6 @@ class _Others:
 
     Attributes:
         most: most processes; 0 if none may be used any more.
-        threads: CPU threads of each.
         tally: file of finished shares, one number per part.
     """
 

@@ -38,9 +38,7 @@ class Replay:
     """Lazy replay of one upload.
 
     Attributes:
-        client: simulated client.
         victim: upload.
-        sent: values that the client was sent.
         state: client's earlier state, to which the defense's examples are added.
         batch_size: examples of a probed batch.
     """

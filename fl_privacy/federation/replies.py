@@ -161,8 +161,6 @@ def sort_out(
     A client counts as at most ``factor`` times the (lower) median number of examples.
 
     Args:
-        replies: replies by client.
-        state: model that was sent.
         shares: kind of an upload's tensors: ``gradient``, ``delta`` or ``weights``.
         factor: limit above 1.
         usual: norms of the round before.

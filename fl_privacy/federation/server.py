@@ -57,9 +57,6 @@ class Server:
     Attributes:
         state: global model; replaced, never changed in place.
         local_plan: plan that defines the content of replies.
-        plan: aggregation.
-        clients: ids.
-        seed: seed of the choice of clients.
         tamper: change of the model sent to a client, if any.
         tampered: rounds with tampering; ``None`` is all.
         learns: ``True`` if the model also moves in those rounds.
@@ -103,8 +100,6 @@ class Server:
         """Move the global model by the usable replies, unless it learns nothing in ``round`` or all refused it.
 
         Args:
-            replies: replies by client.
-            round: round of the replies.
             behind: number of examples of each client behind a secure sum.
 
         Returns:

@@ -170,9 +170,7 @@ class Steps:
     """Results of a client's local steps.
 
     Attributes:
-        values: parameters and buffers after the last step.
         gradients: defended gradients of the last step.
-        losses: loss of each step.
     """
 
     values: ModelState
@@ -208,12 +206,9 @@ def local_update(
     """Train on ``batches``, one defended step each, and make the upload.
 
     Args:
-        model: architecture of the model sent.
         sent: model's values; not changed.
         batches: one for each local step.
         num_examples: number of distinct examples in ``batches``.
-        plan: local plan.
-        defense: defense of model, batches, gradients and upload.
         state: client's state, to which private parameters and the defense's values are written.
         rng: generator of the defense alone.
         private_rng: generator of initial private values; the same stream in every round.

@@ -25,9 +25,7 @@ class BlockNetwork(nn.Module):
     """Network of convolutional ``blocks``, defined by subclasses.
 
     Args:
-        in_channels: C of the images.
         image_size: height and width, at least 2 for each pooling.
-        num_classes: K.
         width: unit of the blocks' widths.
         hidden: outputs of the first linear layer; ``None`` leaves one linear layer.
         activation: function after each convolution and the first linear layer, one of ``layers.ACTIVATIONS``.
@@ -35,8 +33,8 @@ class BlockNetwork(nn.Module):
         norm: normalization before each convolution's activation: ``batch``, ``group`` or ``none``.
         last_scale: initial scale of the last normalization. Values below 1 prevent divergence at larger steps, given
             thousands of positive inputs of the first linear layer.
-        mean, std: normalization of the inputs, one value or one a channel; none if ``None``.
-        init: weight initialization, one of ``initialization.INITIALIZERS``.
+        mean, std: normalization of the inputs, one value or one a channel.
+        init: one of ``layers.INITIALIZERS``.
 
     Raises:
         UserError: the images are too small, a number is not positive, or ``last_scale`` has no normalization to scale.

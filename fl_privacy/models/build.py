@@ -41,7 +41,6 @@ def build_fitting(
     Args:
         factory: class or function that returns a module, or a ``functools.partial`` of one.
         architecture: properties of the examples; passed on if ``factory`` has such an argument that is not given yet.
-        seed: seed of the initial values.
         options: further arguments of ``factory``; unknown ones raise. ``init`` (see ``initialize``), ``mean`` and
             ``std`` (one number a channel) also work for models without these arguments; ``lora_rank`` and
             ``lora_alpha`` add adapters to a text model (:func:`fl_privacy.models.with_adapters`).

@@ -32,7 +32,6 @@ def cut_layer(model: nn.Module, image_shape: tuple[int, ...], public: Collection
     """Return the first layer after the last private one in the forward pass, or the second layer if nothing is private.
 
     Args:
-        model: architecture.
         image_shape: (C, H, W).
         public: names of the public parameters.
 

@@ -94,7 +94,6 @@ def hugging_face(
 
     Args:
         vocabulary_size: tokens of the data, which must use the model's tokenizer (``data.tokenizer``).
-        num_classes: K.
         next_token: ``True`` if each next token is predicted.
         name: name on the hub, or a folder with ``config.json``.
         pretrained: ``True`` takes its weights; otherwise new ones of its architecture.

@@ -22,9 +22,7 @@ class Loss:
     """Scalar loss of a batch.
 
     Attributes:
-        name: name in sentences.
         function: (outputs (B, K), targets) -> scalar, with targets as in ``takes``.
-        targets: kind of targets.
         takes: ``indices``: classes (B,) alone; ``rows``: (B, K) alone; ``both``.
         dtype: only type that ``function`` supports; ``None`` for any.
     """

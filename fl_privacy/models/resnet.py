@@ -47,15 +47,12 @@ class ResNet18(nn.Module):
     ``activation="sigmoid", strides=(1, 1, 1, 1)``.
 
     Args:
-        in_channels: C of the images.
-        image_size: height and width of the images.
-        num_classes: K.
         width: channels of the first stage; each stage doubles them.
         norm: ``batch``, ``group`` or ``none``.
         activation: one of ``layers.ACTIVATIONS``.
         strides: one for each stage; the class's own if ``None``.
-        mean, std: normalization of the inputs, one value or one a channel; none if ``None``.
-        init: weight initialization, one of ``initialization.INITIALIZERS``.
+        mean, std: normalization of the inputs, one value or one a channel.
+        init: one of ``layers.INITIALIZERS``.
     """
 
     blocks: ClassVar[tuple[int, ...]] = (2, 2, 2, 2)

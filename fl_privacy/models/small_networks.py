@@ -26,14 +26,11 @@ class LeNet(nn.Module):
     SAPAG's "LeNet-5" is ``strides=(1, 1, 1, 1)``.
 
     Args:
-        in_channels: C of the images.
-        image_size: height and width of the images.
-        num_classes: K.
         activation: function after each convolution, one of ``layers.ACTIVATIONS``.
         width: channels of each convolution.
         strides: one for each convolution; the class's own if ``None``.
-        mean, std: normalization of the inputs, one value or one a channel; none if ``None``.
-        init: weight initialization, one of ``initialization.INITIALIZERS``.
+        mean, std: normalization of the inputs, one value or one a channel.
+        init: one of ``layers.INITIALIZERS``.
     """
 
     default_strides: ClassVar[tuple[int, ...]] = (2, 2, 1)
@@ -85,13 +82,10 @@ class LeNet5(nn.Module):
     and images from 28x28 fit.
 
     Args:
-        in_channels: C of the images.
-        image_size: height and width of the images.
-        num_classes: K.
         activation: function after each layer but the last, one of ``layers.ACTIVATIONS``.
         pooling: ``max`` as published, or ``avg``.
-        mean, std: normalization of the inputs, one value or one a channel; none if ``None``.
-        init: weight initialization, one of ``initialization.INITIALIZERS``.
+        mean, std: normalization of the inputs, one value or one a channel.
+        init: one of ``layers.INITIALIZERS``.
     """
 
     def __init__(
@@ -141,14 +135,12 @@ class ConvNet(nn.Module):
     Channels are 1, 2, 2, then five times 4 times ``width``; as published, ``width=64`` and batch norm.
 
     Args:
-        in_channels: C of the images.
         image_size: height and width of the images, at least 9.
-        num_classes: K.
         width: channels of the first convolution.
         activation: function after each convolution, one of ``layers.ACTIVATIONS``.
         norm: normalization before each activation: ``batch``, ``group`` or ``none``.
-        mean, std: normalization of the inputs, one value or one a channel; none if ``None``.
-        init: weight initialization, one of ``initialization.INITIALIZERS``.
+        mean, std: normalization of the inputs, one value or one a channel.
+        init: one of ``layers.INITIALIZERS``.
     """
 
     def __init__(
@@ -188,13 +180,10 @@ class MLP(nn.Module):
     """Multilayer perceptron on the pixels. Any image size and number of channels fit.
 
     Args:
-        in_channels: C of the images.
-        image_size: height and width of the images.
-        num_classes: K.
         widths: widths of the hidden layers.
         activation: function after each hidden layer, one of ``layers.ACTIVATIONS``.
-        mean, std: normalization of the inputs, one value or one a channel; none if ``None``.
-        init: weight initialization, one of ``initialization.INITIALIZERS``.
+        mean, std: normalization of the inputs, one value or one a channel.
+        init: one of ``layers.INITIALIZERS``.
     """
 
     def __init__(

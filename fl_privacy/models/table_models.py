@@ -12,12 +12,7 @@ from fl_privacy.types.schema import Schema
 
 
 class TableModel(nn.Module):
-    """Network on encoded rows (B, F), with logits (B, K).
-
-    Args:
-        schema: encoding of the rows.
-        num_classes: K.
-    """
+    """Network on encoded rows (B, F), with logits (B, K)."""
 
     def __init__(self, schema: Schema, num_classes: int) -> None:
         super().__init__()
@@ -29,11 +24,9 @@ class TableMLP(TableModel):
     """Multilayer perceptron; TabLeak's (Vero et al. 2023) has two hidden layers of 100 with ReLU.
 
     Args:
-        schema: encoding of the rows.
-        num_classes: K.
         widths: widths of the hidden layers.
         activation: function after each hidden layer, one of ``layers.ACTIVATIONS``.
-        init: weight initialization, one of ``initialization.INITIALIZERS``.
+        init: one of ``layers.INITIALIZERS``.
     """
 
     def __init__(
@@ -64,9 +57,7 @@ class TableLogistic(TableModel):
     """Logistic regression: one linear layer, whose gradient is ``(p - y)' x / B``.
 
     Args:
-        schema: encoding of the rows.
-        num_classes: K.
-        init: weight initialization, one of ``initialization.INITIALIZERS``.
+        init: one of ``layers.INITIALIZERS``.
     """
 
     def __init__(self, *, schema: Schema, num_classes: int, init: str = "default") -> None:
@@ -85,9 +76,8 @@ class FlTabular(TableModel):
     It returns the logits (0, z), whose cross entropy and gradients equal those of the example's binary cross entropy.
 
     Args:
-        schema: encoding of the rows.
         num_classes: 2.
-        init: weight initialization, one of ``initialization.INITIALIZERS``.
+        init: one of ``layers.INITIALIZERS``.
     """
 
     def __init__(self, *, schema: Schema, num_classes: int, init: str = "default") -> None:
@@ -123,12 +113,9 @@ class TableResNet(TableModel):
     """ResNet for tables (Gorishniy et al. 2021) without batch norm: a linear layer, residual blocks and a head.
 
     Args:
-        schema: encoding of the rows.
-        num_classes: K.
         width: D of the blocks.
         hidden: width within a block.
-        blocks: number of blocks.
-        init: weight initialization, one of ``initialization.INITIALIZERS``.
+        init: one of ``layers.INITIALIZERS``.
     """
 
     def __init__(

@@ -166,10 +166,8 @@ class Block(nn.Module):
     """Attention and a feed-forward network, each with a residual path and a layer norm.
 
     Args:
-        width, heads, hidden: sizes.
         causal: see :class:`Attention`.
         norm_first: ``True`` normalizes first, like GPT-2; otherwise after the sum, like BERT.
-        eps: constant of the layer norms.
     """
 
     def __init__(

@@ -17,17 +17,13 @@ class ViT(nn.Module):
     The head has PyTorch's initialization: torchvision's zeros would make every other gradient zero.
 
     Args:
-        in_channels: C of the images.
-        image_size: height and width of the images.
-        num_classes: K.
         patch_size: side of a patch; divides ``image_size``.
         depth: transformer blocks.
         token_width: width of a token; a multiple of ``heads``.
-        heads: heads of the attention.
         mlp_width: width of the hidden layer in a block.
         dropout: rate in [0, 1).
-        mean, std: normalization of the inputs, one value or one a channel; none if ``None``.
-        init: weight initialization, one of ``initialization.INITIALIZERS``.
+        mean, std: normalization of the inputs, one value or one a channel.
+        init: one of ``layers.INITIALIZERS``.
     """
 
     def __init__(
@@ -91,13 +87,10 @@ class MobileNetV2(nn.Module):
     """MobileNetV2 (Sandler et al. 2018); images of at most 64 pixels are halved three times instead of five.
 
     Args:
-        in_channels: C of the images.
-        image_size: height and width of the images.
-        num_classes: K.
         width_multiplier: factor of the channels.
         dropout: rate in front of the classifier, in [0, 1).
-        mean, std: normalization of the inputs, one value or one a channel; none if ``None``.
-        init: weight initialization, one of ``initialization.INITIALIZERS``.
+        mean, std: normalization of the inputs, one value or one a channel.
+        init: one of ``layers.INITIALIZERS``.
     """
 
     def __init__(
@@ -139,11 +132,8 @@ class ResNet50(nn.Module):
     """ResNet-50 of torchvision (He et al. 2016): a 7x7 stem with pooling, for images from 64 pixels.
 
     Args:
-        in_channels: C of the images.
-        image_size: height and width of the images.
-        num_classes: K.
-        mean, std: normalization of the inputs, one value or one a channel; none if ``None``.
-        init: weight initialization, one of ``initialization.INITIALIZERS``.
+        mean, std: normalization of the inputs, one value or one a channel.
+        init: one of ``layers.INITIALIZERS``.
     """
 
     def __init__(

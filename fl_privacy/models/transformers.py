@@ -35,11 +35,8 @@ class Bert(BlockModel):
     """Encoder with a classifier.
 
     Args:
-        vocabulary_size: number of tokens.
         max_length: most tokens of a text.
-        num_classes: K.
         width: d.
-        layers: number of blocks.
         heads: heads of each, a divisor of ``width``.
         hidden: width of the feed-forward networks.
         pooling: ``first`` has BERT's pooler, a linear layer and tanh; ``mean`` has none.
@@ -111,7 +108,6 @@ def minilm(*, vocabulary_size: int, max_length: int, num_classes: int, folder: s
     Args:
         vocabulary_size: tokens of the data, which must use the model's tokenizer.
         max_length: most tokens of a text.
-        num_classes: K.
         folder: folder of another BERT's ``config.json`` and ``model.safetensors`` in Hugging Face's format.
 
     Raises:
@@ -191,12 +187,9 @@ class Gpt(BlockModel):
     """Decoder with a classifier of its last token or a head for next tokens.
 
     Args:
-        vocabulary_size: number of tokens.
         max_length: most tokens of a text.
-        num_classes: K.
         next_token: ``True`` if each next token is predicted.
         width: d.
-        layers: number of blocks.
         heads: heads of each, a divisor of ``width``.
         hidden: width of the feed-forward networks.
         tied: ``True`` shares the token embeddings with the head for next tokens, like GPT-2.
@@ -250,11 +243,8 @@ class TransformerLM(BlockModel):
 
     Args:
         vocabulary_size: number of tokens.
-        max_length: most tokens of a text.
-        num_classes: K.
         next_token: ``True`` if each next token is predicted; otherwise the mean over the tokens is classified.
         width: d, even.
-        layers: number of blocks.
         heads: heads of each, a divisor of ``width``.
         hidden: width of the feed-forward networks.
         bound: embeddings are drawn from U(-bound, bound).

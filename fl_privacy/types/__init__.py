@@ -192,11 +192,8 @@ class Observation:
         id: name of the victim and its random streams.
         model: architecture; its own values are not used.
         sent: values that this client was sent.
-        upload: client's upload.
-        plan: client's local plan.
         input_shape: (C, H, W) of one image, (L,) of the longest text, or (F,) of a row.
         num_classes: K.
-        knowledge: knowledge beyond the protocol.
         filmed: ``True`` keeps snapshots of the reconstruction, without changing it.
         loss: client's loss; ``None`` lets the attack infer it.
         input_range: least and largest value of an input.
@@ -359,7 +356,6 @@ class Reconstruction:
     """Result of an attack on one observation.
 
     Attributes:
-        id: id of the observation.
         batch: reconstruction, in the attacker's order; ``None`` if the attack failed.
         loss: attacker's loss, by which restarts are chosen.
         history: (T,) attacker's loss over its iterations, thinned; empty if it has none.

@@ -27,12 +27,10 @@ class Column:
     """One column of a table: a number, or categories, encoded as a value of 0 or 1 each.
 
     Attributes:
-        name: name of the column.
         categories: names, in the order of their values; empty for a number.
         shift, scale: offset and divisor of each value: usually mean and standard deviation of a number, 0 and 1 for
             categories.
         low, high: least and largest number.
-        decimals: decimals of its numbers.
         std: standard deviation for the tolerance of right numbers; 0 stands for ``scale``.
     """
 

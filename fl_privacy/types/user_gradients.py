@@ -53,10 +53,8 @@ class SharedGradient:
     Attributes:
         model: model in the form that attacks take.
         parameters, buffers: copies of the user's values.
-        gradients: gradients by parameter name.
         batch_size: B.
         num_classes: K, the number of outputs.
-        loss: given loss.
         notes: sentences on an inferred batch size above 1, or one that the rank contradicts.
     """
 
@@ -261,9 +259,6 @@ class _Evidence:
     """Evidence for the number of examples of a gradient.
 
     Attributes:
-        parameters: model's parameters by name.
-        gradients: gradients by name.
-        num_classes: K.
         vectors: linear layers that take one vector of each example.
     """
 

@@ -26,7 +26,6 @@ class SharedUpdate:
         weights, statistics: parameters and uploaded buffers after the local training.
         plan: client's plan, which shares weights.
         num_classes: K, the number of outputs.
-        loss: given loss.
     """
 
     model: nn.Module

@@ -53,11 +53,6 @@ class GradientSimilarity:
     """Comparison of gradients of single images at one state of a model, batch norm in evaluation mode.
 
     Args:
-        model: architecture.
-        state: model's values.
-        input_shape: (C, H, W).
-        device: device of the computation.
-        dtype: type of the computation.
         at_once: images whose gradients are held at once; ``None`` takes as many as fit in memory.
     """
 
@@ -166,7 +161,6 @@ class PrivacyPlan:
     Attributes:
         points: K, number of gradients compared on the way to the transformed image.
         rule: ``left`` is the mean over j / K, j = 0 .. K - 1; ``trapezoid`` has its points on 0 .. 1 with both ends.
-        cosine: kind of cosine.
         alpha: weight of the mean of the areas below the curve.
         beta: weight of their variance.
         over: ``images`` takes mean and variance over all images (Eq. 9); ``class means`` over the means of each class.
@@ -243,10 +237,7 @@ def privacy_scores(
     """Compute S_pri of each of ``policies``, independently up to rounding.
 
     Args:
-        similarity: comparison at the semi-trained model.
         batch: images of all classes, (S, C, H, W) in [0, 1].
-        policies: policies, scored in one batch.
-        plan: options.
         seed: seed of the starting noise, the same for every policy, and of the policies' signs.
     """
     start = torch.rand(batch.inputs.shape, generator=derive_generator(seed, "search", "start")).to(batch.inputs)
@@ -295,8 +286,6 @@ def input_jacobian(model: nn.Module, state: ModelState, images: Tensor) -> Tenso
     """Compute the gradient (N, C H W) of each image's summed logits by its pixels, batch norm in evaluation mode.
 
     Args:
-        model: architecture.
-        state: model's values.
         images: (N, C, H, W).
     """
     set_mode(model, "eval")
@@ -346,13 +335,8 @@ def accuracy_scores(
     """Compute S_acc of each of ``policies``: the mean over the draws.
 
     Args:
-        model: architecture.
         states: fresh initial values, one for each draw.
         images: (N, C, H, W) of each draw, in [0, 1].
-        policies: policies, scored in one batch.
-        seed: seed of the policies' signs.
-        total: reduction over the eigenvalues.
-        eta: constant of the score.
     """
     draws = []
     for number, (state, batch) in enumerate(zip(states, images, strict=True)):
@@ -374,11 +358,8 @@ class TrainingPlan:
     """SGD with momentum and three learning-rate drops; the defaults are the paper's.
 
     Attributes:
-        epochs: passes over the examples.
         lr: initial learning rate, divided by ten after 3/8, 5/8 and 7/8 of the epochs.
-        batch_size: examples a step.
         momentum: value in [0, 1).
-        weight_decay: l2 penalty.
     """
 
     epochs: int = 50
@@ -408,9 +389,6 @@ def train_model(
     Args:
         model: model on the device of ``batch``.
         batch: all examples, (N, C, H, W) in [0, 1].
-        plan: training options.
-        seed: seed of the order of the examples.
-        progress: callback after each epoch.
 
     Raises:
         UserError: the loss is no longer finite.

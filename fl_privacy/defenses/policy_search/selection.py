@@ -21,7 +21,6 @@ class Scored:
     """Policy and its scores.
 
     Attributes:
-        policy: scored policy.
         privacy: S_pri, lower is better for the client.
         accuracy: S_acc, higher is better.
         altered: share of the images that it visibly alters.

@@ -64,8 +64,6 @@ class CaptureFile:
     """Untrusted description and tensors of one observation.
 
     Attributes:
-        folder: folder of all observations.
-        path: file of the description.
         finite: ``True`` refuses values that are not finite.
 
     Raises:
@@ -129,11 +127,7 @@ Change = Callable[[Observation], Observation]
 
 
 class LazyObservations(Sequence[Observation], ABC):
-    """Observations that are loaded on access; a slice loads nothing.
-
-    Attributes:
-        ids: names of all observations.
-    """
+    """Observations that are loaded on access; a slice loads nothing."""
 
     ids: Sequence[VictimId]
 

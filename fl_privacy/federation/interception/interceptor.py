@@ -56,7 +56,6 @@ class SimulatedSideInformation:
     the architecture's initial values like a client.
 
     Attributes:
-        clients: simulated clients.
         colluder: client that works with the server, if any.
         knows_features: ``True`` if the attacker sees the output of the victim's private layers on its examples.
         features_at: module whose inputs are the features; ``None`` is the first public layer, ``activation`` the module
@@ -64,7 +63,6 @@ class SimulatedSideInformation:
         features_of: ``sent``: features of the model as sent, with the victim's private layers; ``trained``: features of
             the victim's own model after local training, for which the accomplice's stands in (FDL-PP, Algorithm 3).
         batch_size: size of probed victims.
-        seed: seed of the attacker's draw.
         trainers: clients with their training examples, if ``clients`` hold others for probes.
 
     Raises:
@@ -190,12 +188,8 @@ class Interceptor:
     """Converter of clients' replies into observations.
 
     Attributes:
-        model: architecture sent to the clients.
-        plan: local plan of the clients.
         input_shape: (C, H, W) of an image, (L,) of the longest text, or (F,) of a row.
-        num_classes: K.
         sink: receiver of the observations of ``capture``.
-        knowledge: attacker's knowledge beyond the protocol.
         side_information: attacker's inside knowledge, such as stand-ins for private layers, if any.
     """
 

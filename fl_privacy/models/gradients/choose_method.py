@@ -204,12 +204,10 @@ def gradient_by_inputs(
     wrong: if a defense changes the loss, dropout draws masks, or layers are used outside of their own forward pass.
 
     Args:
-        model: architecture.
         state: model's values, without gradient.
         batch: B examples with the shape of all later inputs.
         names: names of the parameters to differentiate by.
         plan: local plan, for batch-norm mode and loss scale.
-        changes: changes of the loss.
     """
     frozen = ModelState({name: p.detach() for name, p in state.parameters.items()}, state.buffers)
 

@@ -68,7 +68,6 @@ def transposed(back: Tensor, weight: Tensor, shape: Sequence[int], stride: int, 
         back: (N, O, h, w) output gradients.
         weight: (O, C, kh, kw).
         shape: (N, C, H, W).
-        stride: stride in both directions.
         padding: zero padding.
     """
     (outer, inner), counts = weight.shape[:2], [-(-size // stride) for size in shape[2:]]

@@ -14,8 +14,6 @@ class Call:
     """One recorded call of a module.
 
     Attributes:
-        name: name of the module.
-        module: called module.
         inputs: first argument, by position or by name.
         output: result; the input if only inputs are recorded.
     """

@@ -25,7 +25,6 @@ class LayerCall:
     """One call of a layer during the pass over all victims.
 
     Attributes:
-        module: called layer.
         names: layer's name of each wanted parameter -> the model's.
         inputs: (V, B, ...).
         deltas: (V, B, ...) gradient of the victims' losses by the outputs.

@@ -136,7 +136,6 @@ class ManyModels:
     """M models of one architecture, evaluated together.
 
     Attributes:
-        model: architecture.
         values: parameters and buffers, (M, *shape) each.
     """
 

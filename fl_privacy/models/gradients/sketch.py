@@ -79,7 +79,6 @@ class GradientClassifier:
     Attributes:
         mean: (F,) mean training direction.
         basis: (F, R) span of the training directions, scaled to unit variance.
-        head: classifier of the coordinates.
     """
 
     mean: Tensor

@@ -30,9 +30,7 @@ class VictimModel:
     Attributes:
         model: frozen model with the values sent, in the mode of the plan.
         names: uploaded tensors to match.
-        plan: local plan of the clients.
         hidden: weight of the linear layer whose inputs get gradients from an unknown additional loss.
-        loss: loss of the clients.
     """
 
     model: nn.Module

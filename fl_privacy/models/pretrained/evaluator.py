@@ -18,7 +18,6 @@ class EvaluationNetwork(nn.Module):
 
     Args:
         input_shape: (C, H, W) of the images.
-        widths: filters of the convolutions.
     """
 
     def __init__(self, *, input_shape: Sequence[int], widths: Sequence[int] = (128, 256, 512)) -> None:
@@ -62,8 +61,6 @@ class EvaluatorPlan:
     Attributes:
         widths: filters of the three convolutions.
         levels: number of evenly spaced noise ratios 0, ..., 1 of each image in an epoch.
-        epochs: passes over the images.
-        batch_size: images a step.
         lr: learning rate of Adam.
     """
 
@@ -97,10 +94,6 @@ def train_evaluator(
 
     Args:
         images: (N, C, H, W) uint8, public.
-        plan: training plan.
-        seed: seed of initial values, order and noise.
-        device: device of the computation.
-        progress: callback after each step.
         teacher: larger network, on ``device``, whose predictions replace the true ratios (knowledge distillation,
             Hinton et al. 2015).
 

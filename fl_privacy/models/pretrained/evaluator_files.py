@@ -142,7 +142,6 @@ def find_evaluator(
     Args:
         path: file of ``fl-privacy train-evaluator``, or ``None``.
         input_shape: (C, H, W) of the images.
-        device: device of the network.
 
     Raises:
         UserError: the file is none, or is for other images; there is none for color images.

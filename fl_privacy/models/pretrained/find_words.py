@@ -40,7 +40,6 @@ def find_word_evaluator(
         path: file of ``fl-privacy train-evaluator`` for such data and model, or ``None``.
         table: (n, d) embeddings of the model's tokens.
         public: (N, L) tokens of public texts, padded with -1, if any.
-        device: device of the network.
 
     Raises:
         UserError: the file is none, or is for other embeddings; there is neither a file nor a public text.

@@ -183,11 +183,6 @@ class Provenance:
     """Training data of a generator.
 
     Attributes:
-        data: name of the data set.
-        split: split of the data set.
-        images: number of images.
-        seed: seed of the training.
-        steps: steps of the training.
         fingerprints: (N, 64) uint8 of its images; empty if unknown.
     """
 

@@ -34,7 +34,6 @@ class TrainedGenerator:
 
     Attributes:
         network: frozen network, in evaluation mode.
-        provenance: training data.
         about: rest of its file's header.
     """
 
@@ -215,8 +214,6 @@ def find_generator(
     Args:
         path: file of ``fl-privacy train-generator``; ``faces`` is that of the package gan-face-generate.
         image: (C, H, W) of its images.
-        device: device of the network.
-        dtype: type of its values.
 
     Raises:
         UserError: there is none, or it makes other images.

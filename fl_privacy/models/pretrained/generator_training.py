@@ -22,11 +22,9 @@ class GeneratorPlan:
     """Plan of a generator's training.
 
     Attributes:
-        latent: length of the latent.
         width: filters of the generator's last but one layer, and of the discriminator's first.
         conditional: ``True`` for a generator with classes.
         steps: steps of discriminator and generator, in turn.
-        batch_size: images a step.
         lr: learning rate of Adam.
         beta: decay of Adam's first moment, in [0, 1).
         average: decay of the running mean of the generator's values, the result; in [0, 1).
@@ -76,10 +74,6 @@ class GeneratorTraining:
     Args:
         images: (N, C, H, W) uint8, public.
         labels: (N,).
-        num_classes: K.
-        plan: training plan.
-        seed: seed of initial values, order and latents.
-        device: device of the computation.
     """
 
     def __init__(

@@ -60,7 +60,6 @@ class WordEvaluator(nn.Module):
 
     Args:
         width: d of the embeddings, as coordinates of their :class:`WordBox`.
-        widths: filters of the convolutions.
     """
 
     def __init__(self, *, width: int, widths: Sequence[int] = (64, 64)) -> None:
@@ -95,7 +94,6 @@ def mix_with_random_words(
     """Replace a share of each text's words by random ones.
 
     Args:
-        box: box of the embeddings.
         tokens: (N, L), padded with -1.
         ratios: (N,) shares in [0, 1].
         rng: generator of the words and places, on the CPU.
@@ -127,9 +125,6 @@ def train_word_evaluator(
         tokens: (N, L) of public texts, padded with -1.
         table: (n, d) embeddings of the tokens.
         plan: training plan; levels are shares of random words.
-        seed: seed of initial values, order, places and words.
-        device: device of the computation.
-        progress: callback after each step.
     """
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(derive_seed(seed, "evaluator", "model"))
