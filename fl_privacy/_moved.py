@@ -65,7 +65,6 @@ class MovedFinder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return a spec that loads the module from its new place; ``None`` for all other names."""
         if (new := new_name(fullname)) is None:
             return None
         if fullname.split(".")[1] not in IN_SETTINGS:

@@ -270,7 +270,6 @@ class NoisedLayers(Heuristic):
     layers: tuple[int | str, ...] | None
 
     def noised(self, names: Iterable[str]) -> frozenset[str]:
-        """Return the noised tensors among ``names``; all if the layers are unknown."""
         numbered = layer_numbers(names)
         wanted = None if self.layers is None else {*self.layers}
         return frozenset(

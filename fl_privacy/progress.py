@@ -129,7 +129,6 @@ class ShareLines:
         self._last, self._said_at, self._left, self._silent = 0, time.monotonic(), Remaining(), True
 
     def __call__(self, done: int, total: int) -> None:
-        """Report ``done`` of ``total`` steps, if a line is due."""
         tenth, seconds = 10 * done // max(total, 1), self._left(self._title, done / max(total, 1))
         due = self._pause if tenth > self._last or self._silent else LONGEST_SILENCE
         if time.monotonic() - self._said_at >= due:

@@ -35,7 +35,6 @@ class Secret:
 
     @classmethod
     def draw(cls) -> "Secret":
-        """Draw a new secret from the operating system."""
         return cls(secrets.token_bytes(SECRET_BYTES))
 
     def derive(self, *names: str | int) -> "Secret":
@@ -149,7 +148,6 @@ class Streams:
 
     @contextmanager
     def used(self) -> Iterator[None]:
-        """Use this state within the context; restore the streams afterwards."""
         with streams_put_back():
             random.setstate(self.python)  # type: ignore[arg-type]
             np.random.set_state(self.numpy)  # type: ignore[arg-type]
@@ -174,14 +172,12 @@ def cpu_threads(number: int) -> Iterator[None]:
 
 
 def _initial_seed(rng: torch.Generator) -> int:
-    """Return a GPU generator's seed of 63 bits."""
     if isinstance(rng, SecretGenerator):
         return int.from_bytes(rng.next_bytes(8), "big") >> 1
     return rng.initial_seed()
 
 
 def _twister_state(words: bytes) -> torch.Tensor:
-    """Return the state of a CPU generator that starts from ``words``."""
     state = torch.Generator().manual_seed(0).get_state()
     held = np.frombuffer(words, dtype="<u4").astype("<u8")
     state[_HEADER : _HEADER + 8 * _WORDS] = torch.from_numpy(held.view(np.uint8).copy())

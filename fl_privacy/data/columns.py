@@ -22,10 +22,7 @@ MOST_NAMED = 40
 def find_column(
     columns: Sequence[str], chosen: str | None, usual: Sequence[str], *, kind: str, name: str, setting: str = ""
 ) -> str:
-    """Find the column ``chosen`` by the user, else the first of ``usual``; an exact match comes before another case.
-
-    ``name`` (of the data set), ``kind`` (``image``, ``label``, ``group``) and ``setting`` are for errors.
-    """
+    """Find the column ``chosen`` by the user, else the first of ``usual``; an exact match comes before another case."""
     wanted_names = [chosen] if chosen else usual
     found = next((column for column in wanted_names if column in columns), None)
     if found is None:  # the hub's CelebA has Smiling, others have smiling

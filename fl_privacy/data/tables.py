@@ -51,8 +51,6 @@ _NULLS = ("", "?", "NA", "N/A", "NaN", "nan", "null", "None")
 
 @dataclass(frozen=True, kw_only=True)
 class _Reading:
-    """Options of :func:`load_table`."""
-
     target: str | None
     group_column: str | None
     attribute_column: str | None
@@ -151,7 +149,6 @@ def table_of(
 
 
 def _frames(name: str, path: str | None, root: str | None) -> tuple[list[Any], Sequence[str] | None]:
-    """Return the training and test rows as DataFrames, and the class names if the source has them."""
     if path is not None:
         return _of_path(expanded(path))
     if name == "breast_cancer" and root is None:
@@ -396,7 +393,6 @@ def written_numbers(values: Any) -> Any:
 
 
 def _decimals(numbers: Tensor) -> int:
-    """Count the decimals of ``numbers``, at most 6."""
     for digits in range(6):
         rounded = (numbers * 10**digits).round() / 10**digits
         if bool(((numbers - rounded).abs() <= 1e-6 * numbers.abs().clamp_min(1e-6)).all()):

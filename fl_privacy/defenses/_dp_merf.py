@@ -53,7 +53,6 @@ class Generator(nn.Module):
         return images
 
     def draw_any(self, number: int, rng: torch.Generator) -> Batch:
-        """Draw ``number`` images of random classes."""
         labels = torch.randint(self.num_classes, (number,), generator=rng, device=rng.device)
         labels = labels.to(self.start.weight.device)
         return Batch(self.draw(labels, rng), labels)

@@ -65,7 +65,6 @@ class PassportConv2d(nn.Module):
         return gamma, beta
 
     def affine(self) -> tuple[Tensor, Tensor]:
-        """Return gamma (O,) and beta (O,) in use."""
         if self.gamma is None or self.beta is None:
             return self.from_passports()
         return self.gamma, self.beta
@@ -76,7 +75,6 @@ class PassportConv2d(nn.Module):
         return torch.stack([(used - made).square().sum() for used, made in pairs]).sum()
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Convolve (B, C, H, W) -> (B, O, H', W')."""
         gamma, beta = self.affine()
         return self._convolve(inputs, gamma[:, None, None, None] * self.weight, beta)
 

@@ -95,7 +95,6 @@ def _keep_examples(batch: Batch, data: LocalData) -> None:
 
 
 def _same(images: Tensor, labels: Tensor, kept: Tensors) -> bool:
-    """Compare the examples with the kept ones by all labels and some of the images."""
     if kept[_LABELS].shape != labels.shape or not torch.equal(kept[_LABELS].to(labels.device), labels):
         return False
     some = torch.linspace(0, len(images) - 1, min(_COMPARED, len(images))).long()
@@ -201,7 +200,6 @@ def _read(file: Path, mode: str, size: tuple[int, int]) -> Tensor:
 
 
 def _in_bytes(picture: "Image", file: Path) -> "Image":
-    """Scale a gray picture of more than 8 bits to 8 bits, by its own range."""
     from PIL.Image import fromarray  # noqa: PLC0415
 
     from fl_privacy.data.deep import Deep, gray_values  # noqa: PLC0415

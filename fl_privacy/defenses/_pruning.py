@@ -76,11 +76,7 @@ OF_STEPS = ("weight", "product", "integrated_gradients", "shapley")
 
 
 def step_scores(by: Criterion, gradients: Tensors, step: LocalStep, samples: int | None = None) -> Tensors:
-    """Score the elements of ``gradients`` by one of ``OF_STEPS``; larger is more important.
-
-    ``samples`` is the number of points of Integrated Gradients, or of orders of Neuron Shapley; ``None`` is the
-    default.
-    """
+    """Score the elements of ``gradients`` by one of ``OF_STEPS``; larger is more important."""
     weights = {name: step.sent.parameters[name].detach() for name in gradients}
     if by == "weight":
         return {name: w.abs() for name, w in weights.items()}

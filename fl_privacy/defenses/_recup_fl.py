@@ -73,7 +73,6 @@ def mislead(
 
 
 def _uphill(gradient: Tensors, sketch: GradientSketch, heads: Sequence[GradientClassifier], told: Tensor) -> Tensors:
-    """Return the unit-norm direction in which the heads lose their answer ``told`` fastest."""
     sketched = sketch({name: g.unsqueeze(0) for name, g in gradient.items()}).detach().requires_grad_()
     with torch.enable_grad():
         loss = torch.stack([F.cross_entropy(head(sketched), told) for head in heads]).mean()
@@ -90,8 +89,6 @@ def _within(moved: Tensors, radius: float) -> Tensors:
 
 @dataclass(eq=False)
 class _Zoo:
-    """Substitutes of the attacker's classifier; only the latest are kept."""
-
     substitutes: int
     public: int
     _examples: Batch | None = None
@@ -102,7 +99,6 @@ class _Zoo:
         self._examples, self._attributes, self._kept = examples.first(self.public), attributes[: self.public], None
 
     def at(self, step: LocalStep, uploaded: Tensors) -> tuple[GradientSketch, list[GradientClassifier]]:
-        """Return the sketch of gradients and the substitutes trained at the values of ``step``."""
         if self._examples is None:
             raise UserError(
                 "recup_fl is expected to be given public examples with attributes, but was not; call each of"

@@ -205,13 +205,11 @@ class _Refinement:
         return own | {"evaluator": _files(self.evaluator)} if listed else own
 
     def prepare(self, input_shape: Sequence[int]) -> None:
-        """Load the evaluation networks, which have to fit the inputs."""
         if self.privacy == "evaluator":
             for judge in self.judges:
                 judge.of_images(input_shape)
 
     def prepare_texts(self, model: TextModel, public: Tensor | None) -> None:
-        """Find the evaluation networks of the words of ``model``, or make one from ``public`` texts."""
         if self.privacy == "evaluator":
             table = model.words.weight.detach()
             for judge in self.judges:
@@ -308,7 +306,6 @@ class _Refinement:
 
 
 def _files(evaluator: str | Sequence[str] | None) -> list[str | None]:
-    """Return the files of evaluation networks, at least one; ``None`` stands for the small one."""
     if evaluator is None or isinstance(evaluator, str | Path):
         return [evaluator]
     if not isinstance(evaluator, Sequence) or not evaluator or not all(isinstance(f, str) and f for f in evaluator):

@@ -85,14 +85,9 @@ _KEPT_BYTES = 1 << 25
 def exact_row_norms(features: Features, inputs: Tensor) -> tuple[Tensor, Tensor]:
     """Compute norms ||d r_i / d x|| of every feature of every example, by backward products.
 
-    One forward pass over several copies of the examples serves all products; in each, every copy takes one feature.
-
     Args:
         features: r, differentiable.
         inputs: x, (B, ...).
-
-    Returns:
-        (B, D) norms and (B, D) features.
     """
     size, one = len(inputs), inputs[:1].detach()
     with torch.no_grad():
@@ -122,9 +117,6 @@ def estimated_row_norms(
         inputs: x, (B, ...).
         directions: number of v, at least 1.
         rng: generator of the signs.
-
-    Returns:
-        (B, D) norms and (B, D) features.
     """
     x = inputs.detach()
 

@@ -204,7 +204,6 @@ class PolarizationHead(nn.Module):
             self.before.append(layer)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Return v (B, K) of features (B, F)."""
         for layer in self.before:
             features = layer(features).relu()
         return nn.functional.linear(features, self.weight, self.bias)

@@ -229,7 +229,6 @@ class CondensationNet(nn.Module):
         return embedding
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return logits (B, K) of images (B, C, H, W)."""
         logits: Tensor = self.classifier(self.embed(inputs))
         return logits
 

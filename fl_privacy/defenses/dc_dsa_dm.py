@@ -154,7 +154,6 @@ def _matching(name: str, plan: _Plan) -> Defense:
 def _train(
     network: CondensationNet, images: Tensor, present: Tensor, steps: int, draw: Callable[[], Augmentation]
 ) -> None:
-    """Train on the condensed ``images`` (P, I, C, H, W)."""
     optimizer = torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.5, weight_decay=5e-4)
     labels = present.repeat_interleave(images.shape[1])
     for _ in range(steps):

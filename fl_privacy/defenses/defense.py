@@ -32,11 +32,9 @@ class ClientState:
     number: int = 0
 
     def of_images(self, shape: tuple[int, ...]) -> "ClientState":
-        """Return the same state, tensors shared, for images of this shape."""
         return replace(self, input_shape=tuple(shape))
 
     def of_client(self, number: int) -> "ClientState":
-        """Return the same state, tensors shared, for client ``number``."""
         return replace(self, number=number)
 
 
@@ -152,7 +150,6 @@ class Defense:
 
     @property
     def name(self) -> str:
-        """Join the names of the defense's parts."""
         return "+".join(part.name for part in self.parts) or "none"
 
     @property
@@ -166,9 +163,6 @@ class Defense:
         Args:
             input_shape: (C, H, W) of an image, (L,) of a text or (F,) of a row.
             public: public texts (N, L), if any.
-
-        Raises:
-            UserError: the defense can't be prepared for them.
         """
         for fits in self.fits:
             fits(model)
@@ -194,9 +188,6 @@ class Defense:
             gradients: tensors or arrays by parameter name, or in the order of ``model.parameters()``.
             model: model of the gradients, for defenses that compute with it.
             batch: batch of the gradients, for the same defenses.
-
-        Returns:
-            The upload, by the same names or in the same order.
 
         Raises:
             UserError: the defense acts on more than gradients, or needs the model and the batch.

@@ -217,7 +217,6 @@ class ModelGuard:
         return strange or self._far(sent, kept)
 
     def expect_honest(self, model: nn.Module, sent: ModelState, batch: Batch, kept: Mapping[str, Tensor]) -> None:
-        """Raise ``RefusedModelError`` if the model is refused."""
         if reason := self.refusal(model, sent, batch, kept):
             raise RefusedModelError(f"The model was refused: {reason}.")
 

@@ -243,7 +243,6 @@ class Guarantee:
         )
 
     def describe(self, rounds: int) -> str:
-        """Describe the guarantee in one sentence for a report."""
         if self.missing is not None:
             return f"No differential privacy guarantee: {self.missing}."
         if self.once is not None:
@@ -358,7 +357,6 @@ def _why_missing(defense: Defense, buffers_shared: bool) -> str | None:
 
 
 def _norm(effect: Effect | None) -> float | None:
-    """Return the clipping norm; ``None`` if nothing was clipped, or the norm is unknown."""
     if isinstance(effect, ClippedExamples):
         return effect.norm
     return effect.clip.norm if isinstance(effect, Noise) and effect.clip else None

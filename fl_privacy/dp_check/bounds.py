@@ -73,7 +73,6 @@ class Counts:
     of_misses: int
 
     def complement(self) -> "Counts":
-        """Count the negative answers, with the second neighbor as hits."""
         return Counts(
             hits=self.of_misses - self.misses,
             of_hits=self.of_misses,

@@ -36,7 +36,6 @@ class CanaryTest:
 
     @property
     def lower_bound(self) -> float:
-        """Return ``bound``; the estimate is none."""
         return self.bound
 
     @property

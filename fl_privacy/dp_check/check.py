@@ -67,7 +67,6 @@ class Asked:
 
     @property
     def shapes(self) -> Tensors:
-        """Tensors with an update's names and shapes."""
         if self.like is not None:
             return self.like
         rows = max(1, math.isqrt(9 * self.parameters // 10))
@@ -123,7 +122,6 @@ def recomputed_by(stated: Stated | None, asked: Asked, claim: Claim | None) -> R
 
 
 def _own_claim(stated: Stated | None, asked: Asked) -> Claim | None:
-    """Return the claim equivalent to the stated noise multiplier."""
     multiplier = stated.facts.noise_multiplier if stated else None
     if not multiplier or asked.delta == 0:
         return None

@@ -48,7 +48,6 @@ class Claim:
         checks.whole("claimed rounds", self.rounds, at_least=1, example=1)
 
     def in_words(self) -> str:
-        """Return for example ``epsilon 8 at delta 1e-05 for one client over 50 rounds``."""
         over = "one round" if self.rounds == 1 else f"{self.rounds} rounds"
         return f"epsilon {self.epsilon:.4g} at delta {self.delta:.3g} for one {self.unit} over {over}"
 
@@ -120,7 +119,6 @@ class Recomputed:
 
     @property
     def epsilon(self) -> float | None:
-        """Return the smaller of the two upper bounds."""
         known = [value for value in (self.rdp, self.pld) if value is not None]
         return min(known) if known else None
 
@@ -193,10 +191,7 @@ def composed_epsilons(*, noise_multiplier: float, sample_rate: float, steps: int
 
 @contextmanager
 def errors_alone(name: str) -> Iterator[None]:
-    """Suppress messages of the logger ``name`` below errors.
-
-    A filter is used because a new level would clear every logger's cache.
-    """
+    """Suppress messages of the logger ``name`` below errors."""
     logger = logging.getLogger(name)
     logger.addFilter(_is_error)
     try:

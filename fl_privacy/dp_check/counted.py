@@ -64,7 +64,6 @@ class Drawn:
         return cls(**kept, tests=tests, widest=widest, statistics=statistics, delta=claim.delta, draws=len(first))
 
     def aligned(self, error: float) -> float:
-        """Return the bound by angles to the update; see ``aligned_epsilon``."""
         lines = self.statistics.lines
         sizes = [place.stop - place.start for place in lines.values()]
         sines = self.first[:, self.first.shape[1] - len(lines) :]
@@ -72,7 +71,6 @@ class Drawn:
 
     @property
     def unchanged(self) -> float:
-        """Return the mean number of the first neighbor's values that are sent unchanged."""
         names = list(self.statistics.names)
         return float(self.first[:, names.index(UNCHANGED)].mean()) if UNCHANGED in names else 0.0
 
@@ -98,12 +96,10 @@ class Drawn:
         return measured_mu(self.first[:, self.widest], self.second[:, self.widest], error=error)
 
     def showable(self, error: float) -> float:
-        """Return the largest ``epsilon`` that this number of draws could show."""
         return largest_counted_epsilon(len(self.first), delta=self.delta, error=error / len(self.tests))
 
     @property
     def gaussian(self) -> bool:
-        """Return ``True`` if the widest projection's noise looks Gaussian on both neighbors."""
         both = [values[:, self.widest] for values in (self.first, self.second)]
         if not all(_varies(values[:, None])[0] for values in both):
             return False
@@ -112,17 +108,14 @@ class Drawn:
 
     @property
     def moved(self) -> float:
-        """Return the distance of the neighbors' means in the widest projection."""
         return abs(float(self.first[:, self.widest].mean() - self.second[:, self.widest].mean()))
 
     @property
     def noise_std(self) -> float:
-        """Return the standard deviation of the widest projection."""
         return float(self.second[:, self.widest].std())
 
 
 def _chosen(first: Values, second: Values, delta: float) -> list[Test]:
-    """Choose the tests with the largest epsilon on draws (n, S) that are not counted."""
     rated: list[tuple[float, Test]] = []
     for number, (yes, no) in enumerate(zip(first.T, second.T, strict=True)):
         thresholds = np.unique(np.quantile(np.concatenate([yes, no]), np.linspace(0, 1, THRESHOLDS)))
@@ -133,6 +126,5 @@ def _chosen(first: Values, second: Values, delta: float) -> list[Test]:
 
 
 def _varies(values: Values) -> NDArray[np.bool_]:
-    """Return the columns of ``values`` (n, S) that vary by more than rounding."""
     varies: NDArray[np.bool_] = values.std(0) > 1e-9 * np.abs(values).max(0)
     return varies

@@ -81,7 +81,6 @@ class MechanismCheck:
 
     @property
     def lower_bound(self) -> float:
-        """Return the larger of both bounds."""
         return max(self.epsilon, self.epsilon_if_gaussian or 0.0)
 
     @property
@@ -100,7 +99,6 @@ class MechanismCheck:
 
     @property
     def sentence(self) -> str:
-        """Return the answer in one sentence."""
         claimed = f"claimed {shown_epsilon(self.claim.epsilon)}"
         if self.contradicted:
             because = f", because {self.reason}" if self.reason else ""
@@ -187,7 +185,6 @@ def check_mechanism(
 def _looked_for(
     mechanism: Mechanism, pair: Neighbors, outputs: Tensors, *, draws: int, delta: float, seed: int
 ) -> tuple[list[Uncovered], Tensor | None]:
-    """Search for uncovered content, and for a direction far more distinguishing than the update's own."""
     found = [*by_its_round(mechanism, pair), *by_known_seeds(mechanism, pair)]
     shapes = {name: torch.as_tensor(value).shape for name, value in outputs.items()}
     held = held_rows(mechanism, pair, draws, shapes)
@@ -203,7 +200,6 @@ def _fixed(
     *,
     most: int,
 ) -> tuple[Pilot, Statistics]:
-    """Choose the pair to draw on, and the statistics of the draws, including ``telling``."""
     everywhere = _everywhere(pairs)
     if telling is None:
         found, known = _worst(mechanism, pairs, places, most=most, preferred=everywhere)
@@ -282,14 +278,12 @@ def _rated(
 
 
 def _total(mu: float, claim: Claim) -> float:
-    """Compute epsilon of all rounds of the claim from the mu of one."""
     if claim.delta == 0:
         return math.inf if mu > 0 else 0.0
     return gaussian_epsilon(mu * math.sqrt(claim.rounds), claim.delta)
 
 
 def _noticed(claim: Claim, draws: int) -> float | None:
-    """Return the least epsilon at which four of five tests with ``draws`` counted draws would contradict the claim."""
     if claim.delta == 0 or not math.isfinite(claim.epsilon):
         return None
     once = gaussian_mu(claim.epsilon, claim.delta) / math.sqrt(claim.rounds)
@@ -305,7 +299,6 @@ def _pairs(
     neighbors: Neighbors | Sequence[Neighbors] | None,
     seed: int,
 ) -> tuple[Tensors, list[Neighbors]]:
-    """Return an example release, and the pairs to try."""
     if neighbors is not None:
         given = [neighbors] if isinstance(neighbors, Neighbors) else list(neighbors)
         return _sent(mechanism, given[0]), given
@@ -327,10 +320,7 @@ def _sent(mechanism: Mechanism, pair: Neighbors) -> Tensors:
 
 
 def update_neighbors(like: Tensors, *, norm: float, replaced: bool, seed: int) -> Iterable[Neighbors]:
-    """Pair updates of several directions and sizes with zero, or with their negative if ``replaced``.
-
-    ``norm`` is the stated clipping norm (l2) of a unit's contribution.
-    """
+    """Pair updates of several directions and sizes with zero, or with their negative if ``replaced``."""
     rng = derive_generator(seed, "dp_check", "directions")
     shapes = {name: torch.as_tensor(value).shape for name, value in like.items()}
     random = {name: torch.randn(shape, generator=rng) for name, shape in shapes.items()}

@@ -63,7 +63,6 @@ class Held:
 
     @cached_property
     def shift(self) -> Tensor:
-        """Return the difference (d,) of the means."""
         return self.first.mean(0) - self.second.mean(0)
 
     @cached_property
@@ -80,7 +79,6 @@ class Held:
         return torch.stack([((rows - rows[0]).abs() <= most).all(0) for rows, most in sides]).all(0)
 
     def names(self, among: Tensor) -> tuple[str, ...]:
-        """Return the names of arrays with any value in the mask ``among`` (d,)."""
         return tuple(name for name, place in self.places.items() if bool(among[place].any()))
 
 
@@ -168,7 +166,6 @@ Found = tuple[str, Tensor]
 
 
 def _constant(held: Held) -> list[Found]:
-    """Find values that are constant although the unit moves them."""
     shift, constant = held.shift, held.constant
     bare = constant & (shift != 0)
     if not bool(bare.any()):
@@ -268,7 +265,6 @@ def _labels(held: Held) -> Iterator[tuple[str, Tensor]]:
 
 
 def _layers(held: Held, size: int) -> Iterator[tuple[str, Tensor]]:
-    """Yield the elementwise sums of arrays of one shape."""
     of: dict[torch.Size, list[str]] = {}
     for name, shape in held.shapes.items():
         of.setdefault(shape, []).append(name)
@@ -304,7 +300,6 @@ def _left_out(held: Held) -> list[Found]:
 
 
 def _repeats(rows: Tensor, held: Held) -> dict[str, Tensor]:
-    """Return the distinct repeated draws of ``rows`` (n, d) by array, for arrays that vary."""
     found = {}
     for name, place in held.places.items():
         kept = rows[:, place]
@@ -346,13 +341,11 @@ FEWEST_REPEATS = 5
 
 
 def _atoms(rows: Tensor, column: int) -> np.ndarray:
-    """Return the often repeated values of a column of ``rows`` (n, d)."""
     values, counts = np.unique(rows[:, column].numpy(), return_counts=True)
     return values[counts >= FEWEST_REPEATS]
 
 
 def _levels(held: Held) -> dict[str, dict[int, np.ndarray]]:
-    """Return the atoms of each varying value (column), by array."""
     found = {}
     for name, place in held.places.items():
         moved = held.shift[place].abs()

@@ -96,7 +96,6 @@ class ClaimVerdict:
 
     @property
     def could_contradict(self) -> bool:
-        """Return ``True`` if a test could have shown more than the claim."""
         if self.claim is None:
             return False
         showable = [] if self.canaries is None else [self.canaries.showable]
@@ -106,13 +105,11 @@ class ClaimVerdict:
 
     @property
     def lower_bound(self) -> float | None:
-        """Return the largest epsilon shown by a test; ``None`` without test."""
         found = [each.lower_bound for each in (self.check, self.canaries) if each is not None]
         return max(found) if found else None
 
     @property
     def reason(self) -> str:
-        """Return the fact that disagrees with the claim, to follow "because"; empty if unknown."""
         if self.check is not None and self.check.reason:
             return self.check.reason
         if self.by_figures and self.recomputed is not None and self.recomputed.epsilon is not None:
@@ -126,7 +123,6 @@ class ClaimVerdict:
 
     @property
     def headline(self) -> str:
-        """Return the first line of a page, in a data protection officer's words."""
         owned = OWNED[self.unit]
         return {
             Status.CONTRADICTED: f"The promised protection of {owned} does not hold",
@@ -141,7 +137,6 @@ class ClaimVerdict:
 
     @property
     def sentence(self) -> str:
-        """Return the answer in one sentence: claimed, recomputed, lower bound, conclusion."""
         said = [f"claimed {self.claim.in_words()}" if self.claim else "nothing is claimed"]
         if self.recomputed is not None:
             spent = self.recomputed.epsilon
@@ -174,7 +169,6 @@ class ClaimVerdict:
 
     @property
     def _doubts(self) -> tuple[float, str] | None:
-        """Return the confidence of a bound above the claim, and advice for a surer test."""
         if self.check is not None and self.check.doubted:
             return self.check.confidence, f"repeat with --draws {4 * self.check.draws}"
         if self.claim is not None and self.canaries is not None and self.canaries.exceeds(self.claim):
@@ -183,7 +177,6 @@ class ClaimVerdict:
 
     @property
     def meaning(self) -> str:
-        """Return advice for decision makers, in a sentence or two without a formula."""
         lower = self.lower_bound
         if self.status is Status.CONTRADICTED:
             if self.check is not None and self.check.contradicted:
@@ -207,7 +200,6 @@ class ClaimVerdict:
         return "This is no clearance."
 
     def as_plain(self) -> dict[str, Any]:
-        """Return the fields of ``claim.json``."""
         claim, found, check, canaries = self.claim, self.recomputed, self.check, self.canaries
         return {
             "subject": self.subject,

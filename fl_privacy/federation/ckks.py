@@ -76,7 +76,6 @@ class KeyHolder:
         return [bytes(self._tenseal.ckks_vector(self._context, p.tolist()).serialize()) for p in pieces]
 
     def decrypt(self, ciphertexts: Sequence[bytes]) -> Tensor:
-        """Decrypt to (N,) float64."""
         vectors = (self._tenseal.ckks_vector_from(self._context, c) for c in ciphertexts)
         return torch.cat([torch.tensor(v.decrypt(), dtype=torch.float64) for v in vectors])
 
@@ -114,7 +113,6 @@ class Packing:
 
     @property
     def width(self) -> int:
-        """Return the bits of a value in a slot."""
         return self.bits + self._room
 
     @property
@@ -128,7 +126,6 @@ class Packing:
 
     @property
     def _most(self) -> int:
-        """Return the level of 1; that of -1 is its negative."""
         return 2 ** (self.bits - 1) - 1
 
     def pack(self, values: Tensor) -> Tensor:
@@ -179,7 +176,6 @@ def _round(
     bits: int,
     round: int,
 ) -> RoundReport:
-    """Run a round and update ``states``."""
     started = time.perf_counter()
     asked = server.select(round)
     results: dict[int, LocalResult | Failure] = {}

@@ -43,12 +43,10 @@ class OwnExamples:
 
     @classmethod
     def of(cls, examples: LabelledExamples, indices: Tensor, device: torch.device | str) -> "OwnExamples":
-        """Select the examples at ``indices``, unchanged."""
         return cls(len(indices), lambda chosen: examples.batch(indices[chosen], device))
 
     @classmethod
     def exchanged(cls, batch: Batch, defense: Defense, data: LocalData) -> "OwnExamples":
-        """Replace ``batch``, all of the client's examples, by the result of ``defense``."""
         started = time.perf_counter()
         for hook in defense.examples:
             batch = hook(batch, data)
@@ -261,7 +259,6 @@ class Client:
         return LocalWork(order=order, batches=batches, plan=plan, purpose=purpose, seconds=own.seconds)
 
     def probe_work(self, state: ClientState, *, round: int, probe: int, batch_size: int) -> LocalWork:
-        """Return the work of the ``probe``-th probe in ``round``."""
         batch, purpose = self.victim_batch(probe, batch_size, state), f"round-{round}/victim-{probe}"
         order = local_batches(batch_size, self.plan, self._audited("probe", round, probe))
         batches = [Batch(batch.inputs[i], batch.labels[i]) for i in order]
@@ -270,7 +267,6 @@ class Client:
         return LocalWork(order=order, batches=batches, plan=plan, purpose=purpose, num_examples=batch_size)
 
     def do(self, work: LocalWork, sent: ModelState, state: ClientState) -> LocalResult:
-        """Do ``work`` on the model ``sent``, and return the upload."""
         with self._streams(self._once(work.purpose, "torch")):
             result = local_update(
                 _placed(self.model, self.device),
@@ -295,7 +291,6 @@ class Client:
         return self._own(state).batch(indices)
 
     def evaluate(self, sent: ModelState, state: ClientState, examples: LabelledExamples) -> Evaluation:
-        """Evaluate the model sent, joined with this client's private part, on ``examples``."""
         model = self._own_model(state)
         values = join_private(model, sent.to(self.device), state).to(self.device)
         with cpu_threads(self.threads):
@@ -311,7 +306,6 @@ class Client:
         return self._own_model(ClientState())
 
     def keeps_private(self) -> bool:
-        """Return ``True`` if some of the model's values are neither sent nor uploaded."""
         return bool(private_names(self.model, self.defense))
 
     def _look(self, sent: ModelState, state: ClientState) -> float:
@@ -336,7 +330,6 @@ class Client:
 
     @contextmanager
     def _streams(self, rng: torch.Generator) -> Iterator[None]:
-        """Set this client's threads, and seed PyTorch's global streams from ``rng``."""
         with cpu_threads(self.threads), seeded_globally(rng, self.device):
             yield
 
@@ -363,7 +356,6 @@ class Client:
         return self._rng(*names, secrets.token_hex(16)) if isinstance(self.seed, Secret) else self._rng(*names)
 
     def _audited(self, *names: str | int) -> torch.Generator:
-        """Return the stream ``names`` of a choice that the auditor knows."""
         return self._rng(*names) if self.audit_seed is None else replace(self, seed=self.audit_seed)._rng(*names)
 
 
@@ -374,7 +366,6 @@ def _placed(model: nn.Module, device: torch.device | str) -> nn.Module:
 
 
 def _visited(order: Sequence[Tensor]) -> int:
-    """Count the distinct examples of the local steps."""
     return len(order[0]) if len(order) == 1 else len(torch.cat(list(order)).unique())
 
 

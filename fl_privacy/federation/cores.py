@@ -58,7 +58,6 @@ def quotas(groups: Path, mounted: Path) -> Iterator[float]:
 
 
 def _quota(folder: Path) -> float | None:
-    """Return the cores of a control group's folder, version 2 or 1; ``None`` without limit."""
     for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
         try:
             numbers = [number for name in names for number in (folder / name).read_text().split()]

@@ -45,13 +45,11 @@ class Audit:
         return self.probes if self.uploads == "probe" and round in self.rounds else ()
 
     def intercepts(self, round: int, client: int) -> bool:
-        """Return ``True`` if the training update of ``client`` in ``round`` is captured."""
         if self.uploads == "both":
             return round in self.rounds
         return (self.listens or self.uploads == "update") and round in self.rounds and client in self.clients
 
     def expects(self, probe: Probe) -> bool:
-        """Return ``True`` if an answer to ``probe`` was requested."""
         return self.uploads == "both" or probe in self.probes
 
 

@@ -168,11 +168,6 @@ class ShardedAttack:
     def __call__(
         self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
     ) -> list[Reconstruction]:
-        """Attack all ``observations``; see :class:`fl_privacy.attacks.attack.ReconstructionAttack`.
-
-        Raises:
-            UserError: the attack refuses its settings, or no GPU is free.
-        """
         parts = cut(observations, self.shards)
         if len(parts) < 2:
             return self.attack(observations, seed=seed, progress=progress)
@@ -181,7 +176,6 @@ class ShardedAttack:
         return [found[position] for position in range(len(observations))]
 
     def provenance(self, image: Sequence[int]) -> Provenance | None:
-        """Return the training data of the attack's pretrained parts, for images (C, H, W)."""
         return trained_on(self.attack, image)
 
     def _attack(
@@ -376,7 +370,6 @@ def _on_gpu(attack: ReconstructionAttack, observation: Observation) -> bool:
 def _attack_apart(
     attack: ReconstructionAttack, observations: Sequence[Observation], seed: int, number: int, done: Done
 ) -> list[Reconstruction]:
-    """Attack a part with its own seed of PyTorch's global streams, the same in any process."""
     with streams_put_back(derive_seed(seed, "part", number)):
         found = attack(observations, seed=seed, progress=lambda step, steps: done(step / max(steps, 1)))
     if not isinstance(found, list) or len(found) != len(observations):

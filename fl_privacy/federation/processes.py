@@ -145,7 +145,6 @@ class _Work(Generic[R]):
         self._report(float(self._done @ self._weights / self._weights.sum()))
 
     def _pays(self) -> bool:
-        """Return ``True`` if other processes save more than they cost, by measurements in this one."""
         now = time.perf_counter() - self._began if self._own not in self._found else 0.0
         elapsed, current = self._seconds_here + now, self._weights[self._own]
         if elapsed < _WATCHED and not self._others.running:
@@ -165,7 +164,6 @@ class _Work(Generic[R]):
         return alone - together > (_UNSURE if elapsed > STARTING else 2 * _UNSURE) * STARTING
 
     def _hand_out(self) -> None:
-        """Give each free process the last waiting part."""
         while self._waiting and len(self._elsewhere) < self._others.most:
             number = self._waiting[-1]
             payload = _packed(self._parts[number])
@@ -207,15 +205,11 @@ class _Work(Generic[R]):
 
 @dataclass(frozen=True)
 class _Unfit:
-    """Reason why this process has to compute a part itself."""
-
     reason: str
 
 
 @dataclass(frozen=True)
 class _Told:
-    """Outcome of a part elsewhere, with its warnings and log records."""
-
     result: Any
     error: BaseException | None
     warned: list[str]
@@ -235,7 +229,6 @@ def _name(error: BaseException) -> str:
 
 
 def _packed(part: Part[Any]) -> bytes | None:
-    """Return ``part`` in bytes; ``None`` if it can't be pickled."""
     import cloudpickle  # noqa: PLC0415
 
     try:

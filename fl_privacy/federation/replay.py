@@ -18,8 +18,6 @@ from fl_privacy.types import Batch, ModelState, Upload, VictimId
 def examples_behind(client: Client, victim: VictimId, state: ClientState, *, batch_size: int) -> Batch:
     """Return the examples behind the upload ``victim``, each once: in a probe's order, or in the order of first use.
 
-    ``state`` receives the defense's examples.
-
     Raises:
         UserError: the client draws from its own secret.
     """
@@ -78,7 +76,6 @@ class Replay:
         return self.client.plan.augments if self.victim.probe is None else self.client.plan.augment_probes
 
     def _defended(self, work: LocalWork) -> list[Batch]:
-        """Return the first batches after the defense, without training on the last one."""
         seen: list[Batch] = []
         needed = _steps_until(work.order, set(_rows(self.victim, work, self.batch_size)))
 
@@ -107,7 +104,6 @@ def _work(client: Client, victim: VictimId, state: ClientState, batch_size: int)
 
 
 def _rows(victim: VictimId, work: LocalWork, batch_size: int) -> list[int]:
-    """Return the indices of the client's examples, or of the probed batch, behind the upload."""
     return list(range(batch_size)) if victim.probe is not None else list(dict.fromkeys(_flat(work.order)))
 
 

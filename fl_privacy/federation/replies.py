@@ -247,8 +247,6 @@ def _counts(name: str, tensor: Tensor) -> bool:
 
 
 def _changes(state: ModelState, shares: str) -> dict[str, Callable[[Upload], Tensors]]:
-    """Return functions from an upload to its change of the model, by kinds that can't be compared."""
-
     def from_sent(held: Tensors, sent: Tensors, counters: bool) -> Tensors:
         return {n: t.double() - sent[n].double() for n, t in held.items() if _counts(n, t) == counters}
 
@@ -263,7 +261,6 @@ def _changes(state: ModelState, shares: str) -> dict[str, Callable[[Upload], Ten
 
 
 def _median(values: Iterable[float]) -> float:
-    """Return the lower median; 0 of nothing."""
     ordered = sorted(values)
     return float(ordered[(len(ordered) - 1) // 2]) if ordered else 0.0
 

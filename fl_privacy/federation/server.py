@@ -79,7 +79,6 @@ class Server:
     _usual: Mapping[str, float] = field(default_factory=dict, init=False, repr=False)
 
     def select(self, round: int) -> list[int]:
-        """Return ids of the clients asked in ``round`` (from 1), in ascending order."""
         if self.plan.aggregation == "round_robin":
             return [self.clients[(round - 1) % len(self.clients)]]
         number = max(1, math.ceil(self.plan.fraction * len(self.clients) - 1e-9))
@@ -87,7 +86,6 @@ class Server:
         return sorted(self.clients[i] for i in order[:number].tolist())
 
     def sent_to(self, client: int, round: int | None = None) -> ModelState:
-        """Return the model sent to ``client`` in ``round``, by default in a tampered one."""
         return self.tamper(self.state, client) if self.tamper and self._tampers(round) else self.state
 
     def receive(

@@ -47,7 +47,6 @@ class PlainPass(Mapping[str, Tensor]):
 
     @property
     def loss(self) -> Tensor:
-        """Return the mean loss, the defense's own if it computed one."""
         return self._step.losses[-1] if self._step.losses else self._result.loss
 
     @property
@@ -56,7 +55,6 @@ class PlainPass(Mapping[str, Tensor]):
         return self._result.buffers if "_result" in vars(self) else self._step.sent.buffers
 
     def only(self, names: frozenset[str]) -> "Tensors":
-        """Return the gradients of ``names``, lazily."""
         return _Chosen(self, names)
 
     @cached_property

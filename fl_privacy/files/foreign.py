@@ -115,7 +115,6 @@ def expect_regular_files(folder: Path, without: Collection[str] = ()) -> None:
 
 
 def _irregular(entry: os.DirEntry[str]) -> str | None:
-    """Return why ``entry`` is no regular file; ``None`` if it is one, or is gone."""
     if entry.is_symlink():
         return "is a link"
     with suppress(FileNotFoundError):

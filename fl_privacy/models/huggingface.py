@@ -166,7 +166,6 @@ def _first_position(network: nn.Module, positions: nn.Parameter) -> int:
 
 
 def _inner(network: nn.Module) -> Any:
-    """Return the network without its head and adapters."""
     unwrap = getattr(network, "get_base_model", None)
     own: Any = network if unwrap is None else unwrap()
     return getattr(own, "base_model", own)
@@ -174,7 +173,6 @@ def _inner(network: nn.Module) -> Any:
 
 @torch.no_grad()
 def _is_causal(network: nn.Module) -> bool:
-    """Test whether the first state is independent of the last token."""
     training = network.training
     network.eval()
     inner = _inner(network)
@@ -225,7 +223,6 @@ class Adapted(nn.Module):
         self.scale = alpha / rank
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Map (..., inputs) -> (..., outputs)."""
         adapted: Tensor = self.base(inputs) + self.scale * self.lora_b(self.lora_a(inputs))
         return adapted
 

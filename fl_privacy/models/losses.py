@@ -142,7 +142,6 @@ class _InEachType:
 
 
 def _following(given: nn.Module, like: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
-    """Copy a PyTorch loss to the device of ``like``; its tensors follow the type of the outputs."""
     moved = copy.deepcopy(given).to(device=like.device)
     holds = any(value.is_floating_point() for value in moved.state_dict().values())
     return _InEachType(moved) if holds else moved
@@ -190,7 +189,6 @@ def _unusable(name: str, num_classes: int, reason: str) -> UserError:
 
 
 def _refused(given: Callable[[Tensor, Tensor], Tensor], outputs: Tensor, labels: Tensor) -> str | None:
-    """Return why a call is no loss; ``None`` if it is one."""
     leaf = outputs.detach().requires_grad_()
     try:
         with torch.enable_grad(), warnings.catch_warnings():

@@ -35,7 +35,6 @@ class BasicBlock(nn.Module):
         self.activation = new_activation(activation)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Map (B, inner, H, W) -> (B, outer, ceil(H / stride), ceil(W / stride))."""
         outputs: Tensor = self.activation(self.residual(inputs) + self.shortcut(inputs))
         return outputs
 

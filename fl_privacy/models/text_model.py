@@ -181,7 +181,6 @@ class Block(nn.Module):
         self.norm_first = norm_first
 
     def forward(self, inputs: Tensor, there: Tensor, *, first: bool = False) -> Tensor:
-        """Map (B, L, d) and its mask (B, L) -> (B, L, d), or the ``first`` token alone (B, 1, d)."""
         kept = inputs[:, :1] if first else inputs
         if self.norm_first:
             between = kept + self.attention(self.attention_norm(inputs), there, first=first)

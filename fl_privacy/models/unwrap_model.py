@@ -112,7 +112,6 @@ def _without_wrappers(model: nn.Module) -> nn.Module:
 
 
 def _made(model: nn.Module, shape: tuple[int, ...]) -> Iterator[object]:
-    """Yield the model's outputs for two black images in evaluation mode, and in its own."""
     for trial in (detached_copy(model).eval(), *((detached_copy(model),) if model.training else ())):
         like = next(trial.parameters())
         try:

@@ -85,7 +85,6 @@ class ModelState:
 
     @classmethod
     def of(cls, model: nn.Module) -> "ModelState":
-        """Return the detached values of ``model``, copied."""
         return cls(
             {name: p.detach().clone() for name, p in model.named_parameters()},
             {name: b.detach().clone() for name, b in model.named_buffers()},
@@ -156,7 +155,6 @@ class Knowledge:
     bounds: Mapping[str, tuple[Tensor, Tensor]] | None = None
 
     def describe(self, modality: Modality = IMAGES) -> list[str]:
-        """Describe each known thing in a sentence."""
         lines = []
         if self.labels is not None:
             lines.append("The attacker is given the true labels.")
@@ -347,7 +345,6 @@ class Observation:
         return ModelState({**private.parameters, **self.sent.parameters}, {**private.buffers, **self.sent.buffers})
 
     def told(self, **knowledge: Any) -> "Observation":
-        """Return the same observation with more knowledge."""
         return replace(self, knowledge=replace(self.knowledge, **knowledge))
 
 

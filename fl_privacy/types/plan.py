@@ -187,7 +187,6 @@ class Normalization:
         return images * std + mean
 
     def in_words(self) -> str:
-        """Return for example ``(x - 0.5) / 0.5``."""
         mean, std = (", ".join(f"{v:.4g}" for v in dict.fromkeys(values)) for values in (self.mean, self.std))
         one = len(set(self.mean)) == 1 and len(set(self.std)) == 1
         return f"(x - {mean}) / {std}" if one else f"(x - [{mean}]) / [{std}]"

@@ -68,11 +68,9 @@ class Column:
 
     @property
     def tolerance(self) -> float:
-        """Return the largest error of a right cell."""
         return TOLERANCE * (self.std or self.scale[0]) if self.is_number else 0.0
 
     def written(self, value: float) -> str:
-        """Format a cell like its data set."""
         if not math.isfinite(value):
             return "?"
         if self.is_number:
@@ -228,7 +226,6 @@ class Schema:
         return self.encode(cells)
 
     def written(self, cells: Tensor) -> list[list[str]]:
-        """Format cells (N, C) like their data set."""
         return [[c.written(v) for c, v in zip(self.columns, row, strict=True)] for row in cells.tolist()]
 
     @classmethod

@@ -156,7 +156,6 @@ def named_tensors(model: nn.Module, gradients: Mapping[str, Any] | Sequence[Any]
 
 
 def _names_in_order(inner: nn.Module, count: int) -> list[str]:
-    """Return the names of all parameters, or of the trained ones, whichever are ``count``."""
     trained = [name for name, p in inner.named_parameters() if p.requires_grad]
     names = [name for name, _ in inner.named_parameters()]
     if count not in (len(names), len(trained)):

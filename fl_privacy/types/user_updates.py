@@ -87,7 +87,6 @@ def _expect_count(number: object) -> None:
 
 
 def _values(what: str, inner: nn.Module, given: Weights) -> dict[str, Tensor]:
-    """Return the values in ``given`` by the model's names without wrappers, copied, each once."""
     plain = plain_names(inner)
     state = {plain.get(name, name): value for name, value in inner.state_dict().items()}
     if isinstance(given, nn.Module):

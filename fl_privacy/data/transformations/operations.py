@@ -132,7 +132,6 @@ class Kind:
     signed: bool = False
 
     def magnitude(self, level: int) -> float:
-        """Return the magnitude of ``level`` 0 to 9."""
         return self.low + (self.high - self.low) * level / (LEVELS - 1)
 
 
@@ -156,7 +155,6 @@ class Operation:
 
     @property
     def magnitude(self) -> float:
-        """Return the unsigned magnitude, in the unit of its kind."""
         return KINDS[self.name].magnitude(self.level)
 
     def __call__(self, images: Tensor, sign: int = 1) -> Tensor:
@@ -199,7 +197,6 @@ def _enhancement(
 
 
 def _smooth(images: Tensor) -> Tensor:
-    """Average each pixel with its eight neighbors, weighted; border pixels stay."""
     kernel = images.new_tensor([[1, 1, 1], [1, 5, 1], [1, 1, 1]]) / 13
     inner = conv2d(images.reshape(-1, 1, *images.shape[-2:]), kernel[None, None])
     inner = inner.reshape(*images.shape[:-2], *inner.shape[-2:])

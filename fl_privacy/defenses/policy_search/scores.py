@@ -97,7 +97,6 @@ class GradientSimilarity:
         return InnerProducts(*(torch.cat(part, 1) for part in zip(*parts, strict=True)))
 
     def _most(self, images: Tensor, labels: Tensor) -> int:
-        """Return the number of images to differentiate at once, from a trial."""
         with torch.no_grad():
             needed = written_by(lambda: self._compare(images, labels.flatten())) / len(images)
         fit = spare_bytes(self.device) / max(1, needed)

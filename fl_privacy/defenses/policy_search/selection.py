@@ -79,7 +79,6 @@ class Selection:
         return scored.altered >= self.altered_at_least
 
     def threshold(self, scored: Sequence[Scored]) -> float:
-        """Return T_acc among those of ``scored`` that have an effect."""
         if self.accuracy_at_least is not None:
             return self.accuracy_at_least
         best_first = sorted((s.accuracy for s in scored if self.has_effect(s)), reverse=True)

@@ -38,7 +38,6 @@ class CaptureWriter:
         self.write(observation)
 
     def write(self, observation: Observation) -> Path:
-        """Write ``observation``, and return its JSON file; see ``save_observation``."""
         description = _to_json(
             {
                 "format": layout.FORMAT,

@@ -84,7 +84,6 @@ class CaptureFile:
         return raw
 
     def digest(self, raw: Mapping[str, Any], key: str) -> str:
-        """Return the digest of the tensors of ``key`` in the description ``raw``."""
         value = raw.get(key)
         if not isinstance(value, str) or not _DIGEST.fullmatch(value):
             self.refuse(f"names no tensors for {key}")
@@ -106,7 +105,6 @@ class CaptureFile:
         return {name: tensor.clone() for name, tensor in tensors.items()}  # alignment affects last bits
 
     def refuse(self, what: str) -> NoReturn:
-        """Raise a ``UserError`` that names the file and its fault ``what``."""
         raise UserError(
             f"{self.path} is expected to be a captured update of the model given, but {what};"
             " choose the model it was captured with, or remove the file."
@@ -150,8 +148,6 @@ class LazyObservations(Sequence[Observation], ABC):
 
 
 class _Some(LazyObservations):
-    """Observations of ``whole`` at ``places``, modified by ``changed``."""
-
     def __init__(self, whole: Sequence[Observation], places: Sequence[int], changed: Change | None = None) -> None:
         self._whole, self._places, self._changed = whole, places, changed
         known = ids_of(whole)
@@ -207,11 +203,7 @@ def load_observations(folder: Path | str, model: nn.Module, *, inside: nn.Module
 def stored_observations(
     folder: Path | str, model: nn.Module, *, inside: nn.Module | None = None
 ) -> "StoredObservations":
-    """Return the lazily loaded observations below ``folder``, in the order of their ids; see ``load_observations``.
-
-    Raises:
-        UserError: there are none, a file is missing or damaged, or they do not fit ``model``.
-    """
+    """Return the lazily loaded observations below ``folder``, in the order of their ids; see ``load_observations``."""
     folder = _within_a_run(Path(folder))
     if folder.is_dir():
         expect_regular_files(folder)
@@ -226,7 +218,6 @@ _CAPTURES = "captures"
 
 
 def _within_a_run(folder: Path) -> Path:
-    """Return the captures in the folder of a run, or of the only audit in ``folder``; else ``folder`` itself."""
     audits = [path for path in folder.glob(f"audit-*/{_CAPTURES}") if path.is_dir()]
     if (folder / _CAPTURES).is_dir():
         return folder / _CAPTURES

@@ -61,10 +61,7 @@ def describe_model(model: nn.Module) -> list[str]:
 
 
 def share_of_sent(observation: Observation) -> float:
-    """Return the share of the values sent in the upload: about 1 for weights, about 0 for a gradient or a delta.
-
-    Batch norm is left out if possible, since clients may keep their own.
-    """
+    """Return the share of the values sent in the upload: about 1 for weights, about 0 for a gradient or a delta."""
     pairs = [(t.double().flatten(), observation.sent.parameters[n].double().flatten()) for n, t in _both(observation)]
     length = sum(float(s @ s) for _, s in pairs)
     return sum(float(t @ s) for t, s in pairs) / length if length else 0.0
@@ -212,7 +209,6 @@ def estimated_lr(observation: Observation) -> float | None:
 
 @torch.no_grad()
 def _outputs(observation: Observation) -> torch.Tensor:
-    """Return the mean output (K,) for random images, batch norm by the running statistics."""
     sent: ModelState = observation.sent
     images = torch.rand((16, *observation.input_shape), generator=torch.Generator().manual_seed(0))
     model = copy.deepcopy(observation.model).eval()

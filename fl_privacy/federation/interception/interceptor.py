@@ -35,9 +35,7 @@ class SideInformation(Protocol):
     @property
     def clients(self) -> Mapping[int, Client]: ...
 
-    def __call__(self, observation: Observation, *, states: States) -> Observation:
-        """Complete ``observation``; ``states`` are from before the update."""
-        ...
+    def __call__(self, observation: Observation, *, states: States) -> Observation: ...
 
 
 def no_states(client: int) -> ClientState:
@@ -121,7 +119,6 @@ class SimulatedSideInformation:
         return told.told(features=features, features_at=at if self.features_at else None, front=front)
 
     def _after_training(self, client: int, observation: Observation, states: States) -> ModelState:
-        """Return the model of ``client`` after its local training in the round, with its private part."""
         key, sent = (client, observation.id.round), observation.sent
         if key in self._trained and self._trained[key][0] is sent:
             return self._trained[key][1]
@@ -202,7 +199,6 @@ class Interceptor:
     side_information: SideInformation | None = None
 
     def capture(self, victim: VictimId, *, sent: ModelState, upload: Upload, states: States = no_states) -> None:
-        """Pass the observation of one upload to the sink; see ``observe``."""
         observation = self.observe(victim, sent=sent, upload=upload, states=states)
         if observation is not None:
             self.sink(observation)

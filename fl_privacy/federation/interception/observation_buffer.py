@@ -63,7 +63,6 @@ class WaitingUpdates(LazyObservations):
         return read_observation(self._folder, self.ids[place], model, model, self._shared, finite=False)
 
     def clear(self) -> None:
-        """Drop all observations, in memory and in files."""
         self._restart()
         if not self._written:
             shutil.rmtree(self._folder, ignore_errors=True)

@@ -29,10 +29,7 @@ _TOLERANCE = 1e-3
 
 
 def victim_gradients(victim_model: VictimModel, inputs: Tensor, labels: Tensor) -> VictimGradients:
-    """Choose, by trial, the fastest method that gives the right gradients of this model.
-
-    The trial has inputs (V, B, C, H, W) and labels (V, B).
-    """
+    """Choose, by trial, the fastest method that gives the right gradients of this model."""
     reference = OneByOne(victim_model)
     expected = with_slope(reference, inputs, labels)
     reasons = []

@@ -50,10 +50,7 @@ def better_by_phases(weight: Tensor, images: int, stride: _Pair, dilation: _Pair
 
 
 def better_by_products(images: Tensor, weight: _Pair, stride: _Pair, dilation: _Pair) -> bool:
-    """Return ``True`` if products and ``F.fold`` are faster for victims side by side, (1, V C, H, W).
-
-    ``weight`` is the shape (V O, C, h, w) of all victims' gradients.
-    """
+    """Return ``True`` if products and ``F.fold`` are faster for victims side by side, (1, V C, H, W)."""
     apart = stride[0] > 1 and tuple(dilation) == (1, 1) and images.shape[1] > weight[1] and not _compiles.get()
     return apart and len(images) == 1 and images.device.type == "cpu" and weight[1] <= _FEW
 
@@ -110,7 +107,6 @@ class FrozenConv2d(nn.Conv2d):
         """Skip the initialization, which takes longer than a convolution."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Convolve (N, C, H, W) -> (N, O, h, w)."""
         return self.convolved(input, self.weight, self.bias)
 
     def convolved(self, images: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -224,7 +220,6 @@ class _GroupedGradients(torch.autograd.Function):
 
 
 def _by_images(ctx: Any, back: Tensor, images: Tensor, weight: Tensor) -> Tensor:
-    """Compute the gradient by images side by side, each victim's with its own ``weight``."""
     stride, padding, dilation = ctx.settings
     if ctx.groups != ctx.count or not better_by_products(images, weight.shape, stride, dilation):
         return _convolution_backward(ctx, back, images, weight, wanted=(True, False, False))[0]
@@ -259,7 +254,6 @@ class _Transposed(torch.autograd.Function):
 
 
 def _convolution(images: Tensor, weight: Tensor, bias: Tensor | None, settings: tuple[Any, Any, Any, int]) -> Tensor:
-    """Compute ``F.conv2d`` with ``settings``: stride, padding, dilation and groups."""
     (down, right), (high, wide), dilation, groups = settings
     height, width = images.shape[2] + 2 * high - weight.shape[2], images.shape[3] + 2 * wide - weight.shape[3]
     positions = len(images) * (height // down + 1) * (width // right + 1)
@@ -270,7 +264,6 @@ def _convolution(images: Tensor, weight: Tensor, bias: Tensor | None, settings: 
 
 
 def _is_little(images: Tensor, weight: Tensor, positions: int) -> bool:
-    """Return ``True`` if PyTorch's own loops over images, without setup, are faster."""
     return images.device.type == "cpu" and len(images) <= 2 and weight.numel() * positions <= _LITTLE
 
 
@@ -317,7 +310,6 @@ class FoldedConvolution(FrozenConv2d):
         self._folded_weight = self._slope.view(-1, 1, 1, 1) * self.weight
 
     def forward(self, input: Tensor) -> Tensor:
-        """Convolve (N, C, H, W) -> (N, O, h, w)."""
         return self.convolved(input, self._folded_weight, self._folded_bias)
 
     def gradients(self, inputs: Tensor, deltas: Tensor, names: Collection[str]) -> Tensors:
@@ -356,7 +348,6 @@ def fold(model: nn.Module, pairs: Sequence[tuple[str, str]]) -> None:
 
 
 def _neighbors(calls: Sequence[Call]) -> Iterator[tuple[Call, Call]]:
-    """Yield convolutions and norms that are called once, one with the output of the other."""
     called = [id(call.module) for call in calls]
     for one, other in pairwise(calls):
         follows = type(one.module) is FrozenConv2d and type(other.module) is FrozenNorm and other.inputs is one.output

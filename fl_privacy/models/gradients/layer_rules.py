@@ -42,7 +42,6 @@ class LayerCall:
         return self.deltas[0].numel() // outputs
 
     def rows(self, chosen: slice) -> "LayerCall":
-        """Return the call of some victims."""
         return replace(self, inputs=self.inputs[chosen], deltas=self.deltas[chosen])
 
     def weighted_sum(self, weights: Tensor) -> "LayerCall":

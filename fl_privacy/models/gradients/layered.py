@@ -98,7 +98,6 @@ class Layered(VictimGradients):
         self._layers = dict(_layers(self._model, self._names))
 
     def __call__(self, inputs: Tensor, labels: Tensor, hidden: Tensor | None = None) -> Tensors:
-        """Compute gradients by name; ``hidden`` as in :meth:`passed`."""
         return self.gradients_and_products(inputs, labels, (), hidden)[0]
 
     def gradients_and_products(

@@ -37,17 +37,13 @@ class ConvolutionOfMany(nn.Conv2d):
         """Draw no values: the weights are given."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Convolve (N, C, H, W) -> (N, O, h, w)."""
         geometry = (self.stride, self.padding, self.dilation, self.groups)
         output: Tensor = _Convolution.apply(input, self.weight, geometry)
         return output if self.bias is None else output + self.bias[:, None, None]
 
 
 def for_many(model: nn.Module, inputs: Tensor) -> nn.Module:
-    """Copy ``model`` for ``vmap`` over its values, on batches as large as ``inputs`` (B, C, H, W).
-
-    Large convolutions become :class:`ConvolutionOfMany`.
-    """
+    """Copy ``model`` for ``vmap`` over its values, on batches as large as ``inputs`` (B, C, H, W)."""
     copied = copy.deepcopy(model)
     found = {n: m for n, m in copied.named_modules() if n and type(m) is nn.Conv2d and pads_with_zeros(m)}
     with torch.no_grad(), leaving(found, _output) as calls:
@@ -120,7 +116,6 @@ def _backward(part: Sequence[Tensor], how: Any) -> tuple[Tensor, Tensor]:
 
 
 def _first(info: Any, values: Tensor, place: int | None) -> Tensor:
-    """Move the axis of models to the front."""
     return values.expand(info.batch_size, *values.shape) if place is None else values.movedim(place, 0)
 
 
@@ -144,8 +139,6 @@ class ManyModels:
 
     @classmethod
     def copies(cls, model: nn.Module, state: ModelState, number: int) -> "ManyModels":
-        """Build ``number`` models that all start from ``state``."""
-
         def repeated(tensors: Tensors) -> dict[str, Tensor]:
             return {name: t.detach().expand(number, *t.shape).clone() for name, t in tensors.items()}
 
@@ -221,10 +214,7 @@ def models_at_once(model: nn.Module, batch_size: int) -> int:
 
 
 def local_orders(subsets: Tensor, plan: LocalPlan, rng: torch.Generator) -> list[Tensor]:
-    """Draw the local steps of M clients, each in its own order: indices (M, B) of each step.
-
-    ``subsets`` are indices (M, n) of each client's examples.
-    """
+    """Draw the local steps of M clients, each in its own order: indices (M, B) of each step."""
     clients, number = subsets.shape
     slices = step_slices(number, plan)
     passes = max(1, sum(part.start == 0 for part in slices))

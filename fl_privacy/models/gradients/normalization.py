@@ -50,7 +50,6 @@ class _VictimBatchNorm(nn.Module):
         self._eps, self._victims = eps, victims
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Normalize (V B, C, ...) by each victim's own batch."""
         count = self._victims.count
         apart = inputs.reshape(count, -1, *inputs.shape[1:])
         side_by_side = apart.transpose(0, 1).flatten(1, 2)
@@ -72,7 +71,6 @@ class FrozenNorm(nn.Module):
         self.offset = -mean * self.slope
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Normalize (N, C, ...) by fixed statistics."""
         shape = (-1, *(1 for _ in inputs.shape[2:]))
         slope, offset = self.slope, self.offset
         if self.weight is not None:
@@ -82,7 +80,6 @@ class FrozenNorm(nn.Module):
         return (inputs * slope.view(shape)).add_(offset.view(shape))  # addcmul is slow with broadcasting
 
     def gradients(self, inputs: Tensor, deltas: Tensor, names: Collection[str]) -> Tensors:
-        """Compute gradients (V, C) of the parameters ``names``."""
         products, total = channel_sums(inputs, deltas)
         weight = self.slope * products + self.offset * total
         return {name: value for name, value in (("weight", weight), ("bias", total)) if name in names}

@@ -35,10 +35,7 @@ _tried: "WeakKeyDictionary[nn.Module, dict[frozenset[str], bool]]" = WeakKeyDict
 def example_gradients(
     model: nn.Module, state: ModelState, batch: Batch, *, plan: LocalPlan, changes: Sequence[LossChange] = ()
 ) -> Tensors:
-    """Compute the gradient of each example's loss, (B, *shape) by name, differentiable by ``batch.inputs``.
-
-    ``plan`` gives batch-norm mode and loss scale, ``changes`` change the loss.
-    """
+    """Compute the gradient of each example's loss, (B, *shape) by name, differentiable by ``batch.inputs``."""
     names = list(state.parameters)
     layered = _layered(model, state, batch, plan, changes, names=names)
     if layered is not None:
@@ -196,7 +193,6 @@ def _chunks(batch: Batch, elements: int) -> Iterator[Batch]:
 
 
 def _formed_elements(layered: Layered, batch: Batch, most: int) -> int:
-    """Count the elements of one example's gradients without factors, at most ``most``."""
     if most * len(batch) <= _CHUNK_ELEMENTS:
         return most
     calls = layered.calls(batch.inputs[:1].unsqueeze(1), batch.labels[:1].unsqueeze(1))
@@ -232,10 +228,7 @@ _ROUNDING = 1e-6
 
 
 def _ghost_norms(call: LayerCall, clip_norm: float) -> Tensor | None:
-    """Return squared norms (B,) of the weight's gradients by inner products, if these cost less than the gradients.
-
-    Large rounding errors of canceling positions are added.
-    """
+    """Return squared norms (B,) of the weight's gradients by inner products, if these cost less than the gradients."""
     weight = call.module.get_parameter("weight")
     if weight.dim() < 2 or not pays(len(weight), weight[0].numel(), call.positions):
         return None
@@ -249,7 +242,6 @@ def _ghost_norms(call: LayerCall, clip_norm: float) -> Tensor | None:
 
 
 def _squares(gradient: Tensor) -> Tensor:
-    """Return squared norms (B,) of (B, ...), without a copy."""
     norms: Tensor = torch.linalg.vector_norm(gradient.reshape(len(gradient), math.prod(gradient.shape[1:])), dim=1)
     return norms.square()
 

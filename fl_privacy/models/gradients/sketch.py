@@ -48,7 +48,6 @@ class GradientSketch:
         return cls(tuple(shapes), buckets.to(device), signs.to(device), size)
 
     def __call__(self, gradients: Tensors) -> Tensor:
-        """Sketch gradients (B, *shape) as (B, size)."""
         batch = len(next(iter(gradients.values())))
         found = torch.zeros(batch, self.size, device=self.signs.device)
         for name, part in self._parts(gradients):

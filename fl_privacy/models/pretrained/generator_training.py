@@ -103,7 +103,6 @@ class GeneratorTraining:
         self._of_discriminator = torch.optim.Adam(self._discriminator.parameters(), lr=plan.lr, betas=betas)
 
     def run(self, told: Told = lambda done, total, discriminator, generator: None) -> Self:
-        """Do all remaining steps, with the callback ``told`` after each."""
         while self.done < self.plan.steps:
             losses = self._step(self.done)
             self.done += 1
@@ -111,7 +110,6 @@ class GeneratorTraining:
         return self
 
     def result(self) -> ImageGenerator:
-        """Return the running mean, frozen."""
         return self.average
 
     def _step(self, number: int) -> tuple[float, float]:
@@ -134,7 +132,6 @@ class GeneratorTraining:
         return against.item(), towards.item()
 
     def _batch(self, number: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Return the ``number``-th batch: each image once in an epoch, shuffled."""
         size, count = min(self.plan.batch_size, len(self._images)), len(self._images)
         epoch, place = divmod(number, count // size)
         order = torch.randperm(count, generator=derive_generator(self.seed, "generator", "epoch", epoch))
@@ -146,7 +143,6 @@ class GeneratorTraining:
         return images, self._labels[chosen]
 
     def _moved(self, images: Tensor, shifts: Tensor) -> Tensor:
-        """Move each image by its (down, right) pixels, with black fill."""
         most = self.plan.shift
         if not most:
             return images
