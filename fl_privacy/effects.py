@@ -21,8 +21,7 @@ class Effect:
     """Effect of one part of a defense, identified by its class's name, also in files.
 
     Subclasses are frozen dataclasses of numbers, text, booleans, tuples of them and other effects. A field ``None`` is
-    hidden from readers of the description, unless the class says otherwise. Third-party defenses declare one of these,
-    or a subclass.
+    hidden from readers, unless the class says otherwise. Third-party defenses declare one of these, or a subclass.
     """
 
     def __init_subclass__(cls) -> None:

@@ -64,10 +64,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def what_was_asked(error: BaseException) -> str:
-    """Return the memory requested in an allocator's error, ``313.6 TB at once``, or the library of a loader's.
-
-    Else empty.
-    """
+    """Return the requested memory in an allocator's error, ``313.6 TB at once``, or a loader's library; else empty."""
     if isinstance(error, ImportError):
         return f"to load {visible(str(error)).partition(':')[0]}"
     found = re.search(r"allocate ([0-9.]+) ?(bytes|[KMGT]i?B)", str(error))

@@ -84,10 +84,7 @@ class Remaining:
         self._from = 0.0
 
     def __call__(self, work: object, share: float) -> float | None:
-        """Return the seconds left of ``work`` at ``share`` in [0, 1].
-
-        ``None`` if unknown. A new ``work`` restarts the clock.
-        """
+        """Return the seconds left of ``work`` at ``share`` in [0, 1], if known; a new ``work`` restarts the clock."""
         now = time.monotonic()
         if work != self._work or share < self._from:
             self._work, self._started, self._from = work, now, share
@@ -117,7 +114,6 @@ class ShareLines:
     """Progress in lines: soon after the start, at each tenth, and at least once a minute.
 
     Args:
-        say: function that prints a line.
         beside: function that returns details for each line.
         pause: least seconds between lines.
     """

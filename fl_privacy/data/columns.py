@@ -47,8 +47,7 @@ def encode_labels(
 ) -> tuple[list[Tensor], tuple[str, ...]]:
     """Encode label columns as indices (N,) int64, alike in all ``parts``, and return them with the K class names.
 
-    Without given ``names``, the classes are the sorted distinct values. ``column``, ``name`` (of the data set) and
-    ``setting`` are for errors.
+    Without given ``names``, the classes are the sorted distinct values.
     """
     values = np.concatenate([np.asarray(part) for part in parts])
     if values.dtype == object or values.ndim != 1:

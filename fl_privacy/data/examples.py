@@ -148,7 +148,6 @@ class TextExamples(LabelledExamples):
 
     Attributes:
         tokens: (N, L) int32, texts left-aligned.
-        vocabulary: vocabulary of the tokens.
         next_token: ``True`` for models that predict each next token rather than the class of the text.
     """
 

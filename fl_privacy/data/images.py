@@ -53,11 +53,9 @@ def decode_images(
 
     Args:
         cells: encoded images in order, in any format that PIL reads.
-        count: number of images.
         image_size: height and width to scale to; ``None`` keeps the common size.
         channels: 1 or 3; ``None`` takes that of the first image.
         fit: way to scale, see ``fit_images``.
-        name: data set, for errors.
 
     Raises:
         UserError: an image can't be read, or their sizes differ.

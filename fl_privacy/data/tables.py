@@ -79,7 +79,7 @@ def load_table(
 ) -> Dataset:
     """Load the training and test rows of a table.
 
-    Sources, in this order: ``path``; ``breast_cancer`` in scikit-learn; ``<root>/<name>`` if ``root`` is given, else
+    Sources, in this order: ``path``; ``breast_cancer`` in scikit-learn; ``<root>/<name>``, else
     ``<FL_PRIVACY_DATA>/<name>`` if that folder of ``<split>.parquet`` files exists, else the Hugging Face hub. Without
     a test split, every fifth row of each class is held out. Columns of text, of booleans and in ``categories`` are
     categorical, others numeric.

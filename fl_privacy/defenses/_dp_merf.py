@@ -140,7 +140,6 @@ def feature_sum(images: Tensor, labels: Tensor, frequencies: Tensor, num_classes
         images: (N, C, H, W).
         labels: (N,).
         frequencies: (F / 2, C H W).
-        num_classes: K.
     """
     phases = images.flatten(1) @ frequencies.T
     features = torch.cat([phases.cos(), phases.sin()], 1) / math.sqrt(len(frequencies))

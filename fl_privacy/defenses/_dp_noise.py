@@ -97,7 +97,7 @@ def dp_noise(
 ) -> Defense:
     """Clip, then add independent noise to every element (Abadi et al. 2016 for a whole update; DLG section 5.1).
 
-    Without ``clip_norm`` no ``scale`` gives a guarantee; with it, ``accounting.guarantee`` computes one.
+    Without ``clip_norm`` no ``scale`` gives a guarantee; with it, ``privacy.guarantee`` computes one.
 
     Args:
         noise: distribution of each element.
@@ -105,8 +105,8 @@ def dp_noise(
         clip_norm: l2 norm that the update is first scaled down to; ``None`` does not clip.
         clip_scope: ``global`` bounds the norm of the whole update, ``layer`` that of each parameter tensor.
         at: ``upload`` perturbs the upload once, ``gradient`` the gradient of every local step.
-        layers: layers that get noise, by module names or by numbers in the update, from 1 (Refiner Table 2); ``None``
-            is all. The others are uploaded in the clear, so that there is no guarantee.
+        layers: layers with noise, by module names or by numbers in the update, from 1 (Refiner Table 2); ``None`` is
+            all. The others are uploaded in the clear, without guarantee.
     """
     checks.one_of("defense.noise", noise, ("gaussian", "laplace"))
     checks.one_of("defense.clip_scope", clip_scope, ("layer", "global"))
@@ -176,7 +176,7 @@ def local_dp(
     """Clip, then add Gaussian noise for one round by the classical formula (Dwork and Roth 2014, Theorem A.1).
 
     The update's distribution equals that of Flower's ``LocalDpMod(clip_norm, sensitivity, round_epsilon, delta)``. The
-    formula is proven for one round and epsilon up to 1; ``accounting.guarantee`` gives the guarantee for many rounds.
+    formula is proven for one round and epsilon up to 1; for many rounds see ``privacy.guarantee``.
 
     Args:
         round_epsilon: budget of one round, above 0.
@@ -196,9 +196,9 @@ def local_dp(
 def dp_sgd(*, clip_norm: float = 1.0, noise_multiplier: float = 1.0) -> Defense:
     """Clip each example's gradient, add Gaussian noise to the sum, divide by the batch size (Abadi et al. 2016).
 
-    It computes the gradient anew from the batch: compose it before other gradient defenses. Private parameters are also
-    clipped and noised, since they shape later uploads. An empty batch (Poisson sampling) is a step of noise alone,
-    divided by 1. ``accounting.guarantee`` turns the noise multiplier into epsilon.
+    Compose it before other gradient defenses, since it recomputes the gradient. Private parameters are included, since
+    they shape later uploads. An empty batch (Poisson sampling) gives noise alone, divided by 1. ``privacy.guarantee``
+    turns the noise multiplier into epsilon.
 
     Args:
         clip_norm: bound C on the l2 norm of one example's gradient, above 0.

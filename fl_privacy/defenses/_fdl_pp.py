@@ -25,9 +25,9 @@ from fl_privacy.types import Batch, Tensors
 class PassportConv2d(nn.Module):
     """Convolution ``gamma * (W * X) + beta``, ``gamma = Avg(D(E(W * P_gamma)))``, beta alike (Gu et al. 2021, Eq. 24).
 
-    E and D are linear layers over channels with a leaky ReLU between them, at each position; Avg is the mean over
-    positions. ``W`` keeps the name of the convolution's weight; beta replaces its bias. For speed and with the same
-    result, E is applied to W first, D after the mean, and images are convolved with ``gamma * W`` and bias beta.
+    E and D are linear layers over channels with a leaky ReLU between them; Avg is the mean over positions. ``W`` keeps
+    the name of the convolution's weight; beta replaces its bias. For speed, and exactly, E is applied to W first, D
+    after the mean, and images are convolved with ``gamma * W`` and bias beta.
 
     Args:
         convolution: source of weight, stride, padding and its mode, dilation and groups.
@@ -147,18 +147,16 @@ def fdl_pp(
 ) -> Defense:
     """Keep some layers private, with passport layers for convolutions (Gu et al. 2021, Algorithm 5).
 
-    Each private convolution becomes a ``passports.PassportConv2d``, with secret passports drawn from N(0, 1). Private
-    normalization layers are removed, because a normalization after a passport would undo it. Weights, autoencoder and
-    passports never leave the client.
+    Private convolutions become ``PassportConv2d`` with passports from N(0, 1); private normalization layers, which
+    would undo a passport, are removed. Weights, autoencoder and passports never leave the client.
 
     Args:
         private: names of the private modules; ``None`` is the first convolution or linear layer and the normalization
             directly after it.
         start: initial values of the private convolutions, ``own`` to each client or ``shared`` by all.
         private_passes: passes over a client's examples at the end of each round that train the private part alone.
-        form: ``functional`` computes gamma and beta in every pass (Eq. 24); ``penalized`` trains them as parameters
-            with a penalty (Eq. 25), like the paper (Eq. 26), which keeps gamma small and the accuracy in long
-            trainings.
+        form: ``functional`` computes gamma and beta in every pass (Eq. 24); ``penalized`` trains them with a penalty
+            (Eq. 25), like the paper (Eq. 26), which keeps gamma small and the accuracy in long trainings.
         penalty: weight of the penalty.
         hidden: outputs of the encoder; ``None`` is half the channels of the convolution.
     """

@@ -32,10 +32,9 @@ def gs_wgan(
 ) -> Defense:
     """Train on images of a Wasserstein generator with sanitized gradients (GS-WGAN, Chen et al. 2020).
 
-    The client's examples are split among ``critics``, one of which is drawn per iteration. The generator receives the
-    gradient of each generated image, clipped to norm 1 and noised. Most steps do not depend on a given example; the
-    noise follows from ``epsilon`` and ``iterations``. The paper takes 1,000 critics and 20,000 iterations; the defaults
-    are for CPUs.
+    Each iteration draws one of the ``critics``, among which the client's examples are split. The generator receives
+    each generated image's gradient, clipped to norm 1 and noised; the noise follows from ``epsilon`` and
+    ``iterations``. The paper takes 1,000 critics and 20,000 iterations; the defaults are for CPUs.
 
     Args:
         images_per_class: number of images of every class.

@@ -30,9 +30,8 @@ _TRIED, _WITHIN = 10_000, 10
 def instahide(*, k: int = 4, largest: float = 0.65, public: str | None = None) -> Defense:
     """Mix each image with k - 1 others and flip the sign of random pixels (Huang et al. 2020).
 
-    Partners, different images of the client, coefficients and signs are drawn anew for every step; labels are mixed
-    with the same coefficients. Signs are around the middle of the range: a flipped x is 1 - x. Partners are the
-    client's stored images: in a composed defense, put this first of those that change images.
+    Partners (other images of the client), coefficients and signs are drawn anew for every step; labels are mixed alike.
+    A flipped x is 1 - x. Partners are the stored images: compose this before other defenses that change images.
 
     Args:
         k: images in a mixture, at least 1; 1 only flips.

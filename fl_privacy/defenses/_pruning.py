@@ -52,8 +52,8 @@ def compress_with_feedback(
 ) -> Tensors:
     """Return ``compress(tensors + residual)`` and store the new residual in ``state`` under ``owner``.
 
-    Over T rounds the compressed updates sum to the clean ones, up to the last residual. ``compress`` must not add
-    privacy noise, because the residual would undo it in the next round.
+    Compressed updates sum to the clean ones, up to the last residual. ``compress`` must not add privacy noise, which
+    the residual would undo.
     """
 
     def key(name: str) -> str:

@@ -24,8 +24,8 @@ def quantization(
     Args:
         bits: bits of each element, 1 to 28; zero stays zero from 2 bits on.
         rounding: ``nearest`` has the least error, ``stochastic`` is unbiased.
-        error_feedback: ``True`` adds the rounding error to the next round's update; only with ``nearest``, since the
-            residual of random rounding to few bits would grow.
+        error_feedback: ``True`` adds the rounding error to the next update; only with ``nearest``, since the residual
+            of random rounding to few bits would grow.
     """
     checks.whole("defense.bits", bits, at_least=1, at_most=28, example=8)
     checks.one_of("defense.rounding", rounding, ("nearest", "stochastic"))

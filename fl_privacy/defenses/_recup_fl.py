@@ -25,10 +25,10 @@ STEPS = 80
 def recup_fl(*, budget: float = 0.5, iterations: int = 10, substitutes: int = 4, public: int = 200) -> Defense:
     """Add to the gradient a perturbation that misleads classifiers of an attribute (RecUP-FL, Cui et al. 2023, Alg. 1).
 
-    The client trains substitutes for the attacker's classifier on gradients of public examples with known attributes.
-    In turn each substitute plays the unknown attacker: a step against the others is followed by one against it, up the
-    loss of the currently inferred attribute, within a ball around the gradient. It needs data with an attribute in
-    addition to the class. Substitutes are trained anew for each set of parameters, hence at every local step.
+    At every local step the client trains substitutes for the attacker's classifier on gradients of public examples. In
+    turn each plays the unknown attacker: a step against the others is followed by one against it, up the loss of the
+    currently inferred attribute, within a ball around the gradient. It needs data with an attribute in addition to the
+    class.
 
     Args:
         budget: radius of the ball in units of the gradient's norm, at least 0.

@@ -126,16 +126,14 @@ def refiner(
     """Upload the gradient of noise-like images with a similar gradient (Refiner, Fan et al. 2025).
 
     From ``(1 - alpha) x + alpha v``, v uniform noise, the robust data x* descend on ``UM - beta PM`` (Eq. 2): UM is the
-    weighted distance of the gradients (Eq. 4), PM the noise ratio estimated by the evaluation network. The uploaded
-    gradient is projected within ``epsilon`` of the true one (appendix J). The paper does not name its optimizer;
-    gradient descent with its step size of 1 ends at the noise ratio of its robust data. As printed, UM's slope is three
-    to eight orders of magnitude below PM's (LeNet) and has no effect; ``utility="relative"`` divides UM by that of pure
-    noise.
+    weighted distance of the gradients (Eq. 4), PM the noise ratio estimated by the evaluation network. The gradient is
+    projected within ``epsilon`` of the true one (appendix J). The paper does not name its optimizer; gradient descent
+    with its step size reaches its noise ratio. As printed, UM's slope is three to eight orders of magnitude below PM's
+    (LeNet); ``utility="relative"`` divides UM by that of pure noise.
 
-    It takes the gradient it gets for the true one and replaces it, so compose it before other defenses. Batch-norm
-    statistics that the plan shares are still those of the true images. For texts (appendix F), the robust data are
-    embeddings in the box around those of all tokens, v are random words, and PM is the share of random words. The
-    gradient of the embeddings is not uploaded.
+    Compose it before other defenses, since it replaces the gradient. Shared batch-norm statistics are still those of
+    the true images. For texts (appendix F), the robust data are word embeddings in the box around those of all tokens,
+    v are random words, and PM is the share of random words. The gradient of the embeddings is not uploaded.
 
     Args:
         epsilon: bound on the l2 distance of the uploaded gradient to the true one, at least 0; no privacy budget.
@@ -151,8 +149,8 @@ def refiner(
         match: gradient of the ``batch``, or of each ``example``; the same for a batch of one.
         per: ``step`` makes robust data in each local step, ``round`` once for each image, at the first step that uses
             it (a batch with any new image is refined as a whole).
-        warm_start: ``True`` starts from the robust data of an earlier round if all images of a batch have some, with
-            half the iterations. Only then does an attacker meet the same images with the same noise again.
+        warm_start: ``True`` starts from the robust data of an earlier round, if all images of a batch have some, with
+            half the iterations. Only then can an attacker see the same images with the same noise again.
         evaluator: file of ``fl-privacy train-evaluator``; ``None`` takes a small one, for gray images and texts only.
             With a list, client k takes file k modulo its length.
     """

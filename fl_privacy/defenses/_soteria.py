@@ -83,7 +83,11 @@ _KEPT_BYTES = 1 << 25
 
 
 def exact_row_norms(features: Features, inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute norms ||d r_i / d x|| of every feature of every example, by backward products.
+    """Compute norms (B, D) of d r_i / d x for every feature of every example, by backward products.
+
+    And the features (B, D).
+
+    One forward pass over several copies of the examples serves all products; in each, every copy takes one feature.
 
     Args:
         features: r, differentiable.
@@ -116,7 +120,6 @@ def estimated_row_norms(
         features: r, differentiable in forward mode.
         inputs: x, (B, ...).
         directions: number of v, at least 1.
-        rng: generator of the signs.
     """
     x = inputs.detach()
 
@@ -161,10 +164,9 @@ def soteria(
     The score of feature i is the sum over the batch of ||d r_i / d x|| / (|r_i| + epsilon), where r is the layer's
     input (Soteria, section 4). The bias gradient and all other layers stay.
 
-    The paper divides by the feature alone, approached by a small epsilon. ``form="code"`` follows the authors' scripts,
-    which add 0.1 under the cosine attack, much for features in (0, 1). There a negative feature has a negative score,
-    and is kept if the score's magnitude reaches the threshold: the interpolated percentile ``rate`` of the scores. Up
-    to one feature more than floor(rate * D) lies below it; ties are kept.
+    The paper divides by the feature alone, approached by a small epsilon. ``form="code"`` follows the authors' scripts
+    for the cosine attack, with epsilon 0.1, which is much for features in (0, 1). There a negative feature has a
+    negative score, and is kept if the score's magnitude reaches the interpolated percentile ``rate`` of the scores.
 
     Args:
         rate: share of the features withheld, in [0, 1).
@@ -234,8 +236,8 @@ def published_mask(scores: Tensor, rate: float) -> Tensor:
 def soteria_mixing(*, rate: float = 0.5, slices: int = 10, noise_scale: float = 0.01, directions: int = 4) -> Defense:
     """Add Gaussian noise to randomly chosen slices of the gradient (Wang et al., INFOCOM 2022; "Soteria" in Refiner).
 
-    The flattened gradient is cut into slices of equal sensitivity across layers, so that more revealing layers are cut
-    finer. Each step draws the perturbed slices anew, so that an informed attacker cannot ignore a layer.
+    Slices of the flattened gradient have equal sensitivity: more revealing layers are cut finer. Each step draws them
+    anew, so that an informed attacker cannot ignore a layer.
 
     Args:
         rate: share of the slices that are perturbed, in [0, 1]; rounded to a number of slices.

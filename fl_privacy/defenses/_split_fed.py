@@ -95,8 +95,8 @@ def _within(name: str, modules: Sequence[str]) -> bool:
 def split_fed(*, private: Sequence[str] | None = None, start: Start = "own", private_passes: int = 1) -> Defense:
     """Keep some layers with the clients; only the others are sent, uploaded and averaged (Gu et al. 2021, Eq. 23).
 
-    At the end of each round a client trains its private layers with the new public ones fixed (Algorithm 5 without the
-    passport). With an empty ``private`` this is plain federated averaging.
+    At the end of each round a client trains its private layers alone (Algorithm 5 without the passport). With an empty
+    ``private`` this is plain federated averaging.
 
     Args:
         private: names of the private modules; ``None`` is the first convolution or linear layer.

@@ -34,11 +34,10 @@ def spn(
 ) -> Defense:
     """Train backbone and public head with alpha1 CE + alpha2 LP (secret polarization network, Fan et al. 2020, Eq. 4).
 
-    LP pulls a private head's output on the backbone's features to random codes of the classes. Head and codes stay with
-    the client; the backbone's gradient of LP is the secret perturbation of the upload. The public head's gradient is
-    that of alpha1 CE alone. ``alpha2=0`` trains exactly like without defense. The paper's body has alpha1 + alpha2 = 1,
-    its experiments alpha1 = 1. Head and codes derive from the client's seed: if it is known or common to all clients,
-    so are they.
+    LP pulls a private head's output to random codes of the classes; its gradient by the backbone is the upload's secret
+    perturbation. The public head's gradient is that of alpha1 CE alone. ``alpha2=0`` trains exactly like without
+    defense. The paper's body has alpha1 + alpha2 = 1, its experiments alpha1 = 1. Head and codes derive from the
+    client's seed: if it is known or common to all clients, so are they.
 
     Args:
         alpha1: factor of the cross entropy, above 0. If it is not 1, the measured perturbation includes (alpha1 - 1)
@@ -48,10 +47,9 @@ def spn(
         margin: m, at least 1.
         layer: linear layer whose inputs are the features; ``None`` is the last one.
         bound: initial weights of the private head are from U(-bound, bound), above 0; ``None`` gives them that layer's
-            spread, like in the paper. The perturbation grows with it.
-        widths: widths of further private layers between features and codes, each followed by ReLU; ``None`` is a single
-            layer. The paper has "fully connected polarization layers" (section 3.1), without number, widths or
-            activation.
+            spread, like the paper. The perturbation grows with it.
+        widths: widths of further private layers before the codes, each followed by ReLU; ``None`` is a single layer.
+            The paper has "fully connected polarization layers" (section 3.1), without number, widths or activation.
     """
     _expect(alpha1, alpha2, bits, bound, margin)
     layers = _layers(widths)

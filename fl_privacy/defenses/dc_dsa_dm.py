@@ -39,12 +39,10 @@ def dc(
 ) -> Defense:
     """Train on condensed images made by gradient matching (Zhao et al. 2021), once on each client.
 
-    While a fresh network is trained on them, the condensed images move to match the direction of each class's gradient
-    with that of the real images. The paper takes 1,000 networks, for 50 images a class 50 outer and 10 inner steps, 256
-    real images a class and a width of 128; the defaults are for CPUs.
-
-    Images that start as real ones stay close to these for few updates: only distance hides them. A reconstructed
-    condensed image is compared with the client's nearest own image of its class.
+    While a fresh network is trained on them, condensed images move to match the direction of each class's real
+    gradient. The paper takes 1,000 networks, for 50 images a class 50 outer and 10 inner steps, 256 real images a class
+    and a width of 128; the defaults are for CPUs. Images that start as real ones stay close to these for few updates. A
+    reconstruction is compared with the client's nearest own image of its class.
 
     Args:
         images_per_class: condensed images of each class that the client has.
@@ -72,8 +70,8 @@ def dsa(
 ) -> Defense:
     """Condense like ``dc``, with differentiable siamese augmentation of all images (Zhao and Bilen 2021).
 
-    The authors' commands start from real images; ``start="noise"`` hides these better. Each class's images share one
-    augmentation per step, while the authors' code draws one for each image in the network's training.
+    The authors start from real images; ``start="noise"`` hides these better. Each class shares one augmentation per
+    step; in the network's training, the authors' code draws one for each image.
     """
     return _matching("dsa", _Plan(**locals(), augment=True))
 
@@ -83,7 +81,6 @@ def gradient_distance(found: Tensors, wanted: Tensors) -> Tensor:
 
     Args:
         found: (P, O, ...) by name, one gradient for each class.
-        wanted: gradients in the same shapes.
     """
     total = []
     for name, gradient in found.items():
@@ -174,12 +171,10 @@ def dm(
 ) -> Defense:
     """Train on condensed images made by distribution matching (Zhao and Bilen 2023), once on each client.
 
-    In every iteration, with a fresh random network, the condensed images move towards the mean features of the real
-    ones of their class. The paper takes 20,000 iterations, 256 real images a class and a width of 128; the defaults are
-    for CPUs.
-
-    The published images start as real ones, to which few iterations leave them close: only distance hides these. A
-    reconstructed condensed image is compared with the client's nearest own image of its class.
+    In every iteration, with a fresh random network, they move towards the mean features of the real images of their
+    class. The paper takes 20,000 iterations, 256 real images a class and a width of 128; the defaults are for CPUs. The
+    published images start as real ones, to which few iterations leave them close. A reconstruction is compared with the
+    client's nearest own image of its class.
 
     Args:
         images_per_class: condensed images of each class that the client has.

@@ -105,16 +105,16 @@ class Defense:
 
     Attributes:
         parts: components in order: names, settings and effects, known to an adaptive attacker and shown in reports.
-            Only the undefended client has none; a defense with hooks but without parts gets the part ``unnamed``.
-        model: (Module, ClientState, rng) -> new Module. Its parameters and buffers beyond the model sent are private:
-            kept in the ClientState and not uploaded. Initial values come from ``rng``, the same stream in every round.
-        examples: (Batch, LocalData) -> Batch, replaces all of the client's examples for training and probes. If their
-            number changes, ``outcome`` must tell it.
+            Only the undefended client has none; hooks without parts get the part ``unnamed``.
+        model: (Module, ClientState, rng) -> new Module. Additional parameters and buffers are private: kept in the
+            ClientState, not uploaded. Initial values come from ``rng``, the same stream in every round.
+        examples: (Batch, LocalData) -> Batch, replaces all examples for training and probes. If their number changes,
+            ``outcome`` must give it.
         outcome: (labels (N,), K) -> labels (M,) of the result of ``examples``, computed beforehand.
         data: (Batch, ClientState, rng) -> Batch, on every batch before its gradient; same number and order of examples.
         loss: changes of the local loss, such as extra terms, on the loss's own forward pass.
-        gradient: (Tensors, LocalStep) -> Tensors, on the gradient of every local step by the parameters sent. Private
-            parameters keep their gradient unless the result contains another.
+        gradient: (Tensors, LocalStep) -> Tensors, on every local gradient by the parameters sent. Private parameters
+            keep theirs unless the result contains another.
         anew: hooks of ``gradient`` that compute the gradients of all parameters themselves and ignore their input.
         upload: (Tensors, ClientState, rng) -> Tensors, on the upload (gradient or delta); missing names are withheld.
         private: (Module) -> names of parameters and buffers that stay in each client's ClientState, neither sent nor
@@ -122,10 +122,9 @@ class Defense:
         private_passes: passes over the examples that train the private parameters alone on each new model.
         fits: (Module) -> None, once before training: raises ``UserError`` if the defense can't act on this model.
         prepare: (C, H, W) -> None, once before training: loads what the defense needs, or raises ``UserError``.
-        texts: (TextModel, public tokens (N, L) or ``None``) -> None, instead of ``prepare`` for texts. A defense with
-            ``prepare`` but without ``texts`` is for images only.
-        informed: (Batch, attributes (N,)) -> None, instead of ``prepare``: public examples, no client's, and their
-            attributes.
+        texts: (TextModel, public tokens (N, L) or ``None``) -> None, ``prepare`` for texts. A defense with ``prepare``
+            alone is for images only.
+        informed: (Batch, attributes (N,)) -> None, instead of ``prepare``: public examples and their attributes.
     """
 
     parts: Description = ()

@@ -44,7 +44,6 @@ def decode(encoded: Tensors, like: Tensors) -> dict[str, Tensor]:
     """Invert ``encode``, bit for bit.
 
     Args:
-        encoded: result of ``encode``.
         like: tensors of the expected shapes and dtypes by name; may hold more names than ``encoded``.
 
     Raises:
@@ -78,8 +77,7 @@ def _shortest_bytes(tensor: Tensor) -> int:
 def plainly_shortest(array: NDArray[np.generic]) -> bool:
     """Return ``True`` if a quick look shows that ``encode`` saves nothing, which holds for most updates.
 
-    A bitmap pays from a share of zeros of one over the bits of a value; a grid for all values also holds any few of
-    them, with as few bits. Few values, such as biases, are often on a grid finer than pays.
+    A bitmap pays only with enough zeros; a grid for all values also holds any few of them.
     """
     if array.dtype not in (np.float32, np.float64) or not array.size:
         return False
@@ -166,10 +164,7 @@ def _decode_values(payload: bytes, k: int, bits: int, dtype: torch.dtype) -> Ten
 
 
 def _grid_bits(values: Tensor, *, limit: int) -> int:
-    """Return the fewest bits of a grid that holds all of the nonzero ``values``.
-
-    0 if there is none or some are not finite.
-    """
+    """Return the fewest bits of a grid with all the nonzero ``values``; 0 if there is none or some are not finite."""
     if len(values) == 0:
         return 0
     scale = values.abs().amax()

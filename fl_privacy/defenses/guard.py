@@ -17,12 +17,7 @@ from fl_privacy.types import Batch, ModelState
 
 @dataclass(frozen=True)
 class Architecture:
-    """Architecture of a model for comparison.
-
-    Attributes:
-        tensors: shape of each parameter and buffer, by name.
-        modules: class of each module, by name.
-    """
+    """Shapes of a model's tensors and classes of its modules, by name."""
 
     tensors: Mapping[str, tuple[int, ...]]
     modules: Mapping[str, str]
@@ -200,7 +195,6 @@ class ModelGuard:
         """Return in one line why not to train on ``sent``; ``None`` if nothing is suspicious.
 
         Args:
-            model: architecture to train.
             sent: received values; those of a private part are not checked.
             batch: client's examples, of which the first are shown.
             kept: client's state, with the last model under ``LAST``.

@@ -124,9 +124,8 @@ SINES = (0.9, 0.7, 0.4, 0.1, 1e-3, 1e-5)
 def aligned_epsilon(sines: Floats, sizes: Sequence[int], *, delta: float, error: float) -> float:
     """Bound epsilon from below by how often releases point along an update of random direction.
 
-    Without the update, the probability of lying within an angle of the direction is that share of the sphere; by
-    Markov's inequality it is at most 1 / error of it for the drawn direction. This does not depend on the number of
-    draws, so that the bound has no limit.
+    Without the update, that probability is the share of the sphere near the direction, and by Markov's inequality at
+    most 1 / error of it for the drawn direction. The number of draws does not limit the bound.
 
     Args:
         sines: (n, A) sines of the angle between each release and the update, in each of A arrays.
@@ -150,8 +149,8 @@ def measured_mu(first: ArrayLike, second: ArrayLike, *, error: float) -> float:
     """Bound mu from below by the statistics (n,) and (m,) of two neighbors, for Gaussian noise; 0 if nothing is shown.
 
     The distance of the means over the pooled standard deviation times sqrt(nm / (n + m)) follows a noncentral t
-    distribution; mu is the least noncentrality at which such a value has probability ``error``. The statistic is a
-    projection on a direction fixed beforehand.
+    distribution; mu is the least noncentrality at which it has probability ``error``. The projection is fixed
+    beforehand.
     """
     yes, no = (np.asarray(values, dtype=np.float64) for values in (first, second))
     degrees, size = len(yes) + len(no) - 2, math.sqrt(len(yes) * len(no) / (len(yes) + len(no)))
@@ -255,7 +254,6 @@ def best_one_run_epsilon(
         taken: (k,) scores of participating canaries, higher if participation is likelier.
         left_out: (m - k,) scores of the others.
         delta: probability in [0, 1).
-        error: probability that the bound is wrong.
         shares: numbers of guesses to try.
 
     Returns:

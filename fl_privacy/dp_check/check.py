@@ -29,13 +29,11 @@ class Asked:
 
     Attributes:
         epsilon: claimed epsilon; ``None`` takes the subject's statement.
-        neighbors: see ``Claim``.
         clip_norm: clipping norm of one client's change; ``None`` takes the subject's statement.
         clients: number of clients that a strategy aggregates; ``None`` takes its sample size.
         parameters: number of values of a drawn update.
         like: shapes of an update; ``None`` takes a matrix and a vector of ``parameters`` values together.
         draws: draws per neighbor; ``None`` takes as many as a minute allows.
-        noise: see ``check_mechanism``.
     """
 
     epsilon: float | None = None

@@ -88,8 +88,6 @@ class Stated:
     """Statement of a mod, strategy or defense on itself.
 
     Attributes:
-        claim: stated claim; ``None`` without epsilon.
-        facts: configured mechanism.
         clip_norm: l2 norm to which one unit's contribution is clipped.
         unit: protected unit if there is no claim.
     """

@@ -34,8 +34,7 @@ class Drawn:
     """Statistics of counted draws, and tests fixed on other draws.
 
     Attributes:
-        first: (n, S) on the first neighbor.
-        second: (n, S) on the second.
+        first, second: (n, S) on each neighbor.
         widest: number of the projection with the largest distance of means.
         draws: all draws per neighbor, including those that fixed the tests.
     """

@@ -139,20 +139,19 @@ def check_mechanism(
 ) -> MechanismCheck:
     """Test the claimed privacy of ``mechanism`` by drawing from it many times.
 
-    A pilot chooses the most distinguished pair of neighbors: updates in several directions, as large as the clipping
-    norm and far larger, against none (or their negative if a unit is replaced). Fresh draws then give a lower bound,
-    with thresholds fixed on one part and errors counted on the other.
+    A pilot chooses the most distinguished neighbors: updates in several directions, as large as the clipping norm and
+    far larger, against none (or their negative if a unit is replaced). Fresh draws then give a lower bound, with
+    thresholds fixed on one part and errors counted on the other.
 
     Args:
         mechanism: function from an update, a mapping of tensors like ``like``, to the release, a mapping of tensors;
             called some 2.5 x ``draws`` + 1,800 times, each with new randomness.
         claimed: epsilon, or a ``Claim`` with unit, neighbors and rounds.
         delta: delta of ``claimed``, if that is a number.
-        like: tensors with the names and shapes of an update; values do not matter.
+        like: tensors with the names and shapes of an update.
         clip_norm: stated clipping norm (l2) of one unit's contribution, above 0; by default 1.
         neighbors: pairs of inputs that differ in one unit, such as two batches, instead of ``like``.
-        noise: ``gaussian`` if the claim rests on fresh Gaussian noise in each round; ``other`` only uses the bound for
-            any noise.
+        noise: ``gaussian`` if the claim rests on fresh Gaussian noise in each round; ``other`` makes no assumption.
         draws: draws per neighbor, at least 200.
         confidence: confidence of the bounds, in (0, 1).
         seed: seed of the directions; the mechanism draws its own noise.

@@ -49,9 +49,7 @@ class Held:
     """Draws held for inspection.
 
     Attributes:
-        first: (n, d) on the first neighbor.
-        second: (n, d) on the second.
-        places: place of each array in a row.
+        first, second: (n, d) on each neighbor.
         taken: (d,) indices of these values in a release.
     """
 
@@ -112,10 +110,7 @@ def uncovered(
     """Search for content that noise does not cover, and confirm it by fresh draws.
 
     A direction counts if fresh draws are constant along it, distinguish the neighbors by far, and follow a slight
-    change of the input. Honest mechanisms with few levels may seldom change, but do not follow.
-
-    Args:
-        delta: delta of the claim; rarer events are allowed.
+    change of the input, unlike honest mechanisms with few levels. Events rarer than the claim's ``delta`` are allowed.
     """
     candidates = [
         each for find in (_constant, _shared, _sums, _left_out) for each in find(held) if float(each[1].norm()) > 0
@@ -142,10 +137,7 @@ def uncovered(
 
 
 def _confirmed(direction: Tensor, held: Held, fresh: Held, after: Tensor | None) -> float:
-    """Return the distance by which the unit moves the unit vector ``direction`` if no fresh draw varies along it.
-
-    Else 0.
-    """
+    """Return the distance by which the unit moves ``direction`` if no fresh draw varies along it; else 0."""
     first, second = fresh.first @ direction, fresh.second @ direction
     size = held.second.abs().amax(0) + held.first.abs().amax(0)
     rounded = ROUNDING * (float((direction * size).norm()) + abs(float(first.mean())) + abs(float(second.mean())))

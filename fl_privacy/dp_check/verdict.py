@@ -43,9 +43,6 @@ class ClaimVerdict:
 
     Attributes:
         subject: source of the claim, for pages, such as ``LocalDpMod``.
-        recomputed: epsilon recomputed from the statements, if any.
-        check: test by many draws, if any.
-        canaries: test by canaries in the training, if any.
         notes: sentences on what the claim does not cover.
     """
 

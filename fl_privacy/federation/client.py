@@ -60,7 +60,6 @@ class LocalWork:
     Attributes:
         order: indices of each step's examples.
         batches: augmented batches, before a defense of the data.
-        purpose: name of the random streams.
         num_examples: stated number of examples; ``None`` is all in ``order``.
         seconds: defense's time to make the examples.
     """
@@ -127,7 +126,6 @@ class Personalized:
     """Result of a client's personalization at the end of a round.
 
     Attributes:
-        seconds: training time of the private part.
         evaluation: evaluation of its own model on the test examples, if requested.
     """
 
@@ -147,12 +145,12 @@ class Client:
         seed: source of this client's random streams, with ``id``. A number makes it a simulation: anyone who knows it
             can repeat every draw and remove the noise. By default a secret is drawn, as a deployed client needs; a kept
             one (``flower.node_secret``) outlives the process, which private layers need in a Flower app. With a secret,
-            the streams of an upload are new for each upload, also if a server repeats a round.
+            the streams are new for each upload, also if a server repeats a round.
         audit_seed: public number that decides the probed batches of a deployed client.
         threads: CPU threads; they affect the last bits of results, hence are the same for every backend.
         test: examples on which a client with a private part tests its own model; ``None`` takes its own.
         guard: check of each model before training, if any. On a deployed client that promises differential privacy it
-            checks the weights alone, since a model's answers on the examples reveal a bit about them.
+            checks the weights alone, since a model's answers reveal a bit about the examples.
     """
 
     id: int

@@ -28,9 +28,7 @@ class Audit:
         uploads: ``probe``: uploads of ``batch_size`` examples, computed with the client's defense and the round's model
             as if they were all its data (the papers' setting). ``update``: updates that train the model. ``both``:
             those and all probes.
-        probes: victims of intercepted probes.
         clients: clients whose updates are intercepted under ``update``; ``both`` takes all.
-        batch_size: examples of a probed batch.
         listens: ``True`` if training updates are also observed next to probes.
     """
 

@@ -47,10 +47,7 @@ def joins_cluster() -> bool:
 
 
 def expect_answer() -> None:
-    """Raise ``UserError`` if RAY_ADDRESS does not answer within ``PATIENCE`` seconds.
-
-    Ray itself retries for minutes.
-    """
+    """Raise ``UserError`` without an answer of RAY_ADDRESS in ``PATIENCE`` seconds; Ray itself retries for minutes."""
     address = os.environ.get("RAY_ADDRESS", "").rpartition("://")[2]
     if not address or address in ("auto", "local"):
         return

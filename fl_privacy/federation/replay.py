@@ -36,9 +36,7 @@ class Replay:
     """Lazy replay of one upload.
 
     Attributes:
-        victim: upload.
         state: client's earlier state, to which the defense's examples are added.
-        batch_size: examples of a probed batch.
     """
 
     client: Client

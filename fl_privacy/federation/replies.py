@@ -155,15 +155,10 @@ def sort_out(
 ) -> Sorted:
     """Separate usable replies from excluded ones.
 
-    Each is first checked by ``fault``. If three or more are left, those are excluded whose change of the parameters, of
+    Each is first checked by ``fault``. Of three or more, those are excluded whose change of the parameters, of
     floating-point or of whole-number buffers has a norm over ``factor`` times the median of this round, or the largest
-    one before: once most clients fit their examples, an honest gradient of a new one is thousands of times the median.
-    A client counts as at most ``factor`` times the (lower) median number of examples.
-
-    Args:
-        shares: kind of an upload's tensors: ``gradient``, ``delta`` or ``weights``.
-        factor: limit above 1.
-        usual: norms of the round before.
+    one before: an honest gradient of a new client may be thousands of times the median. A client counts as at most
+    ``factor`` times the (lower) median number of examples. ``usual`` are the norms of the round before.
     """
     largest = dict(usual or {})
     excluded: dict[int, str] = {}

@@ -134,12 +134,10 @@ def plain_rounds(
     first: int = 1,
     states: Mapping[int, ClientState] | None = None,
 ) -> Generator[Round, None, dict[int, ClientState]]:
-    """Train ``server.state`` from round ``first`` to ``rounds``, yielding each round.
+    """Train ``server.state`` from round ``first`` to ``rounds``, yielding each; return each client's private state.
 
-    Return each client's private state.
-
-    A stopped training continues from the next round, the server's state and the clients' states, but without the
-    server's memory of usual norms.
+    A stopped training continues from the next round and the states of server and clients, but without the server's
+    memory of usual norms.
     """
     states = {client: ClientState() if states is None else states[client] for client in clients}
     with freed_memory_kept():

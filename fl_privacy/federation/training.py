@@ -151,7 +151,6 @@ class LocalResult:
         upload: all that leaves the client.
         train_loss: mean over the local steps; NaN under a defense that promises differential privacy, since an exact
             loss would leak.
-        seconds: duration of the update.
         defense_seconds: duration of the defense's hooks, without changes of the loss.
         bytes_up: measured bytes of the upload, if known.
     """
@@ -165,11 +164,7 @@ class LocalResult:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Steps:
-    """Results of a client's local steps.
-
-    Attributes:
-        gradients: defended gradients of the last step.
-    """
+    """Results of a client's local steps."""
 
     values: ModelState
     gradients: Tensors
@@ -205,7 +200,6 @@ def local_update(
 
     Args:
         sent: model's values; not changed.
-        batches: one for each local step.
         num_examples: number of distinct examples in ``batches``.
         state: client's state, to which private parameters and the defense's values are written.
         rng: generator of the defense alone.

@@ -115,9 +115,9 @@ class AlexNet(BlockNetwork):
 class VGG16(BlockNetwork):
     """VGG16 of SPN (Fan et al., 2020, Table 5): thirteen 3x3 convolutions, group norm, 8192 -> 256 -> K.
 
-    As published it is ``norm="group"``. Pooling follows the first, second and last block: 32x32 images end as 4x4, so
-    that the first linear layer has 512 x 4 x 4 = 8192 inputs, not the table's 4096. ``width`` is the first block's
-    number of channels. Images from 8x8 fit.
+    As published it is ``norm="group"``. Pooling follows the first, second and last block: 32x32 images end as 4x4,
+    which gives 512 x 4 x 4 = 8192 inputs of the first linear layer, not the table's 4096. ``width`` is the first
+    block's number of channels. Images from 8x8 fit.
     """
 
     blocks = (((1, 1), 3, True), ((2, 2), 3, True), ((4, 4, 4), 3, False), ((8, 8, 8), 3, False), ((8, 8, 8), 3, True))

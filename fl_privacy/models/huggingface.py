@@ -208,10 +208,7 @@ class Adapted(nn.Module):
     A is drawn like PyTorch's linear layers, B is zero, so that the initial outputs are unchanged.
 
     Args:
-        base: frozen layer.
-        inputs, outputs: widths of the layer.
         rank: r.
-        alpha: numerator of the scale.
     """
 
     def __init__(self, base: nn.Module, *, inputs: int, outputs: int, rank: int, alpha: float) -> None:

@@ -110,10 +110,7 @@ class ResNet34(ResNet18):
 
 
 class ResNet20(ResNet18):
-    """ResNet-20 with three stages of three blocks: ResNet20-4 of "Inverting Gradients".
-
-    ``width=16`` is that of He et al.
-    """
+    """ResNet-20, three stages of three blocks: ResNet20-4 of "Inverting Gradients"; He et al. have ``width=16``."""
 
     blocks = (3, 3, 3)
     default_strides = (1, 2, 2)

@@ -142,8 +142,6 @@ class Positions(nn.Module):
     """Learned position embeddings, added to each token.
 
     Args:
-        length: most positions.
-        width: d.
         std: initial standard deviation.
     """
 

@@ -18,7 +18,6 @@ class ViT(nn.Module):
 
     Args:
         patch_size: side of a patch; divides ``image_size``.
-        depth: transformer blocks.
         token_width: width of a token; a multiple of ``heads``.
         mlp_width: width of the hidden layer in a block.
         dropout: rate in [0, 1).
@@ -87,7 +86,6 @@ class MobileNetV2(nn.Module):
     """MobileNetV2 (Sandler et al. 2018); images of at most 64 pixels are halved three times instead of five.
 
     Args:
-        width_multiplier: factor of the channels.
         dropout: rate in front of the classifier, in [0, 1).
         mean, std: normalization of the inputs, one value or one a channel.
         init: one of ``layers.INITIALIZERS``.

@@ -35,8 +35,6 @@ class Bert(BlockModel):
     """Encoder with a classifier.
 
     Args:
-        max_length: most tokens of a text.
-        width: d.
         heads: heads of each, a divisor of ``width``.
         hidden: width of the feed-forward networks.
         pooling: ``first`` has BERT's pooler, a linear layer and tanh; ``mean`` has none.
@@ -107,7 +105,6 @@ def minilm(*, vocabulary_size: int, max_length: int, num_classes: int, folder: s
 
     Args:
         vocabulary_size: tokens of the data, which must use the model's tokenizer.
-        max_length: most tokens of a text.
         folder: folder of another BERT's ``config.json`` and ``model.safetensors`` in Hugging Face's format.
 
     Raises:
@@ -155,10 +152,7 @@ def _expect_fitting(values: Mapping[str, Tensor], told: Mapping[str, Any]) -> No
 
 
 def _renamed(values: Mapping[str, Tensor], model: Bert) -> dict[str, Tensor]:
-    """Rename Hugging Face's values to those of :class:`Bert`.
-
-    The only segment's embedding is added to the positions.
-    """
+    """Rename Hugging Face's values to those of :class:`Bert`; the segment's embedding is added to the positions."""
     at = {name.removeprefix("bert."): value for name, value in values.items()}
     segment = at["embeddings.token_type_embeddings.weight"][0]
     found = {
@@ -187,11 +181,8 @@ class Gpt(BlockModel):
     """Decoder with a classifier of its last token or a head for next tokens.
 
     Args:
-        max_length: most tokens of a text.
         next_token: ``True`` if each next token is predicted.
-        width: d.
         heads: heads of each, a divisor of ``width``.
-        hidden: width of the feed-forward networks.
         tied: ``True`` shares the token embeddings with the head for next tokens, like GPT-2.
     """
 
@@ -246,7 +237,6 @@ class TransformerLM(BlockModel):
         next_token: ``True`` if each next token is predicted; otherwise the mean over the tokens is classified.
         width: d, even.
         heads: heads of each, a divisor of ``width``.
-        hidden: width of the feed-forward networks.
         bound: embeddings are drawn from U(-bound, bound).
     """
 

@@ -291,8 +291,6 @@ class Observation:
             num_examples: number of training examples, which an update does not show.
             model: architecture, if ``before`` is none.
             loss: see :meth:`of_gradients`.
-            input_range: least and largest value of an input.
-            schema: schema of rows (F,).
             number: number of the victim and its random streams.
 
         Raises:

@@ -267,9 +267,7 @@ class _Evidence:
     vectors: frozenset[str]
 
     def batch_size(self) -> int | None:
-        """Return the largest rank of a layer's gradient with room for as many more, else ``None``.
-
-        ``None`` also after pruning.
+        """Return the largest rank of a layer's gradient with room for as many more; else, and after pruning, ``None``.
 
         A layer's gradient is a sum of one outer product for each example. Under cross entropy, the output layer's
         columns sum to 0, which takes one from its rank.

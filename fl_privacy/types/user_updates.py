@@ -25,7 +25,6 @@ class SharedUpdate:
         parameters, buffers: values that were sent, by name.
         weights, statistics: parameters and uploaded buffers after the local training.
         plan: client's plan, which shares weights.
-        num_classes: K, the number of outputs.
     """
 
     model: nn.Module

@@ -18,9 +18,9 @@ _BLACK, _GREY = 0, 128
 
 
 def translate(images: Tensor, shift: tuple[int, int]) -> Tensor:
-    """Move the pixel at (x + shift_x, y + shift_y) to (x, y), for images (..., H, W) in uint8 or float in [0, 1].
+    """Move the pixel at (x + shift_x, y + shift_y) to (x, y) of images (..., H, W), uint8 or float.
 
-    Vacated pixels are black.
+    Vacated ones are black.
     """
     x, y = _grid(images)
     return _gather(images, x + shift[0], y + shift[1], _BLACK)
@@ -38,10 +38,7 @@ def rotate(images: Tensor, degrees: float) -> Tensor:
 
 
 def shear_vertically(images: Tensor, slope: float) -> Tensor:
-    """Move column x up by ``slope`` (x + 1/2) pixels, bicubic like ``PIL.Image.transform``.
-
-    Vacated pixels are black.
-    """
+    """Move column x up by ``slope`` (x + 1/2) pixels, bicubic like PIL's ``transform``; vacated pixels are black."""
     height = images.shape[-2]
     x, y = _grid(images)
     at = y.double() + 0.5 + slope * (x.double() + 0.5)
@@ -121,8 +118,7 @@ class Kind:
 
     Attributes:
         apply: (images (..., C, H, W), signed magnitude) -> images of the same shape and type.
-        low: magnitude of level 0.
-        high: magnitude of level 9.
+        low, high: magnitudes of levels 0 and 9.
         signed: ``True`` if the magnitude gets a random sign.
     """
 

@@ -21,7 +21,6 @@ class Policy:
 
     Attributes:
         indices: indices into the table; none leave the image unchanged.
-        table: table of operations.
     """
 
     indices: tuple[int, ...]
@@ -108,7 +107,6 @@ def read_policies(source: str | int | Sequence[str | int], table: Table | None =
     """Read policies from a name, a list of names, or the file that ``fl-privacy search-policies`` wrote.
 
     Args:
-        source: names or file.
         table: table of operations; ``None`` is that of the file, and the paper's for names.
 
     Raises:

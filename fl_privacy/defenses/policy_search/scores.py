@@ -307,7 +307,6 @@ def correlation_score(jacobian: Tensor, *, total: Total = "mean", eta: float = 1
     Args:
         jacobian: (..., N, D).
         total: reduction over the eigenvalues.
-        eta: small constant that keeps the logarithm finite.
 
     Returns:
         (...) at most -1 (``mean``) or -N (``sum``) up to ``eta``, for uncorrelated rows.

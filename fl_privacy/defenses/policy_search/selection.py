@@ -141,11 +141,7 @@ def altered_shares(images: Tensor, policies: Sequence[Policy], *, seed: int) -> 
 
 
 def require_fsim() -> ModuleType:
-    """Import the package piq.
-
-    Raises:
-        UserError: it is not installed.
-    """
+    """Import the package piq, or raise ``UserError`` if it is not installed."""
     try:
         return importlib.import_module("piq")
     except ImportError as error:
@@ -154,8 +150,6 @@ def require_fsim() -> ModuleType:
 
 def fsim_scores(images: Tensor, policies: Sequence[Policy], *, seed: int) -> list[float]:
     """Compute the mean feature similarity (Zhang et al. 2011) of ``images`` (N, C, H, W) and their transforms.
-
-    1 is equal.
 
     Raises:
         UserError: piq is not installed.

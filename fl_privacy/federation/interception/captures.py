@@ -203,7 +203,10 @@ def load_observations(folder: Path | str, model: nn.Module, *, inside: nn.Module
 def stored_observations(
     folder: Path | str, model: nn.Module, *, inside: nn.Module | None = None
 ) -> "StoredObservations":
-    """Return the lazily loaded observations below ``folder``, in the order of their ids; see ``load_observations``."""
+    """Return the lazily loaded observations below ``folder``.
+
+    Arguments and errors are those of ``load_observations``.
+    """
     folder = _within_a_run(Path(folder))
     if folder.is_dir():
         expect_regular_files(folder)

@@ -30,12 +30,9 @@ def recognize_training(observation: Observation, told: Collection[str] = ()) -> 
     """Infer the plan from the update of ``observation``, and return a sentence on each finding.
 
     Weights are distinguished from a change by the share of the values sent in them, a kept batch norm by its change,
-    the mode of batch norm by its running statistics, the number of local steps by its counters, the learning rate by
-    the output layer's bias, whose gradient is the output minus the label.
-
-    Args:
-        observation: update of an unknown program.
-        told: fields of the plan given by the user; contradictions are reported, and the update is believed.
+    the mode of batch norm by its statistics, the number of steps by its counters, the learning rate by the output
+    layer's bias, whose gradient is the output minus the label. Fields in ``told`` were given by the user;
+    contradictions are reported, and the update is believed.
     """
     said: list[str] = []
     plan = _shares(observation, observation.plan, told, said)
@@ -162,8 +159,8 @@ def at_typical_rates(observations: Sequence[Observation]) -> Sequence[Observatio
     """Replace estimated learning rates of single updates by the median of their round.
 
     Estimates of one rate vary with the model's certainty, which would separate victims that can be attacked together.
-    Estimates off by more than a factor of three stay, as another client's rate; nearer ones are replaced even if they
-    differ, which weakens attacks that use the length of the update.
+    Estimates off by more than a factor of three stay, as another client's rate; replacing nearer ones may weaken
+    attacks that use the length of the update.
     """
     rates: dict[int, list[float]] = {}
     for observation in observations:

@@ -54,7 +54,6 @@ class SimulatedSideInformation:
     the architecture's initial values like a client.
 
     Attributes:
-        colluder: client that works with the server, if any.
         knows_features: ``True`` if the attacker sees the output of the victim's private layers on its examples.
         features_at: module whose inputs are the features; ``None`` is the first public layer, ``activation`` the module
             behind the private layers' activation.

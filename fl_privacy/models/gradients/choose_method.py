@@ -96,7 +96,7 @@ def sgd_factor(steps: int, plan: LocalPlan) -> float:
 
 
 def step_slices(num_examples: int, plan: LocalPlan) -> list[slice]:
-    """Return the examples of each local step in the attacker's order, since the client's is secret.
+    """Return the examples of each local step in the attacker's order, as the client's is secret.
 
     [] without examples.
     """

@@ -72,12 +72,7 @@ def spare_bytes(device: torch.device) -> int:
 
 
 class _Keeping:
-    """Counter of users of kept memory, since the allocator is the process's.
-
-    Attributes:
-        users: number of threads and nested contexts.
-        lock: lock against races of the last user and a new one.
-    """
+    """Counter of users of kept memory, since the allocator is the process's."""
 
     def __init__(self) -> None:
         self.users, self.lock = 0, Lock()
@@ -113,9 +108,9 @@ def _set_by_the_user() -> bool:
 def freed_memory_kept() -> Iterator[None]:
     """Keep memory freed within the context in the process, until the last context ends.
 
-    Otherwise the system clears the same pages again for each evaluation, a fifth of the time. It applies to glibc only.
-    Settings in the environment (``GLIBC_TUNABLES``, ``MALLOC_TRIM_THRESHOLD_`` and similar) are respected; earlier
-    ``mallopt`` settings of a program are replaced by glibc's usual ones.
+    Otherwise the system clears the same pages for each evaluation, a fifth of the time. It applies to glibc only.
+    Settings in the environment (``GLIBC_TUNABLES`` and similar) are respected; earlier ``mallopt`` settings are reset
+    to the usual.
     """
     libc = ctypes.CDLL(None) if os.name == "posix" and not _set_by_the_user() else None
     if libc is None or not (hasattr(libc, "mallopt") and hasattr(libc, "malloc_trim")):

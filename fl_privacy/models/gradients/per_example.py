@@ -55,13 +55,11 @@ def clipped_sum(
     changes: Sequence[LossChange] = (),
     held: Collection[str] = (),
 ) -> tuple[Tensors, Tensor]:
-    """Sum each example's gradient scaled by min(1, clip_norm / its l2 norm), and return the mean loss.
+    """Sum each example's gradient scaled by min(1, clip_norm / its l2 norm), and return the mean loss too.
 
-    0 for no examples.
-
-    Parameters that are ``held`` count in no norm and have no gradient. Layer by layer, norms come from inner products
-    if these cost less (ghost clipping, Li et al. 2022, Sec. 4), and the sum is one product per layer; otherwise
-    gradients of up to 256 MB are held at once. An example without finite norm adds nothing.
+    Parameters that are ``held`` count in no norm and have no gradient. Norms come from inner products if these cost
+    less (ghost clipping, Li et al. 2022, Sec. 4); otherwise gradients of up to 256 MB are held at once. An example
+    without finite norm adds nothing; an empty batch gives 0.
 
     Raises:
         UserError: batch norm in training mode leaves no example its own gradient, or nothing is trained.
@@ -150,10 +148,7 @@ def _layered(
     *,
     names: Sequence[str],
 ) -> Layered | None:
-    """Return :class:`Layered` at ``state``.
-
-    ``None`` if wrong for this model, tried once by ``names`` on made-up examples.
-    """
+    """Return :class:`Layered` at ``state``; ``None`` if wrong for this model, tried once on made-up examples."""
     if (
         not len(batch)
         or changes

@@ -90,7 +90,7 @@ def train_evaluator(
     """Fit the predicted to the true noise ratio of ``images`` blended with uniform noise, by binary cross entropy.
 
     Cross entropy has the form of Refiner's Eq. 5; the paper does not name its loss. Every batch is shown once per
-    level, like in the paper, but with mixed levels: the k-th time, image i has level (i + k) mod ``levels``.
+    level, with mixed levels: the k-th time, image i has level (i + k) mod ``levels``.
 
     Args:
         images: (N, C, H, W) uint8, public.
@@ -146,10 +146,7 @@ def uniform_noise(like: Tensor, rng: torch.Generator) -> Tensor:
 
 
 def blend_with_noise(images: Tensor, ratios: Tensor, rng: torch.Generator) -> Tensor:
-    """Blend ``(1 - r) x + r v`` with v ~ U[0, 1] for each pixel (Refiner, section 3.3).
-
-    ``images`` are (N, C, H, W) in [0, 1], ``ratios`` r (N,) in [0, 1].
-    """
+    """Blend ``(1 - r) x + r v``, v ~ U[0, 1] (Refiner, section 3.3), for x (N, C, H, W) and r (N,) in [0, 1]."""
     return torch.lerp(images, uniform_noise(images, rng), ratios.to(images).view(-1, 1, 1, 1))
 
 

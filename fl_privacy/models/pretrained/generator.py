@@ -25,10 +25,8 @@ class GeneratorShape:
     Attributes:
         channels: C of the images.
         size: height and width of the images, a multiple of 4 such as 28, 32 or 64.
-        latent: length of the latent.
         width: filters of the last but one layer; each earlier layer has twice as many.
         num_classes: K; 0 for a generator without classes.
-        embedding: length of a class embedding.
     """
 
     channels: int
@@ -75,8 +73,7 @@ class ImageGenerator(nn.Module):
     """Generator of DCGAN (Radford et al. 2016), from latents and classes, if any, to images.
 
     A transposed convolution spreads the latent over the smallest map; each later one doubles the side. Batch norm and
-    ReLU follow all but the last, tanh the last. A class embedding is appended to the latent; class probabilities mix
-    the embeddings.
+    ReLU follow all but the last, tanh the last. A class embedding is appended to the latent.
     """
 
     def __init__(self, shape: GeneratorShape) -> None:
@@ -118,10 +115,7 @@ class ImageGenerator(nn.Module):
         return found
 
     def through(self, features: Tensor, *, after: int, until: int | None = None) -> Tensor:
-        """Return the outputs of layer ``until`` from the outputs of layer ``after``.
-
-        The last gives images in [0, 1].
-        """
+        """Return the outputs of layer ``until`` from those of ``after``; the last gives images in [0, 1]."""
         last = self.depth - 1 if until is None else until
         for layer in list(self.layers)[after + 1 : last + 1]:
             features = layer(features)

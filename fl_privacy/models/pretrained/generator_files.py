@@ -34,7 +34,6 @@ class TrainedGenerator:
 
     Attributes:
         network: frozen network, in evaluation mode.
-        about: rest of its file's header.
     """
 
     network: ImageGenerator

@@ -23,8 +23,6 @@ class GeneratorPlan:
 
     Attributes:
         width: filters of the generator's last but one layer, and of the discriminator's first.
-        conditional: ``True`` for a generator with classes.
-        steps: steps of discriminator and generator, in turn.
         lr: learning rate of Adam.
         beta: decay of Adam's first moment, in [0, 1).
         average: decay of the running mean of the generator's values, the result; in [0, 1).

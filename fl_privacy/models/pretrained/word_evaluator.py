@@ -71,10 +71,7 @@ class WordEvaluator(nn.Module):
         self.head = nn.Linear(widths[-1], 1)
 
     def word_logits(self, words: Tensor, there: Tensor) -> Tensor:
-        """Return the log odds (N, L) that words with coordinates (N, L, d) are random.
-
-        ``there`` (N, L) masks padding.
-        """
+        """Return the log odds (N, L) that words (N, L, d) are random; ``there`` (N, L) masks padding."""
         kept = there.to(words.dtype).unsqueeze(1)
         states = (2 * words - 1).mT * kept
         for layer in self.layers:
