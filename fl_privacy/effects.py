@@ -150,7 +150,6 @@ class Sparse(PostProcessing):
     Attributes:
         largest: ``True`` if the elements of largest magnitude in the upload stay.
         scope: unit within which elements are counted.
-        error_feedback: ``True`` if dropped elements are added to the next update.
         noise_std: standard deviation of the noise on the remaining elements.
         dropped: share of zero elements, in [0, 1].
     """
@@ -217,7 +216,6 @@ class Mixed(OtherImages):
     """Weighted sum of each image and others, with random pixels inverted, anew each time.
 
     Attributes:
-        images: images in a sum, at least 1.
         labeled: number of them that enter the label; the others are public.
     """
 
@@ -323,8 +321,6 @@ class Part:
     """Public description of one component of a defense.
 
     Attributes:
-        settings: readable settings by name: numbers, text, lists of them.
-        effect: effect, for all other uses.
         strength: setting that the strength follows, if any, in pages that compare runs; proportional to the noise of a
             mechanism of differential privacy.
     """

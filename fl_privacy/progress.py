@@ -1,7 +1,4 @@
-"""Progress of long work, reported from deep inside to a listener around it in the same thread.
-
-Work iterates over ``counted("condensing images", range(200))``; a command listens around it.
-"""
+"""Progress of long work, ``counted("condensing images", range(200))``, reported to a listener in the same thread."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence

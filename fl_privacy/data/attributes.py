@@ -23,13 +23,9 @@ def load_with_attribute(
     """Load a data set whose examples have an attribute in addition to their class.
 
     Args:
-        name: name of a data set, see ``load_data``.
+        name: name of a data set, see ``load_data`` for other arguments.
         task: coarse classes, each a list of the data set's classes; an example's original class becomes its attribute.
         attribute_column: column of the attributes, instead of ``task``.
-        label_column: column of the labels; ``None`` finds it.
-        root: folder to look in.
-        image_size: height and width to scale images to; ``None`` keeps theirs.
-        channels: 1 or 3; ``None`` keeps theirs.
 
     Raises:
         UserError: there is no such data set or column, or ``task`` does not contain each class once.

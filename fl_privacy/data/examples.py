@@ -22,7 +22,6 @@ class Vocabulary:
     """Tokens of a vocabulary by number.
 
     Attributes:
-        tokens: tokens in the tokenizer's form.
         special: numbers of tokens without text, such as [CLS].
     """
 
@@ -65,7 +64,6 @@ class LabelledExamples(ABC):
         class_names: names in label order.
         groups: (N,) int64 owners (a writer, a person), or ``None``.
         attributes: (N,) int64 in [0, A), or ``None``.
-        attribute_names: A names.
     """
 
     modality: ClassVar[Modality]

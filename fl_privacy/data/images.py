@@ -55,7 +55,6 @@ def decode_images(
         cells: encoded images in order, in any format that PIL reads.
         image_size: height and width to scale to; ``None`` keeps the common size.
         channels: 1 or 3; ``None`` takes that of the first image.
-        fit: way to scale, see ``fit_images``.
 
     Raises:
         UserError: an image can't be read, or their sizes differ.

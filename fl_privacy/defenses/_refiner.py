@@ -50,11 +50,7 @@ def fingerprints(images: Tensor) -> Tensor:
 
 
 class ImageMemory:
-    """Images by fingerprint in a ``ClientState``, as bytes; those written since ``end_round`` are fresh.
-
-    Args:
-        owner: prefix of their names there.
-    """
+    """Images by fingerprint in a ``ClientState``, as bytes; those written since ``end_round`` are fresh."""
 
     def __init__(self, state: ClientState, owner: str) -> None:
         self._state = state

@@ -1,4 +1,4 @@
-"""Soteria: withhold the most revealing features in front of the last linear layer; and its successor on slices."""
+"""Soteria: withhold the most revealing features in front of the last linear layer; and its successor."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
@@ -273,7 +273,6 @@ def slice_members(tensors: Tensors, sensitivity: dict[str, float], slices: int) 
     Args:
         sensitivity: sensitivity of each tensor, spread evenly over its elements; if all are zero, elements count
             equally.
-        slices: number of slices, of equal total sensitivity.
     """
     total = sum(sensitivity.values())
     weights = sensitivity if total > 0 else {name: float(t.numel()) for name, t in tensors.items()}

@@ -43,7 +43,6 @@ class LocalStep:
     """Step that computed a gradient: all information available to a defense of the gradient.
 
     Attributes:
-        model: model with private parts.
         sent: model's values at this step, including private ones.
         changes: changes of the loss, which a defense that recomputes the gradient must apply.
         held: names of parameters that are neither trained nor uploaded.
@@ -161,7 +160,6 @@ class Defense:
 
         Args:
             input_shape: (C, H, W) of an image, (L,) of a text or (F,) of a row.
-            public: public texts (N, L), if any.
         """
         for fits in self.fits:
             fits(model)

@@ -1,4 +1,4 @@
-"""A client's guard, which refuses to train on models that look crafted by their structure, weights or behavior."""
+"""A client's guard, which refuses models that look crafted by their structure, weights or behavior."""
 
 import copy
 from collections.abc import Iterator, Mapping
@@ -158,13 +158,12 @@ class ModelGuard:
     Attributes:
         examples: number of the client's examples shown to a model.
         dead: least share of examples that a layer passes, over its units.
-        alone: largest share of units of the first threshold layer, which sees the pixels, that fire for at most one
-            example.
+        alone: largest share of units of the first threshold layer that fire for at most one example.
         alone_later: same for later layers, which honest training makes sparser.
         leading: largest share of the gradient from a single example.
         turned: least cosine of a weight to the one trained on before.
         grown: largest ratio of a weight's norm to its earlier norm.
-        agreed: agreed architecture, see ``agreeing_on``; ``None`` accepts any.
+        agreed: architecture from ``agreeing_on``; ``None`` accepts any.
     """
 
     examples: int = 16

@@ -198,8 +198,8 @@ class Guarantee:
     Attributes:
         unit: protected unit: ``example`` (one example added or removed) or ``client`` (its whole update).
         noise_multiplier: standard deviation of the noise over the sensitivity.
-        sample_rate: sampling rate of the accountant. A client's own sampling of examples is hidden from the server; the
-            sampling of clients is not, hence 1 for the unit ``client``.
+        sample_rate: sampling rate of the accountant; 1 for the unit ``client``, since the server sees which clients
+            take part.
         steps_per_round: noised releases in a round.
         missing: reason for the lack of a guarantee, or ``None``.
         once: epsilon spent before the first round, which covers all; ``None`` if rounds spend it.

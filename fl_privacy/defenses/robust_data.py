@@ -54,11 +54,7 @@ AsInputs = Callable[[Tensor], Tensor]
 
 
 def batch_gap(step: LocalStep, target: Tensors, weights: Tensors, as_inputs: AsInputs, start: Tensor) -> Gap:
-    """Build UM (Eq. 4) of the gradient of a batch's mean loss: the sum of (weight (gradient - target))^2.
-
-    Args:
-        start: (B, ...) robust data of the later shape.
-    """
+    """Build UM (Eq. 4) of the gradient of a batch's mean loss: the sum of (weight (gradient - target))^2."""
     like = Batch(as_inputs(start), step.batch.labels)
     gradient = gradient_by_inputs(step.model, step.sent, like, list(target), plan=step.plan, changes=step.changes)
 
@@ -98,15 +94,14 @@ def descend(
 ) -> Iterator[Tensor]:
     """Minimize UM / unit - beta PM (Eq. 2) by gradient descent; yield each iterate, clamped to [0, 1].
 
-    UM and PM are means over the batch; the slope is that of their sum, so that the batch size does not change an
-    example's step. Down UM the step is at most Polyak's, UM / ||slope||^2, which bounds it for steep sums of squares.
+    The slope is that of the sum over the batch, so that the batch size does not change an example's step. Down UM the
+    step is at most Polyak's, UM / ||slope||^2.
 
     Args:
         start: (B, C, H, W) in [0, 1], or (B, L, d) of words.
         gap: UM.
         privacy: PM of each example.
         unit: (G,) divisors of the gaps.
-        iterations: steps of the descent, at least 1.
     """
     images = start
     for _ in counted("refining images", range(iterations)):
@@ -140,9 +135,6 @@ def layer_depths(model: nn.Module, state: ModelState, inputs: Tensor) -> dict[st
     """Return the number of each parameter's layer, from 1 in the order of the forward pass.
 
     A layer is a module with parameters, so that weight and bias share a number. Layers that are not called come last.
-
-    Args:
-        inputs: (B, ...) a few examples.
     """
     layers = owners(model)
     model.eval()
@@ -211,9 +203,7 @@ class Words:
 
     Attributes:
         tokens: (B, L), padded with -1.
-        box: box around the embeddings of all tokens.
         word_weight: name of the embedding parameter.
-        judge: evaluation network of random words, if needed.
     """
 
     tokens: Tensor

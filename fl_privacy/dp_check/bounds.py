@@ -179,10 +179,10 @@ def noticed_mu(mu: float, draws: int, *, error: float, power: float = 0.8) -> fl
 
 
 def is_gaussian(values: ArrayLike, *, error: float = 1e-4) -> bool:
-    """Return ``True`` if ``values`` (n,), n at least 20, look Gaussian.
+    """Return ``True`` if ``values`` (n,), n at least 20, look Gaussian, with two false alarms of probability ``error``.
 
     Tests: third and fourth moments (D'Agostino and Pearson 1973), and mean deviation over standard deviation (Geary
-    1936), which detects heavy tails from fewer values. ``error`` is the probability of a false alarm of each.
+    1936), which detects heavy tails from fewer values.
     """
     found = np.asarray(values, dtype=np.float64)
     if len(found) < 20 or float(found.std()) <= 1e-9 * float(np.abs(found).max(initial=0.0)):

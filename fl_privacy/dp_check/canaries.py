@@ -17,7 +17,6 @@ class CanaryTest:
 
     Attributes:
         taken: number of participants.
-        left_out: number of the others.
         bound: largest epsilon that the guesses reject with ``confidence`` (Steinke, Nasr and Jagielski 2023).
         strict: same bound with the confidence for calling a claim false.
         estimate: epsilon by two Gaussians (Andrew et al. 2023); ``None`` with too few canaries.

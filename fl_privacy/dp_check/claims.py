@@ -58,10 +58,10 @@ class Facts:
 
     Attributes:
         noise_multiplier: standard deviation of its Gaussian noise over the l2 sensitivity to one unit, for the
-            observer; 0 without noise, ``None`` if unknown.
+            observer; ``None`` if unknown.
         sample_rate: share of the units in a release.
-        sampling: way of sampling; ``shuffle`` (fixed batches of a shuffled set) counts as no sampling, with a caveat,
-            since its amplification is smaller than Poisson's; ``None`` if unknown.
+        sampling: way of sampling; ``shuffle`` (fixed batches of a shuffled set) counts as none, with a caveat, since it
+            amplifies less than Poisson's; ``None`` if unknown.
         releases: noised releases in a round.
         missing: phrases of facts that nobody states.
         seen_by: observer: the ``server``, of each reply, or any reader of the ``model``, of the aggregate alone.
@@ -162,8 +162,8 @@ def recompute(facts: Facts, *, delta: float, neighbors: Neighbors = "add_remove"
 def composed_epsilons(*, noise_multiplier: float, sample_rate: float, steps: int, delta: float) -> tuple[float, float]:
     """Compute epsilon of the Poisson-subsampled Gaussian mechanism after ``steps``, by RDP and by PLD.
 
-    Without sampling PLD is that of one Gaussian release, in closed form. Above ``MOST_BY_DISTRIBUTION`` it equals RDP,
-    since PLD would take minutes. At delta 0 both are infinite.
+    Without sampling PLD has a closed form. Above ``MOST_BY_DISTRIBUTION`` it equals RDP, since PLD would take minutes.
+    At delta 0 both are infinite.
 
     Raises:
         UserError: the package dp-accounting is missing.

@@ -148,10 +148,9 @@ class Pilot:
         return self.constant & (self.shift != 0) & ~whole
 
     def separation(self, directions: Sequence[Tensor]) -> float:
-        """Estimate the distance of the neighbors in standard deviations; infinite if a value has no noise.
+        """Estimate the distance of the neighbors in standard deviations along ``directions`` (d,).
 
-        ``directions`` (d,) are those to distinguish by; without any, all values count, corrected for the noise of few
-        draws.
+        Infinite without noise.
         """
         if bool(self.bare.any()):
             return math.inf

@@ -53,13 +53,11 @@ class MechanismCheck:
             the moments show other noise, or only a sample of the units participates.
         confidence: joint confidence of both bounds.
         showable: largest ``epsilon`` that this number of draws could show.
-        noticed: least true epsilon at which four of five such tests would call the claim false, for Gaussian noise;
-            ``None`` if unknown.
-        compared: difference of the neighbors in words.
-        by: statistic that distinguished them best.
+        noticed: least true epsilon at which four of five such tests would call the claim false, for Gaussian noise.
+        by: statistic that distinguished the neighbors best.
         contradicted: ``True`` if the claim is false with confidence ``ACCUSATION``.
         reason: fact that disagrees with the claim, or empty.
-        noise_std: measured standard deviation of the noise in the most distinguishing direction; 0 without noise.
+        noise_std: standard deviation of the noise in the most distinguishing direction.
         moved: l2 distance by which the unit moves the release.
         bare: arrays with content that no fresh noise covers.
     """

@@ -26,8 +26,7 @@ class Measured:
         noise_std: standard deviation of the noise in that direction.
         unchanged: mean number of the first neighbor's values that are sent unchanged.
         uncovered: content that no fresh noise covers.
-        now_and_then: ``True`` if more releases point along the update than the claim allows, though most have enough
-            noise.
+        now_and_then: ``True`` if too many releases point along the update, though most have enough noise.
     """
 
     pilot: Pilot

@@ -1,8 +1,4 @@
-"""Detection of content without fresh noise: constant directions, repeated values, known seeds.
-
-Counting draws shows at most the logarithm of their number, and the Gaussian test looks along few directions; these
-searches have neither limit.
-"""
+"""Detection of content without fresh noise: constant directions, repeated values, known seeds; no limit by draws."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass, replace

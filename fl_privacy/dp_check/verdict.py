@@ -22,8 +22,8 @@ class Status(StrEnum):
 
     Attributes:
         CONTRADICTED: a test or the figures themselves show that it is false.
-        DOUBTED: a test's lower bound lies above the claim, without the confidence to call it false.
-        UNSUPPORTED: it follows from the statements only under an assumption that is unstated or does not hold.
+        DOUBTED: a test's lower bound lies above it, without the confidence to call it false.
+        UNSUPPORTED: it follows from the statements only under an unstated or wrong assumption.
         OPEN: it was tested, and nothing contradicts it.
         UNTESTED: its own figures agree, and no test could have contradicted it.
         UNCLAIMED: nobody states an epsilon.

@@ -141,8 +141,8 @@ LOSSES = 2
 class ShardedAttack:
     """``attack`` in Ray tasks on parts of the victims, on this machine or the cluster of RAY_ADDRESS.
 
-    Each victim has its own random stream, so that results equal those of one process up to the last bits. A task of a
-    lost machine is restarted with the same result. The victims of a failed task are failures.
+    Victims have their own random streams: results equal those of one process up to the last bits, also after the
+    restart of a lost task. The victims of a failed task are failures.
 
     Attributes:
         shards: most parts.

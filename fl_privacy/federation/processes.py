@@ -1,7 +1,6 @@
-"""Work on independent parts by single-threaded processes on all cores.
+"""Work on independent parts by single-threaded processes on all cores, with bitwise equal results for any number.
 
-The parts depend on the work alone and are computed separately, so that results are bitwise equal for any number of
-processes. Workers are started once measurements show that it pays, and are kept; work that can't be sent stays here.
+Workers are started once measurements show that it pays, and are kept; work that can't be sent stays here.
 """
 
 import logging

@@ -61,7 +61,7 @@ class Server:
         tampered: rounds with tampering; ``None`` is all.
         learns: ``True`` if the model also moves in those rounds.
         heard: callback with the mean of the replies of those rounds.
-        personal: ``True`` if clients keep a part of the model and train it on the new model at the end of a round.
+        personal: ``True`` if clients train a private part on the new model at the end of a round.
         tested: rounds after which these clients also test their models.
     """
 

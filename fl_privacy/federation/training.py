@@ -268,7 +268,7 @@ def take_steps(
 ) -> Steps:
     """Take one defended step on each of ``batches`` from ``values``, which are not changed.
 
-    ``public`` are the parameters sent, on which the defense acts; ``still`` are not moved.
+    ``still`` ones do not move.
     """
     parameters = {name: p.clone().requires_grad_() for name, p in values.parameters.items()}
     buffers: Tensors = values.buffers

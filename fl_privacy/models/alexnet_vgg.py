@@ -31,8 +31,7 @@ class BlockNetwork(nn.Module):
         activation: function after each convolution and the first linear layer, one of ``layers.ACTIVATIONS``.
         pooling: ``max`` as published, or ``avg``.
         norm: normalization before each convolution's activation: ``batch``, ``group`` or ``none``.
-        last_scale: initial scale of the last normalization. Values below 1 prevent divergence at larger steps, given
-            thousands of positive inputs of the first linear layer.
+        last_scale: initial scale of the last normalization; below 1 it prevents divergence at larger steps.
         mean, std: normalization of the inputs, one value or one a channel.
         init: one of ``layers.INITIALIZERS``.
 

@@ -40,10 +40,10 @@ def build_fitting(
 
     Args:
         factory: class or function that returns a module, or a ``functools.partial`` of one.
-        architecture: properties of the examples; passed on if ``factory`` has such an argument that is not given yet.
+        architecture: properties of the examples, for arguments of ``factory`` with these names.
         options: further arguments of ``factory``; unknown ones raise. ``init`` (see ``initialize``), ``mean`` and
-            ``std`` (one number a channel) also work for models without these arguments; ``lora_rank`` and
-            ``lora_alpha`` add adapters to a text model (:func:`fl_privacy.models.with_adapters`).
+            ``std`` (one number a channel) also work for other models; ``lora_rank`` and ``lora_alpha`` add adapters to
+            a text model (:func:`fl_privacy.models.with_adapters`).
 
     Raises:
         UserError: an argument is unknown or missing, the model is for other examples, or the result is not a module.
@@ -125,9 +125,7 @@ def check_table_model(model: nn.Module, schema: Schema, num_classes: int) -> nn.
 
 
 def check_model(model: nn.Module, input_shape: tuple[int, ...], num_classes: int, modality: Modality = IMAGES) -> None:
-    """Run ``model`` once on zero inputs to see that it fits the data; it is not changed.
-
-    ``input_shape`` is (C, H, W) of one example; ``num_classes`` is K.
+    """Run ``model`` once on zero inputs of ``input_shape`` (C, H, W) to see that it fits the data; it is not changed.
 
     Raises:
         UserError: the model can't take such inputs or doesn't return logits (B, K).

@@ -36,10 +36,7 @@ def pooling(name: str) -> nn.Module:
 
 
 class BatchNorm2d(nn.BatchNorm2d):
-    """Batch norm without the counter of batches, an integer buffer that clients could not average.
-
-    Values with and without the counter can be loaded.
-    """
+    """Batch norm without the counter of batches, an integer buffer that clients could not average."""
 
     def __init__(self, num_features: int) -> None:
         super().__init__(num_features)

@@ -139,11 +139,7 @@ class Attention(nn.Module):
 
 
 class Positions(nn.Module):
-    """Learned position embeddings, added to each token.
-
-    Args:
-        std: initial standard deviation.
-    """
+    """Learned position embeddings, added to each token."""
 
     def __init__(self, length: int, width: int, std: float) -> None:
         super().__init__()

@@ -123,21 +123,20 @@ class Knowledge:
     """Attacker's knowledge beyond the protocol: the threat model, printed in every report.
 
     Attributes:
-        labels: (B,) class indices or (B, K) class probabilities of the client's loss, if known.
-        defense: public description of the client's defense, its ``Defense.parts``, for an adaptive attacker.
-        same_data: name of the examples behind the update; equal names in other rounds mean the same examples, which an
-            adaptive attacker attacks together. ``None`` if the defense makes other images each time, except mixtures.
+        labels: (B,) class indices or (B, K) class probabilities of the client's loss.
+        defense: description of the client's defense, its ``Defense.parts``, for an adaptive attacker.
+        same_data: name of the examples: updates of other rounds with the same name are attacked together by an adaptive
+            attacker. ``None`` if the defense makes other images each time, except mixtures.
         public_images: (N, C, H, W) in [0, 1], images of the same domain, or texts (N, L), padded with -1.
         public_labels: (N,) classes of these.
         previous: (B, C, H, W) in [0, 1], reconstruction of the same examples in an earlier round.
         private: stand-ins for the victim's private values: a colluding client's, or drawn by the attacker.
-        colluder: client with the values ``private``, if any.
-        features: (B, ...) outputs of the victim's private layers on its examples, if seen.
+        colluder: client with the values ``private``.
+        features: (B, ...) outputs of the victim's private layers on its examples.
         features_at: module with the inputs ``features``, if not the first public layer.
         front: colluding client's model after its local training, if ``features`` are from the trained model.
         lengths: (B,) number of tokens of each text.
-        bounds: least and largest value of each gradient element by name, if the client's optimizer hides the exact
-            ones.
+        bounds: least and largest value of each gradient element by name, if the optimizer hides the exact ones.
     """
 
     labels: Tensor | None = None
@@ -231,8 +230,7 @@ class Observation:
         """Build an observation of the gradient of one batch's loss, at the values and in the mode of ``model``.
 
         Args:
-            model: model that computed the gradient, in the same mode; ``fl_privacy.models.normalized`` adds a
-                normalization.
+            model: model in the mode of the computation; ``fl_privacy.models.normalized`` adds a normalization.
             gradients: tensors or NumPy arrays by parameter name, or in the order of ``model.parameters()``.
             input_shape: (C, H, W), or (F,) or F for rows.
             batch_size: number of examples; ``None`` infers it from the rank of the layers' gradients.
@@ -353,7 +351,7 @@ class Reconstruction:
     Attributes:
         batch: reconstruction, in the attacker's order; ``None`` if the attack failed.
         loss: attacker's loss, by which restarts are chosen.
-        history: (T,) attacker's loss over its iterations, thinned; empty if it has none.
+        history: (T,) attacker's loss over its iterations, thinned.
         failure: reason of a failure in one line.
         label_source: source of the labels: ``known``, ``inferred`` or ``optimized``.
         countermeasures: sentences on the attack's steps against the known defense.
@@ -361,9 +359,8 @@ class Reconstruction:
         certainties: (B,) certainty of each image, if they differ.
         member: sub-attack of this reconstruction; empty if there was a single one.
         film: snapshots of the first image or text, if requested and the attack is iterative.
-        cells_certain: (B, C) in [0, 1] for a table, the agreement of attempts on each cell, 1 if all agree, if
-            computed.
-        words: (n,) tokens recovered from all its texts together, unordered, with repetitions, if computed.
+        cells_certain: (B, C) in [0, 1] for a table, the agreement of attempts on each cell, if computed.
+        words: (n,) tokens recovered from all texts together, unordered, with repetitions, if computed.
         words_exact: ``True`` if no token of another text can have left such traces.
         notes: sentences on inferred or assumed properties of the client.
     """

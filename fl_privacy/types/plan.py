@@ -16,7 +16,7 @@ from fl_privacy.errors import UserError
 
 @dataclass(frozen=True, kw_only=True)
 class LocalPlan:
-    """A client's way from the model sent to its upload. Public: server and attacker know it.
+    """A client's way from the model sent to its upload, known to server and attacker.
 
     Attributes:
         shares: content of the upload. ``gradient``: gradient of one batch (FedSGD);
@@ -28,24 +28,21 @@ class LocalPlan:
         lr_drop_factor: factor above 0 up to 1.
         steps: number of local steps S; excludes ``epochs``.
         epochs: number of passes over the client's examples; excludes ``steps``.
-        batch_size: examples per local step; ``None`` takes all the client has.
+        batch_size: examples per local step; ``None`` takes all.
         optimizer: ``sgd``, ``adam`` or ``adamw``; its state starts anew each round.
         momentum: momentum of SGD, in [0, 1).
         nesterov: ``True`` takes Nesterov's form of the momentum.
-        weight_decay: L2 penalty on each local gradient; with ``adamw``, shrinkage per step relative to the learning
-            rate.
-        frozen: name patterns of parameters neither trained nor uploaded, such as ``words.weight``, the token
-            embeddings.
+        weight_decay: L2 penalty on each local gradient; with ``adamw``, shrinkage relative to the learning rate.
+        frozen: name patterns of parameters neither trained nor uploaded, such as ``words.weight``.
         trained: name patterns of the only trained parameters; by default the adapters of a model with some.
-        batch_norm: ``train`` normalizes by the batch and updates the running statistics, ``eval`` normalizes by the
-            running statistics that were sent.
-        probe_batch_norm: mode for probes. Published attacks ran in evaluation mode; normalized by its own statistics, a
-            single image leaks far less.
+        batch_norm: ``train`` normalizes by the batch and updates the running statistics, ``eval`` uses those sent.
+        probe_batch_norm: mode for probes. Published attacks ran in evaluation mode; normalized by itself, a single
+            image leaks far less.
         mode: mode of all other layers for a shared gradient; clients of a federation train in ``train``.
         buffers: ``shared`` uploads the running statistics, ``withheld`` leaves the server's initial ones.
         loss_scale: factor on the mean cross entropy of a batch.
-        crop_padding: black pixels on every side of each training image before a random crop of its size. Like ``flip``,
-            before any defense of the data and anew on each visit.
+        crop_padding: black pixels around each training image before a random crop of its size. Like ``flip``, before
+            any defense of the data and anew on each visit.
         flip: ``True`` mirrors each training image left to right with probability 1/2.
         augment_probes: ``True`` also augments probes, like the authors of ATS.
     """

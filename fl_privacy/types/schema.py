@@ -165,11 +165,7 @@ class Schema:
 
     @cached_property
     def usual(self) -> Tensor:
-        """Return the prior mean of an encoded row (F,).
-
-        It has the shares of categories if the shift holds them, else equal ones, and 0 or the nearest bound for
-        numbers.
-        """
+        """Return the prior mean of an encoded row (F,): shares of categories; 0 or the nearest bound for numbers."""
         found, (low, high) = torch.zeros(self.width), self.bounds
         for start, column in zip(self.starts, self.columns, strict=True):
             if not column.is_number:

@@ -24,7 +24,6 @@ class SharedUpdate:
         model: model in the form that attacks take.
         parameters, buffers: values that were sent, by name.
         weights, statistics: parameters and uploaded buffers after the local training.
-        plan: client's plan, which shares weights.
     """
 
     model: nn.Module

@@ -13,13 +13,13 @@ _VICTIM_ID = re.compile(r"round-([0-9]{1,9})/client-([0-9]{1,9})(?:/victim-([0-9
 class VictimId:
     """Name of an attacked update, its random streams and its files.
 
-    ``str()`` gives ``round-3/client-2/victim-0``, or ``round-3/client-2`` for an update that trains the model.
+    ``str()`` gives ``round-3/client-2/victim-0``, or ``round-3/client-2`` for a training update.
 
     Attributes:
         round: number from 1; 0 if no round was trained.
         client: partition number, from 0.
         probe: number of the client's probed batch, from 0; ``None`` for a training update.
-        part: word that distinguishes several attacks on the same update, such as on its ``features``.
+        part: word that distinguishes attacks on the same update, such as on its ``features``.
 
     Raises:
         ValueError: a number is negative, or ``part`` is no word.

@@ -162,8 +162,8 @@ class PrivacyPlan:
         rule: ``left`` is the mean over j / K, j = 0 .. K - 1; ``trapezoid`` has its points on 0 .. 1 with both ends.
         alpha: weight of the mean of the areas below the curve.
         beta: weight of their variance.
-        over: ``images`` takes mean and variance over all images (Eq. 9); ``class means`` over the means of each class.
-        normalized: ``True`` scales means and variances to [0, 1] among the policies, see :func:`normalized_scores`.
+        over: ``images`` takes both over all images (Eq. 9); ``class means`` over the means of each class.
+        normalized: ``True`` scales both to [0, 1] among the policies, see :func:`normalized_scores`.
     """
 
     points: int = 20
@@ -222,7 +222,6 @@ class PrivacyScore:
     Attributes:
         score: S_pri.
         mean: mean of the areas below the curve, over images or classes.
-        variance: variance of the same.
     """
 
     score: float
@@ -237,7 +236,6 @@ def privacy_scores(
 
     Args:
         batch: images of all classes, (S, C, H, W) in [0, 1].
-        seed: seed of the starting noise, the same for every policy, and of the policies' signs.
     """
     start = torch.rand(batch.inputs.shape, generator=derive_generator(seed, "search", "start")).to(batch.inputs)
     goals = torch.stack([transformed_by(batch.inputs, policy, seed) for policy in policies])
@@ -333,7 +331,6 @@ def accuracy_scores(
     """Compute S_acc of each of ``policies``: the mean over the draws.
 
     Args:
-        states: fresh initial values, one for each draw.
         images: (N, C, H, W) of each draw, in [0, 1].
     """
     draws = []

@@ -25,8 +25,6 @@ class Scored:
         accuracy: S_acc, higher is better.
         altered: share of the images that it visibly alters.
         fsim: mean FSIM in [0, 1], if computed.
-        mean: mean of the areas of S_pri, if policies are compared by it.
-        variance: variance of the same.
 
     Raises:
         UserError: a score is not finite.
@@ -57,7 +55,6 @@ class Selection:
         accuracy_at_least: T_acc; ``None`` keeps the ``accuracy_share`` best.
         accuracy_share: share in (0, 1] of the policies with an effect.
         altered_at_least: least share of images that a policy visibly alters, in (0, 1].
-        fsim_at_least: least FSIM, or ``None``.
         keep: n, number of policies for clients, without a common operation.
     """
 

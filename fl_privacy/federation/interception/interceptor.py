@@ -50,15 +50,16 @@ def no_states(client: int) -> ClientState:
 class SimulatedSideInformation:
     """Side information from simulated clients with private layers.
 
-    A colluding client's private layers stand in for the victims'; without one, the attacker draws its own, by shuffling
-    the architecture's initial values like a client.
+    A colluding client's private layers stand in for the victims'; without one, the attacker shuffles the architecture's
+    initial values, like a client.
 
     Attributes:
+        colluder: client that works with the server, if any.
         knows_features: ``True`` if the attacker sees the output of the victim's private layers on its examples.
         features_at: module whose inputs are the features; ``None`` is the first public layer, ``activation`` the module
             behind the private layers' activation.
-        features_of: ``sent``: features of the model as sent, with the victim's private layers; ``trained``: features of
-            the victim's own model after local training, for which the accomplice's stands in (FDL-PP, Algorithm 3).
+        features_of: ``sent``: features of the model as sent, with the victim's private layers; ``trained``: of the
+            victim's model after local training, for which the accomplice's stands in (FDL-PP, Algorithm 3).
         batch_size: size of probed victims.
         trainers: clients with their training examples, if ``clients`` hold others for probes.
 

@@ -1,4 +1,4 @@
-"""Clients that keep their own batch norm, like FedBN (Li et al. 2021): the values sent are not those that trained."""
+"""Clients that keep their own batch norm, like FedBN (Li et al. 2021), and do not train with the values sent."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
@@ -25,10 +25,7 @@ def norm_names(model: nn.Module) -> set[str]:
 
 
 def moved_apart(change: Tensors, norms: Collection[str]) -> float | None:
-    """Return the largest change of batch norm if no step explains it, else ``None``.
-
-    ``change`` is the upload minus the values sent; ``norms`` are names of batch-norm parameters.
-    """
+    """Return the largest change of batch norm if no step explains it, else ``None``."""
     own = [t.detach().double().abs() for name, t in change.items() if name in norms and t.numel()]
     rest = [float(t.detach().double().abs().max()) for n, t in change.items() if n not in norms and t.numel()]
     if not own or not rest or not 0 < max(rest) < float("inf"):

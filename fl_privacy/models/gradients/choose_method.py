@@ -195,15 +195,14 @@ def gradient_by_inputs(
     plan: LocalPlan,
     changes: Sequence[LossChange] = (),
 ) -> BatchGradient:
-    """Build a function from inputs to the gradient at ``state``, with the labels of ``batch``, differentiable.
+    """Build a differentiable function from inputs to the gradient at ``state``, with the labels of ``batch``.
 
-    It is computed layer by layer (:class:`Layered`, as one victim), without derivatives by the weights, unless that is
-    wrong: if a defense changes the loss, dropout draws masks, or layers are used outside of their own forward pass.
+    It is computed layer by layer (:class:`Layered`), without derivatives by the weights, except with changed losses,
+    dropout, or layers used outside of their own forward pass.
 
     Args:
         state: model's values, without gradient.
         batch: B examples with the shape of all later inputs.
-        names: names of the parameters to differentiate by.
         plan: local plan, for batch-norm mode and loss scale.
     """
     frozen = ModelState({name: p.detach() for name, p in state.parameters.items()}, state.buffers)

@@ -1,9 +1,9 @@
 """Convolutions with frozen weights, and each victim's gradient of them.
 
-Strided convolutions of few channels take other operations than oneDNN's. A frozen norm after a convolution is folded
-into it: with mean m, precision 1/s, scale g and shift h by channel, ``g (W x + b - m) / s + h`` is the convolution of
-the weight ``(g / s) W``. With G the gradient by that weight and d the sum of the outputs' gradients, the gradients are
-``(g / s) G`` of W, ``(g / s) d`` of b, d of h and, without the activations, ``((G, W) + (b - m) d) / s`` of g.
+A frozen norm after a convolution is folded into it: with mean m, precision 1/s, scale g and shift h by channel,
+``g (W x + b - m) / s + h`` is the convolution of the weight ``(g / s) W``. With G the gradient by that weight and d the
+sum of the outputs' gradients, the gradients are ``(g / s) G`` of W, ``(g / s) d`` of b, d of h, and
+``((G, W) + (b - m) d) / s`` of g.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -98,10 +98,7 @@ _LITTLE = 1_000_000
 
 
 class FrozenConv2d(nn.Conv2d):
-    """Convolution with frozen weights, differentiable by its inputs alone.
-
-    PyTorch's own, differentiated twice, also computes the unneeded mixed derivative by the weight.
-    """
+    """Convolution with frozen weights, differentiable by its inputs alone, without mixed derivatives by the weight."""
 
     def reset_parameters(self) -> None:
         """Skip the initialization, which takes longer than a convolution."""
@@ -150,8 +147,7 @@ def convolution_gradients(
 ) -> tuple[Tensor, Tensor | None]:
     """Compute gradients (V, *weight shape) and (V, O) from inputs (V, B, C, H, W) and output gradients (V, B, O, h, w).
 
-    On the CPU this is one convolution with a group for each victim, as fast as the layer itself and without unfolded
-    images; elsewhere one product of unfolded images and output gradients.
+    On the CPU this is one convolution with a group for each victim, elsewhere one product of unfolded images.
     """
     padding = module.padding
     if not pads_with_zeros(module):

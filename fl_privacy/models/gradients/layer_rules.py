@@ -1,7 +1,4 @@
-"""Rules for each victim's parameter gradients by layer type, from the layer's inputs and output gradients.
-
-Types without a rule are differentiated by ``torch.func``, slower but right for every layer of one tensor.
-"""
+"""Rules for each victim's parameter gradients by layer type; types without a rule use the slower ``torch.func``."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace

@@ -1,10 +1,9 @@
 """Victims' gradients layer by layer: one pass over all images, then one grouped product per layer.
 
-This is the method of per-example clipping (Goodfellow 2015; Li et al. 2022) for victims instead of examples. Some
-gradients are never formed: that of a weight is ``G = delta U'`` with output gradients ``delta`` (O, P) and inputs
-``U`` (D, P) at P positions, and an undefended observed ``G* = L C R'`` also has rank P, with orthonormal L and R. The
-distance of G and G* is a sum of three squares, of which only ``|L' delta U' R - C|^2`` is a difference. For small P
-this costs less than G, and stays precise near G*.
+This is per-example clipping (Goodfellow 2015; Li et al. 2022) with victims as examples. For few positions P, gradients
+``G = delta U'`` of weights, from output gradients ``delta`` (O, P) and inputs ``U`` (D, P), are not formed: an
+undefended ``G* = L C R'`` also has rank P, with orthonormal L and R, and the distance of G and G* is a sum of three
+squares, of which only ``|L' delta U' R - C|^2`` is a difference. This costs less, and is precise near G*.
 """
 
 from collections import Counter

@@ -1,8 +1,4 @@
-"""Many small models trained in one program, each with its own values, examples and order.
-
-``torch.func`` maps one model's training step over an axis of models, with grouped convolutions and batched products.
-Grouped convolutions are slow for large batches; then each model is computed separately.
-"""
+"""Many small models trained in one program by ``torch.func``, each with its own values, examples and order."""
 
 import copy
 import math

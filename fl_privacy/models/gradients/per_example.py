@@ -1,8 +1,4 @@
-"""Gradients of single examples, and their inner products with updates, in bounded memory.
-
-They are computed layer by layer (:class:`Layered`), or by ``vmap`` if that is wrong (changed losses, dropout, layers
-used outside of their own forward pass).
-"""
+"""Gradients of single examples, and their inner products with updates, by layers (:class:`Layered`) or ``vmap``."""
 
 import math
 from collections import Counter

@@ -26,7 +26,6 @@ class GradientSketch:
         names: names of the parameters, in order.
         buckets: (P,) target of each element.
         signs: (P,) sign of each element.
-        size: length of the result.
     """
 
     names: tuple[str, ...]

@@ -56,7 +56,7 @@ class WordBox:
 class WordEvaluator(nn.Module):
     """D of Refiner for texts: convolutions over neighboring words, then the probability that each word is random.
 
-    The paper takes DistilBERT; this one is small enough for clients to run in each step.
+    The paper takes DistilBERT, which is too large for clients to run in each step.
 
     Args:
         width: d of the embeddings, as coordinates of their :class:`WordBox`.
@@ -93,7 +93,6 @@ def mix_with_random_words(
     Args:
         tokens: (N, L), padded with -1.
         ratios: (N,) shares in [0, 1].
-        rng: generator of the words and places, on the CPU.
         blended: (N,) texts in which all words are blended with random ones by the share, like robust data, instead.
 
     Returns:
