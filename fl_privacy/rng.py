@@ -70,7 +70,6 @@ class SecretGenerator(torch.Generator):
         self.set_state(_twister_state(secret.bytes_of("twister", 4 * _WORDS)))
 
     def next_bytes(self, number: int) -> bytes:
-        """Return ``number`` fresh bytes."""
         self._taken += 1
         return self._secret.bytes_of(f"bytes-{self._taken}", number)
 

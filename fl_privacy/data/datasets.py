@@ -46,7 +46,6 @@ def cached(
 
     Args:
         key: values on which the result depends.
-        make: function that returns training and test examples.
         folder: cache folder, created readable by its owner only; ``None`` takes the user's. A warning is given if it
             cannot be written.
     """

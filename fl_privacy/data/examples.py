@@ -61,7 +61,6 @@ class LabelledExamples(ABC):
 
     Attributes:
         labels: (N,) int64 in [0, number of names).
-        class_names: names in label order.
         groups: (N,) int64 owners (a writer, a person), or ``None``.
         attributes: (N,) int64 in [0, A), or ``None``.
     """

@@ -110,7 +110,6 @@ def passport_layers(model: nn.Module) -> dict[str, PassportConv2d]:
 
 
 def replace_module(model: nn.Module, name: str, module: nn.Module) -> None:
-    """Replace the module ``name`` of ``model``."""
     parent, _, own = name.rpartition(".")
     setattr(model.get_submodule(parent), own, module)
 

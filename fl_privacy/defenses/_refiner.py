@@ -84,7 +84,6 @@ class ImageMemory:
         tensors.update(zip((self._keys, self._images, self._fresh), new, strict=True))
 
     def end_round(self, *, forget: bool) -> None:
-        """Mark all images as no longer fresh; ``forget`` drops them."""
         if self._keys not in self._state.tensors:
             return
         if forget:

@@ -123,7 +123,6 @@ def _with_private_head(
 
 
 def _linear_layers(model: nn.Module, name: str | None) -> tuple[nn.Linear, nn.Linear]:
-    """Return the last linear layer, which makes the logits, and the one called ``name``."""
     linear = {path: m for path, m in model.named_modules() if isinstance(m, nn.Linear)}
     if not linear:
         raise UserError("SPN expects a model that ends in a linear layer, but got one without; choose another model.")

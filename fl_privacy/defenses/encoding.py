@@ -97,8 +97,6 @@ def plainly_shortest(array: NDArray[np.generic]) -> bool:
 
 
 class _Layout:
-    """Shortest encoding of a tensor, found without encoding it."""
-
     def __init__(self, tensor: Tensor) -> None:
         self.flat = flat = tensor.detach().cpu().flatten()
         self.present = _bits_of(flat) != 0  # a negative zero counts
@@ -172,7 +170,6 @@ def _grid_bits(values: Tensor, *, limit: int) -> int:
 
 
 def _likely_bits(values: Tensor, scale: Tensor, limit: int) -> list[int]:
-    """Return the bits of all grids that hold the few ``values``."""
     codes, exact = torch.from_numpy(_CODES)[: min(_MAX_BITS, limit)], scale.double()
     positions = (values.double() / exact * codes).round_()
     held = positions.mul_(exact).div_(codes).to(values.dtype) == values

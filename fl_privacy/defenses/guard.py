@@ -29,7 +29,6 @@ class Architecture:
         return cls({name: tuple(value.shape) for name, value in values}, modules)
 
     def difference(self, other: "Architecture") -> str | None:
-        """Return the first difference of ``other`` in words; ``None`` if there is none."""
         for mine, theirs in ((self.modules, other.modules), (self.tensors, other.tensors)):
             if more := [name for name in theirs if name not in mine]:
                 return f"it has {more[0]}, which was not agreed on"
@@ -185,7 +184,6 @@ class ModelGuard:
         number("guard.grown", self.grown, above=1, infinite=True, example=5.0)
 
     def agreeing_on(self, model: nn.Module) -> Self:
-        """Return the same guard, restricted to the architecture of ``model``."""
         known = copy.copy(self)
         object.__setattr__(known, "agreed", Architecture.of(model))
         return known
@@ -214,7 +212,6 @@ class ModelGuard:
             raise RefusedModelError(f"The model was refused: {reason}.")
 
     def remembered(self, sent: ModelState) -> dict[str, Tensor]:
-        """Return the values to keep of a trained model."""
         return {LAST + name: p.detach().clone() for name, p in sent.parameters.items()}
 
     def _far(self, sent: ModelState, kept: Mapping[str, Tensor]) -> str | None:

@@ -94,8 +94,6 @@ def neuron_layers(model: nn.Module) -> dict[str, nn.Module]:
 
 
 class _Network:
-    """Model of a step, whose neurons can be replaced by their mean output."""
-
     def __init__(self, step: LocalStep) -> None:
         self._step, layers = step, neuron_layers(step.model)
         with torch.no_grad(), leaving(layers) as calls:

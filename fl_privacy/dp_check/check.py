@@ -31,7 +31,6 @@ class Asked:
         epsilon: claimed epsilon; ``None`` takes the subject's statement.
         clip_norm: clipping norm of one client's change; ``None`` takes the subject's statement.
         clients: number of clients that a strategy aggregates; ``None`` takes its sample size.
-        parameters: number of values of a drawn update.
         like: shapes of an update; ``None`` takes a matrix and a vector of ``parameters`` values together.
         draws: draws per neighbor; ``None`` takes as many as a minute allows.
     """
@@ -72,7 +71,6 @@ class Asked:
         return {"weight": torch.zeros(rows, columns), "bias": torch.zeros(self.parameters - rows * columns)}
 
     def claim(self, stated: Claim | None, by: str, *, unit: Unit = "client") -> Claim | None:
-        """Return the requested claim, or else the ``stated`` one; ``unit`` is the default."""
         if self.epsilon is None:
             return stated
         unit = stated.unit if stated else unit

@@ -56,9 +56,7 @@ class Neighbors:
     """Two inputs of a mechanism that differ in one unit.
 
     Attributes:
-        first: input with the unit.
         second: input without it, or with another in its place.
-        what: difference in words.
         norm: l2 norm of the difference before clipping, if known.
         at_random: ``True`` if the direction of ``first`` in each array was drawn uniformly.
     """
@@ -287,7 +285,6 @@ def statistics_for(
     """Choose the directions: the known difference and its single arrays, else the pilot's mean shift.
 
     Args:
-        found: pilot of draws that are not used again.
         known: (d,) difference of the neighbors, if outputs and inputs have the same space.
         also: more directions (d,), unit vectors.
     """

@@ -109,7 +109,6 @@ class MechanismCheck:
 
     @property
     def power(self) -> str:
-        """Return the power of this test against false claims, in words."""
         if self.noticed is not None and math.isfinite(self.noticed):
             return f"four of five such tests call the claim false from {shown_epsilon(self.noticed)} on"
         return f"so many can show at most {shown_epsilon(self.showable)} of noise of any shape"

@@ -25,7 +25,6 @@ class Measured:
         moved: distance by which the unit moves the release, in the most distinguishing direction.
         noise_std: standard deviation of the noise in that direction.
         unchanged: mean number of the first neighbor's values that are sent unchanged.
-        uncovered: content that no fresh noise covers.
         now_and_then: ``True`` if too many releases point along the update, though most have enough noise.
     """
 
@@ -74,7 +73,6 @@ def _unchanged_values(found: Measured) -> str:
 
 
 def _clipped_after_noise(found: Measured) -> str:
-    """Detect replies of constant norm, other than the input's, although their values vary."""
     norms, given = found.pilot.norms[0], found.pilot.neighbors.norm
     if given is not None and float(norms.mean()) >= given / BEYOND:
         return ""

@@ -133,7 +133,6 @@ def uncovered(
 
 
 def _confirmed(direction: Tensor, held: Held, fresh: Held, after: Tensor | None) -> float:
-    """Return the distance by which the unit moves ``direction`` if no fresh draw varies along it; else 0."""
     first, second = fresh.first @ direction, fresh.second @ direction
     size = held.second.abs().amax(0) + held.first.abs().amax(0)
     rounded = ROUNDING * (float((direction * size).norm()) + abs(float(first.mean())) + abs(float(second.mean())))
@@ -204,7 +203,6 @@ def _shared(held: Held) -> list[Found]:
 
 
 def _sums(held: Held) -> list[Found]:
-    """Find sums of arrays, or along their axes, in which the noise cancels."""
     residuals, shift = held.residuals, held.shift
     variances = residuals.square().mean(0)
     found: list[Found] = []
@@ -265,7 +263,6 @@ def _layers(held: Held, size: int) -> Iterator[tuple[str, Tensor]]:
 
 
 def _left_out(held: Held) -> list[Found]:
-    """Find directions without noise, if there are more draws than directions with noise."""
     varying = ~held.constant
     residuals = held.residuals[:, varying]
     draws, values = residuals.shape
@@ -300,7 +297,6 @@ def _repeats(rows: Tensor, held: Held) -> dict[str, Tensor]:
 
 
 def _again(held: Held, after: Tensor, repeated: Mapping[str, Tensor], delta: float) -> list[Uncovered]:
-    """Return the arrays whose values repeat exactly, but never after a slight change of the input."""
     moved, names = held.shift, []
     after_it = _repeats(after, held)
     for name, values in repeated.items():
@@ -362,7 +358,6 @@ def _between_levels(held: Held, after: Tensor, levels: Mapping[str, Mapping[int,
 
 
 def _opposite(held: Held) -> list[Uncovered]:
-    """Detect noise that is the previous call's with the opposite sign."""
     rows = held.first[:, ~held.constant]
     largest = rows.abs().amax(0)
     if not rows.shape[1] or _alike(rows, largest) > 0.01:  # a value of few levels is often the same

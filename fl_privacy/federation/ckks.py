@@ -36,11 +36,7 @@ def _tenseal() -> Any:
 
 
 class Adder:
-    """Adder of ciphertexts without the secret key: the server's part.
-
-    Attributes:
-        received: bytes of ciphertexts so far.
-    """
+    """Adder of ciphertexts without the secret key: the server's part."""
 
     def __init__(self, context: bytes) -> None:
         self._tenseal = _tenseal()

@@ -59,9 +59,7 @@ class LocalWork:
 
     Attributes:
         order: indices of each step's examples.
-        batches: augmented batches, before a defense of the data.
         num_examples: stated number of examples; ``None`` is all in ``order``.
-        seconds: defense's time to make the examples.
     """
 
     order: Sequence[Tensor]
@@ -139,7 +137,6 @@ class Client:
 
     Attributes:
         id: partition number, from 0.
-        examples: examples of all clients.
         indices: (n,) indices of this client's examples.
         model: architecture; its values are not used.
         seed: source of this client's random streams, with ``id``. A number makes it a simulation: anyone who knows it
@@ -307,7 +304,6 @@ class Client:
         return bool(private_names(self.model, self.defense))
 
     def _look(self, sent: ModelState, state: ClientState) -> float:
-        """Return the guard's time; raise ``RefusedModelError`` if it refuses the model."""
         if self.guard is None:
             return 0.0
         started = time.perf_counter()
@@ -345,7 +341,6 @@ class Client:
             return OwnExamples.exchanged(self.examples.batch(self.indices, self.device), self.defense, data)
 
     def _rng(self, *names: str | int) -> torch.Generator:
-        """Return the random stream ``names``, the same at every call."""
         assert self.seed is not None, "drawn when it was left out"
         return derive_generator(self.seed, "client", self.id, *names)
 

@@ -42,7 +42,6 @@ def quotas(groups: Path, mounted: Path) -> Iterator[float]:
 
     Args:
         groups: file like ``/proc/self/cgroup``.
-        mounted: mount point of control groups.
     """
     try:
         lines = groups.read_text().splitlines()

@@ -145,8 +145,6 @@ class ShardedAttack:
     restart of a lost task. The victims of a failed task are failures.
 
     Attributes:
-        shards: most parts.
-        threads: CPU threads of each task.
         device: device of the attack; each task gets a GPU or a share of one.
 
     Raises:

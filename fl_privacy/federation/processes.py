@@ -75,7 +75,6 @@ def in_processes(
         weights: relative work of the parts.
         processes: most processes including this one; ``None`` takes as many as there are cores for ``threads`` each.
         threads: CPU threads of each; they affect the last bits.
-        report: callback with the finished share of all, called often.
 
     Raises:
         Exception: error of a part, after which no other starts and the workers are ended.
@@ -88,8 +87,6 @@ def in_processes(
 
 
 class _Work(Generic[R]):
-    """Queue of parts, which this process takes from the front, others from the back."""
-
     def __init__(self, parts: Sequence[Part[R]], weights: Sequence[float], others: "_Others", report: Done) -> None:
         self._parts, self._weights, self._report = parts, np.array(weights, dtype=np.float64), report
         self._others, self._waiting = others, list(range(len(parts)))
@@ -182,7 +179,6 @@ class _Work(Generic[R]):
             self._elsewhere[future] = self._waiting.pop()
 
     def _take(self, number: int, future: "Future[bytes]") -> None:
-        """Keep the result of a part elsewhere, or requeue it here if it failed to run."""
         try:
             told = pickle.loads(future.result())  # noqa: S301  (of this package's own process)
         except (BrokenExecutor, OSError) as error:
@@ -289,7 +285,6 @@ def _end_all() -> None:
 
 @contextmanager
 def _unheard() -> Iterator[None]:
-    """Block terminal signals in processes started within the context."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
@@ -301,8 +296,6 @@ def _unheard() -> Iterator[None]:
 
 
 def _begin(parent: int, threads: int, sharers: int) -> None:
-    """Begin a process that ends with its ``parent``, however that ends."""
-
     def end_with_parent() -> None:
         while os.getppid() == parent:
             time.sleep(0.5)

@@ -135,7 +135,6 @@ class Sorted:
     Attributes:
         usable: usable replies by client, in ascending order.
         weights: counted number of examples of each, in that order.
-        excluded: reasons for the others, by client.
         usual: norms of change for comparison in the next round, by kind.
     """
 
@@ -156,9 +155,9 @@ def sort_out(
     """Separate usable replies from excluded ones.
 
     Each is first checked by ``fault``. Of three or more, those are excluded whose change of the parameters, of
-    floating-point or of whole-number buffers has a norm over ``factor`` times the median of this round, or the largest
-    one before: an honest gradient of a new client may be thousands of times the median. A client counts as at most
-    ``factor`` times the (lower) median number of examples. ``usual`` are the norms of the round before.
+    floating-point or of whole-number buffers has a norm over ``factor`` times the median of this round or, if larger,
+    of an earlier one (``usual``): an honest gradient of a new client may be thousands of times the median. A client
+    counts as at most ``factor`` times the (lower) median number of examples.
     """
     largest = dict(usual or {})
     excluded: dict[int, str] = {}

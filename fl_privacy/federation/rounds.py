@@ -27,12 +27,9 @@ class RoundReport:
 
     Attributes:
         round: number from 1.
-        clients: ids of counted replies.
-        excluded: reasons of excluded replies by id.
         train_loss: mean over the counted clients; NaN if all refused the model.
         seconds: duration without evaluation and attack.
         defense_seconds: time of the defense's hooks, summed over clients.
-        upload_bytes: bytes of the counted replies.
         evaluation: mean over the clients, each with its private part, if requested.
     """
 

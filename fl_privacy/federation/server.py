@@ -56,7 +56,6 @@ class Server:
 
     Attributes:
         state: global model; replaced, never changed in place.
-        local_plan: plan that defines the content of replies.
         tamper: change of the model sent to a client, if any.
         tampered: rounds with tampering; ``None`` is all.
         learns: ``True`` if the model also moves in those rounds.

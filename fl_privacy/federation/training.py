@@ -152,7 +152,6 @@ class LocalResult:
         train_loss: mean over the local steps; NaN under a defense that promises differential privacy, since an exact
             loss would leak.
         defense_seconds: duration of the defense's hooks, without changes of the loss.
-        bytes_up: measured bytes of the upload, if known.
     """
 
     upload: Upload
@@ -242,7 +241,6 @@ def local_update(
 
 
 def _update(steps: Steps, sent: ModelState, shares_gradient: bool, held: Collection[str]) -> Tensors:
-    """Return the last gradient, or the change of the parameters sent, except ``held`` and withheld ones."""
     after = steps.values.parameters
     if shares_gradient:
         return {

@@ -230,7 +230,6 @@ def with_adapters(model: nn.Module, *, rank: int, alpha: float | None = None) ->
     A joint layer of queries, keys and values gets one adapter.
 
     Args:
-        model: text model.
         rank: r, at least 1 and below the width.
         alpha: numerator of the scale alpha / r; ``None`` is 2 r.
 

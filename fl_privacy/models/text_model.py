@@ -51,7 +51,6 @@ class TextModel(nn.Module, ABC):
 
     @property
     def entry_norm(self) -> nn.LayerNorm | None:
-        """Return the layer norm between embeddings and the first block's attention, if any."""
         return None
 
     @property

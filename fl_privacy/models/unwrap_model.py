@@ -181,8 +181,6 @@ _lock, _uses, _own = threading.Lock(), list[None](), dict[str, Any]()
 
 
 class _Called:
-    """Reentrant checkpoint as a plain call."""
-
     @staticmethod
     def apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
         return function(*args)

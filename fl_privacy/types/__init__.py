@@ -288,7 +288,6 @@ class Observation:
             input_shape: (C, H, W), or (F,) or F for rows.
             num_examples: number of training examples, which an update does not show.
             model: architecture, if ``before`` is none.
-            loss: see :meth:`of_gradients`.
             number: number of the victim and its random streams.
 
         Raises:
@@ -350,9 +349,7 @@ class Reconstruction:
 
     Attributes:
         batch: reconstruction, in the attacker's order; ``None`` if the attack failed.
-        loss: attacker's loss, by which restarts are chosen.
         history: (T,) attacker's loss over its iterations, thinned.
-        failure: reason of a failure in one line.
         label_source: source of the labels: ``known``, ``inferred`` or ``optimized``.
         countermeasures: sentences on the attack's steps against the known defense.
         certainty: certainty without the truth.

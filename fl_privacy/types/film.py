@@ -26,7 +26,6 @@ class Frame:
     """First image of a reconstruction at one moment.
 
     Attributes:
-        at: index into the history of losses.
         image: (C, H, W) bytes on the CPU, at most ``LARGEST`` high and wide.
     """
 
@@ -39,7 +38,6 @@ class TextFrame:
     """First text of a reconstruction at one moment.
 
     Attributes:
-        at: index into the history of losses.
         tokens: (L,) on the CPU, padded with -1.
     """
 

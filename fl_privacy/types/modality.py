@@ -14,10 +14,7 @@ class Modality:
     """Kind of examples; layers with special cases have tables with modalities as keys.
 
     Attributes:
-        one: word for an example.
-        data: words for the data.
         metric: metric by which an example counts as recognizable.
-        models: words for the inputs of its models.
         facts: arguments that mark a model's class as made for such examples.
         remedy: advice if the model is for others.
         pixels: ``True`` for pictures: inputs in [0, 1] with neighbors.

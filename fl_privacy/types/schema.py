@@ -124,7 +124,6 @@ class Schema:
 
     @cached_property
     def number_values(self) -> Tensor:
-        """Return the indices of numeric values, in the order of their columns."""
         return torch.tensor(self.starts)[self.numbers]
 
     @cached_property
@@ -251,7 +250,6 @@ class Schema:
 
 
 def _group_at(values: Tensor, binary: Sequence[bool], at: int) -> int:
-    """Count the columns from ``at`` on that are the categories of one; 1 for a number."""
     total = torch.zeros(len(values), dtype=values.dtype)
     for end in range(at, values.shape[1]):
         if not binary[end]:

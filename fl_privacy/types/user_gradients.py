@@ -51,7 +51,6 @@ class SharedGradient:
     """Shared gradient of one batch.
 
     Attributes:
-        model: model in the form that attacks take.
         parameters, buffers: copies of the user's values.
         batch_size: B.
         num_classes: K, the number of outputs.
@@ -316,7 +315,6 @@ class _Evidence:
         return joined if bias is None else torch.cat([joined, bias.to(joined)[:, None]], 1)
 
     def _pruned(self) -> bool:
-        """Return ``True`` if the output layer's gradient has zeros between its values."""
         outputs = (n for n in self.vectors if len(self.gradients.get(f"{n}.weight", ())) == self.num_classes)
         return any(self._has_holes(name) for name in outputs)
 

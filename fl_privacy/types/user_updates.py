@@ -21,7 +21,6 @@ class SharedUpdate:
     """Model sent to a client and the client's reply.
 
     Attributes:
-        model: model in the form that attacks take.
         parameters, buffers: values that were sent, by name.
         weights, statistics: parameters and uploaded buffers after the local training.
     """

@@ -56,7 +56,6 @@ def transform(
 
     Args:
         images: (N, C, H, W) in [0, 1]; rounded to 256 levels first, like image files.
-        policies: policies to draw from, at least one.
         rng: generator; the number of draws per image is constant.
         by_probability: ``True`` applies each operation with AutoAugment's probability.
 

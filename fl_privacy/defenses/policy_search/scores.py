@@ -220,7 +220,6 @@ class PrivacyScore:
     """Privacy score of one policy; lower is better for the client.
 
     Attributes:
-        score: S_pri.
         mean: mean of the areas below the curve, over images or classes.
     """
 
@@ -382,7 +381,6 @@ def train_model(
     """Train ``model`` on ``batch`` and return the values; the model itself is not changed.
 
     Args:
-        model: model on the device of ``batch``.
         batch: all examples, (N, C, H, W) in [0, 1].
 
     Raises:

@@ -186,7 +186,6 @@ class Interceptor:
 
     Attributes:
         input_shape: (C, H, W) of an image, (L,) of the longest text, or (F,) of a row.
-        sink: receiver of the observations of ``capture``.
         side_information: attacker's inside knowledge, such as stand-ins for private layers, if any.
     """
 

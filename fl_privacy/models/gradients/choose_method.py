@@ -201,9 +201,7 @@ def gradient_by_inputs(
     dropout, or layers used outside of their own forward pass.
 
     Args:
-        state: model's values, without gradient.
         batch: B examples with the shape of all later inputs.
-        plan: local plan, for batch-norm mode and loss scale.
     """
     frozen = ModelState({name: p.detach() for name, p in state.parameters.items()}, state.buffers)
 

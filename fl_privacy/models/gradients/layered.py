@@ -114,7 +114,6 @@ class Layered(VictimGradients):
         return gradients, products
 
     def ranks(self, inputs: Tensor, labels: Tensor) -> dict[str, int]:
-        """Return the weights whose gradient is better not formed, with its largest rank."""
         found = {}
         for weight, call in self._called_once(inputs, labels).items():
             factors = weight_factors(call)
@@ -126,7 +125,6 @@ class Layered(VictimGradients):
         return found
 
     def linear_weights(self, inputs: Tensor, labels: Tensor) -> list[str]:
-        """Return the weights of linear layers called once, whose gradients have factors."""
         called = self._called_once(inputs, labels)
         return [weight for weight, call in called.items() if type(call.module) is nn.Linear and weight_factors(call)]
 
@@ -187,7 +185,6 @@ class Layered(VictimGradients):
         ]
 
     def _summed_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Sum B times the loss of each victim."""
         count, size = labels.shape[:2]
         if is_plain(self._victim_model.loss):
             return F.cross_entropy(logits, labels.flatten(0, 1), reduction="sum")

@@ -106,11 +106,10 @@ def _set_by_the_user() -> bool:
 
 @contextmanager
 def freed_memory_kept() -> Iterator[None]:
-    """Keep memory freed within the context in the process, until the last context ends.
+    """Keep memory freed within the context in the process (glibc only), until the last context ends.
 
-    Otherwise the system clears the same pages for each evaluation, a fifth of the time. It applies to glibc only.
-    Settings in the environment (``GLIBC_TUNABLES`` and similar) are respected; earlier ``mallopt`` settings are reset
-    to the usual.
+    Otherwise the system clears the same pages for each evaluation, a fifth of the time. Settings in the environment
+    (``GLIBC_TUNABLES`` and similar) are respected; earlier ``mallopt`` settings are reset.
     """
     libc = ctypes.CDLL(None) if os.name == "posix" and not _set_by_the_user() else None
     if libc is None or not (hasattr(libc, "mallopt") and hasattr(libc, "malloc_trim")):

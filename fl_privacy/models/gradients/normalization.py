@@ -121,7 +121,6 @@ class Separated:
     """Model whose norm layers are split into a normalization and an :class:`Affine`.
 
     Attributes:
-        model: copy.
         names: original parameter name -> name in ``model``.
         victims: number of victims, to be set before each pass.
     """

@@ -23,7 +23,6 @@ class GradientSketch:
     """Linear map of gradients to short vectors that keeps inner products (count sketch, Charikar et al. 2002).
 
     Attributes:
-        names: names of the parameters, in order.
         buckets: (P,) target of each element.
         signs: (P,) sign of each element.
     """

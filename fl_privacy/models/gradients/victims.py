@@ -28,7 +28,6 @@ class VictimModel:
     """Model sent to all victims of a group, and their training.
 
     Attributes:
-        model: frozen model with the values sent, in the mode of the plan.
         names: uploaded tensors to match.
         hidden: weight of the linear layer whose inputs get gradients from an unknown additional loss.
     """

@@ -139,7 +139,6 @@ def find_evaluator(
     The small one does not suit photographs.
 
     Args:
-        path: file of ``fl-privacy train-evaluator``, or ``None``.
         input_shape: (C, H, W) of the images.
 
     Raises:

@@ -30,11 +30,7 @@ _SEEN = "fingerprints"
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TrainedGenerator:
-    """Generator with its origin.
-
-    Attributes:
-        network: frozen network, in evaluation mode.
-    """
+    """Generator with its origin."""
 
     network: ImageGenerator
     provenance: Provenance

@@ -120,7 +120,6 @@ def train_word_evaluator(
     Args:
         tokens: (N, L) of public texts, padded with -1.
         table: (n, d) embeddings of the tokens.
-        plan: training plan; levels are shares of random words.
     """
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(derive_seed(seed, "evaluator", "model"))
