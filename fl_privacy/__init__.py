@@ -1,7 +1,6 @@
-"""Simulated federated training whose updates are attacked, defended and judged.
+"""Simulate federated training, attack and defend its updates, and judge what leaks.
 
-What is used most is here under one name; it is imported when it is first asked for, so that attacks, defenses, metrics
-and models run where only PyTorch is installed, and nothing waits for Flower that does without.
+Names are imported on first use, so that attacks and models need PyTorch alone, without Flower.
 """
 
 from typing import TYPE_CHECKING

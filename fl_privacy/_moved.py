@@ -1,4 +1,4 @@
-"""Modules under the names that they had, for code and settings that import them by these."""
+"""Old module names, for code and settings that still import them."""
 
 import importlib
 import sys
@@ -60,12 +60,11 @@ IN_SETTINGS = ("guard", "inference", "malicious")
 
 
 class MovedFinder(MetaPathFinder):
-    """Finds a moved module under its old name: the same module, with one line of warning."""
+    """Finder of moved modules: old names import the same module, with one warning."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return a spec that loads the module from where it is now; ``None`` for all other names."""
         if (new := new_name(fullname)) is None:
             return None
         if fullname.split(".")[1] not in IN_SETTINGS:
@@ -84,7 +83,7 @@ class _Alias(Loader):
 
 
 def new_name(fullname: str) -> str | None:
-    """Return where the module ``fullname`` is now; ``None`` if it never moved."""
+    """Return the new name of module ``fullname``; ``None`` if it never moved."""
     package, _, name = fullname.partition(".")
     if package != __package__ or not name:
         return None

@@ -1,7 +1,4 @@
-"""What a defense does to an update, as values: all that accountants, attackers and pages read of a defense.
-
-The public description of a defense: its parts, and how they are written to a file.
-"""
+"""Effects of defenses as values, for accountants, attackers and pages, and the public description of a defense."""
 
 import typing
 from collections.abc import Iterable, Mapping
@@ -21,11 +18,10 @@ KNOWN: dict[str, type["Effect"]] = {}
 
 @dataclass(frozen=True, kw_only=True)
 class Effect:
-    """What one part of a defense does. Known by its class's name, also where it is written to a file.
+    """Effect of one part of a defense, identified by its class's name, also in files.
 
-    Subclasses are frozen dataclasses of numbers, text, truth values, tuples of them and other effects. A field that is
-    ``None`` is not told to whoever reads the description, unless the class says what else that means. A defense from
-    outside the package declares one of these, or one of its own, which inherits from what it is a case of.
+    Subclasses are frozen dataclasses of numbers, text, booleans, tuples of them and other effects. A field ``None`` is
+    hidden from readers, unless the class says otherwise. Third-party defenses declare one of these, or a subclass.
     """
 
     def __init_subclass__(cls) -> None:
@@ -39,27 +35,27 @@ class Effect:
 
 
 class Undeclared(Effect):
-    """Nothing is known of it: no accountant covers it, and no countermeasure is taken."""
+    """Unknown effect: no accountant covers it, and no countermeasure is taken."""
 
 
 UNDECLARED = Undeclared()
 
 
 class PostProcessing(Effect):
-    """Looks at nothing but the update that it is handed, hence costs no privacy after noise."""
+    """Effect that depends on its input update alone, hence costs no privacy after noise."""
 
 
 class Heuristic(Effect):
-    """Hides by other means than calibrated noise, hence gives no guarantee."""
+    """Effect that hides by other means than calibrated noise, hence gives no guarantee."""
 
 
 class PerExample(Effect):
-    """Changes each example without a look at the others, hence leaves what the accountants argue by as it is."""
+    """Change of each example by itself, which does not affect the accountants' arguments."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Clipped(PostProcessing):
-    """The update is scaled down to an l2 norm; ``norm`` in units of the update, above 0."""
+    """Scaling of the update down to an l2 norm; ``norm`` in units of the update, above 0."""
 
     norm: float | None
     scope: Scope = "global"
@@ -75,8 +71,8 @@ class Noise(Effect):
 
     Attributes:
         std: standard deviation of an element, in units of the update, at least 0.
-        clip: what was done to the update before; ``None``: it was not clipped.
-        at: on the whole ``upload``, or the ``gradient`` of every local step.
+        clip: clipping of the update before the noise, if any.
+        at: whole ``upload``, or the ``gradient`` of every local step.
     """
 
     std: float | None
@@ -97,12 +93,12 @@ class Laplace(Noise):
 
 
 def layer_of(name: str) -> str:
-    """Name the layer that owns the parameter ``name``: its module, or itself where nothing else names one."""
+    """Return the layer of the parameter ``name``: its module, or itself without one."""
     return name.rpartition(".")[0] or name
 
 
 def layer_numbers(names: Iterable[str]) -> dict[str, int]:
-    """Return the number of the layer of each of the parameters ``names``, from 1, in their order."""
+    """Return the layer number of each of the parameters ``names``, from 1, in their order."""
     names, numbers = list(names), dict[str, int]()
     for name in names:
         numbers.setdefault(layer_of(name), len(numbers) + 1)
@@ -111,7 +107,7 @@ def layer_numbers(names: Iterable[str]) -> dict[str, int]:
 
 @dataclass(frozen=True, kw_only=True)
 class ClippedExamples(Effect):
-    """The gradient of each example clipped, Gaussian noise on their sum (DP-SGD).
+    """Clipping of each example's gradient and Gaussian noise on their sum (DP-SGD).
 
     Attributes:
         norm: bound on one example's gradient, above 0.
@@ -130,12 +126,11 @@ class ClippedExamples(Effect):
 
 @dataclass(frozen=True, kw_only=True)
 class PrivateRelease(Effect):
-    """All that the client trains on is made of one noised release of its examples.
+    """Training on data derived from one noised release of the client's examples.
 
     Attributes:
         epsilon: budget of one example, above 0.
-        delta: in (0, 1).
-        noise_multiplier: of the release.
+        delta: probability in (0, 1).
     """
 
     epsilon: float
@@ -150,14 +145,13 @@ class PrivateRelease(Effect):
 
 @dataclass(frozen=True, kw_only=True)
 class Sparse(PostProcessing):
-    """Only some elements are uploaded; the others are zero.
+    """Upload of some elements; the others are zero.
 
     Attributes:
-        largest: whether those of the largest magnitude in what is uploaded stay.
-        scope: over what these are counted.
-        error_feedback: whether what was dropped is added to the next update.
-        noise_std: of the noise on the elements that stay.
-        dropped: share of the elements that are zero, in [0, 1].
+        largest: ``True`` if the elements of largest magnitude in the upload stay.
+        scope: unit within which elements are counted.
+        noise_std: standard deviation of the noise on the remaining elements.
+        dropped: share of zero elements, in [0, 1].
     """
 
     largest: bool | None = False
@@ -173,7 +167,7 @@ class Sparse(PostProcessing):
 
 @dataclass(frozen=True, kw_only=True)
 class Quantized(PostProcessing):
-    """Each tensor is rounded to an even grid of at most 2^bits values up to its largest magnitude."""
+    """Rounding of each tensor to an even grid of at most 2^bits values up to its largest magnitude."""
 
     bits: int | None
     rounding: Literal["nearest", "stochastic"] = "stochastic"
@@ -185,12 +179,11 @@ class Quantized(PostProcessing):
 
 @dataclass(frozen=True, kw_only=True)
 class Transformed(PerExample):
-    """Each image is transformed by a policy drawn at random.
+    """Transformation of each image by a random policy.
 
     Attributes:
         policies: names, such as ``3-43-15``.
-        table: of the operations that they number.
-        by_probability: whether operations are left out at random.
+        by_probability: ``True`` if operations are left out at random.
     """
 
     policies: tuple[str, ...] | None
@@ -200,11 +193,10 @@ class Transformed(PerExample):
 
 @dataclass(frozen=True, kw_only=True)
 class Summed(PostProcessing):
-    """Only the mean of the updates of several clients is seen, each defended by itself.
+    """Mean of the updates of several clients, each defended by itself.
 
     Attributes:
-        clients: how many.
-        rounding: standard deviation of what the protocol's whole numbers did to the mean, at least 0.
+        rounding: standard deviation of the protocol's rounding of the mean, at least 0.
     """
 
     clients: int
@@ -216,16 +208,15 @@ class Summed(PostProcessing):
 
 
 class OtherImages(Heuristic):
-    """The client trains on images that stand for its own: mixtures, or condensed ones."""
+    """Training on substitutes of the client's images: mixtures, or condensed ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mixed(OtherImages):
-    """Each image is a weighted sum of itself and others, with random pixels turned to their negative, anew each time.
+    """Weighted sum of each image and others, with random pixels inverted, anew each time.
 
     Attributes:
-        images: in a sum, at least 1.
-        labeled: how many of them the label is a weighted sum of as well; the others are public.
+        labeled: number of them that enter the label; the others are public.
     """
 
     images: int | None
@@ -238,12 +229,12 @@ class Mixed(OtherImages):
 
 
 class RobustGradient(Heuristic):
-    """The update is the gradient of images that look like noise but pull the model alike."""
+    """Gradient of noise-like images that is close to the true one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MutedFeatures(Heuristic):
-    """Columns of the last linear layer's weight gradient are zero, those of the most telling features.
+    """Zeroed columns of the last linear layer's weight gradient, those of the most revealing features.
 
     Attributes:
         dropped: share of the columns, in [0, 1].
@@ -265,18 +256,17 @@ class SlicedNoise(Heuristic):
 
 @dataclass(frozen=True, kw_only=True)
 class NoisedLayers(Heuristic):
-    """Noise on some layers alone; the others are uploaded as they are, so that nothing is guaranteed.
+    """Noise on some layers; the others are uploaded in the clear, so that nothing is guaranteed.
 
     Attributes:
-        added: noise on each element of these layers, and what was clipped before.
-        layers: their names; numbers count the layers of the update from 1.
+        added: noise on each element of these layers, and clipping before.
+        layers: names, or numbers in the update from 1.
     """
 
     added: Noise | None
     layers: tuple[int | str, ...] | None
 
     def noised(self, names: Iterable[str]) -> frozenset[str]:
-        """Return those of the tensors ``names`` of an update that are noised; all where the layers are untold."""
         numbered = layer_numbers(names)
         wanted = None if self.layers is None else {*self.layers}
         return frozenset(
@@ -286,10 +276,10 @@ class NoisedLayers(Heuristic):
 
 @dataclass(frozen=True, kw_only=True)
 class AdversarialPerturbation(Heuristic):
-    """Something is added to the gradient that misleads classifiers of an attribute.
+    """Perturbation of the gradient that misleads classifiers of an attribute.
 
     Attributes:
-        budget: its norm at most, in units of that of the gradient.
+        budget: largest norm, in units of the gradient's.
     """
 
     budget: float | None
@@ -297,15 +287,12 @@ class AdversarialPerturbation(Heuristic):
 
 @dataclass(frozen=True, kw_only=True)
 class PrivateLoss(Heuristic):
-    """A private head on the features is trained to secret codes beside the public one.
+    """Private head on the features, trained to secret codes next to the public one.
 
     Attributes:
-        alpha1: factor of the cross entropy.
-        alpha2: factor of the private loss.
-        bits: length of the codes.
-        layer: linear layer whose input are the features; ``None``: the last one.
-        bound: first weights of the private head are from U(-bound, bound); ``None``: spread like that layer's.
-        widths: of the private layers between the features and the last one.
+        layer: linear layer whose inputs are the features; ``None`` is the last one.
+        bound: initial weights of the private head are from U(-bound, bound); ``None`` is that layer's spread.
+        widths: widths of the private layers between the features and the last one.
     """
 
     alpha1: float | None
@@ -331,14 +318,11 @@ class PrivateLayers(Heuristic):
 
 @dataclass(frozen=True)
 class Part:
-    """One of the defenses that a defense is composed of, as the public may know it.
+    """Public description of one component of a defense.
 
     Attributes:
-        name: as in the configuration.
-        settings: by name, for people to read: numbers, text, lists of them.
-        effect: what it does, for everything else.
-        strength: the setting that its strength follows, in pages that compare runs; the noise of a mechanism of
-            differential privacy is proportional to it. ``None`` where there is none.
+        strength: setting that the strength follows, if any, in pages that compare runs; proportional to the noise of a
+            mechanism of differential privacy.
     """
 
     name: str
@@ -348,17 +332,17 @@ class Part:
 
 
 Description = tuple[Part, ...]
-"""The public description of a defense: its parts in order. Empty of a client that does not defend itself."""
+"""Public description of a defense: its parts in order; empty without defense."""
 
 
 def mixing(parts: Description | None) -> Mixed | None:
-    """Return what mixes images, if nothing else of a defense makes other images of them each time."""
+    """Return the mixing effect if nothing else in the defense changes images each time."""
     changing = [part.effect for part in parts or () if isinstance(part.effect, OtherImages | Transformed)]
     return changing[0] if len(changing) == 1 and isinstance(changing[0], Mixed) else None
 
 
 def settings_in_words(parts: Iterable[Part]) -> str:
-    """Return ``NAME.SETTING=value`` of all parts with commas between; the second part of a name is ``NAME#2``."""
+    """Return ``NAME.SETTING=value`` of all parts, comma-separated; a repeated name becomes ``NAME#2``."""
     words, seen = [], list[str]()
     for part in parts:
         seen.append(part.name)
@@ -382,10 +366,10 @@ def to_plain(parts: Iterable[Part]) -> list[dict[str, Any]]:
 
 
 def from_plain(plain: object) -> Description:
-    """Return what ``to_plain`` was given.
+    """Invert ``to_plain``.
 
     Raises:
-        UserError: it is something else, or an effect that no imported module declares.
+        UserError: ``plain`` is malformed, or names an effect that no imported module declares.
     """
     if not isinstance(plain, list):
         raise UserError(f"The description of a defense is expected to be a list of its parts, but got {plain!r}.")

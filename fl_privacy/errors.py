@@ -1,4 +1,4 @@
-"""The one exception that a user is meant to read, and what makes it of others."""
+"""The exception that users read, and conversions to it."""
 
 import re
 import sys
@@ -11,17 +11,17 @@ UNITS = ("kB", "MB", "GB", "TB")
 
 
 class UserError(Exception):
-    """Wrong input, said in one line: what was expected, what was given, what to do about it.
+    """Wrong input, in one line: what was expected, what was given, and the remedy.
 
-    The command line prints the line and exits with status 2; it never shows a traceback for it.
+    The command line prints the line without traceback and exits with status 2.
     """
 
 
 @contextmanager
 def blamed_on(who: str) -> Iterator[None]:
-    """Turn whatever ``who``, which may be somebody else's code, raises into a ``UserError`` that names both.
+    """Turn an exception of ``who``, possibly third-party code, into a ``UserError`` that names both.
 
-    An interrupt is none of it, nor what the disk or memory did. The traceback stays attached as the cause.
+    Interrupts, disk and memory errors pass through. The traceback stays attached as the cause.
     """
     try:
         yield
@@ -37,21 +37,21 @@ _ODD = re.compile(
     "[\\0-\\x08\\x0b-\\x1f\\x7f-\\x9f\\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
     "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0001-\U000e007f]"
 )
-"""Characters that move a cursor, color, hide or reorder what stands beside them; the end of a line and a tab do not."""
+"""Characters that move the cursor, or color, hide or reorder their neighbors; not newline and tab."""
 
 
 def neutral(text: str) -> str:
-    """Return ``text``, which may come from anybody's file, without what changes how a terminal or page shows others."""
+    """Return untrusted ``text`` without characters that affect the display of others in terminals or pages."""
     return text if text.isascii() and text.isprintable() else _ODD.sub(" ", text)
 
 
 def say(text: object, *, aside: bool = False) -> None:
-    """Print ``text`` to the standard output, or ``aside`` to the standard error; whatever it holds is neutral."""
+    """Print ``text``, made neutral, to the standard output, or ``aside`` to the standard error."""
     print(neutral(str(text)), file=sys.stderr if aside else sys.stdout, flush=True)
 
 
 def visible(text: str) -> str:
-    """Return ``text`` in one line, without what would move a terminal's cursor or color what is printed next."""
+    """Return ``text`` in one line, without terminal control characters."""
     return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
@@ -59,15 +59,12 @@ _NO_MEMORY = ("can't allocate memory", "cannot allocate memory", "out of memory"
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Say whether PyTorch, which has no exception of its own for it on CPUs, or its loader could not get memory."""
+    """Return ``True`` if PyTorch, without its own exception on CPUs, or its loader ran out of memory."""
     return isinstance(error, RuntimeError | ImportError) and any(said in str(error).lower() for said in _NO_MEMORY)
 
 
 def what_was_asked(error: BaseException) -> str:
-    """Return how much memory an allocator's error asked for, ``313.6 TB at once``, or for which library a loader's did.
-
-    Empty where it does not say.
-    """
+    """Return the requested memory in an allocator's error, ``313.6 TB at once``, or a loader's library; else empty."""
     if isinstance(error, ImportError):
         return f"to load {visible(str(error)).partition(':')[0]}"
     found = re.search(r"allocate ([0-9.]+) ?(bytes|[KMGT]i?B)", str(error))

@@ -1,9 +1,4 @@
-"""How far long work is: told to whoever listens around it, to nobody otherwise.
-
-Work deep inside a client says ``for k in counted("condensing images", range(200))``; a command listens around the whole
-round. In between nobody has to pass anything on. Another thread or process does not hear it. The words for it are here,
-too.
-"""
+"""Progress of long work, ``counted("condensing images", range(200))``, reported to a listener in the same thread."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +12,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Stage:
-    """Work that goes on: ``done`` of ``total`` steps of ``what``."""
+    """Work in progress: ``done`` of ``total`` steps of ``what``."""
 
     what: str
     done: int
@@ -25,7 +20,7 @@ class Stage:
 
 
 Listener = Callable[[tuple[Stage, ...]], None]
-"""Told of all stages that go on, the outermost first; an empty tuple when the last one is over."""
+"""Callback with all stages in progress, the outermost first; an empty tuple at the end."""
 
 _listener: ContextVar[Listener | None] = ContextVar("listener", default=None)
 _stages: ContextVar[tuple[Stage, ...]] = ContextVar("stages", default=())
@@ -33,7 +28,7 @@ _stages: ContextVar[tuple[Stage, ...]] = ContextVar("stages", default=())
 
 @contextmanager
 def listening(listener: Listener) -> Iterator[None]:
-    """Report the steps taken within the context to ``listener``, in place of any listener outside."""
+    """Report the steps within the context to ``listener``, in place of any outer one."""
     before, around = _listener.set(listener), _stages.set(())
     try:
         yield
@@ -43,12 +38,7 @@ def listening(listener: Listener) -> Iterator[None]:
 
 
 def counted(what: str, items: Sequence[T]) -> Iterator[T]:
-    """Yield ``items`` one by one; before each, report how many are done.
-
-    Args:
-        what: of which there are several, in the singular (``client``), or what is being done (``condensing images``).
-        items: of the work.
-    """
+    """Yield ``items``; before each, report the number done of ``what`` (``client``, or ``condensing images``)."""
     outer, total = _stages.get(), len(items)
     try:
         for done, item in enumerate(items):
@@ -61,7 +51,7 @@ def counted(what: str, items: Sequence[T]) -> Iterator[T]:
 
 
 def share_done(stages: Sequence[Stage]) -> float:
-    """Return how much of the outermost stage is done, in [0, 1], steps within a step counted as parts of it."""
+    """Return the share of the outermost stage done, in [0, 1], including inner steps."""
     share = 0.0
     for stage in reversed(stages):
         share = min((stage.done + share) / max(stage.total, 1), 1.0)
@@ -69,24 +59,21 @@ def share_done(stages: Sequence[Stage]) -> float:
 
 
 def describe(stages: tuple[Stage, ...]) -> str:
-    """Describe the step that each stage is at, ``client 2/3, condensing images 57/200``."""
+    """Describe the current steps, ``client 2/3, condensing images 57/200``."""
     return ", ".join(f"{s.what} {min(s.done + 1, s.total)}/{s.total}" for s in stages)
 
 
 def at_work(stages: tuple[Stage, ...]) -> str:
-    """Describe the stages as :func:`describe` does, but leave out the step where there is only one.
-
-    Such as ``exact 2/3`` or ``cocktail party, victim 3/8``.
-    """
+    """Describe the stages like :func:`describe`, without single steps: ``cocktail party, victim 3/8``."""
     return ", ".join(describe((stage,)) if stage.total > 1 else stage.what for stage in stages)
 
 
 SHOWN_FROM = 0.05
-"""Below this share of the work nothing can be said: what starts up would count as many times over."""
+"""Least share of the work for an estimate, since startup time would be extrapolated."""
 
 
 class Remaining:
-    """Time left of one piece of work after the other."""
+    """Estimator of the time left, for successive works."""
 
     def __init__(self) -> None:
         self._work: object = None
@@ -94,10 +81,7 @@ class Remaining:
         self._from = 0.0
 
     def __call__(self, work: object, share: float) -> float | None:
-        """Return the seconds left of ``work``, of which ``share`` in [0, 1] is done; ``None`` while nobody knows.
-
-        Another ``work`` than the last time starts the clock anew.
-        """
+        """Return the seconds left of ``work`` at ``share`` in [0, 1], if known; a new ``work`` restarts the clock."""
         now = time.monotonic()
         if work != self._work or share < self._from:
             self._work, self._started, self._from = work, now, share
@@ -106,7 +90,7 @@ class Remaining:
 
 
 def time_left(seconds: float | None) -> str:
-    """Format the time left, ``, about 1:20 min left``; empty while nobody knows."""
+    """Format the time left, ``, about 1:20 min left``; empty if unknown."""
     return "" if seconds is None else f", about {clock(seconds)} left"
 
 
@@ -120,17 +104,15 @@ def clock(seconds: float) -> str:
 
 
 LONGEST_SILENCE = 60
-"""Seconds."""
+"""Most seconds between lines."""
 
 
 class ShareLines:
-    """Says in lines how far work is: soon after its start, at each tenth, and at least once a minute.
+    """Progress in lines: soon after the start, at each tenth, and at least once a minute.
 
     Args:
-        say: prints a line.
-        title: of the work.
-        beside: what of it is being done; asked anew for each line.
-        pause: seconds that lie between lines at least.
+        beside: function that returns details for each line.
+        pause: least seconds between lines.
     """
 
     def __init__(
@@ -140,7 +122,6 @@ class ShareLines:
         self._last, self._said_at, self._left, self._silent = 0, time.monotonic(), Remaining(), True
 
     def __call__(self, done: int, total: int) -> None:
-        """Say that ``done`` of ``total`` steps are over, if it is time to."""
         tenth, seconds = 10 * done // max(total, 1), self._left(self._title, done / max(total, 1))
         due = self._pause if tenth > self._last or self._silent else LONGEST_SILENCE
         if time.monotonic() - self._said_at >= due:

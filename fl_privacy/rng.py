@@ -1,4 +1,4 @@
-"""What results depend on beside their inputs: random streams, named by what they are for, and CPU threads."""
+"""Reproducibility: random streams derived by name, and CPU threads."""
 
 import hashlib
 import random
@@ -13,14 +13,14 @@ import numpy as np
 import torch
 
 SECRET_BYTES = 32
-"""Of a ``Secret``: nobody searches 2^256 values."""
+"""Length of a ``Secret``; 2^256 values can't be searched."""
 
 _WORDS, _HEADER = 624, 24
-"""Of the Mersenne Twister behind PyTorch's CPU generator; where its words begin in ``Generator.get_state()``."""
+"""Words of the Mersenne Twister of PyTorch's CPU generator, and their offset in ``Generator.get_state()``."""
 
 
 class Secret:
-    """What the random streams of one client derive from and nobody else knows; never printed, pickled or sent.
+    """Secret source of one client's random streams; never printed, pickled or sent.
 
     Args:
         key: 32 bytes, such as ``secrets.token_bytes(32)``.
@@ -35,11 +35,10 @@ class Secret:
 
     @classmethod
     def draw(cls) -> "Secret":
-        """Draw a new secret, from the operating system."""
         return cls(secrets.token_bytes(SECRET_BYTES))
 
     def derive(self, *names: str | int) -> "Secret":
-        """Derive the secret of the stream ``names``, from which neither this one nor another stream's is found."""
+        """Derive the secret of the stream ``names``, which reveals neither this one nor another stream's."""
         digest = hashlib.blake2b(key=self._key, digest_size=SECRET_BYTES)
         for name in map(str, names):
             digest.update(f"{len(name)}:{name}/".encode())
@@ -57,14 +56,13 @@ class Secret:
 
 
 class SecretGenerator(torch.Generator):
-    """A CPU generator whose whole state of 19,937 bits comes from a secret, not the 32 that ``manual_seed`` takes.
+    """CPU generator whose whole state of 19,937 bits comes from a secret, not the 32 bits of ``manual_seed``.
 
-    The Mersenne Twister can be continued by who reads enough of its output. Where that may be read, as noise on a value
-    that is zero, ``next_bytes`` gives the cryptographic stream of the same secret.
+    The Mersenne Twister can be continued from enough of its output. For visible output, such as noise on a zero value,
+    ``next_bytes`` gives the cryptographic stream of the same secret.
     """
 
     def __new__(cls, secret: Secret) -> "SecretGenerator":
-        """Make the generator, on the CPU."""
         return super().__new__(cls)
 
     def __init__(self, secret: Secret) -> None:
@@ -72,7 +70,6 @@ class SecretGenerator(torch.Generator):
         self.set_state(_twister_state(secret.bytes_of("twister", 4 * _WORDS)))
 
     def next_bytes(self, number: int) -> bytes:
-        """Return ``number`` bytes that were not given before."""
         self._taken += 1
         return self._secret.bytes_of(f"bytes-{self._taken}", number)
 
@@ -80,7 +77,7 @@ class SecretGenerator(torch.Generator):
 def derive_seed(seed: int, *names: str | int) -> int:
     """Derive a 63-bit seed for the stream ``names`` under the run's ``seed``; independent for different names.
 
-    For what may be known to all: PyTorch's CPU generator takes 32 bits of it, which can be searched.
+    It is not secret: PyTorch's CPU generator takes 32 bits of it, which can be searched.
     """
     if not isinstance(seed, Integral):
         raise TypeError(f"A seed is expected to be a whole number or a Secret, but got {seed!r}, which all can repeat.")
@@ -91,7 +88,7 @@ def derive_seed(seed: int, *names: str | int) -> int:
 def derive_generator(
     seed: int | Secret, *names: str | int, device: torch.device | str = "cpu"
 ) -> torch.Generator | SecretGenerator:
-    """Derive a generator on ``device`` for the stream ``names``, for example ``("client", 3, "round", 7)``.
+    """Derive a generator on ``device`` for the stream ``names``, such as ``("client", 3, "round", 7)``.
 
     Under a ``Secret`` it is on the CPU.
     """
@@ -102,7 +99,7 @@ def derive_generator(
 
 @contextmanager
 def seeded_globally(rng: torch.Generator, device: torch.device | str = "cpu") -> Iterator[None]:
-    """Start PyTorch's global streams, of the CPU and of ``device``, from ``rng``; put them back afterwards."""
+    """Seed PyTorch's global streams, of the CPU and of ``device``, from ``rng``; restore them afterwards."""
     gpus = [torch.device(device)] if torch.device(device).type == "cuda" else []
     with torch.random.fork_rng(devices=gpus):
         torch.default_generator.set_state(rng.get_state())
@@ -114,7 +111,7 @@ def seeded_globally(rng: torch.Generator, device: torch.device | str = "cpu") ->
 
 @contextmanager
 def global_stream(rng: torch.Generator) -> Iterator[None]:
-    """Start PyTorch's global CPU stream from ``rng``, which is advanced; put it back afterwards."""
+    """Seed PyTorch's global CPU stream from ``rng``, which advances; restore it afterwards."""
     with torch.random.fork_rng(devices=[]):
         if isinstance(rng, SecretGenerator):
             torch.default_generator.set_state(_twister_state(rng.next_bytes(4 * _WORDS)))
@@ -125,11 +122,7 @@ def global_stream(rng: torch.Generator) -> Iterator[None]:
 
 @contextmanager
 def streams_put_back(seed: int | None = None) -> Iterator[None]:
-    """Put PyTorch's, NumPy's and Python's global streams back to where they were before the context.
-
-    Args:
-        seed: from which all of them start within; ``None`` lets them go on from where they are.
-    """
+    """Restore PyTorch's, NumPy's and Python's global streams after the context; ``seed`` seeds them within it."""
     ours, numpys = random.getstate(), np.random.get_state()
     gpus = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
     try:
@@ -146,7 +139,7 @@ def streams_put_back(seed: int | None = None) -> Iterator[None]:
 
 @dataclass(frozen=True, eq=False)
 class Streams:
-    """Where PyTorch's, NumPy's and Python's global streams were; made by ``streams_now``."""
+    """State of PyTorch's, NumPy's and Python's global streams, from ``streams_now``."""
 
     python: object
     numpy: object
@@ -154,7 +147,6 @@ class Streams:
 
     @contextmanager
     def used(self) -> Iterator[None]:
-        """Start from there within the context; put the streams back afterwards."""
         with streams_put_back():
             random.setstate(self.python)  # type: ignore[arg-type]
             np.random.set_state(self.numpy)  # type: ignore[arg-type]
@@ -163,13 +155,13 @@ class Streams:
 
 
 def streams_now() -> Streams:
-    """Return where the global streams are; nothing is drawn from them."""
+    """Return the state of the global streams."""
     return Streams(random.getstate(), np.random.get_state(), torch.get_rng_state())
 
 
 @contextmanager
 def cpu_threads(number: int) -> Iterator[None]:
-    """Make PyTorch compute with ``number`` threads within the context, however many cores there are."""
+    """Make PyTorch compute with ``number`` threads within the context."""
     before = torch.get_num_threads()
     torch.set_num_threads(number)
     try:
@@ -179,14 +171,12 @@ def cpu_threads(number: int) -> Iterator[None]:
 
 
 def _initial_seed(rng: torch.Generator) -> int:
-    """Return all that a GPU's generator takes: 63 bits."""
     if isinstance(rng, SecretGenerator):
         return int.from_bytes(rng.next_bytes(8), "big") >> 1
     return rng.initial_seed()
 
 
 def _twister_state(words: bytes) -> torch.Tensor:
-    """Return the state of a CPU generator that starts from ``words``, as ``set_state`` takes it."""
     state = torch.Generator().manual_seed(0).get_state()
     held = np.frombuffer(words, dtype="<u4").astype("<u8")
     state[_HEADER : _HEADER + 8 * _WORDS] = torch.from_numpy(held.view(np.uint8).copy())

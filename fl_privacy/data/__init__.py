@@ -1,4 +1,4 @@
-"""Data: loading any set of images, texts or rows into memory, and sharing it out between clients."""
+"""Loading images, texts or rows into memory, and partitioning them among clients."""
 
 from typing import TYPE_CHECKING
 

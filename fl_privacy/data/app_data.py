@@ -1,7 +1,4 @@
-"""Images out of whatever a Flower app trains on: a data set, a loader, a list; normalized or not.
-
-Random generators that a data set, or a transform within it, has of its own.
-"""
+"""Images from whatever a Flower app trains on: a data set, a loader, a list; normalized or not."""
 
 import hashlib
 import random
@@ -21,31 +18,30 @@ from fl_privacy.types.plan import Normalization
 
 IMAGE_KEYS = ("img", "image", "images", "pixel_values", "inputs", "x")
 LABEL_KEYS = ("label", "labels", "fine_label", "target", "character", "y")
-"""Under which data sets of the hub keep them, the likeliest first."""
+"""Keys of images and labels in data sets of the hub, the likeliest first."""
 
 CHANNELS = (1, 2, 3, 4)
-"""Of an image of Pillow or NumPy: gray, gray and alpha, color, color and alpha."""
+"""Channels of a Pillow or NumPy image: gray, gray and alpha, color, color and alpha."""
 
 _STEPS = {"uint8": 255, "uint16": 65535, "bool": 1}
-"""The brightest value of a kind of whole numbers."""
+"""Integer type -> its brightest value."""
 
 LOOKED_AT = 256
 """Images from which a normalization is estimated."""
 
 _BLACK_AND_WHITE = 0.02
-"""By which the darkest and the brightest pixel of a channel may miss the values that black and white would have."""
+"""Tolerance of a channel's darkest and brightest pixel against black and white."""
 
 Sample = tuple[Tensor, int]
-"""(C, H, W) float, as the model gets it, and its class."""
+"""Image (C, H, W) float as the model receives it, and its class."""
 
 
 def samples(data: object) -> Iterator[Sample]:
     """Yield the examples of ``data`` in order.
 
     Args:
-        data: a ``torch.utils.data.Dataset`` or ``DataLoader``, a data set of the hub, or any iterable, whose examples
-            are pairs (image, label) or mappings with a key of ``IMAGE_KEYS`` and one of ``LABEL_KEYS``; of a tuple of
-            loaders, such as (train, test), the first.
+        data: a ``Dataset``, ``DataLoader``, data set of the hub, or iterable of pairs (image, label) or mappings with
+            keys of ``IMAGE_KEYS`` and ``LABEL_KEYS``; of a tuple of loaders, such as (train, test), the first.
 
     Raises:
         UserError: an example is something else.
@@ -70,22 +66,14 @@ def _examples(data: object) -> Iterator[Any]:
 
 
 def as_sample(example: object) -> Sample:
-    """Convert an example of a data set to a tensor and a class.
-
-    Raises:
-        UserError: it has no image or no label.
-    """
+    """Convert an example to a tensor and a class; ``UserError`` if it has no image or no label."""
     if isinstance(example, Mapping):
         return as_image(example), _class(_first(example, LABEL_KEYS))
     return as_image(example), _class(example[1])  # type: ignore[index]
 
 
 def as_image(example: object) -> Tensor:
-    """Return the image of an example of a data set, (C, H, W), whatever its label is.
-
-    Raises:
-        UserError: it has no image.
-    """
+    """Return the image (C, H, W) of an example, whatever its label; ``UserError`` if it has none."""
     if isinstance(example, Mapping):
         return _pixels(_first(example, IMAGE_KEYS))
     if isinstance(example, Sequence) and len(example) >= 2:
@@ -106,11 +94,7 @@ def _first(example: Mapping[Any, Any], keys: Sequence[str]) -> Any:
 
 
 def _class(label: Any) -> int:
-    """Return the class in a label of one value (a number, ``array([3])``, a tensor) or a one-hot vector.
-
-    Raises:
-        UserError: it names several classes, or none.
-    """
+    """Return the class of a one-value label (number, array, tensor) or a one-hot vector."""
     try:
         values = np.asarray(label.detach().cpu() if isinstance(label, Tensor) else label).astype(float).reshape(-1)
     except (TypeError, ValueError) as error:
@@ -145,19 +129,15 @@ def _pixels(image: Any) -> Tensor:
 
 
 def probe_seed(probe: int, size: int) -> int:
-    """Return the seed of the global random streams while the examples of a probe are drawn from a data set.
+    """Return the seed of the global random streams while ``size`` examples of probe number ``probe`` are drawn.
 
-    A transform that crops or flips at random so gives the same images to who has the same data set.
-
-    Args:
-        probe: number of the batch, from 0.
-        size: examples in it.
+    Random crops and flips thus give the same images to everyone with the same data set.
     """
     return derive_seed(0, "probe", probe, size)
 
 
 def told_normalization(source: object) -> Normalization | None:
-    """Return the ``transforms.Normalize`` within ``source``: a transform, or a data set or loader that has one."""
+    """Return the ``transforms.Normalize`` within ``source``: a transform, or a data set or loader with one."""
     seen: set[int] = set()
     waiting = [source]
     while waiting and len(seen) < 1000:
@@ -175,10 +155,9 @@ def told_normalization(source: object) -> Normalization | None:
 
 
 def find_normalization(data: object) -> Normalization | None:
-    """Find how the images of ``data`` are normalized: by its transform, else by their darkest and brightest pixels.
+    """Infer the normalization from the transform or the extreme pixels; ``None`` if pixels lie within [0, 1].
 
-    ``None`` where they are within [0, 1]. Images of a natural set have black and white pixels in each channel, which
-    normalization takes to -mean / std and (1 - mean) / std.
+    The latter assumes black and white in each channel, which become -mean / std and (1 - mean) / std.
 
     Raises:
         UserError: there are no images.
@@ -199,22 +178,22 @@ def find_normalization(data: object) -> Normalization | None:
 
 
 def fingerprint(image: Tensor) -> str:
-    """Hash the image (C, H, W) in [0, 1] by its bytes, which shows nothing of it."""
+    """Hash the 8-bit pixels of an image (C, H, W) in [0, 1]."""
     levels = (image.clamp(0, 1) * 255).round().to(torch.uint8).cpu().contiguous()
     return hashlib.sha256(str(tuple(levels.shape)).encode() + levels.numpy().tobytes()).hexdigest()
 
 
 MOST_LOOKED_AT = 1000
-"""Objects within a data set that are searched for generators."""
+"""Most objects within a data set that are searched for generators."""
 
 Generator = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
 
 
 @contextmanager
 def own_streams_put_back(data: object) -> Iterator[None]:
-    """Put the generators within ``data`` back to where they were before the context.
+    """Restore the random generators within ``data`` when the context ends.
 
-    Those that its attributes, and theirs, hold are found, also in lists and mappings; one in a closure is not.
+    Attributes are searched, also through lists and mappings, but not closures.
     """
     held = [(generator, _state(generator)) for generator in _generators(data)]
     try:

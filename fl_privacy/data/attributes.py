@@ -1,4 +1,4 @@
-"""Data sets with an attribute beside the class: what inference asks for and training does not need."""
+"""Data sets with an attribute in addition to the class, the target of attribute inference."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -20,20 +20,15 @@ def load_with_attribute(
     image_size: int | None = None,
     channels: int | None = None,
 ) -> Dataset:
-    """Load a data set of ``load_data`` whose examples have an attribute beside their class.
+    """Load a data set whose examples have an attribute in addition to their class.
 
     Args:
-        name: see ``load_data``, as for the others.
-        task: coarse classes, each a list of the data set's own: these become the classes of the task, and the own class
-            of an example its attribute.
-        attribute_column: where the attributes are, instead of that.
-        label_column: where the labels are; ``None`` finds it.
-        root: folder to look in.
-        image_size: height and width to bring images to; ``None`` keeps theirs.
-        channels: 1 or 3; ``None`` keeps theirs.
+        name: name of a data set, see ``load_data`` for other arguments.
+        task: coarse classes, each a list of the data set's classes; an example's original class becomes its attribute.
+        attribute_column: column of the attributes, instead of ``task``.
 
     Raises:
-        UserError: there is no such data set or column, or the coarse classes do not have each own class once.
+        UserError: there is no such data set or column, or ``task`` does not contain each class once.
     """
     if (task is None) == (attribute_column is None):
         raise UserError(
@@ -53,10 +48,10 @@ def load_with_attribute(
 
 
 def coarse(examples: Examples, task: Mapping[str, Sequence[str]]) -> Examples:
-    """Return ``examples`` with the classes of ``task``, and their own class as attribute.
+    """Return ``examples`` with the classes of ``task``, and their original class as attribute.
 
     Raises:
-        UserError: a class is in none of the coarse ones, in two, or is none.
+        UserError: ``task`` does not contain each class once.
     """
     listed = [str(own) for group in task.values() for own in group]
     wrong = [n for n in examples.class_names if listed.count(n) != 1] + [

@@ -1,4 +1,4 @@
-"""Which column of a table holds the images, the labels, the owners; and what the labels are called."""
+"""Columns of images, labels and owners in a table."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,28 +10,19 @@ from torch import Tensor
 from fl_privacy.errors import UserError
 
 IMAGE_COLUMNS = ("image", "img", "pixel_values", "png", "jpg")
-"""Where images are looked for, in this order."""
+"""Columns searched for images, in this order."""
 
 LABEL_COLUMNS = ("label", "labels", "fine_label", "class", "target", "character", "y")
-"""Where labels are looked for, in this order."""
+"""Columns searched for labels, in this order."""
 
 MOST_NAMED = 40
-"""Columns that an error names."""
+"""Most columns that an error names."""
 
 
 def find_column(
     columns: Sequence[str], chosen: str | None, usual: Sequence[str], *, kind: str, name: str, setting: str = ""
 ) -> str:
-    """Find the column ``chosen`` by the user, else the first of the ``usual`` ones; case decides only between two.
-
-    Args:
-        columns: those that the table has.
-        chosen: by the user.
-        usual: names to look for where the user chose none.
-        kind: ``image``, ``label`` or ``group``.
-        name: of the data set, for errors.
-        setting: that chooses it; ``data.<kind>_column`` if empty.
-    """
+    """Find the column ``chosen`` by the user, else the first of ``usual``; an exact match comes before another case."""
     wanted_names = [chosen] if chosen else usual
     found = next((column for column in wanted_names if column in columns), None)
     if found is None:  # the hub's CelebA has Smiling, others have smiling
@@ -54,17 +45,9 @@ def encode_labels(
     name: str,
     setting: str = "data.label_column",
 ) -> tuple[list[Tensor], tuple[str, ...]]:
-    """Encode labels as indices into class names, alike in all ``parts``.
+    """Encode label columns as indices (N,) int64, alike in all ``parts``, and return them with the K class names.
 
-    Args:
-        parts: the label column of the training set, of the test set.
-        names: class names where the data have them; otherwise the distinct values, sorted, are the classes.
-        column: what the column is called.
-        name: of the data set, for errors.
-        setting: that chooses the column.
-
-    Returns:
-        For each part (N,) int64, and K names.
+    Without given ``names``, the classes are the sorted distinct values.
     """
     values = np.concatenate([np.asarray(part) for part in parts])
     if values.dtype == object or values.ndim != 1:
@@ -88,7 +71,7 @@ def encode_labels(
 
 
 def _expect_classes(values: "np.ndarray[Any, Any]", column: str, name: str, *, numbered: bool) -> None:
-    """Refuse marks of a missing class, which would become a class of their own where they are not ``numbered``."""
+    """Refuse marks of a missing class, which would become a class of their own if not ``numbered``."""
     numbers = values.astype(float) if values.dtype.kind in "fiu" else np.zeros(0)
     if not np.isfinite(numbers).all():
         raise UserError(

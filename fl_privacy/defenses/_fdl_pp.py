@@ -1,7 +1,4 @@
-"""FDL-PP: a private front modulated by secret passports.
-
-A convolution whose output is scaled and shifted by what it makes of secret passports.
-"""
+"""FDL-PP: a private front with passport layers."""
 
 import copy
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -26,21 +23,17 @@ from fl_privacy.types import Batch, Tensors
 
 
 class PassportConv2d(nn.Module):
-    """Convolution ``gamma * (W * X) + beta`` with ``gamma = Avg(D(E(W * P_gamma)))``, beta alike (Gu et al. 2021, Eq.
-    24).
+    """Convolution ``gamma * (W * X) + beta``, ``gamma = Avg(D(E(W * P_gamma)))``, beta alike (Gu et al. 2021, Eq. 24).
 
-    E and D are linear layers over channels with a leaky ReLU between them, applied at each position; Avg is the mean
-    over positions. ``W`` has the name that the convolution's weight had; its bias is gone, beta stands for it.
-
-    Three things are done in another order, which changes no result: E, which is linear, is applied to W before the
-    passports are, so that both passports take one matrix product; D, which is linear too, follows the mean; and images
-    are convolved with ``gamma * W`` and the bias beta.
+    E and D are linear layers over channels with a leaky ReLU between them; Avg is the mean over positions. ``W`` keeps
+    the name of the convolution's weight; beta replaces its bias. For speed, and exactly, E is applied to W first, D
+    after the mean, and images are convolved with ``gamma * W`` and bias beta.
 
     Args:
-        convolution: whose weight, stride, padding and its mode, dilation and groups it takes.
-        input_shape: (C, H, W) of what enters it, hence of the passports.
+        convolution: source of weight, stride, padding and its mode, dilation and groups.
+        input_shape: (C, H, W) of input and passports.
         hidden: outputs of E.
-        stored: gamma and beta are parameters of their own, 1 and 0 at first, and a penalty ties them to the passports.
+        stored: ``True`` makes gamma and beta parameters, initially 1 and 0, tied to the passports by a penalty.
     """
 
     def __init__(
@@ -72,23 +65,21 @@ class PassportConv2d(nn.Module):
         return gamma, beta
 
     def affine(self) -> tuple[Tensor, Tensor]:
-        """Return gamma (O,) and beta (O,) in use: stored, or of Eq. 24."""
         if self.gamma is None or self.beta is None:
             return self.from_passports()
         return self.gamma, self.beta
 
     def penalty(self) -> Tensor:
-        """Return ``||gamma - Avg(D(E(W * P_gamma)))||^2`` plus that of beta (Eq. 25); 0 where they are not stored."""
+        """Return ``||gamma - Avg(D(E(W * P_gamma)))||^2`` plus that of beta (Eq. 25); 0 if they are not stored."""
         pairs = zip(self.affine(), self.from_passports(), strict=True)
         return torch.stack([(used - made).square().sum() for used, made in pairs]).sum()
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Convolve (B, C, H, W) -> (B, O, H', W')."""
         gamma, beta = self.affine()
         return self._convolve(inputs, gamma[:, None, None, None] * self.weight, beta)
 
     def _dense_weight(self) -> Tensor:
-        """Return the weight (O, C * kernel), with zeros where an output of a grouped convolution does not look."""
+        """Return the weight (O, C * kernel), with zeros outside the group of a grouped convolution."""
         groups, rows = self._geometry[-1], self.weight.flatten(1)
         if groups == 1:
             return rows
@@ -96,7 +87,7 @@ class PassportConv2d(nn.Module):
         return dense
 
     def _patches(self) -> Tensor:
-        """Return what each position of the convolution sees of both passports, (C * kernel, 2 * positions)."""
+        """Return the input patches of both passports, (C * kernel, 2 * positions)."""
         widths, mode = self._pad
         stride, _, dilation, _ = self._geometry
         seen = torch.stack([self.passport_gamma, self.passport_beta], 1)
@@ -119,13 +110,12 @@ def passport_layers(model: nn.Module) -> dict[str, PassportConv2d]:
 
 
 def replace_module(model: nn.Module, name: str, module: nn.Module) -> None:
-    """Put ``module`` into ``model`` in the place of that called ``name``."""
     parent, _, own = name.rpartition(".")
     setattr(model.get_submodule(parent), own, module)
 
 
 def passport_penalty(model: nn.Module, values: Tensors) -> Tensor:
-    """Sum the penalties of the passport layers of ``model`` with its parameters and buffers at ``values``."""
+    """Sum the penalties of the passport layers of ``model`` at ``values`` of its parameters and buffers."""
     penalties = []
     for prefix, layer in passport_layers(model).items():
         own = {f"layer.{name}": values[f"{prefix}.{name}"] for name in layer.state_dict()}
@@ -134,8 +124,6 @@ def passport_penalty(model: nn.Module, values: Tensors) -> Tensor:
 
 
 class _Penalty(nn.Module):
-    """A layer's penalty as a module, to be called with other values."""
-
     def __init__(self, layer: PassportConv2d) -> None:
         super().__init__()
         self.layer = layer
@@ -158,21 +146,17 @@ def fdl_pp(
 ) -> Defense:
     """Keep some layers private, with passport layers for convolutions (Gu et al. 2021, Algorithm 5).
 
-    The output of each private convolution is scaled and shifted by gamma and beta, which an autoencoder makes of the
-    convolution's weights and the client's secret passports, drawn from N(0, 1) in the shape of the layer's input;
-    see ``passports.PassportConv2d``. Normalization layers among the private ones give way to
-    it: a public one directly behind a passport would undo what it does. Weights, autoencoder and passports never leave
-    the client.
+    Private convolutions become ``PassportConv2d`` with passports from N(0, 1); private normalization layers, which
+    would undo a passport, are removed. Weights, autoencoder and passports never leave the client.
 
     Args:
-        private: names of the modules that are kept; ``None`` is the first convolution or linear layer and the
-            normalization directly behind it.
+        private: names of the private modules; ``None`` is the first convolution or linear layer and the normalization
+            directly after it.
         start: initial values of the private convolutions, ``own`` to each client or ``shared`` by all.
-        private_passes: over a client's examples at the end of each round, which train the private part alone.
-        form: ``functional`` computes gamma and beta in every pass (Eq. 24); ``penalized`` trains them as parameters
-            whose distance to these functions is added to the loss (Eq. 25), as the paper does (Eq. 26), which keeps
-            gamma small and the accuracy in long trainings.
-        penalty: weight of that term.
+        private_passes: passes over a client's examples at the end of each round that train the private part alone.
+        form: ``functional`` computes gamma and beta in every pass (Eq. 24); ``penalized`` trains them with a penalty
+            (Eq. 25), like the paper (Eq. 26), which keeps gamma small and the accuracy in long trainings.
+        penalty: weight of the penalty.
         hidden: outputs of the encoder; ``None`` is half the channels of the convolution.
     """
     checks.one_of("defense.form", form, ("functional", "penalized"))
@@ -247,6 +231,6 @@ def _below(model: nn.Module, chosen: Sequence[str]) -> Iterator[tuple[str, nn.Mo
 
 @torch.no_grad()
 def _input_shapes(model: nn.Module, layers: Collection[str], shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-    """Return the shape (C, H, W) of what enters each of ``layers``, by a black image."""
+    """Return the input shape (C, H, W) of each of ``layers``, found with a black image."""
     black = next(model.parameters()).new_zeros(1, *shape)
     return {name: tuple(Front(model.eval(), name)(black).shape[1:]) for name in layers}

@@ -1,4 +1,4 @@
-"""GS-WGAN: images of a generator whose gradients from the private side are clipped and noised."""
+"""GS-WGAN: training on images of a generator whose gradients are clipped and noised."""
 
 import math
 
@@ -32,21 +32,20 @@ def gs_wgan(
 ) -> Defense:
     """Train on images of a Wasserstein generator with sanitized gradients (GS-WGAN, Chen et al. 2020).
 
-    The client's examples are split among ``critics``; each iteration draws one of them. What reaches the generator is
-    the gradient by each generated image, clipped to norm 1 and noised. As an example is behind one critic only, most
-    steps do not depend on it; the noise follows from ``epsilon`` and the number of iterations. The paper takes 1,000
-    critics and 20,000 iterations; the defaults are for CPUs.
+    Each iteration draws one of the ``critics``, among which the client's examples are split. The generator receives
+    each generated image's gradient, clipped to norm 1 and noised; the noise follows from ``epsilon`` and
+    ``iterations``. The paper takes 1,000 critics and 20,000 iterations; the defaults are for CPUs.
 
     Args:
-        images_per_class: of every class.
+        images_per_class: number of images of every class.
         epsilon: budget of one example, above 0.
-        delta: in (0, 1).
+        delta: probability in (0, 1).
         critics: parts of the client's examples, at least 1.
         iterations: updates of the generator, at least 1.
         critic_steps: updates of the drawn critic before each.
-        lr: of Adam, for both.
+        lr: learning rate of Adam, for both.
         batch_size: images of a step.
-        width: of generator and critics.
+        width: channels of generator and critics.
     """
     settings = dict(locals())
     for name in ("images_per_class", "critics", "iterations", "critic_steps", "batch_size"):
@@ -83,8 +82,8 @@ def gs_wgan(
 def sanitized(slopes: Tensor, multiplier: float, rng: torch.Generator) -> Tensor:
     """Clip slopes (B, C, H, W) to norm 1 each, and add noise.
 
-    Two critics' slopes of a whole batch are 2 sqrt(B) apart at most: that is the sensitivity which the noise of
-    deviation ``multiplier`` is relative to.
+    The noise's deviation is ``multiplier`` times the sensitivity, 2 sqrt(B): the largest distance of two critics'
+    slopes.
     """
     norms = slopes.flatten(1).norm(dim=1).clamp_min(1).view(-1, 1, 1, 1)
     noise = sample_noise(slopes, "gaussian", 1.0, rng)
@@ -114,15 +113,7 @@ class CriticNet(nn.Module):
 
 
 class Critic:
-    """A critic that looks at its examples alone, for GS-WGAN.
-
-    Args:
-        own: these; there may be none.
-        num_classes: K.
-        rng: of its initial values.
-        width: of the network.
-        lr: of Adam.
-    """
+    """Critic of GS-WGAN with its own examples, possibly none."""
 
     def __init__(self, own: Batch, num_classes: int, rng: torch.Generator, *, width: int, lr: float) -> None:
         self._images, self._labels = own.inputs, hard_labels(own.labels)
@@ -130,7 +121,7 @@ class Critic:
         self._optimizer = torch.optim.Adam(self._network.parameters(), lr=lr, betas=(0.5, 0.9))
 
     def train(self, generator: Generator, batch_size: int, rng: torch.Generator) -> None:
-        """Train one step: raise the scores of its own examples, lower those of generated ones of the same classes."""
+        """Train one step to score the critic's examples above generated ones of the same classes."""
         if not len(self._images):
             return
         chosen = torch.randint(len(self._images), (batch_size,), generator=rng, device=rng.device)

@@ -1,4 +1,4 @@
-"""InstaHide: train on mixtures of images with random signs."""
+"""InstaHide: training on mixtures of images with random signs."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -21,24 +21,21 @@ if TYPE_CHECKING:
 
 _IMAGES, _LABELS, _MARKS = "instahide/images", "instahide/labels", "instahide/marks"
 _PRIVATE_IN_PUBLIC = 2
-"""Images of its own that a client mixes where the others are public."""
+"""Number of a client's own images per mixture if the others are public."""
 _MARKED_AT_ONCE, _COMPARED = 512, 64
 _TRIED, _WITHIN = 10_000, 10
-"""Number of trial draws of coefficients, and how many of them are to be within the bound at least."""
+"""Number of trial draws of coefficients, and least number of them within the bound."""
 
 
 def instahide(*, k: int = 4, largest: float = 0.65, public: str | None = None) -> Defense:
     """Mix each image with k - 1 others and flip the sign of random pixels (Huang et al. 2020).
 
-    The others are different images of the client's own, drawn anew for every step, as are coefficients and signs;
-    labels are mixed alike. Pixels are signed around the middle of their range: a flipped x is 1 - x.
-
-    The others are mixed in as the client holds them: of a composed defense this is the first that changes images.
+    Partners (other images of the client), coefficients and signs are drawn anew for every step; labels are mixed alike.
+    A flipped x is 1 - x. Partners are the stored images: compose this before other defenses that change images.
 
     Args:
         k: images in a mixture, at least 1; 1 only flips.
-        largest: bound on a coefficient, at most 1 and so far above 1 / k that it is met by chance; of no effect for
-            k = 1.
+        largest: bound on a coefficient, at most 1 and well above 1 / k; ignored for k = 1.
         public: folder of pictures from which all but two of each mixture are drawn, without a label ("cross").
     """
     checks.number("defense.k", k, at_least=1, example=4)
@@ -97,7 +94,6 @@ def _keep_examples(batch: Batch, data: LocalData) -> None:
 
 
 def _same(images: Tensor, labels: Tensor, kept: Tensors) -> bool:
-    """Say whether the examples are those that were kept, by all labels and some of the images."""
     if kept[_LABELS].shape != labels.shape or not torch.equal(kept[_LABELS].to(labels.device), labels):
         return False
     some = torch.linspace(0, len(images) - 1, min(_COMPARED, len(images))).long()
@@ -107,7 +103,7 @@ def _same(images: Tensor, labels: Tensor, kept: Tensors) -> bool:
 def coefficients(size: int, k: int, largest: float, rng: torch.Generator) -> Tensor:
     """Draw shares |z| / sum |z| (size, k) of normal z, again while one is above ``largest``.
 
-    As in the authors' code; the paper (Algorithm 1) does not say how they are drawn.
+    This follows the authors' code; the paper (Algorithm 1) does not specify it.
     """
     shares = _shares(size, k, rng)
     while k > 1 and bool((over := shares.amax(1) > largest).any()):
@@ -142,7 +138,7 @@ def one_hot(labels: Tensor, num_classes: int) -> Tensor:
 
 
 def _expect_within_reach(k: int, largest: float) -> None:
-    """Refuse a bound that coefficients hardly ever keep, since they are drawn until they do."""
+    """Refuse a bound that random coefficients hardly ever meet, since they are drawn until they do."""
     trial = _shares(_TRIED, k, derive_generator(0, "instahide", "trial"))
     if (trial.amax(1) <= largest).sum() < _WITHIN:
         raise UserError(
@@ -152,7 +148,7 @@ def _expect_within_reach(k: int, largest: float) -> None:
 
 
 def _marks(images: Tensor) -> Tensor:
-    """Sum the levels of each image to an int64 mark (N,): sums that float64 holds exactly."""
+    """Sum the weighted levels of each image to an int64 mark (N,), exactly in float64."""
     flat = images.flatten(1)
     largest = 2**53 // (255 * flat.shape[1])
     weights = torch.randint(largest, flat.shape[1:], generator=derive_generator(0, "instahide", "marks"))
@@ -161,7 +157,7 @@ def _marks(images: Tensor) -> Tensor:
 
 
 def _places(images: Tensor, marks: Tensor, rng: torch.Generator) -> Tensor:
-    """Find which of the examples with ``marks`` (N,) the images are (B,); any, where they are none of them."""
+    """Return the indices (B,) of the images among the examples with ``marks`` (N,); random ones for unknown images."""
     known, order = marks.cpu().sort()
     wanted = _marks(levels(images)).cpu()
     at = torch.searchsorted(known, wanted).clamp_max(len(known) - 1)
@@ -173,7 +169,7 @@ _ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".gif")
 
 @cache
 def read_pictures(folder: str, input_shape: tuple[int, ...]) -> Tensor:
-    """Load all pictures below ``folder`` as uint8 (N, C, H, W), in the order of their names; once in a process.
+    """Load all pictures below ``folder`` as uint8 (N, C, H, W), in the order of their names; cached.
 
     Raises:
         UserError: there are none, or one can't be read.
@@ -203,7 +199,6 @@ def _read(file: Path, mode: str, size: tuple[int, int]) -> Tensor:
 
 
 def _in_bytes(picture: "Image", file: Path) -> "Image":
-    """Return a gray picture of more than 8 bits with 8 bits, by its own range."""
     from PIL.Image import fromarray  # noqa: PLC0415
 
     from fl_privacy.data.deep import Deep, gray_values  # noqa: PLC0415

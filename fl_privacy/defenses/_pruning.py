@@ -1,7 +1,4 @@
-"""Uploading only some elements of the update.
-
-Choosing elements of an update, and adding what was dropped to the next one.
-"""
+"""Uploading only some elements of the update, with optional error feedback."""
 
 import typing
 from collections.abc import Callable
@@ -23,7 +20,7 @@ def keep_largest(scores: Tensors, *, drop: float, scope: Scope) -> Tensors:
     """Return boolean masks, true at all but the floor(drop * n) smallest scores.
 
     Args:
-        scores: by name; larger is kept. Among equals, which ones stay is not specified.
+        scores: scores by name; ties are broken arbitrarily.
         drop: share of the elements in [0, 1), so that at least one stays.
         scope: ``layer`` counts n within each tensor, ``global`` over all.
     """
@@ -35,7 +32,7 @@ def keep_largest(scores: Tensors, *, drop: float, scope: Scope) -> Tensors:
 
 
 def random_scores(tensors: Tensors, rng: torch.Generator) -> Tensors:
-    """Draw uniform scores in the shapes of ``tensors``: keeping the largest of them chooses at random."""
+    """Draw uniform scores in the shapes of ``tensors``, for a random choice."""
     return {n: torch.rand(t.shape, generator=rng, device=rng.device).to(t.device) for n, t in tensors.items()}
 
 
@@ -53,10 +50,10 @@ def _mask(scores: Tensor, drop: float) -> Tensor:
 def compress_with_feedback(
     compress: Callable[[Tensors], Tensors], tensors: Tensors, state: ClientState, *, owner: str
 ) -> Tensors:
-    """Return ``compress(tensors + residual)``; the new residual is kept in ``state`` under ``owner``.
+    """Return ``compress(tensors + residual)`` and store the new residual in ``state`` under ``owner``.
 
-    Over T rounds the compressed updates then sum to the clean ones up to the last residual. What is added for
-    privacy does not belong into ``compress``: the residual would take it back in the next round.
+    Compressed updates sum to the clean ones, up to the last residual. ``compress`` must not add privacy noise, which
+    the residual would undo.
     """
 
     def key(name: str) -> str:
@@ -72,21 +69,14 @@ def compress_with_feedback(
 
 
 Criterion = Literal["gradient", "weight", "product", "integrated_gradients", "shapley", "random"]
-"""What makes an element important enough to be uploaded."""
+"""Importance criterion of an element."""
 
 OF_STEPS = ("weight", "product", "integrated_gradients", "shapley")
-"""Those that ask for more than the update, and prune the gradient of every local step."""
+"""Criteria that need the parameters, and prune the gradient of every local step."""
 
 
 def step_scores(by: Criterion, gradients: Tensors, step: LocalStep, samples: int | None = None) -> Tensors:
-    """Score the elements of ``gradients`` by one of ``OF_STEPS``; larger is more important.
-
-    Args:
-        by: criterion.
-        gradients: of the step, by name.
-        step: at which parameters, model and batch are at hand.
-        samples: points of Integrated Gradients, or orders of Neuron Shapley; ``None`` takes the usual number.
-    """
+    """Score the elements of ``gradients`` by one of ``OF_STEPS``; larger is more important."""
     weights = {name: step.sent.parameters[name].detach() for name in gradients}
     if by == "weight":
         return {name: w.abs() for name, w in weights.items()}
@@ -111,19 +101,19 @@ def pruning(
     error_feedback: bool = False,
     samples: int | None = None,
 ) -> Defense:
-    """Zero the floor(rate * n) elements of the least importance (DLG section 5.2; Refiner Tables 1 and 11).
+    """Zero the floor(rate * n) least important elements (DLG section 5.2; Refiner Tables 1 and 11).
 
     Args:
         rate: share of the elements set to zero, in [0, 1).
-        by: importance of an element: ``gradient`` is its magnitude in what is uploaded, ``random`` a uniform draw; the
-            others prune the gradient of every local step, where the parameters are at hand: ``weight`` (the magnitude
-            of the parameter), ``product`` (|parameter x gradient|), ``integrated_gradients`` (|parameter x mean
-            gradient on the line from zero to the parameters|) and ``shapley`` (what its neuron takes off the batch's
-            loss: Neuron Shapley; parameters of no neuron go by ``product``).
+        by: importance of an element: ``gradient`` is its magnitude in the upload, ``random`` a uniform draw. The others
+            prune the gradient of every local step: ``weight`` (magnitude of the parameter), ``product`` (|parameter x
+            gradient|), ``integrated_gradients`` (|parameter x mean gradient on the line from zero to the parameters|)
+            and ``shapley`` (Neuron Shapley value of its neuron for the batch's loss; parameters of no neuron go by
+            ``product``).
         scope: ``layer`` prunes the share of each parameter tensor, ``global`` of the whole update.
-        error_feedback: add what was pruned to the next update.
-        samples: points on the line of ``integrated_gradients``, or random orders of ``shapley``, each a pass or one for
-            every neuron; ``None`` takes 20 points or 10 orders.
+        error_feedback: ``True`` adds the pruned elements to the next update.
+        samples: points of ``integrated_gradients`` (one pass each), or random orders of ``shapley`` (one pass per
+            neuron each); ``None`` takes 20 points or 10 orders.
     """
     _check_pruning(rate, by, scope, error_feedback, samples=samples)
 
@@ -190,16 +180,16 @@ def selective_sharing(
 ) -> Defense:
     """Share ceil(share * n) elements, the largest or random ones, noised; the others are zero.
 
-    PPDL of Shokri and Shmatikov 2015, as the SPN paper compares with it (Table 11 for the noise).
-    ``encoding.encode`` sends positions and values of the shared elements only.
+    PPDL of Shokri and Shmatikov 2015, the baseline of the SPN paper (Table 11 for the noise). ``encoding.encode`` sends
+    positions and values of the shared elements only.
 
     Args:
         share: theta, in (0, 1].
-        by: which elements are shared.
+        by: choice of the shared elements.
         scope: ``global`` takes the share of the whole update, ``layer`` of each parameter tensor.
         noise: distribution of the noise.
         noise_scale: standard deviation (Gaussian) or b (Laplace) of the noise on the shared elements, at least 0.
-        error_feedback: add what was not shared (not the noise) to the next round's update.
+        error_feedback: ``True`` adds the other elements (not the noise) to the next round's update.
     """
     checks.number("defense.share", share, above=0, at_most=1, example=0.05)
     checks.one_of("defense.by", by, ("magnitude", "random"))
@@ -237,8 +227,6 @@ def selective_sharing(
 
 def ppdl(*, share: float = 0.05, noise: Distribution = "gaussian", scale: float = 0.01) -> Defense:
     """Add noise to every gradient, then share only the largest elements of the update (Fan et al. 2020, Table 11).
-
-    ``dp_noise`` at each local gradient, without clipping, composed with ``selective_sharing`` by magnitude.
 
     Args:
         share: theta, in (0, 1].

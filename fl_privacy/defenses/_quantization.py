@@ -1,4 +1,4 @@
-"""Few bits for each element of the update."""
+"""Quantization of the update to few bits an element."""
 
 from typing import Literal
 
@@ -18,15 +18,14 @@ def quantization(
 ) -> Defense:
     """Round each tensor to an even grid of at most 2^bits values (QSGD, Alistarh et al. 2017; Refiner's GQ).
 
-    The grid reaches to the tensor's largest magnitude (QSGD's variant of section 4), so that ``encoding.encode``
-    needs ``bits`` bits an element and one number a tensor. With one bit and ``nearest`` it is the sign times the mean
-    magnitude, the scale of the least squared error.
+    The grid reaches to the tensor's largest magnitude (QSGD's variant of section 4): ``encoding.encode`` needs ``bits``
+    bits an element and one number a tensor. One bit and ``nearest`` give the sign times the mean magnitude.
 
     Args:
-        bits: of each element, 1 to 28; zero stays zero from 2 bits on.
-        rounding: ``nearest`` has the least error, ``stochastic`` rounds up or down at random with no bias.
-        error_feedback: add what rounding changed to the next round's update; of ``nearest`` only, since random
-            rounding to few bits changes more than it keeps and the residual would grow.
+        bits: bits of each element, 1 to 28; zero stays zero from 2 bits on.
+        rounding: ``nearest`` has the least error, ``stochastic`` is unbiased.
+        error_feedback: ``True`` adds the rounding error to the next update; only with ``nearest``, since the residual
+            of random rounding to few bits would grow.
     """
     checks.whole("defense.bits", bits, at_least=1, at_most=28, example=8)
     checks.one_of("defense.rounding", rounding, ("nearest", "stochastic"))
@@ -74,24 +73,23 @@ def quantize(tensor: Tensor, bits: int, rng: torch.Generator | None = None) -> T
 
 
 def _round_stochastically(positions: Tensor, threshold: Tensor, bits: int) -> Tensor:
-    """Round each position to the code below or above, above with the probability of the distance from below."""
     step = 2 if bits == 1 else 1  # between neighboring codes
     lowest = -largest_code(bits)
     return ((positions - lowest) / step + threshold).floor() * step + lowest
 
 
 def largest_code(bits: int) -> int:
-    """Return c of the codes [-c, c]: 2^bits - 1 of them with 0 in the middle, except that one bit has -1 and 1."""
+    """Return c of the codes [-c, c]: 2^bits - 1 of them around 0, but -1 and 1 for one bit."""
     return 1 if bits == 1 else 2 ** (bits - 1) - 1
 
 
 def to_grid(values: Tensor, scale: Tensor, bits: int) -> Tensor:
-    """Map ``values`` in [-scale, scale] to real-valued codes in [-c, c], float64, not yet rounded."""
+    """Map ``values`` in [-scale, scale] to unrounded codes in [-c, c], float64."""
     return values.double() / scale.double() * largest_code(bits)
 
 
 def round_to_codes(positions: Tensor, bits: int) -> Tensor:
-    """Round each position to the nearest code; of one bit, to the sign, with that of 0 positive."""
+    """Round each position to the nearest code; for one bit, to the sign, with 0 positive."""
     if bits == 1:
         return torch.where(positions < 0, -1.0, 1.0).double()
     return positions.round()

@@ -1,4 +1,4 @@
-"""A perturbation of the gradient that misleads whoever would tell an attribute from it."""
+"""RecUP-FL: a perturbation of the gradient that misleads attribute inference."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,23 +19,22 @@ ZOO = (0, 32, 128, 64, 16, 256, 8, 96)
 """Widths of the substitutes' hidden layers; 0 is a linear classifier."""
 
 STEPS = 80
-"""Of a substitute's training, which is repeated for each set of values."""
+"""Training steps of a substitute, for each set of parameters."""
 
 
 def recup_fl(*, budget: float = 0.5, iterations: int = 10, substitutes: int = 4, public: int = 200) -> Defense:
     """Add to the gradient a perturbation that misleads classifiers of an attribute (RecUP-FL, Cui et al. 2023, Alg. 1).
 
-    The client trains a zoo of substitutes for the attacker's classifier on the gradients of public examples, whose
-    attribute it knows, at the values it was sent. In turn one of them plays the attacker that cannot be asked: a step
-    against the others is followed by one against it, each up the loss of the attribute that the zoo now tells, within a
-    ball around the gradient. It needs data with an attribute beside the class. The zoo is trained anew for each set of
-    values, hence at every local step.
+    At every local step the client trains substitutes for the attacker's classifier on gradients of public examples. In
+    turn each plays the unknown attacker: a step against the others is followed by one against it, up the loss of the
+    currently inferred attribute, within a ball around the gradient. It needs data with an attribute in addition to the
+    class.
 
     Args:
         budget: radius of the ball in units of the gradient's norm, at least 0.
-        iterations: of that; each takes two steps.
-        substitutes: classifiers in the zoo, 2 to 8.
-        public: examples that they are trained on, at least 2.
+        iterations: number of turns, two steps each.
+        substitutes: number of classifiers, 2 to 8.
+        public: number of public training examples, at least 2.
     """
     checks.number("defense.budget", budget, at_least=0, example=0.5)
     checks.whole("defense.iterations", iterations, at_least=1, example=10)
@@ -74,7 +73,6 @@ def mislead(
 
 
 def _uphill(gradient: Tensors, sketch: GradientSketch, heads: Sequence[GradientClassifier], told: Tensor) -> Tensors:
-    """Return the direction, of unit norm, in which the heads lose their answer ``told`` fastest."""
     sketched = sketch({name: g.unsqueeze(0) for name, g in gradient.items()}).detach().requires_grad_()
     with torch.enable_grad():
         loss = torch.stack([F.cross_entropy(head(sketched), told) for head in heads]).mean()
@@ -91,8 +89,6 @@ def _within(moved: Tensors, radius: float) -> Tensors:
 
 @dataclass(eq=False)
 class _Zoo:
-    """Substitutes of the attacker's classifier; those of the values that were asked for last are kept."""
-
     substitutes: int
     public: int
     _examples: Batch | None = None
@@ -100,15 +96,9 @@ class _Zoo:
     _kept: tuple[object, tuple[GradientSketch, list[GradientClassifier]]] | None = None
 
     def inform(self, examples: Batch, attributes: Tensor) -> None:
-        """Take the public examples, before anything is trained."""
         self._examples, self._attributes, self._kept = examples.first(self.public), attributes[: self.public], None
 
     def at(self, step: LocalStep, uploaded: Tensors) -> tuple[GradientSketch, list[GradientClassifier]]:
-        """Return the sketch that distinguishes gradients, and the substitutes trained at the values of ``step``.
-
-        Raises:
-            UserError: there are no public examples.
-        """
         if self._examples is None:
             raise UserError(
                 "recup_fl is expected to be given public examples with attributes, but was not; call each of"

@@ -1,7 +1,4 @@
-"""Refiner: upload the gradient of robust data.
-
-A client's own memory of what it made of its images, found again by their content.
-"""
+"""Refiner: upload the gradient of robust data."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -44,7 +41,7 @@ from fl_privacy.types.modality import modality_of
 def fingerprints(images: Tensor) -> Tensor:
     """Hash images (B, ...) to int64 (B,): their bits times odd numbers, modulo 2^64.
 
-    Of texts (B, L) those are tokens from 1, none being 0, so that it makes no difference how wide their batch is.
+    Texts (B, L) are hashed as token + 1, so that the padding of -1 becomes 0 and does not change the hash.
     """
     values = images.detach() if images.is_floating_point() else images.detach() + 1
     bits = values.float().contiguous().flatten(1).view(torch.int32).long()
@@ -53,21 +50,16 @@ def fingerprints(images: Tensor) -> Tensor:
 
 
 class ImageMemory:
-    """Images by fingerprint in a ``ClientState``, as bytes; those written since ``end_round`` are fresh.
-
-    Args:
-        state: where they are.
-        owner: prefix of their names there.
-    """
+    """Images by fingerprint in a ``ClientState``, as bytes; those written since ``end_round`` are fresh."""
 
     def __init__(self, state: ClientState, owner: str) -> None:
         self._state = state
         self._keys, self._images, self._fresh = (f"{owner}/{part}" for part in ("keys", "images", "fresh"))
 
     def recall(self, keys: Tensor, default: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return what is kept for ``keys``, ``default`` where nothing is; where something is; where that is fresh.
+        """Return the images (B, C, H, W) or texts (B, L, d) of ``keys``, else ``default``, in [0, 1].
 
-        The first are images (B, C, H, W) or texts (B, L, d) in [0, 1], the latter two (B,) booleans.
+        Two masks (B,) follow: kept, and fresh.
         """
         if self._keys not in self._state.tensors:
             nothing = torch.zeros(len(keys), dtype=torch.bool)
@@ -92,7 +84,6 @@ class ImageMemory:
         tensors.update(zip((self._keys, self._images, self._fresh), new, strict=True))
 
     def end_round(self, *, forget: bool) -> None:
-        """Mark all images as no longer fresh; ``forget`` drops them."""
         if self._keys not in self._state.tensors:
             return
         if forget:
@@ -103,12 +94,12 @@ class ImageMemory:
 
 
 def _as_wide(images: Tensor, width: int) -> Tensor:
-    """Pad texts (n, L, d) to ``width`` words with zeros; leave images, which are all of one shape, unchanged."""
+    """Pad texts (n, L, d) to ``width`` words with zeros; images, all of one shape, are unchanged."""
     return torch.nn.functional.pad(images, (0, 0, 0, width - images.shape[1])) if images.dim() == 3 else images
 
 
 _CHUNK_ELEMENTS = 1 << 24
-"""Elements of per-example gradients held at a time; differentiating them takes several times their 64 MB."""
+"""Elements of per-example gradients held at once; differentiation takes several times their 64 MB."""
 
 
 def refiner(
@@ -127,20 +118,16 @@ def refiner(
     warm_start: bool = False,
     evaluator: str | Sequence[str] | None = None,
 ) -> Defense:
-    """Upload the gradient of images that look like noise but pull the model alike (Refiner, Fan et al. 2025).
+    """Upload the gradient of noise-like images with a similar gradient (Refiner, Fan et al. 2025).
 
     From ``(1 - alpha) x + alpha v``, v uniform noise, the robust data x* descend on ``UM - beta PM`` (Eq. 2): UM is the
-    weighted distance of the gradients (Eq. 4), PM the noise ratio that the evaluation network sees. Their gradient is
-    uploaded, brought within ``epsilon`` of the true one (appendix J). The paper does not name its optimizer; this is
-    gradient descent, which with the paper's step size of 1 ends at the noise ratio of the paper's robust data.
-    As printed, UM's slope is smaller than PM's by three to eight orders of magnitude (LeNet) and moves nothing;
-    ``utility="relative"`` divides UM by that of pure noise, so that pure noise has a UM and a PM of 1, the true images
-    of 0.
+    weighted distance of the gradients (Eq. 4), PM the noise ratio estimated by the evaluation network. The gradient is
+    projected within ``epsilon`` of the true one (appendix J). The paper does not name its optimizer; gradient descent
+    with its step size reaches its noise ratio. As printed, UM's slope is three to eight orders of magnitude below PM's
+    (LeNet); ``utility="relative"`` divides UM by that of pure noise.
 
-    It replaces the gradient it gets and takes that for the true one, so compose it before other defenses. Batch-norm
-    statistics that the plan shares are still those of the true images.
-
-    Of texts (appendix F) the robust data are embeddings of words, as coordinates of the box around those of all tokens,
+    Compose it before other defenses, since it replaces the gradient. Shared batch-norm statistics are still those of
+    the true images. For texts (appendix F), the robust data are word embeddings in the box around those of all tokens,
     v are random words, and PM is the share of random words. The gradient of the embeddings is not uploaded.
 
     Args:
@@ -150,17 +137,17 @@ def refiner(
         iterations: iota, at least 1.
         lr: step size, above 0.
         decay: tau, factor of each layer's weight over the one before, in (0, 1].
-        weights: of the elements in UM: |gradient x value|, |gradient|, |value| or none; ``integrated_gradients`` takes
-            the gradient's mean on the line from zero to the values, 20 passes a step (appendix A).
+        weights: weight of an element in UM: |gradient x value|, |gradient|, |value| or none; ``integrated_gradients``
+            takes the mean gradient on the line from zero to the values, 20 passes a step (appendix A).
         utility: ``relative`` divides UM by that of pure noise, ``absolute`` is Eq. 2 as printed.
-        privacy: PM: the ``evaluator``, or the mean squared distance of the pixels that the paper compares with.
-        match: the gradient of the ``batch``, or that of each ``example``; the same for a batch of one.
-        per: robust data are made in each local ``step``, or once a ``round`` for each image, at the first step that
-            uses it (a batch with any new image is refined as a whole).
-        warm_start: start from the robust data of an earlier round where the client has seen all images of a batch, and
-            halve the iterations. Only then do the same images meet an attacker with the same noise again.
+        privacy: PM: the ``evaluator``, or the paper's baseline, the mean squared distance of the pixels.
+        match: gradient of the ``batch``, or of each ``example``; the same for a batch of one.
+        per: ``step`` makes robust data in each local step, ``round`` once for each image, at the first step that uses
+            it (a batch with any new image is refined as a whole).
+        warm_start: ``True`` starts from the robust data of an earlier round, if all images of a batch have some, with
+            half the iterations. Only then can an attacker see the same images with the same noise again.
         evaluator: file of ``fl-privacy train-evaluator``; ``None`` takes a small one, for gray images and texts only.
-            Of a list, client k takes file k modulo their number, so that clients may have networks of their own.
+            With a list, client k takes file k modulo its length.
     """
     made = _Refinement(**locals())
     return Defense(
@@ -174,8 +161,6 @@ def refiner(
 
 @dataclass(frozen=True, kw_only=True)
 class _Refinement:
-    """The making of robust data, by the settings of ``refiner``."""
-
     epsilon: float
     alpha: float
     beta: float
@@ -213,20 +198,17 @@ class _Refinement:
         return own | {"evaluator": _files(self.evaluator)} if listed else own
 
     def prepare(self, input_shape: Sequence[int]) -> None:
-        """Load the evaluation networks, which have to fit the inputs."""
         if self.privacy == "evaluator":
             for judge in self.judges:
                 judge.of_images(input_shape)
 
     def prepare_texts(self, model: TextModel, public: Tensor | None) -> None:
-        """Find the evaluation networks of the words of ``model``, or make one of ``public`` texts."""
         if self.privacy == "evaluator":
             table = model.words.weight.detach()
             for judge in self.judges:
                 judge.of_words.keep(table, find_word_evaluator(judge.file, table, public))
 
     def on_gradient(self, tensors: Tensors, step: LocalStep) -> Tensors:
-        """Return the gradient of robust data, near ``tensors``."""
         if self.match == "example":
             _expect_own_gradients(step)
         space = self._space(step)
@@ -292,7 +274,7 @@ class _Refinement:
         return torch.cat(refined)
 
     def _weights(self, step: LocalStep, space: RobustSpace, target: Tensors, depths: dict[str, int]) -> Tensors:
-        """Weigh the elements of ``target``, the gradient of the batch or (B, *shape) of its examples."""
+        """Weight the elements of ``target``, the gradient of the batch or (B, *shape) of its examples."""
         values = step.sent.parameters
         if self.weights != "integrated_gradients":
             return importance(target, values, depths, by=self.weights, decay=self.decay)
@@ -317,7 +299,6 @@ class _Refinement:
 
 
 def _files(evaluator: str | Sequence[str] | None) -> list[str | None]:
-    """Return the files of evaluation networks, of which there is at least one; ``None`` stands for the small one."""
     if evaluator is None or isinstance(evaluator, str | Path):
         return [evaluator]
     if not isinstance(evaluator, Sequence) or not evaluator or not all(isinstance(f, str) and f for f in evaluator):
@@ -329,26 +310,23 @@ def _files(evaluator: str | Sequence[str] | None) -> list[str | None]:
 
 
 class _Judge:
-    """The evaluation network of some of the clients: for images, or by the words of models."""
-
     def __init__(self, file: str | None) -> None:
         self.file, self.of_images, self.of_words = file, CachedEvaluator(file), _OfWords()
 
 
 class _OfWords:
-    """The evaluation networks of models' words: federations with other words may share the defense."""
+    """Evaluation networks by word table, since federations with different words may share the defense."""
 
     def __init__(self) -> None:
         self._judges: dict[str, WordEvaluator] = {}
 
     def keep(self, table: Tensor, judge: WordEvaluator) -> None:
-        """Keep ``judge`` for the words that ``table`` (n, d) embeds."""
         name = name_of_words(table)
         self._judges.pop(name, None)
         self._judges[name] = judge
 
     def judging(self, table: Tensor) -> WordEvaluator | None:
-        """Return the judge of these words; where there is none, as for weights trained elsewhere, the last one kept."""
+        """Return the evaluator of the words in ``table``, else the last one kept, as for weights trained elsewhere."""
         last = next(reversed(self._judges.values()), None)
         return self._judges.get(name_of_words(table), last) if len(self._judges) > 1 else last
 

@@ -1,7 +1,4 @@
-"""Soteria: withhold the features that tell most about the input, in front of the last linear layer.
-
-``soteria_mixing``, its successor, perturbs random slices of the whole gradient instead of one layer.
-"""
+"""Soteria: withhold the most revealing features in front of the last linear layer; and its successor."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
@@ -25,10 +22,9 @@ from fl_privacy.types import Batch, ModelState, Tensors
 
 
 def find_head(model: nn.Module, state: ModelState, inputs: Tensor) -> str:
-    """Name of the linear layer that makes the logits, found by watching one forward pass.
+    """Return the name of the linear layer that makes the logits, from one forward pass.
 
-    It is the layer whose output the model returns; where the model changes that output on its way out, the last
-    linear layer that was called.
+    It is the layer whose output the model returns, else the last linear layer that is called.
 
     Raises:
         UserError: no linear layer is called.
@@ -49,14 +45,14 @@ def linear_layers(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def maker_of(logits: Tensor, calls: Sequence[Call]) -> str:
-    """Name the layer of ``calls``, at least one, that made ``logits``; the last where it is none of them."""
+    """Name the layer of ``calls`` that made ``logits``, or else the last."""
     return next((call.name for call in reversed(calls) if call.output is logits), calls[-1].name)
 
 
 def representation(model: nn.Module, state: ModelState, inputs: Tensor, head: str) -> Tensor:
-    """Return what enters the layer ``head`` (B, D), differentiable by ``inputs``.
+    """Return the input (B, D) of the layer ``head``, differentiable by ``inputs``.
 
-    The model is in evaluation mode, as in Soteria's code, so that an example's features are its own.
+    The model is in evaluation mode, like in Soteria's code, so that examples do not influence each other.
     """
     with entering({head: model.get_submodule(head)}) as calls:
         _forward(model, state, inputs)
@@ -80,23 +76,22 @@ Features = Callable[[Tensor], Tensor]
 """(B, ...) -> (B, D), each example by itself."""
 
 _CHUNK_ELEMENTS = 1 << 20
-"""Input elements of the products computed together: what bounds the memory."""
+"""Input elements of the products computed together, which bounds the memory."""
 
 _KEPT_BYTES = 1 << 25
-"""What the forward pass of backward products may write: of less, each product is over before it pays."""
+"""Most bytes that the forward pass of backward products writes; fewer would make each product too short."""
 
 
 def exact_row_norms(features: Features, inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute norms ||d r_i / d x|| of every feature of every example, by backward products.
+    """Compute norms (B, D) of d r_i / d x for every feature of every example, by backward products.
 
-    One forward pass of several copies of the examples serves all products: in each, a copy takes a feature.
+    And the features (B, D).
+
+    One forward pass over several copies of the examples serves all products; in each, every copy takes one feature.
 
     Args:
         features: r, differentiable.
         inputs: x, (B, ...).
-
-    Returns:
-        (B, D) the norms and (B, D) the features.
     """
     size, one = len(inputs), inputs[:1].detach()
     with torch.no_grad():
@@ -117,23 +112,18 @@ def exact_row_norms(features: Features, inputs: Tensor) -> tuple[Tensor, Tensor]
 def estimated_row_norms(
     features: Features, inputs: Tensor, *, directions: int, rng: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Estimate the same norms by random forward products: E[(J v)_i^2] = ||J_i||^2 for v of independent signs.
+    """Estimate the norms by random forward products: E[(J v)_i^2] = ||J_i||^2 for v of independent signs.
 
     The cost does not depend on D. The relative error of one norm is about 1 / sqrt(2 directions).
 
     Args:
         features: r, differentiable in forward mode.
         inputs: x, (B, ...).
-        directions: how many v, at least 1.
-        rng: of the signs.
-
-    Returns:
-        (B, D) the norms and (B, D) the features.
+        directions: number of v, at least 1.
     """
     x = inputs.detach()
 
     def product(signs: Tensor) -> Tensor:
-        """Multiply the Jacobian of each example by its signs; the features themselves are shared by all products."""
         tangent: Tensor = jvp(features, (x,), (signs,))[1]
         return tangent
 
@@ -148,17 +138,15 @@ def estimated_row_norms(
 
 
 def _copied(inputs: Tensor, copies: int) -> Tensor:
-    """Repeat ``inputs`` (B, ...) to (copies B, ...)."""
     return inputs.repeat(copies, *(1 for _ in inputs.shape[1:]))
 
 
 def _chunk(inputs: Tensor) -> int:
-    """Return how many copies to compute at once."""
     return max(1, _CHUNK_ELEMENTS // inputs.numel())
 
 
 Form = Literal["paper", "code"]
-"""Which features are withheld: those of the paper's definition, or those of the authors' scripts."""
+"""Withheld features: by the paper's definition, or by the authors' scripts."""
 
 _EPSILONS: Mapping[Form, float] = {"paper": 1e-10, "code": 0.1}
 
@@ -171,25 +159,22 @@ def soteria(
     form: Form = "paper",
     epsilon: float | None = None,
 ) -> Defense:
-    """Zero the columns of the last linear layer's weight gradient that belong to the lowest scores (Sun et al. 2021).
+    """Zero the columns of the last linear layer's weight gradient with the lowest scores (Sun et al. 2021).
 
-    The score of feature i is sum over the batch of ||d r_i / d x|| / (|r_i| + epsilon), where r is what enters the
-    layer (Soteria, section 4). The bias gradient and all other layers stay.
+    The score of feature i is the sum over the batch of ||d r_i / d x|| / (|r_i| + epsilon), where r is the layer's
+    input (Soteria, section 4). The bias gradient and all other layers stay.
 
-    The paper divides by the feature alone, which a small epsilon comes closest to. The authors' scripts add 0.1 where
-    they are attacked by the cosine: not little for features in (0, 1), as after a sigmoid, of which it then withholds
-    others. ``form="code"`` withholds what these scripts do. Besides epsilon they differ in the sign: a negative feature
-    has a negative score, and is kept where the score's magnitude is not below the threshold. That is the percentile
-    ``rate`` of the scores, interpolated, below which up to one feature more lies than floor(rate * D); features equal
-    to it are all kept.
+    The paper divides by the feature alone, approached by a small epsilon. ``form="code"`` follows the authors' scripts
+    for the cosine attack, with epsilon 0.1, which is much for features in (0, 1). There a negative feature has a
+    negative score, and is kept if the score's magnitude reaches the interpolated percentile ``rate`` of the scores.
 
     Args:
         rate: share of the features withheld, in [0, 1).
         scores: ``exact`` costs a backward product a feature, ``estimated`` a forward product a direction.
-        directions: of the estimate; ``None`` takes 256 / B for a batch of B, at least 32, since the errors of the
-            examples average out. That treats 96 % of the features or more as the exact scores do.
+        directions: directions of the estimate; ``None`` takes 256 / B for a batch of B, at least 32, which treats at
+            least 96 % of the features like the exact scores.
         form: ``paper`` or ``code``.
-        epsilon: above 0; ``None`` is 1e-10 for the paper's form and 0.1 for that of the code.
+        epsilon: added constant, above 0; ``None`` is 1e-10 for the paper's form and 0.1 for that of the code.
     """
     checks.number("defense.rate", rate, at_least=0, below=1, example=0.8)
     checks.one_of("defense.scores", scores, ("exact", "estimated"))
@@ -220,14 +205,11 @@ def soteria(
 def feature_scores(
     step: LocalStep, head: str, *, directions: int | None = None, epsilon: float = 1e-10, form: Form = "paper"
 ) -> Tensor:
-    """Sum ||d r_i / d x|| / (|r_i| + epsilon) over the batch, (D,); with the form ``code``, of r_i with its sign.
+    """Sum ||d r_i / d x|| / (|r_i| + epsilon) over the batch, (D,); form ``code`` takes r_i with its sign.
 
     Args:
-        step: model, values and batch.
-        head: name of the layer that r enters, of ``find_head``.
-        directions: of the estimate; ``None`` computes the norms exactly.
-        epsilon: above 0.
-        form: ``paper`` or ``code``.
+        head: name of the layer with input r, from ``find_head``.
+        directions: directions of the estimate; ``None`` computes the norms exactly.
     """
 
     def features(inputs: Tensor) -> Tensor:
@@ -254,15 +236,14 @@ def published_mask(scores: Tensor, rate: float) -> Tensor:
 def soteria_mixing(*, rate: float = 0.5, slices: int = 10, noise_scale: float = 0.01, directions: int = 4) -> Defense:
     """Add Gaussian noise to randomly chosen slices of the gradient (Wang et al., INFOCOM 2022; "Soteria" in Refiner).
 
-    The gradient, layer after layer as one vector, is cut into slices of equal sensitivity, so that layers whose
-    gradient tells more about the input are cut finer; slices run across layers. Each step draws anew which slices
-    are perturbed: no layer can be muted by an attacker who knows the defense.
+    Slices of the flattened gradient have equal sensitivity: more revealing layers are cut finer. Each step draws them
+    anew, so that an informed attacker cannot ignore a layer.
 
     Args:
         rate: share of the slices that are perturbed, in [0, 1]; rounded to a number of slices.
-        slices: how many, at least 1.
+        slices: number of slices, at least 1.
         noise_scale: standard deviation of the noise, in units of the gradient, at least 0.
-        directions: of the estimate of the sensitivities, at least 1.
+        directions: directions of the sensitivity estimate, at least 1.
     """
     checks.number("defense.rate", rate, at_least=0, at_most=1, example=0.5)
     checks.number("defense.slices", slices, at_least=1, example=10)
@@ -287,12 +268,11 @@ def soteria_mixing(*, rate: float = 0.5, slices: int = 10, noise_scale: float = 
 
 
 def slice_members(tensors: Tensors, sensitivity: dict[str, float], slices: int) -> dict[str, Tensor]:
-    """Assign each element its slice, in [0, slices), not falling in the order of ``tensors``.
+    """Assign each element its slice, in [0, slices), nondecreasing in the order of ``tensors``.
 
     Args:
-        tensors: by name.
-        sensitivity: of each, spread evenly over its elements; all equal weights if it is zero everywhere.
-        slices: how many slices share the sum of the sensitivities equally.
+        sensitivity: sensitivity of each tensor, spread evenly over its elements; if all are zero, elements count
+            equally.
     """
     total = sum(sensitivity.values())
     weights = sensitivity if total > 0 else {name: float(t.numel()) for name, t in tensors.items()}
@@ -309,8 +289,8 @@ def slice_members(tensors: Tensors, sensitivity: dict[str, float], slices: int) 
 def gradient_sensitivity(step: LocalStep, *, directions: int, rng: torch.Generator) -> dict[str, float]:
     """Estimate the Frobenius norm of d (gradient of a parameter) / d (inputs), by parameter name.
 
-    Estimated by ``directions`` products of forward over reverse mode with independent random signs v:
-    E||J v||^2 = ||J||_F^2. Batch-norm layers are in evaluation mode.
+    It takes ``directions`` products of forward over reverse mode with random signs v: E||J v||^2 = ||J||_F^2.
+    Batch-norm layers are in evaluation mode.
     """
     parameters = {name: p.detach() for name, p in step.sent.parameters.items()}
 
@@ -328,7 +308,6 @@ def gradient_sensitivity(step: LocalStep, *, directions: int, rng: torch.Generat
     x = step.batch.inputs
 
     def product(signs: Tensor) -> Tensors:
-        """Differentiate the gradient along the signs; the gradient itself is shared by all products."""
         change: Tensors = jvp(gradient, (x,), (signs,))[1]
         return change
 

@@ -1,4 +1,4 @@
-"""Which part of a model stays with the clients, found by the names of its modules."""
+"""Split learning: some modules stay with the clients."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ Start = Literal["own", "shared"]
 
 
 def private_modules(model: nn.Module, names: Sequence[str] | None) -> list[str]:
-    """Return ``names`` if ``model`` has such modules; for ``None``, ``default_private``.
+    """Return ``names`` if ``model`` has such modules; ``default_private`` for ``None``.
 
     Raises:
         UserError: a module is missing, or nothing would be left to share.
@@ -52,7 +52,7 @@ def default_private(model: nn.Module) -> list[str]:
 
 
 def keep_with_clients(choose: Callable[[nn.Module], Sequence[str]]) -> PrivateHook:
-    """Build the hook that keeps parameters and buffers of the modules that ``choose`` names with the clients."""
+    """Build the hook that keeps parameters and buffers of the modules named by ``choose`` with the clients."""
 
     def kept(model: nn.Module) -> list[str]:
         chosen = choose(model)
@@ -63,10 +63,9 @@ def keep_with_clients(choose: Callable[[nn.Module], Sequence[str]]) -> PrivateHo
 
 
 def draw_own(private: PrivateHook) -> ModelHook:
-    """Build the hook by which each client starts with private parameters of its own.
+    """Build the hook by which each client starts with its own private parameters.
 
-    They are the model's in an order of the client's own, element by element: the same distribution, whatever the
-    model's initialization is.
+    They are the model's, shuffled elementwise by each client, which keeps the distribution of any initialization.
     """
 
     def drawn(model: nn.Module, state: ClientState, rng: torch.Generator) -> nn.Module:
@@ -96,13 +95,13 @@ def _within(name: str, modules: Sequence[str]) -> bool:
 def split_fed(*, private: Sequence[str] | None = None, start: Start = "own", private_passes: int = 1) -> Defense:
     """Keep some layers with the clients; only the others are sent, uploaded and averaged (Gu et al. 2021, Eq. 23).
 
-    At the end of each round a client trains its private layers on the new public ones, which it leaves as they are
-    (Algorithm 5 without the passport). With an empty ``private`` this is plain federated averaging.
+    At the end of each round a client trains its private layers alone (Algorithm 5 without the passport). With an empty
+    ``private`` this is plain federated averaging.
 
     Args:
-        private: names of the modules that are kept; ``None`` is the first convolution or linear layer.
+        private: names of the private modules; ``None`` is the first convolution or linear layer.
         start: initial private values, ``own`` to each client or ``shared`` by all.
-        private_passes: over a client's examples at the end of each round.
+        private_passes: passes over a client's examples at the end of each round.
     """
     checks.one_of("defense.start", start, ("own", "shared"))
     checks.whole("defense.private_passes", private_passes, at_least=0, example=1)

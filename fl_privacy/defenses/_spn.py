@@ -34,25 +34,22 @@ def spn(
 ) -> Defense:
     """Train backbone and public head with alpha1 CE + alpha2 LP (secret polarization network, Fan et al. 2020, Eq. 4).
 
-    LP draws the output of a private head on the backbone's features to random codes of the classes. Head and codes are
-    the client's own and stay with it; its gradient by the backbone is the secret perturbation of what is uploaded. The
-    public head's gradient is that of alpha1 CE alone. ``alpha2=0`` trains as without the defense, bit for bit.
-    The paper's body has alpha1 + alpha2 = 1, its experiments alpha1 = 1.
-
-    Head and codes come from the client's seed: a seed that others know, or one for all clients, gives them away.
+    LP pulls a private head's output to random codes of the classes; its gradient by the backbone is the upload's secret
+    perturbation. The public head's gradient is that of alpha1 CE alone. ``alpha2=0`` trains exactly like without
+    defense. The paper's body has alpha1 + alpha2 = 1, its experiments alpha1 = 1. Head and codes derive from the
+    client's seed: if it is known or common to all clients, so are they.
 
     Args:
-        alpha1: factor of the cross entropy, above 0. Where it is not 1, what the defense is measured to change holds
-            (alpha1 - 1) times the gradient of the cross entropy as well.
+        alpha1: factor of the cross entropy, above 0. If it is not 1, the measured perturbation includes (alpha1 - 1)
+            times the gradient of the cross entropy.
         alpha2: factor of the polarization loss, at least 0.
         bits: K, length of the codes (32, 64 or 128 in the paper).
         margin: m, at least 1.
-        layer: the linear layer whose input are the features; ``None``: the last one, whose outputs are the classes.
-        bound: first weights of the private head are from U(-bound, bound), above 0; ``None`` gives them the spread of
-            that layer's, as in the paper, which draws both alike. The perturbation grows with it.
-        widths: of further private layers between features and codes, each followed by ReLU; ``None``: a single
-            layer. The paper has "fully connected polarization layers" (section 3.1) and gives neither their number,
-            widths nor activation. Their weights start as those of the last one.
+        layer: linear layer whose inputs are the features; ``None`` is the last one.
+        bound: initial weights of the private head are from U(-bound, bound), above 0; ``None`` gives them that layer's
+            spread, like the paper. The perturbation grows with it.
+        widths: widths of further private layers before the codes, each followed by ReLU; ``None`` is a single layer.
+            The paper has "fully connected polarization layers" (section 3.1), without number, widths or activation.
     """
     _expect(alpha1, alpha2, bits, bound, margin)
     layers = _layers(widths)
@@ -126,7 +123,6 @@ def _with_private_head(
 
 
 def _linear_layers(model: nn.Module, name: str | None) -> tuple[nn.Linear, nn.Linear]:
-    """Return the last linear layer, which makes the logits, and the one called ``name``."""
     linear = {path: m for path, m in model.named_modules() if isinstance(m, nn.Linear)}
     if not linear:
         raise UserError("SPN expects a model that ends in a linear layer, but got one without; choose another model.")
@@ -152,7 +148,6 @@ def _features(host: str, seen: list[Tensor]) -> Tensor:
 
 
 def _expect_fitting(host: str, layer: str | None, output_layer: str, logits: Tensor, codes: Tensor) -> None:
-    """Check that the head sits where it was meant to, and there is a code for each class."""
     if layer is None and host != output_layer:
         raise UserError(
             f"SPN expects the last linear layer of the model, {host}, to make the logits, but {output_layer} makes"
@@ -166,7 +161,7 @@ def _expect_fitting(host: str, layer: str | None, output_layer: str, logits: Ten
 
 
 class PolarizationHead(nn.Module):
-    """Fully connected layers on the features, whose outputs are drawn to codes (SPN, section 3.1).
+    """Fully connected layers from features to codes (SPN, section 3.1).
 
     Attributes:
         weight: (K, W) of the last layer, W the last of ``widths``, or F.
@@ -179,8 +174,6 @@ class PolarizationHead(nn.Module):
         bits: K.
         classes: C.
         bound: weights and biases start from U(-bound, bound).
-        rng: the only source of its values.
-        widths: of the layers in front of the last one.
     """
 
     codes: Tensor
@@ -208,7 +201,6 @@ class PolarizationHead(nn.Module):
             self.before.append(layer)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Return v (B, K) of features (B, F)."""
         for layer in self.before:
             features = layer(features).relu()
         return nn.functional.linear(features, self.weight, self.bias)

@@ -1,8 +1,4 @@
-"""What DC, DSA and DM share: a client's images class by class, and the images that stand for them.
-
-Differentiable siamese augmentation does one random change to real and condensed images alike; the network that images
-are condensed with starts anew again and again.
-"""
+"""Shared parts of DC, DSA and DM: images by class, siamese augmentation and the condensation network."""
 
 import math
 from collections.abc import Callable
@@ -25,16 +21,16 @@ MIDDLE, SPREAD = 0.5, 0.25
 
 
 Start = Literal["noise", "real"]
-"""What condensed images start as: normal noise around the middle of the range, or images of the client."""
+"""Initial condensed images: normal noise around the middle of the range, or images of the client."""
 
 
 @dataclass(frozen=True, eq=False)
 class Classes:
-    """The examples of one client, to be drawn by class.
+    """Examples of one client by class.
 
     Attributes:
         images: (N, C, H, W) normalized.
-        present: (P,) the classes it holds.
+        present: (P,) classes of the client.
         first: (P,) place of each class's first example in ``order``.
         counts: (P,) examples of each class.
         order: (N,) examples sorted by class.
@@ -61,7 +57,7 @@ class Classes:
         return self.images[self.order[place]]
 
     def start(self, number: int, how: Start, rng: torch.Generator) -> Tensor:
-        """Return the images (P, number, C, H, W) that the condensed ones of each class start from."""
+        """Return the initial condensed images (P, number, C, H, W)."""
         if how == "real":
             return self.draw(number, rng)
         shape = (len(self.present), number, *self.images.shape[1:])
@@ -74,11 +70,11 @@ class Classes:
 
 
 Make = Callable[[Batch, LocalData], Batch]
-"""What stands for a client's examples, made of them."""
+"""Function from a client's examples to their substitutes."""
 
 
 def exchanging(part: Part, make: Make, *, outcome: OutcomeHook) -> Defense:
-    """Build a defense that trains on what ``make`` made once of a client's examples, as many as ``outcome`` says."""
+    """Build a defense that trains on the result of ``make``, computed once per client."""
     return Defense(parts=(part,), examples=(made_once(part.name, make),), outcome=(outcome,))
 
 
@@ -98,7 +94,7 @@ def made_once(name: str, make: Make) -> ExamplesHook:
 
 
 def of_each_present(images_per_class: int) -> OutcomeHook:
-    """Build the hook for ``images_per_class`` images of every class that the client holds."""
+    """Build the hook for ``images_per_class`` images of every class that the client has."""
 
     def outcome(labels: Tensor, num_classes: int) -> Tensor:
         present: Tensor = torch.unique(labels)
@@ -108,7 +104,7 @@ def of_each_present(images_per_class: int) -> OutcomeHook:
 
 
 def of_every_class(images_per_class: int) -> OutcomeHook:
-    """Build the hook for ``images_per_class`` images of every class there is."""
+    """Build the hook for ``images_per_class`` images of every class."""
 
     def outcome(labels: Tensor, num_classes: int) -> Tensor:
         return torch.arange(num_classes).repeat_interleave(images_per_class)
@@ -129,13 +125,13 @@ def siamese(rng: torch.Generator) -> Augmentation:
 
 
 def siamese_by_class(classes: int, rng: torch.Generator) -> Augmentation:
-    """Draw ``siamese`` for each of the ``classes`` in the first dimension, as in the authors' code."""
+    """Draw ``siamese`` for each of the ``classes`` in the first dimension, like the authors' code."""
     changes = [siamese(rng) for _ in range(classes)]
     return lambda images: torch.stack([change(of_class) for change, of_class in zip(changes, images, strict=True)])
 
 
 def unaugmented(images: Tensor) -> Tensor:
-    """Return the images unchanged: the augmentation of methods without one."""
+    """Return the images unchanged."""
     return images
 
 
@@ -193,7 +189,7 @@ _BLOCKS = 3
 
 
 class InstanceNorm(nn.Module):
-    """Normalizes each channel of each image; by plain operations, which can be differentiated twice under ``vmap``."""
+    """Instance normalization by plain operations, which can be differentiated twice under ``vmap``."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -201,7 +197,6 @@ class InstanceNorm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(channels))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Normalize each channel of each image (B, C, H, W)."""
         centered = inputs - inputs.mean((-2, -1), keepdim=True)
         scale = (centered.square().mean((-2, -1), keepdim=True) + 1e-5).rsqrt()
         return centered * scale * self.weight.view(-1, 1, 1) + self.bias.view(-1, 1, 1)
@@ -234,7 +229,6 @@ class CondensationNet(nn.Module):
         return embedding
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return logits (B, K) of images (B, C, H, W)."""
         logits: Tensor = self.classifier(self.embed(inputs))
         return logits
 
@@ -242,7 +236,7 @@ class CondensationNet(nn.Module):
 def fresh_network(
     kind: type[Network], images: Tensor, num_classes: int, rng: torch.Generator, **options: int
 ) -> Network:
-    """Build a network of ``kind`` with initial values drawn from ``rng``, for ``images`` (..., C, H, W)."""
+    """Build a network of ``kind`` for ``images`` (..., C, H, W), initialized from ``rng``."""
     network = build_model(
         kind,
         seed=int(torch.randint(2**62, (1,), generator=rng, device=rng.device)),

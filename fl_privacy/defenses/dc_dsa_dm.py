@@ -1,7 +1,4 @@
-"""DC and DSA: condensed images that train a network along the gradients of the real ones.
-
-DM: condensed images whose features have the mean of the real ones.
-"""
+"""DC, DSA and DM: training on condensed images, made by matching gradients or mean features."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -42,23 +39,20 @@ def dc(
 ) -> Defense:
     """Train on condensed images made by gradient matching (Zhao et al. 2021), once on each client.
 
-    A fresh network is trained on the condensed images; on the way these move such that each class's gradient points
-    where that of the real images does. The paper takes 1,000 networks, for 50 images a class 50 outer and 10 inner
-    steps, 256 real images a class and a width of 128; the defaults are for CPUs.
-
-    Condensed images start as noise, as published. Those that start as real ones of the client stay close to these for
-    few updates: nothing but distance hides them. What is read of a condensed image counts as an attempt at the client's
-    nearest own image of its class.
+    While a fresh network is trained on them, condensed images move to match the direction of each class's real
+    gradient. The paper takes 1,000 networks, for 50 images a class 50 outer and 10 inner steps, 256 real images a class
+    and a width of 128; the defaults are for CPUs. Few updates leave images close to real ones they start from. A
+    reconstruction is compared with the client's nearest own image of its class.
 
     Args:
-        images_per_class: for each class that the client holds.
-        networks: initial values that are tried.
+        images_per_class: condensed images of each class that the client has.
+        networks: number of fresh networks.
         outer_steps: updates of the images along the training of one network.
-        inner_steps: of the network after each.
-        lr: of the images, normalized to a deviation of 0.25, by SGD with momentum 0.5.
+        inner_steps: updates of the network after each.
+        lr: learning rate of the images, normalized to a deviation of 0.25, by SGD with momentum 0.5.
         real_batch: real images a class at each update.
-        width: of the networks.
-        start: of the condensed images: ``noise``, as published, or ``real`` ones of the client.
+        width: channels of the networks.
+        start: initial images: ``noise``, as published, or ``real`` ones of the client.
     """
     return _matching("dc", _Plan(**locals(), augment=False))
 
@@ -74,21 +68,19 @@ def dsa(
     width: int = 32,
     start: Start = "real",
 ) -> Defense:
-    """Condense as ``dc`` does, with differentiable siamese augmentation of all images (Zhao and Bilen 2021).
+    """Condense like ``dc``, with differentiable siamese augmentation of all images (Zhao and Bilen 2021).
 
-    The published images start as real ones, by the authors' own commands; ``start="noise"`` hides these better. Each
-    class's images are augmented by one draw at each step, where the authors' code draws for each image that the network
-    is trained on.
+    The authors start from real images; ``start="noise"`` hides these better. Each class shares one augmentation per
+    step; in the network's training, the authors' code draws one for each image.
     """
     return _matching("dsa", _Plan(**locals(), augment=True))
 
 
 def gradient_distance(found: Tensors, wanted: Tensors) -> Tensor:
-    """Sum one minus the cosine over classes, weights and their output units; biases and norms do not count.
+    """Sum one minus the cosine over classes, weights and their output units, without biases and norms.
 
     Args:
         found: (P, O, ...) by name, one gradient for each class.
-        wanted: as ``found``.
     """
     total = []
     for name, gradient in found.items():
@@ -159,7 +151,6 @@ def _matching(name: str, plan: _Plan) -> Defense:
 def _train(
     network: CondensationNet, images: Tensor, present: Tensor, steps: int, draw: Callable[[], Augmentation]
 ) -> None:
-    """Train on the condensed ``images`` (P, I, C, H, W)."""
     optimizer = torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.5, weight_decay=5e-4)
     labels = present.repeat_interleave(images.shape[1])
     for _ in range(steps):
@@ -180,21 +171,19 @@ def dm(
 ) -> Defense:
     """Train on condensed images made by distribution matching (Zhao and Bilen 2023), once on each client.
 
-    In every iteration a fresh random network looks at real and condensed images of each class; the condensed ones move
-    towards the mean of the real ones' features. The paper takes 20,000 iterations, 256 real images a class and a width
-    of 128; the defaults are for CPUs.
-
-    The published images start as real ones of the client, to which few iterations leave them close: nothing but
-    distance hides these. What is read of one counts as an attempt at the client's nearest own image of its class.
+    In every iteration, with a fresh random network, they move towards the mean features of the real images of their
+    class. The paper takes 20,000 iterations, 256 real images a class and a width of 128; the defaults are for CPUs. The
+    published images start as real ones, to which few iterations leave them close. A reconstruction is compared with the
+    client's nearest own image of its class.
 
     Args:
-        images_per_class: for each class that the client holds.
-        iterations: networks.
-        lr: of the images, normalized to a deviation of 0.25, by SGD with momentum 0.5.
+        images_per_class: condensed images of each class that the client has.
+        iterations: number of networks.
+        lr: learning rate of the images, normalized to a deviation of 0.25, by SGD with momentum 0.5.
         real_batch: real images a class in each iteration.
-        width: of the networks.
-        augment: siamese augmentation of both, drawn for each class.
-        start: of the condensed images: ``real`` ones of the client, as published, or ``noise``.
+        width: channels of the networks.
+        augment: ``True`` augments both, with one draw per class.
+        start: initial images: ``real`` ones of the client, as published, or ``noise``.
     """
     settings = dict(locals())
     for name, value in (("images_per_class", images_per_class), ("real_batch", real_batch), ("width", width)):

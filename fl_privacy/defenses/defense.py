@@ -1,4 +1,4 @@
-"""What a defense is: plain functions at a few places of a client's round."""
+"""Interface of defenses: functions at several points of a client's round."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -19,12 +19,12 @@ from fl_privacy.types.user_gradients import as_tensor, named_tensors
 
 @dataclass(eq=False)
 class ClientState:
-    """What survives between the rounds on one client and never leaves it: private layers, passports, robust data.
+    """State of one client that survives between rounds and never leaves it: private layers, passports, robust data.
 
     Attributes:
-        tensors: by name; a defense puts its own name in front (``"spn/head.weight"``).
-        input_shape: (C, H, W) of the client's images; ``None`` where they are not known.
-        number: of the client, by which it finds what is its own among what a defense was given for each.
+        tensors: tensors by name, prefixed with the defense's (``"spn/head.weight"``).
+        input_shape: (C, H, W) of the client's images; ``None`` if unknown.
+        number: number of the client, for settings that differ between clients.
     """
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
@@ -32,28 +32,21 @@ class ClientState:
     number: int = 0
 
     def of_images(self, shape: tuple[int, ...]) -> "ClientState":
-        """Return the same state, tensors shared, of a client whose images have this shape."""
         return replace(self, input_shape=tuple(shape))
 
     def of_client(self, number: int) -> "ClientState":
-        """Return the same state, tensors shared, of the client of this number."""
         return replace(self, number=number)
 
 
 @dataclass(frozen=True, eq=False)
 class LocalStep:
-    """The step that computed a gradient: all that a defense of the gradient may look at.
+    """Step that computed a gradient: all information available to a defense of the gradient.
 
     Attributes:
-        model: with private parts.
-        sent: its values at this step, private ones with them.
-        batch: of this step.
-        plan: of the client.
-        state: of the client.
-        rng: of the defense.
-        changes: of the loss, which a defense that computes the gradient anew has to make as well.
-        held: names of parameters that are not trained: nothing is uploaded of them.
-        losses: for a defense that computes the gradient anew to put the mean loss of the batch into.
+        sent: model's values at this step, including private ones.
+        changes: changes of the loss, which a defense that recomputes the gradient must apply.
+        held: names of parameters that are neither trained nor uploaded.
+        losses: list to which a defense that recomputes the gradient appends the mean loss.
     """
 
     model: nn.Module
@@ -69,12 +62,11 @@ class LocalStep:
 
 @dataclass(frozen=True, eq=False)
 class LocalData:
-    """The client whose examples are to be exchanged: all that a defense of a client's data may look at.
+    """All information available to a defense that exchanges a client's examples.
 
     Attributes:
-        num_classes: K.
-        state: of the client; what is kept there need not be made again.
-        rng: in the same state in every round, so that what is made of the same examples is the same.
+        state: state of the client, also a cache.
+        rng: generator in the same state in every round, so that equal examples give equal results.
     """
 
     num_classes: int
@@ -96,7 +88,6 @@ UploadHook = Callable[[Tensors, ClientState, torch.Generator], Tensors]
 
 
 def _tensor(name: str, value: object) -> Tensor:
-    """Return a gradient as a tensor that is detached from its graph."""
     found = as_tensor(value)
     if not isinstance(found, Tensor):
         raise UserError(f"The gradient {name} is expected to be a tensor or an array, but is {type(value).__name__}.")
@@ -104,41 +95,35 @@ def _tensor(name: str, value: object) -> Tensor:
 
 
 UNNAMED = Part("unnamed")
-"""Of which nothing is declared."""
+"""Part of an undeclared defense."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Defense:
-    """A defense as hooks, each a tuple of functions run left to right; it fills those it needs.
+    """A defense as hooks, each a tuple of functions run left to right.
 
     Attributes:
-        parts: what it is composed of, in order: names, settings and effects, which an adaptive attacker may know and
-            reports show. Empty of the undefended client alone: one that does something but names no part is unnamed.
-        model: (Module, ClientState, rng) -> Module, a new one. Parameters and buffers that the result has beyond the
-            model sent are private: they are kept in the ClientState and not uploaded. Their first values are drawn
-            from ``rng``, the client's own stream, which is the same in every round.
-        examples: (Batch, LocalData) -> Batch, on all that the client has, before it is cut into batches: what it
-            trains on, and is probed with, instead. The number of examples may change; then ``outcome`` says so.
-        outcome: (labels (N,), K) -> labels (M,) of what ``examples`` will make of examples with these labels, told
-            before it is made.
-        data: (Batch, ClientState, rng) -> Batch, on every batch before its gradient; as many examples, in their order.
-        loss: changes of the local loss, such as extra terms, on the forward pass that the loss has anyway.
-        gradient: (Tensors, LocalStep) -> Tensors, on the gradient of every local step by the parameters that were
-            sent. Private ones take the gradient that they have, unless the result has another for them.
-        anew: those of ``gradient`` that compute the gradients of all parameters themselves, and read nothing of theirs.
-        upload: (Tensors, ClientState, rng) -> Tensors, on what is uploaded (gradient or delta);
-            names that it drops are withheld.
-        private: (Module) -> names of parameters and buffers of the model that stay with each client: they are neither
-            sent nor uploaded, and each client keeps its own in the ClientState.
-        private_passes: over its examples, in which a client trains its private parameters alone on each new model.
-        fits: (Module) -> None, once before anything is trained: says in a ``UserError`` why the defense can't act on
-            this model.
-        prepare: (C, H, W) -> None, once before anything is trained: gets what the defense needs, or says in a
-            ``UserError`` why it can't.
-        texts: (TextModel, public tokens (N, L) or ``None``) -> None, instead of ``prepare`` where the data are texts. A
-            defense that prepares for images and not for texts is one of images.
-        informed: (Batch, attributes (N,)) -> None, instead of ``prepare``: public examples that
-            are no client's, and their attributes.
+        parts: components in order: names, settings and effects, known to an adaptive attacker and shown in reports.
+            Only the undefended client has none; hooks without parts get the part ``unnamed``.
+        model: (Module, ClientState, rng) -> new Module. Additional parameters and buffers are private: kept in the
+            ClientState, not uploaded. Initial values come from ``rng``, the same stream in every round.
+        examples: (Batch, LocalData) -> Batch, replaces all examples for training and probes. If their number changes,
+            ``outcome`` must give it.
+        outcome: (labels (N,), K) -> labels (M,) of the result of ``examples``, computed beforehand.
+        data: (Batch, ClientState, rng) -> Batch, on every batch before its gradient; same number and order of examples.
+        loss: changes of the local loss, such as extra terms, on the loss's own forward pass.
+        gradient: (Tensors, LocalStep) -> Tensors, on every local gradient by the parameters sent. Private parameters
+            keep theirs unless the result contains another.
+        anew: hooks of ``gradient`` that compute the gradients of all parameters themselves and ignore their input.
+        upload: (Tensors, ClientState, rng) -> Tensors, on the upload (gradient or delta); missing names are withheld.
+        private: (Module) -> names of parameters and buffers that stay in each client's ClientState, neither sent nor
+            uploaded.
+        private_passes: passes over the examples that train the private parameters alone on each new model.
+        fits: (Module) -> None, once before training: raises ``UserError`` if the defense can't act on this model.
+        prepare: (C, H, W) -> None, once before training: loads what the defense needs, or raises ``UserError``.
+        texts: (TextModel, public tokens (N, L) or ``None``) -> None, ``prepare`` for texts. A defense with ``prepare``
+            alone is for images only.
+        informed: (Batch, attributes (N,)) -> None, instead of ``prepare``: public examples and their attributes.
     """
 
     parts: Description = ()
@@ -163,24 +148,18 @@ class Defense:
 
     @property
     def name(self) -> str:
-        """Join the names of the defense's parts."""
         return "+".join(part.name for part in self.parts) or "none"
 
     @property
     def computes_gradient(self) -> bool:
-        """Say whether the gradient of the mean loss is of no use, since the defense computes one anew."""
+        """Return ``True`` if the defense recomputes the gradient, so that the one of the mean loss is not needed."""
         return bool(self.gradient) and self.gradient[0] in self.anew
 
     def prepare_for(self, model: nn.Module, input_shape: tuple[int, ...], public: Tensor | None = None) -> None:
-        """Prepare the defense for the examples that ``model`` takes, before anything is trained.
+        """Prepare the defense for ``model``, before training.
 
         Args:
-            model: of the clients.
             input_shape: (C, H, W) of an image, (L,) of a text or (F,) of a row.
-            public: texts (N, L) that are no client's, where there are some.
-
-        Raises:
-            UserError: it can't be prepared for them.
         """
         for fits in self.fits:
             fits(model)
@@ -200,16 +179,12 @@ class Defense:
         model: nn.Module | None = None,
         batch: Batch | None = None,
     ) -> Any:
-        """Apply the defense to ``gradients``, or to a change of weights, as a client does before it uploads them.
+        """Apply the defense to ``gradients``, or to a change of weights, before their upload.
 
         Args:
             gradients: tensors or arrays by parameter name, or in the order of ``model.parameters()``.
-            seed: of its draws.
-            model: whose gradients they are; for defenses that compute something of it.
-            batch: whose gradients they are; as ``model``.
-
-        Returns:
-            What is uploaded, by the same names or in the same order.
+            model: model of the gradients, for defenses that compute with it.
+            batch: batch of the gradients, for the same defenses.
 
         Raises:
             UserError: the defense acts on more than gradients, or needs the model and the batch.
@@ -257,12 +232,12 @@ class Defense:
 
     @property
     def changes_images(self) -> bool:
-        """Say whether the same example is another one in every round, so that its updates can't be matched together."""
+        """Return ``True`` if an example changes from round to round, so that its updates can't be matched together."""
         return bool(self.data)
 
 
 def none() -> Defense:
-    """Build no defense: what is computed is uploaded."""
+    """Build the empty defense: uploads are unchanged."""
     return Defense()
 
 
@@ -274,7 +249,7 @@ def compose(*defenses: Defense) -> Defense:
     'pruning+dp_noise'
 
     Raises:
-        UserError: one of ``defenses`` is none.
+        UserError: an argument is not a defense.
     """
     for defense in defenses:
         if not isinstance(defense, Defense):

@@ -1,4 +1,4 @@
-"""Fewer bytes for updates with zeros or few levels, without loss."""
+"""Lossless encoding of updates with zeros or few levels."""
 
 import math
 
@@ -13,40 +13,38 @@ from fl_privacy.types import Tensors
 
 _DENSE, _BITMAP, _INDICES = range(3)
 _HEADER = 6
-"""Bytes in front: one for how positions are given, one for the bits of a grid value (0: raw), four for their number."""
+"""Header bytes: one for the layout of positions, one for the bits of a grid value (0: raw), four for their number."""
 
 _MAX_BITS = 28
 _PROBE = 256
-"""So many values tell in most cases that a tensor is not on a grid."""
+"""Number of values that mostly suffices to show that a tensor is not on a grid."""
 
 _GLANCE = 64
-"""So many values tell it in nearly all cases."""
+"""Number of values for a first look at this, which suffices for most updates."""
 
 _CODES = np.array([[float(largest_code(bits))] for bits in range(1, _MAX_BITS + 1)])
-"""(bits, 1) the largest code of each grid."""
+"""Largest code of each grid, (bits, 1)."""
 
 
 def encode(tensors: Tensors) -> dict[str, Tensor]:
     """Encode each tensor by the shortest of a few exact encodings.
 
-    Zeros are left out where that saves bytes, and values on an even grid (as ``quantization`` leaves them, the grid
-    is recognized) are sent as codes of as many bits as the grid needs.
+    Zeros are left out if that saves bytes; values on an even grid (``quantization``) are detected and sent as codes.
 
     Args:
-        tensors: floating point, of any shape, up to 2^32 - 1 elements each.
+        tensors: floating-point tensors of any shape, up to 2^32 - 1 elements each.
 
     Returns:
-        By name, (bytes,) uint8 on the CPU. Shape and dtype are not in it: the receiver knows the model.
+        (bytes,) uint8 on the CPU by name, without shape and dtype, which the receiver knows.
     """
     return {name: torch.from_numpy(np.frombuffer(_encode(t), dtype=np.uint8).copy()) for name, t in tensors.items()}
 
 
 def decode(encoded: Tensors, like: Tensors) -> dict[str, Tensor]:
-    """Return what ``encode`` was given, bit for bit.
+    """Invert ``encode``, bit for bit.
 
     Args:
-        encoded: of ``encode``.
-        like: tensors of the shapes and dtypes expected, by name; may hold more names than ``encoded``.
+        like: tensors of the expected shapes and dtypes by name; may hold more names than ``encoded``.
 
     Raises:
         UserError: a name is unknown or the bytes do not fit the shape.
@@ -66,7 +64,7 @@ def decode(encoded: Tensors, like: Tensors) -> dict[str, Tensor]:
 
 
 def encoded_bytes(tensors: Tensors) -> int:
-    """Count the bytes of ``tensors`` on the wire, each encoded if that is shorter, names not counted."""
+    """Count the bytes of ``tensors`` on the wire without names, each encoded if that is shorter."""
     return sum(_shortest_bytes(tensor.detach().cpu()) for tensor in tensors.values())
 
 
@@ -77,12 +75,9 @@ def _shortest_bytes(tensor: Tensor) -> int:
 
 
 def plainly_shortest(array: NDArray[np.generic]) -> bool:
-    """Say whether it shows at a glance that ``encode`` saves nothing, as for most updates.
+    """Return ``True`` if a quick look shows that ``encode`` saves nothing, which holds for most updates.
 
-    ``False`` says nothing.
-
-    A bitmap pays from one zero in so many values on as a value has bits; a grid holds all values, hence any few of
-    them, by as many bits at least. Few values, such as biases, are often on a fine grid that is longer than they are.
+    A bitmap pays only with enough zeros; a grid for all values also holds any few of them.
     """
     if array.dtype not in (np.float32, np.float64) or not array.size:
         return False
@@ -102,8 +97,6 @@ def plainly_shortest(array: NDArray[np.generic]) -> bool:
 
 
 class _Layout:
-    """The shortest way to send a tensor, found without sending it."""
-
     def __init__(self, tensor: Tensor) -> None:
         self.flat = flat = tensor.detach().cpu().flatten()
         self.present = _bits_of(flat) != 0  # a negative zero counts
@@ -169,10 +162,7 @@ def _decode_values(payload: bytes, k: int, bits: int, dtype: torch.dtype) -> Ten
 
 
 def _grid_bits(values: Tensor, *, limit: int) -> int:
-    """Return the fewest bits of a grid that holds all of ``values``, none of them 0; 0 if there is none.
-
-    Also 0 if some are not finite.
-    """
+    """Return the fewest bits of a grid with all the nonzero ``values``; 0 if there is none or some are not finite."""
     if len(values) == 0:
         return 0
     scale = values.abs().amax()
@@ -180,7 +170,6 @@ def _grid_bits(values: Tensor, *, limit: int) -> int:
 
 
 def _likely_bits(values: Tensor, scale: Tensor, limit: int) -> list[int]:
-    """Return the bits of all grids that hold the few ``values``, found together."""
     codes, exact = torch.from_numpy(_CODES)[: min(_MAX_BITS, limit)], scale.double()
     positions = (values.double() / exact * codes).round_()
     held = positions.mul_(exact).div_(codes).to(values.dtype) == values
@@ -193,7 +182,6 @@ def _on_grid(values: Tensor, scale: Tensor, bits: int) -> bool:
 
 
 def _bits_of(values: Tensor) -> Tensor:
-    """Return floats (n,) as whole numbers of the same bits."""
     return values.contiguous().view(
         {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[values.element_size()]
     )
@@ -210,7 +198,7 @@ def _index_bits(n: int) -> int:
 
 
 _CHUNK = 1 << 18
-"""Numbers at a time, a multiple of 8 so that chunks end on whole bytes; bounds the memory of the single bits."""
+"""Numbers per chunk, a multiple of 8 so that chunks end on whole bytes; bounds the memory of unpacked bits."""
 
 
 def packed_bytes(count: int, bits: int) -> int:

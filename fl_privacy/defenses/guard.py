@@ -1,7 +1,4 @@
-"""A client's guard: a model that looks crafted is not trained on.
-
-What gives a crafted model away: parts that nobody agreed on, weights that training does not make, odd answers.
-"""
+"""A client's guard, which refuses models that look crafted by their structure, weights or behavior."""
 
 import copy
 from collections.abc import Iterator, Mapping
@@ -20,25 +17,18 @@ from fl_privacy.types import Batch, ModelState
 
 @dataclass(frozen=True)
 class Architecture:
-    """The architecture of a model, as far as a guard compares it.
-
-    Attributes:
-        tensors: shape of each parameter and buffer, by name.
-        modules: kind of each module, by name.
-    """
+    """Shapes of a model's tensors and classes of its modules, by name."""
 
     tensors: Mapping[str, tuple[int, ...]]
     modules: Mapping[str, str]
 
     @classmethod
     def of(cls, model: nn.Module) -> "Architecture":
-        """Describe the layers of ``model``."""
         values = [*model.named_parameters(), *model.named_buffers()]
         modules = {name: type(module).__name__ for name, module in model.named_modules()}
         return cls({name: tuple(value.shape) for name, value in values}, modules)
 
     def difference(self, other: "Architecture") -> str | None:
-        """Say the first thing in which ``other`` differs; ``None`` where nothing does."""
         for mine, theirs in ((self.modules, other.modules), (self.tensors, other.tensors)):
             if more := [name for name in theirs if name not in mine]:
                 return f"it has {more[0]}, which was not agreed on"
@@ -51,22 +41,22 @@ class Architecture:
 
 
 _LEAST_ROWS, _LEAST_INPUTS = 8, 8
-"""Of a tensor, below which rows are alike by chance."""
+"""Least size of a tensor; rows of smaller ones are alike by chance."""
 
 _SAMPLED = 32
-"""Rows that are compared with each other."""
+"""Number of rows compared with each other."""
 
 _PARALLEL = 0.95
 _IDENTITY = 0.999
 _MANY = 0.25
-"""Share of the rows that may be as no training makes them; of an imprint nearly all are."""
+"""Tolerated share of rows that training does not produce; in an imprint nearly all are such."""
 
 
 def strange_structure(name: str, weight: Tensor) -> str | None:
-    """Say why ``weight`` (outputs, ...) is not of a trained or fresh layer; ``None`` where it may be.
+    """Return why ``weight`` (outputs, ...) is not of a trained or fresh layer; ``None`` if it may be.
 
-    Rows that are the same up to sign and scale are an imprint's, also among others; of an output layer all but one are
-    zero where it fishes. Kernels with a single value copy an image; where most are zero besides, to one client's place.
+    Signs are rows equal up to sign and scale (imprint), zero rows (fishing in an output layer), and kernels with a
+    single nonzero value, which copy an image.
     """
     if weight.dim() < 2 or len(weight) < _LEAST_ROWS or weight[0].numel() < _LEAST_INPUTS:
         return None
@@ -92,13 +82,12 @@ def strange_structure(name: str, weight: Tensor) -> str | None:
 
 @dataclass(frozen=True, eq=False)
 class Behavior:
-    """On a batch of B examples.
+    """Behavior of a model on a batch of B examples.
 
     Attributes:
-        firing: by layer with a threshold, for each unit (U,) the share of examples and places where it lets a gradient
-            through.
-        alone: by such a layer, the share of its units that do for one example at most.
-        leading: share of the gradient that reaches the features that comes from the one example that sends most.
+        firing: share (U,) of examples and places at which each unit passes a gradient, by layer with a threshold.
+        alone: share of units that do so for at most one example, by the same layers.
+        leading: share of the features' gradient that comes from its largest contributor.
     """
 
     firing: dict[str, Tensor]
@@ -108,7 +97,7 @@ class Behavior:
 
 @torch.no_grad()
 def behavior_of(model: nn.Module, sent: ModelState, batch: Batch) -> Behavior:
-    """Observe how ``model`` with the values ``sent`` answers ``batch``, in evaluation mode; one forward pass."""
+    """Observe ``model`` with the values ``sent`` on ``batch``, in evaluation mode; one forward pass."""
     was_training = model.training
     model.eval()
     clipping = {n: m for n, m in model.named_modules() if isinstance(m, nn.ReLU | nn.ReLU6 | nn.Hardtanh)}
@@ -122,7 +111,7 @@ def behavior_of(model: nn.Module, sent: ModelState, batch: Batch) -> Behavior:
 
 
 def _passing(calls: list[Call]) -> Iterator[tuple[str, Tensor]]:
-    """Yield each threshold's layer and where it lets a gradient through, (B, U, places)."""
+    """Yield the name of each threshold layer and its mask of passed gradients, (B, U, places)."""
     for call in calls:
         kind, inputs = call.module, call.inputs
         if isinstance(kind, nn.Hardtanh):
@@ -146,35 +135,34 @@ def _leading(logits: Tensor, labels: Tensor, calls: list[Call], model: nn.Module
 
 
 LAST = "guard/"
-"""Prefix of the values of the last model that was trained on, among what a client keeps."""
+"""Prefix of the last trained model's values in a client's state."""
 
 _LEAST_VALUES = 64
-"""Of a tensor, below which its direction says little."""
+"""Least size of a tensor whose direction is meaningful."""
 
 _LEAST_EXAMPLES = 8
-"""Below which a neuron that fires for one of them, or one that leads, says little."""
+"""Least number of examples for a judgment on lone or leading ones."""
 
 
 class RefusedModelError(UserError):
-    """Why a client does not train on a model that it was sent, in one line."""
+    """Reason, in one line, why a client does not train on a model."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelGuard:
-    """What a model must be to be trained on; thresholds are between those of honest and of crafted models.
+    """Conditions on a model to train on, with thresholds between honest and crafted models.
 
-    It is no proof: a server that knows the guard can stay within all of it, and reads what ordinary models give away.
+    They prove nothing: a server that knows the guard can meet them all, and reconstructs what ordinary models leak.
 
     Attributes:
-        examples: of the client's own that a model is shown.
-        dead: a layer lets at least this share of examples through, over its units.
-        alone: at most this share of the units of the first layer with a threshold, which sees the pixels, fire for one
-            of the examples or none.
-        alone_later: as ``alone`` of later layers, which honest training makes sparser.
-        leading: at most this share of the gradient comes from a single example.
-        turned: no weight points at less than this cosine from the one trained on before.
-        grown: largest multiple of its earlier length that a weight may have.
-        agreed: the architecture agreed on, see ``agreeing_on``; ``None`` takes any.
+        examples: number of the client's examples shown to a model.
+        dead: least share of examples that a layer passes, over its units.
+        alone: largest share of units of the first threshold layer that fire for at most one example.
+        alone_later: same for later layers, which honest training makes sparser.
+        leading: largest share of the gradient from a single example.
+        turned: least cosine of a weight to the one trained on before.
+        grown: largest ratio of a weight's norm to its earlier norm.
+        agreed: architecture from ``agreeing_on``; ``None`` accepts any.
     """
 
     examples: int = 16
@@ -196,19 +184,17 @@ class ModelGuard:
         number("guard.grown", self.grown, above=1, infinite=True, example=5.0)
 
     def agreeing_on(self, model: nn.Module) -> Self:
-        """Return the same guard, which takes no other architecture than that of ``model``."""
         known = copy.copy(self)
         object.__setattr__(known, "agreed", Architecture.of(model))
         return known
 
     def refusal(self, model: nn.Module, sent: ModelState, batch: Batch, kept: Mapping[str, Tensor]) -> str | None:
-        """Say in one line why not to train on ``sent``; ``None`` where nothing speaks against it.
+        """Return in one line why not to train on ``sent``; ``None`` if nothing is suspicious.
 
         Args:
-            model: the architecture that would be trained.
-            sent: the values received; those of a private part are not looked at.
-            batch: the client's own examples, of which the first are shown.
-            kept: what the client keeps, with the last model under ``LAST``.
+            sent: received values; those of a private part are not checked.
+            batch: client's examples, of which the first are shown.
+            kept: client's state, with the last model under ``LAST``.
         """
         if self.agreed and (different := self.agreed.difference(Architecture.of(model))):
             return f"its architecture is not the one agreed on: {different}"
@@ -217,17 +203,15 @@ class ModelGuard:
         return self._misbehaved(model, sent, Batch(batch.inputs[: self.examples], batch.labels[: self.examples]))
 
     def refusal_of_weights(self, sent: ModelState, kept: Mapping[str, Tensor]) -> str | None:
-        """Why not to train on ``sent``, from its weights and the last model's alone; see ``refusal``."""
+        """Return why not to train on ``sent``, from its weights and the last model's alone; see ``refusal``."""
         strange = next(filter(None, (strange_structure(n, p) for n, p in sent.parameters.items())), None)
         return strange or self._far(sent, kept)
 
     def expect_honest(self, model: nn.Module, sent: ModelState, batch: Batch, kept: Mapping[str, Tensor]) -> None:
-        """Raise ``RefusedModelError`` if the model that was sent is refused."""
         if reason := self.refusal(model, sent, batch, kept):
             raise RefusedModelError(f"The model was refused: {reason}.")
 
     def remembered(self, sent: ModelState) -> dict[str, Tensor]:
-        """Return what to keep of a model that is trained on."""
         return {LAST + name: p.detach().clone() for name, p in sent.parameters.items()}
 
     def _far(self, sent: ModelState, kept: Mapping[str, Tensor]) -> str | None:

@@ -1,8 +1,4 @@
-"""What parameters are important by, beyond their values and gradients (Refiner, appendix A).
-
-Integrated Gradients go along the line from a model without any weights to the one at hand; Neuron Shapley takes neurons
-away one after the other, in random orders. Both cost many passes a step.
-"""
+"""Importance of parameters by Integrated Gradients or Neuron Shapley (Refiner, appendix A), many passes a step."""
 
 from collections.abc import Callable
 
@@ -16,16 +12,16 @@ from fl_privacy.models.gradients.hooks import leaving
 from fl_privacy.types import ModelState, Tensors
 
 POINTS = 20
-"""Of the line along which gradients are integrated."""
+"""Number of points on the line of Integrated Gradients."""
 
 PERMUTATIONS = 10
-"""Orders in which neurons are taken away."""
+"""Number of random orders of Neuron Shapley."""
 
 _VECTORIZED = 16
-"""Examples up to which the points of a line are computed at once: in larger batches single passes are faster."""
+"""Largest batch whose points are computed at once; for larger ones single passes are faster."""
 
 _CHUNK_ELEMENTS = 1 << 24
-"""Elements of parameters that are held at a time (64 MB)."""
+"""Elements of parameters held at once (64 MB)."""
 
 
 def integrated_gradients(
@@ -33,12 +29,11 @@ def integrated_gradients(
 ) -> Tensors:
     """Compute value x mean gradient on the line from zero to ``values`` (Sundararajan et al. 2017, Eq. 1 and 3).
 
-    Taken at the middles of ``points`` equal pieces of the line; the sum over all elements comes to what the loss at
-    ``values`` has more than that at zero.
+    The gradient is taken at the middles of ``points`` equal pieces. The sum over all elements approximates the loss at
+    ``values`` minus that at zero.
 
     Args:
-        values: of the parameters, by name.
-        gradient_at: values -> gradients by name, of their shapes or with a dimension more in front.
+        gradient_at: values -> gradients by name, in their shapes or with one more leading dimension.
         points: m, at least 1.
     """
     sums: dict[str, Tensor] = {}
@@ -49,7 +44,7 @@ def integrated_gradients(
 
 
 def integrated_gradients_of_step(step: LocalStep, *, points: int = POINTS) -> Tensors:
-    """Compute the Integrated Gradients of the batch's mean loss, by the name of each parameter of ``step``."""
+    """Compute the Integrated Gradients of the batch's mean loss, by parameter name."""
     values = {name: value.detach() for name, value in step.sent.parameters.items()}
     if len(step.batch) <= _VECTORIZED:
         try:
@@ -60,7 +55,7 @@ def integrated_gradients_of_step(step: LocalStep, *, points: int = POINTS) -> Te
 
 
 def gradient_at(step: LocalStep, values: Tensors) -> Tensors:
-    """Compute the gradient of the batch's mean loss with the model's parameters at ``values``."""
+    """Compute the gradient of the batch's mean loss at ``values`` of the parameters."""
     return loss_gradients(
         step.model,
         ModelState(values, step.sent.buffers),
@@ -72,7 +67,6 @@ def gradient_at(step: LocalStep, values: Tensors) -> Tensors:
 
 
 def _at_once(step: LocalStep, values: Tensors, points: int) -> Tensors:
-    """Compute the same with all points in one pass."""
     gradient = grad(lambda at: _loss(step, at))
     shares = (torch.arange(points, device=step.batch.inputs.device) + 0.5) / points
     chunk = max(1, _CHUNK_ELEMENTS // max(1, sum(value.numel() for value in values.values())))
@@ -100,8 +94,6 @@ def neuron_layers(model: nn.Module) -> dict[str, nn.Module]:
 
 
 class _Network:
-    """The model of a step, of which neurons can be taken away: they then say what they say on average."""
-
     def __init__(self, step: LocalStep) -> None:
         self._step, layers = step, neuron_layers(step.model)
         with torch.no_grad(), leaving(layers) as calls:
@@ -113,22 +105,18 @@ class _Network:
         self.put_back()
 
     def put_back(self) -> None:
-        """Have all neurons again."""
         device = self._step.batch.inputs.device
         self._gone = {
             module: torch.zeros(_neurons(module), dtype=torch.bool, device=device) for module in self._layers.values()
         }
 
     def zeros(self) -> dict[str, Tensor]:
-        """Return zeros (C,) for the neurons of each layer."""
         return {name: torch.zeros(_neurons(module)) for name, module in self._layers.items()}
 
     def take(self, name: str, number: int) -> None:
-        """Take away a neuron."""
         self._gone[self._layers[name]][number] = True
 
     def loss(self) -> float:
-        """Compute the mean loss of the batch with the neurons that are left."""
         with torch.no_grad(), leaving(self._layers, lambda module, _, output: self._left(module, output)):
             return float(_loss(self._step, self._step.sent.parameters))
 
@@ -144,15 +132,10 @@ def _neurons(module: nn.Module) -> int:
 
 
 def neuron_shapley(step: LocalStep, *, permutations: int = PERMUTATIONS) -> dict[str, Tensor]:
-    """Estimate what each neuron takes off the batch's mean loss, (C,) by layer (Ghorbani and Zou 2020).
+    """Estimate each neuron's reduction of the batch's mean loss, (C,) by layer (Ghorbani and Zou 2020).
 
-    In random orders, drawn from the stream of the defense, neurons are taken away one by one: their output becomes its
-    mean over the batch. What the loss rises by is averaged over the orders. An order is cut short (truncation) where
-    the loss has risen to that of the model without any neuron: those that are left count for nothing in it.
-
-    Args:
-        step: whose model, values and batch.
-        permutations: orders, at least 1.
+    In ``permutations`` random orders, neurons are replaced one by one by their mean output, and the rises of the loss
+    are averaged. An order is truncated when the loss reaches that without any neuron; the remaining neurons count 0.
     """
     network = _Network(step)
     for name, number in network.neurons:
@@ -174,10 +157,7 @@ def neuron_shapley(step: LocalStep, *, permutations: int = PERMUTATIONS) -> dict
 
 
 def shapley_of_elements(step: LocalStep, *, permutations: int = PERMUTATIONS) -> Tensors:
-    """Give each element of a neuron's weights and bias the neuron's Shapley value, by the name of each parameter.
-
-    Parameters that belong to no neuron, as those of normalization, are not in it.
-    """
+    """Return the Shapley value of its neuron for each weight and bias, by parameter name."""
     values, parameters = neuron_shapley(step, permutations=permutations), step.sent.parameters
     found = {}
     for layer, own in values.items():

@@ -1,7 +1,4 @@
-"""The guarantee of a defense, where there is one: what a client releases, in the terms of the accountants.
-
-Epsilon of the subsampled Gaussian mechanism, by Opacus' accountants.
-"""
+"""Differential privacy guarantees of defenses, computed by Opacus' accountants."""
 
 import math
 import warnings
@@ -32,7 +29,7 @@ from fl_privacy.errors import UserError
 Accountant = Literal["rdp", "prv"]
 
 MILESTONES = 16
-"""A course of epsilon asks the PRV accountant, which takes tenths of a second each time, for this number of values."""
+"""Number of values of an epsilon curve that the slow PRV accountant computes."""
 
 
 def epsilon(
@@ -44,7 +41,7 @@ def epsilon(
         noise_multiplier: standard deviation of the noise over the l2 sensitivity, at least 0.
         sample_rate: probability that a step uses a given record (Poisson sampling), in (0, 1].
         steps: number of releases, at least 0.
-        delta: in (0, 1), below one over the number of records.
+        delta: probability in (0, 1), below one over the number of records.
         accountant: ``rdp`` (Renyi, an upper bound) or ``prv`` (tight to 0.01, Gopi et al. 2021, upper estimate).
 
     >>> round(epsilon(noise_multiplier=1.0, sample_rate=0.01, steps=1000, delta=1e-5), 2)
@@ -70,10 +67,10 @@ def epsilon(
 def epsilons(
     *, noise_multiplier: float, sample_rate: float, steps: Sequence[int], delta: float, accountant: Accountant = "rdp"
 ) -> list[float]:
-    """Compute ``epsilon`` after each of the ascending numbers ``steps``, for much less than one by one.
+    """Compute ``epsilon`` after each of the ascending numbers ``steps``, faster than one by one.
 
-    Renyi divergences add up, so that ``rdp`` computes them once. Of ``prv`` only some values are computed; in between
-    stands the next larger one, an upper bound.
+    ``rdp`` computes the additive Renyi divergences once. ``prv`` computes only some values; between them it returns the
+    next larger one, an upper bound.
     """
     settings: dict[str, Any] = {"noise_multiplier": noise_multiplier, "sample_rate": sample_rate, "delta": delta}
     if not steps:
@@ -98,13 +95,12 @@ def epsilons(
 def noise_multiplier_for(
     *, epsilon: float, sample_rate: float, steps: int, delta: float, accountant: Accountant = "rdp"
 ) -> float:
-    """Find the least noise multiplier, up to a thousandth of ``epsilon``, that spends at most ``epsilon`` in ``steps``.
+    """Find the least noise multiplier that spends at most ``epsilon`` in ``steps``, to a thousandth of ``epsilon``.
 
     Args:
-        epsilon: the budget, above 0.
-        sample_rate: as in ``fl_privacy.defenses.privacy.epsilon``.
+        epsilon: budget, above 0.
         steps: number of releases, at least 1.
-        delta: in (0, 1).
+        delta: probability in (0, 1).
         accountant: ``rdp`` or ``prv`` (to 0.02).
 
     Raises:
@@ -139,15 +135,15 @@ def noise_multiplier_for(
 def mixture_epsilon(*, noise_multiplier: float, share: float, steps: int, delta: float) -> float:
     """Compute epsilon after ``steps`` Gaussian releases, each of which depends on a given record at random.
 
-    What the other releases look like does not matter, other than in ``epsilon``. With probability ``share`` a release
-    of sensitivity 1 depends on the record; as exp((a - 1) D_a) is jointly convex, its Renyi divergence of order a is at
-    most log(1 - q + q exp((a - 1) a / (2 s^2))) / (a - 1).
+    With probability ``share`` a release of sensitivity 1 depends on the record, otherwise in no way. As exp((a - 1)
+    D_a) is jointly convex, its Renyi divergence of order a is at most log(1 - q + q exp((a - 1) a / (2 s^2))) / (a -
+    1).
 
     Args:
         noise_multiplier: s, above 0.
         share: q, in (0, 1].
-        steps: at least 1.
-        delta: in (0, 1).
+        steps: number of releases, at least 1.
+        delta: probability in (0, 1).
     """
     checks.number("noise_multiplier", noise_multiplier, above=0, example=1.0)
     checks.number("share", share, above=0, at_most=1, example=0.1)
@@ -164,7 +160,7 @@ def mixture_epsilon(*, noise_multiplier: float, share: float, steps: int, delta:
 
 
 def mixture_noise_multiplier(*, epsilon: float, share: float, steps: int, delta: float) -> float:
-    """Find the least noise multiplier, up to a thousandth, by which ``mixture_epsilon`` is at most ``epsilon``.
+    """Find the least noise multiplier, to a thousandth, with ``mixture_epsilon`` at most ``epsilon``.
 
     Raises:
         UserError: no noise is enough.
@@ -186,7 +182,7 @@ def mixture_noise_multiplier(*, epsilon: float, share: float, steps: int, delta:
 
 @contextmanager
 def _opacus() -> Iterator[None]:
-    """Turn Opacus' absence into one line, and silence its warnings that concern no upper bound."""
+    """Turn a missing Opacus into a ``UserError``, and silence warnings that do not affect the upper bound."""
     try:
         with np.errstate(divide="ignore"), warnings.catch_warnings():  # PRV takes log(1 - sample_rate)
             warnings.filterwarnings("ignore", message="Optimal order is")
@@ -197,19 +193,16 @@ def _opacus() -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class Guarantee:
-    """What differential privacy guarantees one client against the server, which sees all its uploads.
+    """Differential privacy of one client against the server, which sees all its uploads.
 
     Attributes:
-        unit: what is protected: ``example`` (one of the client's examples added or removed) or ``client`` (all of its
-            update there or not).
+        unit: protected unit: ``example`` (one example added or removed) or ``client`` (its whole update).
         noise_multiplier: standard deviation of the noise over the sensitivity.
-        sample_rate: of the accountant. A client's own sampling of examples is hidden from the server; which clients
-            take part is not, hence 1 for the unit ``client``.
+        sample_rate: sampling rate of the accountant; 1 for the unit ``client``, since the server sees which clients
+            take part.
         steps_per_round: noised releases in a round.
-        delta: at which epsilon is given.
-        accountant: ``rdp`` or ``prv``.
-        missing: why there is no guarantee; ``None`` if there is one.
-        once: epsilon that was spent before the first round and covers all; ``None`` where rounds spend it.
+        missing: reason for the lack of a guarantee, or ``None``.
+        once: epsilon spent before the first round, which covers all; ``None`` if rounds spend it.
     """
 
     unit: Literal["example", "client"]
@@ -222,7 +215,7 @@ class Guarantee:
     once: float | None = None
 
     def epsilon(self, rounds: int) -> float:
-        """Return the epsilon of a client that took part in ``rounds`` rounds; infinite without guarantee."""
+        """Return epsilon after participation in ``rounds`` rounds; infinite without guarantee."""
         if self.missing is not None:
             return math.inf
         if self.once is not None:
@@ -236,7 +229,7 @@ class Guarantee:
         )
 
     def course(self, rounds: Sequence[int]) -> list[float]:
-        """Return ``epsilon`` of each of the ascending numbers ``rounds``, or a bound above it (see ``epsilons``)."""
+        """Return ``epsilon`` of each of the ascending numbers ``rounds``, or an upper bound (see ``epsilons``)."""
         if self.missing is not None:
             return [math.inf] * len(rounds)
         if self.once is not None:
@@ -250,7 +243,6 @@ class Guarantee:
         )
 
     def describe(self, rounds: int) -> str:
-        """Describe the guarantee in one sentence for a report."""
         if self.missing is not None:
             return f"No differential privacy guarantee: {self.missing}."
         if self.once is not None:
@@ -281,16 +273,15 @@ def guarantee(
     num_tensors: int = 1,
     buffers_shared: bool = False,
 ) -> Guarantee:
-    """Return the guarantee of ``defense``, alone or composed with defenses that only process its noised update.
+    """Return the guarantee of ``defense``, alone or composed with post-processing of its noised update.
 
     Args:
-        defense: clipped examples protect an example, clipped Gaussian noise the client's whole update.
+        defense: defense that clips examples (unit ``example``) or noises clipped updates (unit ``client``).
         sample_rate: local batch size over the client's number of examples, in (0, 1].
-        delta: in (0, 1).
-        steps_per_round: local steps S; noise on the upload is drawn once whatever S.
-        accountant: ``rdp`` or ``prv``.
-        num_tensors: of the model, by which per-layer clip norms add up: sensitivity C sqrt(num_tensors).
-        buffers_shared: whether batch-norm statistics are uploaded too, which no noise covers.
+        delta: probability in (0, 1).
+        steps_per_round: local steps S; noise on the upload is drawn once for any S.
+        num_tensors: number of the model's tensors; per-layer clip norms add up to sensitivity C sqrt(num_tensors).
+        buffers_shared: ``True`` if batch-norm statistics are uploaded too, without noise.
     """
     checks.number("sample_rate", sample_rate, above=0, at_most=1, example=0.1)
     checks.number("delta", delta, above=0, below=1, example=1e-5)
@@ -322,9 +313,9 @@ def guarantee(
 
 
 def promises_privacy(defense: Defense) -> bool:
-    """Say whether a part of ``defense`` noises what it has clipped, so that somebody may count on a guarantee.
+    """Return ``True`` if a part of ``defense`` clips and adds noise, so that users may rely on a guarantee.
 
-    What leaves a client beside such an upload, as an exact loss, is covered by no guarantee and has to stay.
+    No guarantee covers other values next to such an upload, such as an exact loss; they must not leave the client.
     """
     effects = [part.effect for part in defense.parts]
     return any(
@@ -334,7 +325,7 @@ def promises_privacy(defense: Defense) -> bool:
 
 
 def mechanism(defense: Defense) -> Part | None:
-    """Return the part of ``defense`` whose noise accountants count; ``None`` where none or several do."""
+    """Return the part of ``defense`` whose noise accountants count; ``None`` if none or several do."""
     found = _mechanisms(defense)
     return found[0] if len(found) == 1 else None
 
@@ -366,14 +357,13 @@ def _why_missing(defense: Defense, buffers_shared: bool) -> str | None:
 
 
 def _norm(effect: Effect | None) -> float | None:
-    """Return the norm that something was clipped to; ``None`` where nothing was, or the norm is unknown."""
     if isinstance(effect, ClippedExamples):
         return effect.norm
     return effect.clip.norm if isinstance(effect, Noise) and effect.clip else None
 
 
 def noise_of(effect: Effect | None) -> float | None:
-    """Return the noise's standard deviation or multiplier; ``None`` where there is none, or it is unknown."""
+    """Return the noise's standard deviation or multiplier; ``None`` if there is none, or it is unknown."""
     if isinstance(effect, ClippedExamples):
         return effect.noise_multiplier
     return effect.std if isinstance(effect, Noise) else None

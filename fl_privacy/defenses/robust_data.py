@@ -1,7 +1,4 @@
-"""Robust data: noise to the eye, the clients' data to the model (Refiner, Eq. 2 to 4).
-
-Where robust data live: the pixels of images, or the embeddings of words.
-"""
+"""Robust data: noise to the eye, the client's data to the model (Refiner, Eq. 2 to 4), as pixels or word embeddings."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -23,26 +20,24 @@ from fl_privacy.progress import counted
 from fl_privacy.types import Batch, ModelState, Tensors
 
 Elementwise = Literal["product", "gradient", "value", "none"]
-"""What makes an element important: |gradient x value|, |gradient|, |value|, nothing."""
+"""Importance of an element: |gradient x value|, |gradient|, |value|, or constant."""
 
 Importance = Literal[Elementwise, "integrated_gradients"]
-"""Likewise, or |value x mean gradient on the line from zero to the values| (appendix A), by passes of its own."""
+"""Also |value x mean gradient on the line from zero to the values| (appendix A), by extra passes."""
 
 Gap = Callable[[Tensor], Tensor]
 """Robust data (B, ...) -> utility gap (G,), differentiable: of the batch (G = 1) or of each example (G = B)."""
 
 Privacy = Callable[[Tensor], Tensor]
-"""Robust data (B, ...) -> (B,), differentiable; higher shows less."""
+"""Robust data (B, ...) -> (B,), differentiable; higher is more private."""
 
 
 def importance(target: Tensors, values: Tensors, depths: dict[str, int], *, by: Elementwise, decay: float) -> Tensors:
-    """Weigh each element in the utility metric (Eq. 3): |g theta| tau^i in layer i.
+    """Weight each element in the utility metric (Eq. 3): |g theta| tau^i in layer i.
 
     Args:
         target: gradients to match, (*shape) or (B, *shape) by name.
-        values: of the parameters.
         depths: i by name.
-        by: what makes an element important.
         decay: tau.
     """
     elements: Callable[[Tensor, Tensor], Tensor] = {
@@ -55,19 +50,11 @@ def importance(target: Tensors, values: Tensors, depths: dict[str, int], *, by: 
 
 
 AsInputs = Callable[[Tensor], Tensor]
-"""Robust data (B, ...) in [0, 1] -> what the model takes, differentiable."""
+"""Robust data (B, ...) in [0, 1] -> model inputs, differentiable."""
 
 
 def batch_gap(step: LocalStep, target: Tensors, weights: Tensors, as_inputs: AsInputs, start: Tensor) -> Gap:
-    """Build UM (Eq. 4) of the gradient of a batch's mean loss: the sum of (weight (gradient - target))^2.
-
-    Args:
-        step: of the client.
-        target: gradients to match.
-        weights: of their elements.
-        as_inputs: what the model takes.
-        start: (B, ...) robust data such as will be asked about.
-    """
+    """Build UM (Eq. 4) of the gradient of a batch's mean loss: the sum of (weight (gradient - target))^2."""
     like = Batch(as_inputs(start), step.batch.labels)
     gradient = gradient_by_inputs(step.model, step.sent, like, list(target), plan=step.plan, changes=step.changes)
 
@@ -105,20 +92,16 @@ def own_gradients(step: LocalStep, inputs: Tensor) -> Tensors:
 def descend(
     start: Tensor, gap: Gap, privacy: Privacy, *, unit: Tensor, beta: float, lr: float, iterations: int
 ) -> Iterator[Tensor]:
-    """Minimize UM / unit - beta PM (Eq. 2) by gradient descent; yields each iterate, clamped to [0, 1].
+    """Minimize UM / unit - beta PM (Eq. 2) by gradient descent; yield each iterate, clamped to [0, 1].
 
-    UM and PM are means over the batch, and the slope is that of their sum over it, so that an example moves as far in a
-    large batch as it does alone. Down UM the step is at most Polyak's, UM / ||slope||^2, which no sum of squares is
-    too steep for.
+    The slope is that of the sum over the batch, so that the batch size does not change an example's step. Down UM the
+    step is at most Polyak's, UM / ||slope||^2.
 
     Args:
         start: (B, C, H, W) in [0, 1], or (B, L, d) of words.
         gap: UM.
         privacy: PM of each example.
-        unit: (G,) by which the gaps are divided.
-        beta: weight of PM.
-        lr: step size.
-        iterations: of the descent, at least 1.
+        unit: (G,) divisors of the gaps.
     """
     images = start
     for _ in counted("refining images", range(iterations)):
@@ -139,7 +122,7 @@ def descend(
 def pull_within(gradient: Tensors, center: Tensors, radius: float) -> Tensors:
     """Return the point nearest to ``gradient`` within the l2 distance ``radius`` of ``center`` (appendix J).
 
-    Also after rounding: the distance in float64 is at most ``radius``.
+    The distance in float64 is at most ``radius`` also after rounding.
     """
     apart = {name: (gradient[name] - c).double() for name, c in center.items()}
     length = torch.stack([a.square().sum() for a in apart.values()]).sum().sqrt()
@@ -151,13 +134,7 @@ def pull_within(gradient: Tensors, center: Tensors, radius: float) -> Tensors:
 def layer_depths(model: nn.Module, state: ModelState, inputs: Tensor) -> dict[str, int]:
     """Return the number of each parameter's layer, from 1 in the order of the forward pass.
 
-    A layer is a module that owns parameters, so that weight and bias share a number; found by watching one pass. Layers
-    that are not called come last.
-
-    Args:
-        model: architecture.
-        state: its values.
-        inputs: (B, ...) a few examples.
+    A layer is a module with parameters, so that weight and bias share a number. Layers that are not called come last.
     """
     layers = owners(model)
     model.eval()
@@ -170,7 +147,7 @@ def layer_depths(model: nn.Module, state: ModelState, inputs: Tensor) -> dict[st
 
 
 Judge = Literal["evaluator", "mse"]
-"""What says how private robust data are: the evaluation network, or their mean squared distance to the true ones."""
+"""Privacy metric of robust data: the evaluation network, or the mean squared distance to the true ones."""
 
 
 class RobustSpace(Protocol):
@@ -178,34 +155,25 @@ class RobustSpace(Protocol):
 
     @property
     def withheld(self) -> frozenset[str]:
-        """Return names of parameters whose gradient robust data do not have."""
+        """Names of parameters whose gradient robust data do not have."""
         ...
 
     @property
-    def true(self) -> Tensor:
-        """Return the coordinates of the true inputs."""
-        ...
+    def true(self) -> Tensor: ...
 
-    def noise(self, rng: torch.Generator) -> Tensor:
-        """Draw coordinates of inputs without any meaning."""
-        ...
+    def noise(self, rng: torch.Generator) -> Tensor: ...
 
-    def inputs(self, coordinates: Tensor) -> Tensor:
-        """Return the robust data that the model takes, differentiable by the coordinates."""
-        ...
+    def inputs(self, coordinates: Tensor) -> Tensor: ...
 
-    def privacy(self, kind: Judge) -> Privacy:
-        """Compute the privacy metric PM of the robust data."""
-        ...
+    def privacy(self, kind: Judge) -> Privacy: ...
 
 
 @dataclass(frozen=True, eq=False)
 class Pixels:
-    """Robust space of images, whose noise is uniform.
+    """Robust space of images, with uniform noise.
 
     Attributes:
         true: (B, C, H, W) in [0, 1].
-        judge: of noise.
     """
 
     true: Tensor
@@ -229,18 +197,13 @@ class Pixels:
 
 @dataclass(frozen=True, eq=False)
 class Words:
-    """Robust space of texts: coordinates (B, L, d) of the embeddings of their words.
+    """Robust space of texts: coordinates (B, L, d) of word embeddings, with random words as noise (appendix F).
 
-    Its noise are random words (appendix F). What the embeddings are learned by, the first layer, is neither trained nor
-    uploaded.
-
-    What the embeddings are learned by, the first layer, is neither trained nor uploaded.
+    The embedding layer is neither trained nor uploaded.
 
     Attributes:
-        tokens: (B, L), -1 where there is none.
-        box: around the embeddings of all tokens.
-        word_weight: name of the parameter that holds these.
-        judge: of random words; ``None`` where nothing asks for it.
+        tokens: (B, L), padded with -1.
+        word_weight: name of the embedding parameter.
     """
 
     tokens: Tensor

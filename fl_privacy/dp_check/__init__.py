@@ -1,4 +1,4 @@
-"""Holds claims of differential privacy against what runs: recomputed, tested by many draws, and by canaries."""
+"""Checks of differential privacy claims: recomputation, statistical tests of many draws, and canaries."""
 
 from fl_privacy.dp_check.claims import Claim, Facts, Recomputed, recompute
 from fl_privacy.dp_check.draws import Neighbors

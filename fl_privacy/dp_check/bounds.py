@@ -1,4 +1,4 @@
-"""Lower bounds on epsilon from counted guesses, and the curves of the Gaussian mechanism that they are held against."""
+"""Lower bounds on epsilon from counted guesses, and the curves of the Gaussian mechanism for comparison."""
 
 import math
 from collections.abc import Sequence
@@ -14,15 +14,13 @@ from fl_privacy.measure.intervals import binomial_lower, binomial_upper
 Floats = NDArray[np.float64]
 
 LARGEST_EPSILON = 200.0
-"""Beyond, exp(epsilon) times the smallest probability that a test can show is no number."""
+"""Largest epsilon; beyond it, exp(epsilon) times the smallest testable probability overflows."""
 
 
 def gaussian_delta(mu: float, epsilon: float) -> float:
     """Compute the delta of the Gaussian mechanism at ``epsilon`` (Balle and Wang 2018, Theorem 8).
 
-    Args:
-        mu: sensitivity over the standard deviation of the noise, at least 0.
-        epsilon: at least 0.
+    ``mu`` is the sensitivity over the standard deviation of the noise, at least 0.
     """
     if mu == 0:
         return 0.0
@@ -34,11 +32,7 @@ def gaussian_delta(mu: float, epsilon: float) -> float:
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
-    """Compute the epsilon of the Gaussian mechanism at ``delta``; infinite without noise.
-
-    Args:
-        mu: sensitivity over the standard deviation of the noise, at least 0; infinite without noise.
-        delta: in (0, 1).
+    """Compute the epsilon of the Gaussian mechanism at ``delta`` in (0, 1); infinite without noise (infinite ``mu``).
 
     >>> round(gaussian_epsilon(1.0, 1e-5), 2)
     4.38
@@ -55,7 +49,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 
 
 def gaussian_mu(epsilon: float, delta: float) -> float:
-    """Compute the largest mu whose Gaussian mechanism is (epsilon, delta)-private; see ``gaussian_epsilon``."""
+    """Compute the largest mu whose Gaussian mechanism is (epsilon, delta)-private."""
     checks.number("epsilon", epsilon, at_least=0, example=1.0)
     checks.number("delta", delta, above=0, below=1, example=1e-5)
     high = 1.0
@@ -66,13 +60,11 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """Counts of a test's positive answers on either of two neighbors, at T thresholds.
+    """Counts of a test's positive answers on two neighbors, at T thresholds.
 
     Attributes:
-        hits: (T,) draws on the first neighbor that the test calls the first.
-        of_hits: draws on the first neighbor.
-        misses: (T,) draws on the second neighbor that the test calls the first.
-        of_misses: draws on the second neighbor.
+        hits: (T,) positive answers on the first neighbor.
+        misses: (T,) positive answers on the second neighbor.
     """
 
     hits: Floats
@@ -81,7 +73,6 @@ class Counts:
     of_misses: int
 
     def complement(self) -> "Counts":
-        """Count the answers no instead, on the second neighbor as hits."""
         return Counts(
             hits=self.of_misses - self.misses,
             of_hits=self.of_misses,
@@ -91,13 +82,7 @@ class Counts:
 
 
 def counts_above(first: ArrayLike, second: ArrayLike, thresholds: ArrayLike) -> Counts:
-    """Count the statistics above each of T thresholds.
-
-    Args:
-        first: (N,) statistics of draws on the first neighbor.
-        second: (M,) of draws on the second.
-        thresholds: (T,).
-    """
+    """Count the statistics (N,) and (M,) of the first and second neighbor above each of the thresholds (T,)."""
     positives, negatives, at = (np.asarray(values, dtype=np.float64) for values in (first, second, thresholds))
     ordered = np.sort(positives), np.sort(negatives)
     above = [len(values) - np.searchsorted(values, at, side="left") for values in ordered]
@@ -110,18 +95,18 @@ def counts_above(first: ArrayLike, second: ArrayLike, thresholds: ArrayLike) -> 
 
 
 def counted_epsilon(counts: Counts, *, delta: float, error: float) -> Floats:
-    """Bound epsilon from below at each threshold, whatever the shape of the noise (Nasr et al. 2021, section 3).
+    """Bound epsilon from below at each threshold, for any noise (Nasr et al. 2021, section 3).
 
-    Under (epsilon, delta)-differential privacy hits <= e^epsilon misses + delta. Both rates are bounded by Clopper and
-    Pearson, each with half of the error.
+    Under (epsilon, delta)-differential privacy hits <= e^epsilon misses + delta. Both rates have Clopper-Pearson
+    bounds, each with half of the error.
 
     Args:
-        counts: of T thresholds that were fixed without these draws.
-        delta: in [0, 1).
-        error: probability that a single one of the T bounds is wrong, in (0, 1).
+        counts: counts at T thresholds that were fixed without these draws.
+        delta: probability in [0, 1).
+        error: probability in (0, 1) that a single one of the T bounds is wrong.
 
     Returns:
-        (T,) at least 0, the larger of the bound by the answers yes and of that by the answers no.
+        (T,) at least 0, the larger of the bounds by positive and by negative answers.
     """
     bounds = []
     for side in (counts, counts.complement()):
@@ -133,21 +118,20 @@ def counted_epsilon(counts: Counts, *, delta: float, error: float) -> Floats:
 
 
 SINES = (0.9, 0.7, 0.4, 0.1, 1e-3, 1e-5)
-"""Of angles to a random direction that are counted."""
+"""Sines of the counted angles to a random direction."""
 
 
 def aligned_epsilon(sines: Floats, sizes: Sequence[int], *, delta: float, error: float) -> float:
-    """Bound epsilon from below by how often releases point along an update whose direction was drawn at random.
+    """Bound epsilon from below by how often releases point along an update of random direction.
 
-    Without the update a release knows nothing of the direction: it lies within an angle of it with the share of the
-    sphere that is so near, on average over directions, and by Markov's inequality with at most 1 / error of that share
-    for the one that was drawn. How rare that is does not depend on the number of draws, so that the bound has no limit.
+    Without the update, that probability is the share of the sphere near the direction, and by Markov's inequality at
+    most 1 / error of it for the drawn direction. The number of draws does not limit the bound.
 
     Args:
-        sines: (n, A) of the angle between each release and the update, in each of A arrays.
-        sizes: values of each array, at least 2.
-        delta: in [0, 1).
-        error: probability that the bound is wrong, in (0, 1).
+        sines: (n, A) sines of the angle between each release and the update, in each of A arrays.
+        sizes: number of values of each array, at least 2.
+        delta: probability in [0, 1).
+        error: probability in (0, 1) that the bound is wrong.
     """
     if not len(sizes):
         return 0.0
@@ -162,15 +146,11 @@ def aligned_epsilon(sines: Floats, sizes: Sequence[int], *, delta: float, error:
 
 
 def measured_mu(first: ArrayLike, second: ArrayLike, *, error: float) -> float:
-    """Bound mu from below by a statistic's mean and spread, if the noise is Gaussian; 0 where nothing is shown.
+    """Bound mu from below by the statistics (n,) and (m,) of two neighbors, for Gaussian noise; 0 if nothing is shown.
 
     The distance of the means over the pooled standard deviation times sqrt(nm / (n + m)) follows a noncentral t
-    distribution; mu is the least noncentrality under which one so large has probability ``error``.
-
-    Args:
-        first: (n,) the statistic's values on the first neighbor, a projection on a direction fixed beforehand.
-        second: (m,) on the second.
-        error: probability that the bound is wrong, in (0, 1).
+    distribution; mu is the least noncentrality at which it has probability ``error``. The projection is fixed
+    beforehand.
     """
     yes, no = (np.asarray(values, dtype=np.float64) for values in (first, second))
     degrees, size = len(yes) + len(no) - 2, math.sqrt(len(yes) * len(no) / (len(yes) + len(no)))
@@ -183,20 +163,13 @@ def measured_mu(first: ArrayLike, second: ArrayLike, *, error: float) -> float:
     t = shift / pooled * size
     if scipy.stats.t.sf(t, degrees) >= error / 2:
         return 0.0
-    # The noncentral t of so many degrees is normal around its center but for terms of t^2 / (2 degrees).
+    # The noncentral t of many degrees is nearly normal, up to terms of t^2 / (2 degrees).
     half = scipy.stats.norm.isf(error / 2) * math.sqrt(1 + t**2 / (2 * degrees))
     return max(0.0, (t - half) / size)
 
 
 def noticed_mu(mu: float, draws: int, *, error: float, power: float = 0.8) -> float:
-    """Compute the least mu of which ``measured_mu`` shows more than ``mu`` with probability ``power``.
-
-    Args:
-        mu: that is claimed, at least 0.
-        draws: on either neighbor.
-        error: of ``measured_mu``.
-        power: in (0, 1).
-    """
+    """Compute the least mu for which ``measured_mu`` exceeds ``mu`` with probability ``power``."""
     size, degrees = math.sqrt(draws / 2), 2 * draws - 2
     asked, given = scipy.stats.norm.isf(error / 2), scipy.stats.norm.isf(1 - power)
     t = mu * size
@@ -206,14 +179,10 @@ def noticed_mu(mu: float, draws: int, *, error: float, power: float = 0.8) -> fl
 
 
 def is_gaussian(values: ArrayLike, *, error: float = 1e-4) -> bool:
-    """Say whether ``values`` (n,) look like Gaussian noise.
+    """Return ``True`` if ``values`` (n,), n at least 20, look Gaussian, with two false alarms of probability ``error``.
 
-    Their third and fourth moments (D'Agostino and Pearson 1973), and the mean deviation over the standard deviation
-    (Geary 1936), which tells noise of heavy tails by fewer values.
-
-    Args:
-        values: n of at least 20.
-        error: probability that Gaussian values are called something else, of each of both tests.
+    Tests: third and fourth moments (D'Agostino and Pearson 1973), and mean deviation over standard deviation (Geary
+    1936), which detects heavy tails from fewer values.
     """
     found = np.asarray(values, dtype=np.float64)
     if len(found) < 20 or float(found.std()) <= 1e-9 * float(np.abs(found).max(initial=0.0)):
@@ -225,7 +194,7 @@ def is_gaussian(values: ArrayLike, *, error: float = 1e-4) -> bool:
 
 
 def largest_counted_epsilon(draws: int, *, delta: float, error: float) -> float:
-    """Compute the largest epsilon that ``draws`` on either neighbor can show at all, if the test is always right."""
+    """Compute the largest epsilon that ``draws`` per neighbor can show, with a perfect test."""
     perfect = Counts(hits=np.array([draws * 1.0]), of_hits=draws, misses=np.array([0.0]), of_misses=draws)
     return float(counted_epsilon(perfect, delta=delta, error=error)[0])
 
@@ -234,11 +203,11 @@ def one_run_p_value(*, canaries: int, guesses: int, right: int, epsilon: float, 
     """Bound the probability of ``right`` right guesses in one run (Steinke, Nasr, Jagielski 2023, Theorem 5.2).
 
     Args:
-        canaries: m, each of which took part with probability 1/2, independently.
-        guesses: r, of how many canaries the auditor says whether they took part; it abstains on the rest.
-        right: v of them.
-        epsilon: at least 0.
-        delta: in [0, 1).
+        canaries: m, each a participant with probability 1/2, independently.
+        guesses: r, number of guesses; the auditor abstains on the other canaries.
+        right: v, number of right guesses.
+        epsilon: privacy parameter, at least 0.
+        delta: probability in [0, 1).
     """
     share = scipy.special.expit(epsilon)
     beta = float(scipy.stats.binom.sf(right - 1, guesses, share))
@@ -276,25 +245,24 @@ def one_run_epsilon(*, canaries: int, guesses: int, right: int, delta: float, er
 def best_one_run_epsilon(
     taken: ArrayLike, left_out: ArrayLike, *, delta: float, error: float = 0.05, shares: int = 8
 ) -> tuple[float, int, int]:
-    """Guess by score, on how many canaries being chosen among a few fixed shares, and bound epsilon from below.
+    """Bound epsilon from below by guesses from scores, at the best of ``shares`` numbers of guesses.
 
-    The canaries with the highest scores are said to have taken part, as many with the lowest not to have; the error is
-    split over the shares that are tried (Bonferroni), so that the choice costs no confidence.
+    The highest-scored canaries are guessed to have participated, as many of the lowest not. The error is split over the
+    numbers (Bonferroni).
 
     Args:
-        taken: (k,) scores of the canaries that took part, higher where the auditor believes so.
+        taken: (k,) scores of participating canaries, higher if participation is likelier.
         left_out: (m - k,) scores of the others.
-        delta: in [0, 1).
-        error: probability that the bound is wrong.
-        shares: of how many numbers of guesses the best is taken.
+        delta: probability in [0, 1).
+        shares: numbers of guesses to try.
 
     Returns:
-        Epsilon, the number of guesses and how many of them were right.
+        Epsilon, number of guesses and number of right ones.
     """
     scores = np.concatenate([np.asarray(taken, dtype=np.float64), np.asarray(left_out, dtype=np.float64)])
     truth = np.arange(len(scores)) < len(np.asarray(taken))
     scores[np.isnan(scores)] = -np.inf
-    # Equal scores say nothing: among them guesses are wrong first.
+    # Ties carry no information: wrong guesses come first.
     hits = np.cumsum(truth[np.lexsort((truth, -scores))])
     rejections = np.cumsum(~truth[np.lexsort((~truth, scores))])
     numbers = sorted({max(1, round(len(scores) / 2 / 2**k)) for k in range(shares)})
@@ -311,14 +279,8 @@ def best_one_run_epsilon(
 def two_gaussians_epsilon(*, mean: float, std: float, std_without: float, delta: float) -> float:
     """Compute the epsilon at ``delta`` that distinguishes N(mean, std^2) and N(0, std_without^2), either way.
 
-    The estimate of Andrew et al. 2023, section 3: with the statistic's distribution over the canaries that took part,
-    and over those that did not.
-
-    Args:
-        mean: of the statistic with the canary.
-        std: its standard deviation with the canary, above 0.
-        std_without: without it, above 0.
-        delta: in (0, 1).
+    This is the estimate of Andrew et al. 2023, section 3, from the statistic's distributions with and without the
+    canary.
     """
     checks.number("std", std, above=0, example=0.01)
     checks.number("std_without", std_without, above=0, example=0.01)

@@ -1,4 +1,4 @@
-"""What canaries that took part in one training show of its epsilon: a bound by guesses, and an estimate."""
+"""Bounds and estimates of epsilon from canaries in one training."""
 
 from dataclasses import dataclass
 
@@ -13,19 +13,13 @@ from fl_privacy.dp_check.mechanism import ACCUSATION, shown_epsilon
 
 @dataclass(frozen=True, kw_only=True)
 class CanaryTest:
-    """One training with canaries, each of which took part with probability 1/2.
+    """One training with canaries, each of which participated with probability 1/2.
 
     Attributes:
-        unit: what a canary is.
-        taken: how many took part.
-        left_out: how many did not.
+        taken: number of participants.
         bound: largest epsilon that the guesses reject with ``confidence`` (Steinke, Nasr and Jagielski 2023).
-        strict: as ``bound`` with the confidence with which a claim is called false.
-        guesses: of how many canaries it was guessed whether they took part.
-        right: of these.
-        estimate: by two Gaussians (Andrew et al. 2023); ``None`` where too few canaries say how they spread.
-        delta: of all of them.
-        confidence: of the bound.
+        strict: same bound with the confidence for calling a claim false.
+        estimate: epsilon by two Gaussians (Andrew et al. 2023); ``None`` with too few canaries.
     """
 
     unit: Unit
@@ -41,35 +35,32 @@ class CanaryTest:
 
     @property
     def lower_bound(self) -> float:
-        """See ``bound``; the estimate is none."""
         return self.bound
 
     @property
     def number(self) -> int:
-        """Count the canaries of the test."""
         return self.taken + self.left_out
 
     @property
     def showable(self) -> float:
-        """Return the largest bound that this number of canaries can give, every guess being right."""
+        """Return the largest bound that this number of canaries can give, with all guesses right."""
         there, absent = 1.0 + np.arange(self.taken), -1.0 - np.arange(self.left_out)
         return best_one_run_epsilon(there, absent, delta=self.delta, error=1 - self.confidence)[0]
 
     def contradicts(self, claim: Claim) -> bool:
-        """Say whether the guesses reject the claim with the confidence with which claims are called false."""
+        """Return ``True`` if the guesses reject the claim with the confidence for calling claims false."""
         return self._is_of(claim) and self.strict > claim.epsilon
 
     def exceeds(self, claim: Claim) -> bool:
-        """Say whether the bound, with its own lower confidence, lies above the claim."""
+        """Return ``True`` if the bound, with its own lower confidence, lies above the claim."""
         return self._is_of(claim) and self.bound > claim.epsilon
 
     def _is_of(self, claim: Claim) -> bool:
-        # What is private at a delta is so at a larger one, but not at a smaller one.
+        # Privacy at a delta implies privacy at a larger one, but not at a smaller one.
         return self.unit == claim.unit and self.delta >= claim.delta
 
     @property
     def in_words(self) -> str:
-        """Describe the test in part of a sentence."""
         about = "" if self.estimate is None else f", about {shown_epsilon(self.estimate)} by an estimate"
         return (
             f"at least {shown_epsilon(self.bound)} by {self.number} canaries{about} (so many can show at most"
@@ -80,14 +71,12 @@ class CanaryTest:
 def canary_test(
     taken: ArrayLike, left_out: ArrayLike, *, delta: float, unit: Unit, confidence: float = 0.95
 ) -> CanaryTest:
-    """Bound and estimate epsilon by the scores of canaries that took part and of others that did not.
+    """Bound and estimate epsilon from the scores of canaries.
 
     Args:
-        taken: (k,) scores, higher where a canary seems to have taken part.
-        left_out: (m - k,) as ``taken``; each canary was left out with probability 1/2, on its own.
-        delta: in (0, 1).
-        unit: what a canary is.
-        confidence: of the bound.
+        taken: (k,) scores of participants, higher if participation seems likelier.
+        left_out: (m - k,) scores of canaries left out, each independently with probability 1/2.
+        delta: probability in (0, 1).
     """
     checks.number("delta", delta, above=0, below=1, example=1e-5)
     there, absent = (np.asarray(scores, dtype=np.float64) for scores in (taken, left_out))
@@ -112,16 +101,10 @@ MOST_SPREAD = 1e-12
 
 
 def estimated_epsilon(taken: ArrayLike, left_out: ArrayLike, *, delta: float) -> float | None:
-    """Estimate epsilon by the Gaussians that fit the scores with and without the canary (Andrew et al. 2023).
+    """Estimate epsilon by Gaussians fitted to the scores with (k,) and without (m,) the canary (Andrew et al. 2023).
 
-    Args:
-        taken: (k,) scores of the canaries that took part.
-        left_out: (m,) of those that did not.
-        delta: in (0, 1).
-
-    Returns:
-        No bound: it may be too large as well as too small. ``None`` of fewer than ten scores on either side, or of one
-        that is not finite.
+    It is no bound: it may be too large or too small. Return ``None`` with fewer than ten scores on either side, or one
+    not finite.
     """
     there, absent = (np.asarray(scores, dtype=np.float64) for scores in (taken, left_out))
     if min(len(there), len(absent)) < 10 or not np.isfinite([*there, *absent]).all():

@@ -1,4 +1,4 @@
-"""What is asked about a claim, and the whole answer: recomputed, drawn from, and what is not covered."""
+"""Request for a check of a claim, and its full answer."""
 
 import math
 import time
@@ -16,29 +16,23 @@ from fl_privacy.dp_check.verdict import ClaimVerdict
 from fl_privacy.types import Tensors
 
 SECONDS = 60.0
-"""That the draws of one subject may take where their number is not given."""
+"""Time limit of the draws of one subject if their number is not given."""
 
 MOST_DRAWS, FEWEST_DRAWS = 4000, 200
 PILOT_CALLS = 1800
-"""Of a mechanism before draws are counted, at most."""
+"""Most calls of a mechanism before draws are counted."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """Settings of a test of a claim.
+    """Settings of a check of a claim.
 
     Attributes:
-        epsilon: that is claimed, instead of what the subject states; ``None`` takes that.
-        delta: of epsilon.
-        rounds: for which the claim is made.
-        neighbors: see ``Claim``.
-        clip_norm: to which one client's change is clipped, instead of what the subject states.
-        clients: that a strategy aggregates; ``None`` takes the number that it samples.
-        parameters: values of an update that is drawn.
-        like: an update's shapes; ``None`` takes a matrix and a vector of ``parameters`` values together.
-        draws: on either neighbor; ``None`` takes as many as a minute allows.
-        noise: see ``check_mechanism``.
-        seed: of the directions.
+        epsilon: claimed epsilon; ``None`` takes the subject's statement.
+        clip_norm: clipping norm of one client's change; ``None`` takes the subject's statement.
+        clients: number of clients that a strategy aggregates; ``None`` takes its sample size.
+        like: shapes of an update; ``None`` takes a matrix and a vector of ``parameters`` values together.
+        draws: draws per neighbor; ``None`` takes as many as a minute allows.
     """
 
     epsilon: float | None = None
@@ -70,7 +64,6 @@ class Asked:
 
     @property
     def shapes(self) -> Tensors:
-        """Return tensors of an update's names and shapes."""
         if self.like is not None:
             return self.like
         rows = max(1, math.isqrt(9 * self.parameters // 10))
@@ -78,7 +71,6 @@ class Asked:
         return {"weight": torch.zeros(rows, columns), "bias": torch.zeros(self.parameters - rows * columns)}
 
     def claim(self, stated: Claim | None, by: str, *, unit: Unit = "client") -> Claim | None:
-        """Give what is asked for, or else what is ``stated``; ``unit`` is protected where nothing says so."""
         if self.epsilon is None:
             return stated
         unit = stated.unit if stated else unit
@@ -90,14 +82,11 @@ class Asked:
 def tested(
     name: str, mechanism: Mechanism, stated: Stated | None, asked: Asked, *, pair: Neighbors | None = None
 ) -> ClaimVerdict:
-    """Test ``mechanism`` against its claim; without one, against what its stated noise spends in one round.
+    """Test ``mechanism`` against its claim, or else against the epsilon of its stated noise.
 
     Args:
-        name: of the subject, for pages.
-        mechanism: turns an update, or what ``pair`` has, into what is sent.
-        stated: of it; ``None`` where nothing is.
-        asked: how.
-        pair: inputs of the mechanism, where it takes something else than an update.
+        mechanism: function from an update, or an input of ``pair``, to the release.
+        pair: inputs of the mechanism, if it does not take an update.
     """
     claim = asked.claim(stated.claim if stated else None, name, unit=stated.unit if stated else "client")
     recomputed = recomputed_by(stated, asked, claim)
@@ -121,7 +110,7 @@ def tested(
 
 
 def recomputed_by(stated: Stated | None, asked: Asked, claim: Claim | None) -> Recomputed | None:
-    """Recompute epsilon of what is ``stated``, at the delta and for the rounds of ``claim``."""
+    """Recompute epsilon from what is ``stated``, at the delta and for the rounds of ``claim``."""
     if stated is None:
         return None
     delta = claim.delta if claim else asked.delta
@@ -129,7 +118,6 @@ def recomputed_by(stated: Stated | None, asked: Asked, claim: Claim | None) -> R
 
 
 def _own_claim(stated: Stated | None, asked: Asked) -> Claim | None:
-    """Return what the stated noise multiplier amounts to, over the rounds that are asked for."""
     multiplier = stated.facts.noise_multiplier if stated else None
     if not multiplier or asked.delta == 0:
         return None
@@ -141,14 +129,14 @@ def _own_claim(stated: Stated | None, asked: Asked) -> Claim | None:
 
 
 def notes_on(stated: Stated | None) -> tuple[str, ...]:
-    """Say whom a statement does not protect against."""
+    """Return notes on whom a statement does not protect against."""
     if stated is None or stated.facts.seen_by == "server":
         return ()
     return ("The server reads each reply before any noise is added: this is about whoever reads the model alone.",)
 
 
 def affordable_draws(mechanism: Mechanism, given: object, *, seconds: float = SECONDS) -> int:
-    """Count how many draws on either neighbor ``seconds`` allow, by timing a few on ``given``."""
+    """Count the draws per neighbor that ``seconds`` allow, by timing a few on ``given``."""
     mechanism(given)
     started = time.perf_counter()
     for _ in range(5):

@@ -1,4 +1,4 @@
-"""What is claimed of a mechanism, what is known of it, and the epsilon that follows from what is known."""
+"""Claims on a mechanism, known facts of it, and the epsilon that follows from these."""
 
 import logging
 import math
@@ -17,20 +17,20 @@ Neighbors = Literal["add_remove", "replace"]
 Sampling = Literal["none", "poisson", "shuffle"]
 
 MOST_BY_DISTRIBUTION = 50.0
-"""Epsilon beyond which the privacy loss distribution is not computed."""
+"""Largest epsilon for which the privacy loss distribution is computed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """A promise of differential privacy, as somebody states it.
+    """Claim of differential privacy.
 
     Attributes:
-        epsilon: above 0.
-        delta: in [0, 1).
-        unit: whose data are protected, one ``example`` of a client or all data of one ``client``.
-        neighbors: whether that unit is added or removed, or replaced by another.
-        rounds: for how many rounds of taking part it is claimed.
-        by: who claims it, as a page names it.
+        epsilon: privacy parameter, above 0.
+        delta: probability in [0, 1).
+        unit: protected unit: one ``example`` of a client or all data of one ``client``.
+        neighbors: ``add_remove`` adds or removes the unit, ``replace`` exchanges it for another.
+        rounds: number of rounds of participation.
+        by: author of the claim, for pages.
     """
 
     epsilon: float
@@ -48,25 +48,23 @@ class Claim:
         checks.whole("claimed rounds", self.rounds, at_least=1, example=1)
 
     def in_words(self) -> str:
-        """Return the claim in words, such as ``epsilon 8 at delta 1e-05 for one client over 50 rounds``."""
         over = "one round" if self.rounds == 1 else f"{self.rounds} rounds"
         return f"epsilon {self.epsilon:.4g} at delta {self.delta:.3g} for one {self.unit} over {over}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """Facts known of the mechanism that runs.
+    """Known facts of the mechanism that runs.
 
     Attributes:
-        noise_multiplier: standard deviation of its Gaussian noise over the l2 sensitivity to one unit, as the observer
-            sees it; 0 where there is no noise, ``None`` where it is not known.
-        sample_rate: share of the units that a release uses; 1 where all are used.
-        sampling: how they are drawn; ``shuffle`` (fixed batches of a shuffled set) amplifies less than is known, so
-            that it counts as no sampling and the difference is a caveat; ``None`` where it is not known.
+        noise_multiplier: standard deviation of its Gaussian noise over the l2 sensitivity to one unit, for the
+            observer; ``None`` if unknown.
+        sample_rate: share of the units in a release.
+        sampling: way of sampling; ``shuffle`` (fixed batches of a shuffled set) counts as none, with a caveat, since it
+            amplifies less than Poisson's; ``None`` if unknown.
         releases: noised releases in a round.
-        rounds: that run.
-        missing: facts that nobody states, a phrase each.
-        seen_by: who reads the release: the ``server`` each reply, or whoever reads the ``model`` the aggregate alone.
+        missing: phrases of facts that nobody states.
+        seen_by: observer: the ``server``, of each reply, or any reader of the ``model``, of the aggregate alone.
     """
 
     noise_multiplier: float | None
@@ -87,13 +85,11 @@ class Facts:
 
 @dataclass(frozen=True, kw_only=True)
 class Stated:
-    """What a mod, a strategy or a defense states of itself.
+    """Statement of a mod, strategy or defense on itself.
 
     Attributes:
-        claim: ``None`` where it states no epsilon.
-        facts: of the mechanism that it is configured to be.
-        clip_norm: l2 norm to which what one unit changes is clipped.
-        unit: what is protected, where no claim says so.
+        clip_norm: l2 norm to which one unit's contribution is clipped.
+        unit: protected unit if there is no claim.
     """
 
     claim: Claim | None
@@ -104,14 +100,13 @@ class Stated:
 
 @dataclass(frozen=True, kw_only=True)
 class Recomputed:
-    """The epsilon that follows from the facts.
+    """Epsilon that follows from the facts.
 
     Attributes:
-        rdp: by Renyi divergences, an upper bound; infinite without noise, ``None`` where a fact is missing.
-        pld: by the privacy loss distribution, tight; as ``rdp``.
-        delta: at which both are.
-        missing: the facts without which there is no number, or which were assumed for the worst.
-        caveats: where practice is another than theory, a sentence each.
+        rdp: upper bound by Renyi divergences; infinite without noise, ``None`` if a fact is missing.
+        pld: tight epsilon by the privacy loss distribution, with the same special values.
+        missing: missing facts, without which there is no number or the worst was assumed.
+        caveats: sentences on differences between practice and theory.
     """
 
     rdp: float | None
@@ -122,7 +117,6 @@ class Recomputed:
 
     @property
     def epsilon(self) -> float | None:
-        """Return the smaller of both, as both are upper bounds."""
         known = [value for value in (self.rdp, self.pld) if value is not None]
         return min(known) if known else None
 
@@ -130,8 +124,8 @@ class Recomputed:
 def recompute(facts: Facts, *, delta: float, neighbors: Neighbors = "add_remove") -> Recomputed:
     """Compute epsilon at ``delta`` of all releases together by two accountants.
 
-    Sampling of which nobody states how it is done is taken to amplify nothing. Under ``replace`` a unit moves a release
-    by twice the sensitivity, and no sampling is counted.
+    Unknown sampling amplifies nothing. Under ``replace`` a unit moves a release by twice the sensitivity, and no
+    sampling is counted.
 
     Raises:
         UserError: the package dp-accounting is missing.
@@ -168,14 +162,8 @@ def recompute(facts: Facts, *, delta: float, neighbors: Neighbors = "add_remove"
 def composed_epsilons(*, noise_multiplier: float, sample_rate: float, steps: int, delta: float) -> tuple[float, float]:
     """Compute epsilon of the Poisson-subsampled Gaussian mechanism after ``steps``, by RDP and by PLD.
 
-    Without sampling the privacy loss distribution is that of one Gaussian release, in closed form. An epsilon so large
-    that it promises nothing is by RDP alone, since the distribution would take minutes.
-
-    Args:
-        noise_multiplier: above 0.
-        sample_rate: in (0, 1].
-        steps: at least 1.
-        delta: in (0, 1); at 0 both are infinite.
+    Without sampling PLD has a closed form. Above ``MOST_BY_DISTRIBUTION`` it equals RDP, since PLD would take minutes.
+    At delta 0 both are infinite.
 
     Raises:
         UserError: the package dp-accounting is missing.
@@ -201,10 +189,7 @@ def composed_epsilons(*, noise_multiplier: float, sample_rate: float, steps: int
 
 @contextmanager
 def errors_alone(name: str) -> Iterator[None]:
-    """Hold back what the logger ``name`` says that is no error.
-
-    A filter, as a new level would empty what every logger of the process has cached.
-    """
+    """Suppress messages of the logger ``name`` below errors."""
     logger = logging.getLogger(name)
     logger.addFilter(_is_error)
     try:
@@ -218,7 +203,7 @@ def _is_error(record: logging.LogRecord) -> bool:
 
 
 def expect_claim(epsilon: float | Claim, delta: float | None) -> Claim:
-    """Take a number with ``delta`` for a claim on one release of one client.
+    """Turn a number with ``delta`` into a claim on one release of one client.
 
     Raises:
         UserError: delta is missing, or given twice.

@@ -1,4 +1,4 @@
-"""Statistics of draws that are counted: lower bounds on epsilon by tests that were fixed on other draws."""
+"""Counted draws: lower bounds on epsilon by tests that were fixed on other draws."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,10 +19,10 @@ from fl_privacy.dp_check.claims import Claim
 from fl_privacy.dp_check.draws import UNCHANGED, Statistics
 
 TESTS_KEPT = 3
-"""Pairs of a statistic and a threshold that are fixed on one half of the draws and counted on the other."""
+"""Number of tests (statistic and threshold) fixed on some draws and counted on the others."""
 
 THRESHOLDS = 200
-"""Among which each statistic's threshold is chosen."""
+"""Number of candidate thresholds of each statistic."""
 
 Values = NDArray[np.float64]
 Test = tuple[int, float]
@@ -31,16 +31,12 @@ Test = tuple[int, float]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Drawn:
-    """Statistics of the draws that are counted, and the tests that were fixed on others.
+    """Statistics of counted draws, and tests fixed on other draws.
 
     Attributes:
-        first: (n, S) on the first neighbor.
-        second: (n, S) on the second.
-        tests: that promise most.
-        widest: number of the projection whose means are furthest apart.
-        statistics: that were computed.
-        delta: of the claim.
-        draws: on either neighbor, with those that fixed the tests.
+        first, second: (n, S) on each neighbor.
+        widest: number of the projection with the largest distance of means.
+        draws: all draws per neighbor, including those that fixed the tests.
     """
 
     first: Values
@@ -67,7 +63,6 @@ class Drawn:
         return cls(**kept, tests=tests, widest=widest, statistics=statistics, delta=claim.delta, draws=len(first))
 
     def aligned(self, error: float) -> float:
-        """Return the bound by angles to the update; see ``aligned_epsilon``."""
         lines = self.statistics.lines
         sizes = [place.stop - place.start for place in lines.values()]
         sines = self.first[:, self.first.shape[1] - len(lines) :]
@@ -75,7 +70,6 @@ class Drawn:
 
     @property
     def unchanged(self) -> float:
-        """Return how many values of the first neighbor leave exactly as they are, on average."""
         names = list(self.statistics.names)
         return float(self.first[:, names.index(UNCHANGED)].mean()) if UNCHANGED in names else 0.0
 
@@ -97,16 +91,14 @@ class Drawn:
         )
 
     def mu(self, error: float) -> float:
-        """Return the bound for Gaussian noise, of the widest projection."""
+        """Return the bound for Gaussian noise, from the widest projection."""
         return measured_mu(self.first[:, self.widest], self.second[:, self.widest], error=error)
 
     def showable(self, error: float) -> float:
-        """Return the largest ``epsilon`` that this number of draws could show."""
         return largest_counted_epsilon(len(self.first), delta=self.delta, error=error / len(self.tests))
 
     @property
     def gaussian(self) -> bool:
-        """Say whether the widest projection has noise on either neighbor that looks like Gaussian noise."""
         both = [values[:, self.widest] for values in (self.first, self.second)]
         if not all(_varies(values[:, None])[0] for values in both):
             return False
@@ -115,17 +107,14 @@ class Drawn:
 
     @property
     def moved(self) -> float:
-        """Return by how much the unit moves the widest projection."""
         return abs(float(self.first[:, self.widest].mean() - self.second[:, self.widest].mean()))
 
     @property
     def noise_std(self) -> float:
-        """Return the standard deviation of the widest projection."""
         return float(self.second[:, self.widest].std())
 
 
 def _chosen(first: Values, second: Values, delta: float) -> list[Test]:
-    """Choose the tests that promise the largest epsilon, fixed on draws (n, S) that are not counted."""
     rated: list[tuple[float, Test]] = []
     for number, (yes, no) in enumerate(zip(first.T, second.T, strict=True)):
         thresholds = np.unique(np.quantile(np.concatenate([yes, no]), np.linspace(0, 1, THRESHOLDS)))
@@ -136,6 +125,5 @@ def _chosen(first: Values, second: Values, delta: float) -> list[Test]:
 
 
 def _varies(values: Values) -> NDArray[np.bool_]:
-    """Say which columns of ``values`` (n, S) vary by more than arithmetic rounds."""
     varies: NDArray[np.bool_] = values.std(0) > 1e-9 * np.abs(values).max(0)
     return varies

@@ -1,4 +1,4 @@
-"""Draws of a mechanism on two neighbors, each reduced to a few statistics as it comes."""
+"""Draws of a mechanism on two neighbors, each reduced to a few statistics at once."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,18 +15,18 @@ from fl_privacy.types import Tensors
 T = TypeVar("T")
 
 Mechanism = Callable[[Any], Tensors]
-"""Turns an update (or whatever the neighbors are) into what is sent, with new randomness at each call."""
+"""Function from an update (or other input) to the release, with new randomness at each call."""
 
 MOST_TENSORS = 24
-"""Arrays that are looked at one by one; of more, the first and the last."""
+"""Most arrays examined one by one; of more, the first and the last."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ManyAtOnce:
-    """A mechanism that makes many releases in one call; as a function it makes one.
+    """Mechanism that makes many releases in one call; as a function it makes one.
 
     Attributes:
-        many: (given, n) -> by name, (n, ...) of n independent releases.
+        many: (given, n) -> n independent releases (n, ...) by name.
     """
 
     many: Callable[[Any, int], Tensors]
@@ -37,11 +37,10 @@ class ManyAtOnce:
 
 @dataclass(eq=False)
 class ByRound:
-    """A mechanism that is asked in a round; as a function it is asked in the next one.
+    """Mechanism that depends on the round; as a function it takes the next one.
 
     Attributes:
-        at: (given, round) -> the release of that round.
-        rounds: so far.
+        at: (given, round) -> release of that round.
     """
 
     at: Callable[[Any, int], Tensors]
@@ -57,11 +56,9 @@ class Neighbors:
     """Two inputs of a mechanism that differ in one unit.
 
     Attributes:
-        first: with the unit.
-        second: without it, or with another in its place.
-        what: how they differ, in words.
-        norm: l2 norm of the difference before any clipping; ``None`` where it is not known.
-        at_random: whether the direction of ``first`` in each array was drawn at random, from all equally.
+        second: input without it, or with another in its place.
+        norm: l2 norm of the difference before clipping, if known.
+        at_random: ``True`` if the direction of ``first`` in each array was drawn uniformly.
     """
 
     first: Any
@@ -72,7 +69,7 @@ class Neighbors:
 
 
 def flattened(sent: Tensors) -> Tensor:
-    """Lay the arrays of one release (d values in all) in a row, as float64.
+    """Flatten the arrays of one release to (d,) float64.
 
     Raises:
         UserError: a value is not finite, or the release is no mapping of tensors.
@@ -89,7 +86,7 @@ def flattened(sent: Tensors) -> Tensor:
 
 
 def _rows(releases: Tensors, number: int) -> Tensor:
-    """Lay each of ``number`` releases (n, ...) in a row of (n, d) float64."""
+    """Flatten each of ``number`` releases (n, ...) to a row of (n, d) float64."""
     parts = [torch.as_tensor(value).detach().reshape(number, -1).to(torch.float64) for value in releases.values()]
     rows = torch.cat(parts, dim=1)
     if not bool(rows.isfinite().all()):
@@ -98,7 +95,7 @@ def _rows(releases: Tensors, number: int) -> Tensor:
 
 
 def slices_of(sent: Tensors) -> dict[str, slice]:
-    """Say where each array lies in ``flattened(sent)``."""
+    """Return the place of each array in ``flattened(sent)``."""
     places, start = {}, 0
     for name, value in sent.items():
         number = torch.as_tensor(value).numel()
@@ -108,7 +105,7 @@ def slices_of(sent: Tensors) -> dict[str, slice]:
 
 
 def looked_at(places: Mapping[str, T]) -> dict[str, T]:
-    """Keep what belongs to at most ``MOST_TENSORS`` arrays, the first and the last ones."""
+    """Keep the entries of at most ``MOST_TENSORS`` arrays, the first and the last ones."""
     if len(places) <= MOST_TENSORS:
         return dict(places)
     names = list(places)
@@ -118,13 +115,12 @@ def looked_at(places: Mapping[str, T]) -> dict[str, T]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Pilot:
-    """Results of a few draws on either neighbor, of d values.
+    """Results of a few draws of d values on either neighbor.
 
     Attributes:
-        neighbors: that were drawn on.
-        means: (2, d) of the draws on the first and on the second.
-        deviations: (d,) standard deviation within, pooled over both.
-        constant: (d,) whether a value never changed on either neighbor, by more than arithmetic rounds.
+        means: (2, d) means on the first and on the second.
+        deviations: (d,) pooled standard deviation.
+        constant: (d,) mask of values that vary by no more than rounding on either neighbor.
         norms: (2, n) l2 norm of each draw.
     """
 
@@ -136,25 +132,23 @@ class Pilot:
 
     @property
     def shift(self) -> Tensor:
-        """Return by how much the first neighbor moves the mean, (d,)."""
+        """Return the difference (d,) of the means."""
         return self.means[0] - self.means[1]
 
     @property
     def bare(self) -> Tensor:
-        """Say which values (d,) distinguish the neighbors without any randomness.
+        """Return the values (d,) that distinguish the neighbors without any randomness.
 
-        Whole numbers are left to what is counted: an honest mechanism that releases counts or answers seldom changes
-        them at a large epsilon.
+        Whole numbers are left to counting: an honest mechanism that releases counts seldom changes them at a large
+        epsilon.
         """
         whole = (self.means == self.means.round()).all(0)
         return self.constant & (self.shift != 0) & ~whole
 
     def separation(self, directions: Sequence[Tensor]) -> float:
-        """Estimate how many standard deviations lie between the neighbors; infinite where a value has no noise.
+        """Estimate the distance of the neighbors in standard deviations along ``directions`` (d,).
 
-        Args:
-            directions: (d,) each, by which the draws can be distinguished; without any, all values are taken together,
-                less what the noise of so few draws adds.
+        Infinite without noise.
         """
         if bool(self.bare.any()):
             return math.inf
@@ -171,17 +165,17 @@ class Pilot:
 
 
 ROUNDING = 1e-6
-"""Share of a value by which single precision may change it from one call to the next."""
+"""Relative change of a value between calls that single precision may cause."""
 
 CHUNK_ELEMENTS = 1 << 21
-"""Values of releases that are held at a time."""
+"""Most values of releases held at once."""
 
 
 def drawn_rows(mechanism: Mechanism, given: Any, draws: int) -> Iterator[Tensor]:
-    """Yield ``draws`` releases of ``mechanism`` on ``given`` in matrices of (k, d) float64, as many as memory allows.
+    """Yield ``draws`` releases of ``mechanism`` on ``given`` in matrices (k, d) float64, as many as memory allows.
 
     Raises:
-        UserError: a release has more or fewer values than the one before.
+        UserError: the number of values changes between releases.
     """
     left, width = draws, None
     if isinstance(mechanism, ManyAtOnce):
@@ -211,7 +205,7 @@ def _many_rows(mechanism: ManyAtOnce, given: Any, draws: int) -> Iterator[Tensor
 
 
 def pilot(mechanism: Mechanism, neighbors: Neighbors, draws: int) -> Pilot:
-    """Draw ``draws`` times on either neighbor and keep means, deviations and what never changes."""
+    """Draw ``draws`` times on either neighbor."""
     means, variances, constant, norms = [], [], [], []
     for given in (neighbors.first, neighbors.second):
         chunks = list(drawn_rows(mechanism, given, draws))
@@ -238,13 +232,12 @@ UNCHANGED = "the number of values that leave unchanged"
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Statistics:
-    """Directions on which draws are projected, and the counts beside them.
+    """Directions onto which draws are projected, and additional counts.
 
     Attributes:
-        names: of the S statistics.
         directions: (P, d), unit vectors.
-        update: (d,) of the first neighbor as it is sent if nothing is done to it; ``None`` where that is not known.
-        lines: arrays in which the angle to the update is measured; its direction there was drawn at random.
+        update: (d,) release of the first neighbor without clipping and noise, if known.
+        lines: arrays in which the angle to the update, of random direction there, is measured.
     """
 
     names: Sequence[str]
@@ -253,9 +246,9 @@ class Statistics:
     lines: Mapping[str, slice] = field(default_factory=dict)
 
     def of(self, rows: Tensor) -> Tensor:
-        """Compute statistics (k, S) of k releases (k, d): projections, the number of zeros, the largest value.
+        """Compute statistics (k, S) of k releases (k, d): projections, number of zeros, largest value.
 
-        Then, where the update is known, the number of values that leave unchanged, and sines of angles in [0, 1].
+        If the update is known, the number of unchanged values and sines of angles in [0, 1] follow.
         """
         counts = [(rows == 0).sum(1).to(rows.dtype), rows.abs().amax(1)]
         if self.update is not None:
@@ -265,7 +258,7 @@ class Statistics:
 
 
 def _sines(rows: Tensor, line: Tensor) -> Tensor:
-    """Compute the sine of the angle between each row (k, d) and a line (d,); 1 of a row of zeros."""
+    """Compute the sine of the angle between each row (k, d) and a line (d,); 1 for a zero row."""
     unit = line / line.norm()
     across = rows - (rows @ unit)[:, None] * unit
     lengths = rows.norm(dim=1)
@@ -273,7 +266,7 @@ def _sines(rows: Tensor, line: Tensor) -> Tensor:
 
 
 FEWEST_ON_A_LINE = 4
-"""Values of an array below which an angle says little."""
+"""Least number of values of an array for a meaningful angle."""
 
 
 def directions_of(known: Tensor, places: Mapping[str, slice]) -> dict[str, Tensor]:
@@ -289,12 +282,10 @@ def directions_of(known: Tensor, places: Mapping[str, slice]) -> dict[str, Tenso
 def statistics_for(
     found: Pilot, places: Mapping[str, slice], known: Tensor | None, also: Mapping[str, Tensor]
 ) -> Statistics:
-    """Choose directions: the known difference and its single arrays, else those that the pilot shows.
+    """Choose the directions: the known difference and its single arrays, else the pilot's mean shift.
 
     Args:
-        found: of draws that are not used again.
-        places: of the arrays in a release.
-        known: (d,) the difference of the neighbors where the mechanism's output lies in the space of its input.
+        known: (d,) difference of the neighbors, if outputs and inputs have the same space.
         also: more directions (d,), unit vectors.
     """
     kept = directions_of(found.shift if known is None else known, places)
@@ -319,7 +310,7 @@ def statistics_for(
 
 
 def _beside(found: Pilot, places: Mapping[str, slice], known: Tensor) -> dict[str, Tensor]:
-    """Combine the update with the arrays that are sent beside it, each weighted by how well it distinguishes."""
+    """Combine the update with the arrays sent in addition, each weighted by its power to distinguish."""
     beside = {name: place for name, place in places.items() if not bool(known[place].any())}
     weights = torch.zeros_like(known)
     for place in beside.values():
@@ -337,7 +328,7 @@ def _beside(found: Pilot, places: Mapping[str, slice], known: Tensor) -> dict[st
 def draw_statistics(
     mechanism: Mechanism, neighbors: Neighbors, statistics: Statistics, draws: int
 ) -> tuple[Tensor, Tensor]:
-    """Compute statistics (draws, S) of fresh draws on the first and on the second neighbor."""
+    """Compute statistics (draws, S) of fresh draws on each neighbor."""
     kept: list[Tensor] = []
     for given in counted("neighbor", (neighbors.first, neighbors.second)):
         kept.append(torch.cat([statistics.of(rows) for rows in drawn_rows(mechanism, given, draws)]))

@@ -1,4 +1,4 @@
-"""Finds noise that is known beforehand: by the number of its round, or by a small seed."""
+"""Detection of predictable noise: from the number of its round, or from a small seed."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -11,11 +11,11 @@ from fl_privacy.dp_check.structure import Uncovered
 from fl_privacy.errors import UserError
 
 ROUND_LIKE = 10_000_001
-"""A round that no training has reached."""
+"""Round number beyond any training."""
 
 
 def by_its_round(mechanism: Mechanism, pair: Neighbors) -> list[Uncovered]:
-    """Ask in the same rounds with the unit and without it: noise that follows from the round's number cancels."""
+    """Compare the same rounds with and without the unit: noise that follows from the round's number cancels."""
     if not isinstance(mechanism, ByRound):
         return []
     try:
@@ -36,12 +36,12 @@ def by_its_round(mechanism: Mechanism, pair: Neighbors) -> list[Uncovered]:
 
 
 SEEDS, FIRST = 1 << 14, 16
-"""Seeds from 0 on that are tried, and values of which generators give the same first whatever follows."""
+"""Number of seeds tried, from 0, and number of first values that do not depend on the length of the draw."""
 
 
 @cache
 def _streams(number: int) -> torch.Tensor:
-    """Draw (3 S, number) first normal values of each generator and seed, of length 1."""
+    """Draw the first normal values (3 S, number) of each generator and seed, with norm 1."""
     drawn = [torch.randn(number, generator=torch.Generator().manual_seed(seed)).numpy() for seed in range(SEEDS)]
     drawn += [
         made(seed).normal(size=number)
@@ -52,9 +52,9 @@ def _streams(number: int) -> torch.Tensor:
 
 
 def by_known_seeds(mechanism: Mechanism, pair: Neighbors) -> list[Uncovered]:
-    """Compare the first calls' noise with what generators of PyTorch and NumPy give at once after a small seed.
+    """Compare the first calls' noise with the first draws of PyTorch and NumPy generators after small seeds.
 
-    A generator that is seeded once explains one call at most; each call that is explained was seeded by itself.
+    A generator seeded once explains at most one call; each explained call was seeded by itself.
     """
     if isinstance(mechanism, ManyAtOnce):
         return []

@@ -1,4 +1,4 @@
-"""Tests what a mechanism really does: many draws on neighbors, and a lower bound on epsilon with stated confidence."""
+"""Statistical test of a mechanism: draws on neighbors give a lower bound on epsilon with stated confidence."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -34,13 +34,13 @@ from fl_privacy.rng import derive_generator
 from fl_privacy.types import Tensors
 
 ACCUSATION = 0.999
-"""Confidence with which a claim is called false."""
+"""Confidence required to call a claim false."""
 
 PILOT = ((24, 5), (64, 2), (192, 1))
-"""Draws on either neighbor of each pair that is left, and how many of the pairs are kept then, distinguished best."""
+"""Stages of the pilot: draws per neighbor of each remaining pair, and number of pairs kept, the most distinguished."""
 
 SCALES = (1.0, 10.0, 1e4)
-"""Norms of an update in units of the clipping norm: what is not clipped shows by growing with them."""
+"""Norms of an update in units of the clipping norm; unclipped values grow with them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,23 +48,18 @@ class MechanismCheck:
     """Result of many draws of a mechanism for a claim.
 
     Attributes:
-        claim: that was held against it.
-        epsilon: lower bound at the claim's delta for one release, whatever the shape of the noise.
-        epsilon_if_gaussian: lower bound for all releases of the claim if the noise is Gaussian and each round draws
-            its own; ``None`` where the noise is of another shape, as its moments may show, or only a sample of the
-            units takes part.
-        confidence: with which both bounds hold together.
-        showable: the largest ``epsilon`` that so many draws could have shown.
-        noticed: the least true epsilon of which four of five such tests would have called the claim false, if the noise
-            is Gaussian; ``None`` where that is not known.
-        draws: on either neighbor.
-        compared: how the neighbors differ, in words.
-        by: the statistic that told them apart best.
-        contradicted: whether the claim is false with a confidence of ``ACCUSATION``.
-        reason: which fact disagrees with the claim; empty where none was found.
-        noise_std: measured standard deviation of the noise in the direction that tells most; 0 where there is none.
-        moved: by how much the unit moves what is sent, l2.
-        bare: arrays in which something leaves that no fresh noise covers.
+        epsilon: lower bound at the claim's delta for one release with any noise.
+        epsilon_if_gaussian: lower bound for all releases of the claim with fresh Gaussian noise each round; ``None`` if
+            the moments show other noise, or only a sample of the units participates.
+        confidence: joint confidence of both bounds.
+        showable: largest ``epsilon`` that this number of draws could show.
+        noticed: least true epsilon at which four of five such tests would call the claim false, for Gaussian noise.
+        by: statistic that distinguished the neighbors best.
+        contradicted: ``True`` if the claim is false with confidence ``ACCUSATION``.
+        reason: fact that disagrees with the claim, or empty.
+        noise_std: standard deviation of the noise in the most distinguishing direction.
+        moved: l2 distance by which the unit moves the release.
+        bare: arrays with content that no fresh noise covers.
     """
 
     claim: Claim
@@ -84,17 +79,15 @@ class MechanismCheck:
 
     @property
     def lower_bound(self) -> float:
-        """Return the larger of both bounds."""
         return max(self.epsilon, self.epsilon_if_gaussian or 0.0)
 
     @property
     def doubted(self) -> bool:
-        """Say whether the bound lies above the claim, though not surely enough to call the claim false."""
+        """Return ``True`` if the bound lies above the claim, without the confidence to call it false."""
         return not self.contradicted and self.lower_bound > self.claim.epsilon
 
     @property
     def conclusion(self) -> str:
-        """Return what follows for a claim that is not called false."""
         if not self.doubted:
             return "nothing contradicts the claim"
         return (
@@ -104,7 +97,6 @@ class MechanismCheck:
 
     @property
     def sentence(self) -> str:
-        """Return the answer in one sentence."""
         claimed = f"claimed {shown_epsilon(self.claim.epsilon)}"
         if self.contradicted:
             because = f", because {self.reason}" if self.reason else ""
@@ -117,14 +109,13 @@ class MechanismCheck:
 
     @property
     def power(self) -> str:
-        """Say what a false claim would have shown in this test."""
         if self.noticed is not None and math.isfinite(self.noticed):
             return f"four of five such tests call the claim false from {shown_epsilon(self.noticed)} on"
         return f"so many can show at most {shown_epsilon(self.showable)} of noise of any shape"
 
 
 def shown_epsilon(epsilon: float) -> str:
-    """Write an epsilon with three digits."""
+    """Format an epsilon with three digits."""
     if math.isinf(epsilon):
         return "∞"
     return f"{epsilon:.3g}" if epsilon >= 10 else f"{epsilon:.2f}".rstrip("0").rstrip(".")
@@ -143,29 +134,27 @@ def check_mechanism(
     confidence: float = 0.95,
     seed: int = 0,
 ) -> MechanismCheck:
-    """Test whether ``mechanism`` can be as private as it is claimed to be, by drawing from it many times.
+    """Test the claimed privacy of ``mechanism`` by drawing from it many times.
 
-    The draws of a pilot choose the pair of neighbors that is distinguished best: updates in several directions, as
-    large as the clipping norm and far larger, against none (or against their negative, where a unit is replaced).
-    Fresh draws then give a lower bound: a test's thresholds are fixed on one half, its errors counted on the
-    other.
+    A pilot chooses the most distinguished neighbors: updates in several directions, as large as the clipping norm and
+    far larger, against none (or their negative if a unit is replaced). Fresh draws then give a lower bound, with
+    thresholds fixed on one part and errors counted on the other.
 
     Args:
-        mechanism: turns an update, a mapping of tensors like ``like``, into what is sent, a mapping of tensors; called
-            some 2.5 x ``draws`` + 1,800 times, each with new randomness of its own.
+        mechanism: function from an update, a mapping of tensors like ``like``, to the release, a mapping of tensors;
+            called some 2.5 x ``draws`` + 1,800 times, each with new randomness.
         claimed: epsilon, or a ``Claim`` with unit, neighbors and rounds.
-        delta: of ``claimed``, where that is a number.
-        like: tensors of the names and shapes of an update; values do not matter.
-        clip_norm: l2 norm to which one unit's contribution is said to be clipped, above 0; by default 1.
-        neighbors: instead of ``like``, pairs of inputs of the mechanism that differ in one unit, such as two batches.
-        noise: ``gaussian`` if the claim rests on Gaussian noise that is drawn anew in each round; ``other`` uses the
-            bound for any noise alone.
-        draws: on either neighbor, at least 200; half of them fix thresholds.
-        confidence: of the bounds, in (0, 1).
-        seed: of the directions; the mechanism draws its own noise.
+        delta: delta of ``claimed``, if that is a number.
+        like: tensors with the names and shapes of an update.
+        clip_norm: stated clipping norm (l2) of one unit's contribution, above 0; by default 1.
+        neighbors: pairs of inputs that differ in one unit, such as two batches, instead of ``like``.
+        noise: ``gaussian`` if the claim rests on fresh Gaussian noise in each round; ``other`` makes no assumption.
+        draws: draws per neighbor, at least 200.
+        confidence: confidence of the bounds, in (0, 1).
+        seed: seed of the directions; the mechanism draws its own noise.
 
     Raises:
-        UserError: neither ``like`` nor ``neighbors`` is given, or the mechanism returns what can't be compared.
+        UserError: neither ``like`` nor ``neighbors`` is given, or the releases can't be compared.
     """
     claim = expect_claim(claimed, delta)
     checks.whole("draws", draws, at_least=200, example=4000)
@@ -192,7 +181,6 @@ def check_mechanism(
 def _looked_for(
     mechanism: Mechanism, pair: Neighbors, outputs: Tensors, *, draws: int, delta: float, seed: int
 ) -> tuple[list[Uncovered], Tensor | None]:
-    """Look for what no fresh noise covers, and for a direction that tells far more than the update's own."""
     found = [*by_its_round(mechanism, pair), *by_known_seeds(mechanism, pair)]
     shapes = {name: torch.as_tensor(value).shape for name, value in outputs.items()}
     held = held_rows(mechanism, pair, draws, shapes)
@@ -208,7 +196,6 @@ def _fixed(
     *,
     most: int,
 ) -> tuple[Pilot, Statistics]:
-    """Choose the pair on which is drawn, and the statistics of the draws; ``telling`` is one of them."""
     everywhere = _everywhere(pairs)
     if telling is None:
         found, known = _worst(mechanism, pairs, places, most=most, preferred=everywhere)
@@ -219,13 +206,12 @@ def _fixed(
 
 
 def _everywhere(pairs: Sequence[Neighbors]) -> Neighbors:
-    """Return the pair that moves every array, a little further than the clipping norm; else the first."""
+    """Return the pair that moves every array, beyond the clipping norm; else the first."""
     drawn = [pair for pair in pairs if pair.at_random and "alone" not in pair.what]
     return drawn[-2] if len(drawn) > 1 else pairs[0]
 
 
 def _judged(measured: Measured, drawn: "Drawn", *, by: str, gaussian: bool, level: float) -> MechanismCheck:
-    """Hold the bounds against the claim."""
     claim = measured.claim
 
     gaussian = gaussian and drawn.gaussian
@@ -261,10 +247,10 @@ def _judged(measured: Measured, drawn: "Drawn", *, by: str, gaussian: bool, leve
 def _worst(
     mechanism: Mechanism, pairs: Sequence[Neighbors], places: Mapping[str, slice], *, most: int, preferred: Neighbors
 ) -> tuple[Pilot, Tensor | None]:
-    """Choose the pair that is easiest to distinguish, and the direction of its difference where it is known.
+    """Choose the most distinguished pair, and the direction of its difference if known.
 
-    A few draws on each pair, ``most`` of them at most, choose those on which more are drawn; ``preferred`` is taken
-    unless another is easier by more than chance.
+    A few draws per pair, at most ``most``, choose those to draw more on; ``preferred`` is taken unless another is
+    better by more than chance.
     """
     kept = list(pairs)
     for draws, number in PILOT:
@@ -288,14 +274,12 @@ def _rated(
 
 
 def _total(mu: float, claim: Claim) -> float:
-    """Compute epsilon of all rounds of the claim from the mu of one."""
     if claim.delta == 0:
         return math.inf if mu > 0 else 0.0
     return gaussian_epsilon(mu * math.sqrt(claim.rounds), claim.delta)
 
 
 def _noticed(claim: Claim, draws: int) -> float | None:
-    """Return the least epsilon at which four of five tests with ``draws`` counted draws would contradict the claim."""
     if claim.delta == 0 or not math.isfinite(claim.epsilon):
         return None
     once = gaussian_mu(claim.epsilon, claim.delta) / math.sqrt(claim.rounds)
@@ -311,7 +295,6 @@ def _pairs(
     neighbors: Neighbors | Sequence[Neighbors] | None,
     seed: int,
 ) -> tuple[Tensors, list[Neighbors]]:
-    """Return what a release looks like, and the pairs to try."""
     if neighbors is not None:
         given = [neighbors] if isinstance(neighbors, Neighbors) else list(neighbors)
         return _sent(mechanism, given[0]), given
@@ -333,14 +316,7 @@ def _sent(mechanism: Mechanism, pair: Neighbors) -> Tensors:
 
 
 def update_neighbors(like: Tensors, *, norm: float, replaced: bool, seed: int) -> Iterable[Neighbors]:
-    """Pair updates of several directions and sizes with none, or with their negative.
-
-    Args:
-        like: tensors of the names and shapes of an update.
-        norm: l2 norm to which a unit's contribution is said to be clipped.
-        replaced: whether a unit is replaced instead of removed.
-        seed: of the directions.
-    """
+    """Pair updates of several directions and sizes with zero, or with their negative if ``replaced``."""
     rng = derive_generator(seed, "dp_check", "directions")
     shapes = {name: torch.as_tensor(value).shape for name, value in like.items()}
     random = {name: torch.randn(shape, generator=rng) for name, shape in shapes.items()}
@@ -363,7 +339,7 @@ def update_neighbors(like: Tensors, *, norm: float, replaced: bool, seed: int) -
 
 
 def _known(neighbors: Neighbors, places: Mapping[str, slice]) -> Tensor | None:
-    """Return the difference of two updates, laid out as what is sent is; 0 in arrays that are sent beside it."""
+    """Return the difference of two updates in the layout of the release; 0 in additional arrays."""
     first, second = neighbors.first, neighbors.second
     if not (isinstance(first, Mapping) and isinstance(second, Mapping) and set(first) <= set(places)):
         return None

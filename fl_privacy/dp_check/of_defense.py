@@ -1,4 +1,4 @@
-"""Defenses of this package as mechanisms: what they state, and a function to draw from."""
+"""Defenses of this package as mechanisms: their statements, and functions to draw from."""
 
 from dataclasses import replace
 
@@ -17,7 +17,7 @@ from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors
 
 
 def on_defense(defense: Defense, asked: Asked) -> list[ClaimVerdict]:
-    """Recompute and test what ``defense`` amounts to: its upload, or one step of DP-SGD."""
+    """Recompute and test the privacy of ``defense``: its upload, or one step of DP-SGD."""
     stated = stated_by_defense(defense, asked)
     if defense.upload and not defense.gradient:
         return [tested(defense.name, _upload(defense, asked.seed), stated, asked)]
@@ -30,7 +30,7 @@ def on_defense(defense: Defense, asked: Asked) -> list[ClaimVerdict]:
 
 
 def stated_by_defense(defense: Defense, asked: Asked) -> Stated:
-    """Derive the claim that the settings of ``defense`` make."""
+    """Derive the claim that follows from the settings of ``defense``."""
     found = guarantee(defense, sample_rate=1.0, delta=asked.delta or 1e-5, num_tensors=len(asked.shapes))
     facts = Facts(
         noise_multiplier=None if found.missing else found.noise_multiplier,
@@ -44,7 +44,7 @@ def stated_by_defense(defense: Defense, asked: Asked) -> Stated:
 
 
 def clip_norm_of(defense: Defense) -> float | None:
-    """Find the l2 norm to which ``defense`` clips one unit's contribution; ``None`` where it clips none."""
+    """Return the l2 norm to which ``defense`` clips one unit's contribution; ``None`` if it does not clip."""
     norms = [_norm(part.effect) for part in defense.parts]
     return next((norm for norm in norms if norm), None)
 
@@ -68,7 +68,7 @@ def _upload(defense: Defense, seed: int) -> Mechanism:
 
 
 def _one_step(defense: Defense, seed: int) -> tuple[Mechanism, Neighbors]:
-    """Build one step on four examples, times four, with a canary among them or an example without gradient instead."""
+    """Build one step on four examples, times four, with a canary or an example without gradient among them."""
     rng = derive_generator(seed, "dp_check", "examples")
     model = nn.Linear(8, 4, bias=False)
     nn.init.zeros_(model.weight)  # every class is as likely, so that no example's gradient vanishes

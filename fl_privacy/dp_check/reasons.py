@@ -1,4 +1,4 @@
-"""Says which fact of a mechanism disagrees with its claim."""
+"""Facts of a mechanism that disagree with its claim, in words."""
 
 import math
 from collections.abc import Sequence
@@ -10,25 +10,22 @@ from fl_privacy.dp_check.draws import Pilot
 from fl_privacy.dp_check.structure import Uncovered
 
 MOST_UNCHANGED = 0.5
-"""Values of a release, on average, that may leave exactly as they are before that is named as a reason."""
+"""Mean number of unchanged values of a release above which this is named as a reason."""
 
 BEYOND = 1.1
-"""By which factor a measured norm must exceed the one claimed before it is named as a reason."""
+"""Factor by which a measured norm must exceed the claimed one to be named as a reason."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Measured:
-    """Findings of draws on the pair of neighbors that is easiest to distinguish.
+    """Measurements on the most distinguished pair of neighbors.
 
     Attributes:
-        pilot: the first few draws on them.
-        claim: that was contradicted.
-        clip_norm: l2 norm to which one unit's contribution is said to be clipped, if anybody says so.
-        moved: by how much the unit moves what is sent, in the direction that tells most.
+        clip_norm: stated clipping norm (l2) of one unit's contribution, if any.
+        moved: distance by which the unit moves the release, in the most distinguishing direction.
         noise_std: standard deviation of the noise in that direction.
-        unchanged: mean number of values of the first neighbor that leave exactly as they are.
-        uncovered: what no fresh noise covers.
-        now_and_then: whether more releases point along the update than the claim allows, though most have enough noise.
+        unchanged: mean number of the first neighbor's values that are sent unchanged.
+        now_and_then: ``True`` if too many releases point along the update, though most have enough noise.
     """
 
     pilot: Pilot
@@ -42,17 +39,17 @@ class Measured:
 
     @property
     def bound(self) -> float | None:
-        """Return by how much one unit may move what is sent, if it is clipped as stated."""
+        """Return the largest distance by which one unit may move the release under the stated clipping."""
         return None if self.clip_norm is None else self.clip_norm * (2 if self.claim.neighbors == "replace" else 1)
 
     @property
     def surely_moved(self) -> float:
-        """Return ``moved``, less what the noise in the mean of 1,000 draws may add."""
+        """Return ``moved``, less the possible noise in the mean of 1,000 draws."""
         return max(0.0, self.moved - self.noise_std / 10)
 
 
 def reason_for(found: Measured) -> str:
-    """Name the fact that disagrees with the claim, in words that follow "because"; empty where none stands out."""
+    """Return the fact that disagrees with the claim, to follow "because"; empty if none stands out."""
     reasons = (_not_covered, _unchanged_values, _clipped_after_noise, _not_clipped, _now_and_then, _too_little_noise)
     return next((reason for find in reasons if (reason := find(found))), "")
 
@@ -76,7 +73,6 @@ def _unchanged_values(found: Measured) -> str:
 
 
 def _clipped_after_noise(found: Measured) -> str:
-    """Say that replies have the same norm each time although their values vary, and not the norm of what was given."""
     norms, given = found.pilot.norms[0], found.pilot.neighbors.norm
     if given is not None and float(norms.mean()) >= given / BEYOND:
         return ""

@@ -1,8 +1,4 @@
-"""Finds what noise does not cover: directions in which draws never change, values that come again, seeds known before.
-
-A test that counts draws can't show more than the logarithm of their number, and one for Gaussian noise looks along few
-directions. What is found here needs neither: noise that is drawn anew covers every direction in which data move.
-"""
+"""Detection of content without fresh noise: constant directions, repeated values, known seeds; no limit by draws."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass, replace
@@ -18,26 +14,25 @@ from fl_privacy.measure.intervals import binomial_lower
 from fl_privacy.rng import derive_generator
 
 MOST_ELEMENTS = 1 << 22
-"""Values of draws on one neighbor that are held at once."""
+"""Most values of draws on one neighbor held at once."""
 
 MOST_COLUMNS = 1 << 17
-"""Values of a release that are held; of a larger one the first of each array stand for all."""
+"""Most values held of a release; of a larger one, the first of each array."""
 
 NUDGE = 1e-2
-"""By which share of itself each value of an input is changed, to see whether what leaves follows."""
+"""Relative change of an input's values that tests whether the release follows."""
 
 FOLLOWS = 0.1
-"""Share of what the unit moves by which a nudge may move what leaves: a value of few levels jumps by more."""
+"""Largest effect of a nudge relative to the unit's; values with few levels jump by more."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Uncovered:
-    """Something that leaves without fresh noise.
+    """Content that is released without fresh noise.
 
     Attributes:
-        reason: in words that follow "because".
-        arrays: in which it lies.
-        moved: by how much the unit moves it, l2 along its direction; 0 where there is no direction.
+        reason: words that follow "because".
+        moved: l2 distance by which the unit moves it along its direction; 0 without direction.
     """
 
     reason: str
@@ -47,14 +42,11 @@ class Uncovered:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Held:
-    """Draws that are held to be looked at.
+    """Draws held for inspection.
 
     Attributes:
-        first: (n, d) on the first neighbor.
-        second: (n, d) on the second.
-        shapes: of the arrays in a release.
-        places: where each lies in a row.
-        taken: (d,) numbers of these values in a release.
+        first, second: (n, d) on each neighbor.
+        taken: (d,) indices of these values in a release.
     """
 
     first: Tensor
@@ -65,36 +57,27 @@ class Held:
 
     @cached_property
     def shift(self) -> Tensor:
-        """Return by how much the first neighbor moves the mean, (d,)."""
         return self.first.mean(0) - self.second.mean(0)
 
     @cached_property
     def residuals(self) -> Tensor:
-        """Return what is left of all draws without their neighbor's mean, (2 n, d)."""
+        """Return all draws minus their neighbor's mean, (2 n, d)."""
         return torch.cat([self.first - self.first.mean(0), self.second - self.second.mean(0)])
 
     @cached_property
     def constant(self) -> Tensor:
-        """Say which values (d,) never change on either neighbor, by more than arithmetic rounds."""
+        """Return the values (d,) that vary by no more than rounding on either neighbor."""
         largest = torch.maximum(self.first.abs().amax(0), self.second.abs().amax(0))
         near = [ROUNDING * rows[0].abs().clamp_min(1e-3 * largest) for rows in (self.first, self.second)]
         sides = zip((self.first, self.second), near, strict=True)
         return torch.stack([((rows - rows[0]).abs() <= most).all(0) for rows, most in sides]).all(0)
 
     def names(self, among: Tensor) -> tuple[str, ...]:
-        """Name the arrays in which any value (d,) is among those."""
         return tuple(name for name, place in self.places.items() if bool(among[place].any()))
 
 
 def held_rows(mechanism: Mechanism, pair: Neighbors, draws: int, shapes: Mapping[str, torch.Size]) -> Held:
-    """Draw a quarter of ``draws`` on either neighbor, or as many as memory allows.
-
-    Args:
-        mechanism: to draw from.
-        pair: on which.
-        draws: of the whole test, at least 200.
-        shapes: of the arrays in a release.
-    """
+    """Draw a quarter of ``draws`` on either neighbor, or as many as memory allows."""
     size = sum(shape.numel() for shape in shapes.values())
     columns: list[Tensor] = []
     kept: dict[str, torch.Size] = {}
@@ -120,18 +103,10 @@ def held_rows(mechanism: Mechanism, pair: Neighbors, draws: int, shapes: Mapping
 def uncovered(
     mechanism: Mechanism, pair: Neighbors, held: Held, *, shapes: Mapping[str, torch.Size], delta: float, seed: int
 ) -> list[Uncovered]:
-    """Look for what the noise does not cover, and confirm it by fresh draws.
+    """Search for content that noise does not cover, and confirm it by fresh draws.
 
-    A direction counts if fresh draws never change along it, tell the neighbors apart by far, and follow a slight change
-    of the input: the answers of an honest mechanism with few levels may seldom change, but they don't follow.
-
-    Args:
-        mechanism: that was drawn from.
-        pair: on which.
-        held: the draws.
-        shapes: of the arrays in a release.
-        delta: of the claim; what happens more seldom is allowed.
-        seed: of the change of the input.
+    A direction counts if fresh draws are constant along it, distinguish the neighbors by far, and follow a slight
+    change of the input, unlike honest mechanisms with few levels. Events rarer than the claim's ``delta`` are allowed.
     """
     candidates = [
         each for find in (_constant, _shared, _sums, _left_out) for each in find(held) if float(each[1].norm()) > 0
@@ -158,7 +133,6 @@ def uncovered(
 
 
 def _confirmed(direction: Tensor, held: Held, fresh: Held, after: Tensor | None) -> float:
-    """Return by how much the unit moves ``direction``, a unit vector, if no fresh draw varies along it; else 0."""
     first, second = fresh.first @ direction, fresh.second @ direction
     size = held.second.abs().amax(0) + held.first.abs().amax(0)
     rounded = ROUNDING * (float((direction * size).norm()) + abs(float(first.mean())) + abs(float(second.mean())))
@@ -175,11 +149,10 @@ def _confirmed(direction: Tensor, held: Held, fresh: Held, after: Tensor | None)
 
 
 Found = tuple[str, Tensor]
-"""A reason, and a direction (d,) along which the draws that are held do not vary."""
+"""Reason, and a direction (d,) along which the held draws do not vary."""
 
 
 def _constant(held: Held) -> list[Found]:
-    """Find values that never change although the unit moves them."""
     shift, constant = held.shift, held.constant
     bare = constant & (shift != 0)
     if not bool(bare.any()):
@@ -203,7 +176,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _shared(held: Held) -> list[Found]:
-    """Find values that carry the same noise up to a factor, and combine each such group so that it cancels."""
+    """Find groups of values with the same noise up to a factor, and combinations in which it cancels."""
     varying = ~held.constant
     if int(varying.sum()) < 2:
         return []
@@ -230,7 +203,6 @@ def _shared(held: Held) -> list[Found]:
 
 
 def _sums(held: Held) -> list[Found]:
-    """Find sums of an array, along one of its axes, or of all arrays in which the noise cancels."""
     residuals, shift = held.residuals, held.shift
     variances = residuals.square().mean(0)
     found: list[Found] = []
@@ -253,7 +225,7 @@ def _sums(held: Held) -> list[Found]:
 
 
 def _labels(held: Held) -> Iterator[tuple[str, Tensor]]:
-    """Yield what is summed, and for each value (d,) the number of the sum that it belongs to, -1 for none."""
+    """Yield sums in words, and for each value (d,) the number of its sum, -1 for none."""
     size = held.first.shape[1]
     yield "all arrays together", torch.zeros(size, dtype=torch.long)
     for name, shape in held.shapes.items():
@@ -279,7 +251,6 @@ def _labels(held: Held) -> Iterator[tuple[str, Tensor]]:
 
 
 def _layers(held: Held, size: int) -> Iterator[tuple[str, Tensor]]:
-    """Yield the sums of arrays of one shape, value by value."""
     of: dict[torch.Size, list[str]] = {}
     for name, shape in held.shapes.items():
         of.setdefault(shape, []).append(name)
@@ -292,7 +263,6 @@ def _layers(held: Held, size: int) -> Iterator[tuple[str, Tensor]]:
 
 
 def _left_out(held: Held) -> list[Found]:
-    """Find the directions that the noise leaves out, where there are more draws than directions with noise."""
     varying = ~held.constant
     residuals = held.residuals[:, varying]
     draws, values = residuals.shape
@@ -315,7 +285,6 @@ def _left_out(held: Held) -> list[Found]:
 
 
 def _repeats(rows: Tensor, held: Held) -> dict[str, Tensor]:
-    """Return by array the draws of ``rows`` (n, d) that came more than once, each once; arrays that vary alone."""
     found = {}
     for name, place in held.places.items():
         kept = rows[:, place]
@@ -328,7 +297,6 @@ def _repeats(rows: Tensor, held: Held) -> dict[str, Tensor]:
 
 
 def _again(held: Held, after: Tensor, repeated: Mapping[str, Tensor], delta: float) -> list[Uncovered]:
-    """Say which arrays come again exactly, though never the same after a slight change of the input."""
     moved, names = held.shift, []
     after_it = _repeats(after, held)
     for name, values in repeated.items():
@@ -349,21 +317,19 @@ def _again(held: Held, after: Tensor, repeated: Mapping[str, Tensor], delta: flo
 
 
 MOST_LOOKED_AT = 64
-"""Values of an array that are looked at for atoms, those that the unit moves most."""
+"""Most values of an array searched for atoms, those that the unit moves most."""
 
 
 FEWEST_REPEATS = 5
-"""Draws in which one value must come again to be an atom: single precision repeats a value by chance now and then."""
+"""Least repetitions of an atom, since single precision repeats values by chance."""
 
 
 def _atoms(rows: Tensor, column: int) -> np.ndarray:
-    """Return the values of a column of ``rows`` (n, d) that come again and again."""
     values, counts = np.unique(rows[:, column].numpy(), return_counts=True)
     return values[counts >= FEWEST_REPEATS]
 
 
 def _levels(held: Held) -> dict[str, dict[int, np.ndarray]]:
-    """Return by array and value (column) the atoms among which it varies now and then."""
     found = {}
     for name, place in held.places.items():
         moved = held.shift[place].abs()
@@ -375,7 +341,7 @@ def _levels(held: Held) -> dict[str, dict[int, np.ndarray]]:
 
 
 def _between_levels(held: Held, after: Tensor, levels: Mapping[str, Mapping[int, np.ndarray]]) -> list[Uncovered]:
-    """Name the arrays whose atoms move a little with a slight change of the input: they are the update itself."""
+    """Return the arrays whose atoms follow a slight change of the input: they are the update itself."""
     names = []
     for name, columns in levels.items():
         follow = []
@@ -392,7 +358,6 @@ def _between_levels(held: Held, after: Tensor, levels: Mapping[str, Mapping[int,
 
 
 def _opposite(held: Held) -> list[Uncovered]:
-    """Say whether the noise of a call is that of the one before with the other sign."""
     rows = held.first[:, ~held.constant]
     largest = rows.abs().amax(0)
     if not rows.shape[1] or _alike(rows, largest) > 0.01:  # a value of few levels is often the same
@@ -405,12 +370,12 @@ def _opposite(held: Held) -> list[Uncovered]:
 
 
 def _alike(rows: Tensor, largest: Tensor) -> float:
-    """Return the share of ``rows`` (n, d) that are the middle one, up to the rounding of values of that size."""
+    """Return the share of ``rows`` (n, d) equal to their median, up to rounding."""
     return float(((rows - rows.median(0).values).abs() <= ROUNDING * largest).all(1).double().mean())
 
 
 def _nudged(given: Any, rng: torch.Generator) -> Any:
-    """Change each value of an input by a hundredth of itself or so; ``None`` where it has no such values."""
+    """Change each value of an input by about a hundredth; ``None`` if it has no such values."""
     if isinstance(given, Tensor):
         changed = given * (1 + NUDGE * torch.randn(given.shape, generator=rng).to(given.device))
         return changed.to(given.dtype) if given.is_floating_point() else None
@@ -425,12 +390,7 @@ def _nudged(given: Any, rng: torch.Generator) -> Any:
 
 
 def told_by_covariance(held: Held, known: Tensor | None) -> Tensor | None:
-    """Return the direction (d,) that tells most by the noise's covariance, if far more than the difference itself.
-
-    Args:
-        held: draws.
-        known: the difference of the neighbors, laid out as a release is, if it is known.
-    """
+    """Return the most distinguishing direction (d,) by the noise's covariance, if far better than ``known``."""
     residuals = held.residuals
     spreads = residuals.square().mean(0).sqrt()
     varying = ~held.constant
@@ -440,7 +400,7 @@ def told_by_covariance(held: Held, known: Tensor | None) -> Tensor | None:
     units, shift = residuals[:, varying] / spreads[varying], known[varying] / spreads[varying]
     covariance = units.T @ units / draws
     best = torch.linalg.solve(covariance + 1e-9 * torch.eye(values, dtype=units.dtype), shift)
-    told = float(shift @ best) * (draws - values) / draws  # an inverse of so few draws is too large by that
+    told = float(shift @ best) * (draws - values) / draws  # corrects the bias of an inverse from few draws
     plain = float(shift @ shift) ** 2 / max(float(shift @ covariance @ shift), 1e-300)
     if told <= MORE * plain:
         return None
@@ -450,4 +410,4 @@ def told_by_covariance(held: Held, known: Tensor | None) -> Tensor | None:
 
 
 MORE = 1.7
-"""By which factor the square of what a direction tells must exceed that of the difference of the neighbors."""
+"""Factor by which a direction's squared separation must exceed that of the neighbors' difference."""

@@ -1,4 +1,4 @@
-"""What may be said of a claim of differential privacy: contradicted, not supported, or not contradicted; never true."""
+"""Verdict on a claim of differential privacy: contradicted, not supported, or not contradicted; never true."""
 
 import math
 from collections.abc import Sequence
@@ -11,10 +11,10 @@ from fl_privacy.dp_check.claims import Claim, Recomputed, Unit
 from fl_privacy.dp_check.mechanism import ACCUSATION, MechanismCheck, shown_epsilon
 
 TOLERANCE = 1.01
-"""By which factor a recomputed epsilon must exceed the claim before the two are said to disagree."""
+"""Factor by which a recomputed epsilon must exceed the claim to disagree."""
 
 OWNED = {"client": "each client's data", "example": "each single record"}
-"""Unit of a claim -> what is protected, in the words of a data protection officer."""
+"""Unit of a claim -> protected data, in a data protection officer's words."""
 
 
 class Status(StrEnum):
@@ -22,10 +22,10 @@ class Status(StrEnum):
 
     Attributes:
         CONTRADICTED: a test or the figures themselves show that it is false.
-        DOUBTED: a test's lower bound lies above the claim, though not surely enough to call the claim false.
-        UNSUPPORTED: it follows from what is stated under an assumption alone that nobody states or that does not hold.
+        DOUBTED: a test's lower bound lies above it, without the confidence to call it false.
+        UNSUPPORTED: it follows from the statements only under an unstated or wrong assumption.
         OPEN: it was tested, and nothing contradicts it.
-        UNTESTED: its own figures do not disagree, and no test was made that could have contradicted it.
+        UNTESTED: its own figures agree, and no test could have contradicted it.
         UNCLAIMED: nobody states an epsilon.
     """
 
@@ -39,15 +39,11 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimVerdict:
-    """A claim beside all that is known of it.
+    """A claim with all evidence.
 
     Attributes:
-        subject: what makes it, as a page names it, such as ``LocalDpMod``.
-        claim: ``None`` where no epsilon is stated.
-        recomputed: from what is stated of the mechanism; ``None`` where nothing is.
-        check: of the mechanism by many draws; ``None`` where it was not drawn from.
-        canaries: of the training; ``None`` where none took part.
-        notes: what the claim does not cover, a sentence each.
+        subject: source of the claim, for pages, such as ``LocalDpMod``.
+        notes: sentences on what the claim does not cover.
     """
 
     subject: str
@@ -59,14 +55,13 @@ class ClaimVerdict:
 
     @property
     def unit(self) -> Unit:
-        """Return the unit of protection: an example, a client or a user."""
         if self.claim is not None:
             return self.claim.unit
         return self.canaries.unit if self.canaries is not None else "client"
 
     @property
     def by_figures(self) -> bool:
-        """Say whether the stated mechanism itself spends more than is claimed, without any worst-case assumption."""
+        """Return ``True`` if the stated mechanism spends more than claimed, without worst-case assumptions."""
         return self._exceeds and not self._assumed
 
     @property
@@ -74,7 +69,7 @@ class ClaimVerdict:
         found = self.recomputed
         if self.claim is None or found is None or found.epsilon is None:
             return False
-        # At a smaller delta a mechanism spends more: that says nothing of the delta that is claimed.
+        # A larger epsilon at a smaller delta does not contradict the claim.
         return found.delta >= self.claim.delta and found.epsilon > self.claim.epsilon * TOLERANCE
 
     @property
@@ -83,7 +78,6 @@ class ClaimVerdict:
 
     @property
     def status(self) -> Status:
-        """See ``Status``."""
         if self.claim is None:
             return Status.UNCLAIMED
         tested = self.could_contradict
@@ -99,7 +93,6 @@ class ClaimVerdict:
 
     @property
     def could_contradict(self) -> bool:
-        """Say whether a test was made that could have shown more than is claimed."""
         if self.claim is None:
             return False
         showable = [] if self.canaries is None else [self.canaries.showable]
@@ -109,13 +102,11 @@ class ClaimVerdict:
 
     @property
     def lower_bound(self) -> float | None:
-        """Return the largest epsilon that a test shows; ``None`` where none was made."""
         found = [each.lower_bound for each in (self.check, self.canaries) if each is not None]
         return max(found) if found else None
 
     @property
     def reason(self) -> str:
-        """Name the fact that disagrees with the claim, in words that follow "because"; empty where none is known."""
         if self.check is not None and self.check.reason:
             return self.check.reason
         if self.by_figures and self.recomputed is not None and self.recomputed.epsilon is not None:
@@ -129,7 +120,6 @@ class ClaimVerdict:
 
     @property
     def headline(self) -> str:
-        """Return the first line of a page, in the words of a data protection officer."""
         owned = OWNED[self.unit]
         return {
             Status.CONTRADICTED: f"The promised protection of {owned} does not hold",
@@ -144,7 +134,6 @@ class ClaimVerdict:
 
     @property
     def sentence(self) -> str:
-        """Return the answer in one sentence: claimed, recomputed, at least, and what follows."""
         said = [f"claimed {self.claim.in_words()}" if self.claim else "nothing is claimed"]
         if self.recomputed is not None:
             spent = self.recomputed.epsilon
@@ -177,7 +166,6 @@ class ClaimVerdict:
 
     @property
     def _doubts(self) -> tuple[float, str] | None:
-        """Return the confidence of a bound above the claim, and what makes the test surer."""
         if self.check is not None and self.check.doubted:
             return self.check.confidence, f"repeat with --draws {4 * self.check.draws}"
         if self.claim is not None and self.canaries is not None and self.canaries.exceeds(self.claim):
@@ -186,7 +174,6 @@ class ClaimVerdict:
 
     @property
     def meaning(self) -> str:
-        """Say what follows for whoever decides, in a sentence or two without a formula."""
         lower = self.lower_bound
         if self.status is Status.CONTRADICTED:
             if self.check is not None and self.check.contradicted:
@@ -210,7 +197,6 @@ class ClaimVerdict:
         return "This is no clearance."
 
     def as_plain(self) -> dict[str, Any]:
-        """Give the fields of ``claim.json``."""
         claim, found, check, canaries = self.claim, self.recomputed, self.check, self.canaries
         return {
             "subject": self.subject,

@@ -1,4 +1,4 @@
-"""A federated round without any framework: clients, server, which uploads are audited, and the plain loop."""
+"""Federated rounds without a framework: clients, server, interception plan, and the plain loop."""
 
 from typing import TYPE_CHECKING
 

@@ -1,7 +1,4 @@
-"""Rounds in which the server adds up encrypted updates (CKKS, Cheon et al. 2017, by TenSEAL).
-
-Updates are packed as whole numbers, several to a slot of a ciphertext, such that sums can be taken apart again.
-"""
+"""Rounds in which the server adds encrypted updates (CKKS, Cheon et al. 2017, by TenSEAL), packed several to a slot."""
 
 import math
 import time
@@ -27,7 +24,7 @@ from fl_privacy.progress import counted
 from fl_privacy.types import Tensors, Upload
 
 DEGREE, MODULUS_BITS, SCALE_BITS = 8192, (60, 40, 60), 40
-"""Ring dimension and coefficient modulus of 128-bit security; half the dimension are the slots of a ciphertext."""
+"""Ring dimension and coefficient modulus for 128-bit security; a ciphertext has half as many slots."""
 
 
 def _tenseal() -> Any:
@@ -39,11 +36,7 @@ def _tenseal() -> Any:
 
 
 class Adder:
-    """Adds ciphertexts without a secret key, as the server can.
-
-    Attributes:
-        received: bytes of ciphertexts so far.
-    """
+    """Adder of ciphertexts without the secret key: the server's part."""
 
     def __init__(self, context: bytes) -> None:
         self._tenseal = _tenseal()
@@ -61,7 +54,7 @@ class Adder:
 
 
 class KeyHolder:
-    """Holds the secret key, which the clients share and the server lacks."""
+    """Holder of the secret key, which the clients share and the server lacks."""
 
     def __init__(self) -> None:
         self._tenseal = _tenseal()
@@ -71,7 +64,6 @@ class KeyHolder:
         self._context.global_scale = 2**SCALE_BITS
 
     def public_context(self) -> bytes:
-        """Return the context for an ``Adder``."""
         return bytes(self._context.serialize(save_secret_key=False, save_galois_keys=False, save_relin_keys=False))
 
     def encrypt(self, slots: Tensor) -> list[bytes]:
@@ -80,25 +72,23 @@ class KeyHolder:
         return [bytes(self._tenseal.ckks_vector(self._context, p.tolist()).serialize()) for p in pieces]
 
     def decrypt(self, ciphertexts: Sequence[bytes]) -> Tensor:
-        """Decrypt to (N,) float64."""
         vectors = (self._tenseal.ckks_vector_from(self._context, c) for c in ciphertexts)
         return torch.cat([torch.tensor(v.decrypt(), dtype=torch.float64) for v in vectors])
 
 
 SLOT_BITS = 40
-"""Whole numbers up to 2^40 survive CKKS at the precision of ``fl_privacy.federation.ckks``."""
+"""Bits of the largest whole number that is exact at this CKKS precision."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Packing:
-    """Quantized batching in the way of BatchCrypt (Zhang et al. 2020).
+    """Quantized batching like BatchCrypt (Zhang et al. 2020).
 
-    Values in [-1, 1] are rounded to ``2^bits - 1`` levels, of which one is zero; as many as fit lie side by side in a
-    slot, each with room above for the carries of ``summands`` additions.
+    Values in [-1, 1] are rounded to ``2^bits - 1`` levels including zero; a slot holds several, each with room for the
+    carries of ``summands`` additions.
 
     Attributes:
-        bits: of a value.
-        summands: how many packed updates are added at most.
+        summands: most packed updates that are added.
     """
 
     bits: int = 16
@@ -119,22 +109,19 @@ class Packing:
 
     @property
     def width(self) -> int:
-        """Return the bits that a value takes up in a slot."""
         return self.bits + self._room
 
     @property
     def per_slot(self) -> int:
-        """Return the number of values in a slot."""
         return SLOT_BITS // self.width
 
     @property
     def step(self) -> float:
-        """Return the distance of two levels; a value is off by half of it at most."""
+        """Return the distance of two levels; the rounding error is at most half of it."""
         return 1 / self._most
 
     @property
     def _most(self) -> int:
-        """Return the level of 1; that of -1 is its negative."""
         return 2 ** (self.bits - 1) - 1
 
     def pack(self, values: Tensor) -> Tensor:
@@ -157,18 +144,12 @@ class Packing:
 def encrypted_rounds(
     server: Server, clients: Mapping[int, Client], *, rounds: int, bits: int = 16
 ) -> Generator[Round, None, dict[int, ClientState]]:
-    """Train ``server.state`` under CKKS, a round each; return what each client kept for itself.
+    """Train ``server.state`` under CKKS, yielding each round; return each client's private state.
 
-    Each client scales its update by its share of the round's examples and by the largest value that any client has in
-    the tensor, which all tell, packs and encrypts it; the server adds the ciphertexts; the clients, who share the
-    secret key, decrypt the sum. ``server.state`` is what they make of it, which
-    the server itself does not learn. Seconds of encryption, addition and decryption are those of the defense.
-
-    Args:
-        server: holds the model and the rules; adding is all that its machine does.
-        clients: the clients.
-        rounds: how many.
-        bits: of a quantized value.
+    Each client scales its update by its share of the round's examples and by the tensor's largest value over all
+    clients, which all reveal, packs and encrypts it. The server adds the ciphertexts; the clients share the secret key
+    and decrypt the sum into ``server.state``, which the server itself does not learn. Cryptography counts as time of
+    the defense.
 
     Raises:
         UserError: TenSEAL is missing, a setting is out of range, or all clients of a round failed.
@@ -191,7 +172,6 @@ def _round(
     bits: int,
     round: int,
 ) -> RoundReport:
-    """Run a round; ``states`` becomes what the clients keep of it."""
     started = time.perf_counter()
     asked = server.select(round)
     results: dict[int, LocalResult | Failure] = {}
@@ -230,10 +210,7 @@ def _round(
 def _usable(
     server: Server, results: Mapping[int, LocalResult | Failure]
 ) -> tuple[dict[int, LocalResult], dict[int, str]]:
-    """Return the replies that count, by client, and why others don't.
-
-    Each client checks its own before it encrypts it.
-    """
+    """Return the usable replies by client, and the reasons against the others; each client checks its own."""
     uploads = {c: r if isinstance(r, Failure) else r.upload for c, r in results.items()}
     faults = {c: u.reason if isinstance(u, Failure) else fault(u, server.state) for c, u in uploads.items()}
     excluded = {c: reason for c, reason in faults.items() if reason}
@@ -250,7 +227,6 @@ def _usable(
 
 
 def _peaks(upload: Upload) -> Tensor:
-    """Return the largest absolute value in each tensor."""
     return torch.stack([t.double().abs().amax() if t.numel() else torch.tensor(0.0).double() for t in _all(upload)])
 
 

@@ -1,7 +1,4 @@
-"""A simulated client: its examples, its model, its defense.
-
-What a client trains on: which examples, in which order, changed how.
-"""
+"""A simulated client: examples, augmentation, model and defense."""
 
 import itertools
 import math
@@ -38,7 +35,7 @@ from fl_privacy.types.modality import modality_of_inputs
 
 @dataclass(frozen=True)
 class OwnExamples:
-    """``batch`` takes indices below ``number``; ``seconds`` is what the defense took to make them."""
+    """Training examples: ``batch`` takes indices below ``number``; ``seconds`` is the defense's time to make them."""
 
     number: int
     batch: Callable[[Tensor], Batch]
@@ -46,12 +43,10 @@ class OwnExamples:
 
     @classmethod
     def of(cls, examples: LabelledExamples, indices: Tensor, device: torch.device | str) -> "OwnExamples":
-        """Select the examples at ``indices``, unchanged."""
         return cls(len(indices), lambda chosen: examples.batch(indices[chosen], device))
 
     @classmethod
     def exchanged(cls, batch: Batch, defense: Defense, data: LocalData) -> "OwnExamples":
-        """Exchange ``batch``, all that the client has, for what ``defense`` makes of it."""
         started = time.perf_counter()
         for hook in defense.examples:
             batch = hook(batch, data)
@@ -60,15 +55,11 @@ class OwnExamples:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LocalWork:
-    """The local steps behind an upload.
+    """Local steps behind an upload.
 
     Attributes:
-        order: which examples each step takes.
-        batches: these, augmented, as they are before a defense of the data.
-        plan: of the round.
-        purpose: names the random streams.
-        num_examples: that the upload says it is of; ``None`` are all that ``order`` visits.
-        seconds: that the defense took to make the examples.
+        order: indices of each step's examples.
+        num_examples: stated number of examples; ``None`` is all in ``order``.
     """
 
     order: Sequence[Tensor]
@@ -80,10 +71,10 @@ class LocalWork:
 
 
 def local_batches(num_examples: int, plan: LocalPlan, rng: torch.Generator) -> list[Tensor]:
-    """Index tensors of the local steps of one round, drawn without replacement within each pass.
+    """Return index tensors of the local steps of one round, drawn without replacement within each pass.
 
-    A plan without steps and epochs makes one step. A pass of fewer examples than ``batch_size`` is one batch;
-    the last batch of an epoch may be short, those of a plan that counts steps are all equally long.
+    A plan without steps and epochs makes one step. The last batch of an epoch may be short; batches of a plan that
+    counts steps are equally long.
     """
     size = min(plan.batch_size or num_examples, num_examples)
     if plan.epochs is not None:
@@ -96,7 +87,7 @@ def local_batches(num_examples: int, plan: LocalPlan, rng: torch.Generator) -> l
 
 
 def augment(batch: Batch, plan: LocalPlan, rng: torch.Generator) -> Batch:
-    """Augment ``batch`` as ``plan`` says; each image has its own draws."""
+    """Augment ``batch`` by ``plan``, with separate draws for each image."""
     images = batch.inputs
     if not (kind := modality_of_inputs(images)).pixels:
         raise UserError(
@@ -130,11 +121,10 @@ def cropped(images: Tensor, padding: int, offsets: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Personalized:
-    """A client's end of a round.
+    """Result of a client's personalization at the end of a round.
 
     Attributes:
-        seconds: that training its private part took.
-        evaluation: of its own model on the test examples, where it was asked for.
+        evaluation: evaluation of its own model on the test examples, if requested.
     """
 
     seconds: float
@@ -147,22 +137,17 @@ class Client:
 
     Attributes:
         id: partition number, from 0.
-        examples: of all clients.
-        indices: (n,) which of them are this client's.
+        indices: (n,) indices of this client's examples.
         model: architecture; its values are not used.
-        plan: how it trains.
-        defense: what it does to its update.
-        seed: what this client's random streams derive from, with ``id``. A number makes it a simulation: who knows the
-            number repeats every draw, and removes the noise. By default a secret is drawn, as a deployed client needs;
-            one that is kept (``flower.node_secret``) outlives the process, and the client where a Flower app makes
-            one for each message: private layers need that. Streams that one upload uses up are then
-            new for each upload, also where a server asks for the same round twice.
-        audit_seed: of a deployed client that is audited: the public number which decides what batches are probed.
-        device: where it computes.
-        threads: CPU threads it computes with; part of the result's last bits, hence the same for every backend.
-        test: examples that a client with a private part tests its own model on; ``None`` are its own.
-        guard: looks at each model before it is trained on; ``None`` takes any. Of a deployed client that promises
-            differential privacy it looks at the weights alone: how a model answers the examples is a bit about them.
+        seed: source of this client's random streams, with ``id``. A number makes it a simulation: anyone who knows it
+            can repeat every draw and remove the noise. By default a secret is drawn, as a deployed client needs; a kept
+            one (``flower.node_secret``) outlives the process, which private layers need in a Flower app. With a secret,
+            the streams are new for each upload, also if a server repeats a round.
+        audit_seed: public number that decides the probed batches of a deployed client.
+        threads: CPU threads; they affect the last bits of results, hence are the same for every backend.
+        test: examples on which a client with a private part tests its own model; ``None`` takes its own.
+        guard: check of each model before training, if any. On a deployed client that promises differential privacy it
+            checks the weights alone, since a model's answers reveal a bit about the examples.
     """
 
     id: int
@@ -195,7 +180,7 @@ class Client:
         return replace(result, seconds=result.seconds + looked, defense_seconds=result.defense_seconds + looked)
 
     def personalize(self, sent: ModelState, state: ClientState, *, round: int, test: bool) -> Personalized:
-        """End ``round``: train the private part on the new model ``sent``, then test both together if asked."""
+        """End ``round``: train the private part on the new model ``sent``, then test both if ``test``."""
         started = time.perf_counter()
         if passes := self.defense.private_passes:
             own = self._own(state)
@@ -217,9 +202,7 @@ class Client:
         return Personalized(seconds=seconds, evaluation=self.evaluate(sent, state, mine) if test else None)
 
     def probe(self, sent: ModelState, state: ClientState, *, round: int, probe: int, batch_size: int) -> LocalResult:
-        """Return the upload this client would make if ``victim_batch`` were all it had.
-
-        ``state`` is left as it was, but for what the defense makes of the client's examples once.
+        """Return the upload that this client would make with ``victim_batch`` alone, without changing ``state``.
 
         Raises:
             UserError: batch norm in training mode has but one value to normalize, or the guard refused the model.
@@ -237,12 +220,12 @@ class Client:
             raise
 
     def victim_batch(self, probe: int, batch_size: int, state: ClientState | None = None) -> Batch:
-        """Return the ``probe``-th of the disjoint batches that are probed (B, ...), from 0; the same in every round."""
+        """Return the ``probe``-th of the disjoint probed batches (B, ...), from 0; the same in every round."""
         own = self._own(ClientState() if state is None else state)
         return own.batch(self._probed(probe, batch_size, own.number))
 
     def probed_examples(self, probe: int, batch_size: int) -> Tensor:
-        """Return which of ``examples`` are in the ``probe``-th batch (B,); only of a client that trains on its own."""
+        """Return the indices (B,) in ``examples`` of the ``probe``-th batch, without exchange by a defense."""
         return self.indices[self._probed(probe, batch_size, len(self.indices))]
 
     def _probed(self, probe: int, batch_size: int, number: int) -> Tensor:
@@ -256,14 +239,14 @@ class Client:
 
     @property
     def number_of_examples(self) -> int:
-        """Return how many examples it trains on: its own, or those that its defense will exchange them for."""
+        """Return the number of training examples, after any exchange by the defense."""
         labels = self.examples.labels[self.indices]
         for hook in self.defense.outcome:
             labels = hook(labels, self.examples.num_classes)
         return len(labels)
 
     def training_work(self, state: ClientState, *, round: int) -> LocalWork:
-        """Return what the client trains on in ``round``; ``state`` keeps its defense's examples."""
+        """Return the training work of ``round``; ``state`` keeps the defense's examples."""
         own, purpose = self._own(state), f"round-{round}"
         order = local_batches(own.number, self.plan, self._once("order", round))
         batches = self._augmented([own.batch(i) for i in order], purpose)
@@ -271,7 +254,6 @@ class Client:
         return LocalWork(order=order, batches=batches, plan=plan, purpose=purpose, seconds=own.seconds)
 
     def probe_work(self, state: ClientState, *, round: int, probe: int, batch_size: int) -> LocalWork:
-        """Return what the client trains on for its ``probe``-th probe in ``round``."""
         batch, purpose = self.victim_batch(probe, batch_size, state), f"round-{round}/victim-{probe}"
         order = local_batches(batch_size, self.plan, self._audited("probe", round, probe))
         batches = [Batch(batch.inputs[i], batch.labels[i]) for i in order]
@@ -280,7 +262,6 @@ class Client:
         return LocalWork(order=order, batches=batches, plan=plan, purpose=purpose, num_examples=batch_size)
 
     def do(self, work: LocalWork, sent: ModelState, state: ClientState) -> LocalResult:
-        """Do ``work`` on the model ``sent``, and return the upload."""
         with self._streams(self._once(work.purpose, "torch")):
             result = local_update(
                 _placed(self.model, self.device),
@@ -301,31 +282,28 @@ class Client:
         )
 
     def examples_of(self, indices: Tensor, state: ClientState) -> Batch:
-        """Return the examples at ``indices`` that the client trains on, its own or what its defense made of them."""
+        """Return the training examples at ``indices``, its own or the defense's."""
         return self._own(state).batch(indices)
 
     def evaluate(self, sent: ModelState, state: ClientState, examples: LabelledExamples) -> Evaluation:
-        """Compute the accuracy of the model sent, joined with this client's private part, on ``examples``."""
         model = self._own_model(state)
         values = join_private(model, sent.to(self.device), state).to(self.device)
         with cpu_threads(self.threads):
             return evaluate_model(model, values, examples, device=self.device)
 
     def private_part(self, sent: ModelState, state: ClientState) -> tuple[nn.Module, ModelState]:
-        """Return this client's architecture and the values in it that it was not sent: a secret."""
+        """Return this client's architecture and its private values: a secret."""
         model = self._own_model(state)
         return model, private_values(model, sent.to(self.device), state).to("cpu")
 
     def architecture(self) -> nn.Module:
-        """Return what this client makes of the model it is sent; its values are not used."""
+        """Return this client's version of the model; its values are not used."""
         return self._own_model(ClientState())
 
     def keeps_private(self) -> bool:
-        """Say whether some of the model's values are neither sent nor uploaded."""
         return bool(private_names(self.model, self.defense))
 
     def _look(self, sent: ModelState, state: ClientState) -> float:
-        """Return the seconds that the guard took to find nothing; a finding raises ``RefusedModelError``."""
         if self.guard is None:
             return 0.0
         started = time.perf_counter()
@@ -346,7 +324,6 @@ class Client:
 
     @contextmanager
     def _streams(self, rng: torch.Generator) -> Iterator[None]:
-        """Set this client's threads, and PyTorch's global streams as they start from ``rng``."""
         with cpu_threads(self.threads), seeded_globally(rng, self.device):
             yield
 
@@ -357,7 +334,6 @@ class Client:
         return [augment(batch, self.plan, rng) for batch in batches]
 
     def _own(self, state: ClientState) -> OwnExamples:
-        """Return what the client trains on: its examples, or what its defense makes of them."""
         if not self.defense.examples:
             return OwnExamples.of(self.examples, self.indices, self.device)
         data = LocalData(num_classes=self.examples.num_classes, state=state, rng=self._rng("examples"))
@@ -365,30 +341,26 @@ class Client:
             return OwnExamples.exchanged(self.examples.batch(self.indices, self.device), self.defense, data)
 
     def _rng(self, *names: str | int) -> torch.Generator:
-        """Return the random stream called ``names``, the same at every call."""
         assert self.seed is not None, "drawn when it was left out"
         return derive_generator(self.seed, "client", self.id, *names)
 
     def _once(self, *names: str | int) -> torch.Generator:
-        """Return the stream ``names`` of one upload; a deployed client's never comes again."""
+        """Return the stream ``names`` of one upload; a deployed client's is never repeated."""
         return self._rng(*names, secrets.token_hex(16)) if isinstance(self.seed, Secret) else self._rng(*names)
 
     def _audited(self, *names: str | int) -> torch.Generator:
-        """Return the stream ``names`` of a choice that the auditor knows."""
         return self._rng(*names) if self.audit_seed is None else replace(self, seed=self.audit_seed)._rng(*names)
 
 
 def _placed(model: nn.Module, device: torch.device | str) -> nn.Module:
-    """Put ``model`` on ``device``, if it is elsewhere: to move one that is there costs as much as a small layer."""
+    """Move ``model`` to ``device`` if needed; moving one that is there costs as much as a small layer."""
     values, wanted = itertools.chain(model.parameters(), model.buffers()), torch.device(device)
     return model if all(value.device == wanted for value in values) else model.to(device)
 
 
 def _visited(order: Sequence[Tensor]) -> int:
-    """Count the different examples that the local steps take; none comes twice in a batch."""
     return len(order[0]) if len(order) == 1 else len(torch.cat(list(order)).unique())
 
 
 ClientSource = Callable[[], Mapping[int, Client]]
-"""Makes the clients, by id, where they are to run; for other processes it must be picklable, best a partial over a few
-strings."""
+"""Function that makes the clients, by id, in their process; picklable, best a partial over a few strings."""

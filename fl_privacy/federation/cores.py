@@ -1,4 +1,4 @@
-"""How many cores this process may use: those it is bound to, those its control group pays for, those it was left."""
+"""Number of cores for this process: by affinity, control group and environment."""
 
 import math
 import os
@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 LEFT = "FL_PRIVACY_CORES"
-"""Variable of the environment: the most cores that a process may use, as a command leaves them to its workers."""
+"""Environment variable: most cores that a command leaves to each worker."""
 
 _GROUPS = Path("/proc/self/cgroup")
 _MOUNTED = Path("/sys/fs/cgroup")
 
 
 def usable_cores() -> int:
-    """Return how many cores this process may use, at least 1."""
+    """Return the number of cores that this process may use, at least 1."""
     bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     paid = min(quotas(_GROUPS, _MOUNTED), default=math.inf)
     left = os.environ.get(LEFT, "")
@@ -23,7 +23,7 @@ def usable_cores() -> int:
 
 
 def processes_that_fit(bytes_each: int, meminfo: Path = Path("/proc/meminfo")) -> int:
-    """Return how many processes there are cores and free memory for, at least 1; each takes a number of bytes."""
+    """Return the number of processes for the cores and free memory, at least 1, with ``bytes_each``."""
     try:
         told = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)
         free = 1024 * int(told["MemAvailable"].split()[0])
@@ -33,16 +33,15 @@ def processes_that_fit(bytes_each: int, meminfo: Path = Path("/proc/meminfo")) -
 
 
 def shared_among(processes: int) -> dict[str, str]:
-    """Return what to set in the environment of each of ``processes`` that share the cores of this one."""
+    """Return the environment of each of ``processes`` that share this one's cores."""
     return {LEFT: str(max(1, usable_cores() // max(1, processes)))}
 
 
 def quotas(groups: Path, mounted: Path) -> Iterator[float]:
-    """Yield the cores that this process's control groups and those around them pay for, where one is limited.
+    """Yield the CPU limits of this process's control groups and their parents.
 
     Args:
-        groups: a file like ``/proc/self/cgroup``.
-        mounted: the folder where control groups are mounted.
+        groups: file like ``/proc/self/cgroup``.
     """
     try:
         lines = groups.read_text().splitlines()
@@ -58,7 +57,6 @@ def quotas(groups: Path, mounted: Path) -> Iterator[float]:
 
 
 def _quota(folder: Path) -> float | None:
-    """Return the cores that a control group's folder, of version 2 or 1, pays for; ``None`` where it sets no limit."""
     for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
         try:
             numbers = [number for name in names for number in (folder / name).read_text().split()]

@@ -13,14 +13,14 @@ from fl_privacy.progress import counted
 from fl_privacy.types import ModelState
 
 _NOT_ASKED = -100
-"""Label of a position behind which no token follows."""
+"""Label of a position without a next token."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Share of right answers in [0, 1], mean cross entropy, and how many examples they are of.
+    """Accuracy in [0, 1], mean cross entropy, and number of examples.
 
-    Answers are those asked for: one an example, or the next tokens of all texts.
+    Answers are one per example, or the next tokens of all texts.
     """
 
     accuracy: float
@@ -29,7 +29,7 @@ class Evaluation:
 
 
 def mean_evaluation(evaluations: Sequence[Evaluation]) -> Evaluation:
-    """Average over clients that tested their own models, each counting the same."""
+    """Average over clients that tested their own models, equally weighted."""
     count = len(evaluations)
     return Evaluation(
         sum(e.accuracy for e in evaluations) / count,

@@ -1,4 +1,4 @@
-"""Which updates are intercepted: the clients' own, or those of extra victim batches that do not train the model."""
+"""Choice of intercepted updates: the clients' own, or those of extra victim batches that do not train the model."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,24 +16,20 @@ class Probe:
     number: int
 
     def in_round(self, round: int) -> VictimId:
-        """Name the victim of this probe where it is sent out in ``round``."""
         return VictimId(round, self.client, self.number)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Audit:
-    """Uploads that the attacker gets hold of.
+    """Uploads that the attacker obtains.
 
     Attributes:
-        rounds: in which rounds, from 1.
-        uploads: ``probe``: each victim is a batch of ``batch_size`` examples, which its client turns into an upload as
-            if it were all its data, with its defense and the model of that round; the papers' setting.
-            ``update``: the updates that train the model.
-            ``both``: those, and whatever batches clients answer probes of.
-        probes: the victims where probes are intercepted.
-        clients: whose updates are intercepted with ``update``; ``both`` takes those of all.
-        batch_size: examples of a probed batch.
-        listens: whether the updates that train the model are read beside probes.
+        rounds: intercepted rounds, from 1.
+        uploads: ``probe``: uploads of ``batch_size`` examples, computed with the client's defense and the round's model
+            as if they were all its data (the papers' setting). ``update``: updates that train the model. ``both``:
+            those and all probes.
+        clients: clients whose updates are intercepted under ``update``; ``both`` takes all.
+        listens: ``True`` if training updates are also observed next to probes.
     """
 
     rounds: frozenset[int] = frozenset()
@@ -44,22 +40,19 @@ class Audit:
     listens: bool = False
 
     def probes_of(self, round: int) -> tuple[Probe, ...]:
-        """Return the probes that are sent out in ``round``."""
         return self.probes if self.uploads == "probe" and round in self.rounds else ()
 
     def intercepts(self, round: int, client: int) -> bool:
-        """Say whether the training update of ``client`` in ``round`` is captured."""
         if self.uploads == "both":
             return round in self.rounds
         return (self.listens or self.uploads == "update") and round in self.rounds and client in self.clients
 
     def expects(self, probe: Probe) -> bool:
-        """Say whether an answer to ``probe`` is one that was asked for."""
         return self.uploads == "both" or probe in self.probes
 
 
 def spread_probes(victims: int, batch_size: int, client_sizes: Mapping[int, int]) -> tuple[Probe, ...]:
-    """Deal ``victims`` probes to the clients in turn, as many disjoint batches to each as it has examples for.
+    """Deal ``victims`` probes to the clients in turn, limited by each client's number of disjoint batches.
 
     Raises:
         UserError: the clients together hold fewer than ``victims`` batches.
@@ -79,8 +72,6 @@ def audited_rounds(
     chosen: str | int | Sequence[int], total: int, *, name: str = "intercept.rounds", most: str = "federation.rounds"
 ) -> frozenset[int]:
     """Return rounds from ``first``, ``last``, ``ends`` (both), ``all``, a number or a list of numbers in 1..total.
-
-    Errors call the choice ``name`` and the number of rounds ``most``.
 
     >>> sorted(audited_rounds("ends", 20))
     [1, 20]

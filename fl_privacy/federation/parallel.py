@@ -1,7 +1,4 @@
-"""An attack on parts of the victims at the same time: by all cores of this machine, or by a Ray cluster.
-
-The Ray cluster that work is handed to, and what it says when work fails.
-"""
+"""Parallel attacks on parts of the victims, by all cores of this machine or by a Ray cluster."""
 
 import copy
 import logging
@@ -32,33 +29,25 @@ from fl_privacy.types import Observation, Reconstruction
 from fl_privacy.types.modality import modality_of
 
 SWITCHED_OFF = ("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "RAY_USAGE_STATS_ENABLED", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO")
-"""Ray listens on other interfaces than loopback, reports usage, hides the GPUs from clients that reserve none."""
+"""Ray's listening beyond loopback, usage reports, and hiding of GPUs from clients that reserve none."""
 
 
 PATIENCE = 5.0
-"""Seconds in which a cluster has to answer."""
+"""Time limit of a cluster's answer in seconds."""
 
 
 def expect_ray(setting: str) -> None:
-    """Refuse ``setting`` (``KEY=VALUE``) without Ray.
-
-    Raises:
-        UserError: Ray is not installed.
-    """
+    """Raise ``UserError`` if Ray, which ``setting`` (``KEY=VALUE``) needs, is not installed."""
     expect_package("ray", setting)
 
 
 def joins_cluster() -> bool:
-    """Say whether RAY_ADDRESS names a cluster that runs."""
+    """Return ``True`` if RAY_ADDRESS names a cluster."""
     return bool(os.environ.get("RAY_ADDRESS"))
 
 
 def expect_answer() -> None:
-    """Knock at the address in RAY_ADDRESS: Ray itself tries for minutes without a word.
-
-    Raises:
-        UserError: nobody answers within ``PATIENCE`` seconds.
-    """
+    """Raise ``UserError`` without an answer of RAY_ADDRESS in ``PATIENCE`` seconds; Ray itself retries for minutes."""
     address = os.environ.get("RAY_ADDRESS", "").rpartition("://")[2]
     if not address or address in ("auto", "local"):
         return
@@ -93,7 +82,7 @@ def _no_cluster(reason: str) -> str:
 
 @contextmanager
 def ray_cluster() -> Iterator[None]:
-    """Enter a Ray cluster: the one that runs or that RAY_ADDRESS names, else a new one on the loopback interface."""
+    """Enter the running Ray cluster or that of RAY_ADDRESS, else a new one on the loopback interface."""
     for name in SWITCHED_OFF:
         os.environ.setdefault(name, "0")
     import ray  # noqa: PLC0415
@@ -122,7 +111,7 @@ def ray_cluster() -> Iterator[None]:
 
 
 def on_this_node() -> Any:
-    """Return the place of a task that must not be lost while this process lives."""
+    """Return the scheduling of a task that must live as long as this process."""
     import ray  # noqa: PLC0415
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noqa: PLC0415
 
@@ -130,7 +119,7 @@ def on_this_node() -> Any:
 
 
 def cause_of(error: Exception) -> BaseException:
-    """Return what went wrong behind Ray's own exception."""
+    """Return the error behind Ray's own exception."""
     return getattr(error, "cause", None) or error
 
 
@@ -145,23 +134,18 @@ logger = logging.getLogger(__name__)
 _LOOK_EVERY = 0.5
 
 LOSSES = 2
-"""So many times a part is begun anew, where its process or its machine is gone."""
+"""Most restarts of a part whose process or machine is lost."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ShardedAttack:
-    """``attack`` in Ray tasks, each on a part of the victims, on this machine or the cluster that RAY_ADDRESS names.
+    """``attack`` in Ray tasks on parts of the victims, on this machine or the cluster of RAY_ADDRESS.
 
-    Each victim draws from its own random stream, so that its result is that of the attack in one process, up to the
-    last bits of sums that other batch sizes take in another order.
-    A task whose machine is gone is begun anew on another one, and gives the same; what others have finished is here
-    already. The victims of a task that fails are failures; the others go on.
+    Victims have their own random streams: results equal those of one process up to the last bits, also after the
+    restart of a lost task. The victims of a failed task are failures.
 
     Attributes:
-        attack: what each task runs; can be pickled.
-        shards: the number of parts, where there are as many victims.
-        threads: CPU threads of each task.
-        device: of the attack; where it is a GPU, each task gets one or a share.
+        device: device of the attack; each task gets a GPU or a share of one.
 
     Raises:
         UserError: Ray is not installed, or the cluster does not answer.
@@ -179,11 +163,6 @@ class ShardedAttack:
     def __call__(
         self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
     ) -> list[Reconstruction]:
-        """Attack all ``observations``; see :class:`fl_privacy.attacks.attack.ReconstructionAttack`.
-
-        Raises:
-            UserError: the attack refuses its settings, or no GPU is free.
-        """
         parts = cut(observations, self.shards)
         if len(parts) < 2:
             return self.attack(observations, seed=seed, progress=progress)
@@ -192,7 +171,6 @@ class ShardedAttack:
         return [found[position] for position in range(len(observations))]
 
     def provenance(self, image: Sequence[int]) -> Provenance | None:
-        """Return what a part of the attack was trained on, for images (C, H, W)."""
         return trained_on(self.attack, image)
 
     def _attack(
@@ -226,7 +204,7 @@ class ShardedAttack:
         return found
 
     def _share(self, tasks: int) -> dict[str, Any]:
-        """Return what a task reserves: no CPU, which clients in Ray processes hold during the attack."""
+        """Return a task's reservation: no CPU, since clients in Ray processes hold them during the attack."""
         import ray  # noqa: PLC0415
 
         if self.device.type != "cuda":
@@ -275,13 +253,13 @@ def _result(task: Any, observations: Sequence[Observation]) -> list[Reconstructi
 _TELL_EVERY = 0.5
 
 Tell = Callable[[float], object]
-"""Takes the number of victims that are done."""
+"""Callback with the number of finished victims."""
 
 
 def cut(observations: Sequence[Observation], parts: int) -> list[list[int]]:
-    """Cut the positions of ``observations`` into at most ``parts`` parts of about the same size, in order.
+    """Cut the positions of ``observations`` into at most ``parts`` parts of similar size, in order.
 
-    Updates that are known to come from the same examples stay together.
+    Updates known to come from the same examples stay together.
     """
     units: dict[tuple[bool, str], list[int]] = {}
     for position, observation in enumerate(observations):
@@ -297,7 +275,7 @@ def cut(observations: Sequence[Observation], parts: int) -> list[list[int]]:
 def attack_part(
     attack: ReconstructionAttack, observations: Sequence[Observation], *, seed: int, threads: int, tell: Tell
 ) -> tuple[list[Reconstruction], list[str]]:
-    """Return the reconstructions of a part, and the warnings on the way, which nobody would see otherwise."""
+    """Return the reconstructions of a part, and its warnings."""
     torch.set_num_threads(threads)
     told = 0.0
 
@@ -315,14 +293,14 @@ def attack_part(
 
 _MOST_TOGETHER = 32
 _TOGETHER = 24_000.0
-"""Victims of a part times the root of the multiplications of a layer for one of them: so many cost a seventh to a
-fifth more each than all at once would (LeNet 32, ConvNet 13, ResNet-20 17, ResNet-18 4)."""
+"""Victims of a part times the root of a layer's multiplications for one: such a part costs a seventh to a fifth more
+per victim than all at once (LeNet 32, ConvNet 13, ResNet-20 17, ResNet-18 4)."""
 
 _UNKNOWN = 8
 
 
 def victims_of_a_part(observations: Sequence[Observation]) -> int:
-    """Return how many victims a part of an attack has; it depends on them alone, not on the machine."""
+    """Return the number of victims of a part, independent of the machine."""
     first = observations[0]
     shape = (1, max(1, first.upload.num_examples), *first.input_shape)
     if not modality_of(first.model).pixels:
@@ -345,18 +323,15 @@ def attack_by_all_cores(
     processes: int | None = None,
     progress: Progress = no_progress,
 ) -> list[Reconstruction]:
-    """Attack all ``observations`` in parts, which processes share out; see ``federation.processes.in_processes``.
+    """Attack all ``observations`` in parts by several processes; see ``federation.processes.in_processes``.
 
-    The parts, and so every bit of the result, are the same however many processes there are. What computes on a GPU,
-    or is shared out by Ray, stays in this process.
+    Parts, and so every bit of the result, do not depend on the number of processes. Attacks on a GPU or by Ray stay in
+    this process.
 
     Args:
-        attack: whose random numbers come from ``seed`` and a victim's id alone.
-        observations: attacked in the order of their parts.
-        seed: of the attack.
-        threads: CPU threads of each process; ``None`` takes one, or PyTorch's where there is a single part.
-        processes: at most; ``None`` takes all cores.
-        progress: of the whole attack.
+        attack: attack whose random numbers depend on ``seed`` and a victim's id alone.
+        threads: CPU threads of each process; ``None`` takes one, or PyTorch's for a single part.
+        processes: most processes; ``None`` takes all cores.
     """
     apart = not isinstance(attack, ShardedAttack) and len(observations) > 1 and not _on_gpu(attack, observations[0])
     parts = cut(observations, -(-len(observations) // victims_of_a_part(observations))) if apart else []
@@ -390,7 +365,6 @@ def _on_gpu(attack: ReconstructionAttack, observation: Observation) -> bool:
 def _attack_apart(
     attack: ReconstructionAttack, observations: Sequence[Observation], seed: int, number: int, done: Done
 ) -> list[Reconstruction]:
-    """Attack a part; what an attack draws from PyTorch's own streams is the same in any process."""
     with streams_put_back(derive_seed(seed, "part", number)):
         found = attack(observations, seed=seed, progress=lambda step, steps: done(step / max(steps, 1)))
     if not isinstance(found, list) or len(found) != len(observations):

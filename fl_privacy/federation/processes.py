@@ -1,9 +1,6 @@
-"""Work on independent parts by all cores of this machine: processes of one thread each beside this one.
+"""Work on independent parts by single-threaded processes on all cores, with bitwise equal results for any number.
 
-Which parts there are depends on the work alone, never on the number of processes, and each part is computed as if it
-were the only one: results are the same bits on one core and on sixty-four. This process begins by itself. Others are
-started once what it measures of the work says that starting them, which takes seconds, pays; they stay for what comes
-next. Whatever can't go to another process stays in this one.
+Workers are started once measurements show that it pays, and are kept; work that can't be sent stays here.
 """
 
 import logging
@@ -34,33 +31,33 @@ logger = logging.getLogger(__name__)
 R = TypeVar("R")
 
 Done = Callable[[float], None]
-"""Takes the share of a part that is done, in [0, 1]."""
+"""Callback with the finished share of a part, in [0, 1]."""
 
 
 Part = Callable[[Done], R]
-"""Does a part and returns its result; what it needs goes with it into another process."""
+"""Function that computes a part, picklable with all it needs."""
 
 
 STARTING = 4.0
-"""Seconds that processes have to save before they are started: each imports PyTorch."""
+"""Least savings in seconds that justify starting processes, each of which imports PyTorch."""
 
 STARTED = 0.3
-"""Seconds that those have to save which are there already."""
+"""Least savings in seconds that justify using running processes."""
 
 _WATCHED = 1.0
-"""Seconds of work before anything is concluded from it."""
+"""Seconds of work before the first estimate."""
 
 _UNSURE = 3.0
-"""What is to be saved by what the first part tells of itself before it ends, in times of what is saved for sure: an
-attack that may end early tells less than it has done. Twice that before a start would have been over."""
+"""Factor on the savings estimated before the first part has ended, since attacks that end early report too little;
+twice that at first."""
 
 _LOOK_EVERY = 0.2
 
 _IDLE = 120.0
-"""Seconds after which a process that nothing is asked of ends."""
+"""Seconds after which an idle process ends."""
 
 _HEARD = tuple(getattr(signal, name) for name in ("SIGINT", "SIGHUP") if hasattr(signal, name))
-"""What a terminal sends to all processes at once; this one ends the others."""
+"""Signals that a terminal sends to all processes; this one ends the others."""
 
 
 def in_processes(
@@ -71,17 +68,16 @@ def in_processes(
     threads: int = 1,
     report: Done = lambda share: None,
 ) -> list[R]:
-    """Do all of ``parts`` and return their results in order.
+    """Compute all of ``parts`` and return their results in order.
 
     Args:
-        parts: independent of each other; what they draw comes from seeds of their own.
-        weights: of the parts, in proportion to their work.
-        processes: at most, this one among them; ``None`` takes as many as there are cores for ``threads`` each.
-        threads: CPU threads of each; part of the last bits.
-        report: of the share of all that is done; called often.
+        parts: independent parts with their own seeds.
+        weights: relative work of the parts.
+        processes: most processes including this one; ``None`` takes as many as there are cores for ``threads`` each.
+        threads: CPU threads of each; they affect the last bits.
 
     Raises:
-        Exception: what a part raises, after which no other is begun and those elsewhere are ended.
+        Exception: error of a part, after which no other starts and the workers are ended.
     """
     most = max(1, usable_cores() // threads) if processes is None else processes
     with cpu_threads(threads), tempfile.TemporaryDirectory(prefix="fl-privacy-") as folder:
@@ -91,8 +87,6 @@ def in_processes(
 
 
 class _Work(Generic[R]):
-    """Parts of which this process does one after the other from the first on, and others from the last on."""
-
     def __init__(self, parts: Sequence[Part[R]], weights: Sequence[float], others: "_Others", report: Done) -> None:
         self._parts, self._weights, self._report = parts, np.array(weights, dtype=np.float64), report
         self._others, self._waiting = others, list(range(len(parts)))
@@ -103,7 +97,6 @@ class _Work(Generic[R]):
         self._done = np.zeros(len(parts))
 
     def results(self) -> list[R]:
-        """Do all the work; see :func:`in_processes`."""
         try:
             while self._waiting or self._elsewhere:
                 share_among(1 + len(self._elsewhere))
@@ -131,7 +124,6 @@ class _Work(Generic[R]):
         self._began = time.perf_counter()
 
     def _here(self, share: float) -> None:
-        """Note the share of the part here, and now and then look at the others; raises nothing into the work."""
         self._done[self._own] = share
         if time.perf_counter() - self._looked > _LOOK_EVERY:
             self._look()
@@ -149,7 +141,6 @@ class _Work(Generic[R]):
         self._report(float(self._done @ self._weights / self._weights.sum()))
 
     def _pays(self) -> bool:
-        """Say whether other processes save more than they cost, by what was measured here."""
         now = time.perf_counter() - self._began if self._own not in self._found else 0.0
         elapsed, current = self._seconds_here + now, self._weights[self._own]
         if elapsed < _WATCHED and not self._others.running:
@@ -169,7 +160,6 @@ class _Work(Generic[R]):
         return alone - together > (_UNSURE if elapsed > STARTING else 2 * _UNSURE) * STARTING
 
     def _hand_out(self) -> None:
-        """Give each free process the last part that waits."""
         while self._waiting and len(self._elsewhere) < self._others.most:
             number = self._waiting[-1]
             payload = _packed(self._parts[number])
@@ -189,7 +179,6 @@ class _Work(Generic[R]):
             self._elsewhere[future] = self._waiting.pop()
 
     def _take(self, number: int, future: "Future[bytes]") -> None:
-        """Keep what came of a part elsewhere, or do it here where nothing did."""
         try:
             told = pickle.loads(future.result())  # noqa: S301  (of this package's own process)
         except (BrokenExecutor, OSError) as error:
@@ -211,22 +200,17 @@ class _Work(Generic[R]):
 
 @dataclass(frozen=True)
 class _Unfit:
-    """Of a part that this process has to do itself, with the reason."""
-
     reason: str
 
 
 @dataclass(frozen=True)
 class _Told:
-    """What came of a part elsewhere: its result or its error, what it warned of and what it logged."""
-
     result: Any
     error: BaseException | None
     warned: list[str]
     logged: list[logging.LogRecord]
 
     def said(self) -> None:
-        """Repeat in this process what was logged in another."""
         for message in self.warned:
             warnings.warn(message, stacklevel=2)
         for record in self.logged:
@@ -240,7 +224,6 @@ def _name(error: BaseException) -> str:
 
 
 def _packed(part: Part[Any]) -> bytes | None:
-    """Return ``part`` in bytes; ``None`` where it holds what can't leave this process."""
     import cloudpickle  # noqa: PLC0415
 
     try:
@@ -252,8 +235,6 @@ def _packed(part: Part[Any]) -> bytes | None:
 
 
 class _Pool:
-    """The pool of worker processes, kept for later work."""
-
     executor: Any = None
 
 
@@ -262,12 +243,11 @@ _pool = _Pool()
 
 @dataclass(eq=False)
 class _Others:
-    """Worker processes beside this one.
+    """Worker processes.
 
     Attributes:
-        most: number of processes, 0 once there are to be none any more.
-        threads: of each.
-        tally: file of the shares that are done, a number for each part.
+        most: most processes; 0 if none may be used any more.
+        tally: file of finished shares, one number per part.
     """
 
     most: int
@@ -276,13 +256,11 @@ class _Others:
 
     @property
     def running(self) -> bool:
-        """Say whether the worker processes run."""
         executor = _pool.executor
         there = 0 if executor is None or executor._flags.broken else len(executor._processes or ())
         return there >= self.most > 0
 
     def do(self, payload: bytes, number: int) -> "Future[bytes]":
-        """Give them a part; they are started where they are not there."""
         from loky import get_reusable_executor  # noqa: PLC0415
 
         single = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(self.threads))
@@ -299,7 +277,6 @@ class _Others:
 
 
 def _end_all() -> None:
-    """End the other processes at once, whatever they are at."""
     executor, _pool.executor = _pool.executor, None
     if executor is not None:
         with suppress(Exception):
@@ -308,7 +285,6 @@ def _end_all() -> None:
 
 @contextmanager
 def _unheard() -> Iterator[None]:
-    """Keep what a terminal sends from processes that are started within."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
@@ -320,8 +296,6 @@ def _unheard() -> Iterator[None]:
 
 
 def _begin(parent: int, threads: int, sharers: int) -> None:
-    """Begin a process that ends with its ``parent``, however that ends."""
-
     def end_with_parent() -> None:
         while os.getppid() == parent:
             time.sleep(0.5)
@@ -334,7 +308,6 @@ def _begin(parent: int, threads: int, sharers: int) -> None:
 
 
 def _elsewhere(payload: bytes, tally: str, number: int) -> bytes:
-    """Do a part in a process of its own; return what came of it in bytes."""
     import cloudpickle  # noqa: PLC0415
 
     try:
@@ -350,7 +323,7 @@ def _elsewhere(payload: bytes, tally: str, number: int) -> bytes:
             warnings.simplefilter("default")
             try:
                 result = part(partial(there.__setitem__, number))
-            except (Exception, SystemExit) as raised:  # noqa: BLE001  (told to the one who asked)
+            except (Exception, SystemExit) as raised:  # noqa: BLE001  (returned to the caller)
                 error = _sendable(raised)
     finally:
         logging.getLogger().removeHandler(kept)
@@ -360,7 +333,7 @@ def _elsewhere(payload: bytes, tally: str, number: int) -> bytes:
 
 
 def _sendable(error: BaseException) -> BaseException:
-    """Return ``error``, or one of the same name and words where it can't be sent."""
+    """Return ``error``, or one of the same name and message if it can't be pickled."""
     try:
         pickle.loads(pickle.dumps(error))  # noqa: S301
     except Exception:  # noqa: BLE001  (whatever a foreign exception makes of it)
@@ -369,8 +342,6 @@ def _sendable(error: BaseException) -> BaseException:
 
 
 class _Kept(logging.Handler):
-    """Keeps log lines as text."""
-
     def __init__(self) -> None:
         super().__init__(logging.INFO)
         self.records: list[logging.LogRecord] = []

@@ -1,4 +1,4 @@
-"""What was behind an upload: a simulated client repeats it by the same random streams; nothing of it ever travels."""
+"""Replay of a simulated client's upload from the same random streams, which recovers its examples locally."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -16,18 +16,10 @@ from fl_privacy.types import Batch, ModelState, Upload, VictimId
 
 
 def examples_behind(client: Client, victim: VictimId, state: ClientState, *, batch_size: int) -> Batch:
-    """Return what ``client`` made the upload ``victim`` from, each example once.
-
-    Of a probe in its own order, of a training as first visited.
-
-    Args:
-        client: whose draws can be repeated.
-        victim: the upload.
-        state: of the client; what its defense makes of its examples once is added to it.
-        batch_size: examples of a probed batch.
+    """Return the examples behind the upload ``victim``, each once: in a probe's order, or in the order of first use.
 
     Raises:
-        UserError: the client draws from a secret of its own.
+        UserError: the client draws from its own secret.
     """
     if victim.probe is not None:
         return client.victim_batch(victim.probe, batch_size, state)
@@ -36,19 +28,15 @@ def examples_behind(client: Client, victim: VictimId, state: ClientState, *, bat
 
 
 class _EnoughError(Exception):
-    """Ends a training that nobody needs any more of."""
+    """Signal to end a training early."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Replay:
-    """The making of one upload again, as far as it is asked for; images are kept.
+    """Lazy replay of one upload.
 
     Attributes:
-        client: who made it; a simulation, whose draws can be repeated.
-        victim: the upload.
-        sent: what the client was sent.
-        state: what it kept for itself before; what a defense makes of the client's examples once is added to it.
-        batch_size: examples of a probed batch.
+        state: client's earlier state, to which the defense's examples are added.
     """
 
     client: Client
@@ -63,7 +51,7 @@ class Replay:
 
     @cached_property
     def transformed(self) -> Batch:
-        """Return what augmentation and the defense first made of each of ``examples``, in their order."""
+        """Return ``examples`` after their first augmentation and defense, in their order."""
         if not self.client.defense.data and not self._augments:
             return self.examples
         work = self._work()
@@ -74,10 +62,7 @@ class Replay:
         return Batch(inputs[first], labels[first])
 
     def undefended(self) -> Upload:
-        """Return what the client would have uploaded without its defense, from the same examples in the same order.
-
-        Trained at each call: an update is larger than what else is kept.
-        """
+        """Return the upload without the defense, from the same examples in the same order; trained at each call."""
         plain = replace(self.client, defense=Defense(examples=self.client.defense.examples))
         return plain.do(self._work(), self.sent, ClientState(dict(self.state.tensors))).upload
 
@@ -89,7 +74,6 @@ class Replay:
         return self.client.plan.augments if self.victim.probe is None else self.client.plan.augment_probes
 
     def _defended(self, work: LocalWork) -> list[Batch]:
-        """Return the first batches as the defense transforms them, without training on the last one."""
         seen: list[Batch] = []
         needed = _steps_until(work.order, set(_rows(self.victim, work, self.batch_size)))
 
@@ -118,7 +102,6 @@ def _work(client: Client, victim: VictimId, state: ClientState, batch_size: int)
 
 
 def _rows(victim: VictimId, work: LocalWork, batch_size: int) -> list[int]:
-    """Return which of the client's examples, or of the probed batch, are behind the upload."""
     return list(range(batch_size)) if victim.probe is not None else list(dict.fromkeys(_flat(work.order)))
 
 

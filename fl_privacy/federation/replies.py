@@ -1,4 +1,4 @@
-"""What a server takes from its clients: each reply that could end or poison a run is excluded, for one reason."""
+"""Validation of clients' replies: each that could end or poison a run is excluded, with one reason."""
 
 import logging
 import math
@@ -18,28 +18,28 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 FACTOR = 100.0
-"""Honest clients that train on other data, or more of it, stay far below this multiple of the largest median so far."""
+"""Multiple of the largest median norm so far above which replies are excluded; honest clients stay far below."""
 
 ENOUGH = 3
-"""Replies from which on a median says something of the others."""
+"""Least number of replies for a meaningful median."""
 
 MOST_EXAMPLES = 2**53
-"""Whole numbers up to here are exact in double precision."""
+"""Largest whole number that is exact in double precision."""
 
 MOST_STEPS = 2**40
-"""By which a counter may change in a round: it would overflow after millions of rounds only."""
+"""Most change of a counter in a round, which overflows after millions of rounds only."""
 
 VARIANCE, COUNT = "running_var", "num_batches_tracked"
-"""Last names of batch norm's buffers that are never below zero."""
+"""Names of batch norm's nonnegative buffers."""
 
 
 MOST_LETTERS = 1000
-"""Of a reason, which a client may have written: it is logged and recorded in each round."""
+"""Most characters of a reason, possibly from a client, which is logged and recorded in each round."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a client's reply does not count, in one line of at most ``MOST_LETTERS`` that can be printed."""
+    """Reason why a client's reply does not count, in one printable line of at most ``MOST_LETTERS``."""
 
     reason: str
 
@@ -48,15 +48,14 @@ class Failure:
 
 
 def printable(text: str) -> str:
-    """Return the beginning of ``text``, without what would move a terminal's cursor."""
+    """Return the beginning of ``text``, without terminal control characters."""
     return visible(text[:MOST_LETTERS])
 
 
 def attempt(function: Callable[[], T]) -> T | Failure:
-    """Return the result of ``function``, or what it raised as a ``Failure``; the traceback is logged at debug level.
+    """Return the result of ``function``, or its error as a ``Failure``; the traceback is logged at debug level.
 
-    Clients and attacks may be foreign code: anything can come out of them, a call of ``sys.exit`` too. An interrupt is
-    none of it.
+    Third-party clients and attacks may raise anything, including ``SystemExit``. Interrupts pass through.
     """
     try:
         return function()
@@ -66,22 +65,22 @@ def attempt(function: Callable[[], T]) -> T | Failure:
 
 
 WITHHELD = "The client can't answer this; its own log says why."
-"""What a server is told of whatever happens once a client works on its examples."""
+"""Only error that a server sees once a client works on its examples."""
 
 
 class UnansweredError(UserError):
-    """``WITHHELD``: a question that was counted and has no answer."""
+    """``WITHHELD``: a counted question without answer."""
 
 
 class UnfitMessageError(UserError):
-    """A message is refused whatever the client's examples are: a server may read the line."""
+    """Refusal that does not depend on the client's examples, so that a server may see its line."""
 
 
 def told_alike(work: Callable[[], T]) -> T:
-    """Return the result of ``work`` on a client's examples; whatever it raises becomes one line, and the log has more.
+    """Return the result of ``work`` on a client's examples; errors that may reveal data become one fixed line.
 
     Raises:
-        UnansweredError: it raised something else than an ``UnfitMessageError``.
+        UnansweredError: it raised something other than ``UnfitMessageError``.
     """
 
     def expected() -> T | UnfitMessageError | UnansweredError:
@@ -102,7 +101,7 @@ def told_alike(work: Callable[[], T]) -> T:
 
 @contextmanager
 def _denormals_flushed() -> Iterator[None]:
-    """Take denormal numbers as zero in this thread: they take so long that a clock would find them."""
+    """Flush denormal numbers to zero in this thread, since their slowness would be measurable."""
     before = float(torch.tensor(2e-38) * 0.1) == 0
     torch.set_flush_denormal(True)
     try:
@@ -112,11 +111,11 @@ def _denormals_flushed() -> Iterator[None]:
 
 
 LARGEST_MODEL = 1e9
-"""Largest l2 norm of the floating-point values of a model that a defended client takes; trained ones: below 1e6."""
+"""Largest l2 norm of a model's floating-point values that a defended client accepts; trained ones are below 1e6."""
 
 
 def expect_sound(values: Tensors) -> None:
-    """Raise ``UnfitMessageError`` for values that are not finite, or of a norm, variances aside, beyond the limit."""
+    """Raise ``UnfitMessageError`` for values that are not finite or whose norm, without variances, is too large."""
     for name, value in values.items():
         if not torch.isfinite(value).all():
             raise UnfitMessageError(
@@ -131,13 +130,12 @@ def expect_sound(values: Tensors) -> None:
 
 @dataclass(frozen=True)
 class Sorted:
-    """The replies of a round, sorted into usable ones and others.
+    """Replies of a round, sorted.
 
     Attributes:
-        usable: by client, in ascending order.
-        weights: number of examples that each counts as, in that order.
-        excluded: one reason for each of the others, by client.
-        usual: norms of change to compare the next round's with, by kind.
+        usable: usable replies by client, in ascending order.
+        weights: counted number of examples of each, in that order.
+        usual: norms of change for comparison in the next round, by kind.
     """
 
     usable: Mapping[int, Upload]
@@ -154,20 +152,12 @@ def sort_out(
     factor: float = FACTOR,
     usual: Mapping[str, float] | None = None,
 ) -> Sorted:
-    """Separate usable replies from those that are refused.
+    """Separate usable replies from excluded ones.
 
-    Each alone is looked at by ``fault``. Then, if three or more are left, those are excluded whose change of the
-    parameters, of floating-point or of whole-number buffers has a norm of over ``factor`` times the median of this
-    round, or the largest one before: once most clients have learnt their examples, the gradient of a new one is
-    thousands of times the median, and honest. A client counts as at most ``factor`` times the median number of
-    examples, of two clients as ``factor`` times the lower.
-
-    Args:
-        replies: by client.
-        state: the model that was sent.
-        shares: ``gradient``, ``delta`` or ``weights``: what the tensors of an upload are.
-        factor: above 1.
-        usual: that of the round before.
+    Each is first checked by ``fault``. Of three or more, those are excluded whose change of the parameters, of
+    floating-point or of whole-number buffers has a norm over ``factor`` times the median of this round or, if larger,
+    of an earlier one (``usual``): an honest gradient of a new client may be thousands of times the median. A client
+    counts as at most ``factor`` times the (lower) median number of examples.
     """
     largest = dict(usual or {})
     excluded: dict[int, str] = {}
@@ -195,7 +185,7 @@ def sort_out(
 
 
 def fault(upload: Upload, state: ModelState) -> str | None:
-    """Say why ``upload``, an answer to ``state``, does not count whatever others reply; ``None`` where it does."""
+    """Return why ``upload``, an answer to ``state``, does not count by itself; else ``None``."""
     number = upload.num_examples
     if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= MOST_EXAMPLES:
         return f"expected at least 1 example and at most {MOST_EXAMPLES}, got {number}"
@@ -214,7 +204,7 @@ def norm(tensors: Tensors) -> float:
 
 
 def unrounded(buffers: Tensors) -> dict[str, Tensor]:
-    """Set ``buffers`` that can't be negative to zero where rounding within a secure sum took them below."""
+    """Set nonnegative ``buffers`` to zero where rounding within a secure sum made them negative."""
     return {n: t.clamp_min(0) if n.rpartition(".")[2] in (VARIANCE, COUNT) else t for n, t in buffers.items()}
 
 
@@ -246,13 +236,11 @@ def _value_fault(name: str, tensor: Tensor, sent: Tensor) -> str | None:
 
 
 def _counts(name: str, tensor: Tensor) -> bool:
-    """Say whether a tensor is a counter: some strategies make fractions of it, and it is known by its name."""
+    """Return ``True`` for a counter, known by its name, as some strategies turn it into a fraction."""
     return not tensor.is_floating_point() or name.rpartition(".")[2] == COUNT
 
 
 def _changes(state: ModelState, shares: str) -> dict[str, Callable[[Upload], Tensors]]:
-    """Return functions that say how far an upload would move the model, separately where that can't be compared."""
-
     def from_sent(held: Tensors, sent: Tensors, counters: bool) -> Tensors:
         return {n: t.double() - sent[n].double() for n, t in held.items() if _counts(n, t) == counters}
 
@@ -267,7 +255,6 @@ def _changes(state: ModelState, shares: str) -> dict[str, Callable[[Upload], Ten
 
 
 def _median(values: Iterable[float]) -> float:
-    """Return the lower median; 0 of nothing."""
     ordered = sorted(values)
     return float(ordered[(len(ordered) - 1) // 2]) if ordered else 0.0
 

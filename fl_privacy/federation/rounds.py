@@ -1,7 +1,4 @@
-"""The rounds of a federation, one after the other: what a round is to its caller, and the plain loop in this process.
-
-The plain loop is the reference for every other backend.
-"""
+"""Rounds of a federation, and the plain loop in this process, the reference for every other backend."""
 
 import logging
 import time
@@ -29,14 +26,11 @@ class RoundReport:
     """Report of a round.
 
     Attributes:
-        round: from 1.
-        clients: ids of those whose replies count.
-        excluded: reason by id of those whose replies do not.
-        train_loss: mean over the clients that count; NaN where none does, as all refused the model.
-        seconds: of the whole round, without evaluation and attack.
-        defense_seconds: of the defense's hooks, summed over clients.
-        upload_bytes: of the replies that count, together.
-        evaluation: mean over the clients, each with its own private part; ``None`` where they were not asked.
+        round: number from 1.
+        train_loss: mean over the counted clients; NaN if all refused the model.
+        seconds: duration without evaluation and attack.
+        defense_seconds: time of the defense's hooks, summed over clients.
+        evaluation: mean over the clients, each with its private part, if requested.
     """
 
     round: int
@@ -52,21 +46,21 @@ class RoundReport:
 Kept = TypeVar("Kept")
 
 Steps = Generator[Observation, None, RoundReport]
-"""A round under way: gives each observation as it is made, and returns the report."""
+"""Round in progress: yields observations and returns the report."""
 
 
 class Round:
-    """A round of a training: iterating gives its observations as they are made, ``report`` ends it.
+    """Round of a training: iteration yields its observations, ``report`` ends it.
 
         for round in plain_rounds(server, clients, rounds=3, audit=audit, interceptor=interceptor):
             for observation in round:
                 captures.write(observation)
             folder.add_round(round.report, None)
 
-    Observations that nobody iterates over are made and dropped. No next round begins before this one has ended.
+    Observations without iteration are dropped. The next round begins after this one has ended.
 
     Attributes:
-        number: from 1.
+        number: number from 1.
     """
 
     def __init__(self, number: int, steps: Steps) -> None:
@@ -94,13 +88,13 @@ class Round:
 
 
 def unobserved(work: Callable[[], RoundReport]) -> Steps:
-    """Make the steps of a round in which nothing is intercepted; ``work`` runs it."""
+    """Return the steps of a round without interception, run by ``work``."""
     return work()
     yield
 
 
 def one_by_one(rounds: int, steps: Callable[[int], Steps], first: int = 1) -> Iterator[Round]:
-    """Give the rounds from ``first`` to ``rounds``; before the next begins, what the caller has left of one is run."""
+    """Yield the rounds from ``first`` to ``rounds``; each is finished before the next begins."""
     for number in range(first, rounds + 1):
         round = Round(number, steps(number))
         yield round
@@ -108,7 +102,7 @@ def one_by_one(rounds: int, steps: Callable[[int], Steps], first: int = 1) -> It
 
 
 def run_all(rounds: Generator[Round, None, Kept]) -> tuple[list[RoundReport], Kept]:
-    """Run all rounds, whose observations are dropped; return the reports, and what the training returns."""
+    """Run all rounds, without their observations; return the reports and the training's result."""
     reports: list[RoundReport] = []
     while True:
         try:
@@ -119,12 +113,12 @@ def run_all(rounds: Generator[Round, None, Kept]) -> tuple[list[RoundReport], Ke
 
 
 class ObservesUploads(Protocol):
-    """Makes an observation of what an audit intercepts; see :class:`fl_privacy.federation.interception.Interceptor`."""
+    """Interface of :class:`fl_privacy.federation.interception.Interceptor`."""
 
     def observe(
         self, victim: VictimId, *, sent: ModelState, upload: Upload, states: Callable[[int], ClientState]
     ) -> Observation | None:
-        """Return the observation of one upload; ``sent`` are the values sent, ``states`` what clients held before."""
+        """Return the observation of one upload; ``states`` are from before it."""
 
 
 def plain_rounds(
@@ -137,10 +131,10 @@ def plain_rounds(
     first: int = 1,
     states: Mapping[int, ClientState] | None = None,
 ) -> Generator[Round, None, dict[int, ClientState]]:
-    """Train ``server.state`` from round ``first`` to ``rounds``, a round each; return what each client kept for itself.
+    """Train ``server.state`` from round ``first`` to ``rounds``, yielding each; return each client's private state.
 
-    A training that is stopped behind a round goes on with the next round, the server's state and the clients' states;
-    the server's memory of usual norms starts anew.
+    A stopped training continues from the next round and the states of server and clients, but without the server's
+    memory of usual norms.
     """
     states = {client: ClientState() if states is None else states[client] for client in clients}
     with freed_memory_kept():
@@ -158,7 +152,6 @@ def _steps(
     *,
     round: int,
 ) -> Steps:
-    """Run a round: probes, training, the server's step; ``states`` becomes what the clients keep of it."""
     for probe in counted("victim", audit.probes_of(round)):
         victim, sent = probe.in_round(round), server.sent_to(probe.client, round)
         probed = partial(clients[probe.client].probe, sent, states[probe.client], round=round, probe=probe.number)
@@ -187,7 +180,7 @@ def _steps(
 def finish_round(
     server: Server, results: Mapping[int, LocalResult | Failure], *, round: int, started: float
 ) -> RoundReport:
-    """Pass the replies to the server and sum the round up; ``started`` is on the clock of ``time.perf_counter``."""
+    """Pass the replies to the server and report the round; ``started`` is on the clock of ``time.perf_counter``."""
     replies = {c: r if isinstance(r, Failure) else r.upload for c, r in results.items()}
     excluded = server.receive(replies, round)
     for client, reason in excluded.items():
@@ -205,7 +198,7 @@ def finish_round(
 
 
 def with_personalized(report: RoundReport, ends: Mapping[int, Personalized | Failure]) -> RoundReport:
-    """Add to ``report`` how the clients ended the round; log those that failed."""
+    """Add the clients' personalization to ``report``; log failures."""
     for client, end in ends.items():
         if isinstance(end, Failure):
             logger.warning("Client %d did not end round %d: %s", client, report.round, end.reason)
@@ -221,7 +214,7 @@ def with_personalized(report: RoundReport, ends: Mapping[int, Personalized | Fai
 def personalize(
     server: Server, clients: Mapping[int, Client], states: dict[int, ClientState], round: int
 ) -> dict[int, Personalized | Failure]:
-    """Make the clients asked in ``round`` end it with the new model; ``states`` is what they keep for themselves."""
+    """Let the clients of ``round`` personalize the new model, and update ``states``."""
     ends: dict[int, Personalized | Failure] = {}
     for client in counted("private part of client", server.select(round)):
         sent, state = server.sent_to(client, round), ClientState(dict(states[client].tensors))
@@ -235,7 +228,7 @@ def personalize(
 def _observed(
     interceptor: ObservesUploads, victim: VictimId, sent: ModelState, upload: Upload, held: Mapping[int, ClientState]
 ) -> Iterator[Observation]:
-    """Intercept an upload; what fails here is the attacker's loss, not the federation's."""
+    """Intercept an upload; a failure here is the attacker's loss, not the federation's."""
     result = attempt(partial(interceptor.observe, victim, sent=sent, upload=upload, states=held.__getitem__))
     if isinstance(result, Failure):
         logger.warning("The update %s could not be intercepted: %s", victim, result.reason)

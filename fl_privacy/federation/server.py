@@ -1,4 +1,4 @@
-"""The server's side of a round: whom to ask, what to send, what to make of the replies."""
+"""Server's side of a round: choice of clients, messages, and aggregation."""
 
 import logging
 import math
@@ -19,23 +19,23 @@ from fl_privacy.types import LocalPlan, ModelState, Tensors, Upload
 logger = logging.getLogger(__name__)
 
 Tamper = Callable[[ModelState, int], ModelState]
-"""(the global model, client id) -> what that client is sent; a malicious server's hand."""
+"""(global model, client id) -> model sent to that client by a malicious server."""
 
 Heard = Callable[[int, Upload, Mapping[int, int]], None]
-"""(round, mean of the replies that count, number of examples that each client counted as): what a server is told that
-reads no single reply."""
+"""Callback (round, mean of the counted replies, counted number of examples by client) for a server that sees no single
+reply."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerPlan:
-    """How replies become the next model.
+    """Rules of aggregation.
 
     Attributes:
         aggregation: ``mean`` of the replies weighted by examples, or ``round_robin``: one client a round, in turn.
         fraction: share of the clients asked in a round, in (0, 1]; at least one.
-        lr: the server's step along the aggregated gradient (downhill) or delta.
-        norm_factor: of three or more replies, those are excluded whose norm is over this multiple of the largest median
-            so far; a client counts as at most this multiple of the median number of examples.
+        lr: server's step along the aggregated gradient (downhill) or delta.
+        norm_factor: multiple of the largest median norm above which, with three or more replies, one is excluded; also
+            limits a client's counted examples relative to the median.
     """
 
     aggregation: Literal["mean", "round_robin"] = "mean"
@@ -52,21 +52,16 @@ class ServerPlan:
 
 @dataclass(kw_only=True, eq=False)
 class Server:
-    """The global model and the rules by which it moves.
+    """Global model and its update rules.
 
     Attributes:
-        state: the global model; replaced, never changed in place.
-        local_plan: what clients share, hence how replies are read.
-        plan: how they are put together.
-        clients: ids.
-        seed: of the choice of clients.
-        tamper: changes what a client is sent.
-        tampered: rounds in which it does; ``None`` are all.
-        learns: whether the model moves by the replies of those rounds.
-        heard: is told of the mean of the replies of those rounds.
-        personal: clients keep a part of the model: at the end of a round those asked are sent the new model, to train
-            their part on it.
-        tested: rounds after which they also test what they hold then.
+        state: global model; replaced, never changed in place.
+        tamper: change of the model sent to a client, if any.
+        tampered: rounds with tampering; ``None`` is all.
+        learns: ``True`` if the model also moves in those rounds.
+        heard: callback with the mean of the replies of those rounds.
+        personal: ``True`` if clients train a private part on the new model at the end of a round.
+        tested: rounds after which these clients also test their models.
     """
 
     state: ModelState
@@ -83,7 +78,6 @@ class Server:
     _usual: Mapping[str, float] = field(default_factory=dict, init=False, repr=False)
 
     def select(self, round: int) -> list[int]:
-        """Return ids of the clients asked in ``round`` (from 1), in ascending order."""
         if self.plan.aggregation == "round_robin":
             return [self.clients[(round - 1) % len(self.clients)]]
         number = max(1, math.ceil(self.plan.fraction * len(self.clients) - 1e-9))
@@ -91,7 +85,6 @@ class Server:
         return sorted(self.clients[i] for i in order[:number].tolist())
 
     def sent_to(self, client: int, round: int | None = None) -> ModelState:
-        """Return what ``client`` is sent in ``round``, by default in one that is tampered with."""
         return self.tamper(self.state, client) if self.tamper and self._tampers(round) else self.state
 
     def receive(
@@ -101,17 +94,13 @@ class Server:
         *,
         behind: Mapping[int, int] | None = None,
     ) -> dict[int, str]:
-        """Move the global model by the replies that are usable, unless it learns nothing in ``round``.
-
-        Where every client refused what it was sent, the model stays as it is.
+        """Move the global model by the usable replies, unless it learns nothing in ``round`` or all refused it.
 
         Args:
-            replies: by client.
-            round: of the replies.
-            behind: where a secure sum stands for its clients, the number of examples of each.
+            behind: number of examples of each client behind a secure sum.
 
         Returns:
-            Reason of exclusion by client; these replies do not count.
+            Reasons of exclusion by client.
 
         Raises:
             UserError: no reply is usable, and not because the model was refused.
@@ -150,7 +139,6 @@ class Server:
         return self.tampered is None or round is None or round in self.tampered
 
     def _moved(self, mean: Upload) -> ModelState:
-        """Return the model after a step along ``mean``."""
         old, buffers = self.state.parameters, self.state.buffers
         steps = {n: t.to(old[n].dtype) for n, t in mean.tensors.items()}
         match self.local_plan.shares:
@@ -173,7 +161,7 @@ def _mean(uploads: Sequence[Upload], weights: Sequence[int]) -> Upload:
 
 
 def weighted_mean(tensors: Sequence[Tensors], weights: Sequence[int]) -> dict[str, torch.Tensor]:
-    """Average each tensor over those that hold it, weighted; summed in the order given, integers rounded back."""
+    """Average each tensor over its holders, weighted; summed in the given order, integers rounded back."""
     names = dict.fromkeys(name for t in tensors for name in t)
     result = {}
     for name in names:
@@ -186,5 +174,5 @@ def weighted_mean(tensors: Sequence[Tensors], weights: Sequence[int]) -> dict[st
 
 
 def upload_bytes(upload: Upload) -> int:
-    """Count the bytes of an upload's tensors; those with zeros or few levels as ``defenses.encoding`` sends them."""
+    """Count the bytes of an upload's tensors, encoded by ``defenses.encoding`` if that is shorter."""
     return encoded_bytes(upload.tensors) + sum(b.numel() * b.element_size() for b in upload.buffers.values())

@@ -1,8 +1,4 @@
-"""One client's work in a round: defended local training from model to upload, then of its private part.
-
-A defense that computes the gradient anew spares the client the undefended pass of a step. What of a model stays with
-the client is distinguished from what is sent, joined with it, and kept between rounds.
-"""
+"""Local training of one client: defended steps from model to upload, and training of its private part."""
 
 import copy
 import math
@@ -25,11 +21,9 @@ from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors, Upload
 
 
 class PlainPass(Mapping[str, Tensor]):
-    """The gradient of the mean loss by name, of a step; computed at once, or when it is first looked at.
+    """Mapping from parameter name to the gradient of one step's mean loss.
 
-    Args:
-        step: whose gradient it is.
-        defense: of the client; where its first hook computes the gradient itself, nobody may look.
+    It is computed on construction, unless the defense computes gradients itself; then access raises ``UserError``.
     """
 
     def __init__(self, step: LocalStep, defense: Defense) -> None:
@@ -53,16 +47,14 @@ class PlainPass(Mapping[str, Tensor]):
 
     @property
     def loss(self) -> Tensor:
-        """Return the mean loss, the defense's own where it has computed it."""
         return self._step.losses[-1] if self._step.losses else self._result.loss
 
     @property
     def buffers(self) -> Tensors:
-        """Return the buffers after the pass; those before it where there was none."""
+        """Return the buffers after the pass, or before it if there was none."""
         return self._result.buffers if "_result" in vars(self) else self._step.sent.buffers
 
     def only(self, names: frozenset[str]) -> "Tensors":
-        """Return the gradients of ``names``, computed as late."""
         return _Chosen(self, names)
 
     @cached_property
@@ -113,7 +105,7 @@ def public_state(model: nn.Module, defense: Defense) -> ModelState:
 
 
 def join_private(model: nn.Module, sent: ModelState, state: ClientState) -> ModelState:
-    """Join the values sent with this client's private ones: kept from an earlier round, else as ``model`` has them."""
+    """Join the values sent with this client's private ones: kept from an earlier round, else the model's."""
     parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
     if missing := sent.parameters.keys() - parameters.keys():
         raise UserError(
@@ -134,13 +126,13 @@ def join_private(model: nn.Module, sent: ModelState, state: ClientState) -> Mode
 
 
 def store_private(values: ModelState, sent: ModelState, state: ClientState) -> None:
-    """Keep in ``state`` those of ``values`` that were not sent."""
+    """Keep in ``state`` the ``values`` that were not sent."""
     for own, public in ((values.parameters, sent.parameters), (values.buffers, sent.buffers)):
         state.tensors.update({PRIVATE + name: value for name, value in own.items() if name not in public})
 
 
 def private_values(model: nn.Module, sent: ModelState, state: ClientState) -> ModelState:
-    """Return the private part alone of ``join_private``."""
+    """Return the private part of ``join_private``."""
     joined = join_private(model, sent, state)
     return ModelState(
         {name: p for name, p in joined.parameters.items() if name not in sent.parameters},
@@ -153,15 +145,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LocalResult:
-    """An upload and what the client may report of it.
+    """Upload and the client's report on it.
 
     Attributes:
         upload: all that leaves the client.
-        train_loss: mean over the local steps; NaN behind a defense that promises differential privacy: an exact loss
-            tells what the noise hides, so that it stays with the client.
-        seconds: of the whole update.
-        defense_seconds: of the defense's hooks within it; changes of the loss are a part of the pass, not of these.
-        bytes_up: of the upload, where they were counted as it came; ``None`` has them counted anew.
+        train_loss: mean over the local steps; NaN under a defense that promises differential privacy, since an exact
+            loss would leak.
+        defense_seconds: duration of the defense's hooks, without changes of the loss.
     """
 
     upload: Upload
@@ -173,13 +163,7 @@ class LocalResult:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Steps:
-    """The results of a client's local steps.
-
-    Attributes:
-        values: parameters and buffers after the last step.
-        gradients: of the last step, defended.
-        losses: of each step.
-    """
+    """Results of a client's local steps."""
 
     values: ModelState
     gradients: Tensors
@@ -187,13 +171,12 @@ class Steps:
 
 
 class Stopwatch:
-    """Adds up the seconds of the calls made through it."""
+    """Sum of the durations of calls made through it."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
 
     def __call__(self, function: Callable[..., T], *args: object) -> T:
-        """Return what ``function`` returns, and count its seconds."""
         started = time.perf_counter()
         result = function(*args)
         self.seconds += time.perf_counter() - started
@@ -212,18 +195,14 @@ def local_update(
     rng: torch.Generator,
     private_rng: torch.Generator,
 ) -> LocalResult:
-    """Train on ``batches``, one step each, defended, and make the upload.
+    """Train on ``batches``, one defended step each, and make the upload.
 
     Args:
-        model: architecture of the model sent.
-        sent: its values; left as they are.
-        batches: one for each local step.
-        num_examples: how many different examples ``batches`` hold.
-        plan: how to train and what to share.
-        defense: whose hooks run on the model, each batch, each gradient and the upload.
-        state: of this client; private parameters and what the defense keeps are written back into it.
-        rng: drawn from by the defense only.
-        private_rng: as ``rng``, for the first values of private parts; the same stream in every round.
+        sent: model's values; not changed.
+        num_examples: number of distinct examples in ``batches``.
+        state: client's state, to which private parameters and the defense's values are written.
+        rng: generator of the defense alone.
+        private_rng: generator of initial private values; the same stream in every round.
     """
     started, timed = time.perf_counter(), Stopwatch()
     for model_hook in defense.model:
@@ -246,7 +225,7 @@ def local_update(
     buffers = steps.values.buffers
     update = _update(steps, sent, shares_gradient, held)
     if promises_privacy(defense) and not all(tensor.isfinite().all() for tensor in update.values()):
-        update = {name: torch.zeros_like(tensor) for name, tensor in update.items()}  # no noise hides another value
+        update = {name: torch.zeros_like(tensor) for name, tensor in update.items()}  # no noise hides non-finite values
     for upload_hook in defense.upload:
         update = timed(upload_hook, update, state, rng)
     if plan.shares == "weights":
@@ -262,10 +241,6 @@ def local_update(
 
 
 def _update(steps: Steps, sent: ModelState, shares_gradient: bool, held: Collection[str]) -> Tensors:
-    """Return the gradient of the last step, or the change of the parameters sent.
-
-    Without those ``held`` or whose gradient the defense withheld.
-    """
     after = steps.values.parameters
     if shares_gradient:
         return {
@@ -291,10 +266,7 @@ def take_steps(
 ) -> Steps:
     """Take one defended step on each of ``batches`` from ``values``, which are not changed.
 
-    Args:
-        public: names of the parameters that were sent, on whose gradients the defense acts.
-        still: names of the parameters that are not moved.
-        timed: adds up the seconds of the defense.
+    ``still`` ones do not move.
     """
     parameters = {name: p.clone().requires_grad_() for name, p in values.parameters.items()}
     buffers: Tensors = values.buffers
@@ -335,22 +307,12 @@ def train_private(
     state: ClientState,
     rng: torch.Generator,
 ) -> None:
-    """Train on ``batches`` what of ``model`` was not sent, and keep it in ``state``.
-
-    Args:
-        model: architecture of the client, with its private part.
-        sent: the new public values; left as they are.
-        batches: one for each local step.
-        plan: how to train.
-        defense: whose hooks run on each batch, the loss and each gradient.
-        state: of this client.
-        rng: drawn from by the defense only.
-    """
+    """Train the private part of ``model`` on ``batches``, with ``sent`` fixed, and keep it in ``state``."""
     moved = private_values(model, sent, state)
     if not moved.parameters:
         return
     values = join_private(model, sent, state)
-    if not defense.gradient and not defense.loss:  # nobody looks at the other gradients, which need not be computed
+    if not defense.gradient and not defense.loss:  # the other gradients are not needed
         copied = copy.deepcopy(model).requires_grad_(False)
         with torch.no_grad():
             for name, parameter in copied.named_parameters():
@@ -372,14 +334,13 @@ def train_private(
 
 
 class _Descent:
-    """Runs ``torch.optim.SGD``'s steps; its constructor would take seconds to import PyTorch's compiler."""
+    """Steps of ``torch.optim.SGD``, whose constructor would import PyTorch's compiler for seconds."""
 
     def __init__(self, parameters: Sequence[Tensor], plan: LocalPlan) -> None:
         self._parameters, self._plan = parameters, plan
         self._momenta: list[Tensor | None] = [None] * len(parameters)
 
     def step(self) -> None:
-        """Move the parameters that have a gradient."""
         gradients = {place: p.grad for place, p in enumerate(self._parameters) if p.grad is not None}
         places = list(gradients)
         momenta = [self._momenta[place] for place in places]

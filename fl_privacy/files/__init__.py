@@ -1,4 +1,4 @@
-"""Files that are either whole or not there, files for their owner alone, and where what took time to make is kept."""
+"""Atomic files, files for their owner alone, and the cache folder."""
 
 import os
 import secrets
@@ -7,32 +7,31 @@ from pathlib import Path
 PRIVATE_FOLDER = 0o700
 PRIVATE_FILE = 0o600
 ORDINARY_FILE = 0o666
-"""Of which the process's umask takes its share."""
+"""File mode before the process's umask."""
 
 UNENCODABLE = "backslashreplace"
-"""What becomes of half a surrogate pair, which JSON from elsewhere or a file's name may hold and no UTF-8 can: it is
-spelled as JSON spells it."""
+"""Error handler that writes lone surrogates, possible in JSON and file names but not in UTF-8, as JSON escapes."""
 
 PACKAGE = Path(__file__).resolve().parents[1]
 CONFIG_DIR = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parent / "conf"
-"""What there is to choose from: inside the package in a wheel, beside it in a checkout and in a Flower app bundle."""
+"""Configuration: inside the package in a wheel, next to it in a checkout and in a Flower app bundle."""
 
 CACHE_VARIABLE = "FL_PRIVACY_CACHE"
-"""Environment variable: the folder of what is kept for the next run; the user's cache folder if unset."""
+"""Environment variable: cache folder; the user's if unset."""
 
 
 def write_whole(path: Path, content: bytes | str) -> None:
-    """Replace ``path`` at once; a reader, or a crash, sees the old file or the new one."""
+    """Replace ``path`` atomically; a reader, or a crash, sees the old file or the new one."""
     _replace(path, content, ORDINARY_FILE)
 
 
 def write_private(path: Path, content: bytes | str) -> None:
-    """Write a whole file, as ``write_whole`` does, that only its owner can read, from its first byte on."""
+    """Write a file atomically, readable by its owner only from its first byte on."""
     _replace(path, content, PRIVATE_FILE)
 
 
 def make_private_folder(folder: Path, within: Path) -> None:
-    """Make ``folder`` and what lies between ``within`` and it, both included, for their owner alone."""
+    """Make ``folder`` and its parents up to ``within``, included, for their owner alone."""
     within.parent.mkdir(parents=True, exist_ok=True)
     for step in reversed([folder, *folder.parents]):
         if step.is_relative_to(within):
@@ -41,13 +40,13 @@ def make_private_folder(folder: Path, within: Path) -> None:
 
 
 def make_missing_private(folder: Path) -> None:
-    """Make ``folder`` and those above it that are missing for their owner alone; what is there stays as it is."""
+    """Make ``folder`` and its missing parents for their owner alone; existing ones are unchanged."""
     for step in reversed([folder, *folder.parents]):
         step.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
 
 
 def user_cache_folder() -> Path:
-    """Return the user's cache folder, whether or not it exists yet."""
+    """Return the user's cache folder, which may not exist yet."""
     import platformdirs  # noqa: PLC0415  (the core goes without)
 
     return Path(os.environ.get(CACHE_VARIABLE) or platformdirs.user_cache_dir("fl_privacy"))

@@ -1,4 +1,4 @@
-"""Files and folders that somebody names, or sent: what may be read, and written, at all."""
+"""Untrusted files and folders: checks before reading and writing."""
 
 import importlib
 import os
@@ -14,18 +14,18 @@ from typing import Any
 from fl_privacy.errors import UserError
 
 LARGEST_FILE = 1 << 32
-"""Bytes of a file within a run's folder."""
+"""Most bytes of a file within a run's folder."""
 
 
 LARGEST_TEXT = 1 << 26
-"""Bytes of a file of settings or tables."""
+"""Most bytes of a file of settings or tables."""
 
 
 def expanded(path: str | Path) -> Path:
-    """Return the place that ``path`` names, where ``~`` is the user's home folder and ``~name`` that of another.
+    """Return ``path`` with ``~`` or ``~name`` replaced by the home folder.
 
     Raises:
-        UserError: there is no such user, or no file can be called so.
+        UserError: there is no such user, or the name is invalid.
     """
     if "\0" in str(path):
         raise UserError(f"A place is expected, but {str(path)!r} has a zero character, which no name has; correct it.")
@@ -38,12 +38,7 @@ def expanded(path: str | Path) -> Path:
 
 
 def open_regular(path: Path, flags: int = os.O_RDONLY, mode: int = 0o600) -> int:
-    """Open a file without waiting for anybody and return its descriptor.
-
-    Args:
-        path: of the file.
-        flags: of ``os.open``.
-        mode: of a file that ``flags`` make.
+    """Open a file without blocking and return its descriptor; ``flags`` and ``mode`` are those of ``os.open``.
 
     Raises:
         UserError: it is a pipe, a device or a folder.
@@ -57,7 +52,7 @@ def open_regular(path: Path, flags: int = os.O_RDONLY, mode: int = 0o600) -> int
 
 
 def read_text(path: Path, most: int = LARGEST_TEXT) -> str:
-    """Return the text of a file that somebody may have sent.
+    """Return the text of an untrusted file.
 
     Raises:
         UserError: it is a pipe, a device or a folder, has more than ``most`` bytes, is no UTF-8, or can't be read.
@@ -74,18 +69,14 @@ def read_text(path: Path, most: int = LARGEST_TEXT) -> str:
 
 
 def expect_file_name(out: Path) -> None:
-    """Raise ``UserError`` unless ``out`` names a file that can be written: it has a name and is no folder."""
+    """Raise ``UserError`` unless ``out`` has a name and is no folder."""
     if not out.name or out.is_dir():
         what = f"the folder {out}" if out.name else "nothing"
         raise UserError(f"--out is expected to be a file, but names {what}; write --out page.html, or leave it out.")
 
 
 def expect_writable(file: Path) -> None:
-    """Refuse a place where no file can be made, before the work that ends in it begins; makes its folder.
-
-    Raises:
-        UserError: it can't be written.
-    """
+    """Make the folder of ``file``; raise ``UserError`` if no file can be written there."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=file.parent):
@@ -97,13 +88,13 @@ def expect_writable(file: Path) -> None:
 
 
 def expect_regular_files(folder: Path, without: Collection[str] = ()) -> None:
-    """Refuse a folder, of whoever sent it, in which something is no file or folder of its own, or too large to read.
+    """Refuse an untrusted folder with anything but regular files and folders of limited size.
 
-    A link would let reading and writing leave the folder, a pipe keeps its reader waiting for ever.
+    A link would let reading and writing leave the folder; a pipe blocks its reader.
 
     Args:
-        folder: with all folders within.
-        without: names of folders right within it that are not looked into.
+        folder: folder with all folders within.
+        without: names of folders right within it that are skipped.
 
     Raises:
         UserError: there is a link, a pipe, a device, or a file of more than ``LARGEST_FILE`` bytes.
@@ -124,7 +115,6 @@ def expect_regular_files(folder: Path, without: Collection[str] = ()) -> None:
 
 
 def _irregular(entry: os.DirEntry[str]) -> str | None:
-    """Say why ``entry`` is no file to be read; ``None`` where it is one, or is gone, as in a run that goes on."""
     if entry.is_symlink():
         return "is a link"
     with suppress(FileNotFoundError):
@@ -141,17 +131,17 @@ _HOMES = {
     "scalar": ("numpy._core.multiarray", "numpy.core.multiarray"),
     "_frombuffer": ("numpy._core.numeric", "numpy.core.numeric"),
 }
-"""What makes an array of NumPy -> its homes since and before NumPy 2."""
+"""NumPy array constructor -> its modules since and before NumPy 2."""
 
 
 class ArrayUnpickler(pickle.Unpickler):
-    """Makes arrays of NumPy, and plain values, and nothing else; nothing that the bytes name is run."""
+    """Unpickler of NumPy arrays and plain values only; nothing else that the bytes name is run."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return what makes an array.
+        """Return a constructor of arrays.
 
         Raises:
-            pickle.UnpicklingError: it is no part of an array.
+            pickle.UnpicklingError: the name is none.
         """
         if module in _HOMES.get(name, ()):
             home = next(one for one in _HOMES[name] if find_spec(one))

@@ -1,4 +1,4 @@
-"""Trained networks in files of safetensors: read once until the file changes, checked before anything is allocated."""
+"""Trained networks in safetensors files: cached until the file changes, checked before allocation."""
 
 from collections.abc import Callable, Hashable
 from functools import lru_cache, wraps
@@ -30,11 +30,7 @@ def read_network(file: Path, *, tensors: bool) -> tuple[dict[str, str], dict[str
 
 
 def read_once(load: Callable[Concatenate[Path, P], T]) -> Callable[Concatenate[Path, P], T]:
-    """Cache ``load`` of a file with further arguments by place, until the file changes.
-
-    Raises:
-        OSError: there is no such file.
-    """
+    """Cache ``load`` of a file, with positional arguments, until the file changes; ``OSError`` if it is missing."""
 
     @lru_cache(maxsize=8)
     def kept(changed: int, file: Path, *more: Hashable) -> T:
@@ -48,11 +44,7 @@ def read_once(load: Callable[Concatenate[Path, P], T]) -> Callable[Concatenate[P
 
 
 def take_values(network: nn.Module, values: dict[str, Tensor]) -> str | None:
-    """Give ``network``, which was laid out on the device ``meta``, its ``values``, and freeze it.
-
-    Returns:
-        What is wrong with the values, which it does not take then; ``None`` where it took them.
-    """
+    """Assign ``values`` to ``network``, laid out on the device ``meta``, and freeze it; return their fault, if any."""
     wanted = {
         name: (value.shape, torch.float32 if value.is_floating_point() else value.dtype)
         for name, value in network.state_dict().items()

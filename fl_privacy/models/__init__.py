@@ -1,4 +1,4 @@
-"""The models, by import path; any ``torch.nn.Module`` of the user's own does as well."""
+"""Models by import path; any other ``torch.nn.Module`` also works."""
 
 from typing import TYPE_CHECKING
 

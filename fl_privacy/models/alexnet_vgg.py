@@ -1,4 +1,4 @@
-"""AlexNet and VGG16 for small images: blocks of convolutions, pooling between them, linear layers at the end."""
+"""AlexNet and VGG16 for small images."""
 
 from collections.abc import Sequence
 from typing import ClassVar
@@ -18,25 +18,22 @@ from fl_privacy.models.layers import (
 )
 
 Block = tuple[tuple[int, ...], int, bool]
-"""Widths of its convolutions in multiples of the network's, their kernel size, and whether 2x2 pooling follows."""
+"""Relative widths of its convolutions, their kernel size, and ``True`` if 2x2 pooling follows."""
 
 
 class BlockNetwork(nn.Module):
-    """A network of ``blocks``, which each subclass states; any number of channels fits.
+    """Network of convolutional ``blocks``, defined by subclasses.
 
     Args:
-        in_channels: C of the images.
-        image_size: their height and width, at least 2 for each pooling.
-        num_classes: K.
-        width: what the blocks state their widths in.
+        image_size: height and width, at least 2 for each pooling.
+        width: unit of the blocks' widths.
         hidden: outputs of the first linear layer; ``None`` leaves one linear layer.
-        activation: after each convolution and the first linear layer, one of ``layers.ACTIVATIONS``.
+        activation: function after each convolution and the first linear layer, one of ``layers.ACTIVATIONS``.
         pooling: ``max`` as published, or ``avg``.
-        norm: before each activation of a convolution: ``batch``, ``group`` or ``none``.
-        last_scale: what the scale of the last normalization starts at. Below 1 it takes steps at which the thousands of
-            positive inputs of the first linear layer would make the training diverge.
-        mean, std: normalization of the inputs, one value or one a channel; none if ``None``.
-        init: weight initialization, one of ``initialization.INITIALIZERS``.
+        norm: normalization before each convolution's activation: ``batch``, ``group`` or ``none``.
+        last_scale: initial scale of the last normalization; below 1 it prevents divergence at larger steps.
+        mean, std: normalization of the inputs, one value or one a channel.
+        init: one of ``layers.INITIALIZERS``.
 
     Raises:
         UserError: the images are too small, a number is not positive, or ``last_scale`` has no normalization to scale.
@@ -90,7 +87,6 @@ class BlockNetwork(nn.Module):
             _scale_last_norm(self.features, last_scale)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Map images (B, C, H, W) in [0, 1] to logits (B, K)."""
         logits: Tensor = self.classifier(self.features(self.normalize(inputs)).flatten(1))
         return logits
 
@@ -108,8 +104,8 @@ def _scale_last_norm(features: nn.Sequential, scale: float) -> None:
 class AlexNet(BlockNetwork):
     """AlexNet of SPN (Fan et al., 2020, Table 4): five convolutions, three 2x2 poolings, 4096 -> 256 -> K.
 
-    ``width`` are the channels of the first convolution; the others are 3, 6, 4 and 4 times as wide. FDL-PP's is
-    ``hidden=None``: a single linear layer 4096 -> K. Images from 8x8 fit.
+    ``width`` is the first convolution's number of channels; the others are 3, 6, 4 and 4 times as wide. FDL-PP has
+    ``hidden=None``, a single linear layer 4096 -> K. Images from 8x8 fit.
     """
 
     blocks = (((1,), 5, True), ((3,), 5, True), ((6, 4, 4), 3, True))
@@ -118,9 +114,9 @@ class AlexNet(BlockNetwork):
 class VGG16(BlockNetwork):
     """VGG16 of SPN (Fan et al., 2020, Table 5): thirteen 3x3 convolutions, group norm, 8192 -> 256 -> K.
 
-    As published it is ``norm="group"``. Pooling follows the first, second and last block, such that 32x32 images end
-    as 4x4; the 4096 inputs that the table prints for the first linear layer are 512 x 4 x 4 = 8192. ``width`` are the
-    channels of the first block. Images from 8x8 fit.
+    As published it is ``norm="group"``. Pooling follows the first, second and last block: 32x32 images end as 4x4,
+    which gives 512 x 4 x 4 = 8192 inputs of the first linear layer, not the table's 4096. ``width`` is the first
+    block's number of channels. Images from 8x8 fit.
     """
 
     blocks = (((1, 1), 3, True), ((2, 2), 3, True), ((4, 4, 4), 3, False), ((8, 8, 8), 3, False), ((8, 8, 8), 3, True))

@@ -1,4 +1,4 @@
-"""From a model's class, or any factory of a user's own, to a model that is known to fit the data, and normalized."""
+"""Building, checking and normalizing a model of any class or factory."""
 
 import copy
 import functools
@@ -28,7 +28,7 @@ def build_model(
     num_classes: int,
     **options: Any,
 ) -> nn.Module:
-    """Run ``build_fitting`` for square images of ``in_channels``, ``image_size`` and ``num_classes`` classes."""
+    """Run ``build_fitting`` for square images."""
     facts = {"in_channels": in_channels, "image_size": image_size, "num_classes": num_classes}
     return build_fitting(factory, facts, seed=seed, **options)
 
@@ -36,20 +36,17 @@ def build_model(
 def build_fitting(
     factory: Callable[..., nn.Module], architecture: Mapping[str, Any], *, seed: int, **options: Any
 ) -> nn.Module:
-    """Make a model: the same values for the same ``seed``, whatever was drawn before, and no draw from outside.
+    """Build a model with values that depend on ``seed`` alone, without affecting global random streams.
 
     Args:
-        factory: a class or function that returns a module, or a ``functools.partial`` of one.
-        architecture: what there is to know of the examples; passed on where ``factory`` names such an argument and was
-            not already given it.
-        seed: of the initial values.
-        options: further arguments of ``factory``; unknown ones raise. ``init`` names an initialization (see
-            ``initialize``) also of a model that does not know the names; ``mean`` and ``std``, lists of a number for
-            each channel, normalize the images also in front of a model that does not know them; ``lora_rank`` and
-            ``lora_alpha`` put adapters into a model of text (:func:`fl_privacy.models.with_adapters`).
+        factory: class or function that returns a module, or a ``functools.partial`` of one.
+        architecture: properties of the examples, for arguments of ``factory`` with these names.
+        options: further arguments of ``factory``; unknown ones raise. ``init`` (see ``initialize``), ``mean`` and
+            ``std`` (one number a channel) also work for other models; ``lora_rank`` and ``lora_alpha`` add adapters to
+            a text model (:func:`fl_privacy.models.with_adapters`).
 
     Raises:
-        UserError: an argument is unknown or missing, the model is of other examples, or the result is not a module.
+        UserError: an argument is unknown or missing, the model is for other examples, or the result is not a module.
     """
     arguments: tuple[Any, ...] = ()
     if isinstance(factory, functools.partial):
@@ -93,10 +90,10 @@ def build_fitting(
 
 @torch.no_grad()
 def check_text_model(model: nn.Module, length: int, num_classes: int) -> None:
-    """Run ``model`` once on texts of ``length`` tokens to see that it fits the data; it is left as it was.
+    """Run ``model`` once on texts of ``length`` tokens to see that it fits the data; it is not changed.
 
     Raises:
-        UserError: it is no model of text, can't take such texts, or doesn't return logits.
+        UserError: it is no text model, can't take such texts, or doesn't return logits.
     """
     name = type(model).__name__
     if not isinstance(model, TextModel):
@@ -116,10 +113,7 @@ def check_text_model(model: nn.Module, length: int, num_classes: int) -> None:
 
 
 def check_table_model(model: nn.Module, schema: Schema, num_classes: int) -> nn.Module:
-    """Run ``model`` once on two rows to see that it fits the data.
-
-    Returns:
-        It, knowing the ``schema`` of its rows.
+    """Run ``model`` once on two rows, and return it with the ``schema`` of its rows.
 
     Raises:
         UserError: it can't take such rows or doesn't return logits (B, K).
@@ -131,13 +125,7 @@ def check_table_model(model: nn.Module, schema: Schema, num_classes: int) -> nn.
 
 
 def check_model(model: nn.Module, input_shape: tuple[int, ...], num_classes: int, modality: Modality = IMAGES) -> None:
-    """Run ``model`` once on black images to see that it fits the data; the model is left as it was.
-
-    Args:
-        model: on any device.
-        input_shape: (C, H, W) of one example.
-        num_classes: K.
-        modality: of the examples.
+    """Run ``model`` once on zero inputs of ``input_shape`` (C, H, W) to see that it fits the data; it is not changed.
 
     Raises:
         UserError: the model can't take such inputs or doesn't return logits (B, K).
@@ -172,13 +160,13 @@ class _Hook:
 
 
 def normalized(model: nn.Module, normalization: Normalization) -> nn.Module:
-    """Copy ``model`` to take images in [0, 1] and normalize them first; no parameter changes its name."""
+    """Copy ``model`` to normalize images in [0, 1] first; parameters keep their names."""
     wrapped = copy.deepcopy(model)
     wrapped.register_forward_pre_hook(_Hook(normalization))
     return wrapped
 
 
 def normalization_of(model: nn.Module) -> Normalization | None:
-    """Return what ``normalized`` put in front of ``model``; ``None`` for a model that takes images unchanged."""
+    """Return the normalization added by ``normalized``, if any."""
     hooks = model._forward_pre_hooks.values()
     return next((hook.normalization for hook in hooks if isinstance(hook, _Hook)), None)

@@ -13,7 +13,7 @@ NORMS = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm)
 
 
 def called_layers(model: nn.Module, image_shape: tuple[int, ...]) -> list[str]:
-    """Return names of the modules that own parameters, in the order in which an image meets them."""
+    """Return names of the modules that own parameters, in the order of the forward pass."""
     with torch.no_grad(), entering(owners(model)) as calls:
         _evaluated(model, next(model.parameters()).new_zeros(1, *image_shape))
     return list(dict.fromkeys(call.name for call in calls))
@@ -29,10 +29,9 @@ def _evaluated(model: nn.Module, inputs: Tensor) -> None:
 
 
 def cut_layer(model: nn.Module, image_shape: tuple[int, ...], public: Collection[str]) -> str:
-    """Return the first layer behind the last private one, as an image meets them; where nothing is private, the second.
+    """Return the first layer after the last private one in the forward pass, or the second layer if nothing is private.
 
     Args:
-        model: architecture.
         image_shape: (C, H, W).
         public: names of the public parameters.
 
@@ -56,15 +55,10 @@ def cut_layer(model: nn.Module, image_shape: tuple[int, ...], public: Collection
 
 
 def behind_activation(model: nn.Module, image_shape: tuple[int, ...], public: Collection[str]) -> str:
-    """Name the module that the activation of the last private layer enters; where nothing is private, of the first.
+    """Return the module after the activation of the last private layer, or of the first layer if nothing is private.
 
-    FDL-PP's private part is a layer with its activation (Gu et al. 2021, Definition 4). Pooling behind it is public.
-    Where the model has no module for its activation, this is ``cut_layer``.
-
-    Args:
-        model: architecture.
-        image_shape: (C, H, W).
-        public: names of the public parameters.
+    FDL-PP's private part is a layer with its activation (Gu et al. 2021, Definition 4); pooling after it is public.
+    Without a module for the activation, this is ``cut_layer``, with the same arguments.
     """
     layers = called_layers(model, image_shape)
     first = cut_layer(model, image_shape, public)
@@ -85,7 +79,7 @@ def behind_activation(model: nn.Module, image_shape: tuple[int, ...], public: Co
 class Front(nn.Module):
     """Front of ``model`` up to ``layer``: images (B, C, H, W) -> the input of the layer (B, ...).
 
-    The parameters are called ``model.NAME`` here.
+    Parameters are called ``model.NAME``.
     """
 
     def __init__(self, model: nn.Module, layer: str) -> None:
@@ -113,7 +107,7 @@ class Front(nn.Module):
 
 
 class _ReachedError(Exception):
-    """A layer was reached, by which the pass ends; ``given`` is its input."""
+    """Ends the pass at a layer; ``given`` is its input."""
 
     def __init__(self, given: Tensor) -> None:
         super().__init__()
@@ -123,7 +117,7 @@ class _ReachedError(Exception):
 class Rest(nn.Module):
     """Rest of ``model`` from ``layer`` on: the input of the layer (B, ...) -> logits (B, K).
 
-    The parameters are called ``model.NAME`` here. What lies in front of the layer sees black images (C, H, W).
+    Parameters are called ``model.NAME``. The layers before see black images (C, H, W).
     """
 
     def __init__(self, model: nn.Module, layer: str, image_shape: tuple[int, ...]) -> None:

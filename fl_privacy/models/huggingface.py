@@ -1,7 +1,4 @@
-"""Any encoder or decoder of Hugging Face's transformers, with a head for classes or next tokens.
-
-Low-rank adapters: a pretrained layer stays as it is, and a product of two small ones is learned beside it.
-"""
+"""Encoders and decoders of Hugging Face's transformers with a classifier or language head, and low-rank adapters."""
 
 import copy
 import importlib
@@ -21,16 +18,16 @@ from fl_privacy.models.text_model import TextModel, last_state
 _ENTERED = re.compile(
     r"(query|key|value|[qkv]_proj|[qkv]_lin|c_attn|query_key_value|qkv_proj|Wqkv|in_proj|SelfAttention\.[qkv])$"
 )
-"""Names of the linear layers at a block's entry."""
+"""Names of the linear layers that a block's input enters."""
 
 
 class HuggingFaceText(TextModel):
-    """A network of transformers as a :class:`TextModel`.
+    """Network of transformers as a :class:`TextModel`.
 
     Args:
-        network: ``AutoModel``, or ``AutoModelForCausalLM`` where next tokens are predicted.
-        num_classes: K of the classifier on what became of the first token, in a decoder of the last.
-        next_token: whether each next token is predicted.
+        network: ``AutoModel``, or ``AutoModelForCausalLM`` for next tokens.
+        num_classes: K of the classifier on the state of the first token, in a decoder of the last.
+        next_token: ``True`` if each next token is predicted.
     """
 
     def __init__(self, network: Any, *, num_classes: int, next_token: bool) -> None:
@@ -73,11 +70,11 @@ class HuggingFaceText(TextModel):
         return found if isinstance(found, nn.LayerNorm) else None
 
     def logits(self, embeddings: Tensor, there: Tensor) -> Tensor:
-        embeddings = embeddings.to(self.words.weight.dtype)  # what is read in single precision enters in its own
+        embeddings = embeddings.to(self.words.weight.dtype)  # single-precision inputs enter in the model's precision
         made = self.network(inputs_embeds=embeddings, attention_mask=there.to(embeddings.dtype))
         length = embeddings.shape[1]
         if self.classifier is None:
-            predicted: Tensor = made.logits[:, -length:].mT  # prompts that are learned stand in front
+            predicted: Tensor = made.logits[:, -length:].mT  # learned prompts come first
             return predicted
         states = made.last_hidden_state[:, -length:]
         classes: Tensor = self.classifier(last_state(states, there) if self.causal else states[:, 0])
@@ -93,19 +90,18 @@ def hugging_face(
     pretrained: bool = True,
     peft: Mapping[str, Any] | None = None,
 ) -> HuggingFaceText:
-    """Load a model of the Hugging Face hub, or of a folder on this machine.
+    """Load a model of the Hugging Face hub, or of a local folder.
 
     Args:
-        vocabulary_size: of the data, which are to have the tokenizer of the model (``data.tokenizer``).
-        num_classes: K.
-        next_token: whether each next token is predicted.
-        name: on the hub, or a folder with ``config.json``.
-        pretrained: take its weights; otherwise new ones of its architecture.
-        peft: settings of the adapters that are put into it, as ``peft.get_peft_config`` takes them: ``peft_type``
-            (LORA unless given), ``r``, ``lora_alpha``, ``target_modules`` ...; ``None``: none.
+        vocabulary_size: tokens of the data, which must use the model's tokenizer (``data.tokenizer``).
+        next_token: ``True`` if each next token is predicted.
+        name: name on the hub, or a folder with ``config.json``.
+        pretrained: ``True`` takes its weights; otherwise new ones of its architecture.
+        peft: settings of adapters for ``peft.get_peft_config``, or ``None``: ``peft_type`` (LORA by default), ``r``,
+            ``lora_alpha``, ``target_modules`` ...
 
     Raises:
-        UserError: transformers or peft is missing, or refuses its settings, there is no such model, or the data have
+        UserError: transformers or peft is missing or refuses its settings, there is no such model, or the data have
             another tokenizer.
     """
     try:
@@ -134,11 +130,6 @@ def hugging_face(
 
 
 def _with_peft(network: nn.Module, settings: Mapping[str, Any], *, next_token: bool) -> nn.Module:
-    """Add the adapters of peft to ``network``.
-
-    Raises:
-        UserError: peft is missing or refuses the settings.
-    """
     try:
         library = importlib.import_module("peft")
     except ImportError as error:
@@ -159,7 +150,7 @@ def _with_peft(network: nn.Module, settings: Mapping[str, Any], *, next_token: b
 
 
 def _first_position(network: nn.Module, positions: nn.Parameter) -> int:
-    """Find the row of ``positions`` that a text's first token gets: the first with a gradient, else 0."""
+    """Return the row of ``positions`` of a text's first token: the first with a gradient, else 0."""
     inner, training, trained = _inner(network), network.training, positions.requires_grad
     network.eval()
     positions.requires_grad_()
@@ -175,7 +166,6 @@ def _first_position(network: nn.Module, positions: nn.Parameter) -> int:
 
 
 def _inner(network: nn.Module) -> Any:
-    """Return the network without its head, whatever adapters are in it."""
     unwrap = getattr(network, "get_base_model", None)
     own: Any = network if unwrap is None else unwrap()
     return getattr(own, "base_model", own)
@@ -183,7 +173,6 @@ def _inner(network: nn.Module) -> Any:
 
 @torch.no_grad()
 def _is_causal(network: nn.Module) -> bool:
-    """Say whether the first state stays the same where the last token is another."""
     training = network.training
     network.eval()
     inner = _inner(network)
@@ -207,22 +196,19 @@ ADAPTED = (
     "head.*",
     "decoder.*",
 )
-"""Patterns of the parameters that are trained, and uploaded, where a model has adapters: these and its head."""
+"""Patterns of trained and uploaded parameters of a model with adapters: these and its head."""
 
 _TARGETS = ("query", "value", "q_proj", "v_proj", "q_lin", "v_lin", "c_attn", "query_key_value", "qkv_proj", "Wqkv")
 _PARTS = ("SelfAttention.q", "SelfAttention.v")
 
 
 class Adapted(nn.Module):
-    """A layer with an adapter (LoRA, Hu et al. 2022): ``base(x) + alpha / r * B A x``.
+    """Layer with an adapter (LoRA, Hu et al. 2022): ``base(x) + alpha / r * B A x``.
 
-    A is drawn uniformly as PyTorch does for linear layers, B is zero, so that nothing changes at first.
+    A is drawn like PyTorch's linear layers, B is zero, so that the initial outputs are unchanged.
 
     Args:
-        base: of which nothing is learned.
-        inputs, outputs: widths of it.
         rank: r.
-        alpha: of the scale.
     """
 
     def __init__(self, base: nn.Module, *, inputs: int, outputs: int, rank: int, alpha: float) -> None:
@@ -234,23 +220,21 @@ class Adapted(nn.Module):
         self.scale = alpha / rank
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Map (..., inputs) -> (..., outputs), with the adapter."""
         adapted: Tensor = self.base(inputs) + self.scale * self.lora_b(self.lora_a(inputs))
         return adapted
 
 
 def with_adapters(model: nn.Module, *, rank: int, alpha: float | None = None) -> TextModel:
-    """Copy ``model`` with adapters beside the queries and values of its attention, as ``peft`` places them.
+    """Copy ``model`` with adapters on the queries and values of its attention, like ``peft``.
 
-    Where one layer makes queries, keys and values, it gets one adapter.
+    A joint layer of queries, keys and values gets one adapter.
 
     Args:
-        model: of text.
         rank: r, at least 1 and below the width.
-        alpha: of the scale alpha / r; ``None``: 2 r.
+        alpha: numerator of the scale alpha / r; ``None`` is 2 r.
 
     Raises:
-        UserError: the model is none of text, or has no such layer.
+        UserError: the model is no text model, or has no such layer.
     """
     if not isinstance(model, TextModel):
         raise UserError("model.lora_rank is expected with a model of text, but this is of images; leave it out.")
@@ -273,7 +257,7 @@ def with_adapters(model: nn.Module, *, rank: int, alpha: float | None = None) ->
 
 
 def adapter_of(model: nn.Module, weight: str) -> tuple[str, str] | None:
-    """Return names of A and B beside the layer that ``weight`` is of; ``None`` where it has no adapter."""
+    """Return names of A and B of the layer of ``weight``; ``None`` without adapter."""
     owner = weight.removesuffix(".weight")
     try:
         module = model.get_submodule(owner)

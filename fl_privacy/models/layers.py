@@ -1,7 +1,4 @@
-"""The layers that the models are put together from, chosen by name.
-
-The papers' weight initializations by name.
-"""
+"""Layers and the papers' weight initializations, by name."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -39,10 +36,7 @@ def pooling(name: str) -> nn.Module:
 
 
 class BatchNorm2d(nn.BatchNorm2d):
-    """Batch norm without the counter of batches, which is only read where ``momentum`` is ``None``.
-
-    As a buffer, an integer could not be averaged over clients. Values with and without the counter can be loaded.
-    """
+    """Batch norm without the counter of batches, an integer buffer that clients could not average."""
 
     def __init__(self, num_features: int) -> None:
         super().__init__(num_features)
@@ -52,7 +46,7 @@ class BatchNorm2d(nn.BatchNorm2d):
         self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any], *lists: Any
     ) -> None:
         state_dict.pop(f"{prefix}num_batches_tracked", None)
-        # From version 2 on, PyTorch does not add a counter to values that come without one.
+        # From version 2 on, PyTorch does not add a counter to values without one.
         super()._load_from_state_dict(state_dict, prefix, {**local_metadata, "version": 2}, *lists)
 
 
@@ -67,19 +61,18 @@ def norm_2d(name: str, channels: int) -> nn.Module:
 
 
 def has_batch_norm(model: nn.Module) -> bool:
-    """Say whether a layer of ``model`` normalizes by the batch in training mode."""
+    """Return ``True`` if a layer of ``model`` normalizes by the batch in training mode."""
     return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
 
 
 class InputNormalization(nn.Module):
-    """``(x - mean) / std`` by channel, so that images enter every model in [0, 1].
+    """``(x - mean) / std`` by channel, for images in [0, 1].
 
-    The constants follow the module from device to device but are neither parameters nor buffers: they are part
-    of the architecture and never exchanged.
+    The constants are neither parameters nor buffers, hence never exchanged.
 
     Args:
         mean: (C,), or a single value for all channels.
-        std: as ``mean``, above 0.
+        std: same shape, above 0.
     """
 
     def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
@@ -93,15 +86,14 @@ class InputNormalization(nn.Module):
         return self
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Normalize images (B, C, H, W) in [0, 1]."""
         mean, std = (
             kept.to(inputs.device) for kept in (self.mean, self.std)
-        )  # no buffers: weights lent to it bring none
+        )  # no buffers, which functional calls would have to provide
         return (inputs - mean) / std
 
 
 def input_normalization(mean: Sequence[float] | None, std: Sequence[float] | None, in_channels: int) -> nn.Module:
-    """Make an ``InputNormalization``, or the identity where neither ``mean`` nor ``std`` is given."""
+    """Make an ``InputNormalization``, or the identity without ``mean`` and ``std``."""
     if mean is None and std is None:
         return nn.Identity()
     mean, std = [0.0] if mean is None else mean, [1.0] if std is None else std
@@ -115,7 +107,7 @@ def input_normalization(mean: Sequence[float] | None, std: Sequence[float] | Non
 
 
 def resolve_strides(strides: Sequence[int] | None, default: tuple[int, ...]) -> tuple[int, ...]:
-    """Return ``strides``, or ``default`` for ``None``; ``UserError`` unless they are whole numbers above 0."""
+    """Return ``strides`` or else ``default``; ``UserError`` unless they are whole numbers above 0."""
     if strides is None:
         return default
     if not isinstance(strides, Sequence) or not strides:
@@ -131,7 +123,7 @@ def require_positive(**sizes: int) -> None:
 
 
 def require_pixels(name: str, image_size: int, *, least: int) -> None:
-    """Raise ``UserError`` where ``image_size`` leaves nothing of the feature maps of the model ``name``."""
+    """Raise ``UserError`` if ``image_size`` is too small for the model ``name``."""
     if image_size < least:
         raise UserError(
             f"{name} expects images of at least {least}x{least} pixels, but got {image_size}x{image_size};"
@@ -144,7 +136,7 @@ Initializer = Callable[[nn.Module, torch.Generator | None], None]
 
 
 def _default(model: nn.Module, generator: torch.Generator | None) -> None:
-    """Leave the values that the layers drew when they were made."""
+    """Keep the initial values of the layers."""
 
 
 def _uniform(bound: float) -> Initializer:
@@ -196,14 +188,11 @@ def initialize(model: nn.Module, name: str, *, generator: torch.Generator | None
     """Set the parameters of ``model`` in place.
 
     Args:
-        model: any module.
-        name: ``default`` keeps PyTorch's; ``uniform_0.5`` draws *every* parameter, biases included, from
-            U(-0.5, 0.5) (DLG, Zhu et al. 2019); ``uniform_0.3`` from U(-0.3, 0.3) (SPN, Fan et al. 2020);
-            ``kaiming_uniform`` (by the number of inputs) and ``xavier_normal`` (gain 1, SAPAG) set the weights of
-            convolutions and linear layers, their biases to zero; ``kaiming_normal_fan_out`` those of convolutions
-            alone, normal by the number of outputs (He et al. 2015), as torchvision and the code of "Inverting
-            Gradients" start residual networks.
-        generator: source of the draws; PyTorch's global one if ``None``.
+        name: ``default`` keeps PyTorch's; ``uniform_0.5`` draws *every* parameter, biases included, from U(-0.5, 0.5)
+            (DLG, Zhu et al. 2019); ``uniform_0.3`` from U(-0.3, 0.3) (SPN, Fan et al. 2020); ``kaiming_uniform``
+            (fan-in) and ``xavier_normal`` (gain 1, SAPAG) set the weights of convolutions and linear layers, with zero
+            biases; ``kaiming_normal_fan_out`` sets convolutions alone (He et al. 2015), like torchvision and the code
+            of "Inverting Gradients".
 
     Raises:
         UserError: unknown ``name``.

@@ -1,4 +1,4 @@
-"""The losses that clients may train with: known ones by name, PyTorch's modules, and any function of one's own."""
+"""Losses of clients: known ones by name, PyTorch's modules, and any function."""
 
 import copy
 import warnings
@@ -13,20 +13,18 @@ from torch import Tensor, nn
 from fl_privacy.errors import UserError
 
 TargetKind = Literal["classes", "bits", "values"]
-"""What a loss compares outputs (B, K) with. ``classes``: one class of each example; ``bits``: K answers of yes or no;
+"""Kind of targets of outputs (B, K). ``classes``: one class of each example; ``bits``: K binary answers;
 ``values``: K numbers."""
 
 
 @dataclass(frozen=True)
 class Loss:
-    """The loss of a batch, a scalar, from a model's outputs and targets.
+    """Scalar loss of a batch.
 
     Attributes:
-        name: as sentences call it.
-        function: (outputs (B, K), targets) -> scalar, where targets are what ``takes`` says.
-        targets: what is compared with the outputs.
+        function: (outputs (B, K), targets) -> scalar, with targets as in ``takes``.
         takes: ``indices``: classes (B,) alone; ``rows``: (B, K) alone; ``both``.
-        dtype: the only one that ``function`` computes in; ``None`` where it takes any.
+        dtype: only type that ``function`` supports; ``None`` for any.
     """
 
     name: str
@@ -36,32 +34,34 @@ class Loss:
     dtype: torch.dtype | None = None
 
     def __call__(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """Return the scalar loss for classes (B,) or rows (B, K); classes become rows where needed."""
+        """Return the scalar loss for classes (B,) or rows (B, K); classes become rows if needed."""
         if self.takes == "rows" and not labels.is_floating_point():
             classes = torch.arange(outputs.shape[1], device=labels.device)
-            labels = (labels.unsqueeze(-1) == classes).to(outputs.dtype)  # one_hot looks at values, which vmap forbids
+            labels = (labels.unsqueeze(-1) == classes).to(
+                outputs.dtype
+            )  # one_hot depends on values, which vmap forbids
         given = outputs if self.dtype is None else outputs.to(self.dtype)
         return self.function(given, labels.to(given.dtype) if labels.is_floating_point() else labels).to(outputs.dtype)
 
     def answers(self, labels: Tensor) -> Tensor:
-        """Return classes (...) of rows (..., K), which stay the same where they are no probabilities of classes."""
+        """Return classes (...) of rows (..., K) of class probabilities; other labels unchanged."""
         return labels.argmax(-1) if labels.is_floating_point() and self.targets == "classes" else labels
 
     def expected(self, outputs: Tensor) -> Tensor:
-        """Return the targets, between all others, that outputs (..., K) of optimized labels stand for."""
+        """Return the soft targets of outputs (..., K) of optimized labels."""
         if self.targets == "classes":
             return outputs.softmax(-1)
         return outputs.sigmoid() if self.targets == "bits" else outputs
 
 
 CROSS_ENTROPY = Loss("cross entropy", F.cross_entropy)
-"""The mean over the batch, of softmax."""
+"""Mean over the batch, by softmax."""
 
 BINARY_CROSS_ENTROPY = Loss("binary cross entropy", F.binary_cross_entropy_with_logits, targets="bits", takes="rows")
-"""The mean over batch and outputs, of sigmoids."""
+"""Mean over batch and outputs, by sigmoids."""
 
 SQUARED_ERROR = Loss("squared error", F.mse_loss, targets="values", takes="rows")
-"""The mean over batch and outputs."""
+"""Mean over batch and outputs."""
 
 NAMED_LOSSES = {"cross_entropy": CROSS_ENTROPY, "bce": BINARY_CROSS_ENTROPY, "mse": SQUARED_ERROR}
 
@@ -89,22 +89,22 @@ _FUNCTIONS: dict[object, TargetKind] = {
 }
 
 _PLAIN: tuple[object, ...] = (F.cross_entropy, F.nll_loss)
-"""``nll_loss`` of outputs that are logarithms of probabilities is their cross entropy."""
+"""``nll_loss`` of log probabilities is their cross entropy."""
 
 _TINY_TRIAL = 2
-"""Examples that an unknown function is tried on; one more where there are as many outputs, which would broadcast."""
+"""Number of trial examples of an unknown function; one more if there are as many outputs, which would broadcast."""
 
 
 def is_plain(loss: Loss) -> bool:
-    """Say whether ``loss`` is the mean cross entropy without options."""
+    """Return ``True`` for the mean cross entropy without options."""
     return loss is CROSS_ENTROPY
 
 
 def loss_of(given: LossLike, num_classes: int, like: Tensor) -> Loss:
-    """Return the loss that ``given`` names, for ``num_classes`` outputs, on device and dtype of ``like``.
+    """Return the loss ``given``, for ``num_classes`` outputs, on device and dtype of ``like``.
 
     Raises:
-        UserError: it is no loss, fails on K outputs, or gives no scalar that can be differentiated.
+        UserError: it is no loss, fails on K outputs, or gives no differentiable scalar.
     """
     if isinstance(given, Loss):
         return given
@@ -130,7 +130,7 @@ def _is_plain_module(given: object) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class _InEachType:
-    """A loss of PyTorch that holds tensors, such as weights of classes, in the type of the outputs it is given."""
+    """PyTorch loss with tensors, such as class weights, in the type of its outputs."""
 
     module: nn.Module
 
@@ -142,7 +142,6 @@ class _InEachType:
 
 
 def _following(given: nn.Module, like: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
-    """Copy a loss of PyTorch to the device of ``like``; what tensors it holds follow the type of the outputs."""
     moved = copy.deepcopy(given).to(device=like.device)
     holds = any(value.is_floating_point() for value in moved.state_dict().values())
     return _InEachType(moved) if holds else moved
@@ -171,7 +170,7 @@ def _tried(given: Callable[[Tensor, Tensor], Tensor], num_classes: int, like: Te
 
 
 def _of_one_output(given: Callable[[Tensor, Tensor], Tensor], outputs: Tensor, name: str, of_rows: str | None) -> Loss:
-    """Return the loss of a model with one output, whose targets are numbers (B, 1), or (B,) for the function."""
+    """Return the loss of a model with one output, with targets (B, 1), or (B,) for the function."""
 
     def flat(made: Tensor, targets: Tensor) -> Tensor:
         return given(made, targets.squeeze(1))
@@ -190,7 +189,6 @@ def _unusable(name: str, num_classes: int, reason: str) -> UserError:
 
 
 def _refused(given: Callable[[Tensor, Tensor], Tensor], outputs: Tensor, labels: Tensor) -> str | None:
-    """Say why a call is no loss; ``None`` where it is one."""
     leaf = outputs.detach().requires_grad_()
     try:
         with torch.enable_grad(), warnings.catch_warnings():
@@ -206,7 +204,7 @@ def _refused(given: Callable[[Tensor, Tensor], Tensor], outputs: Tensor, labels:
 
 
 def _kind(given: Callable[[Tensor, Tensor], Tensor], outputs: Tensor) -> TargetKind:
-    """Return ``values`` where outputs beyond a target are drawn back to it, else ``bits``."""
+    """Return ``values`` if outputs above a target are pulled back to it, else ``bits``."""
     leaf, target = torch.full_like(outputs, 100.0).requires_grad_(), torch.full_like(outputs, 3.0)
     try:
         with torch.enable_grad():

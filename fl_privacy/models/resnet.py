@@ -18,7 +18,7 @@ from fl_privacy.models.layers import (
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions with a shortcut, projected by a 1x1 convolution where the shape changes."""
+    """Two 3x3 convolutions with a shortcut, projected by a 1x1 convolution if the shape changes."""
 
     def __init__(self, inner: int, outer: int, *, stride: int, norm: str, activation: str) -> None:
         super().__init__()
@@ -35,7 +35,6 @@ class BasicBlock(nn.Module):
         self.activation = new_activation(activation)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Map (B, inner, H, W) -> (B, outer, ceil(H / stride), ceil(W / stride))."""
         outputs: Tensor = self.activation(self.residual(inputs) + self.shortcut(inputs))
         return outputs
 
@@ -43,19 +42,16 @@ class BasicBlock(nn.Module):
 class ResNet18(nn.Module):
     """ResNet-18 for small images: a 3x3 stem without pooling and four stages of two basic blocks.
 
-    Any image size and number of channels fit. DLG's and SAPAG's variant, which can be differentiated twice
-    everywhere, is ``activation="sigmoid", strides=(1, 1, 1, 1)``.
+    Any image size and number of channels fit. DLG's and SAPAG's variant, twice differentiable everywhere, is
+    ``activation="sigmoid", strides=(1, 1, 1, 1)``.
 
     Args:
-        in_channels: C of the images.
-        image_size: their height and width.
-        num_classes: K.
         width: channels of the first stage; each stage doubles them.
         norm: ``batch``, ``group`` or ``none``.
         activation: one of ``layers.ACTIVATIONS``.
-        strides: of the stages, one for each; the class's own if ``None``.
-        mean, std: normalization of the inputs, one value or one a channel; none if ``None``.
-        init: weight initialization, one of ``initialization.INITIALIZERS``.
+        strides: one for each stage; the class's own if ``None``.
+        mean, std: normalization of the inputs, one value or one a channel.
+        init: one of ``layers.INITIALIZERS``.
     """
 
     blocks: ClassVar[tuple[int, ...]] = (2, 2, 2, 2)
@@ -96,7 +92,6 @@ class ResNet18(nn.Module):
         initialize(self, init)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Map images (B, C, H, W) in [0, 1] to logits (B, K)."""
         features: Tensor = self.stages(self.stem(self.normalize(inputs)))
         logits: Tensor = self.classifier(features.mean((2, 3)))
         return logits
@@ -115,10 +110,7 @@ class ResNet34(ResNet18):
 
 
 class ResNet20(ResNet18):
-    """ResNet-20 with three stages of three blocks: ResNet20-4 of "Inverting Gradients" at its width of 64.
-
-    The network of He et al. is ``width=16``.
-    """
+    """ResNet-20, three stages of three blocks: ResNet20-4 of "Inverting Gradients"; He et al. have ``width=16``."""
 
     blocks = (3, 3, 3)
     default_strides = (1, 2, 2)

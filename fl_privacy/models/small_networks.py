@@ -1,7 +1,4 @@
-"""The small networks of the papers: LeNet with strided 5x5 convolutions, ConvNet of Inverting Gradients, plain MLPs.
-
-LeNet is the one on which gradient inversion was first shown; SPN's theorems are written for the MLPs.
-"""
+"""Small networks of the papers: LeNets, the ConvNet of Inverting Gradients, and the MLPs of SPN's theorems."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -29,14 +26,11 @@ class LeNet(nn.Module):
     SAPAG's "LeNet-5" is ``strides=(1, 1, 1, 1)``.
 
     Args:
-        in_channels: C of the images.
-        image_size: their height and width.
-        num_classes: K.
-        activation: after each convolution, one of ``layers.ACTIVATIONS``.
+        activation: function after each convolution, one of ``layers.ACTIVATIONS``.
         width: channels of each convolution.
-        strides: of the convolutions, one for each; the class's own if ``None``.
-        mean, std: normalization of the inputs, one value or one a channel; none if ``None``.
-        init: weight initialization, one of ``initialization.INITIALIZERS``.
+        strides: one for each convolution; the class's own if ``None``.
+        mean, std: normalization of the inputs, one value or one a channel.
+        init: one of ``layers.INITIALIZERS``.
     """
 
     default_strides: ClassVar[tuple[int, ...]] = (2, 2, 1)
@@ -68,7 +62,6 @@ class LeNet(nn.Module):
         initialize(self, init)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Map images (B, C, H, W) in [0, 1] to logits (B, K)."""
         logits: Tensor = self.classifier(self.features(self.normalize(inputs)).flatten(1))
         return logits
 
@@ -85,17 +78,14 @@ class DLNet(LeNet):
 class LeNet5(nn.Module):
     """LeNet of FDL-PP (Gu et al., 2021, Table 2): convolutions 6, 16 and 120 of 5x5, then linear 84 and K.
 
-    2x2 pooling follows the first two convolutions, of which only the first pads, so that 28x28 images end as 1x1.
-    Any number of channels and images from 28x28 fit.
+    2x2 pooling follows the first two convolutions; only the first pads: 28x28 images end as 1x1. Any number of channels
+    and images from 28x28 fit.
 
     Args:
-        in_channels: C of the images.
-        image_size: their height and width.
-        num_classes: K.
-        activation: after each layer but the last, one of ``layers.ACTIVATIONS``.
+        activation: function after each layer but the last, one of ``layers.ACTIVATIONS``.
         pooling: ``max`` as published, or ``avg``.
-        mean, std: normalization of the inputs, one value or one a channel; none if ``None``.
-        init: weight initialization, one of ``initialization.INITIALIZERS``.
+        mean, std: normalization of the inputs, one value or one a channel.
+        init: one of ``layers.INITIALIZERS``.
     """
 
     def __init__(
@@ -131,7 +121,6 @@ class LeNet5(nn.Module):
         initialize(self, init)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Map images (B, C, H, W) in [0, 1] to logits (B, K)."""
         logits: Tensor = self.classifier(self.features(self.normalize(inputs)).flatten(1))
         return logits
 
@@ -146,14 +135,12 @@ class ConvNet(nn.Module):
     Channels are 1, 2, 2, then five times 4 times ``width``; as published, ``width=64`` and batch norm.
 
     Args:
-        in_channels: C of the images.
-        image_size: their height and width, at least 9.
-        num_classes: K.
+        image_size: height and width of the images, at least 9.
         width: channels of the first convolution.
-        activation: after each convolution, one of ``layers.ACTIVATIONS``.
-        norm: before each activation: ``batch``, ``group`` or ``none``.
-        mean, std: normalization of the inputs, one value or one a channel; none if ``None``.
-        init: weight initialization, one of ``initialization.INITIALIZERS``.
+        activation: function after each convolution, one of ``layers.ACTIVATIONS``.
+        norm: normalization before each activation: ``batch``, ``group`` or ``none``.
+        mean, std: normalization of the inputs, one value or one a channel.
+        init: one of ``layers.INITIALIZERS``.
     """
 
     def __init__(
@@ -185,22 +172,18 @@ class ConvNet(nn.Module):
         initialize(self, init)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Map images (B, C, H, W) in [0, 1] to logits (B, K)."""
         logits: Tensor = self.classifier(self.features(self.normalize(inputs)).flatten(1))
         return logits
 
 
 class MLP(nn.Module):
-    """A multilayer perceptron on the pixels. Any image size and number of channels fit.
+    """Multilayer perceptron on the pixels. Any image size and number of channels fit.
 
     Args:
-        in_channels: C of the images.
-        image_size: their height and width.
-        num_classes: K.
-        widths: of the hidden layers.
-        activation: after each hidden layer, one of ``layers.ACTIVATIONS``.
-        mean, std: normalization of the inputs, one value or one a channel; none if ``None``.
-        init: weight initialization, one of ``initialization.INITIALIZERS``.
+        widths: widths of the hidden layers.
+        activation: function after each hidden layer, one of ``layers.ACTIVATIONS``.
+        mean, std: normalization of the inputs, one value or one a channel.
+        init: one of ``layers.INITIALIZERS``.
     """
 
     def __init__(
@@ -228,6 +211,5 @@ class MLP(nn.Module):
         initialize(self, init)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Map images (B, C, H, W) in [0, 1] to logits (B, K)."""
         logits: Tensor = self.classifier(self.features(self.normalize(inputs).flatten(1)))
         return logits

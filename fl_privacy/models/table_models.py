@@ -1,4 +1,4 @@
-"""Networks on the rows of a table: TabLeak's, a linear one, that of Flower's example, and one with residual blocks."""
+"""Networks on the rows of a table."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -12,12 +12,7 @@ from fl_privacy.types.schema import Schema
 
 
 class TableModel(nn.Module):
-    """A network on rows (B, F) as a :class:`fl_privacy.types.schema.Schema` encodes them.
-
-    Args:
-        schema: of the rows.
-        num_classes: K.
-    """
+    """Network on encoded rows (B, F), with logits (B, K)."""
 
     def __init__(self, schema: Schema, num_classes: int) -> None:
         super().__init__()
@@ -26,14 +21,12 @@ class TableModel(nn.Module):
 
 
 class TableMLP(TableModel):
-    """A multilayer perceptron; TabLeak's (Vero et al. 2023) has two hidden layers of 100 in front of ReLU.
+    """Multilayer perceptron; TabLeak's (Vero et al. 2023) has two hidden layers of 100 with ReLU.
 
     Args:
-        schema: of the rows.
-        num_classes: K.
-        widths: of the hidden layers.
-        activation: after each hidden layer, one of ``layers.ACTIVATIONS``.
-        init: weight initialization, one of ``initialization.INITIALIZERS``.
+        widths: widths of the hidden layers.
+        activation: function after each hidden layer, one of ``layers.ACTIVATIONS``.
+        init: one of ``layers.INITIALIZERS``.
     """
 
     def __init__(
@@ -56,7 +49,6 @@ class TableMLP(TableModel):
         initialize(self, init)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Map rows (B, F) to logits (B, K)."""
         logits: Tensor = self.classifier(self.features(inputs))
         return logits
 
@@ -65,9 +57,7 @@ class TableLogistic(TableModel):
     """Logistic regression: one linear layer, whose gradient is ``(p - y)' x / B``.
 
     Args:
-        schema: of the rows.
-        num_classes: K.
-        init: weight initialization, one of ``initialization.INITIALIZERS``.
+        init: one of ``layers.INITIALIZERS``.
     """
 
     def __init__(self, *, schema: Schema, num_classes: int, init: str = "default") -> None:
@@ -76,21 +66,18 @@ class TableLogistic(TableModel):
         initialize(self, init)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Map rows (B, F) to logits (B, K)."""
         logits: Tensor = self.classifier(inputs)
         return logits
 
 
 class FlTabular(TableModel):
-    """The network of Flower's example fl-tabular: layers of 128 and 64 in front of ReLU, then one sigmoid.
+    """Network of Flower's example fl-tabular: layers of 128 and 64 with ReLU, then one sigmoid.
 
-    The example's binary cross-entropy of the sigmoid of a logit z is the cross-entropy of the logits (0, z), which
-    this returns: the gradients are the same.
+    It returns the logits (0, z), whose cross entropy and gradients equal those of the example's binary cross entropy.
 
     Args:
-        schema: of the rows.
         num_classes: 2.
-        init: weight initialization, one of ``initialization.INITIALIZERS``.
+        init: one of ``layers.INITIALIZERS``.
     """
 
     def __init__(self, *, schema: Schema, num_classes: int, init: str = "default") -> None:
@@ -105,13 +92,12 @@ class FlTabular(TableModel):
         initialize(self, init)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Map rows (B, F) to logits (B, 2), of which the first is 0."""
         logit = self.output(self.relu(self.layer2(self.relu(self.layer1(inputs)))))
         return torch.cat([torch.zeros_like(logit), logit], -1)
 
 
 class ResidualBlock(nn.Module):
-    """Two linear layers with a ReLU between, added to what enters (Gorishniy et al. 2021, without norm or dropout)."""
+    """Residual block of two linear layers and a ReLU (Gorishniy et al. 2021, without norm or dropout)."""
 
     def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
@@ -119,21 +105,17 @@ class ResidualBlock(nn.Module):
         self.relu = nn.ReLU()
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Map (B, D) -> (B, D)."""
         after: Tensor = inputs + self.second(self.relu(self.first(inputs)))
         return after
 
 
 class TableResNet(TableModel):
-    """A linear layer, residual blocks and a head: ResNet for tables (Gorishniy et al. 2021) without batch norm.
+    """ResNet for tables (Gorishniy et al. 2021) without batch norm: a linear layer, residual blocks and a head.
 
     Args:
-        schema: of the rows.
-        num_classes: K.
         width: D of the blocks.
         hidden: width within a block.
-        blocks: how many.
-        init: weight initialization, one of ``initialization.INITIALIZERS``.
+        init: one of ``layers.INITIALIZERS``.
     """
 
     def __init__(
@@ -155,6 +137,5 @@ class TableResNet(TableModel):
         initialize(self, init)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Map rows (B, F) to logits (B, K)."""
         logits: Tensor = self.classifier(self.relu(self.blocks(self.entry(inputs))))
         return logits

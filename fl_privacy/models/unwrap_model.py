@@ -1,4 +1,4 @@
-"""Models as attacks take them: without wrappers, one tensor of outputs (B, K), copied without their graphs."""
+"""Models in the form that attacks take: without wrappers, with one output tensor (B, K), copied without graphs."""
 
 import copy
 import re
@@ -15,24 +15,24 @@ from torch.utils import checkpoint
 from fl_privacy.errors import UserError
 
 _WRAPPERS = {"DataParallel": "module", "DistributedDataParallel": "module", "OptimizedModule": "_orig_mod"}
-"""Class of a wrapper -> the name under which it holds what it wraps."""
+"""Class of a wrapper -> attribute of the wrapped model."""
 
 _OUTPUTS = ("logits", "output", "out", "outputs", "prediction", "predictions")
-"""Names under which models return what the loss is of."""
+"""Names of the loss's inputs in models' outputs."""
 
 _copies: "WeakKeyDictionary[nn.Module, nn.Module]" = WeakKeyDictionary()
-"""The plain copy of each model that needed one, so that all its victims have the same."""
+"""Plain copy of each model that needed one, shared by all its victims."""
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """Return what ``nn.DataParallel`` or ``torch.compile`` wrapped; a model that is no wrapper unchanged."""
+    """Return the model wrapped by ``nn.DataParallel`` or ``torch.compile``; others unchanged."""
     while (attribute := _WRAPPERS.get(type(model).__name__)) is not None:
         model = getattr(model, attribute)
     return model
 
 
 def plain_names(model: nn.Module) -> dict[str, str]:
-    """Map every name of a parameter or buffer of ``model`` to its name without wrappers."""
+    """Map every parameter and buffer name of ``model`` to its name without wrappers."""
     wrapped = [
         f"{path}." if path else "" for path, module in model.named_modules(remove_duplicate=False) if _wraps(module)
     ]
@@ -49,11 +49,7 @@ def plain_names(model: nn.Module) -> dict[str, str]:
 
 
 def plain_model(model: nn.Module, shape: tuple[int, ...]) -> nn.Module:
-    """Return ``model`` itself, or a copy without wrappers that returns a tensor (B, K); no value of it is used.
-
-    Args:
-        model: of images.
-        shape: (C, H, W).
+    """Return ``model``, or a copy without wrappers that returns a tensor (B, K), for images of ``shape`` (C, H, W).
 
     Raises:
         UserError: it does not take such images, in evaluation mode or in its own, or returns no outputs (B, K).
@@ -75,7 +71,7 @@ def plain_model(model: nn.Module, shape: tuple[int, ...]) -> nn.Module:
 
 
 def detached_copy(model: nn.Module) -> nn.Module:
-    """Copy a model, also where a norm of weights has left a tensor with its graph in it."""
+    """Copy a model, also one with a graph left in it by a weight norm."""
     for module in model.modules():
         for hook in module._forward_pre_hooks.values():
             name = getattr(hook, "name", None)
@@ -86,7 +82,7 @@ def detached_copy(model: nn.Module) -> nn.Module:
 
 
 def outputs_of(given: object) -> object:
-    """Return the tensor (B, K) in what a model returned: a mapping, a structure, a sequence, or (B,)."""
+    """Return the tensor (B, K) in a model's output: a mapping, a structure, a sequence, or (B,)."""
     if isinstance(given, Mapping):
         given = next((given[name] for name in _OUTPUTS if name in given), given)
     elif not isinstance(given, Tensor):
@@ -116,7 +112,6 @@ def _without_wrappers(model: nn.Module) -> nn.Module:
 
 
 def _made(model: nn.Module, shape: tuple[int, ...]) -> Iterator[object]:
-    """Yield what the model returns for two black images in evaluation mode, and in its own."""
     for trial in (detached_copy(model).eval(), *((detached_copy(model),) if model.training else ())):
         like = next(trial.parameters())
         try:
@@ -133,7 +128,6 @@ def _made(model: nn.Module, shape: tuple[int, ...]) -> Iterator[object]:
 
 
 def _expect_no_tokens(model: nn.Module, reason: str) -> None:
-    """Refuse a model of words, whose trial on images ended with ``reason``."""
     words = next((name for name, module in model.named_modules() if isinstance(module, nn.Embedding)), None)
     if words is None or not re.search(r"indices|embedding|input_ids|Long", reason):
         return
@@ -156,22 +150,19 @@ def _expect_outputs(made: object) -> None:
 
 
 def all_parameter_names(model: nn.Module) -> frozenset[str]:
-    """Return every name under which ``model.state_dict()`` holds a parameter, second names of tied weights included."""
+    """Return every parameter name in ``model.state_dict()``, including second names of tied weights."""
     return frozenset(first_names(model))
 
 
 def first_names(model: nn.Module) -> dict[str, str]:
-    """Map every name of a parameter to the one that ``model.named_parameters()`` has for the same tensor."""
+    """Map every parameter name to that in ``model.named_parameters()`` for the same tensor."""
     first: dict[int, str] = {}
     pairs = model.named_parameters(remove_duplicate=False)
     return {name: first.setdefault(id(parameter), name) for name, parameter in pairs}
 
 
 def once_each(model: nn.Module, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return ``values`` by name with a tied weight once, under its first name.
-
-    Where only a second name is there, its value goes under the first. Names that ``model`` does not have stay.
-    """
+    """Return ``values`` with each tied weight once, under its first name; unknown names stay."""
     first = first_names(model)
     found = {name: value for name, value in values.items() if first.get(name, name) == name}
     for name, value in values.items():
@@ -184,27 +175,24 @@ _NAMES = (
     "_checkpoint_without_reentrant_generator",
     "_checkpoint_without_reentrant_generator_impl",
 )
-"""What ``torch.utils.checkpoint.checkpoint`` calls by name, whoever imported it: one of the last two, by version."""
+"""Functions that ``torch.utils.checkpoint.checkpoint`` calls by name; one of the last two, by version."""
 
 _lock, _uses, _own = threading.Lock(), list[None](), dict[str, Any]()
 
 
 class _Called:
-    """The reentrant checkpoint as a plain call."""
-
     @staticmethod
     def apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
         return function(*args)
 
 
 def _nothing(*args: Any, **options: Any) -> Iterator[None]:
-    """Do nothing before and behind the layers of a checkpoint."""
     yield
 
 
 @contextmanager
 def without_checkpointing() -> Iterator[None]:
-    """Compute what a model checkpoints once, and keep it; also as the decorator of a function."""
+    """Disable activation checkpointing within the context or decorated function."""
     with _lock:
         if not _uses:
             for name in _NAMES:

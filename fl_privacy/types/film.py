@@ -1,6 +1,6 @@
-"""How a guess came about: snapshots of it while it was looked for, for a page to play. No number depends on them.
+"""Snapshots of a reconstruction during the attack, for playback; they do not affect results.
 
-Each snapshot is shown to whoever looks on when it is taken, as :mod:`fl_privacy.progress` tells of steps.
+Each is also shown to the viewer of the context, like :mod:`fl_privacy.progress`.
 """
 
 from __future__ import annotations
@@ -15,18 +15,17 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FRAMES = 12
-"""In a film, at most."""
+"""Most frames in a film."""
 
 LARGEST = 64
-"""Pixels of a frame's longer side; larger images are scaled down."""
+"""Most pixels of a frame's longer side; larger images are scaled down."""
 
 
 @dataclass(frozen=True, eq=False)
 class Frame:
-    """The first image of a guess, at one moment of the attack.
+    """First image of a reconstruction at one moment.
 
     Attributes:
-        at: index into the history of losses.
         image: (C, H, W) bytes on the CPU, at most ``LARGEST`` high and wide.
     """
 
@@ -36,11 +35,10 @@ class Frame:
 
 @dataclass(frozen=True, eq=False)
 class TextFrame:
-    """The first text of a guess, at one moment of the attack.
+    """First text of a reconstruction at one moment.
 
     Attributes:
-        at: index into the history of losses.
-        tokens: (L,) on the CPU, -1 where there is none.
+        tokens: (L,) on the CPU, padded with -1.
     """
 
     at: int
@@ -51,7 +49,7 @@ Snapshot = Frame | TextFrame
 
 
 def shots(moments: int) -> frozenset[int]:
-    """Choose which moments, 0 to ``moments - 1``, are kept: close together first, when most changes.
+    """Choose the moments to keep, of 0 to ``moments - 1``: dense at first, when most changes.
 
     >>> sorted(shots(101))
     [0, 1, 3, 7, 13, 21, 30, 40, 53, 67, 83, 100]
@@ -61,7 +59,7 @@ def shots(moments: int) -> frozenset[int]:
 
 
 def frame(at: int, images: Tensor) -> Frame:
-    """Make a frame of a guess (B, C, H, W) in [0, 1] or near, from its first image."""
+    """Make a frame of the first of ``images`` (B, C, H, W), about in [0, 1]."""
     from torch.nn.functional import interpolate  # noqa: PLC0415  (pages go without)
 
     image = images[:1].detach().clamp(0, 1).float().cpu()
@@ -73,14 +71,14 @@ def frame(at: int, images: Tensor) -> Frame:
 
 
 Viewer = Callable[[Sequence[Snapshot]], None]
-"""Shown a snapshot of each attempt that is filmed."""
+"""Callback with a snapshot of each filmed attempt."""
 
 _viewer: ContextVar[Viewer | None] = ContextVar("viewer", default=None)
 
 
 @contextmanager
 def viewed_by(viewer: Viewer) -> Iterator[None]:
-    """Show ``viewer`` what is filmed while the context lasts; another thread or process shows it nothing."""
+    """Show snapshots to ``viewer`` within the context, in this thread."""
     before = _viewer.set(viewer)
     try:
         yield
@@ -89,13 +87,13 @@ def viewed_by(viewer: Viewer) -> Iterator[None]:
 
 
 def show_frames(take: Callable[[], Sequence[Snapshot]]) -> None:
-    """Show the frames that ``take`` collects, where there is a viewer."""
+    """Show the frames of ``take`` to the viewer, if any."""
     if (viewer := _viewer.get()) is not None:
         viewer(take())
 
 
 def joined(first: Sequence[Snapshot], moments: int, then: Sequence[Snapshot]) -> tuple[Snapshot, ...]:
-    """Join two films, of which the first had a history of ``moments`` moments."""
+    """Join two films, the first with a history of ``moments`` moments."""
     return (*first, *(replace(each, at=each.at + moments) for each in then))
 
 

@@ -1,4 +1,4 @@
-"""The kinds of examples that clients hold: a row for each, and the one place that tells them apart."""
+"""Modalities: the kinds of clients' examples, and how to distinguish them."""
 
 from __future__ import annotations
 
@@ -11,17 +11,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Modality:
-    """A kind of examples. What a layer does otherwise for one of them is a table of its own with these rows as keys.
+    """Kind of examples; layers with special cases have tables with modalities as keys.
 
     Attributes:
-        one: what a page calls an example.
-        data: what a sentence calls the data.
-        metric: by which an example counts as recognizable.
-        models: what a sentence says that a model of them is of.
-        facts: arguments by which a model's class shows that it is made for such examples.
-        remedy: what to choose where the model is of others.
-        pixels: whether an example is a picture: inputs in [0, 1] that have neighbors.
-        continuous: whether inputs are numbers that can be solved for; else tokens, of which embeddings enter.
+        metric: metric by which an example counts as recognizable.
+        facts: arguments that mark a model's class as made for such examples.
+        remedy: advice if the model is for others.
+        pixels: ``True`` for pictures: inputs in [0, 1] with neighbors.
+        continuous: ``True`` for numeric inputs; otherwise tokens, which enter by embeddings.
     """
 
     one: str
@@ -34,7 +31,6 @@ class Modality:
     continuous: bool = True
 
     def __repr__(self) -> str:
-        """Name the modality."""
         return f"Modality({self.data})"
 
 
@@ -66,11 +62,11 @@ ROWS = Modality(
 )
 
 MODALITIES = (TEXTS, ROWS, IMAGES)
-"""All of them; images last, which examples are that nothing tells apart."""
+"""All modalities, with the default, images, last."""
 
 
 def modality_of(model: object) -> Modality:
-    """Return what ``model`` takes: what it says, rows where it knows their schema, else images."""
+    """Return the modality of ``model``: the stated one, rows if it has a schema, else images."""
     from fl_privacy.types.schema import schema_of  # noqa: PLC0415  (of PyTorch, which names alone do not need)
 
     said = getattr(model, "modality", None)
@@ -80,14 +76,14 @@ def modality_of(model: object) -> Modality:
 
 
 def modality_of_inputs(inputs: Tensor) -> Modality:
-    """Return what a batch of inputs holds: whole numbers (B, L) of tokens, rows (B, F), or images (B, C, H, W)."""
+    """Return the modality of a batch: whole numbers (B, L) are tokens, (B, F) rows, (B, C, H, W) images."""
     if not inputs.is_floating_point():
         return TEXTS
     return ROWS if inputs.dim() == 2 else IMAGES
 
 
 def modality_judged_by(metric: str) -> Modality:
-    """Return the kind of examples that counts as recognizable by ``metric``; images for any other."""
+    """Return the modality judged by ``metric``; images for any other."""
     return next((modality for modality in MODALITIES if modality.metric == metric), IMAGES)
 
 

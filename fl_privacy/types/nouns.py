@@ -1,4 +1,4 @@
-"""What is trained, what is uploaded, what an attacker knows and what it finds."""
+"""Central data types: examples, models, uploads, an attacker's knowledge and its reconstructions."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -23,18 +23,18 @@ from fl_privacy.types.victim_ids import Certainty, VictimId
 _SHAPES = "give input_shape=tuple(images.shape[1:]), or the number of columns of a row"
 
 Tensors = Mapping[str, Tensor]
-"""Parameter name -> tensor. Nothing in this package indexes a layer by number."""
+"""Parameter name -> tensor; layers are never indexed by number."""
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Examples with their labels.
+    """Examples with their labels. Lists and arrays become tensors.
 
     Attributes:
-        inputs: images (B, C, H, W) float in [0, 1], or texts (B, L) int64: numbers of tokens, -1 where there is none,
-            or rows (B, F) float as a :class:`fl_privacy.types.schema.Schema` encodes them. Arrays become tensors.
-        labels: (B,) class indices, or (B, K) class probabilities; of a language model (B, L) next tokens, -100: none.
-            Lists and arrays become tensors.
+        inputs: images (B, C, H, W) float in [0, 1], texts (B, L) int64 token numbers, padded with -1, or rows (B, F)
+            float encoded by a :class:`fl_privacy.types.schema.Schema`.
+        labels: (B,) class indices, or (B, K) class probabilities; next tokens (B, L) for language models, -100 for
+            none.
     """
 
     inputs: Tensor
@@ -50,12 +50,10 @@ class Batch:
         return len(self.inputs)
 
     def first(self, number: int) -> "Batch":
-        """Return the first ``number`` examples."""
         return Batch(self.inputs[:number], self.labels[:number])
 
 
 def _tensor_of(name: str, value: object) -> Tensor:
-    """Return an array or a list as a tensor, whole numbers as int64."""
     try:
         tensor = torch.as_tensor(as_tensor(value))
     except (TypeError, ValueError, RuntimeError) as error:
@@ -67,21 +65,19 @@ def _tensor_of(name: str, value: object) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class ModelState:
-    """The values of a model: ``parameters`` are trained, ``buffers`` (batch-norm statistics) are not."""
+    """Values of a model: trained ``parameters``, and ``buffers`` (batch-norm statistics)."""
 
     parameters: Tensors
     buffers: Tensors = field(default_factory=dict)
 
     @classmethod
     def of(cls, model: nn.Module) -> "ModelState":
-        """Return the detached values of ``model``, copied."""
         return cls(
             {name: p.detach().clone() for name, p in model.named_parameters()},
             {name: b.detach().clone() for name, b in model.named_buffers()},
         )
 
     def to(self, device: torch.device | str) -> "ModelState":
-        """Return the same values on ``device``."""
         return ModelState(_moved(self.parameters, device), _moved(self.buffers, device))
 
 
@@ -90,10 +86,10 @@ class Upload:
     """All that leaves a client in a round.
 
     Attributes:
-        tensors: gradient, delta or weights by parameter name; a name that is missing was withheld.
-        buffers: the client's running statistics, empty where the plan withholds them.
-        num_examples: how many examples the update was computed from; the server's weight.
-        rounding: standard deviation of what secure aggregation's whole numbers did to each value; 0 without.
+        tensors: gradient, delta or weights by parameter name; missing names were withheld.
+        buffers: client's running statistics, empty if the plan withholds them.
+        num_examples: number of examples behind the update; the server's weight.
+        rounding: standard deviation of secure aggregation's rounding of each value; 0 without.
     """
 
     tensors: Tensors
@@ -102,7 +98,6 @@ class Upload:
     rounding: float = 0.0
 
     def to(self, device: torch.device | str) -> "Upload":
-        """Return the same upload on ``device``."""
         return replace(self, tensors=_moved(self.tensors, device), buffers=_moved(self.buffers, device))
 
 
@@ -112,27 +107,23 @@ def _moved(tensors: Tensors, device: torch.device | str) -> Tensors:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Knowledge:
-    """What the attacker is given beyond the protocol: the threat model as a value, printed in every report.
+    """Attacker's knowledge beyond the protocol: the threat model, printed in every report.
 
     Attributes:
-        labels: (B,) class indices or (B, K) class probabilities, the labels that the client computed its loss with,
-            where the attacker is assumed to have them.
-        defense: public description of the client's defense, for an adaptive attacker: its ``Defense.parts``.
-        same_data: names the examples behind the update: updates with the same name, of other rounds and other weights
-            sent, come from the same examples. An adaptive attacker attacks them together; ``None`` where the defense
-            makes other images of the examples each time, but mixtures with others.
-        public_images: (N, C, H, W) in [0, 1], images of the same domain, or texts (N, L), -1 where there is no token.
-        public_labels: (N,) their classes.
-        previous: (B, C, H, W) in [0, 1], what the attacker made of the same examples in an earlier round.
-        private: values that stand in for those of the victim that are not sent: of a colluding client, or of the
-            attacker's own draw.
-        colluder: the client that ``private`` was taken from, if any.
-        features: (B, ...) what the victim's private layers make of its examples, where the attacker sees it.
-        features_at: the module that ``features`` enter, where it is not the first public layer.
-        front: of the colluding client's model after its local training, where ``features`` are of the victim's so.
-        lengths: (B,) tokens of each text.
-        bounds: by name, least and largest value of each element of the gradient, where the client's optimizer left no
-            more of it; ``None`` where it is the one uploaded.
+        labels: (B,) class indices or (B, K) class probabilities of the client's loss.
+        defense: description of the client's defense, its ``Defense.parts``, for an adaptive attacker.
+        same_data: name of the examples: updates of other rounds with the same name are attacked together by an adaptive
+            attacker. ``None`` if the defense makes other images each time, except mixtures.
+        public_images: (N, C, H, W) in [0, 1], images of the same domain, or texts (N, L), padded with -1.
+        public_labels: (N,) classes of these.
+        previous: (B, C, H, W) in [0, 1], reconstruction of the same examples in an earlier round.
+        private: stand-ins for the victim's private values: a colluding client's, or drawn by the attacker.
+        colluder: client with the values ``private``.
+        features: (B, ...) outputs of the victim's private layers on its examples.
+        features_at: module with the inputs ``features``, if not the first public layer.
+        front: colluding client's model after its local training, if ``features`` are from the trained model.
+        lengths: (B,) number of tokens of each text.
+        bounds: least and largest value of each gradient element by name, if the optimizer hides the exact ones.
     """
 
     labels: Tensor | None = None
@@ -150,7 +141,6 @@ class Knowledge:
     bounds: Mapping[str, tuple[Tensor, Tensor]] | None = None
 
     def describe(self, modality: Modality = IMAGES) -> list[str]:
-        """Describe each thing known of examples of a kind in a sentence."""
         lines = []
         if self.labels is not None:
             lines.append("The attacker is given the true labels.")
@@ -183,18 +173,15 @@ class Observation:
     """All that an attacker of one update knows.
 
     Attributes:
-        id: names the victim and its random streams.
-        model: the architecture; its own values are not used.
-        sent: the values that this client was sent.
-        upload: what the client replied.
-        plan: how the client trains.
+        id: name of the victim and its random streams.
+        model: architecture; its own values are not used.
+        sent: values that this client was sent.
         input_shape: (C, H, W) of one image, (L,) of the longest text, or (F,) of a row.
         num_classes: K.
-        knowledge: what is known beyond the protocol.
-        filmed: whether to keep snapshots of the guess, which change no number.
-        loss: of the client; ``None`` where it is not known, and the attack looks for it.
+        filmed: ``True`` keeps snapshots of the reconstruction, without changing it.
+        loss: client's loss; ``None`` lets the attack infer it.
         input_range: least and largest value of an input.
-        notes: how what nobody said was found, a sentence each.
+        notes: sentences on how unstated properties were inferred.
     """
 
     id: VictimId
@@ -230,20 +217,19 @@ class Observation:
         """Build an observation of the gradient of one batch's loss, at the values and in the mode of ``model``.
 
         Args:
-            model: of images; ``fl_privacy.models.normalized`` puts a normalization before it. Its mode, training or
-                evaluation, is taken for that in which the gradient was computed.
-            gradients: by parameter name, or in the order of ``model.parameters()``; tensors or arrays of NumPy.
-            input_shape: (C, H, W), or (F,) or F of rows.
-            batch_size: examples behind the gradient; ``None`` counts them by the rank of the layers' gradients.
-            batch_norm: mode of batch norm, if another than the model's.
-            loss: name of ``models.losses.NAMED_LOSSES``, a loss of PyTorch, or a function (outputs, labels) ->
-                scalar; ``None``: the attack takes the known one that gives the output layer's gradient.
+            model: model in the mode of the computation; ``fl_privacy.models.normalized`` adds a normalization.
+            gradients: tensors or NumPy arrays by parameter name, or in the order of ``model.parameters()``.
+            input_shape: (C, H, W), or (F,) or F for rows.
+            batch_size: number of examples; ``None`` infers it from the rank of the layers' gradients.
+            batch_norm: mode of batch norm, if not the model's.
+            loss: name of ``models.losses.NAMED_LOSSES``, a loss of PyTorch, or a function (outputs, labels) -> scalar;
+                ``None`` takes the known one that gives the output layer's gradient.
             input_range: least and largest value of an input.
-            schema: of the rows (F,) of a table; ``Schema.inferred(inputs)`` finds one.
-            number: names the victim and its random streams.
+            schema: schema of rows (F,); ``Schema.inferred(inputs)`` infers one.
+            number: number of the victim and its random streams.
 
         Raises:
-            UserError: gradients, images or the loss do not fit the model, or nothing tells the batch size.
+            UserError: gradients, images or the loss do not fit the model, or the batch size can't be inferred.
         """
         shape = checks.shape("input_shape", input_shape, example=_SHAPES)
         read = read_gradients(model, gradients, input_shape=shape, batch_size=batch_size, loss=loss)
@@ -280,22 +266,19 @@ class Observation:
         schema: Schema | None = None,
         number: int = 0,
     ) -> "Observation":
-        """Build an observation of the weights that a client replies after its local training, as in FedAvg.
+        """Build an observation of a client's weights after local training, as in FedAvg.
 
         Args:
-            before: the model as it was sent, or with ``model`` its ``state_dict()`` or the arrays of that in order.
-            after: the model after the training, its ``state_dict()`` or its arrays.
-            plan: how the client trains: ``LocalPlan(lr=0.1, steps=5, batch_size=8)``; it is known to the server.
-            input_shape: (C, H, W), or (F,) or F of rows.
-            num_examples: the client trained on; an update does not show it.
-            model: the architecture, where ``before`` is none.
-            loss: as in :meth:`of_gradients`.
-            input_range: least and largest value of an input.
-            schema: of the rows (F,) of a table.
-            number: names the victim and its random streams.
+            before: model as sent, or with ``model`` its ``state_dict()`` or the arrays of that in order.
+            after: model after the training, its ``state_dict()`` or its arrays.
+            plan: client's plan, known to the server: ``LocalPlan(lr=0.1, steps=5, batch_size=8)``.
+            input_shape: (C, H, W), or (F,) or F for rows.
+            num_examples: number of training examples, which an update does not show.
+            model: architecture, if ``before`` is none.
+            number: number of the victim and its random streams.
 
         Raises:
-            UserError: weights do not fit the model, are the same before and after, or a number makes no sense.
+            UserError: weights do not fit the model, are the same before and after, or a number is invalid.
         """
         shape = checks.shape("input_shape", input_shape, example=_SHAPES)
         read = read_update(before, after, plan, model=model, input_shape=shape, num_examples=num_examples, loss=loss)
@@ -312,7 +295,6 @@ class Observation:
         )
 
     def to(self, device: torch.device | str) -> "Observation":
-        """Return the same observation with values sent, upload and what is known on ``device``."""
         known: dict[str, Any] = {
             f.name: value.to(device)
             for f in fields(Knowledge)
@@ -327,50 +309,44 @@ class Observation:
 
     @property
     def precision(self) -> torch.dtype:
-        """Return float64 where the values sent and the update are all in double precision, else float32."""
+        """Return float64 if values sent and update are all in double precision, else float32."""
         values = (*self.sent.parameters.values(), *self.upload.tensors.values())
         return torch.float64 if all(value.dtype == torch.float64 for value in values) else torch.float32
 
     def update(self) -> Tensors:
-        """Return the gradient or delta that was uploaded; weights are turned into a delta."""
+        """Return the uploaded gradient or delta; weights are turned into a delta."""
         if self.plan.shares != "weights":
             return self.upload.tensors
         return {name: w - self.sent.parameters[name] for name, w in self.upload.tensors.items()}
 
     def assumed(self) -> ModelState:
-        """Return the attacker's values: those sent, and stand-ins for what was not sent."""
+        """Return the values sent, with stand-ins for private ones."""
         private = self.knowledge.private
         if private is None:
             return self.sent
         return ModelState({**private.parameters, **self.sent.parameters}, {**private.buffers, **self.sent.buffers})
 
     def told(self, **knowledge: Any) -> "Observation":
-        """Return the same observation by an attacker that knows more."""
         return replace(self, knowledge=replace(self.knowledge, **knowledge))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Reconstruction:
-    """What an attack made of one observation.
+    """Result of an attack on one observation.
 
     Attributes:
-        id: of the observation.
-        batch: the attacker's guess, in the attacker's own order; ``None`` where the attack failed.
-        loss: the attacker's own loss of the guess, by which restarts are chosen.
-        history: (T,) the attacker's loss over its iterations, thinned; empty if it has none.
-        failure: one line on why there is no guess.
-        label_source: how the labels were found: ``known``, ``inferred`` or ``optimized``.
-        countermeasures: what the attack did against the defense it knows of, a sentence each.
-        certainty: of the guess, without looking at the truth.
-        certainties: (B,) of each of its images, where they differ; empty where all are alike.
-        member: of the attacks that were tried, the one whose guess this is; empty where there was a single one.
-        film: how its first image or text came about, where that was asked for and the attack goes step by step.
-        cells_certain: (B, C) in [0, 1], of a table: how sure each cell is by the attempts alone, 1 where all agree;
-            ``None`` where nobody says.
-        words: (n,) tokens that were read of all its texts together, in no order, each as often as it was found;
-            ``None`` where nobody looked for them.
-        words_exact: whether no token of another text can have left such traces.
-        notes: what of the client was found out or assumed on the way, a sentence each.
+        batch: reconstruction, in the attacker's order; ``None`` if the attack failed.
+        history: (T,) attacker's loss over its iterations, thinned.
+        label_source: source of the labels: ``known``, ``inferred`` or ``optimized``.
+        countermeasures: sentences on the attack's steps against the known defense.
+        certainty: certainty without the truth.
+        certainties: (B,) certainty of each image, if they differ.
+        member: sub-attack of this reconstruction; empty if there was a single one.
+        film: snapshots of the first image or text, if requested and the attack is iterative.
+        cells_certain: (B, C) in [0, 1] for a table, the agreement of attempts on each cell, if computed.
+        words: (n,) tokens recovered from all texts together, unordered, with repetitions, if computed.
+        words_exact: ``True`` if no token of another text can have left such traces.
+        notes: sentences on inferred or assumed properties of the client.
     """
 
     id: VictimId

@@ -1,7 +1,4 @@
-"""How a client trains, which everybody knows.
-
-How images in [0, 1] are normalized before a model sees them.
-"""
+"""A client's local plan, which is public, and input normalization."""
 
 import fnmatch
 import typing
@@ -19,41 +16,35 @@ from fl_privacy.errors import UserError
 
 @dataclass(frozen=True, kw_only=True)
 class LocalPlan:
-    """How a client turns the model it was sent into an upload. Public: server and attacker know it.
+    """A client's way from the model sent to its upload, known to server and attacker.
 
     Attributes:
-        shares: what is uploaded. ``gradient``: the gradient of one batch (FedSGD);
+        shares: content of the upload. ``gradient``: gradient of one batch (FedSGD);
             ``delta``: weights after local training minus weights sent (FedAvg);
-            ``weights``: the weights after local training, as stock Flower clients reply.
-        lr: learning rate of the local steps; where the gradient is shared, of those of a private part alone.
+            ``weights``: weights after local training, like stock Flower clients.
+        lr: learning rate of the local steps; with a shared gradient, of a private part alone.
         lr_decay: factor on ``lr`` from one round to the next, above 0 up to 1.
         lr_drops: rounds after each of which ``lr`` is multiplied by ``lr_drop_factor``.
-        lr_drop_factor: above 0 up to 1.
+        lr_drop_factor: factor above 0 up to 1.
         steps: number of local steps S; excludes ``epochs``.
         epochs: number of passes over the client's examples; excludes ``steps``.
-        batch_size: examples per local step; ``None`` takes all the client has.
-        optimizer: of the local steps, ``sgd``, ``adam`` or ``adamw``; its state starts anew each round.
-        momentum: of SGD, in [0, 1).
-        nesterov: Nesterov's form of the momentum.
-        weight_decay: L2 penalty added to each gradient of a local step; with ``adamw`` weights shrink by this share of
-            the learning rate in each.
-        frozen: patterns of the names of parameters that are neither trained nor uploaded, such as ``words.weight``, the
-            embeddings of tokens.
-        trained: patterns of the names of the only parameters that are; of adapters where a model has some.
-        batch_norm: of training: ``train`` normalizes by the batch and updates the running statistics,
-            ``eval`` normalizes by the running statistics that were sent.
-        probe_batch_norm: the mode for the extra batches that are probed. Published attacks ran in evaluation mode;
-            normalized by its own statistics, a single image gives away far less.
-        mode: in which a shared gradient was computed, of all layers but batch norm and of whatever else asks for
-            ``training``; clients of a federation train in ``train``.
-        buffers: ``shared`` uploads the running statistics, ``withheld`` does not: the
-            server's stay as they were at the start.
+        batch_size: examples per local step; ``None`` takes all.
+        optimizer: ``sgd``, ``adam`` or ``adamw``; its state starts anew each round.
+        momentum: momentum of SGD, in [0, 1).
+        nesterov: ``True`` takes Nesterov's form of the momentum.
+        weight_decay: L2 penalty on each local gradient; with ``adamw``, shrinkage relative to the learning rate.
+        frozen: name patterns of parameters neither trained nor uploaded, such as ``words.weight``.
+        trained: name patterns of the only trained parameters; by default the adapters of a model with some.
+        batch_norm: ``train`` normalizes by the batch and updates the running statistics, ``eval`` uses those sent.
+        probe_batch_norm: mode for probes. Published attacks ran in evaluation mode; normalized by itself, a single
+            image leaks far less.
+        mode: mode of all other layers for a shared gradient; clients of a federation train in ``train``.
+        buffers: ``shared`` uploads the running statistics, ``withheld`` leaves the server's initial ones.
         loss_scale: factor on the mean cross entropy of a batch.
-        crop_padding: where above 0, each training image is padded by this number of black pixels on every side, and a
-            window of its size cut out at random. Like ``flip`` before any defense of the data, anew each time that an
-            example is visited.
-        flip: mirror each training image left to right with probability 1/2.
-        augment_probes: do the same to the extra batches that are probed, as the authors of ATS do.
+        crop_padding: black pixels around each training image before a random crop of its size. Like ``flip``, before
+            any defense of the data and anew on each visit.
+        flip: ``True`` mirrors each training image left to right with probability 1/2.
+        augment_probes: ``True`` also augments probes, like the authors of ATS.
     """
 
     shares: Literal["gradient", "delta", "weights"] = "gradient"
@@ -120,14 +111,13 @@ class LocalPlan:
 
     @property
     def augments(self) -> bool:
-        """Say whether training images are changed at random."""
         return self.crop_padding > 0 or self.flip
 
     def held(self, names: Iterable[str]) -> frozenset[str]:
-        """Return those of ``names`` that are frozen, or are not among those trained.
+        """Return the ``names`` that are frozen, or not among those trained.
 
         Raises:
-            UserError: a pattern of ``frozen`` matches none, or nothing is left to train.
+            UserError: a pattern matches none, or nothing is left to train.
         """
         if not self.frozen and not self.trained:
             return frozenset()
@@ -148,11 +138,11 @@ class LocalPlan:
         return found
 
     def in_round(self, round: int, *, probe: bool = False) -> "LocalPlan":
-        """Return the plan of ``round`` (from 1), with its learning rate fixed; for a ``probe`` its batch norm too."""
+        """Return the plan of ``round`` (from 1), with its learning rate and, for a ``probe``, its batch norm."""
         return _in_round(self, round, probe)
 
 
-@lru_cache(maxsize=64)  # the clients of a round have one plan, and its checks take as long as a small step
+@lru_cache(maxsize=64)  # the clients of a round share a plan, whose checks take as long as a small step
 def _in_round(plan: LocalPlan, round: int, probe: bool) -> LocalPlan:
     drops = sum(round > last for last in plan.lr_drops)
     lr = plan.lr * plan.lr_decay ** max(0, round - 1) * plan.lr_drop_factor**drops
@@ -162,11 +152,11 @@ def _in_round(plan: LocalPlan, round: int, probe: bool) -> LocalPlan:
 
 @dataclass(frozen=True)
 class Normalization:
-    """``(x - mean) / std`` by channel, as ``torchvision.transforms.Normalize`` has it.
+    """``(x - mean) / std`` by channel, like ``torchvision.transforms.Normalize``.
 
     Attributes:
-        mean: of each channel, or one value for all; of images in [0, 1].
-        std: as ``mean``, above 0.
+        mean: value of each channel, or one for all, for images in [0, 1].
+        std: value of each channel, or one for all, above 0.
     """
 
     mean: Sequence[float]
@@ -186,17 +176,14 @@ class Normalization:
             )
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
-        """Normalize images (..., C, H, W) in [0, 1]."""
         mean, std = self._like(images)
         return (images - mean) / std
 
     def undo(self, images: torch.Tensor) -> torch.Tensor:
-        """Undo the normalization."""
         mean, std = self._like(images)
         return images * std + mean
 
     def in_words(self) -> str:
-        """Describe the normalization, such as ``(x - 0.5) / 0.5``."""
         mean, std = (", ".join(f"{v:.4g}" for v in dict.fromkeys(values)) for values in (self.mean, self.std))
         one = len(set(self.mean)) == 1 and len(set(self.std)) == 1
         return f"(x - {mean}) / {std}" if one else f"(x - [{mean}]) / [{std}]"

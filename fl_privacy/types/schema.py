@@ -1,4 +1,4 @@
-"""What the columns of a table are, and how its rows become what a model takes."""
+"""Columns of a table, and the encoding of its rows for models."""
 
 import copy
 import math
@@ -13,27 +13,25 @@ from torch import Tensor
 from fl_privacy.errors import UserError
 
 TOLERANCE = 0.319
-"""Standard deviations that a number may be off and still counts as right (TabLeak, Vero et al. 2023, section 5)."""
+"""Largest error of a right number in standard deviations (TabLeak, Vero et al. 2023, section 5)."""
 
 MOST_COLUMNS, MOST_CATEGORIES, MOST_VALUES = 2_000, 10_000, 100_000
-"""Of a table, of one of its columns, and of a row as a model takes it."""
+"""Most columns of a table, categories of a column, and values of an encoded row."""
 
 MOST_DECIMALS = 20
-"""Digits behind the point that are written."""
+"""Most decimals that are written."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """One column of a table: categories, which become a value each, 1 or 0, or a number.
+    """One column of a table: a number, or categories, encoded as a value of 0 or 1 each.
 
     Attributes:
-        name: of the column.
-        categories: names, in the order of their values; empty of a number.
-        shift, scale: what is taken from each value, and what it is then divided by: of a number usually its mean and
-            standard deviation, of categories 0 and 1.
+        categories: names, in the order of their values; empty for a number.
+        shift, scale: offset and divisor of each value: usually mean and standard deviation of a number, 0 and 1 for
+            categories.
         low, high: least and largest number.
-        decimals: digits behind the point that its numbers have.
-        std: standard deviation of its numbers, which says what counts as right; 0 stands for ``scale``.
+        std: standard deviation for the tolerance of right numbers; 0 stands for ``scale``.
     """
 
     name: str
@@ -66,16 +64,13 @@ class Column:
 
     @property
     def is_number(self) -> bool:
-        """Say whether the column is numeric, without categories."""
         return not self.categories
 
     @property
     def tolerance(self) -> float:
-        """Return by how much a cell may be off and still counts as right."""
         return TOLERANCE * (self.std or self.scale[0]) if self.is_number else 0.0
 
     def written(self, value: float) -> str:
-        """Format a cell as its data set writes it."""
         if not math.isfinite(value):
             return "?"
         if self.is_number:
@@ -85,12 +80,12 @@ class Column:
 
 @dataclass(frozen=True)
 class Schema:
-    """The columns of a table, public in a federation: all clients encode their rows alike.
+    """Columns of a table, public in a federation, so that all clients encode rows equally.
 
-    A row is C cells, which are numbers of categories or numbers, or the F values that a model takes.
+    A row is C cells (numbers, or indices of categories), or F encoded values.
 
     Attributes:
-        columns: C of them, without the target.
+        columns: C columns, without the target.
     """
 
     columns: tuple[Column, ...]
@@ -109,33 +104,31 @@ class Schema:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Return the names of the columns."""
         return tuple(column.name for column in self.columns)
 
     @cached_property
     def width(self) -> int:
-        """Return F, the number of values that a model takes of a row."""
+        """Return F, the number of encoded values of a row."""
         return sum(len(column.shift) for column in self.columns)
 
     @cached_property
     def starts(self) -> tuple[int, ...]:
-        """Return where each column's values begin, (C,)."""
+        """Return the first index of each column's values, (C,)."""
         widths = [len(column.shift) for column in self.columns]
         return tuple(sum(widths[:number]) for number in range(len(widths)))
 
     @cached_property
     def numbers(self) -> Tensor:
-        """Say which columns are numbers, (C,)."""
+        """Return the mask of numeric columns, (C,)."""
         return torch.tensor([column.is_number for column in self.columns])
 
     @cached_property
     def number_values(self) -> Tensor:
-        """Return the places of the values of numbers, in the order of their columns."""
         return torch.tensor(self.starts)[self.numbers]
 
     @cached_property
     def groups(self) -> tuple[Tensor, Tensor]:
-        """Return the places (G, L) of each column's categories, filled up by its first, and which of them exist."""
+        """Return the indices (G, L) of each column's categories, padded by its first, and their mask."""
         picked = [
             (start, len(c.categories)) for start, c in zip(self.starts, self.columns, strict=True) if c.categories
         ]
@@ -149,32 +142,29 @@ class Schema:
 
     @cached_property
     def shift(self) -> Tensor:
-        """Return the shift that is subtracted from each value, (F,)."""
+        """Return the offset of each value, (F,)."""
         return torch.tensor([value for column in self.columns for value in column.shift])
 
     @cached_property
     def scale(self) -> Tensor:
-        """Return the scale that each shifted value is divided by, (F,)."""
+        """Return the divisor of each value, (F,)."""
         return torch.tensor([value for column in self.columns for value in column.scale])
 
     @cached_property
     def bounds(self) -> Tensor:
-        """Return least and largest values, (2, N), that a model takes of the N numbers."""
+        """Return least and largest encoded values, (2, N), of the N numbers."""
         own = [column for column in self.columns if column.is_number]
         limits = torch.tensor([[c.low for c in own], [c.high for c in own]]).reshape(2, -1)
         return (limits - self.shift[self.number_values]) / self.scale[self.number_values]
 
     @cached_property
     def tolerances(self) -> Tensor:
-        """Return by how much a cell may be off, (C,): :data:`TOLERANCE` standard deviations of a number."""
+        """Return the largest error of a right cell, (C,): :data:`TOLERANCE` standard deviations of a number."""
         return torch.tensor([column.tolerance for column in self.columns], dtype=torch.float64)
 
     @cached_property
     def usual(self) -> Tensor:
-        """Return what is known of a row of nobody (F,).
-
-        Shares of categories where the shift shows them, else alike, and 0 of numbers, or the bound next to it.
-        """
+        """Return the prior mean of an encoded row (F,): shares of categories; 0 or the nearest bound for numbers."""
         found, (low, high) = torch.zeros(self.width), self.bounds
         for start, column in zip(self.starts, self.columns, strict=True):
             if not column.is_number:
@@ -184,7 +174,7 @@ class Schema:
         return found
 
     def encode(self, cells: Tensor) -> Tensor:
-        """Encode cells (..., C) to what a model takes of them (..., F) float32."""
+        """Encode cells (..., C) to values (..., F) float32."""
         cells = torch.as_tensor(cells, dtype=torch.float64)
         parts = [
             cells[..., number : number + 1]
@@ -195,11 +185,11 @@ class Schema:
         return ((torch.cat(parts, -1) - self.shift.double()) / self.scale.double()).float()
 
     def raw(self, inputs: Tensor) -> Tensor:
-        """Undo shift and scale of what a model takes (..., F): 1 and 0 for categories."""
+        """Undo shift and scale of values (..., F): 1 and 0 for categories."""
         return inputs * self.scale.to(inputs) + self.shift.to(inputs)
 
     def cells(self, inputs: Tensor) -> Tensor:
-        """Decode what a model takes, or a guess at it (..., F), to cells (..., C) float64: the likeliest categories."""
+        """Decode values, or their reconstruction (..., F), to cells (..., C) float64 with the likeliest categories."""
         raw = self.raw(inputs.detach().cpu().double())
         found = raw.new_empty((*raw.shape[:-1], len(self.columns)))
         found[..., self.numbers] = raw[..., self.number_values].clamp(*self._limits)
@@ -215,15 +205,11 @@ class Schema:
         return torch.tensor(low, dtype=torch.float64), torch.tensor(high, dtype=torch.float64)
 
     def nearest(self, inputs: Tensor) -> Tensor:
-        """Return the rows nearest to what a model takes (..., F), in its values."""
+        """Return the encoded rows nearest to values (..., F)."""
         return self.encode(self.cells(inputs)).to(inputs)
 
     def drawn(self, number: int, rng: torch.Generator) -> Tensor:
-        """Draw rows (N, F) of nobody.
-
-        Categories by their shares, where the shift shows these, else all alike, and numbers from N(0, 1) as a model
-        takes them.
-        """
+        """Draw random rows (N, F): categories by their shares in ``usual``, encoded numbers from N(0, 1)."""
         cells = torch.empty(number, len(self.columns), dtype=torch.float64)
         for place, column in enumerate(self.columns):
             if column.is_number:
@@ -235,15 +221,14 @@ class Schema:
         return self.encode(cells)
 
     def written(self, cells: Tensor) -> list[list[str]]:
-        """Format cells (N, C) as their data set writes them."""
         return [[c.written(v) for c, v in zip(self.columns, row, strict=True)] for row in cells.tolist()]
 
     @classmethod
     def inferred(cls, inputs: Tensor, names: Sequence[str] = ()) -> "Schema":
-        """Find the schema of what a model takes, (N, F): neighbors of 0 and 1 that add up to 1 are categories.
+        """Infer the schema of values (N, F): neighboring 0/1 values that sum to 1 are categories.
 
         Raises:
-            UserError: it is no matrix of finite numbers with two rows at least.
+            UserError: it is no matrix of finite numbers with at least two rows.
         """
         if inputs.dim() != 2 or len(inputs) < 2 or not bool(torch.isfinite(inputs.double()).all()):
             raise UserError(
@@ -265,7 +250,6 @@ class Schema:
 
 
 def _group_at(values: Tensor, binary: Sequence[bool], at: int) -> int:
-    """Count how many columns from ``at`` on are the categories of one, 1 for a number."""
     total = torch.zeros(len(values), dtype=values.dtype)
     for end in range(at, values.shape[1]):
         if not binary[end]:
@@ -279,7 +263,7 @@ def _group_at(values: Tensor, binary: Sequence[bool], at: int) -> int:
 
 
 def number_column(name: str, values: Tensor) -> Column:
-    """Describe the numbers (N,) of a column that a model takes as they are: shifted by 0, tolerance of their own."""
+    """Describe the unscaled numbers (N,) of a column, with their own tolerance."""
     std = float(values.std()) or 1.0
     whole = bool((values == values.round()).all())
     return Column(
@@ -297,13 +281,13 @@ M = TypeVar("M")
 
 
 def with_schema(model: M, schema: Schema) -> M:
-    """Return a model that shares all with ``model`` and knows the ``schema`` of its rows."""
+    """Return a shallow copy of ``model`` that knows the ``schema`` of its rows."""
     known = copy.copy(model)
     known.schema = schema  # type: ignore[attr-defined]
     return known
 
 
 def schema_of(model: object) -> Schema | None:
-    """Return the schema of the rows that ``model`` takes; ``None`` where it takes no table."""
+    """Return the schema of the rows that ``model`` takes, if any."""
     found = getattr(model, "schema", None)
     return found if isinstance(found, Schema) else None

@@ -1,4 +1,4 @@
-"""What a gradient that a user hands over is of: its model, its names, how many examples, which loss."""
+"""Inference of a user's gradient: model, names, number of examples and loss."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,25 +25,25 @@ _ROUNDING = {torch.float64: 1e-10, torch.float32: 1e-6}
 """Singular values below this share of the largest are rounding, by the type of the gradient."""
 
 _APART = 10.0
-"""Times rounding, the singular value from which a second example shows."""
+"""Multiple of rounding from which a singular value shows a second example."""
 
 _GAP = 100.0
-"""By which the last singular value that counts is above the first that does not."""
+"""Least ratio of the last counted singular value to the first uncounted one."""
 
 _MOST, _SPARE = 256, 8
-"""Examples that are counted at most, and combinations of columns beyond."""
+"""Most examples counted, and extra combinations of columns."""
 
 _LARGE = 1 << 22
-"""Elements of a gradient from which its rank is looked at only where no other tells."""
+"""Elements of a gradient from which its rank is computed only if no other suffices."""
 
 COUNTED_BY_RANK = "The gradient is taken for that of"
-"""How the note begins of a batch whose size nobody stated."""
+"""Beginning of the note on an inferred batch size."""
 
 _LOOKED_AT = 1 << 16
-"""Values that say in which type of floating point all were computed."""
+"""Number of values from which the floating-point type of the computation is inferred."""
 
 _SAME = 1e-4
-"""Distance of an output's gradient from that of one example."""
+"""Largest relative distance of an output's gradient from that of one example."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,13 +51,10 @@ class SharedGradient:
     """Shared gradient of one batch.
 
     Attributes:
-        model: as attacks take it; of a copy no value is used.
-        parameters, buffers: copies of the values that the user's model holds.
-        gradients: by the names of its parameters.
+        parameters, buffers: copies of the user's values.
         batch_size: B.
         num_classes: K, the number of outputs.
-        loss: the one given.
-        notes: how the batch size was found, where it is not that of a single example, or that the rank contradicts it.
+        notes: sentences on an inferred batch size above 1, or one that the rank contradicts.
     """
 
     model: nn.Module
@@ -78,7 +75,7 @@ def read_gradients(
     batch_size: int | None,
     loss: LossLike | None,
 ) -> SharedGradient:
-    """Find out from what ``gradients`` were computed; see :meth:`fl_privacy.types.Observation.of_gradients`."""
+    """Infer the origin of ``gradients``; see :meth:`fl_privacy.types.Observation.of_gradients`."""
     shape, named = tuple(input_shape), named_tensors(model, gradients)
     plain = plain_model(model, shape)
     inner, names = unwrapped(model), plain_names(unwrapped(model))
@@ -113,7 +110,7 @@ def expect_range(given: tuple[float, float]) -> tuple[float, float]:
     """Return ``given`` as the least and the largest value of inputs.
 
     Raises:
-        UserError: they are no two numbers of which the second is larger.
+        UserError: they are no two increasing numbers.
     """
     try:
         low, high = (float(value) for value in given)
@@ -127,15 +124,12 @@ def expect_range(given: tuple[float, float]) -> tuple[float, float]:
 
 
 def as_tensor(value: object) -> object:
-    """Return an array of NumPy as a tensor of the same precision; other values unchanged."""
+    """Return a NumPy array as a tensor of the same precision; other values unchanged."""
     return torch.as_tensor(value) if isinstance(value, np.ndarray | np.generic) else value
 
 
 def named_tensors(model: nn.Module, gradients: Mapping[str, Any] | Sequence[Any]) -> dict[str, Tensor]:
-    """Rename gradients to the names that the model has without wrappers, each once and detached.
-
-    Arrays of NumPy become tensors.
-    """
+    """Rename gradients to the model's names without wrappers, each once, detached, as tensors."""
     inner, plain = unwrapped(model), plain_names(unwrapped(model))
     own = {plain[name]: p for name, p in inner.named_parameters(remove_duplicate=False)}
     if not isinstance(gradients, Mapping):
@@ -161,7 +155,6 @@ def named_tensors(model: nn.Module, gradients: Mapping[str, Any] | Sequence[Any]
 
 
 def _names_in_order(inner: nn.Module, count: int) -> list[str]:
-    """Return the names of all parameters, or of those that are trained where there are ``count`` of these."""
     trained = [name for name, p in inner.named_parameters() if p.requires_grad]
     names = [name for name, _ in inner.named_parameters()]
     if count not in (len(names), len(trained)):
@@ -177,7 +170,7 @@ def _names_in_order(inner: nn.Module, count: int) -> list[str]:
 
 
 class _LinearCalls(TorchFunctionMode):
-    """The inputs' shape of every linear operation within the context, by the weight that it is called with."""
+    """Recorder of the input shapes of linear operations, by weight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -198,11 +191,9 @@ def count_outputs(model: nn.Module, shape: tuple[int, ...], parameters: Mapping[
 
 @without_checkpointing()
 def _watched(model: nn.Module, shape: tuple[int, ...], parameters: Mapping[str, Tensor]) -> tuple[int, frozenset[str]]:
-    """Return K, and the linear layers whose gradients distinguish examples.
+    """Return K, and the linear layers whose gradients distinguish examples: called once, on one vector per example.
 
-    Those that one vector of each example enters, once.
-
-    Where features hardly differ from image to image, the gradient of two of one class is that of one to all digits.
+    If features hardly differ between images, the gradient of two of one class equals that of one to all digits.
     """
     copied = detached_copy(model).eval().requires_grad_(True)
     own = dict(copied.named_parameters())
@@ -227,16 +218,15 @@ def _watched(model: nn.Module, shape: tuple[int, ...], parameters: Mapping[str, 
 
 
 def _tells(gradient: Tensor) -> bool:
-    """Say whether two examples of one class are seen in the gradient (M, N) of both."""
+    """Return ``True`` if the gradient (M, N) of two examples of one class shows both."""
     values = torch.linalg.svdvals(_sketched(_sketched(gradient.detach()).T).cpu().double())
     return len(values) > 1 and float(values[1]) > _APART * _rounding(gradient) * float(values[0])
 
 
 def computed_in(values: Tensor) -> torch.dtype:
-    """Return the type of floating point that ``values`` were computed in, however they are stored.
+    """Return the floating-point type in which ``values`` were computed, whatever their storage.
 
-    What mixed precision computes in half precision ends in zeros when it is stored in single precision, also as the
-    sum of a few batches.
+    Half-precision results end in zeros in single precision, also as the sum of a few batches.
     """
     values = values.detach().flatten()[:_LOOKED_AT]
     if values.dtype == torch.float64 and bool((values.float() == values).all()):
@@ -254,7 +244,7 @@ def _rounding(gradient: Tensor) -> float:
 
 
 def _sketched(values: Tensor) -> Tensor:
-    """Return random combinations of the columns (M, N), of the same rank where it is small (Halko et al. 2011)."""
+    """Return random combinations of the columns (M, N), of the same rank if it is small (Halko et al. 2011)."""
     values = values.double() if values.numel() <= _LARGE else values.float()
     if values.shape[1] <= _MOST + _SPARE:
         return values
@@ -264,13 +254,10 @@ def _sketched(values: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class _Evidence:
-    """Evidence of how many examples a gradient is of.
+    """Evidence for the number of examples of a gradient.
 
     Attributes:
-        parameters: of the model, by name.
-        gradients: as ``parameters``.
-        num_classes: K.
-        vectors: the linear layers that one vector of each example enters.
+        vectors: linear layers that take one vector of each example.
     """
 
     parameters: Mapping[str, Tensor]
@@ -279,12 +266,10 @@ class _Evidence:
     vectors: frozenset[str]
 
     def batch_size(self) -> int | None:
-        """Return the largest rank of a layer's gradient with room for as many more; ``None`` where none has.
+        """Return the largest rank of a layer's gradient with room for as many more; else, and after pruning, ``None``.
 
-        Also where values were left out or drawn.
-
-        A layer's gradient is a sum of one product of two vectors for each example. That of the output layer's columns
-        adds up to 0 under cross entropy, which takes one from its rank.
+        A layer's gradient is a sum of one outer product for each example. Under cross entropy, the output layer's
+        columns sum to 0, which takes one from its rank.
         """
         told, whole, full = list[int](), list[int](), 0
         for name in sorted(self.vectors, key=self._size):
@@ -302,12 +287,11 @@ class _Evidence:
         return 1 if self._is_of_one() else None
 
     def _size(self, name: str) -> int:
-        """Return the number of elements of a layer's gradient."""
         weight = self.gradients.get(f"{name}.weight")
         return 0 if weight is None else weight.numel()
 
     def _rank(self, name: str) -> tuple[int, int]:
-        """Rank of a layer's gradient and the most that it can be; (0, 0) where that can't be said."""
+        """Return the rank of a layer's gradient and its largest possible value; (0, 0) if unknown."""
         weight = self.gradients.get(f"{name}.weight")
         if weight is None or not bool(weight.any()):
             return 0, 0
@@ -325,28 +309,27 @@ class _Evidence:
         return rank, room
 
     def _joined(self, name: str) -> Tensor:
-        """Return a layer's gradient (M, N + 1), the bias last, where there is one."""
+        """Return a layer's gradient (M, N + 1), with the bias last, if any."""
         weight, bias = self.gradients[f"{name}.weight"], self.gradients.get(f"{name}.bias")
         joined = weight.float() if weight.dtype != torch.float64 else weight
         return joined if bias is None else torch.cat([joined, bias.to(joined)[:, None]], 1)
 
     def _pruned(self) -> bool:
-        """Say whether somebody has put zeros between the values of the output layer's gradient."""
         outputs = (n for n in self.vectors if len(self.gradients.get(f"{n}.weight", ())) == self.num_classes)
         return any(self._has_holes(name) for name in outputs)
 
     def _has_holes(self, name: str) -> bool:
-        """Say whether a layer's gradient is zero at a neuron and an input of which others are not.
+        """Return ``True`` if a layer's gradient is zero at a neuron and an input where others are not.
 
-        A zero raises the rank. In front of an output layer there is none unless a defense or somebody's rounding put
-        it there; an earlier layer has some where a neuron sees one example alone, of which the input is zero.
+        Such a zero raises the rank. The output layer has none unless a defense or rounding put it there; an earlier
+        layer has some if a neuron is active for one example alone, whose input is zero.
         """
         size = self._joined(name).abs()
         rows = size[size.amax(1) > 1e-30]  # smaller ones are the rounding of a probability of zero
         return bool((rows[:, rows.any(0)] == 0).any())
 
     def _is_of_one(self) -> bool:
-        """Say whether the gradient of one or two outputs is that of a single example, to all digits."""
+        """Return ``True`` if the gradient of one or two outputs is that of a single example, to all digits."""
         names = [(f"{name}.weight", f"{name}.bias") for name in self.vectors]
         names = [own for own in names if set(own) <= self.gradients.keys() & self.parameters.keys()]
         names = [own for own in names if len(self.gradients[own[1]]) == self.num_classes]

@@ -1,4 +1,4 @@
-"""What weights before and after a local training, as a user hands them over, are of: FedAvg in a notebook."""
+"""Inference of a user's weights before and after local training: FedAvg in a notebook."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,20 +13,16 @@ from fl_privacy.types.plan import LocalPlan
 from fl_privacy.types.user_gradients import as_tensor, count_outputs
 
 Weights = nn.Module | Mapping[str, Any] | Sequence[Any]
-"""A model, its ``state_dict()``, or the arrays of it in their order, as Flower's ``get_parameters`` returns them."""
+"""Model, its ``state_dict()``, or the arrays of that in order, like Flower's ``get_parameters``."""
 
 
 @dataclass(frozen=True, eq=False)
 class SharedUpdate:
-    """What a client received and what it replied.
+    """Model sent to a client and the client's reply.
 
     Attributes:
-        model: as attacks take it; of a copy no value is used.
         parameters, buffers: values that were sent, by name.
-        weights, statistics: parameters and buffers after the local training; of the latter what was uploaded.
-        plan: of the client, which shares weights.
-        num_classes: K, the number of outputs.
-        loss: the one given.
+        weights, statistics: parameters and uploaded buffers after the local training.
     """
 
     model: nn.Module
@@ -49,7 +45,7 @@ def read_update(
     num_examples: int,
     loss: LossLike | None,
 ) -> SharedUpdate:
-    """Find out what ``before`` and ``after`` are of; see :meth:`fl_privacy.types.Observation.of_update`."""
+    """Infer the origin of ``before`` and ``after``; see :meth:`fl_privacy.types.Observation.of_update`."""
     if model is None and not isinstance(before, nn.Module):
         raise UserError(
             "before is expected to be the model as it was sent, but got its values alone; give model=net as well."
@@ -88,7 +84,6 @@ def _expect_count(number: object) -> None:
 
 
 def _values(what: str, inner: nn.Module, given: Weights) -> dict[str, Tensor]:
-    """Return the values in ``given`` by the names that the model has without wrappers, copied, each once."""
     plain = plain_names(inner)
     state = {plain.get(name, name): value for name, value in inner.state_dict().items()}
     if isinstance(given, nn.Module):

@@ -1,4 +1,4 @@
-"""How an attacked update is called, who attacks it, and how sure an attacker is of what it made of it."""
+"""Names of attacked updates, kinds of attackers, and certainty of reconstructions."""
 
 import re
 from dataclasses import dataclass
@@ -11,15 +11,15 @@ _VICTIM_ID = re.compile(r"round-([0-9]{1,9})/client-([0-9]{1,9})(?:/victim-([0-9
 @total_ordering
 @dataclass(frozen=True)
 class VictimId:
-    """Names an attacked update, its random streams and its files.
+    """Name of an attacked update, its random streams and its files.
 
-    ``str()`` of it is ``round-3/client-2/victim-0``, of an update that trains the model ``round-3/client-2``.
+    ``str()`` gives ``round-3/client-2/victim-0``, or ``round-3/client-2`` for a training update.
 
     Attributes:
-        round: from 1; 0 where no round was trained.
+        round: number from 1; 0 if no round was trained.
         client: partition number, from 0.
-        probe: which of the client's extra batches is probed, from 0; ``None`` where the update trains the model.
-        part: a word that tells apart several attacks on the same update, such as on its ``features``.
+        probe: number of the client's probed batch, from 0; ``None`` for a training update.
+        part: word that distinguishes attacks on the same update, such as on its ``features``.
 
     Raises:
         ValueError: a number is negative, or ``part`` is no word.
@@ -36,11 +36,7 @@ class VictimId:
 
     @classmethod
     def parse(cls, text: str) -> "VictimId":
-        """Parse what ``str()`` gives, for ids that come from files.
-
-        Raises:
-            ValueError: ``text`` is none.
-        """
+        """Parse the result of ``str()``, for ids from files; ``ValueError`` if ``text`` is none."""
         if not (match := _VICTIM_ID.fullmatch(text)):
             raise ValueError(f"A name round-R/client-C or round-R/client-C/victim-K is expected, but got {text!r}.")
         round, client, probe = match.groups()
@@ -48,7 +44,7 @@ class VictimId:
 
     @property
     def source(self) -> str:
-        """Return the name without its round: what was attacked in several rounds has the same."""
+        """Return the name without its round, which is the same for victims in several rounds."""
         words = [f"client-{self.client}", *([] if self.probe is None else [f"victim-{self.probe}"]), self.part]
         return "/".join(filter(None, words))
 
@@ -63,13 +59,13 @@ class VictimId:
 
 
 class Certainty(StrEnum):
-    """How sure an attacker is itself, which does not know the truth.
+    """An attacker's certainty without the truth.
 
     Attributes:
-        PROVEN: what entered the model's first layer, but for rounding: a system of equations with one solution was
-            solved, and it shows in the update that the solution is the right one. What was changed before (mixup,
-            dropout in front, crops) is proven as it was changed; a note says so if the update shows it.
-        CONSISTENT: the update that was observed is reproduced to rounding.
+        PROVEN: inputs of the model's first layer, up to rounding: the unique solution of a system of equations, which
+            the update confirms. Changes before that layer (mixup, dropout, crops) are included; a note says so if the
+            update shows them.
+        CONSISTENT: reproduction of the observed update, up to rounding.
         APPROXIMATE: neither.
     """
 
@@ -79,7 +75,7 @@ class Certainty(StrEnum):
 
 
 class Attacker(StrEnum):
-    """Who attacks the same victims: one that knows nothing of the defense, and one that knows its description."""
+    """Attackers of the same victims: without and with knowledge of the defense's description."""
 
     PLAIN = "plain"
     ADAPTIVE = "adaptive"

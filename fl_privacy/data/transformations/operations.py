@@ -1,7 +1,4 @@
-"""The fifty operations that policies are made of, on batches of images.
-
-Pixels moved about an image, where the Python Imaging Library would put them.
-"""
+"""The fifty image operations of ATS policies, on batches, following the Python Imaging Library."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -14,25 +11,23 @@ from torch import Tensor
 from torch.nn.functional import conv2d, pad
 
 _FIXED = 1 << 16
-"""The library's nearest-neighbor sampling counts in 65,536ths of a pixel."""
+"""Fixed-point unit of the library's nearest-neighbor sampling: 65,536ths of a pixel."""
 
 _BLACK, _GREY = 0, 128
-"""Of 255: what vacated pixels are filled with."""
+"""Levels of 255 that fill vacated pixels."""
 
 
 def translate(images: Tensor, shift: tuple[int, int]) -> Tensor:
-    """Move the pixel at (x + shift_x, y + shift_y) to (x, y); vacated pixels are black.
+    """Move the pixel at (x + shift_x, y + shift_y) to (x, y) of images (..., H, W), uint8 or float.
 
-    Args:
-        images: (..., H, W), uint8 or float in [0, 1].
-        shift: in pixels, x then y.
+    Vacated ones are black.
     """
     x, y = _grid(images)
     return _gather(images, x + shift[0], y + shift[1], _BLACK)
 
 
 def rotate(images: Tensor, degrees: float) -> Tensor:
-    """Rotate counterclockwise about the center, nearest pixels, as ``PIL.Image.rotate``; vacated pixels are grey."""
+    """Rotate counterclockwise about the center, nearest pixels, like ``PIL.Image.rotate``; vacated pixels are gray."""
     height, width = images.shape[-2:]
     angle = -math.radians(degrees)
     cosine, sine = round(math.cos(angle), 15), round(math.sin(angle), 15)
@@ -43,7 +38,7 @@ def rotate(images: Tensor, degrees: float) -> Tensor:
 
 
 def shear_vertically(images: Tensor, slope: float) -> Tensor:
-    """Move column x up by ``slope`` (x + 1/2) pixels, bicubic as ``PIL.Image.transform``; vacated pixels are black."""
+    """Move column x up by ``slope`` (x + 1/2) pixels, bicubic like PIL's ``transform``; vacated pixels are black."""
     height = images.shape[-2]
     x, y = _grid(images)
     at = y.double() + 0.5 + slope * (x.double() + 0.5)
@@ -57,7 +52,7 @@ def shear_vertically(images: Tensor, slope: float) -> Tensor:
 
 
 def _cubic(v1: Tensor, v2: Tensor, v3: Tensor, v4: Tensor, t: Tensor) -> Tensor:
-    """Interpolate by cubic convolution with a = -1 at ``t`` between ``v2`` and ``v3``, in the library's order."""
+    """Interpolate by cubic convolution, a = -1, at ``t`` between ``v2`` and ``v3``, in the library's order."""
     return v2 + t * (v3 - v1 + t * (2 * (v1 - v2) + v3 - v4 + t * (v2 - v1 + v4 - v3)))
 
 
@@ -93,21 +88,20 @@ def _take(images: Tensor, x: Tensor, y: Tensor) -> Tensor:
 
 
 def _filling(images: Tensor, level: int) -> Tensor:
-    """Return ``level`` of 255 in the unit of ``images``."""
     return images.new_full((), level / 255 if images.is_floating_point() else level)
 
 
 def _like(values: Tensor, images: Tensor) -> Tensor:
-    """Cut to the range of uint8 ``images``, down to whole numbers; floats keep the overshoot of the interpolation."""
+    """Round down and clamp to uint8 ``images``; floats keep the overshoot of the interpolation."""
     return values if images.is_floating_point() else values.clamp(0, 255).to(images.dtype)
 
 
 LEVELS = 10
-"""Magnitudes of a kind of operation, equally spaced."""
+"""Number of equally spaced magnitudes of a kind of operation."""
 
 
 def _torchvision(name: str) -> Callable[..., Any]:
-    """Return an operation of ``torchvision.transforms.v2.functional``, imported by use: it brings all of its models."""
+    """Return a function of ``torchvision.transforms.v2.functional``, imported on use because of its load time."""
 
     def apply(*arguments: Any) -> Any:
         return getattr(import_module("torchvision.transforms.v2.functional"), name)(*arguments)
@@ -120,13 +114,12 @@ _invert = _torchvision("invert")
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of operation.
+    """Kind of operation.
 
     Attributes:
         apply: (images (..., C, H, W), signed magnitude) -> images of the same shape and type.
-        low: magnitude of level 0.
-        high: magnitude of level 9.
-        signed: whether the magnitude gets a random sign.
+        low, high: magnitudes of levels 0 and 9.
+        signed: ``True`` if the magnitude gets a random sign.
     """
 
     apply: Callable[[Tensor, float], Tensor]
@@ -135,18 +128,17 @@ class Kind:
     signed: bool = False
 
     def magnitude(self, level: int) -> float:
-        """Return the magnitude of ``level`` 0 to 9."""
         return self.low + (self.high - self.low) * level / (LEVELS - 1)
 
 
 @dataclass(frozen=True)
 class Operation:
-    """One of ATS's fifty operations: a kind at a level.
+    """One of ATS's fifty operations.
 
     Attributes:
-        name: in ``KINDS``.
+        name: key of ``KINDS``.
         level: 0 to 9.
-        probability: with which AutoAugment applies it; always, unless asked for.
+        probability: probability in AutoAugment; ignored unless asked for.
     """
 
     name: str
@@ -155,21 +147,17 @@ class Operation:
 
     @property
     def signed(self) -> bool:
-        """Say whether the operation has two directions."""
         return KINDS[self.name].signed
 
     @property
     def magnitude(self) -> float:
-        """Return the magnitude without its sign, in the unit of its kind."""
         return KINDS[self.name].magnitude(self.level)
 
     def __call__(self, images: Tensor, sign: int = 1) -> Tensor:
-        """Transform ``images``.
+        """Transform ``images`` (..., C, H, W), with the magnitude's ``sign`` 1 or -1 if it is ``signed``.
 
-        Args:
-            images: (..., C, H, W). On uint8 the result is that of the Python Imaging Library within rounding; on
-                float in [0, 1] it is the same without rounding and can be differentiated.
-            sign: 1 or -1, of the magnitude; without effect where it is not ``signed``.
+        On uint8 the result equals the Python Imaging Library's within rounding; on float in [0, 1] it is not rounded
+        and is differentiable.
         """
         return KINDS[self.name].apply(images, self.magnitude * (sign if self.signed else 1))
 
@@ -187,14 +175,14 @@ def _straight_through(exact: Callable[[Tensor], Tensor]) -> Callable[[Tensor], T
 
 
 def _limited(images: Tensor) -> Tensor:
-    """Cut to [0, 1], with the slope of what was not cut, so that an attacker's guess is not stuck outside."""
+    """Clamp to [0, 1] with slope 1, so that an attacker's guess does not get stuck outside."""
     return images + (images.clamp(0, 1) - images).detach()
 
 
 def _enhancement(
     exact: Callable[[Tensor, float], Tensor], away_from: Callable[[Tensor], Tensor]
 ) -> Callable[[Tensor, float], Tensor]:
-    """Build an operation that moves images away from a duller version by a share of the difference, or towards it."""
+    """Build an operation that moves images away from a duller version, or towards it, by a share of the difference."""
 
     def apply(images: Tensor, change: float) -> Tensor:
         if not images.is_floating_point():
@@ -205,7 +193,6 @@ def _enhancement(
 
 
 def _smooth(images: Tensor) -> Tensor:
-    """Average each pixel with its eight neighbors, weighted; the outermost pixels stay."""
     kernel = images.new_tensor([[1, 1, 1], [1, 5, 1], [1, 1, 1]]) / 13
     inner = conv2d(images.reshape(-1, 1, *images.shape[-2:]), kernel[None, None])
     inner = inner.reshape(*images.shape[:-2], *inner.shape[-2:])
@@ -266,7 +253,7 @@ KINDS: Mapping[str, Kind] = {
     "equalize": Kind(lambda images, _: _equalize(images)),
     "autocontrast": Kind(lambda images, _: _autocontrast(images)),
 }
-"""Magnitudes: slope, share of the side, degrees, change of a factor that leaves the image alone at 1, bits, level."""
+"""Magnitudes: slope, share of the side, degrees, change of a factor around 1 (identity), bits, level."""
 
 _TABLE = (
     ("invert", 7), ("contrast", 6), ("rotate", 2), ("translate_x", 9), ("sharpness", 1),

@@ -17,11 +17,10 @@ from fl_privacy.files.foreign import expanded, read_text
 
 @dataclass(frozen=True)
 class Policy:
-    """Operations that an image goes through one after the other.
+    """Operations applied in sequence.
 
     Attributes:
-        indices: into the table; none leave the image as it is.
-        table: of operations.
+        indices: indices into the table; none leave the image unchanged.
     """
 
     indices: tuple[int, ...]
@@ -29,11 +28,7 @@ class Policy:
 
     @classmethod
     def parse(cls, text: str | int, table: Table = "paper") -> "Policy":
-        """Parse the policy written ``i-j-k``, of the operations in ``table``.
-
-        Raises:
-            UserError: it is not.
-        """
+        """Parse the policy ``i-j-k`` of ``table``; ``UserError`` if it is none."""
         parts = str(text).split("-")
         if not all(part.isdecimal() and int(part) < len(OPERATIONS) for part in parts):
             raise UserError(
@@ -47,24 +42,22 @@ class Policy:
 
     @property
     def operations(self) -> tuple[Operation, ...]:
-        """Return the operations in order."""
         return tuple(TABLES[self.table][index] for index in self.indices)
 
 
 UNTRANSFORMED = Policy(())
-"""What policies are compared with."""
+"""Baseline of policies."""
 
 
 def transform(
     images: Tensor, policies: Sequence[Policy], rng: torch.Generator, *, by_probability: bool = False
 ) -> Tensor:
-    """Transform each image by a policy drawn uniformly, with signs drawn uniformly.
+    """Transform each image by a policy and signs drawn uniformly.
 
     Args:
-        images: (N, C, H, W) in [0, 1]; they are brought to 256 levels, which those of image files have.
-        policies: to draw from, at least one.
-        rng: of the draws; as many are made for each image whatever is drawn.
-        by_probability: apply each operation with AutoAugment's probability instead of always.
+        images: (N, C, H, W) in [0, 1]; rounded to 256 levels first, like image files.
+        rng: generator; the number of draws per image is constant.
+        by_probability: ``True`` applies each operation with AutoAugment's probability.
 
     Returns:
         (N, C, H, W) in [0, 1], 256 levels.
@@ -87,7 +80,7 @@ def transform(
 
 
 def check_shape(input_shape: Sequence[int]) -> None:
-    """Raise ``UserError`` unless images of ``input_shape`` are (C, H, W), gray or RGB."""
+    """Raise ``UserError`` unless ``input_shape`` is (1 or 3, H, W)."""
     if len(input_shape) != 3 or input_shape[0] not in (1, 3):
         raise UserError(
             f"Transformations expect images (1 or 3, H, W), but got {tuple(input_shape)}; set data.channels=3."
@@ -110,11 +103,10 @@ def _apply(operation: Operation, images: Tensor, rows: Tensor, positive: Tensor)
 
 
 def read_policies(source: str | int | Sequence[str | int], table: Table | None = None) -> tuple[Policy, ...]:
-    """Read policies by name, a list of names, or the file that ``fl-privacy search-policies`` wrote.
+    """Read policies from a name, a list of names, or the file that ``fl-privacy search-policies`` wrote.
 
     Args:
-        source: the policies.
-        table: of operations; ``None`` is that which the file was searched with, of names the paper's.
+        table: table of operations; ``None`` is that of the file, and the paper's for names.
 
     Raises:
         UserError: it is none of these, or the file was searched with another table.
@@ -155,7 +147,7 @@ def _from_file(path: Path, source: str, table: Table | None) -> tuple[Policy, ..
 
 
 POLICY_FILE = "policies.json"
-"""Name of the policy set in the folder of a search."""
+"""File of the policies in the folder of a search."""
 
 
 def random_policies(number: int, rng: torch.Generator, *, longest: int = 3, table: Table = "paper") -> list[Policy]:
@@ -184,9 +176,9 @@ def _decode(code: int, sizes: Sequence[int]) -> tuple[int, ...]:
 
 
 def disjoint(policies: Sequence[Policy], number: int) -> list[Policy]:
-    """Choose the first ``number`` of ``policies`` that have no operation in common with an earlier one of the result.
+    """Choose the first ``number`` of ``policies`` that share no operation with an earlier policy.
 
-    Operations of one kind and magnitude are the same, whatever their indices.
+    Operations of the same kind and magnitude are equal, whatever their indices.
     """
     found: list[Policy] = []
     used: set[tuple[str, float]] = set()

@@ -1,4 +1,4 @@
-"""Automatic transformation search: scores of policies, and which of them to use."""
+"""Automatic transformation search: scoring and selection of policies."""
 
 from fl_privacy.defenses.policy_search.definition import PrivacyAware, least_epsilon
 from fl_privacy.defenses.policy_search.scores import (

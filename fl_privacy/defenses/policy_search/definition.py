@@ -1,4 +1,4 @@
-"""Whether a policy is privacy-aware in the sense of the paper's Definition 2 (Gao et al. 2023)."""
+"""Privacy-aware policies in the sense of Definition 2 (Gao et al. 2023)."""
 
 import math
 from collections.abc import Sequence
@@ -11,17 +11,17 @@ from fl_privacy import checks
 from fl_privacy.errors import UserError
 
 _ROUNDING = 1e-9
-"""Of a share of whole images."""
+"""Rounding error of a share of images."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PrivacyAware:
-    """The triple for which policies are privacy-aware (Definition 2, Equations 3 and 4).
+    """Triple for which policies are privacy-aware (Definition 2, Equations 3 and 4).
 
     Attributes:
-        epsilon: dB, of what is read of an image, compared with the image that the model saw; less counts as hidden.
-        delta: largest share of the images that may be read better, in [0, 1].
-        gamma: accuracy in [0, 1] that has to be more than what the policy costs.
+        epsilon: PSNR in dB of a reconstruction to the transformed image; below it the image counts as hidden.
+        delta: largest share of images reconstructed better, in [0, 1].
+        gamma: accuracy in [0, 1], an upper bound on the policy's cost.
 
     Raises:
         UserError: a value is out of its range.
@@ -37,12 +37,12 @@ class PrivacyAware:
         checks.number("gamma", self.gamma, at_least=0, at_most=1, example=0.01)
 
     def holds(self, psnr: Tensor | Sequence[float], *, accuracy: float, transformed: float) -> bool:
-        """Say whether a policy is privacy-aware, by images that were attacked.
+        """Return ``True`` if a policy is privacy-aware, by attacked images.
 
         Args:
-            psnr: (N,) dB, of what was read of each image to the transformed one; infinite for an equal one.
-            accuracy: in [0, 1], of the model that was trained without the policy.
-            transformed: in [0, 1], of the one that was trained with it.
+            psnr: (N,) dB of each reconstruction to the transformed image; infinite for an equal one.
+            accuracy: accuracy in [0, 1] of the model trained without the policy.
+            transformed: accuracy in [0, 1] of the model trained with it.
 
         Raises:
             UserError: no image was attacked, or a value is not a number.
@@ -54,14 +54,14 @@ class PrivacyAware:
 def least_epsilon(psnr: Tensor | Sequence[float], *, delta: float) -> float:
     """Find the dB above which a policy hides all but the share ``delta`` of its images (Equation 3).
 
-    It is the PSNR of the best-read image that has to be hidden; every larger ``epsilon`` holds, none that is as small.
+    It is the largest PSNR among the images to hide: exactly the larger ``epsilon`` hold.
 
     Args:
-        psnr: (N,) dB, of what was read of each image to the transformed one; infinite for an equal one.
-        delta: share of the images that may be read better, in [0, 1].
+        psnr: (N,) dB of each reconstruction to the transformed image; infinite for an equal one.
+        delta: share of images that may be reconstructed better, in [0, 1].
 
     Returns:
-        -inf where none has to be hidden.
+        PSNR in dB; -inf if no image has to be hidden.
 
     Raises:
         UserError: no image was attacked, a value is not a number, or ``delta`` is not a share.

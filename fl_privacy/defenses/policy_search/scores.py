@@ -1,7 +1,4 @@
-"""Score transformation policies as ATS does: accuracy of an untrained model, privacy by GradSim of a semi-trained one.
-
-The privacy score says how soon an attacker's gradient turns to that of the transformed image.
-"""
+"""Scores of ATS policies: accuracy from an untrained model, privacy from GradSim of a semi-trained one."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -21,20 +18,20 @@ from fl_privacy.rng import derive_generator, derive_seed
 from fl_privacy.types import Batch, LocalPlan, ModelState
 
 Cosine = Literal["whole", "layers"]
-"""``whole``: of the gradient as one vector (Eq. 5); ``layers``: the mean over its tensors (the authors' code)."""
+"""``whole``: cosine of the gradient as one vector (Eq. 5); ``layers``: mean over its tensors (the authors' code)."""
 
 _ELEMENTS_ON_CPU = 1 << 24
-"""Elements of per-image gradients that are held at a time at most, where more would not be faster."""
+"""Most elements of per-image gradients held at once on CPUs; more would not be faster."""
 
 
 @dataclass(frozen=True, eq=False)
 class InnerProducts:
-    """Inner products of gradients, a row for each parameter tensor.
+    """Inner products of gradients for each parameter tensor.
 
     Attributes:
         dot: (T, S, K) of each point's gradient with its target's.
-        squared: (T, S, K) of each point's with itself.
-        squared_target: (T, S, 1) of each target's with itself.
+        squared: (T, S, K) of each point's gradient with itself.
+        squared_target: (T, S, 1) of each target's gradient with itself.
     """
 
     dot: Tensor
@@ -42,7 +39,7 @@ class InnerProducts:
     squared_target: Tensor
 
     def cosine(self, of: Cosine) -> Tensor:
-        """Return cosines (S, K) in [-1, 1]; the cosine with a gradient that is zero is 0."""
+        """Return cosines (S, K) in [-1, 1]; 0 for a zero gradient."""
         parts = (self.dot, self.squared, self.squared_target)
         if of == "whole":
             dot, squared, target = (part.sum(0, keepdim=True) for part in parts)
@@ -53,16 +50,10 @@ class InnerProducts:
 
 
 class GradientSimilarity:
-    """Compares gradients of single images at one state of a model, batch norm in evaluation mode.
+    """Comparison of gradients of single images at one state of a model, batch norm in evaluation mode.
 
     Args:
-        model: architecture.
-        state: its values.
-        input_shape: (C, H, W).
-        device: of the computation.
-        dtype: of the computation.
-        at_once: images whose gradients are held at a time, as many as fit in memory by default; no number depends on it
-            beyond rounding.
+        at_once: images whose gradients are held at once; ``None`` takes as many as fit in memory.
     """
 
     def __init__(
@@ -86,10 +77,10 @@ class GradientSimilarity:
         self._at_once = at_once or self._most(trial, labels)
 
     def __call__(self, starts: Tensor, targets: Tensor, labels: Tensor, shares: Tensor) -> InnerProducts:
-        """Compare every point on the ways to the targets with its target.
+        """Compare the gradient of each point on the way to a target with the target's.
 
         Args:
-            starts: (R, C, H, W), of the first R targets, the next R, and so on.
+            starts: (R, C, H, W) starts of the first R targets, the next R, and so on.
             targets: (S, C, H, W).
             labels: (S,) of a target and its points.
             shares: (K,) of the target in each point.
@@ -106,7 +97,6 @@ class GradientSimilarity:
         return InnerProducts(*(torch.cat(part, 1) for part in zip(*parts, strict=True)))
 
     def _most(self, images: Tensor, labels: Tensor) -> int:
-        """Return how many images to differentiate at once, from a trial with the victims ``images``."""
         with torch.no_grad():
             needed = written_by(lambda: self._compare(images, labels.flatten())) / len(images)
         fit = spare_bytes(self.device) / max(1, needed)
@@ -115,7 +105,7 @@ class GradientSimilarity:
         return int(fit)
 
     def _compare(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return inner products (T, s, K + 1) with the last of each row, and with itself."""
+        """Return inner products (T, s, K + 1) of each image's gradient with the last of its row, and with itself."""
         count, length = images.shape[:2]
         inputs, repeated = images.flatten(0, 1).unsqueeze(1), labels.repeat_interleave(length).unsqueeze(1)
         products: dict[str, tuple[Tensor, Tensor]] = {}
@@ -153,29 +143,27 @@ def _factored(deltas: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
 
 
 Rule = Literal["left", "trapezoid"]
-"""How the curve of similarities is integrated."""
+"""Integration rule for the curve of similarities."""
 
 
 Over = Literal["images", "class means"]
-"""What the areas' mean and variance are taken over."""
+"""Units of the areas' mean and variance."""
 
 Variant = Literal["paper", "code", "code_normalized"]
-"""How policies are scored: as published; as the authors' program scores one; as it then compares several."""
+"""Scoring of policies: as published; the authors' program for one; its comparison of several."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PrivacyPlan:
-    """How privacy is scored (Gao et al. 2023, Eq. 11); the defaults are the paper's.
+    """Options of the privacy score (Gao et al. 2023, Eq. 11); the defaults are the paper's.
 
     Attributes:
-        points: K, at which the gradients are compared on the way to the transformed image.
+        points: K, number of gradients compared on the way to the transformed image.
         rule: ``left`` is the mean over j / K, j = 0 .. K - 1; ``trapezoid`` has its points on 0 .. 1 with both ends.
-        cosine: of which gradient.
         alpha: weight of the mean of the areas below the curve.
         beta: weight of their variance.
-        over: ``images``: mean and variance are over all images (Eq. 9); ``class means``: over the means of each class.
-        normalized: whether means and variances are brought to [0, 1] among the policies before they are weighted; see
-            :func:`normalized_scores`.
+        over: ``images`` takes both over all images (Eq. 9); ``class means`` over the means of each class.
+        normalized: ``True`` scales both to [0, 1] among the policies, see :func:`normalized_scores`.
     """
 
     points: int = 20
@@ -194,10 +182,10 @@ class PrivacyPlan:
     def named(
         cls, variant: Variant, *, points: int | None = None, alpha: float = 0.7, beta: float = 0.3
     ) -> "PrivacyPlan":
-        """Plan as in the paper, or as in its authors' code: 21 points, trapezoids, mean of the tensors' cosines.
+        """Return the paper's plan, or that of its authors' code: 21 points, trapezoids, mean of the tensors' cosines.
 
-        ``code_normalized`` also takes mean and variance over class means and normalizes each among all policies scored,
-        as the program does that picks them (``searchalg/search_best.py`` of gaow0007/ATSPrivacy).
+        ``code_normalized`` also takes mean and variance over class means, normalized among all policies, like the
+        program's selection (``searchalg/search_best.py`` of gaow0007/ATSPrivacy).
         """
         if variant == "paper":
             return cls(points=20 if points is None else points, alpha=alpha, beta=beta)
@@ -232,9 +220,7 @@ class PrivacyScore:
     """Privacy score of one policy; lower is better for the client.
 
     Attributes:
-        score: S_pri.
-        mean: of the areas below the curve, over the images or their classes.
-        variance: of the same.
+        mean: mean of the areas below the curve, over images or classes.
     """
 
     score: float
@@ -245,14 +231,10 @@ class PrivacyScore:
 def privacy_scores(
     similarity: GradientSimilarity, batch: Batch, policies: Sequence[Policy], *, plan: PrivacyPlan, seed: int
 ) -> list[PrivacyScore]:
-    """Compute S_pri of each of ``policies``; the company changes no score beyond rounding.
+    """Compute S_pri of each of ``policies``, independently up to rounding.
 
     Args:
-        similarity: at the semi-trained model.
         batch: images of all classes, (S, C, H, W) in [0, 1].
-        policies: scored in one batch.
-        plan: how.
-        seed: of the noise that attacks start from, the same for every policy, and of the policies' signs.
     """
     start = torch.rand(batch.inputs.shape, generator=derive_generator(seed, "search", "start")).to(batch.inputs)
     goals = torch.stack([transformed_by(batch.inputs, policy, seed) for policy in policies])
@@ -270,10 +252,10 @@ def privacy_scores(
 
 
 def normalized_scores(means: Sequence[float], variances: Sequence[float], plan: PrivacyPlan) -> list[float]:
-    """Weight means and variances of several policies, each brought to [0, 1] by the least and largest of its kind.
+    """Weight means and variances of several policies, each scaled to [0, 1] by its least and largest value.
 
-    So the authors' program compares policies (``searchalg/search_best.py``). A score says nothing without the others:
-    one more policy may change all. What is equal for all counts as 0, where the program divides by zero.
+    This follows the authors' program (``searchalg/search_best.py``); scores depend on all policies. Equal values count
+    as 0, where the program divides by zero.
     """
     parts = []
     for values in (means, variances):
@@ -285,23 +267,21 @@ def normalized_scores(means: Sequence[float], variances: Sequence[float], plan: 
 
 
 def transformed_by(images: Tensor, policy: Policy, seed: int) -> Tensor:
-    """Transform ``images`` by ``policy``, with signs from a stream of its own."""
+    """Transform ``images`` by ``policy``, with signs from its own stream."""
     return transform(images, [policy], derive_generator(seed, "search", "policy", str(policy)))
 
 
 Total = Literal["mean", "sum"]
-"""Over the eigenvalues: ``mean`` as in Eq. 14, ``sum`` as in the authors' code."""
+"""Reduction over the eigenvalues: ``mean`` (Eq. 14) or ``sum`` (the authors' code)."""
 
 _CHUNK = 1000
-"""Images differentiated at a time."""
+"""Images differentiated at once."""
 
 
 def input_jacobian(model: nn.Module, state: ModelState, images: Tensor) -> Tensor:
     """Compute the gradient (N, C H W) of each image's summed logits by its pixels, batch norm in evaluation mode.
 
     Args:
-        model: architecture.
-        state: its values.
         images: (N, C, H, W).
     """
     set_mode(model, "eval")
@@ -319,15 +299,14 @@ def input_jacobian(model: nn.Module, state: ModelState, images: Tensor) -> Tenso
 def correlation_score(jacobian: Tensor, *, total: Total = "mean", eta: float = 1e-5) -> Tensor:
     """Score how little the rows are correlated (Mellor et al. 2021; Gao et al. 2023, Eq. 14), higher is better.
 
-    Eq. 14 itself is its negative, but Algorithm 1 keeps policies whose score is above a threshold.
+    This is minus Eq. 14, since Algorithm 1 keeps policies with a score above a threshold.
 
     Args:
         jacobian: (..., N, D).
-        total: over the eigenvalues.
-        eta: keeps the logarithm finite.
+        total: reduction over the eigenvalues.
 
     Returns:
-        (...) at most -1 (``mean``) or -N (``sum``) up to ``eta``, where no two rows are correlated.
+        (...) at most -1 (``mean``) or -N (``sum``) up to ``eta``, for uncorrelated rows.
     """
     rows = jacobian.double()
     rows = rows - rows.mean(-1, keepdim=True)
@@ -351,13 +330,7 @@ def accuracy_scores(
     """Compute S_acc of each of ``policies``: the mean over the draws.
 
     Args:
-        model: architecture.
-        states: fresh initial values, one for each draw.
         images: (N, C, H, W) of each draw, in [0, 1].
-        policies: scored in one batch.
-        seed: of the policies' signs.
-        total: over the eigenvalues.
-        eta: of the score.
     """
     draws = []
     for number, (state, batch) in enumerate(zip(states, images, strict=True)):
@@ -371,19 +344,16 @@ def accuracy_scores(
 
 
 TrainingProgress = Callable[[int, int, float], None]
-"""(epochs done, epochs in all, mean loss of the last)."""
+"""(epochs done, total epochs, mean loss of the last)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingPlan:
-    """SGD with momentum and three steps down; the defaults are the paper's.
+    """SGD with momentum and three learning-rate drops; the defaults are the paper's.
 
     Attributes:
-        epochs: passes over the examples.
-        lr: at first; a tenth of it after 3/8, 5/8 and 7/8 of the epochs.
-        batch_size: examples a step.
-        momentum: in [0, 1).
-        weight_decay: l2 penalty.
+        lr: initial learning rate, divided by ten after 3/8, 5/8 and 7/8 of the epochs.
+        momentum: value in [0, 1).
     """
 
     epochs: int = 50
@@ -411,11 +381,7 @@ def train_model(
     """Train ``model`` on ``batch`` and return the values; the model itself is not changed.
 
     Args:
-        model: on the device of ``batch``.
         batch: all examples, (N, C, H, W) in [0, 1].
-        plan: how.
-        seed: of the order of the examples.
-        progress: told after each epoch.
 
     Raises:
         UserError: the loss is no longer finite.

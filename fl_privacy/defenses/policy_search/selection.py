@@ -1,7 +1,4 @@
-"""From scored policies to the set that clients share.
-
-What a policy does to images: how many it alters, and how much of their structure it leaves (FSIM, by piq).
-"""
+"""Selection of the policies that clients share, by scores, altered images and FSIM (by piq)."""
 
 import importlib
 import math
@@ -21,16 +18,13 @@ from fl_privacy.errors import UserError
 
 @dataclass(frozen=True, kw_only=True)
 class Scored:
-    """A policy and its scores.
+    """Policy and its scores.
 
     Attributes:
-        policy: which.
         privacy: S_pri, lower is better for the client.
         accuracy: S_acc, higher is better.
         altered: share of the images that it visibly alters.
-        fsim: mean FSIM in [0, 1], ``None`` where it was not asked for.
-        mean: of the areas that S_pri is of, where policies are compared by it.
-        variance: of the same.
+        fsim: mean FSIM in [0, 1], if computed.
 
     Raises:
         UserError: a score is not finite.
@@ -55,14 +49,13 @@ class Scored:
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """What a policy has to reach, and how many are taken.
+    """Requirements on policies and the number to keep.
 
     Attributes:
         accuracy_at_least: T_acc; ``None`` keeps the ``accuracy_share`` best.
-        accuracy_share: in (0, 1], of those that have an effect.
-        altered_at_least: share of the images that a policy has to alter visibly, in (0, 1].
-        fsim_at_least: ``None`` does not ask.
-        keep: n, of the policies that clients draw from, without an operation in common.
+        accuracy_share: share in (0, 1] of the policies with an effect.
+        altered_at_least: least share of images that a policy visibly alters, in (0, 1].
+        keep: n, number of policies for clients, without a common operation.
     """
 
     accuracy_at_least: float | None = None
@@ -79,23 +72,17 @@ class Selection:
         checks.whole("keep", self.keep, at_least=1, example=2)
 
     def has_effect(self, scored: Scored) -> bool:
-        """Say whether it alters enough of the images; a policy that leaves them alone protects nothing."""
+        """Return ``True`` if the policy alters enough images; otherwise it protects nothing."""
         return scored.altered >= self.altered_at_least
 
     def threshold(self, scored: Sequence[Scored]) -> float:
-        """Return T_acc among those of ``scored`` that have an effect."""
         if self.accuracy_at_least is not None:
             return self.accuracy_at_least
         best_first = sorted((s.accuracy for s in scored if self.has_effect(s)), reverse=True)
         return best_first[max(1, round(self.accuracy_share * len(best_first))) - 1] if best_first else -math.inf
 
     def accepted(self, scored: Sequence[Scored], untransformed: float) -> list[Scored]:
-        """List policies with an effect that are accurate, little distorted and more private, the best first.
-
-        Args:
-            scored: policies.
-            untransformed: S_pri of the images as they are.
-        """
+        """List the policies that meet all requirements and score below ``untransformed`` in S_pri, the best first."""
         least = self.threshold(scored)
         fine = [
             s
@@ -107,7 +94,7 @@ class Selection:
         return sorted((s for s in fine if s.privacy < untransformed), key=lambda s: s.privacy)
 
     def chosen(self, scored: Sequence[Scored], untransformed: float) -> list[Scored]:
-        """Choose the ``keep`` most private of the accepted that have no operation in common.
+        """Choose the ``keep`` most private accepted policies without a common operation.
 
         Raises:
             UserError: there are fewer.
@@ -124,7 +111,6 @@ class Selection:
         return [by_policy[policy] for policy in found]
 
     def _refused(self, scored: Sequence[Scored], untransformed: float) -> str:
-        """Say how many fail each demand."""
         least = self.threshold(scored)
         return (
             f"{sum(not self.has_effect(s) for s in scored)} leave the images as they are,"
@@ -135,14 +121,13 @@ class Selection:
 
 
 VISIBLE = 40.0
-"""Decibels: where the PSNR of a transformed image to its original is above, no difference is seen."""
+"""PSNR in decibels above which a transformed image looks like its original."""
 
 
 def altered_shares(images: Tensor, policies: Sequence[Policy], *, seed: int) -> list[float]:
-    """Share of ``images`` (N, C, H, W) that each policy visibly alters, to a PSNR of at most ``VISIBLE`` decibels.
+    """Return the share of ``images`` (N, C, H, W) that each policy visibly alters: PSNR of at most ``VISIBLE``.
 
-    Some policies leave images as they are: color on grey ones, autocontrast on those that span all levels, solarize at
-    level 0, what undoes itself.
+    Some policies do not alter images: color on gray ones, autocontrast on full range, solarize at level 0.
     """
     least = 10 ** (-VISIBLE / 10)
     errors = torch.stack(
@@ -153,11 +138,7 @@ def altered_shares(images: Tensor, policies: Sequence[Policy], *, seed: int) -> 
 
 
 def require_fsim() -> ModuleType:
-    """Import the package piq.
-
-    Raises:
-        UserError: it is not installed.
-    """
+    """Import the package piq, or raise ``UserError`` if it is not installed."""
     try:
         return importlib.import_module("piq")
     except ImportError as error:
@@ -165,9 +146,7 @@ def require_fsim() -> ModuleType:
 
 
 def fsim_scores(images: Tensor, policies: Sequence[Policy], *, seed: int) -> list[float]:
-    """Compute mean feature similarity (Zhang et al. 2011) of ``images`` (N, C, H, W) and their transforms.
-
-    1 is no distortion.
+    """Compute the mean feature similarity (Zhang et al. 2011) of ``images`` (N, C, H, W) and their transforms.
 
     Raises:
         UserError: piq is not installed.

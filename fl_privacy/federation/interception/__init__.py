@@ -1,4 +1,4 @@
-"""From an upload to what an attacker observes: with what else it knows, and the files of both."""
+"""Interception of uploads: observations with an attacker's knowledge, and their files."""
 
 from fl_privacy.federation.interception.capture_writer import CaptureWriter, save_observation
 from fl_privacy.federation.interception.captures import (

@@ -1,4 +1,4 @@
-"""Writes intercepted updates as ``capture_files`` lays them out."""
+"""Writer of intercepted updates in the layout of ``capture_files``."""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -27,7 +27,7 @@ def save_observation(observation: Observation, folder: Path) -> Path:
 
 @dataclass(eq=False)
 class CaptureWriter:
-    """A sink for an ``Interceptor`` that writes observations below ``folder`` as they come."""
+    """Sink of an ``Interceptor`` that writes observations below ``folder``."""
 
     folder: Path
     _written: WeakKeyDictionary[ModelState | Knowledge, str] = field(
@@ -38,7 +38,6 @@ class CaptureWriter:
         self.write(observation)
 
     def write(self, observation: Observation) -> Path:
-        """Write ``observation`` to files, and return its JSON file; see ``save_observation``."""
         description = _to_json(
             {
                 "format": layout.FORMAT,

@@ -1,10 +1,7 @@
-"""Intercepted updates on disk, to be attacked later or elsewhere: safetensors and JSON, for their owner's eyes only.
+"""Intercepted updates on disk, in safetensors and JSON for their owner only; all file contents are validated.
 
-``FOLDER/round-1/client-2/victim-0.json`` describes an observation and names its tensors by the SHA-256 of their file,
-``FOLDER/tensors/DIGEST.safetensors``; what observations share, like the model as sent, is stored once. The JSON is
-written last, so that whatever a killed run leaves behind is complete. They are read one at a time, so that those of a
-long run need not fit into memory, and nothing in them is trusted: every value is checked, nothing that a file names is
-imported.
+``FOLDER/round-1/client-2/victim-0.json`` describes an observation and names its tensors by their file's SHA-256,
+``FOLDER/tensors/DIGEST.safetensors``; shared tensors are stored once. The JSON is written last.
 """
 
 import json
@@ -41,18 +38,18 @@ FRONT_PARAMETERS, FRONT_BUFFERS = "front_parameters/", "front_buffers/"
 """Names in the tensor files; those that end in a slash are prefixes."""
 
 MOST_JSON, MOST_TENSORS = 1 << 20, 1 << 30
-"""Bytes of a description; of a file of tensors, beside sixteen times those of the model."""
+"""Most bytes of a description, and of a tensor file beyond sixteen times the model's size."""
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 def with_prefix(prefix: str, tensors: Tensors) -> dict[str, Tensor]:
-    """Rename ``tensors`` to the names that they have in a file."""
+    """Add ``prefix`` to the names of ``tensors``."""
     return {prefix + name: tensor for name, tensor in tensors.items()}
 
 
 def without_prefix(prefix: str, tensors: Tensors) -> dict[str, Tensor]:
-    """Return those in a file whose names begin with ``prefix``, by their own names."""
+    """Return the tensors whose names begin with ``prefix``, without it."""
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
@@ -63,15 +60,13 @@ def tensor_file(folder: Path, digest: str) -> Path:
 
 @dataclass(frozen=True)
 class CaptureFile:
-    """One observation's description and tensors, of which nothing is trusted.
+    """Untrusted description and tensors of one observation.
 
     Attributes:
-        folder: of all observations.
-        path: of the description.
-        finite: refuse other values.
+        finite: ``True`` refuses values that are not finite.
 
     Raises:
-        UserError: by every method, a file is missing, too large or damaged.
+        UserError: in every method, if a file is missing, too large or damaged.
     """
 
     folder: Path
@@ -88,14 +83,13 @@ class CaptureFile:
         return raw
 
     def digest(self, raw: Mapping[str, Any], key: str) -> str:
-        """Return the digest of the tensors of ``key`` in the description ``raw``."""
         value = raw.get(key)
         if not isinstance(value, str) or not _DIGEST.fullmatch(value):
             self.refuse(f"names no tensors for {key}")
         return value
 
     def tensors(self, digest: str, room: int) -> dict[str, Tensor]:
-        """Load the tensors of ``digest`` into PyTorch's own memory; at most ``room`` bytes beside a fixed number."""
+        """Load the tensors of ``digest``, of at most ``room`` bytes plus a constant."""
         path = tensor_file(self.folder, digest)
         data = self._read(path, MOST_TENSORS + room)
         if sha256(data).hexdigest() != digest:
@@ -107,10 +101,9 @@ class CaptureFile:
         for name, tensor in tensors.items():
             if self.finite and tensor.is_floating_point() and not tensor.isfinite().all():
                 self.refuse(f"holds {name} with values that are not finite")
-        return {name: tensor.clone() for name, tensor in tensors.items()}  # its alignment decides some products' bits
+        return {name: tensor.clone() for name, tensor in tensors.items()}  # alignment affects last bits
 
     def refuse(self, what: str) -> NoReturn:
-        """Raise ``UserError`` that names the file and says ``what`` is wrong with it."""
         raise UserError(
             f"{self.path} is expected to be a captured update of the model given, but {what};"
             " choose the model it was captured with, or remove the file."
@@ -131,11 +124,7 @@ Change = Callable[[Observation], Observation]
 
 
 class LazyObservations(Sequence[Observation], ABC):
-    """Observations of which each is loaded when it is asked for; a slice loads nothing.
-
-    Attributes:
-        ids: of all of them.
-    """
+    """Observations that are loaded on access; a slice loads nothing."""
 
     ids: Sequence[VictimId]
 
@@ -158,37 +147,34 @@ class LazyObservations(Sequence[Observation], ABC):
 
 
 class _Some(LazyObservations):
-    """Observations of ``whole`` at ``places``, each as ``changed`` makes it."""
-
     def __init__(self, whole: Sequence[Observation], places: Sequence[int], changed: Change | None = None) -> None:
         self._whole, self._places, self._changed = whole, places, changed
         known = ids_of(whole)
         self.ids = [known[place] for place in places]
 
     def load(self, place: int) -> Observation:
-        """See ``LazyObservations``."""
         found = self._whole[self._places[place]]
         return self._changed(found) if self._changed else found
 
 
 def only(observations: Sequence[Observation], wanted: Callable[[VictimId], bool]) -> Sequence[Observation]:
-    """Select the observations whose name is ``wanted``, without loading any."""
+    """Select the observations whose id is ``wanted``, without loading any."""
     return _Some(observations, [place for place, id in enumerate(ids_of(observations)) if wanted(id)])
 
 
 def by_id(observations: Sequence[Observation]) -> Sequence[Observation]:
-    """Sort the observations by their names, without loading any."""
+    """Sort the observations by id, without loading any."""
     ids = ids_of(observations)
     return _Some(observations, sorted(range(len(ids)), key=ids.__getitem__))
 
 
 def changed(observations: Sequence[Observation], change: Change) -> Sequence[Observation]:
-    """Change each observation when it is loaded."""
+    """Change each observation on loading."""
     return _Some(observations, range(len(observations)), change)
 
 
 def ids_of(observations: Sequence[Observation]) -> Sequence[VictimId]:
-    """Return the observations' names, without loading them where possible."""
+    """Return the observations' ids, without loading if possible."""
     return observations.ids if isinstance(observations, LazyObservations) else [o.id for o in observations]
 
 
@@ -196,16 +182,16 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-"""What parameters and images may be of."""
+"""Types of parameters and images."""
 
 
 def load_observations(folder: Path | str, model: nn.Module, *, inside: nn.Module | None = None) -> list[Observation]:
     """Load all captured updates of a run or an audit into memory, in the order of their ids.
 
     Args:
-        folder: of a run with ``intercept.save=true``, or of an audit.
+        folder: folder of a run with ``intercept.save=true``, or of an audit.
         model: architecture of the model the clients were sent; its values are not used.
-        inside: architecture that the clients make of it, where one of them colludes; ``None`` is ``model``.
+        inside: architecture inside a colluding client; ``None`` is ``model``.
 
     Raises:
         UserError: there are none, a file is missing or damaged, or they do not fit ``model``.
@@ -216,17 +202,9 @@ def load_observations(folder: Path | str, model: nn.Module, *, inside: nn.Module
 def stored_observations(
     folder: Path | str, model: nn.Module, *, inside: nn.Module | None = None
 ) -> "StoredObservations":
-    """Return the observations below ``folder``, in the order of their ids (``client-2`` before ``client-10``).
+    """Return the lazily loaded observations below ``folder``.
 
-    Each is read when it is asked for, and checked then.
-
-    Args:
-        folder: what ``save_observation`` or ``CaptureWriter`` wrote to, or the folder of the run or audit around it.
-        model: architecture of the model the clients were sent; its values are not used.
-        inside: architecture that the clients make of it, where one of them colludes; ``None`` is ``model``.
-
-    Raises:
-        UserError: there are none, a file is missing or damaged, or they do not fit ``model``.
+    Arguments and errors are those of ``load_observations``.
     """
     folder = _within_a_run(Path(folder))
     if folder.is_dir():
@@ -242,7 +220,6 @@ _CAPTURES = "captures"
 
 
 def _within_a_run(folder: Path) -> Path:
-    """Find the captures in the folder of a run, or of the one audit in ``folder``; else ``folder`` itself."""
     audits = [path for path in folder.glob(f"audit-*/{_CAPTURES}") if path.is_dir()]
     if (folder / _CAPTURES).is_dir():
         return folder / _CAPTURES
@@ -257,14 +234,7 @@ def _named(folder: Path, path: Path) -> VictimId:
 
 
 class StoredObservations(LazyObservations):
-    """Observations in files, loaded one at a time.
-
-    Args:
-        folder: of the files.
-        ids: of the observations.
-        model: architecture of what was sent.
-        inside: of what a colluding client makes of it; ``None`` is ``model``.
-    """
+    """Observations in files, loaded one at a time."""
 
     def __init__(self, folder: Path, ids: Sequence[VictimId], model: nn.Module, inside: nn.Module | None) -> None:
         self.ids = list(ids)
@@ -272,12 +242,11 @@ class StoredObservations(LazyObservations):
         self._shared = Shared()
 
     def load(self, place: int) -> Observation:
-        """Load the observation at ``place`` from its files."""
         return read_observation(self._folder, self.ids[place], *self._models, self._shared)
 
 
 class Recent(Generic[K, V]):
-    """The last few values that were made, by key."""
+    """Cache of the last few values by key."""
 
     MOST = 4
 
@@ -285,7 +254,6 @@ class Recent(Generic[K, V]):
         self._kept: dict[K, V] = {}
 
     def get(self, key: K, make: Callable[[], V]) -> V:
-        """Return the value of ``key``, made where it is not there."""
         if key not in self._kept:
             while len(self._kept) >= self.MOST:
                 del self._kept[next(iter(self._kept))]
@@ -294,7 +262,7 @@ class Recent(Generic[K, V]):
 
 
 class Shared:
-    """Values that observations loaded one after the other share, loaded once: models as sent, and knowledge."""
+    """Cache of models and knowledge that successive observations share."""
 
     def __init__(self) -> None:
         self.states = Recent[str, ModelState]()
@@ -304,10 +272,7 @@ class Shared:
 def read_observation(
     folder: Path, id: VictimId, model: nn.Module, inside: nn.Module, shared: Shared, *, finite: bool = True
 ) -> Observation:
-    """Load the observation ``id`` below ``folder``; values that several share come from and go to ``shared``.
-
-    Args:
-        finite: refuse other values.
+    """Load the observation ``id`` below ``folder``, with a cache of ``shared`` values.
 
     Raises:
         UserError: a file is missing or damaged, or does not fit ``model``.
@@ -316,13 +281,10 @@ def read_observation(
 
 
 class _Reader:
-    """Reads the files of one observation."""
-
     def __init__(self, file: CaptureFile, id: VictimId, model: nn.Module, inside: nn.Module) -> None:
         self.file, self.id, self.model, self.inside = file, id, model, inside
 
     def observation(self, shared: Shared) -> Observation:
-        """Build the observation from the files; values that several share come from and go to ``shared``."""
         raw = self.file.json()
         if raw.get("format") != FORMAT or isinstance(raw["format"], bool):
             self.file.refuse(f"has format {raw.get('format')!r} where {FORMAT} is expected")

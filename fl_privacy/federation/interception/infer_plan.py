@@ -1,4 +1,4 @@
-"""What an intercepted update itself tells of how its client trained, where the plan was not told or told wrongly."""
+"""Inference of a client's local plan from an intercepted update, if the plan is unknown or wrong."""
 
 import copy
 import math
@@ -18,24 +18,21 @@ from fl_privacy.models.gradients.choose_method import number_of_steps
 from fl_privacy.types import LocalPlan, ModelState, Observation
 
 _OFF = 3.0
-"""Factor by which a learning rate may be off before it is called wrong."""
+"""Largest factor between the given and the estimated learning rate."""
 
 MOST_COUNTED = 1_000_000
-"""Local steps that a counter of batch norm is believed: whoever replies can write any number there."""
+"""Most local steps accepted from a batch-norm counter, which a client can set freely."""
 
 _COUNTER, _MEAN = "num_batches_tracked", "running_mean"
 
 
 def recognize_training(observation: Observation, told: Collection[str] = ()) -> tuple[Observation, list[str]]:
-    """Infer the plan from the update of ``observation``, with a sentence on each thing that was found.
+    """Infer the plan from the update of ``observation``, and return a sentence on each finding.
 
-    Weights are told from a change by how much of the values sent is in them, a batch norm that clients keep by how far
-    it moved, the mode of batch norm by whether its running statistics moved, the number of local steps by its counters,
-    a learning rate by the output layer's bias, whose gradient is the output minus the label.
-
-    Args:
-        observation: of a client whose program is not known.
-        told: fields of the plan that the user gave; what contradicts them is said, and believed of the update.
+    Weights are distinguished from a change by the share of the values sent in them, a kept batch norm by its change,
+    the mode of batch norm by its statistics, the number of steps by its counters, the learning rate by the output
+    layer's bias, whose gradient is the output minus the label. Fields in ``told`` were given by the user;
+    contradictions are reported, and the update is believed.
     """
     said: list[str] = []
     plan = _shares(observation, observation.plan, told, said)
@@ -49,7 +46,7 @@ def recognize_training(observation: Observation, told: Collection[str] = ()) -> 
 
 
 def describe_model(model: nn.Module) -> list[str]:
-    """Say what of ``model`` an auditor should know, a sentence each."""
+    """Return sentences on properties of ``model`` that matter to an auditor."""
     said = []
     masks = [m for m in model.modules() if isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0]
     if masks:
@@ -61,10 +58,7 @@ def describe_model(model: nn.Module) -> list[str]:
 
 
 def share_of_sent(observation: Observation) -> float:
-    """Return how much of the values sent is in the upload: about 1 for weights, about 0 for a gradient or a delta.
-
-    Batch norm is left out where there is more: clients may keep their own.
-    """
+    """Return the share of the values sent in the upload: about 1 for weights, about 0 for a gradient or a delta."""
     pairs = [(t.double().flatten(), observation.sent.parameters[n].double().flatten()) for n, t in _both(observation)]
     length = sum(float(s @ s) for _, s in pairs)
     return sum(float(t @ s) for t, s in pairs) / length if length else 0.0
@@ -121,7 +115,6 @@ def _batch_norm(observation: Observation, said: list[str]) -> LocalPlan:
 
 
 def _steps(observation: Observation, told: Collection[str], said: list[str]) -> LocalPlan:
-    """Infer the number of local steps, by the counters of batch norm."""
     plan, number = observation.plan, observation.upload.num_examples
     counted = [int(change.max()) for change in _moved(observation, _COUNTER).values() if change.numel()]
     taken = min(counted, default=0)
@@ -165,12 +158,9 @@ def _learning_rate(observation: Observation, told: Collection[str], said: list[s
 def at_typical_rates(observations: Sequence[Observation]) -> Sequence[Observation]:
     """Replace estimated learning rates of single updates by the median of their round.
 
-    Estimates of one rate differ by how sure the model is of each image, which would part victims that can be attacked
-    together. One off the median by more than a factor of three is another client's own rate, and stays; a
-    nearer one is taken for the others', and attacks that look at the length of such an update read less of it.
-
-    Args:
-        observations: all are read once here, and again by who reads the result.
+    Estimates of one rate vary with the model's certainty, which would separate victims that can be attacked together.
+    Estimates off by more than a factor of three stay, as another client's rate; replacing nearer ones may weaken
+    attacks that use the length of the update.
     """
     rates: dict[int, list[float]] = {}
     for observation in observations:
@@ -192,9 +182,9 @@ def _is_one_step_on_one_example(observation: Observation) -> bool:
 
 
 def estimated_lr(observation: Observation) -> float | None:
-    """Estimate the learning rate of the one step on one example behind an update; ``None`` where it can't be.
+    """Estimate the learning rate of one step on one example; ``None`` if it can't be.
 
-    The gradient of the output layer's bias is p - y, which sums up to 1 - p_y over the other classes; p_y is taken from
+    The gradient of the output layer's bias is p - y, which sums to 1 - p_y over the other classes; p_y is taken from
     outputs for random images.
     """
     one_step = _is_one_step_on_one_example(observation)
@@ -216,7 +206,6 @@ def estimated_lr(observation: Observation) -> float | None:
 
 @torch.no_grad()
 def _outputs(observation: Observation) -> torch.Tensor:
-    """Return the mean output (K,) for random images, batch norm by the running statistics."""
     sent: ModelState = observation.sent
     images = torch.rand((16, *observation.input_shape), generator=torch.Generator().manual_seed(0))
     model = copy.deepcopy(observation.model).eval()

@@ -1,7 +1,4 @@
-"""From a client's reply to what an attacker knows of it.
-
-What an attacker with help from inside is told beside the upload.
-"""
+"""Interceptor of replies, with an attacker's knowledge and side information from inside the federation."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -23,28 +20,26 @@ from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, Knowledge, LocalPlan, ModelState, Observation, Tensors, Upload, VictimId
 
 States = Callable[[int], ClientState]
-"""Client id -> what it keeps for itself at the moment; only a simulation can look."""
+"""Client id -> its private state; available in simulations only."""
 
 ACTIVATION = "activation"
-"""As ``features_at``: the module behind the private layers' activation."""
+"""Value of ``features_at`` for the module behind the private layers' activation."""
 
 MOST_TRAINED = 4
-"""So many locally trained models are held at once."""
+"""Most locally trained models held at once."""
 
 
 class SideInformation(Protocol):
-    """Adds to an observation what the attacker knows from inside the federation."""
+    """Function that adds an attacker's inside knowledge to an observation."""
 
     @property
     def clients(self) -> Mapping[int, Client]: ...
 
-    def __call__(self, observation: Observation, *, states: States) -> Observation:
-        """Complete ``observation`` by side information; ``states`` are of before the update."""
-        ...
+    def __call__(self, observation: Observation, *, states: States) -> Observation: ...
 
 
 def no_states(client: int) -> ClientState:
-    """Raise ``UserError``: where clients run elsewhere, nobody can look into them."""
+    """Raise ``UserError``: states of clients elsewhere are not available."""
     raise UserError(
         f"A colluding client is simulated where the clients are, but client {client} runs elsewhere;"
         " use backend=loop, flower or ray, or set threat_model.colluder=null and threat_model.knows_features=false."
@@ -53,26 +48,23 @@ def no_states(client: int) -> ClientState:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SimulatedSideInformation:
-    """Side information from simulated clients: completes observations where these keep a part of the model.
+    """Side information from simulated clients with private layers.
 
-    Private layers of a colluding client stand in for those of the victims; without one, values of the attacker's own
-    draw do: those that the architecture was made with, in another order, as a client draws its own.
+    A colluding client's private layers stand in for the victims'; without one, the attacker shuffles the architecture's
+    initial values, like a client.
 
     Attributes:
-        clients: the simulated clients.
-        colluder: which of them works with the server, if any.
-        knows_features: whether the attacker sees what the victim's private layers make of its examples.
-        features_at: the module whose input these are; ``None`` is the first public layer, ``activation`` the module
+        colluder: client that works with the server, if any.
+        knows_features: ``True`` if the attacker sees the output of the victim's private layers on its examples.
+        features_at: module whose inputs are the features; ``None`` is the first public layer, ``activation`` the module
             behind the private layers' activation.
-        features_of: ``sent``: they are of the model as it was sent, with the victim's private layers; ``trained``: of
-            the victim's own model after its local training in that round, as its upload tells it and with its private
-            layers, and the accomplice's own model after its training stands in for that (FDL-PP, Algorithm 3).
-        batch_size: of the victims that are probed.
-        seed: of the attacker's own draw.
-        trainers: the clients as they train, where ``clients`` hold other examples, to be probed; ``None`` are these.
+        features_of: ``sent``: features of the model as sent, with the victim's private layers; ``trained``: of the
+            victim's model after local training, for which the accomplice's stands in (FDL-PP, Algorithm 3).
+        batch_size: size of probed victims.
+        trainers: clients with their training examples, if ``clients`` hold others for probes.
 
     Raises:
-        UserError: ``features_at`` names no module of the clients' model, or nobody's model is to stand in.
+        UserError: ``features_at`` names no module of the clients' model, or no model can stand in.
     """
 
     clients: Mapping[int, Client]
@@ -106,7 +98,6 @@ class SimulatedSideInformation:
             )
 
     def __call__(self, observation: Observation, *, states: States) -> Observation:
-        """Complete ``observation`` by what the attacker gets at the moment."""
         model, values = self._stand_in(observation.model, observation.sent, states)
         told = replace(observation, model=model).told(private=values, colluder=self.colluder)
         if not self.knows_features:
@@ -128,7 +119,6 @@ class SimulatedSideInformation:
         return told.told(features=features, features_at=at if self.features_at else None, front=front)
 
     def _after_training(self, client: int, observation: Observation, states: States) -> ModelState:
-        """Return what ``client`` holds after its local training in the round: what it uploaded and its private part."""
         key, sent = (client, observation.id.round), observation.sent
         if key in self._trained and self._trained[key][0] is sent:
             return self._trained[key][1]
@@ -172,7 +162,7 @@ def _joined(one: ModelState, other: ModelState) -> ModelState:
 
 
 def _changes(upload: Upload, plan: LocalPlan, sent: ModelState) -> Tensors:
-    """Return how far an upload moves the model; a gradient by a step of the client's own rate."""
+    """Return an upload's change of the model; for a gradient, one step at the client's rate."""
     match plan.shares:
         case "gradient":
             return {name: -plan.lr * gradient for name, gradient in upload.tensors.items()}
@@ -183,7 +173,7 @@ def _changes(upload: Upload, plan: LocalPlan, sent: ModelState) -> Tensors:
 
 
 Sink = Callable[[Observation], None]
-"""Takes each observation as it is made, where Flower runs the rounds: keeps it, writes it down, or attacks it."""
+"""Receiver of each observation if Flower runs the rounds: keeps, writes or attacks it."""
 
 
 def no_sink(observation: Observation) -> None:
@@ -192,17 +182,11 @@ def no_sink(observation: Observation) -> None:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Interceptor:
-    """Turns the replies of clients into observations.
+    """Converter of clients' replies into observations.
 
     Attributes:
-        model: architecture of what the clients are sent.
-        plan: how the clients train.
         input_shape: (C, H, W) of an image, (L,) of the longest text, or (F,) of a row.
-        num_classes: K.
-        sink: where ``capture`` puts observations; ``observe`` returns them.
-        knowledge: what the attacker knows beyond the protocol.
-        side_information: adds what is known from inside the federation, such as layers that stand in for private
-            ones; ``None`` where nothing is.
+        side_information: attacker's inside knowledge, such as stand-ins for private layers, if any.
     """
 
     model: nn.Module
@@ -214,7 +198,6 @@ class Interceptor:
     side_information: SideInformation | None = None
 
     def capture(self, victim: VictimId, *, sent: ModelState, upload: Upload, states: States = no_states) -> None:
-        """Make the observation of one upload and pass it to the sink; see ``observe``."""
         observation = self.observe(victim, sent=sent, upload=upload, states=states)
         if observation is not None:
             self.sink(observation)
@@ -222,10 +205,7 @@ class Interceptor:
     def observe(
         self, victim: VictimId, *, sent: ModelState, upload: Upload, states: States = no_states
     ) -> Observation | None:
-        """Return the observation of one upload; ``states`` are what the clients held before.
-
-        ``None`` where the upload's arrays have other shapes than the model's: it is none of this model.
-        """
+        """Return the observation of one upload; ``None`` if its shapes are not the model's."""
         values = sent.parameters
         if any(name in values and t.shape != values[name].shape for name, t in upload.tensors.items()):
             return None

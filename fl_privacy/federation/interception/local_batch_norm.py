@@ -1,4 +1,4 @@
-"""Clients that keep their own batch norm, as in FedBN (Li et al. 2021): the values sent are not those that trained."""
+"""Clients that keep their own batch norm, like FedBN (Li et al. 2021), and do not train with the values sent."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from torch.nn.modules.batchnorm import _BatchNorm
 
 _FAR = 3.0
-"""How many times the largest change of all other parameters half of a layer's batch norm moved by, to be called kept:
-steps move both alike, and an optimizer such as Adam moves none further than another."""
+"""Ratio of a batch norm's median change to the largest change of all other parameters above which it counts as kept:
+steps move both alike, and optimizers such as Adam move all parameters about equally."""
 
 _NORM = nn.modules.batchnorm._BatchNorm
 
@@ -25,12 +25,7 @@ def norm_names(model: nn.Module) -> set[str]:
 
 
 def moved_apart(change: Tensors, norms: Collection[str]) -> float | None:
-    """Return how far batch norm moved where no step explains that; ``None`` where one may.
-
-    Args:
-        change: of the parameters by name, from what was sent to what was uploaded.
-        norms: names of those of batch norm.
-    """
+    """Return the largest change of batch norm if no step explains it, else ``None``."""
     own = [t.detach().double().abs() for name, t in change.items() if name in norms and t.numel()]
     rest = [float(t.detach().double().abs().max()) for n, t in change.items() if n not in norms and t.numel()]
     if not own or not rest or not 0 < max(rest) < float("inf"):
@@ -40,11 +35,10 @@ def moved_apart(change: Tensors, norms: Collection[str]) -> float | None:
 
 
 def without_kept_norms(observation: Observation) -> tuple[Observation, list[str]]:
-    """Return ``observation`` as its client computed it, where that kept its own batch norm; and a sentence on it.
+    """Return ``observation`` with the batch norm its client trained with, and a sentence if it kept its own.
 
-    Values that the client uploads in place of those sent are the ones it trained with, but for its steps: they are
-    taken as sent. Values that never travel are those of the model as it is made. What batch norm itself moved by is not
-    matched in either case.
+    Uploaded values of a kept batch norm are taken as sent, up to the client's steps. Values never sent are the initial
+    ones. The change of a kept batch norm is not matched.
     """
     norms = norm_names(observation.model)
     if not norms:
@@ -76,7 +70,6 @@ def without_kept_norms(observation: Observation) -> tuple[Observation, list[str]
 
 
 def _taken(observation: Observation, norms: Collection[str], values: Mapping[str, Tensor]) -> Observation:
-    """Replace the values of batch norm as sent by ``values``; its change is not looked at."""
     sent, upload = observation.sent, observation.upload
     parameters = {**sent.parameters, **values}
     order = [name for name, _ in observation.model.named_parameters(remove_duplicate=False) if name in parameters]

@@ -1,4 +1,4 @@
-"""Intercepted updates that wait for their attack: in memory while they are few, in files from there on."""
+"""Buffer of intercepted updates before their attack: in memory while they are few, then in files."""
 
 import shutil
 from collections.abc import Sequence
@@ -11,21 +11,21 @@ from fl_privacy.federation.interception.captures import LazyObservations, Shared
 from fl_privacy.types import ModelState, Observation, VictimId
 
 MOST_HELD = 256 << 20
-"""Bytes of tensors that are held in memory."""
+"""Most bytes of tensors held in memory."""
 
 
 class WaitingUpdates(LazyObservations):
-    """Updates in the order in which they came; those in files come back bit for bit.
+    """Updates in order of arrival; those in files are restored bit for bit.
 
     Args:
-        folder: of the files, for their owner alone; made with the first of them, gone with ``clear``.
-        most: bytes of uploads and models that are held in memory.
-        written: a ``CaptureWriter`` writes all of them to ``folder`` anyway, which is then left to it.
+        folder: private folder of the files, created on demand and removed by ``clear``.
+        most: most bytes of uploads and models held in memory.
+        written: ``True`` if a ``CaptureWriter`` already writes all of them to ``folder``, and owns it.
     """
 
     def __init__(self, folder: Path, *, most: int = MOST_HELD, written: bool = False) -> None:
         self._folder, self._most, self._written = folder, most, written
-        self.clear()  # of what a run that was killed has left
+        self.clear()  # remains of a killed run
 
     def _restart(self) -> None:
         self.ids: Sequence[VictimId] = []
@@ -38,7 +38,6 @@ class WaitingUpdates(LazyObservations):
         self._shared = Shared()
 
     def append(self, observation: Observation) -> None:
-        """Append an observation."""
         assert isinstance(self.ids, list)
         self.ids.append(observation.id)
         if self._writer is not None:
@@ -58,14 +57,12 @@ class WaitingUpdates(LazyObservations):
             self._held = []
 
     def load(self, place: int) -> Observation:
-        """See ``LazyObservations``."""
         if self._writer is None:
             return self._held[place]
         model = self._models[self._model_of[place]]
         return read_observation(self._folder, self.ids[place], model, model, self._shared, finite=False)
 
     def clear(self) -> None:
-        """Drop all observations, in memory and in files."""
         self._restart()
         if not self._written:
             shutil.rmtree(self._folder, ignore_errors=True)

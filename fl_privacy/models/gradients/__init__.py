@@ -1,4 +1,4 @@
-"""The only room that differentiates a model by its parameters: of a batch, of many victims, of single examples."""
+"""Gradients by a model's parameters: of a batch, of many victims, of single examples."""
 
 from fl_privacy.models.gradients.batch import (
     GradientResult,

@@ -1,4 +1,4 @@
-"""The only copy of "compute a gradient"; clients, defenses and the attackers' references call it."""
+"""Gradient of a batch, shared by clients, defenses and reference attacks."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
@@ -17,13 +17,13 @@ LossFunction = Callable[[Tensor, Tensor], Tensor]
 """(logits (B, K), labels (B,) or (B, K)) -> scalar."""
 
 LossChange = Callable[[nn.Module, Tensors, Batch], AbstractContextManager[Callable[[Tensor], Tensor]]]
-"""(model, values by name, batch) -> a context that spans the forward pass, in which it may watch the model's modules,
-and gives (loss) -> loss, called once after the pass."""
+"""(model, values by name, batch) -> context around the forward pass, which may observe modules and gives a function
+(loss) -> loss, called once after the pass."""
 
 
 @dataclass(frozen=True, eq=False)
 class GradientResult:
-    """Loss of a batch, its gradient by parameter name and the buffers after the forward pass."""
+    """Loss of a batch, its gradient by parameter name, and the buffers after the forward pass."""
 
     loss: Tensor
     gradients: Tensors
@@ -31,10 +31,7 @@ class GradientResult:
 
 
 def set_mode(model: nn.Module, batch_norm: Literal["train", "eval"] | None) -> None:
-    """Set training mode, with batch-norm layers frozen at their running statistics for ``batch_norm="eval"``.
-
-    ``None`` leaves every layer in the mode that it has.
-    """
+    """Set training mode, with batch norm at its running statistics for ``eval``; ``None`` changes nothing."""
     if batch_norm is None:
         return
     model.train()
@@ -55,7 +52,7 @@ def batch_loss(
     loss_function: LossFunction = F.cross_entropy,
     changes: Sequence[LossChange] = (),
 ) -> tuple[Tensor, Tensors]:
-    """Compute the scaled mean loss of ``batch`` at ``state``, which stays, and the buffers after the pass."""
+    """Compute the scaled mean loss of ``batch`` at ``state``, which is not changed, and the buffers after the pass."""
     set_mode(model, batch_norm)
     buffers = {name: b.clone() for name, b in state.buffers.items()}
     values = {**state.parameters, **buffers}
@@ -79,15 +76,10 @@ def loss_gradients(
     changes: Sequence[LossChange] = (),
     create_graph: bool = False,
 ) -> GradientResult:
-    """Compute the gradient of the loss with respect to every parameter of ``state``.
+    """Compute the gradient of the loss by every parameter of ``state``, with loss and buffers.
 
-    Args:
-        changes: of the loss, one after the other, on the same forward pass.
-        create_graph: keep the graph, so that the gradient can be differentiated by the inputs
-            (parameters that already require grad keep their own graph).
-
-    Returns:
-        Loss, gradients (the shape of each parameter; zeros where a parameter is unused) and buffers.
+    Unused parameters have zero gradients. ``create_graph`` keeps the graph, for differentiation by the inputs;
+    parameters that already require grad keep their own.
     """
     leaves = {name: p if p.requires_grad else p.detach().requires_grad_() for name, p in state.parameters.items()}
     with torch.enable_grad():
@@ -105,6 +97,6 @@ def loss_gradients(
         )
     if not create_graph:
         loss = loss.detach()
-    # An embedding may give a sparse gradient, which most of PyTorch does not calculate with.
+    # An embedding may give a sparse gradient, which most of PyTorch does not support.
     dense = [gradient.to_dense() for gradient in gradients]
     return GradientResult(loss, dict(zip(leaves, dense, strict=True)), buffers)

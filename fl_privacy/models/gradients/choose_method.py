@@ -1,8 +1,4 @@
-"""Choose how the victims' gradients are computed: layer by layer, by ``vmap``, or through several local steps.
-
-The gradient of one batch is differentiated by its inputs alone: no mixed derivative by a weight is computed. Of several
-local steps the client's training is replayed and differentiated through.
-"""
+"""Choice of the method for victims' gradients: layer by layer, by ``vmap``, or through several local steps."""
 
 import logging
 import math
@@ -33,13 +29,7 @@ _TOLERANCE = 1e-3
 
 
 def victim_gradients(victim_model: VictimModel, inputs: Tensor, labels: Tensor) -> VictimGradients:
-    """Choose the fastest way that gives the right gradients of this model, by trying.
-
-    Args:
-        victim_model: model, plan and tensors to match.
-        inputs: (V, B, C, H, W) of a trial.
-        labels: (V, B).
-    """
+    """Choose, by trial, the fastest method that gives the right gradients of this model."""
     reference = OneByOne(victim_model)
     expected = with_slope(reference, inputs, labels)
     reasons = []
@@ -78,7 +68,7 @@ def with_slope(gradients: Callable[[Tensor, Tensor], Tensors], inputs: Tensor, l
 
 
 def same_gradients(found: Tensors, expected: Tensors) -> bool:
-    """Compare tensor by tensor, up to rounding errors of the largest: a bias in front of batch norm has only those."""
+    """Compare tensors up to rounding of the largest, since a bias in front of batch norm has only rounding errors."""
     whole = max(float(value.norm()) for value in expected.values())
     return all(
         float((found[name] - value).norm()) <= _TOLERANCE * (float(value.norm()) + _TOLERANCE * whole)
@@ -87,7 +77,7 @@ def same_gradients(found: Tensors, expected: Tensors) -> bool:
 
 
 def number_of_steps(num_examples: int, plan: LocalPlan) -> int:
-    """Count the local steps of ``step_slices`` without making them: claims may be of any size."""
+    """Count the local steps of ``step_slices``, in constant memory for claims of any size."""
     if num_examples < 1:
         return 0
     size = min(plan.batch_size or num_examples, num_examples)
@@ -97,7 +87,7 @@ def number_of_steps(num_examples: int, plan: LocalPlan) -> int:
 
 
 def sgd_factor(steps: int, plan: LocalPlan) -> float:
-    """Return how often ``steps`` steps with momentum subtract a constant gradient."""
+    """Return the factor of a constant gradient in the change after ``steps`` steps with momentum."""
     velocity, total = 0.0, 0.0
     for _ in range(steps):
         velocity = 1 + plan.momentum * velocity
@@ -106,9 +96,9 @@ def sgd_factor(steps: int, plan: LocalPlan) -> float:
 
 
 def step_slices(num_examples: int, plan: LocalPlan) -> list[slice]:
-    """Return the examples of each local step in an order of the attacker's own, since the client's is secret.
+    """Return the examples of each local step in the attacker's order, as the client's is secret.
 
-    None where there is no example.
+    [] without examples.
     """
     if num_examples < 1:
         return []
@@ -121,7 +111,7 @@ def step_slices(num_examples: int, plan: LocalPlan) -> list[slice]:
 
 
 class Unrolled(VictimGradients):
-    """``-delta / lr`` of the client's local steps; every parameter moves, only the uploaded ones are returned."""
+    """``-delta / lr`` of the client's local steps; all parameters move, only the uploaded ones are returned."""
 
     def __init__(self, victim_model: VictimModel) -> None:
         self._victim_model = victim_model
@@ -129,7 +119,6 @@ class Unrolled(VictimGradients):
         self._sent = self._loss.parameters()
 
     def __call__(self, inputs: Tensor, labels: Tensor) -> Tensors:
-        """Return accumulated gradients by name."""
         updates: Tensors = vmap(self._train)(inputs, labels)
         return updates
 
@@ -153,7 +142,7 @@ class Unrolled(VictimGradients):
 def step_direction(
     gradients: Tensors, moments: list[Tensors], plan: LocalPlan, number: int
 ) -> tuple[Tensors, list[Tensors]]:
-    """Return what ``torch.optim.SGD`` or ``Adam`` multiply by the learning rate in step ``number`` (from 1)."""
+    """Return the factor of the learning rate in step ``number`` (from 1) of ``torch.optim.SGD`` or ``Adam``."""
     first, second = moments
     if plan.optimizer != "sgd":
         first = {n: 0.1 * g + (0.9 * first[n] if first else 0) for n, g in gradients.items()}
@@ -170,7 +159,7 @@ def step_direction(
 
 
 def decayed(rows: Tensor, plan: LocalPlan, steps: int) -> Tensor:
-    """Return ``rows`` of a parameter after ``steps`` of the client's optimizer by weight decay alone."""
+    """Return ``rows`` of a parameter after ``steps`` of weight decay alone."""
     if not plan.weight_decay:
         return rows
     moments: list[Tensors] = [{}, {}]
@@ -191,10 +180,10 @@ _Plain = Callable[[Tensor, Tensor], Tensors]
 _Way = Literal["folded", "layered", "plain"]
 
 _FEW = 2
-"""Examples that a way is tried on."""
+"""Number of examples of a trial."""
 
 _tried: "WeakKeyDictionary[nn.Module, dict[tuple[object, ...], _Way]]" = WeakKeyDictionary()
-"""The fastest way that gave the right gradients of a model, by all that it may depend on."""
+"""Fastest right method of a model, by all that it may depend on."""
 
 
 def gradient_by_inputs(
@@ -206,19 +195,13 @@ def gradient_by_inputs(
     plan: LocalPlan,
     changes: Sequence[LossChange] = (),
 ) -> BatchGradient:
-    """Build a function that computes the gradient at ``state`` of any inputs with the labels of ``batch``.
+    """Build a differentiable function from inputs to the gradient at ``state``, with the labels of ``batch``.
 
-    It is computed layer by layer (:class:`Layered`, as one victim), which leaves out every derivative by the weights,
-    wherever that gives the same as differentiating the loss twice. It does not where a defense changes the loss, where
-    dropout draws masks, and where layers are used outside of their own forward pass.
+    It is computed layer by layer (:class:`Layered`), without derivatives by the weights, except with changed losses,
+    dropout, or layers used outside of their own forward pass.
 
     Args:
-        model: architecture.
-        state: its values; they get no gradient.
-        batch: B examples; the shape of its inputs is that of all to come.
-        names: of the parameters whose gradient is wanted.
-        plan: of the client; its batch-norm mode and loss scale hold.
-        changes: of the loss.
+        batch: B examples with the shape of all later inputs.
     """
     frozen = ModelState({name: p.detach() for name, p in state.parameters.items()}, state.buffers)
 
@@ -254,7 +237,7 @@ def gradient_by_inputs(
 def _layered(
     model: nn.Module, state: ModelState, batch: Batch, names: Sequence[str], plan: LocalPlan, *, plain: _Plain
 ) -> Layered | None:
-    """Set up :class:`Layered` at ``state``; ``None`` where its gradients differ from ``plain``, tried once a model."""
+    """Return :class:`Layered` at ``state``; ``None`` if its gradients differ from ``plain``, tried once a model."""
     inputs, labels = batch.inputs[:_FEW].detach(), batch.labels[:_FEW]
     tried = _tried.setdefault(model, {})
     key = (frozenset(names), plan.batch_norm, inputs.shape, labels.shape)

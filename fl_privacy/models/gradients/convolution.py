@@ -1,10 +1,9 @@
-"""Convolutions with frozen weights, and the gradient that each victim would have of them.
+"""Convolutions with frozen weights, and each victim's gradient of them.
 
-Strided convolutions of few channels take other operations: oneDNN's kernels are fast where channels are many. A frozen
-norm behind a convolution is taken into it, one pass over the activations instead of two: with the norm's mean m and
-precision 1/s by channel, its scale g and shift h, ``g (W x + b - m) / s + h`` is the convolution of the weight
-``(g / s) W``. With G the gradient by that weight and d the sum of the outputs' gradients, the gradients are
-``(g / s) G`` of W, ``(g / s) d`` of b, d of h and, for which no activation is read, ``((G, W) + (b - m) d) / s`` of g.
+A frozen norm after a convolution is folded into it: with mean m, precision 1/s, scale g and shift h by channel,
+``g (W x + b - m) / s + h`` is the convolution of the weight ``(g / s) W``. With G the gradient by that weight and d the
+sum of the outputs' gradients, the gradients are ``(g / s) G`` of W, ``(g / s) d`` of b, d of h, and
+``((G, W) + (b - m) d) / s`` of g.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -23,10 +22,10 @@ from fl_privacy.models.gradients.normalization import FrozenNorm
 from fl_privacy.types import Tensors
 
 _NARROW, _MANY = 12, 16
-"""Input channels up to which phases are faster, and images from which they are, where kernels span two strides."""
+"""Most input channels, and least images, for which phases are faster, if kernels span two strides."""
 
 _FEW = 4
-"""Input channels of a victim up to which products beat a convolution with a group for each victim."""
+"""Most input channels of a victim for which products beat a convolution with a group for each victim."""
 
 _Pair = Sequence[int]
 
@@ -44,18 +43,14 @@ def for_a_compiler() -> Iterator[None]:
 
 
 def better_by_phases(weight: Tensor, images: int, stride: _Pair, dilation: _Pair, groups: int) -> bool:
-    """Say whether :func:`transposed` is the faster transpose of a convolution of ``images`` images."""
+    """Return ``True`` if :func:`transposed` is the faster transpose of a convolution of ``images`` images."""
     alike = 1 < stride[0] == stride[1] and tuple(dilation) == (1, 1) and groups == 1
     small = weight.shape[1] <= _NARROW and images >= _MANY and min(weight.shape[2:]) > 2 * stride[0]
     return alike and small and weight.device.type == "cpu"
 
 
 def better_by_products(images: Tensor, weight: _Pair, stride: _Pair, dilation: _Pair) -> bool:
-    """Say whether products and ``F.fold`` are the faster transpose for victims side by side, (1, V C, H, W).
-
-    Args:
-        weight: the shape (V O, C, h, w) of all victims' gradients.
-    """
+    """Return ``True`` if products and ``F.fold`` are faster for victims side by side, (1, V C, H, W)."""
     apart = stride[0] > 1 and tuple(dilation) == (1, 1) and images.shape[1] > weight[1] and not _compiles.get()
     return apart and len(images) == 1 and images.device.type == "cpu" and weight[1] <= _FEW
 
@@ -63,15 +58,14 @@ def better_by_products(images: Tensor, weight: _Pair, stride: _Pair, dilation: _
 def transposed(back: Tensor, weight: Tensor, shape: Sequence[int], stride: int, padding: _Pair) -> Tensor:
     """Compute a convolution's gradient (N, C, H, W) by its images, as one convolution of its output gradients.
 
-    An image's pixels whose rows and columns leave the same remainders on division by the stride see the same part of
-    the kernel: each such phase is a convolution without stride, and all phases are the outputs of one.
+    Pixels with the same row and column modulo the stride (a phase) see the same part of the kernel: each phase is a
+    convolution without stride, and all phases are the outputs of one.
 
     Args:
         back: (N, O, h, w) output gradients.
         weight: (O, C, kh, kw).
         shape: (N, C, H, W).
-        stride: in both directions.
-        padding: by zeros.
+        padding: zero padding.
     """
     (outer, inner), counts = weight.shape[:2], [-(-size // stride) for size in shape[2:]]
     phases = [_phases(size, stride, pad) for size, pad in zip(weight.shape[2:], padding, strict=True)]
@@ -92,7 +86,7 @@ def transposed(back: Tensor, weight: Tensor, shape: Sequence[int], stride: int, 
 
 
 def _phases(size: int, stride: int, padding: int) -> list[tuple[int, int, int]]:
-    """Return for each remainder the first position in a kernel of ``size`` that it meets, how many, and their shift."""
+    """Return for each remainder its first position in a kernel of ``size``, their number, and their shift."""
     firsts = [(remainder + padding) % stride for remainder in range(stride)]
     return [(first, len(range(first, size, stride)), (place + padding) // stride) for place, first in enumerate(firsts)]
 
@@ -100,31 +94,26 @@ def _phases(size: int, stride: int, padding: int) -> list[tuple[int, int, int]]:
 C = TypeVar("C", bound=nn.Conv2d)
 
 _LITTLE = 1_000_000
-"""Multiplications below which an operation is over before oneDNN has chosen how to do it."""
+"""Multiplications below which oneDNN's setup takes longer than the operation."""
 
 
 class FrozenConv2d(nn.Conv2d):
-    """A convolution with frozen weights, differentiable by its inputs alone.
-
-    PyTorch's own, differentiated twice, also computes what nobody asked for: the mixed derivative by the weight.
-    """
+    """Convolution with frozen weights, differentiable by its inputs alone, without mixed derivatives by the weight."""
 
     def reset_parameters(self) -> None:
-        """Draw no values: some are given, and drawing takes longer than a convolution."""
+        """Skip the initialization, which takes longer than a convolution."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Convolve (N, C, H, W) -> (N, O, h, w)."""
         return self.convolved(input, self.weight, self.bias)
 
     def convolved(self, images: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Convolve ``images`` with values that need no gradient of their own."""
         settings = (self.stride, self.padding, self.dilation, self.groups)
         output: Tensor = _Convolution.apply(images, weight, bias, settings)
         return output
 
 
 def freeze_convolutions(model: nn.Module) -> None:
-    """Put a :class:`FrozenConv2d` in the place of each convolution within ``model``."""
+    """Replace each convolution within ``model`` by a :class:`FrozenConv2d`."""
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if type(child) is nn.Conv2d and pads_with_zeros(child):
@@ -132,7 +121,7 @@ def freeze_convolutions(model: nn.Module) -> None:
 
 
 def convolution_as(kind: type[C], module: nn.Conv2d) -> C:
-    """Build a convolution of ``kind`` with settings and parameters of ``module``, which pads with zeros by numbers."""
+    """Build a convolution of ``kind`` with settings and parameters of ``module``, which has numeric zero padding."""
     made = kind(
         module.in_channels,
         module.out_channels,
@@ -149,7 +138,7 @@ def convolution_as(kind: type[C], module: nn.Conv2d) -> C:
 
 
 def pads_with_zeros(module: nn.Conv2d) -> bool:
-    """Say whether ``module`` pads with zeros by numbers, as the operations below take them."""
+    """Return ``True`` if ``module`` has numeric zero padding."""
     return module.padding_mode == "zeros" and not isinstance(module.padding, str)
 
 
@@ -158,8 +147,7 @@ def convolution_gradients(
 ) -> tuple[Tensor, Tensor | None]:
     """Compute gradients (V, *weight shape) and (V, O) from inputs (V, B, C, H, W) and output gradients (V, B, O, h, w).
 
-    On the CPU as one convolution with a group for each victim, which is as fast as the layer itself and needs no
-    unfolded images; elsewhere as one product of unfolded images and output gradients.
+    On the CPU this is one convolution with a group for each victim, elsewhere one product of unfolded images.
     """
     padding = module.padding
     if not pads_with_zeros(module):
@@ -196,10 +184,7 @@ def _apart(values: Tensor, count: int) -> Tensor:
 
 
 class _GroupedGradients(torch.autograd.Function):
-    """The weight's gradient, which is bilinear in inputs and output gradients, the bias', and their derivatives.
-
-    Attacks differentiate a gradient once; to go back through that derivative as well is an error.
-    """
+    """Gradients of weight and bias, bilinear in inputs and output gradients; once differentiable."""
 
     @staticmethod
     def forward(
@@ -231,7 +216,6 @@ class _GroupedGradients(torch.autograd.Function):
 
 
 def _by_images(ctx: Any, back: Tensor, images: Tensor, weight: Tensor) -> Tensor:
-    """Compute the gradient by images side by side, each victim's with a ``weight`` of its own."""
     stride, padding, dilation = ctx.settings
     if ctx.groups != ctx.count or not better_by_products(images, weight.shape, stride, dilation):
         return _convolution_backward(ctx, back, images, weight, wanted=(True, False, False))[0]
@@ -241,8 +225,6 @@ def _by_images(ctx: Any, back: Tensor, images: Tensor, weight: Tensor) -> Tensor
 
 
 class _Convolution(torch.autograd.Function):
-    """A convolution as a function that is linear in its inputs."""
-
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, settings: Any) -> Tensor:
         ctx.save_for_backward(weight)
@@ -255,8 +237,6 @@ class _Convolution(torch.autograd.Function):
 
 
 class _Transposed(torch.autograd.Function):
-    """The transpose of a convolution, as a function."""
-
     @staticmethod
     def forward(ctx: Any, deltas: Tensor, weight: Tensor, shape: torch.Size, settings: Any) -> Tensor:
         ctx.save_for_backward(weight)
@@ -270,7 +250,6 @@ class _Transposed(torch.autograd.Function):
 
 
 def _convolution(images: Tensor, weight: Tensor, bias: Tensor | None, settings: tuple[Any, Any, Any, int]) -> Tensor:
-    """Compute ``F.conv2d`` with ``settings``: stride, padding, dilation and groups."""
     (down, right), (high, wide), dilation, groups = settings
     height, width = images.shape[2] + 2 * high - weight.shape[2], images.shape[3] + 2 * wide - weight.shape[3]
     positions = len(images) * (height // down + 1) * (width // right + 1)
@@ -281,14 +260,12 @@ def _convolution(images: Tensor, weight: Tensor, bias: Tensor | None, settings: 
 
 
 def _is_little(images: Tensor, weight: Tensor, positions: int) -> bool:
-    """Say whether PyTorch's own loops over images are faster: they start at once."""
     return images.device.type == "cpu" and len(images) <= 2 and weight.numel() * positions <= _LITTLE
 
 
 def _convolution_backward(
     ctx: Any, back: Tensor, images: Tensor, weight: Tensor, *, wanted: tuple[bool, bool, bool]
 ) -> tuple[Tensor, ...]:
-    """Compute gradients by images, weight and bias as far as ``wanted``."""
     stride, padding, dilation = ctx.settings
     found: tuple[Tensor, ...]
     alone = wanted == (True, False, False)
@@ -304,18 +281,17 @@ def _convolution_backward(
 
 
 _POSITIONS = 0.7
-"""Outputs of a channel, per input of one of them, from which folding saves work: it reads weights, not activations."""
+"""Least outputs of a channel per weight for which folding, which reads weights instead of activations, saves work."""
 
 
 class FoldedConvolution(FrozenConv2d):
-    """A convolution and the norm behind it; its names of their parameters are weight, bias, scale and shift."""
+    """Convolution with the norm after it; its parameters are weight, bias, scale and shift."""
 
     scale: nn.Parameter | None
     shift: nn.Parameter | None
 
     @classmethod
     def of_both(cls, convolution: nn.Conv2d, norm: FrozenNorm) -> Self:
-        """Fold the batch norm ``norm`` into the ``convolution`` in front of it."""
         folded = convolution_as(cls, convolution)
         folded.scale, folded.shift = norm.weight, norm.bias
         folded._set(norm)
@@ -330,7 +306,6 @@ class FoldedConvolution(FrozenConv2d):
         self._folded_weight = self._slope.view(-1, 1, 1, 1) * self.weight
 
     def forward(self, input: Tensor) -> Tensor:
-        """Convolve (N, C, H, W) -> (N, O, h, w)."""
         return self.convolved(input, self._folded_weight, self._folded_bias)
 
     def gradients(self, inputs: Tensor, deltas: Tensor, names: Collection[str]) -> Tensors:
@@ -349,10 +324,9 @@ class FoldedConvolution(FrozenConv2d):
 
 @torch.no_grad()
 def foldable(model: nn.Module, inputs: Tensor) -> list[tuple[str, str]]:
-    """Name the convolutions in ``model``, with the norms behind them, that are better folded on ``inputs`` (N, ...).
+    """Return the convolutions in ``model``, with their norms, that are better folded on ``inputs`` (N, ...).
 
-    Whether outputs of a convolution go elsewhere, too, than into its norm can't be told: then what is folded computes
-    something else.
+    Other uses of a convolution's output are not detected; folding then gives wrong results.
     """
     modules = {name: m for name, m in model.named_modules() if type(m) in (FrozenConv2d, FrozenNorm)}
     with leaving(modules) as calls:
@@ -361,7 +335,7 @@ def foldable(model: nn.Module, inputs: Tensor) -> list[tuple[str, str]]:
 
 
 def fold(model: nn.Module, pairs: Sequence[tuple[str, str]]) -> None:
-    """Put a :class:`FoldedConvolution` in the place of each pair that :func:`foldable` found."""
+    """Replace each pair of :func:`foldable` by a :class:`FoldedConvolution`."""
     for name, behind in pairs:
         convolution, norm = model.get_submodule(name), model.get_submodule(behind)
         assert isinstance(convolution, FrozenConv2d) and isinstance(norm, FrozenNorm)
@@ -370,7 +344,6 @@ def fold(model: nn.Module, pairs: Sequence[tuple[str, str]]) -> None:
 
 
 def _neighbors(calls: Sequence[Call]) -> Iterator[tuple[Call, Call]]:
-    """Yield convolutions and norms that are called once, one with the output of the other."""
     called = [id(call.module) for call in calls]
     for one, other in pairwise(calls):
         follows = type(one.module) is FrozenConv2d and type(other.module) is FrozenNorm and other.inputs is one.output

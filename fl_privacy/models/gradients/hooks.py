@@ -1,4 +1,4 @@
-"""Watching a model's modules while it runs: the only place that registers forward hooks."""
+"""Observation of a model's modules during a pass: the only place that registers forward hooks."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,10 +14,8 @@ class Call:
     """One recorded call of a module.
 
     Attributes:
-        name: under which it is watched.
-        module: itself.
-        inputs: its first argument, by place or by name.
-        output: what it returned; the input where only what enters is watched.
+        inputs: first argument, by position or by name.
+        output: result; the input if only inputs are recorded.
     """
 
     name: str
@@ -33,7 +31,7 @@ def owners(model: nn.Module) -> dict[str, nn.Module]:
 
 @contextmanager
 def entering(modules: Mapping[str, nn.Module]) -> Iterator[list[Call]]:
-    """Record the calls of ``modules`` within the context, in the order in which they are entered."""
+    """Record the calls of ``modules`` within the context, in the order of entry."""
     calls: list[Call] = []
 
     def watch(name: str, module: nn.Module) -> RemovableHandle:
@@ -51,12 +49,9 @@ def entering(modules: Mapping[str, nn.Module]) -> Iterator[list[Call]]:
 def leaving(
     modules: Mapping[str, nn.Module], change: Callable[[nn.Module, tuple[Any, ...], Any], Tensor] | None = None
 ) -> Iterator[list[Call]]:
-    """Record the calls of ``modules`` within the context, in the order in which they return.
+    """Record the calls of ``modules`` within the context, in the order of return.
 
-    Args:
-        modules: by name.
-        change: (module, its arguments by place, its output) -> the output that the model goes on with; as it is by
-            default.
+    ``change`` (module, positional arguments, output) -> output replaces the output.
     """
     calls: list[Call] = []
 
@@ -74,7 +69,7 @@ def leaving(
 
 @contextmanager
 def replaced_input(module: nn.Module, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """Make ``module`` get ``change`` of its first argument, and nothing else, within the context."""
+    """Replace the arguments of ``module`` by ``change`` of the first within the context."""
     with _hooks([module.register_forward_pre_hook(lambda _, given: (change(given[0]),))]):
         yield
 

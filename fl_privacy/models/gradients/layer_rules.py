@@ -1,8 +1,4 @@
-"""The gradients of a layer's parameters for each victim, from what entered it and what came back: a rule a type.
-
-A rule for a type of one's own makes it as fast as the built-in layers; types without a rule are differentiated by
-``torch.func``, which is right for every layer whose forward pass takes one tensor.
-"""
+"""Rules for each victim's parameter gradients by layer type; types without a rule use the slower ``torch.func``."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
@@ -26,10 +22,9 @@ class LayerCall:
     """One call of a layer during the pass over all victims.
 
     Attributes:
-        module: the layer.
-        names: its own name of each parameter whose gradient is wanted -> the model's.
+        names: layer's name of each wanted parameter -> the model's.
         inputs: (V, B, ...).
-        deltas: (V, B, ...) the gradient of the victims' losses by its outputs.
+        deltas: (V, B, ...) gradient of the victims' losses by the outputs.
     """
 
     module: nn.Module
@@ -39,16 +34,15 @@ class LayerCall:
 
     @property
     def positions(self) -> int:
-        """Return P, in how many places of a victim's images the layer is applied."""
+        """Return P, the number of positions at which the layer is applied to a victim's images."""
         outputs = self.deltas.shape[2] if isinstance(self.module, nn.Conv2d) else self.deltas.shape[-1]
         return self.deltas[0].numel() // outputs
 
     def rows(self, chosen: slice) -> "LayerCall":
-        """Return the call of some victims."""
         return replace(self, inputs=self.inputs[chosen], deltas=self.deltas[chosen])
 
     def weighted_sum(self, weights: Tensor) -> "LayerCall":
-        """Return the call of one victim, whose gradients are all victims' summed with ``weights`` (V,)."""
+        """Return the call of one victim whose gradients are all victims', summed with ``weights`` (V,)."""
         factors = weights.to(self.deltas).view(-1, *(1 for _ in self.deltas.shape[1:]))
         inputs, deltas = self.inputs.flatten(0, 1), (factors * self.deltas).flatten(0, 1)
         return replace(self, inputs=inputs.unsqueeze(0), deltas=deltas.unsqueeze(0))
@@ -64,7 +58,7 @@ Factors = Callable[[LayerCall], tuple[Tensor, Tensor] | None]
 
 @dataclass(frozen=True)
 class LayerRule:
-    """How a type of layer gives its gradients, and the factors of its weight's gradient if it has any."""
+    """Gradients of a type of layer, and the factors of its weight's gradient, if any."""
 
     gradients: Gradients
     factors: Factors | None = None
@@ -74,7 +68,7 @@ _RULES: dict[type[nn.Module], LayerRule] = {}
 
 
 def register_layer_rule(*types: type[nn.Module], factors: Factors | None = None) -> Callable[[Gradients], Gradients]:
-    """Decorate the gradients of layers of ``types`` (these very types, not those derived from them)."""
+    """Decorate the gradients of layers of exactly these ``types``."""
 
     def register(gradients: Gradients) -> Gradients:
         _RULES.update(dict.fromkeys(types, LayerRule(gradients, factors)))
@@ -84,16 +78,13 @@ def register_layer_rule(*types: type[nn.Module], factors: Factors | None = None)
 
 
 def parameter_gradients(call: LayerCall, names: Collection[str]) -> Tensors:
-    """Compute the gradient (V, *shape) of the parameters ``names``, as the layer itself calls them."""
+    """Compute the gradient (V, *shape) of the layer's parameters ``names``."""
     rule = _RULES.get(type(call.module))
     return (rule.gradients if rule else _by_vjp)(call, names)
 
 
 def weight_factors(call: LayerCall) -> tuple[Tensor, Tensor] | None:
-    """Return the factors of the weight's gradient, or ``None`` where it has none.
-
-    ``deltas`` (V, O, P) and ``inputs`` (V, D, P).
-    """
+    """Return factors ``deltas`` (V, O, P) and ``inputs`` (V, D, P) of the weight's gradient, if any."""
     rule = _RULES.get(type(call.module))
     return rule.factors(call) if rule and rule.factors else None
 

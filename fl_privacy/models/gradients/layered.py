@@ -1,13 +1,9 @@
-"""Gradients of the victims layer by layer: one pass over all images, then one grouped product per layer.
+"""Victims' gradients layer by layer: one pass over all images, then one grouped product per layer.
 
-This is how per-example gradients are clipped in private training (Goodfellow 2015; Li et al. 2022), with the victim in
-the place of the example. The weights are frozen, so that no pass computes a gradient of them as such.
-
-Some gradients are never formed. That of a weight is ``G = delta U'`` with the outputs' gradients ``delta`` (O, P) and
-the inputs ``U`` (D, P) at P positions, and an observed ``G* = L C R'`` that no defense has touched has rank P as well,
-with orthonormal L and R. What of ``delta`` and ``U`` lies along L and R is separated from the rest: the distance of G
-and G* is then a sum of three squares, of which only ``|L' delta U' R - C|^2`` is a difference. Where P is small against
-O and D, this costs less than G itself, and keeps its digits where G comes near G*.
+This is per-example clipping (Goodfellow 2015; Li et al. 2022) with victims as examples. For few positions P, gradients
+``G = delta U'`` of weights, from output gradients ``delta`` (O, P) and inputs ``U`` (D, P), are not formed: an
+undefended ``G* = L C R'`` also has rank P, with orthonormal L and R, and the distance of G and G* is a sum of three
+squares, of which only ``|L' delta U' R - C|^2`` is a difference. This costs less, and is precise near G*.
 """
 
 from collections import Counter
@@ -40,19 +36,18 @@ class Factors:
     right: Tensor
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Factors":
-        """Return a copy with all tensors changed."""
         return Factors(change(self.left), change(self.core), change(self.right))
 
 
 def pays(outputs: int, inputs: int, positions: int) -> bool:
-    """Say whether the products cost less than the gradient."""
+    """Return ``True`` if the products cost less than the gradient."""
     return 3 * positions * (outputs + inputs) < outputs * inputs
 
 
 def factorize(value: Tensor, rank: int) -> Factors | None:
     """Factorize ``value`` (V, O, D) by a random range finder (Halko, Martinsson, Tropp 2011, Alg. 4.1).
 
-    ``None`` where the rank of a victim is higher, as after noise or pruning.
+    Return ``None`` if a victim's rank is higher, as after noise or pruning.
     """
     columns = min(rank + _SPARE, *value.shape[1:])
     probe = torch.randn(value.shape[2], columns, generator=torch.Generator().manual_seed(0)).to(value)
@@ -66,15 +61,15 @@ def factorize(value: Tensor, rank: int) -> Factors | None:
 
 _TOLERANCE, _ROUNDING = 1e-3, 1e-6
 _SMALL = 1 << 14
-"""Elements of a gradient that is formed whatever its rank: products are more operations."""
+"""Elements up to which a gradient is always formed, since products take more operations."""
 
 
 class NotLayeredError(RuntimeError):
-    """The model can't be taken apart into layers."""
+    """Error for models that can't be split into layers."""
 
 
 class Layered(VictimGradients):
-    """One forward and one backward pass over the stacked batch."""
+    """Gradients from one forward and one backward pass over the stacked batch."""
 
     def __init__(self, victim_model: VictimModel) -> None:
         self._victim_model = victim_model
@@ -86,13 +81,12 @@ class Layered(VictimGradients):
         self._fold(())
 
     def folded(self, inputs: Tensor) -> Self:
-        """Fold norms into convolutions where that saves work on images (V, B, ...), and return itself."""
+        """Fold norms into convolutions if that saves work on images (V, B, ...), and return itself."""
         self._victims.count = len(inputs)
         self._fold(foldable(self._model, inputs.flatten(0, 1)))
         return self
 
     def under(self, victim_model: VictimModel) -> Self:
-        """Return the same way of computing, for another victim model."""
         other = super().under(victim_model)
         other._fold(self._pairs)
         return other
@@ -103,16 +97,12 @@ class Layered(VictimGradients):
         self._layers = dict(_layers(self._model, self._names))
 
     def __call__(self, inputs: Tensor, labels: Tensor, hidden: Tensor | None = None) -> Tensors:
-        """Compute gradients by name; ``hidden`` as in :meth:`calls`."""
         return self.gradients_and_products(inputs, labels, (), hidden)[0]
 
     def gradients_and_products(
         self, inputs: Tensor, labels: Tensor, factored: Collection[str], hidden: Tensor | None = None
     ) -> tuple[Tensors, dict[str, tuple[Tensor, Tensor]]]:
-        """Compute gradients by name, but of the weights ``factored`` output gradients (V, O, P) and inputs (V, D, P).
-
-        The names are among those of :meth:`ranks`; ``hidden`` as in :meth:`calls`.
-        """
+        """Compute gradients by name; the weights ``factored`` give output gradients (V, O, P) and inputs (V, D, P)."""
         gradients: dict[str, Tensor] = {}
         products: dict[str, tuple[Tensor, Tensor]] = {}
         for call in self.calls(inputs, labels, hidden):
@@ -124,7 +114,6 @@ class Layered(VictimGradients):
         return gradients, products
 
     def ranks(self, inputs: Tensor, labels: Tensor) -> dict[str, int]:
-        """Return the weights whose gradient is better not formed, with the rank that it has at most."""
         found = {}
         for weight, call in self._called_once(inputs, labels).items():
             factors = weight_factors(call)
@@ -136,18 +125,16 @@ class Layered(VictimGradients):
         return found
 
     def linear_weights(self, inputs: Tensor, labels: Tensor) -> list[str]:
-        """Name the weights of linear layers that are called once: their gradients have factors that are at hand."""
         called = self._called_once(inputs, labels)
         return [weight for weight, call in called.items() if type(call.module) is nn.Linear and weight_factors(call)]
 
     def _called_once(self, inputs: Tensor, labels: Tensor) -> dict[str, LayerCall]:
-        """Return the only call that each weight has a gradient from."""
         calls = [call for call in self.calls(inputs, labels) if "weight" in call.names]
         times = Counter(call.names["weight"] for call in calls)
         return {call.names["weight"]: call for call in calls if times[call.names["weight"]] == 1}
 
     def expect_right_factors(self, inputs: Tensor, labels: Tensor) -> None:
-        """Raise ``NotLayeredError`` if the factors of a weight's gradient do not give it, as by a rule of a user."""
+        """Raise ``NotLayeredError`` if a weight's factors do not give its gradient, as for a wrong user rule."""
         for call in self.calls(inputs, labels):
             factors = weight_factors(call) if "weight" in call.names else None
             if factors is None:
@@ -166,10 +153,9 @@ class Layered(VictimGradients):
         return self.passed(inputs, labels, hidden)[1]
 
     def passed(self, inputs: Tensor, labels: Tensor, hidden: Tensor | None = None) -> tuple[Tensor, list[LayerCall]]:
-        """Return the sum of the victims' losses, and each layer call's inputs and gradient by its outputs.
+        """Return the sum of the victims' losses, and each layer call's inputs and differentiable output gradients.
 
-        They can be differentiated unless gradients are switched off. With ``hidden`` (V, B, F), another loss sends
-        them back into what enters the layer ``victim_model.hidden``.
+        ``hidden`` (V, B, F) is an additional loss gradient by the inputs of the layer ``victim_model.hidden``.
         """
         count, size = inputs.shape[:2]
         create_graph = torch.is_grad_enabled()
@@ -199,15 +185,13 @@ class Layered(VictimGradients):
         ]
 
     def _summed_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Sum B times the loss of each victim."""
         count, size = labels.shape[:2]
         if is_plain(self._victim_model.loss):
             return F.cross_entropy(logits, labels.flatten(0, 1), reduction="sum")
-        of_each = zip(logits.reshape(count, size, -1), labels, strict=True)  # functions of users are not batched
+        of_each = zip(logits.reshape(count, size, -1), labels, strict=True)  # user functions are not batched
         return size * torch.stack([self._victim_model.loss(own, own_labels) for own, own_labels in of_each]).sum()
 
     def _features(self, tape: Sequence[Call]) -> Tensor:
-        """Return the features that enter the layer ``victim_model.hidden``, (V B, F)."""
         hidden = self._victim_model.hidden
         return next(call.inputs for call in tape if self._layers[call.name].names.get("weight") == hidden)
 
@@ -227,14 +211,13 @@ def _layers(model: nn.Module, names: Mapping[int, str]) -> Iterator[tuple[str, _
 
 
 def _tracked(module: nn.Module, given: Sequence[Any], output: Any) -> Tensor:
-    """Make the output something that can be differentiated by."""
     if len(given) != 1 or not isinstance(output, Tensor):
         raise NotLayeredError(f"{type(module).__name__} is no function of one tensor to one tensor")
     return output if output.requires_grad else output.requires_grad_()
 
 
 def add_up(gradients: dict[str, Tensor], names: Mapping[str, str], found: Tensors) -> None:
-    """Add what was ``found`` by a layer's own ``names`` to ``gradients``."""
+    """Add gradients ``found`` by a layer's ``names`` to ``gradients``."""
     for own_name, gradient in found.items():
         name = names[own_name]
         gradients[name] = gradients[name] + gradient if name in gradients else gradient

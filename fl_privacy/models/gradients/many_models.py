@@ -1,9 +1,4 @@
-"""Many small models trained in one program, each with its own values, examples and order.
-
-``torch.func`` maps the training step of one model over a leading axis of models, which makes convolutions grouped ones
-and products batched ones: a hundred small models cost the calls of one. Kernels of grouped convolutions reach a fifth
-of the rate of one model's own where a batch is large; there each model takes its own.
-"""
+"""Many small models trained in one program by ``torch.func``, each with its own values, examples and order."""
 
 import copy
 import math
@@ -25,30 +20,26 @@ from fl_privacy.models.gradients.victims import plain_attention
 from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors
 
 _FILLS = 1_500_000
-"""Multiplications of one model's convolution from which it is computed by itself."""
+"""Multiplications from which each model's convolution is computed separately."""
 
 _Geometry = tuple[Any, Any, Any, int]
 """Stride, padding, dilation and groups."""
 
 
 class ConvolutionOfMany(nn.Conv2d):
-    """A convolution that ``vmap`` over models computes for one model after the other."""
+    """Convolution that ``vmap`` over models computes model by model."""
 
     def reset_parameters(self) -> None:
         """Draw no values: the weights are given."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Convolve (N, C, H, W) -> (N, O, h, w)."""
         geometry = (self.stride, self.padding, self.dilation, self.groups)
         output: Tensor = _Convolution.apply(input, self.weight, geometry)
         return output if self.bias is None else output + self.bias[:, None, None]
 
 
 def for_many(model: nn.Module, inputs: Tensor) -> nn.Module:
-    """Copy ``model`` for ``vmap`` over its values, on batches as large as ``inputs`` (B, C, H, W).
-
-    Its convolutions that fill the machine are :class:`ConvolutionOfMany`.
-    """
+    """Copy ``model`` for ``vmap`` over its values, on batches as large as ``inputs`` (B, C, H, W)."""
     copied = copy.deepcopy(model)
     found = {n: m for n, m in copied.named_modules() if n and type(m) is nn.Conv2d and pads_with_zeros(m)}
     with torch.no_grad(), leaving(found, _output) as calls:
@@ -70,8 +61,6 @@ def _output(module: nn.Module, given: Any, output: Any) -> Tensor:
 
 
 class _Convolution(torch.autograd.Function):
-    """A differentiable convolution (inputs, weight) -> outputs."""
-
     @staticmethod
     def forward(inputs: Tensor, weight: Tensor, geometry: _Geometry) -> Tensor:
         return F.conv2d(inputs, weight, None, *geometry)
@@ -96,7 +85,7 @@ class _Convolution(torch.autograd.Function):
 
 
 class _Slopes(torch.autograd.Function):
-    """(output gradients, inputs, weight) -> gradients of inputs and weight; of nothing where they are not wanted."""
+    """Function (output gradients, inputs, weight) -> gradients of inputs and weight; empty if not wanted."""
 
     @staticmethod
     def forward(deltas: Tensor, inputs: Tensor, weight: Tensor, how: Any) -> tuple[Tensor, Tensor]:
@@ -123,15 +112,14 @@ def _backward(part: Sequence[Tensor], how: Any) -> tuple[Tensor, Tensor]:
 
 
 def _first(info: Any, values: Tensor, place: int | None) -> Tensor:
-    """Move the axis of models to the front."""
     return values.expand(info.batch_size, *values.shape) if place is None else values.movedim(place, 0)
 
 
 EXAMPLES_AT_ONCE, _ELEMENTS = 1 << 13, 1 << 26
-"""Of all models together, in one step or one evaluation, and of their values: what a step needs of memory follows."""
+"""Most examples of all models in one step or evaluation, and elements of their values, which bound the memory."""
 
 _WRITTEN = 1 << 30
-"""Bytes that the layers of all models together write in one evaluation."""
+"""Most bytes that all models' layers write in one evaluation."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,7 +127,6 @@ class ManyModels:
     """M models of one architecture, evaluated together.
 
     Attributes:
-        model: the architecture.
         values: parameters and buffers, (M, *shape) each.
     """
 
@@ -148,8 +135,6 @@ class ManyModels:
 
     @classmethod
     def copies(cls, model: nn.Module, state: ModelState, number: int) -> "ManyModels":
-        """Build ``number`` models that all start from ``state``."""
-
         def repeated(tensors: Tensors) -> dict[str, Tensor]:
             return {name: t.detach().expand(number, *t.shape).clone() for name, t in tensors.items()}
 
@@ -159,7 +144,6 @@ class ManyModels:
         return len(next(iter(self.values.parameters.values())))
 
     def __getitem__(self, index: int) -> ModelState:
-        """Return the parameters of the model at ``index``."""
         parameters, buffers = self.values.parameters, self.values.buffers
         return ModelState({n: p[index] for n, p in parameters.items()}, {n: b[index] for n, b in buffers.items()})
 
@@ -170,10 +154,10 @@ class ManyModels:
         """Train each model by a local step on its own batch, for each entry of ``order``.
 
         Args:
-            pool: the examples that batches are taken from.
-            order: of each step (M, B) indices into ``pool``.
-            plan: learning rate, optimizer, batch-norm mode and loss scale of the steps.
-            longest: Euclidean norm that a model's gradient of a step is scaled to at most.
+            pool: source of the batches.
+            order: (M, B) indices into ``pool`` of each step.
+            plan: learning rate, optimizer, batch-norm mode and loss scale.
+            longest: Euclidean norm to which a model's gradient of a step is clipped.
         """
         set_mode(self.model, plan.batch_norm)
         model = for_many(self.model, pool.inputs[order[0][0]]) if order else self.model
@@ -220,22 +204,13 @@ class ManyModels:
 
 
 def models_at_once(model: nn.Module, batch_size: int) -> int:
-    """Return how many models are trained together: those that fit into memory with their images."""
+    """Return the number of models that fit into memory with their images."""
     elements = sum(p.numel() for p in model.parameters())
     return max(1, min(EXAMPLES_AT_ONCE // batch_size, _ELEMENTS // elements))
 
 
 def local_orders(subsets: Tensor, plan: LocalPlan, rng: torch.Generator) -> list[Tensor]:
-    """Draw the local steps of M clients with as many examples each, every one in an order of its own.
-
-    Args:
-        subsets: (M, n) indices of each client's examples.
-        plan: how many steps or epochs, and the batch size.
-        rng: of the orders.
-
-    Returns:
-        Of each step (M, B) of these indices.
-    """
+    """Draw the local steps of M clients, each in its own order: indices (M, B) of each step."""
     clients, number = subsets.shape
     slices = step_slices(number, plan)
     passes = max(1, sum(part.start == 0 for part in slices))
@@ -250,10 +225,7 @@ def local_orders(subsets: Tensor, plan: LocalPlan, rng: torch.Generator) -> list
 def _loss_gradient(
     model: nn.Module, plan: LocalPlan
 ) -> Callable[[Tensors, Tensors, Tensor, Tensor], tuple[Tensors, Tensors]]:
-    """Build the function (values, buffers, images, labels) -> gradient and buffers of one model.
-
-    Images are (B, ...), labels (B,); the buffers are those after the pass.
-    """
+    """Build the function (values, buffers, images, labels) -> gradient and new buffers of one model."""
 
     def loss(parameters: Tensors, buffers: Tensors, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensors]:
         kept = {name: b.clone() for name, b in buffers.items()}

@@ -1,4 +1,4 @@
-"""Find out how much memory a computation writes and there is, keep it between evaluations, and name devices."""
+"""Memory of computations, allocator settings and device names."""
 
 import ctypes
 import os
@@ -21,11 +21,11 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4
 """Parameters of ``mallopt`` in glibc's malloc.h."""
 
 _ALWAYS, _GROWN_TRIM, _GROWN_MMAP, _USUAL_MAX = 2**31 - 1, 64 * 2**20, 32 * 2**20, 1 << 16
-"""The thresholds that glibc comes to by itself as large blocks are freed, and how many blocks it maps at most."""
+"""Thresholds that glibc adapts to as large blocks are freed, and its limit of mapped blocks."""
 
 
 class _Allocated(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Adds up the results of all operations: what the graph keeps, and a little more."""
+    """Sum of all operations' results: the graph's memory, and a little more."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -33,7 +33,7 @@ class _Allocated(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # nothing here is compiled, and telling so imports the compiler: seconds
+        return False  # nothing here is compiled; the default would import the compiler for seconds
 
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
@@ -53,8 +53,6 @@ def written_by(compute: Callable[[], object]) -> int:
 
 
 class _Sharing:
-    """How many processes share the CPU's memory."""
-
     processes = 1
 
 
@@ -62,24 +60,19 @@ _sharing = _Sharing()
 
 
 def share_among(processes: int) -> None:
-    """Leave this process one of ``processes`` equal shares of the CPU's memory from now on."""
+    """Restrict this process to one of ``processes`` equal shares of the CPU's memory."""
     _sharing.processes = processes
 
 
 def spare_bytes(device: torch.device) -> int:
-    """Return the share of the memory free on ``device`` that one computation may take."""
+    """Return the free memory of ``device`` that one computation may take."""
     if device.type == "cuda":
         return int(_SHARE * torch.cuda.mem_get_info(device)[0])
     return int(_SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")) // _sharing.processes
 
 
 class _Keeping:
-    """Users of kept memory: the allocator is the process's, whichever thread configures it.
-
-    Attributes:
-        users: threads within the context, or contexts within each other.
-        lock: of both, so that the last to leave does not undo what another has just begun.
-    """
+    """Counter of users of kept memory, since the allocator is the process's."""
 
     def __init__(self) -> None:
         self.users, self.lock = 0, Lock()
@@ -105,7 +98,7 @@ _keeping = _Keeping()
 
 
 def _set_by_the_user() -> bool:
-    """Say whether the environment configures the allocator already; the allocator itself can't be asked."""
+    """Return ``True`` if the environment configures the allocator, which can't be queried."""
     names = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_MAX_", "MALLOC_TOP_PAD_")
     tunables = os.environ.get("GLIBC_TUNABLES", "")
     return any(name in os.environ for name in names) or "glibc.malloc." in tunables
@@ -113,12 +106,10 @@ def _set_by_the_user() -> bool:
 
 @contextmanager
 def freed_memory_kept() -> Iterator[None]:
-    """Keep memory that is freed within the context in the process, until the last context ends.
+    """Keep memory freed within the context in the process (glibc only), until the last context ends.
 
-    An evaluation frees what the next one needs again; given back in between, the system clears each page anew, which
-    took a fifth of the time. Only glibc's allocator can be told. Settings in the environment (``GLIBC_TUNABLES``,
-    ``MALLOC_TRIM_THRESHOLD_`` and its like) are left as they are; those that a program made by ``mallopt`` itself can't
-    be known, and are glibc's usual ones afterwards.
+    Otherwise the system clears the same pages for each evaluation, a fifth of the time. Settings in the environment
+    (``GLIBC_TUNABLES`` and similar) are respected; earlier ``mallopt`` settings are reset.
     """
     libc = ctypes.CDLL(None) if os.name == "posix" and not _set_by_the_user() else None
     if libc is None or not (hasattr(libc, "mallopt") and hasattr(libc, "malloc_trim")):
@@ -132,7 +123,7 @@ def freed_memory_kept() -> Iterator[None]:
 
 
 def resolve_device(name: str) -> torch.device:
-    """Return the device called ``name``; ``auto`` is the first GPU where there is one."""
+    """Return the device ``name``; ``auto`` is the first GPU if there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if not re.fullmatch(r"cpu|cuda(:\d{1,3})?", name):

@@ -1,4 +1,4 @@
-"""Norm layers in two parts: what normalizes, and the scale and shift that are learned."""
+"""Norm layers in two parts: normalization, and learned scale and shift."""
 
 import copy
 from collections.abc import Collection
@@ -14,7 +14,7 @@ from fl_privacy.types import Tensors
 
 @dataclass
 class Victims:
-    """Number of victims that the images of the pass under way belong to."""
+    """Number of victims in the current pass."""
 
     count: int = 1
 
@@ -27,7 +27,6 @@ class Affine(nn.Module):
         self.weight, self.bias, self._trailing = weight, bias, trailing
 
     def forward(self, normalized: Tensor) -> Tensor:
-        """Scale and shift, keeping the shape of the input."""
         if self._trailing:
             scaled = normalized * self.weight
             return scaled if self.bias is None else scaled + self.bias
@@ -46,14 +45,11 @@ class Affine(nn.Module):
 
 
 class _VictimBatchNorm(nn.Module):
-    """Batch normalization by the statistics of each victim's own images."""
-
     def __init__(self, eps: float, victims: Victims) -> None:
         super().__init__()
         self._eps, self._victims = eps, victims
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Normalize (V B, C, ...) by each victim's own batch; the shape stays."""
         count = self._victims.count
         apart = inputs.reshape(count, -1, *inputs.shape[1:])
         side_by_side = apart.transpose(0, 1).flatten(1, 2)
@@ -62,7 +58,7 @@ class _VictimBatchNorm(nn.Module):
 
 
 class FrozenNorm(nn.Module):
-    """Batch normalization by given statistics with its scale and shift, in one pass over the activation.
+    """Batch normalization by given statistics with scale and shift, in one pass.
 
     Attributes:
         slope, offset: (C,) of the normalization alone.
@@ -75,17 +71,15 @@ class FrozenNorm(nn.Module):
         self.offset = -mean * self.slope
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Normalize (N, C, ...) by fixed statistics; the shape stays."""
         shape = (-1, *(1 for _ in inputs.shape[2:]))
         slope, offset = self.slope, self.offset
         if self.weight is not None:
             slope, offset = slope * self.weight, offset * self.weight
         if self.bias is not None:
             offset = offset + self.bias
-        return (inputs * slope.view(shape)).add_(offset.view(shape))  # addcmul is slow where it broadcasts
+        return (inputs * slope.view(shape)).add_(offset.view(shape))  # addcmul is slow with broadcasting
 
     def gradients(self, inputs: Tensor, deltas: Tensor, names: Collection[str]) -> Tensors:
-        """Compute gradients (V, C) of the parameters ``names``."""
         products, total = channel_sums(inputs, deltas)
         weight = self.slope * products + self.offset * total
         return {name: value for name, value in (("weight", weight), ("bias", total)) if name in names}
@@ -98,7 +92,7 @@ def channel_sums(inputs: Tensor, deltas: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class _ChannelSums(torch.autograd.Function):
-    """Sums in one pass on the CPU without forming the products: the gradient of a batch norm's scale and shift."""
+    """Sums in one pass on the CPU, without forming the products."""
 
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, deltas: Tensor) -> tuple[Tensor, Tensor]:
@@ -124,12 +118,11 @@ class _ChannelSums(torch.autograd.Function):
 
 @dataclass(frozen=True, eq=False)
 class Separated:
-    """A model whose norm layers are a normalization and an :class:`Affine`.
+    """Model whose norm layers are split into a normalization and an :class:`Affine`.
 
     Attributes:
-        model: the copy.
-        names: of the original parameter -> of the same parameter in ``model``.
-        victims: to be told how many there are before each pass.
+        names: original parameter name -> name in ``model``.
+        victims: number of victims, to be set before each pass.
     """
 
     model: nn.Module
@@ -140,8 +133,8 @@ class Separated:
 def separated_copy(model: nn.Module) -> Separated:
     """Copy ``model`` with its norm layers separated; the copy computes the same.
 
-    Besides making each victim's statistics and gradients accessible this keeps clear of ``vmap`` of a fused norm layer,
-    whose weight gradient has a wrong derivative by the inputs.
+    This gives access to each victim's statistics and gradients, and avoids ``vmap`` of a fused norm layer, whose weight
+    gradient has a wrong derivative by the inputs.
     """
     copied, victims = copy.deepcopy(model), Victims()
     original = {id(p): name for name, p in copied.named_parameters()}

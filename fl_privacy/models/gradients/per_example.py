@@ -1,9 +1,4 @@
-"""Gradients of single examples, and their inner products with updates, of which no example's gradient is kept.
-
-They are computed layer by layer (:class:`Layered`) wherever that gives the same as differentiating each example's loss;
-where it does not (a loss that a defense changes, dropout, layers that are used outside of their own forward pass) by
-``vmap`` of that loss.
-"""
+"""Gradients of single examples, and their inner products with updates, by layers (:class:`Layered`) or ``vmap``."""
 
 import math
 from collections import Counter
@@ -26,25 +21,17 @@ from fl_privacy.models.unwrap_model import without_checkpointing
 from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors
 
 _CHUNK_ELEMENTS = 1 << 26
-"""Elements of per-example gradients held at a time (256 MB of float32)."""
+"""Elements of per-example gradients held at once (256 MB of float32)."""
 
 _tried: "WeakKeyDictionary[nn.Module, dict[frozenset[str], bool]]" = WeakKeyDictionary()
-"""Whether a model's gradients of these parameters were right layer by layer: others may be used elsewhere, too."""
+"""``True`` if a model's gradients of these parameters were right layer by layer; others may be used elsewhere."""
 
 
 @without_checkpointing()
 def example_gradients(
     model: nn.Module, state: ModelState, batch: Batch, *, plan: LocalPlan, changes: Sequence[LossChange] = ()
 ) -> Tensors:
-    """Compute the gradient of each example's loss, (B, *shape) by name, differentiable by ``batch.inputs``.
-
-    Args:
-        model: architecture.
-        state: its values.
-        batch: B examples.
-        plan: of the client; its batch-norm mode and loss scale hold.
-        changes: of the loss.
-    """
+    """Compute the gradient of each example's loss, (B, *shape) by name, differentiable by ``batch.inputs``."""
     names = list(state.parameters)
     layered = _layered(model, state, batch, plan, changes, names=names)
     if layered is not None:
@@ -66,16 +53,12 @@ def clipped_sum(
 ) -> tuple[Tensors, Tensor]:
     """Sum each example's gradient scaled by min(1, clip_norm / its l2 norm), and return the mean loss too.
 
-    Both are 0 for an empty batch, as Poisson sampling draws now and then. Norms are of what is trained: parameters that
-    are ``held`` have no part in them, and no gradient.
-
-    Layer by layer no example's gradient is formed where its norm can be had from inner products (ghost clipping, Li et
-    al. 2022, Sec. 4); the sum is then one product per layer. Elsewhere the gradients of as many examples as fit into
-    256 MB are held at a time. An example whose gradient has no finite norm adds nothing, and costs the others nothing.
+    Parameters that are ``held`` count in no norm and have no gradient. Norms come from inner products if these cost
+    less (ghost clipping, Li et al. 2022, Sec. 4); otherwise gradients of up to 256 MB are held at once. An example
+    without finite norm adds nothing; an empty batch gives 0.
 
     Raises:
-        UserError: the model has batch-norm layers in training mode: there, no example has a gradient of its own; or
-            nothing is trained.
+        UserError: batch norm in training mode leaves no example its own gradient, or nothing is trained.
     """
     _expect_own_gradients(model, plan)
     if set(state.parameters) <= set(held):
@@ -118,7 +101,7 @@ def _one_by_one(
     *,
     names: Sequence[str],
 ) -> tuple[Tensors, Tensor]:
-    """Compute gradients (B, *shape) by ``names``, and losses (B,); none of an empty batch."""
+    """Compute gradients (B, *shape) by ``names``, and losses (B,)."""
     if not len(batch):
         return {
             name: state.parameters[name].new_zeros(0, *state.parameters[name].shape) for name in names
@@ -134,7 +117,7 @@ def _one_by_one(
     try:
         with plain_attention():
             found: tuple[Tensors, Tensor] = per_example(values, batch.inputs, batch.labels)
-    except RuntimeError:  # recurrent layers, among others, can't be batched, nor what asks for gradients by itself
+    except RuntimeError:  # recurrent layers and inner autograd calls, among others, can't be batched
         each = [
             loss_gradients(
                 model,
@@ -161,10 +144,7 @@ def _layered(
     *,
     names: Sequence[str],
 ) -> Layered | None:
-    """Set up at ``state``; ``None`` where it would not give the gradients of this model's examples.
-
-    Whether it does is tried once a model and set of ``names``, on made-up examples.
-    """
+    """Return :class:`Layered` at ``state``; ``None`` if wrong for this model, tried once on made-up examples."""
     if (
         not len(batch)
         or changes
@@ -181,7 +161,7 @@ def _layered(
     try:
         layered = Layered(VictimModel(frozen, names, plan))
         if right is None:
-            # at most two examples of zeros and ones, which suit any kind, for a time that no real ones decide
+            # at most two examples of zeros and ones, valid for any modality; real ones must not affect the time
             inputs, labels = batch.inputs[:2].detach(), torch.zeros_like(batch.labels[:2])
             labels[..., 0] = 1
             drawn = torch.rand(inputs.shape, generator=torch.Generator().manual_seed(0))
@@ -198,14 +178,12 @@ def _layered(
 
 
 def _chunks(batch: Batch, elements: int) -> Iterator[Batch]:
-    """Yield as many examples at a time as memory is meant for, where each needs ``elements``."""
     at_once = max(1, _CHUNK_ELEMENTS // max(1, elements))
     for inputs, labels in zip(torch.split(batch.inputs, at_once), torch.split(batch.labels, at_once), strict=True):
         yield Batch(inputs, labels)
 
 
 def _formed_elements(layered: Layered, batch: Batch, most: int) -> int:
-    """Count the elements of one example's gradients that its factors don't give, at most ``most``."""
     if most * len(batch) <= _CHUNK_ELEMENTS:
         return most
     calls = layered.calls(batch.inputs[:1].unsqueeze(1), batch.labels[:1].unsqueeze(1))
@@ -237,14 +215,11 @@ def _ghost_clipped_sum(layered: Layered, batch: Batch, clip_norm: float) -> tupl
 
 
 _ROUNDING = 1e-6
-"""Of inner products in single precision, in units of the product of their factors' norms."""
+"""Rounding of inner products in single precision, relative to the product of their factors' norms."""
 
 
 def _ghost_norms(call: LayerCall, clip_norm: float) -> Tensor | None:
-    """Return squared norms (B,) of the weight's gradients by inner products, where these cost less than the gradients.
-
-    Positions that cancel each other leave a rounding error, even below 0; a large one is added.
-    """
+    """Return squared norms (B,) of the weight's gradients by inner products, if these cost less than the gradients."""
     weight = call.module.get_parameter("weight")
     if weight.dim() < 2 or not pays(len(weight), weight[0].numel(), call.positions):
         return None
@@ -258,7 +233,6 @@ def _ghost_norms(call: LayerCall, clip_norm: float) -> Tensor | None:
 
 
 def _squares(gradient: Tensor) -> Tensor:
-    """Return squared norms (B,) of (B, ...), without a copy of it."""
     norms: Tensor = torch.linalg.vector_norm(gradient.reshape(len(gradient), math.prod(gradient.shape[1:])), dim=1)
     return norms.square()
 
@@ -270,18 +244,17 @@ def _factors(squares: Sequence[Tensor], clip_norm: float) -> Tensor:
 
 
 def _weighted(factors: Tensor, gradient: Tensor) -> Tensor:
-    """Sum gradients (B, ...) by ``factors`` (B,)."""
     summed: Tensor = torch.tensordot(factors.to(gradient), _without_left_out(gradient, factors), dims=1)
     return summed
 
 
 def _without_left_out(values: Tensor, factors: Tensor) -> Tensor:
-    """Set the examples of ``values`` (B, ...) with a factor of 0 to zero, which NaN times 0 is not."""
+    """Zero the examples of ``values`` (B, ...) with a factor of 0, since NaN times 0 is not 0."""
     return torch.where((factors > 0).view(-1, *(1 for _ in values.shape[1:])), values, 0)
 
 
 _ELEMENTS = 1 << 25
-"""Elements of gradients of single examples that are held at a time (128 MB of float32)."""
+"""Elements of single examples' gradients held at once (128 MB of float32)."""
 
 
 @without_checkpointing()
@@ -289,19 +262,9 @@ _ELEMENTS = 1 << 25
 def gradient_products(
     model: nn.Module, state: ModelState, batch: Batch, directions: Sequence[Tensors], *, plan: LocalPlan
 ) -> tuple[Tensor, Tensor]:
-    """Measure how far each example's gradient points along each of several updates, and how long it is.
+    """Compute inner products (B, K) of each example's gradient with K updates, and squared norms (B,).
 
-    Batch norm runs in evaluation mode, where an example has a gradient of its own.
-
-    Args:
-        model: architecture.
-        state: its values.
-        batch: B examples.
-        directions: K updates by parameter name; what one lacks counts as zero.
-        plan: of the clients.
-
-    Returns:
-        (B, K) inner products and (B,) squared norms, both over the parameters that any of ``directions`` has.
+    Both are over the parameters in any of ``directions``; missing ones count as zero. Batch norm is in evaluation mode.
     """
     plan = replace(plan, batch_norm="eval", loss_scale=1.0)
     names = [name for name in state.parameters if any(name in direction for direction in directions)]

@@ -12,21 +12,19 @@ from torch import Tensor, nn
 from fl_privacy.types import Tensors
 
 RANK, STEPS = 256, 200
-"""Coordinates that a classifier looks at, and steps of its training."""
+"""Most coordinates of a classifier, and steps of its training."""
 
 SKETCH = 4096
-"""Numbers that a gradient is told by: inner products of gradients are kept to about 2 %."""
+"""Length of a sketch; inner products of gradients are kept to about 2 %."""
 
 
 @dataclass(frozen=True, eq=False)
 class GradientSketch:
-    """A linear map of gradients to short vectors that keeps inner products (count sketch, Charikar et al. 2002).
+    """Linear map of gradients to short vectors that keeps inner products (count sketch, Charikar et al. 2002).
 
     Attributes:
-        names: of the parameters, in order.
-        buckets: (P,) where each element goes.
-        signs: (P,) and by which sign.
-        size: length of the result.
+        buckets: (P,) target of each element.
+        signs: (P,) sign of each element.
     """
 
     names: tuple[str, ...]
@@ -36,7 +34,7 @@ class GradientSketch:
 
     @classmethod
     def of(cls, shapes: Tensors, rng: torch.Generator, size: int = SKETCH) -> "GradientSketch":
-        """Build a sketch for gradients like ``shapes``; with fewer elements than ``size`` they are kept unchanged."""
+        """Build a sketch for gradients like ``shapes``; with at most ``size`` elements they are kept unchanged."""
         elements = sum(t.numel() for t in shapes.values())
         device = next(iter(shapes.values())).device
         if elements <= size:
@@ -48,7 +46,6 @@ class GradientSketch:
         return cls(tuple(shapes), buckets.to(device), signs.to(device), size)
 
     def __call__(self, gradients: Tensors) -> Tensor:
-        """Sketch gradients (B, *shape) each as (B, size); a name that is missing counts as zero."""
         batch = len(next(iter(gradients.values())))
         found = torch.zeros(batch, self.size, device=self.signs.device)
         for name, part in self._parts(gradients):
@@ -57,7 +54,7 @@ class GradientSketch:
         return found
 
     def back(self, sketched: Tensor, like: Tensors) -> Tensors:
-        """Apply the transpose: (size,) -> tensors shaped as ``like``, the derivative by the gradient."""
+        """Apply the transpose: (size,) -> tensors shaped like ``like``."""
         return {
             name: (sketched[self.buckets[part]] * self.signs[part]).reshape(like[name].shape)
             for name, part in self._parts({n: t.unsqueeze(0) for n, t in like.items()})
@@ -74,12 +71,11 @@ class GradientSketch:
 
 @dataclass(frozen=True, eq=False)
 class GradientClassifier:
-    """(B, F) sketched gradients -> (B, A) logits; only the direction of a gradient counts.
+    """Map sketched gradients (B, F) to logits (B, A), by their direction alone.
 
     Attributes:
-        mean: (F,) of the directions that it was trained on.
-        basis: (F, R) of what these span, scaled to unit variance.
-        head: on the coordinates.
+        mean: (F,) mean training direction.
+        basis: (F, R) span of the training directions, scaled to unit variance.
     """
 
     mean: Tensor
@@ -87,7 +83,6 @@ class GradientClassifier:
     head: nn.Module
 
     def __call__(self, sketched: Tensor) -> Tensor:
-        """Return the logits of ``sketched``, differentiable by the input."""
         logits: Tensor = self.head((_directions(sketched) - self.mean) @ self.basis)
         return logits
 
@@ -102,15 +97,9 @@ class GradientClassifier:
         hidden: int = 0,
         steps: int = STEPS,
     ) -> "GradientClassifier":
-        """Train a classifier on sketched gradients (N, F) of examples with ``labels`` (N,) by cross entropy.
+        """Train a classifier on sketched gradients (N, F) with ``labels`` (N,) in [0, classes) by cross entropy.
 
-        Args:
-            sketched: of the examples.
-            labels: in [0, classes).
-            classes: A.
-            rng: of the first values.
-            hidden: width of a hidden layer; 0 is a linear classifier.
-            steps: of its training, each on all examples.
+        ``hidden`` is the width of a hidden layer, 0 for a linear classifier; each of ``steps`` takes all examples.
         """
         directions = _directions(sketched).detach()
         mean = directions.mean(0)

@@ -1,7 +1,4 @@
-"""Gradients of many victims at once: one model, an update for each victim.
-
-The frozen model that gradients of many victims are computed with, and how it is differentiated twice.
-"""
+"""Frozen model for gradients of many victims at once, and its double differentiation."""
 
 import warnings
 from abc import ABC, abstractmethod
@@ -22,20 +19,17 @@ from fl_privacy.models.losses import CROSS_ENTROPY, Loss
 from fl_privacy.models.unwrap_model import detached_copy
 from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors
 
-# Recurrent layers have no rule of PyTorch's for many victims at once: nobody who attacks them can change that.
+# PyTorch has no batching rule for recurrent layers; users who attack them cannot change that.
 warnings.filterwarnings("ignore", message="There is a performance drop because we have not yet implemented")
 
 
 @dataclass(frozen=True, eq=False)
 class VictimModel:
-    """The model that all victims of a group were sent, and how they train it.
+    """Model sent to all victims of a group, and their training.
 
     Attributes:
-        model: frozen, in the mode of the plan, with the values sent.
-        names: the tensors that were uploaded and are to be matched.
-        plan: of the clients.
-        hidden: weight of the linear layer into whose input a loss that nobody else knows sends gradients.
-        loss: of the clients.
+        names: uploaded tensors to match.
+        hidden: weight of the linear layer whose inputs get gradients from an unknown additional loss.
     """
 
     model: nn.Module
@@ -46,9 +40,9 @@ class VictimModel:
 
 
 class VictimGradients(ABC):
-    """Maps inputs (V, B, C, H, W) and labels (V, B) or (V, B, K) to gradients (V, *shape) by name.
+    """Map from inputs (V, B, C, H, W) and labels (V, B) or (V, B, K) to gradients (V, *shape) by name.
 
-    It can be differentiated by the inputs and by soft labels.
+    It is differentiable by the inputs and by soft labels.
     """
 
     @abstractmethod
@@ -59,12 +53,11 @@ class VictimGradients(ABC):
         """Compute the victims' gradients, by name."""
 
     def under(self, victim_model: VictimModel) -> Self:
-        """Return the same way of computing, for another victim model."""
         return type(self)(victim_model)
 
 
 class VictimLoss:
-    """The loss of one victim's batch as a function of parameters, under their original names."""
+    """Loss of one victim's batch as a function of parameters, under their original names."""
 
     def __init__(self, victim_model: VictimModel) -> None:
         self._separated = separated_copy(victim_model.model)
@@ -75,14 +68,14 @@ class VictimLoss:
         return {name: values[own] for name, own in self._separated.names.items()}
 
     def __call__(self, parameters: Tensors, inputs: Tensor, labels: Tensor) -> Tensor:
-        """Compute the scalar loss; parameters that are missing are as sent."""
+        """Compute the scalar loss; missing parameters are those sent."""
         renamed = {self._separated.names[name]: value for name, value in parameters.items()}
         logits = functional_call(self._separated.model, renamed, (inputs,))
         return self._scale * self._of_outputs(logits, labels)
 
 
 class Vectorized(VictimGradients):
-    """Computes the gradient of one victim's loss for all victims by ``vmap``."""
+    """Gradients of all victims by ``vmap`` of one victim's loss."""
 
     def __init__(self, victim_model: VictimModel) -> None:
         self._loss = VictimLoss(victim_model)
@@ -95,7 +88,7 @@ class Vectorized(VictimGradients):
 
 
 class OneByOne(VictimGradients):
-    """A loop over the victims around :func:`fl_privacy.models.gradients.loss_gradients`."""
+    """Loop over the victims around :func:`fl_privacy.models.gradients.loss_gradients`."""
 
     def __init__(self, victim_model: VictimModel) -> None:
         self._victim_model = victim_model
@@ -132,10 +125,7 @@ def plain_attention() -> Iterator[None]:
 
 @contextmanager
 def differentiable_twice() -> Iterator[None]:
-    """Use twice differentiable operations: plain attention, and convolutions in full precision.
-
-    Convolutions run in full precision.
-    """
+    """Use twice differentiable operations: plain attention, and convolutions in full precision."""
     cudnn = torch.backends.cudnn
     exact = cudnn.flags(
         enabled=cudnn.enabled, benchmark=cudnn.benchmark, deterministic=cudnn.deterministic, allow_tf32=False
@@ -147,11 +137,10 @@ def differentiable_twice() -> Iterator[None]:
 def frozen_copy(
     model: nn.Module, sent: ModelState, plan: LocalPlan, *, device: torch.device, dtype: torch.dtype
 ) -> nn.Module:
-    """Copy ``model`` with the values ``sent``, so that it no longer trains.
+    """Copy ``model`` with the values ``sent``, frozen.
 
-    Batch norm is as the plan says: ``train`` uses the statistics of the batch and nothing else. All else is in the
-    plan's ``mode``. Dropout is off, since its masks are the client's secret, and a spectral norm no longer iterates;
-    nothing works in place, so that every activation can be read.
+    Batch norm follows the plan: ``train`` uses only the statistics of the batch. All else is in the plan's ``mode``.
+    Dropout is off, since its masks are secret; spectral norms no longer iterate; nothing works in place.
     """
     copied = detached_copy(model).to(device=device, dtype=dtype).train(plan.mode == "train").requires_grad_(False)
     with torch.no_grad():

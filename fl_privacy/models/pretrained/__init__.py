@@ -1,4 +1,4 @@
-"""Networks that are trained once and kept in files: Refiner's evaluation network, and generators of images."""
+"""Pretrained networks in files: Refiner's evaluation network, and image generators."""
 
 from fl_privacy.models.pretrained.evaluator import (
     EvaluationNetwork,

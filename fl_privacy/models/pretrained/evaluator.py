@@ -1,7 +1,4 @@
-"""Training the evaluation network on public images.
-
-The evaluation network: how much of an image is noise?
-"""
+"""The evaluation network, which estimates the share of noise in an image, and its training on public images."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -20,8 +17,7 @@ class EvaluationNetwork(nn.Module):
     """D of Refiner (Fan et al. 2025, appendix D): three strided 3x3 convolutions, a linear layer, a sigmoid.
 
     Args:
-        input_shape: (C, H, W) of the images it judges.
-        widths: filters of the convolutions.
+        input_shape: (C, H, W) of the images.
     """
 
     def __init__(self, *, input_shape: Sequence[int], widths: Sequence[int] = (128, 256, 512)) -> None:
@@ -35,7 +31,7 @@ class EvaluationNetwork(nn.Module):
         channels, height, width = input_shape
         layers: list[nn.Module] = []
         self.multiply_adds = 0
-        """Of one image."""
+        """Multiply-adds for one image."""
         for inner, outer in pairwise([channels, *widths]):
             layers += [nn.Conv2d(inner, outer, 3, stride=2, padding=1), nn.ReLU()]
             height, width = (height - 1) // 2 + 1, (width - 1) // 2 + 1
@@ -55,19 +51,17 @@ class EvaluationNetwork(nn.Module):
 
 
 Progress = Callable[[int, int, float], None]
-"""(steps done, steps in all, loss of the last one) -> None."""
+"""(steps done, total steps, loss of the last one) -> None."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluatorPlan:
-    """How an evaluation network is made; the defaults are those of Refiner, appendix D.
+    """Training plan of an evaluation network; the defaults are those of Refiner, appendix D.
 
     Attributes:
         widths: filters of the three convolutions.
-        levels: noise ratios 0, ..., 1 at equal distances that each image is shown with in an epoch.
-        epochs: passes over the images.
-        batch_size: images a step.
-        lr: of Adam.
+        levels: number of evenly spaced noise ratios 0, ..., 1 of each image in an epoch.
+        lr: learning rate of Adam.
     """
 
     widths: tuple[int, ...] = (128, 256, 512)
@@ -95,18 +89,13 @@ def train_evaluator(
 ) -> EvaluationNetwork:
     """Fit the predicted to the true noise ratio of ``images`` blended with uniform noise, by binary cross entropy.
 
-    Cross entropy is the form of Refiner's Eq. 5; the paper does not name its loss. Every batch is shown as often as
-    there are levels, as in the paper, but with all levels mixed in each step: its k-th time, image i has level
-    (i + k) mod ``levels``.
+    Cross entropy has the form of Refiner's Eq. 5; the paper does not name its loss. Every batch is shown once per
+    level, with mixed levels: the k-th time, image i has level (i + k) mod ``levels``.
 
     Args:
         images: (N, C, H, W) uint8, public.
-        plan: how.
-        seed: of initial values, order and noise.
-        device: of the computation.
-        progress: told after each step.
-        teacher: a larger network for such images, on ``device``, whose predictions are fitted in place of the true
-            ratios (knowledge distillation, Hinton et al. 2015).
+        teacher: larger network, on ``device``, whose predictions replace the true ratios (knowledge distillation,
+            Hinton et al. 2015).
 
     Raises:
         UserError: the teacher is for other images.
@@ -143,43 +132,30 @@ def train_evaluator(
 
 
 def student_plan(plan: EvaluatorPlan, teacher: EvaluationNetwork) -> EvaluatorPlan:
-    """Return ``plan`` with filters by which a network learns from ``teacher`` with about a tenth of its operations."""
+    """Return ``plan`` with filters for about a tenth of the operations of ``teacher``."""
     return replace(plan, widths=tuple(max(1, round(_STUDENT * width)) for width in teacher.widths))
 
 
 _STUDENT = 0.3
-"""Filters of a student per filter of its teacher; operations go with the product of two layers'."""
+"""Filters of a student per filter of its teacher; operations grow with the product of two layers' filters."""
 
 
 def uniform_noise(like: Tensor, rng: torch.Generator) -> Tensor:
-    """Draw U[0, 1] for each pixel of ``like``, on the device of ``rng``."""
+    """Draw U[0, 1] for each pixel of ``like``."""
     return torch.rand(like.shape, generator=rng, device=rng.device, dtype=like.dtype).to(like.device)
 
 
 def blend_with_noise(images: Tensor, ratios: Tensor, rng: torch.Generator) -> Tensor:
-    """Blend ``(1 - r) x + r v`` with v ~ U[0, 1] for each pixel (Refiner, section 3.3).
-
-    Args:
-        images: (N, C, H, W) in [0, 1].
-        ratios: (N,) r in [0, 1].
-        rng: of the noise.
-    """
+    """Blend ``(1 - r) x + r v``, v ~ U[0, 1] (Refiner, section 3.3), for x (N, C, H, W) and r (N,) in [0, 1]."""
     return torch.lerp(images, uniform_noise(images, rng), ratios.to(images).view(-1, 1, 1, 1))
 
 
 CHUNK = 512
-"""Images judged at a time."""
+"""Images judged at once."""
 
 
 def noise_curve(network: EvaluationNetwork, images: Tensor, ratios: Tensor, *, seed: int = 0) -> Tensor:
-    """Predict the noise ratio of each image at each true one, (R, N).
-
-    Args:
-        network: the judge, on any device.
-        images: (N, C, H, W) uint8 in its input shape.
-        ratios: (R,) in [0, 1].
-        seed: of the noise.
-    """
+    """Predict the noise ratio of each image (N, C, H, W) uint8 at each of ``ratios`` (R,) in [0, 1], (R, N)."""
     device = next(network.parameters()).device
     rng = torch.Generator(device=device).manual_seed(seed)
     rows = []

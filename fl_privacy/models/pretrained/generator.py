@@ -1,7 +1,4 @@
-"""The generator that attacks look for images in, and the discriminator that it is trained against (DCGAN).
-
-What a generator was trained on, and whether it has seen given images.
-"""
+"""Image generator and discriminator (DCGAN) for attacks, and the provenance of its training data."""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -15,7 +12,7 @@ from fl_privacy import checks
 from fl_privacy.errors import UserError
 
 SMALLEST_MAP = 4
-"""Pixels of a side that feature maps are not halved below."""
+"""Least side of a feature map in pixels."""
 
 MOST_SIDE = 512
 MOST_FILTERS = 4096
@@ -23,15 +20,13 @@ MOST_FILTERS = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class GeneratorShape:
-    """All that decides a generator's layers.
+    """Architecture of a generator.
 
     Attributes:
         channels: C of the images.
         size: height and width of the images, a multiple of 4 such as 28, 32 or 64.
-        latent: numbers that an image is made of.
-        width: filters of the last but one layer; those in front of it have twice as many each.
-        num_classes: K; 0 for a generator that knows no classes.
-        embedding: numbers that stand for a class beside the latent.
+        width: filters of the last but one layer; each earlier layer has twice as many.
+        num_classes: K; 0 for a generator without classes.
     """
 
     channels: int
@@ -55,7 +50,7 @@ class GeneratorShape:
 
     @property
     def smallest(self) -> int:
-        """Return the pixels of a side of the first feature map: 7 for 28, 4 for 32 and 64."""
+        """Return the side of the first feature map: 7 for 28, 4 for 32 and 64."""
         side = self.size
         while side % 2 == 0 and side // 2 >= SMALLEST_MAP:
             side //= 2
@@ -63,26 +58,22 @@ class GeneratorShape:
 
     @property
     def filters(self) -> list[int]:
-        """Return the filters of the feature maps, from the smallest to the largest."""
         doublings = (self.size // self.smallest).bit_length() - 1
         return [self.width << step for step in reversed(range(doublings))]
 
     @property
     def image(self) -> tuple[int, int, int]:
-        """Return the shape (C, H, W)."""
         return self.channels, self.size, self.size
 
     def plain(self) -> dict[str, int]:
-        """Return the fields by name."""
         return asdict(self)
 
 
 class ImageGenerator(nn.Module):
-    """Latents, and classes where it knows any, to images: the generator of DCGAN (Radford et al. 2016).
+    """Generator of DCGAN (Radford et al. 2016), from latents and classes, if any, to images.
 
-    A transposed convolution spreads the latent over the smallest map; each later one doubles the side. All but the last
-    are followed by batch norm and ReLU, the last by tanh. Of a conditional one, an embedding of the class goes in
-    beside the latent; probabilities of classes mix the embeddings.
+    A transposed convolution spreads the latent over the smallest map; each later one doubles the side. Batch norm and
+    ReLU follow all but the last, tanh the last. A class embedding is appended to the latent.
     """
 
     def __init__(self, shape: GeneratorShape) -> None:
@@ -103,16 +94,16 @@ class ImageGenerator(nn.Module):
 
     @property
     def depth(self) -> int:
-        """Return the number of layers; the features that leave layer k, 0 <= k < depth - 1, can be optimized."""
+        """Return the number of layers; the outputs of layer k, 0 <= k < depth - 1, can be optimized."""
         return len(self.layers)
 
     def features_shape(self, layer: int) -> tuple[int, int, int]:
-        """Return the shape (C, H, W) of what leaves layer ``layer``."""
+        """Return the output shape (C, H, W) of ``layer``."""
         side = self.shape.smallest << layer
         return self.shape.filters[layer], side, side
 
     def features(self, latents: Tensor, labels: Tensor | None) -> Tensor:
-        """Return what leaves layer 0, (N, C, H, W), for latents (N, Z) and labels (N,) or probabilities (N, K)."""
+        """Return the outputs (N, C, H, W) of layer 0 for latents (N, Z) and labels (N,) or probabilities (N, K)."""
         if self.classes is not None:
             if labels is None:
                 raise UserError(
@@ -124,10 +115,7 @@ class ImageGenerator(nn.Module):
         return found
 
     def through(self, features: Tensor, *, after: int, until: int | None = None) -> Tensor:
-        """Return what leaves layer ``until`` where ``features`` left layer ``after``.
-
-        The last layer gives images in [0, 1].
-        """
+        """Return the outputs of layer ``until`` from those of ``after``; the last gives images in [0, 1]."""
         last = self.depth - 1 if until is None else until
         for layer in list(self.layers)[after + 1 : last + 1]:
             features = layer(features)
@@ -139,9 +127,9 @@ class ImageGenerator(nn.Module):
 
 
 class ImageDiscriminator(nn.Module):
-    """Images, and their classes, to how real they look: strided convolutions with spectral norm (Miyato et al. 2018).
+    """Discriminator of strided convolutions with spectral norm (Miyato et al. 2018).
 
-    Classes come in by projection (Miyato and Koyama 2018): their embedding's product with the last features.
+    Classes enter by projection (Miyato and Koyama 2018): their embedding's product with the last features.
     """
 
     def __init__(self, shape: GeneratorShape) -> None:
@@ -176,24 +164,19 @@ def _doubling(inner: int, outer: int) -> nn.ConvTranspose2d:
 
 
 SIDE = 8
-"""Pixels of a side of a fingerprint."""
+"""Side of a fingerprint in pixels."""
 
 ALIKE = 3.0
-"""Root mean square distance of fingerprints, in grey levels of 255, up to which two images are the same: JPEG stays
-below, and different images are above (``experiments/generative_prior.py seen``)."""
+"""Root mean square distance of fingerprints, in gray levels of 255, up to which two images count as the same: JPEG is
+below, different images are above (``experiments/generative_prior.py seen``)."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Provenance:
-    """The data that a generator was trained on.
+    """Training data of a generator.
 
     Attributes:
-        data: name of the data set.
-        split: of it.
-        images: how many.
-        seed: of the training.
-        steps: of the training.
-        fingerprints: (N, 64) uint8 of its images; empty where they are not known.
+        fingerprints: (N, 64) uint8 of its images; empty if unknown.
     """
 
     data: str
@@ -204,17 +187,15 @@ class Provenance:
     fingerprints: Tensor = field(default_factory=lambda: torch.zeros(0, SIDE * SIDE, dtype=torch.uint8))
 
     def words(self) -> str:
-        """Return words for reports: ``cifar10, split train, 50,000 images``."""
         return f"{self.data}, split {self.split}, {self.images:,} images"
 
     def header(self) -> str:
-        """Return the fields but the fingerprints, as JSON."""
         fields = asdict(self)
         del fields["fingerprints"]
         return json.dumps(fields)
 
     def seen(self, images: Tensor) -> Tensor:
-        """Say which of ``images`` (N, C, H, W), uint8 or in [0, 1], it was trained on, up to re-encoding: (N,) bool."""
+        """Return the mask (N,) of ``images`` (N, C, H, W), uint8 or in [0, 1], seen in training, up to re-encoding."""
         if not len(self.fingerprints):
             return torch.zeros(len(images), dtype=torch.bool)
         known, asked = self.fingerprints.float(), image_fingerprints(images).float()
@@ -223,7 +204,7 @@ class Provenance:
 
 
 def image_fingerprints(images: Tensor) -> Tensor:
-    """Return the mean grey of 8 by 8 parts of each of ``images`` (N, C, H, W), uint8 or in [0, 1]: (N, 64) uint8."""
+    """Return the mean gray of 8 by 8 parts of each of ``images`` (N, C, H, W), uint8 or in [0, 1]: (N, 64) uint8."""
     parts = []
     for part in torch.split(images, 4096):
         values = part.float() if part.dtype == torch.uint8 else 255 * part.float()

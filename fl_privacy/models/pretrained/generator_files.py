@@ -1,6 +1,6 @@
-"""Trained generators in files, kept for whoever asks again, and the state of trainings that were stopped.
+"""Files of trained generators and of interrupted trainings.
 
-Of the generator of faces in the package gan-face-generate the weights alone are read: none of its code runs.
+Of the package gan-face-generate, only weights are loaded.
 """
 
 import importlib.util
@@ -30,13 +30,7 @@ _SEEN = "fingerprints"
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TrainedGenerator:
-    """A generator and where it comes from.
-
-    Attributes:
-        network: frozen, in evaluation mode.
-        provenance: what it was trained on.
-        about: the rest of its file's header.
-    """
+    """Generator with its origin."""
 
     network: ImageGenerator
     provenance: Provenance
@@ -44,7 +38,7 @@ class TrainedGenerator:
 
 
 def save_generator(network: ImageGenerator, provenance: Provenance, file: Path, about: Mapping[str, str]) -> None:
-    """Write the values and the fingerprints and, as header, architecture, provenance and ``about``, at once."""
+    """Write values and fingerprints atomically, with architecture, provenance and ``about`` as header."""
     header = {**about, "architecture": json.dumps(network.shape.plain()), "trained_on": provenance.header()}
     values = {name: t.detach().cpu().contiguous() for name, t in network.state_dict().items()}
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -63,7 +57,7 @@ def read_generator_header(file: Path) -> dict[str, str]:
 def load_generator(
     file: Path, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
 ) -> TrainedGenerator:
-    """Load the generator in ``file``, frozen; once for each device until the file changes.
+    """Load the generator in ``file``, frozen and cached until the file changes.
 
     Raises:
         UserError: there is no such file, or it holds something else.
@@ -89,7 +83,6 @@ def _load(file: Path, device: torch.device, dtype: torch.dtype) -> TrainedGenera
 
 
 def _shape(header: Mapping[str, str]) -> GeneratorShape | None:
-    """Return what ``architecture`` says, within limits; laid out before anything is allocated."""
     given = _plain(header, "architecture")
     names = {field.name for field in fields(GeneratorShape)}
     if given is None or given.keys() != names or not all(type(value) is int for value in given.values()):
@@ -119,13 +112,13 @@ def _plain(header: Mapping[str, str], key: str) -> dict[str, object] | None:
 
 
 def save_training(state: Mapping[str, Tensor], file: Path, key: str) -> None:
-    """Keep the ``state`` of the training ``key`` in ``file``, at once."""
+    """Write the ``state`` of the training ``key`` atomically."""
     file.parent.mkdir(parents=True, exist_ok=True)
     write_whole(file, save(dict(state), {"key": key}))
 
 
 def load_training(file: Path, key: str) -> dict[str, Tensor] | None:
-    """Load the state of the training ``key`` in ``file``; ``None`` where there is none, or one of another training."""
+    """Load the state of the training ``key``; ``None`` if there is none, or one of another training."""
     if not file.is_file():
         return None
     try:
@@ -137,7 +130,6 @@ def load_training(file: Path, key: str) -> dict[str, Tensor] | None:
 
 
 def _read(file: Path, *, tensors: bool) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """Return header and, if wanted, values."""
     try:
         return read_network(file, tensors=tensors)
     except OSError as error:
@@ -149,7 +141,7 @@ def _unreadable(file: Path) -> UserError:
 
 
 FACES = "faces"
-"""What stands for it where a generator's file is asked for."""
+"""Name of the generator of faces in place of a file."""
 
 _PACKAGE = "gan_face_generate"
 _SHAPE = GeneratorShape(channels=3, size=64, latent=100, width=64)
@@ -157,11 +149,7 @@ _TRAINED_ON = Provenance(data="DigiFace-1M (rendered faces of nobody)", split="a
 
 
 def expect_faces() -> Path:
-    """Return the file with the weights.
-
-    Raises:
-        UserError: the package is missing.
-    """
+    """Return the file with the weights; ``UserError`` if the package is missing."""
     found = importlib.util.find_spec(_PACKAGE)
     places = [Path(place) for place in found.submodule_search_locations or ()] if found else []
     for file in (place / "weights.tar" for place in places):
@@ -215,13 +203,11 @@ def _renamed(name: str) -> str:
 def find_generator(
     path: str | None, image: Sequence[int], device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
 ) -> TrainedGenerator:
-    """Find the generator in the file ``path``, or the one of a package that ``path`` names.
+    """Return the generator in the file ``path``, or that of a package.
 
     Args:
-        path: of a file that ``fl-privacy train-generator`` wrote; ``faces`` is that of the package gan-face-generate.
-        image: (C, H, W) that it is to make.
-        device: where to.
-        dtype: of its values.
+        path: file of ``fl-privacy train-generator``; ``faces`` is that of the package gan-face-generate.
+        image: (C, H, W) of its images.
 
     Raises:
         UserError: there is none, or it makes other images.
@@ -245,7 +231,7 @@ def find_generator(
 
 
 def expect_generator(path: str | None) -> None:
-    """Raise ``UserError`` where ``path`` names a file that can't be read, or a package that is missing."""
+    """Raise ``UserError`` if ``path`` names an unreadable file, or a missing package."""
     if path == FACES:
         expect_faces()
     elif path is not None:
@@ -253,6 +239,5 @@ def expect_generator(path: str | None) -> None:
 
 
 def _kept(pattern: str) -> str:
-    """Name the files trained before, for an error's remedy."""
     files = sorted(user_cache_folder().glob(pattern))
     return f", such as {files[-1]}" if files else ""

@@ -1,4 +1,4 @@
-"""Training a generator on public images; what is needed to go on after a kill is a value."""
+"""Training of a generator on public images, resumable from its state."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from fl_privacy.models.pretrained.generator import GeneratorShape, ImageDiscrimi
 from fl_privacy.rng import derive_generator, derive_seed
 
 Told = Callable[[int, int, float, float], None]
-"""(steps done, steps in all, loss of the discriminator, of the generator) -> None."""
+"""(steps done, total steps, loss of the discriminator, of the generator) -> None."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,17 +22,13 @@ class GeneratorPlan:
     """Plan of a generator's training.
 
     Attributes:
-        latent: numbers that an image is made of.
         width: filters of the generator's last but one layer, and of the discriminator's first.
-        conditional: whether it is told classes.
-        steps: of generator and discriminator, one after the other.
-        batch_size: images a step.
-        lr: of Adam, whose first moment decays by ``beta``.
-        beta: in [0, 1).
-        average: decay of the running mean of the generator's values, which is what is kept; in [0, 1).
-        flip: whether images are shown mirrored half of the time.
-        shift: pixels by which real and made images are moved before they are distinguished, so that a few hundred
-            images are not learned by heart (DiffAugment, Zhao et al. 2020).
+        lr: learning rate of Adam.
+        beta: decay of Adam's first moment, in [0, 1).
+        average: decay of the running mean of the generator's values, the result; in [0, 1).
+        flip: ``True`` mirrors images half of the time.
+        shift: largest random shift of real and generated images, in pixels, against memorizing a few hundred images
+            (DiffAugment, Zhao et al. 2020).
     """
 
     latent: int = 128
@@ -57,7 +53,7 @@ class GeneratorPlan:
         """Return the generator's shape, for images (N, C, H, W).
 
         Raises:
-            UserError: they are no squares, or of a size that it can't make.
+            UserError: they are not square, or of an unsupported size.
         """
         channels, height, width = images.shape[1:]
         if height != width:
@@ -69,17 +65,13 @@ class GeneratorPlan:
 
 
 class GeneratorTraining:
-    """A training under way; every step draws from a stream of its own number, so that it may stop after any.
+    """Training in progress; each step has its own random stream, so that it can stop after any.
 
-    The discriminator has the hinge loss (Miyato et al. 2018), the generator is a running mean of what is trained.
+    The discriminator has the hinge loss (Miyato et al. 2018); the result is a running mean of the generator.
 
     Args:
         images: (N, C, H, W) uint8, public.
         labels: (N,).
-        num_classes: K.
-        plan: how.
-        seed: of initial values, order and latents.
-        device: of the computation.
     """
 
     def __init__(
@@ -109,7 +101,6 @@ class GeneratorTraining:
         self._of_discriminator = torch.optim.Adam(self._discriminator.parameters(), lr=plan.lr, betas=betas)
 
     def run(self, told: Told = lambda done, total, discriminator, generator: None) -> Self:
-        """Do all steps that are left, and call ``told`` after each."""
         while self.done < self.plan.steps:
             losses = self._step(self.done)
             self.done += 1
@@ -117,7 +108,6 @@ class GeneratorTraining:
         return self
 
     def result(self) -> ImageGenerator:
-        """Return the running mean, frozen."""
         return self.average
 
     def _step(self, number: int) -> tuple[float, float]:
@@ -140,7 +130,6 @@ class GeneratorTraining:
         return against.item(), towards.item()
 
     def _batch(self, number: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Return the ``number``-th batch: each image once in an epoch, in an order of its own."""
         size, count = min(self.plan.batch_size, len(self._images)), len(self._images)
         epoch, place = divmod(number, count // size)
         order = torch.randperm(count, generator=derive_generator(self.seed, "generator", "epoch", epoch))
@@ -152,7 +141,6 @@ class GeneratorTraining:
         return images, self._labels[chosen]
 
     def _moved(self, images: Tensor, shifts: Tensor) -> Tensor:
-        """Move each image by its (down, right) pixels, black where it came from."""
         most = self.plan.shift
         if not most:
             return images
@@ -166,7 +154,7 @@ class GeneratorTraining:
 
     @torch.no_grad()
     def _take_average(self, number: int) -> None:
-        """Update the running mean; the first steps count less, so that the generator's start is soon forgotten."""
+        """Update the running mean; the first steps count less, so that the initial values are soon forgotten."""
         weight = 1 - min(self.plan.average, (1 + number) / (10 + number))
         for mean, value in zip(self.average.state_dict().values(), self.generator.state_dict().values(), strict=True):
             if mean.is_floating_point():
@@ -183,7 +171,7 @@ class GeneratorTraining:
         yield from (("of_generator", self._of_generator), ("of_discriminator", self._of_discriminator))
 
     def state(self) -> dict[str, Tensor]:
-        """Return all that a later process needs to go on to the same bits, by name."""
+        """Return all that a later process needs to continue bit for bit, by name."""
         found = {"done": torch.tensor(self.done)}
         for part, module in self._parts():
             found |= {f"{part}/{name}": value for name, value in module.state_dict().items()}
@@ -193,7 +181,7 @@ class GeneratorTraining:
         return {name: value.detach().cpu().contiguous() for name, value in found.items()}
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from ``state``.
+        """Continue from ``state``.
 
         Raises:
             UserError: it is of another training.

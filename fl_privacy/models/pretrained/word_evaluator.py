@@ -1,4 +1,4 @@
-"""The evaluation network for texts: how many of the words are random (Refiner, appendix F)."""
+"""The evaluation network for texts, which estimates the share of random words (Refiner, appendix F)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ from fl_privacy.models.pretrained.evaluator import EvaluatorPlan, Progress
 from fl_privacy.rng import derive_generator, derive_seed
 
 TEXTS = EvaluatorPlan(widths=(64, 64), epochs=10, batch_size=64, lr=1e-3)
-"""How ``fl-privacy train-evaluator`` makes one of texts, by default."""
+"""Default training plan of ``fl-privacy train-evaluator`` for texts."""
 
 
 @dataclass(frozen=True, eq=False)
 class WordBox:
-    """The box around the embeddings of all tokens, each side [0, 1]: to words what pixels are to images.
+    """Box [0, 1] around the embeddings of all tokens: the counterpart of pixel ranges.
 
     Attributes:
         table: (n, d) embeddings.
@@ -36,11 +36,11 @@ class WordBox:
         return self._low + self._side * coordinates
 
     def words(self, tokens: Tensor) -> Tensor:
-        """Turn tokens (...) into coordinates (..., d); of none, -1, those of the first."""
+        """Turn tokens (...) into coordinates (..., d); padding takes those of token 0."""
         return self.coordinates(self.table[tokens.clamp_min(0)])
 
     def random_words(self, shape: Sequence[int], rng: torch.Generator) -> Tensor:
-        """Draw coordinates (*shape, d) of tokens, each as likely, on the device of ``rng``."""
+        """Draw coordinates (*shape, d) of uniform tokens."""
         drawn = torch.randint(len(self.table), tuple(shape), generator=rng, device=rng.device)
         return self.words(drawn.to(self.table.device))
 
@@ -54,13 +54,12 @@ class WordBox:
 
 
 class WordEvaluator(nn.Module):
-    """D of Refiner for texts: convolutions over neighboring words, then for each word whether it is random.
+    """D of Refiner for texts: convolutions over neighboring words, then the probability that each word is random.
 
-    The paper takes DistilBERT; this one is as small as that of images, so that clients can run it in each step.
+    The paper takes DistilBERT, which is too large for clients to run in each step.
 
     Args:
-        width: d of the embeddings, which come as coordinates of their :class:`WordBox`.
-        widths: filters of the convolutions.
+        width: d of the embeddings, as coordinates of their :class:`WordBox`.
     """
 
     def __init__(self, *, width: int, widths: Sequence[int] = (64, 64)) -> None:
@@ -72,7 +71,7 @@ class WordEvaluator(nn.Module):
         self.head = nn.Linear(widths[-1], 1)
 
     def word_logits(self, words: Tensor, there: Tensor) -> Tensor:
-        """Return the log odds (N, L) that words with coordinates (N, L, d) are random, where present (N, L)."""
+        """Return the log odds (N, L) that words (N, L, d) are random; ``there`` (N, L) masks padding."""
         kept = there.to(words.dtype).unsqueeze(1)
         states = (2 * words - 1).mT * kept
         for layer in self.layers:
@@ -92,15 +91,12 @@ def mix_with_random_words(
     """Replace a share of each text's words by random ones.
 
     Args:
-        box: of the embeddings.
-        tokens: (N, L), -1 where there is none.
+        tokens: (N, L), padded with -1.
         ratios: (N,) shares in [0, 1].
-        rng: of the words and places, on the CPU.
-        blended: (N,) texts all of whose words are blended with random ones by the share, as robust data are, instead of
-            so many being exchanged.
+        blended: (N,) texts in which all words are blended with random ones by the share, like robust data, instead.
 
     Returns:
-        Coordinates (N, L, d), and how random each word is (N, L).
+        Coordinates (N, L, d), and the randomness of each word (N, L).
     """
     words, noise = box.words(tokens), box.random_words(tokens.shape, rng)
     exchanged = torch.rand(tokens.shape, generator=rng).to(ratios) < ratios[:, None]
@@ -119,15 +115,11 @@ def train_word_evaluator(
 ) -> WordEvaluator:
     """Fit the predicted to the true share of random words, by binary cross entropy of each word.
 
-    Every other text has words exchanged, as in the paper; in the others all are blended with random ones.
+    Every other text has words replaced, like in the paper; in the others all are blended with random ones.
 
     Args:
-        tokens: (N, L) of public texts, -1 where there is none.
+        tokens: (N, L) of public texts, padded with -1.
         table: (n, d) embeddings of the tokens.
-        plan: how; its levels are the shares that each text is shown with in an epoch.
-        seed: of initial values, order, places and words.
-        device: of the computation.
-        progress: told after each step.
     """
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(derive_seed(seed, "evaluator", "model"))
@@ -158,7 +150,7 @@ def train_word_evaluator(
 def random_word_curve(
     network: WordEvaluator, tokens: Tensor, table: Tensor, ratios: Tensor, *, seed: int = 0
 ) -> Tensor:
-    """Predict the share of random words in each text (N, L) at each true one, words being exchanged, (R, N)."""
+    """Predict the share of random words in each text (N, L) at each true share (R,), by replacement, (R, N)."""
     box, rng, tokens = WordBox(table.detach()), torch.Generator().manual_seed(seed), tokens.long()
     whole, rows = torch.zeros(len(tokens), dtype=torch.bool), []
     for ratio in ratios.tolist():
