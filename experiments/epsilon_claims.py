@@ -27,7 +27,7 @@ from row_file import Row, RowFile, takes_rows
 
 from fl_privacy.dp_check import Claim, Facts, Neighbors, check_mechanism, recompute
 from fl_privacy.dp_check.bounds import best_one_run_epsilon, gaussian_epsilon, gaussian_mu, one_run_epsilon
-from fl_privacy.dp_check.check import Asked
+from fl_privacy.dp_check.check import DpCheckRequest
 from fl_privacy.dp_check.draws import ManyAtOnce
 from fl_privacy.dp_check.verdict import ClaimVerdict
 from fl_privacy.flower.dp_mechanisms import mechanism_of_mod
@@ -233,7 +233,7 @@ def flower(rows: RowFile) -> None:
         mod = LocalDpMod(1.0, sensitivity, 1.0, DELTA)
         np.random.seed(2)
         check = check_mechanism(ManyAtOnce(many=local_dp_mod(sensitivity)), claimed=claim(1.0), like=ONE, clip_norm=1.0)
-        recomputed = verdicts_on(mod, Asked(draws=200, parameters=20))[0].recomputed
+        recomputed = verdicts_on(mod, DpCheckRequest(draws=200, parameters=20))[0].recomputed
         _add(rows, f"LocalDpMod, sensitivity {sensitivity:g}", ClaimVerdict(subject="", claim=claim(1.0), check=check,
                                                                            recomputed=recomputed))  # fmt: skip
     for name, kind, mods in (

@@ -17,7 +17,7 @@ from torch import Tensor
 from fl_privacy.data import Dataset, load_data, load_table, load_text
 from fl_privacy.measure import evaluate_all
 from fl_privacy.measure.counts import Counts
-from fl_privacy.measure.distractors import Others
+from fl_privacy.measure.distractors import Distractors
 from fl_privacy.measure.tables import usual_row
 from fl_privacy.runs.distractors import unattacked_others
 from fl_privacy.runs.folder.leakage import AttackFacts
@@ -40,7 +40,7 @@ class Kind:
     """Examples, and what a page compares with."""
 
     data: Dataset
-    others: Others
+    others: Distractors
     text: bool
     usual: Tensor
 

@@ -15,7 +15,7 @@ from verdict_kinds import at_random, of_class
 from verdict_pairs import DATA, judged, subjects
 from verdict_turned import generated, icons, smooth
 
-from fl_privacy.measure.distractors import Others
+from fl_privacy.measure.distractors import Distractors
 from fl_privacy.measure.outcome import Outcome, outcome_of
 
 LEADS = (0.0, 0.6, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -45,7 +45,7 @@ def main() -> None:
             row = rows.find(key) or {"guesses": 0, "recognizable": 0, **{f"lead {lead:g}": 0 for lead in LEADS}}
             while row["guesses"] < asked.guesses:
                 s.rng.manual_seed(1_000 + row["guesses"])
-                records = judged(KINDS[kind](s).float(), s, Others(candidates=candidates))
+                records = judged(KINDS[kind](s).float(), s, Distractors(candidates=candidates))
                 outcomes = [outcome_of(record) for record in records]
                 leads = [r["lead"] for r, o in zip(records, outcomes, strict=True) if o is Outcome.IDENTIFIED]
                 found = {f"lead {lead:g}": sum(own >= lead for own in leads) for lead in LEADS}

@@ -20,7 +20,7 @@ from verdict_kinds import EMPTY, HELD_EMPTY, HELD_READ, MORE_EMPTY, MORE_READ, R
 from verdict_turned import ALIKE_EMPTY, TURNED_READ
 
 from fl_privacy.data import Examples, load_data
-from fl_privacy.measure.distractors import Others
+from fl_privacy.measure.distractors import Distractors
 from fl_privacy.measure.outcome import READ as LEAKS, Outcome, outcome_of
 from fl_privacy.measure.public_images import PublicImages
 from fl_privacy.measure.scores import evaluate_all
@@ -56,7 +56,7 @@ def subjects(name: str, split: str, images: int) -> tuple[Subjects, PublicImages
     return Subjects.of(originals, train.subset(order[:spare])), PublicImages(images=every.inputs, labels=every.labels)
 
 
-def judged(guesses: Tensor, s: Subjects, others: Others) -> list[Row]:
+def judged(guesses: Tensor, s: Subjects, others: Distractors) -> list[Row]:
     """Judge each guess and return its record, as a run writes it."""
     ids = [VictimId(0, 0, probe) for probe in range(len(guesses))]
     made = [
@@ -94,7 +94,7 @@ def together(ones: Row | None, others: Row) -> Row:
     return {**others, "images": images, **{k: round(share, 6) for k, share in shares.items()}}
 
 
-def extended(row: Row | None, kind: str, make: Make, s: Subjects, others: Others) -> Row | None:
+def extended(row: Row | None, kind: str, make: Make, s: Subjects, others: Distractors) -> Row | None:
     """Extend ``row`` by the originals of ``s`` that it lacks; ``None`` where it lacks none."""
     done = row["images"] if row else 0
     if done >= len(s.images):
@@ -122,7 +122,7 @@ def main() -> None:
     torch.set_num_threads(1)
     for images, name in product(asked.images, asked.data):
         s, candidates = subjects(name, asked.split, images)
-        others = Others(candidates=candidates)
+        others = Distractors(candidates=candidates)
         for group, kind in ((g, k) for g in asked.groups for k in KINDS[g] if not asked.kinds or k in asked.kinds):
             key = {"data": name, "group": group, "kind": kind, "split": asked.split}
             row = rows.find(key)

@@ -16,7 +16,7 @@ from fl_privacy.auditing.app.bundle import App as Project, read_app
 from fl_privacy.auditing.strategy import AuditedStrategy
 from fl_privacy.auditing.strategy_claims import COUNTS, KEYS, SETTINGS
 from fl_privacy.dp_check.bounds import gaussian_epsilon
-from fl_privacy.dp_check.check import Asked, tested
+from fl_privacy.dp_check.check import DpCheckRequest, tested
 from fl_privacy.dp_check.mechanism import shown_epsilon
 from fl_privacy.dp_check.verdict import ClaimVerdict
 from fl_privacy.errors import UserError
@@ -42,7 +42,7 @@ class _Started(BaseException):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class App:
+class ClaimedApp:
     """The parts of an app.
 
     Attributes:
@@ -67,7 +67,7 @@ class App:
         return list(getattr(self.client, "_mods", []))
 
 
-def claims_of_app(folder: Path, asked: Asked, *, train: bool = True) -> list[ClaimVerdict]:
+def claims_of_app(folder: Path, asked: DpCheckRequest, *, train: bool = True) -> list[ClaimVerdict]:
     """Find, recompute and test the claims of the app in ``folder``.
 
     The app's code is executed: its server until the training starts and, with ``train``, one client's training.
@@ -90,7 +90,7 @@ def claims_of_app(folder: Path, asked: Asked, *, train: bool = True) -> list[Cla
     return [replace(found[0], notes=(*found[0].notes, *notes)), *found[1:]]
 
 
-def begun_app(path: Path) -> App:
+def begun_app(path: Path) -> ClaimedApp:
     """Import the app in the folder or bundle ``path`` and run its server app until the training starts.
 
     Raises:
@@ -99,10 +99,10 @@ def begun_app(path: Path) -> App:
     project = read_app(path)
     server, client = project.load()
     identify_process()
-    return _begun(App(folder=project.folder, client=client, run_config=project.config, project=project), server)
+    return _begun(ClaimedApp(folder=project.folder, client=client, run_config=project.config, project=project), server)
 
 
-def _begun(app: App, server: ServerApp) -> App:
+def _begun(app: ClaimedApp, server: ServerApp) -> ClaimedApp:
     context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=dict(app.run_config))
     make = getattr(server, "_server_fn", None)
     if make is not None:
@@ -131,7 +131,7 @@ def _begun(app: App, server: ServerApp) -> App:
     return replace(app, **taken)
 
 
-def _begun_legacy(app: App, make: Callable[[Context], Any], context: Context) -> App:
+def _begun_legacy(app: ClaimedApp, make: Callable[[Context], Any], context: Context) -> ClaimedApp:
     parts = attempt(lambda: make(context))
     if isinstance(parts, Failure):
         raise UserError(f"The app's server app ended before its training ({parts.reason}); run it by `flwr run` first.")
@@ -144,7 +144,7 @@ def _begun_legacy(app: App, make: Callable[[Context], Any], context: Context) ->
     return replace(app, rounds=rounds, arrays=ArrayRecord(values), problems=(said,))
 
 
-def _shapes(app: App) -> Tensors | None:
+def _shapes(app: ClaimedApp) -> Tensors | None:
     """Return zeros like an update's arrays, shortened for a large model."""
     if app.arrays is None:
         return None
@@ -157,13 +157,13 @@ def _shapes(app: App) -> Tensors | None:
     return {name: torch.zeros(max(1, int(value.numel() * share))) for name, value in floats.items()}
 
 
-def _all_of_flower(app: App) -> bool:
+def _all_of_flower(app: ClaimedApp) -> bool:
     """Return ``True`` if all mods are Flower's own, which accept any shape."""
     modules = [getattr(mod, "__module__", type(mod).__module__) for mod in app.mods]
     return all(module.partition(".")[0] == "flwr" for module in modules)
 
 
-def _on_mods(app: App, asked: Asked) -> list[ClaimVerdict]:
+def _on_mods(app: ClaimedApp, asked: DpCheckRequest) -> list[ClaimVerdict]:
     found = []
     for mod in app.mods:
         stated = stated_by(mod, rounds=app.rounds)
@@ -188,14 +188,14 @@ def tested_rounds(multiplier: float, rounds: int, delta: float) -> str:
     return f"epsilon {shown_epsilon(gaussian_epsilon(rounds**0.5 / multiplier, delta))}"
 
 
-def _on_strategy(app: App, asked: Asked) -> list[ClaimVerdict]:
+def _on_strategy(app: ClaimedApp, asked: DpCheckRequest) -> list[ClaimVerdict]:
     subject = app.strategy.strategy if isinstance(app.strategy, AuditedStrategy) else app.strategy
     if subject is None or stated_by(subject) is None:
         return []
     return verdicts_on(subject, asked, name=f"the server's {type(subject).__name__}", mods=app.mods)
 
 
-def _trained(app: App) -> tuple[Message | None, OpacusWatch, tuple[str, ...]]:
+def _trained(app: ClaimedApp) -> tuple[Message | None, OpacusWatch, tuple[str, ...]]:
     assert app.arrays is not None
     node: dict[str, Any] = {PARTITION: 0, PARTITIONS: NODES}
     context = Context(run_id=1, node_id=1, node_config=node, state=RecordDict(), run_config=dict(app.run_config))

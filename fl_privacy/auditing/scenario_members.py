@@ -22,7 +22,7 @@ MOST, LEAST = 40, 8
 """Largest and smallest number of tested examples of a client."""
 
 
-class Trained(Protocol):
+class TrainedClient(Protocol):
     """A client after its training, with its upload."""
 
     @property
@@ -70,7 +70,7 @@ class _Losses:
         return np.asarray(found)
 
 
-def members_of(clients: Sequence[Trained], seen: Watched, seconds: float) -> Answer:
+def members_of(clients: Sequence[TrainedClient], seen: Watched, seconds: float) -> Answer:
     """Infer which client trained on which examples."""
     started = time.perf_counter()
     made = attempt(lambda: _members(clients, seen, seconds))
@@ -79,7 +79,7 @@ def members_of(clients: Sequence[Trained], seen: Watched, seconds: float) -> Ans
     return replace(made, seconds=time.perf_counter() - started)
 
 
-def _members(clients: Sequence[Trained], seen: Watched, seconds: float) -> Answer:
+def _members(clients: Sequence[TrainedClient], seen: Watched, seconds: float) -> Answer:
     if len(clients) < 2:
         raise NotAttackedError("one client alone was asked again, and there are no others' examples to tell apart")
     losses = _losses(seen)
@@ -145,7 +145,7 @@ def _alike(
     return own, others
 
 
-def _after(client: Trained) -> dict[str, Tensor]:
+def _after(client: TrainedClient) -> dict[str, Tensor]:
     before, told = client.watched.before, uploaded_tensors(dict(client.reply), client.matched)
     if client.matched.shares == "weights":
         return told

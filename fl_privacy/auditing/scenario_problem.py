@@ -53,7 +53,7 @@ def reason_of(failed: Failure) -> str:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Problem:
+class StepProblem:
     """Batch, loss and network of one step of a client.
 
     Attributes:
@@ -100,7 +100,7 @@ class Problem:
         )
 
 
-def read_problem(seen: Watched, range_of: Sequence[Tensor]) -> Problem:
+def read_problem(seen: Watched, range_of: Sequence[Tensor]) -> StepProblem:
     """Describe the inverse problem of the first observed step.
 
     Args:
@@ -144,7 +144,7 @@ def read_problem(seen: Watched, range_of: Sequence[Tensor]) -> Problem:
         {name: before.get(name, b.detach().clone()) for name, b in model.named_buffers()},
     )
     classes = 1 if output is None else _width(plain, output)
-    problem = Problem(
+    problem = StepProblem(
         kind=kind,
         model=model,
         loss=loss,
@@ -160,7 +160,7 @@ def read_problem(seen: Watched, range_of: Sequence[Tensor]) -> Problem:
     return problem if seen.added < 2 else _added_up(problem, seen)
 
 
-def _added_up(problem: Problem, seen: Watched) -> Problem:
+def _added_up(problem: StepProblem, seen: Watched) -> StepProblem:
     """Scale the loss to the accumulated gradient; raise ``NotAttackedError`` unless it fits."""
     still, sent = detached_copy(problem.model).train(seen.training), problem.sent
     still.load_state_dict({**sent.parameters, **sent.buffers}, strict=False)

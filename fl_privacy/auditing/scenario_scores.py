@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fl_privacy.auditing.scenario_problem import Problem
+from fl_privacy.auditing.scenario_problem import StepProblem
 from fl_privacy.measure import evaluate_all
 from fl_privacy.measure.answer import Answer, Shown
 from fl_privacy.measure.chance import Coincidences, chance_of_upload, combined, either
 from fl_privacy.measure.counts import Counts, counts_of
 from fl_privacy.measure.descriptors import COARSE, Moved, Standing, largest
-from fl_privacy.measure.distractors import Others
+from fl_privacy.measure.distractors import Distractors
 from fl_privacy.measure.identification import laid_otherwise
 from fl_privacy.measure.matching import assign
 from fl_privacy.measure.outcome import LEAST_CANDIDATES, LIKENESS
@@ -39,7 +39,9 @@ MANY = 100
 MOST_SHOWN = 8
 
 
-def score(problems: Sequence[Problem], found: Sequence[Reconstruction], loaded: Sequence[Tensor], seed: int) -> Answer:
+def score(
+    problems: Sequence[StepProblem], found: Sequence[Reconstruction], loaded: Sequence[Tensor], seed: int
+) -> Answer:
     """Compare reconstructions with the truth; the answer lacks its scenario.
 
     Args:
@@ -99,13 +101,13 @@ def _unlike(guess: Reconstruction, truth: Batch) -> bool:
 _UNSURE: Mapping[str, Any] = {"certainty": Certainty.APPROXIMATE, "certainties": ()}
 
 
-def _batch(problem: Problem) -> Batch:
+def _batch(problem: StepProblem) -> Batch:
     labels = problem.labels
     usable = labels is not None and labels.dim() == 1 and not labels.is_floating_point()
     return Batch(problem.truth, labels if usable and labels is not None else torch.zeros(len(problem.truth)).long())
 
 
-def _labels(problems: Sequence[Problem], found: Sequence[Reconstruction]) -> tuple[int, int] | None:
+def _labels(problems: Sequence[StepProblem], found: Sequence[Reconstruction]) -> tuple[int, int] | None:
     right = known = 0
     for problem, guess in zip(problems, found, strict=True):
         labels = problem.labels
@@ -120,14 +122,16 @@ def _labels(problems: Sequence[Problem], found: Sequence[Reconstruction]) -> tup
     return (right, known) if known else None
 
 
-def _candidates(problem: Problem, truths: Sequence[Batch], loaded: Sequence[Tensor], seed: int) -> Others:
+def _candidates(problem: StepProblem, truths: Sequence[Batch], loaded: Sequence[Tensor], seed: int) -> Distractors:
     model, shape = problem.model, problem.input_shape
     alike = [inputs for inputs in loaded if tuple(inputs.shape[1:]) == shape]
     images = [(image, 0) for inputs in alike for image in model.looked_for(inputs)[:1000]]
     return others_among(images, list(truths), shape, 1000, seed=seed)
 
 
-def _images(found: Sequence[Reconstruction], truths: Sequence[Batch], others: Others) -> tuple[Counts, list[Shown]]:
+def _images(
+    found: Sequence[Reconstruction], truths: Sequence[Batch], others: Distractors
+) -> tuple[Counts, list[Shown]]:
     shaped = [
         guess
         if guess.batch is None or guess.batch.inputs.shape == truth.inputs.shape
@@ -148,7 +152,7 @@ def _images(found: Sequence[Reconstruction], truths: Sequence[Batch], others: Ot
     return counts_of(records), pictures
 
 
-def _rows(problem: Problem, truths: Sequence[Batch], loaded: Sequence[Tensor]) -> Tensor:
+def _rows(problem: StepProblem, truths: Sequence[Batch], loaded: Sequence[Tensor]) -> Tensor:
     """Return (N, F) other rows in [0, 1]; empty if inputs have several tensors."""
     model, width = problem.model, problem.truth[0].numel()
     if len(model.shapes) != 1:

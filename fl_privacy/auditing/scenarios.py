@@ -28,7 +28,7 @@ from fl_privacy.auditing.scenario_cost import seconds_of_evaluation
 from fl_privacy.auditing.scenario_members import members_of
 from fl_privacy.auditing.scenario_problem import (
     NotAttackedError,
-    Problem,
+    StepProblem,
     gradient_plan,
     plan_of,
     read_problem,
@@ -73,7 +73,7 @@ SCENARIOS = {
 """Name -> title, the worst case first."""
 
 
-class RepeatedReply(Protocol):
+class AskedAgain(Protocol):
     """The second answer of a client."""
 
     @property
@@ -84,12 +84,12 @@ class RepeatedReply(Protocol):
     def matched(self) -> Matched: ...
 
 
-Ask = Callable[[OnlyExamples | None], RepeatedReply | Failure]
+Ask = Callable[[OnlyExamples | None], AskedAgain | Failure]
 """Makes a client answer again on some of its examples alone."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Client:
+class AskedClient:
     """A client that can be asked again.
 
     Attributes:
@@ -132,7 +132,7 @@ class Scenarios:
         attack_within: attack with a limited number of evaluations per upload, if ``attack`` would take too long.
     """
 
-    clients: Sequence[Client]
+    clients: Sequence[AskedClient]
     attack: ReconstructionAttack
     victims: int = 8
     seed: int = 0
@@ -190,9 +190,9 @@ class Scenarios:
             if made is not None:
                 yield made
 
-    def _singles(self, *, later: bool, evaluation: bool = False) -> tuple[list[tuple[Client, RepeatedReply]], str]:
+    def _singles(self, *, later: bool, evaluation: bool = False) -> tuple[list[tuple[AskedClient, AskedAgain]], str]:
         """Collect the clients' answers on one example each, or the reason for none."""
-        found: list[tuple[Client, RepeatedReply]] = []
+        found: list[tuple[AskedClient, AskedAgain]] = []
         reason, started = "", time.perf_counter()
         for number in range(self.victims):
             client = self.clients[number % len(self.clients)]
@@ -219,7 +219,7 @@ class Scenarios:
             found.append((client, again))
         return found, reason
 
-    def _singly(self, name: str, found: Sequence[tuple[Client, RepeatedReply]], reason: str) -> Answer:
+    def _singly(self, name: str, found: Sequence[tuple[AskedClient, AskedAgain]], reason: str) -> Answer:
         if not found:
             return _not_attacked(name, reason or "no client answered")
         started = time.perf_counter()
@@ -235,7 +235,7 @@ class Scenarios:
         uploads = scenario_of(name, uploads=f"{said}, each of {of} in one step", examples=max(sizes))
         return replace(answer, scenario=uploads, seconds=time.perf_counter() - started)
 
-    def _attacked(self, found: Sequence[tuple[Client, RepeatedReply]], *, uploaded: bool) -> Answer:
+    def _attacked(self, found: Sequence[tuple[AskedClient, AskedAgain]], *, uploaded: bool) -> Answer:
         words = words_of([(client.watched, again) for client, again in found], uploaded=uploaded)
         if words is not None:
             note = "Words are read from the rows of the embedding that changed; their order is not."
@@ -343,7 +343,7 @@ class Scenarios:
         return self._singly("later", *self._singles(later=True)) if self._has_later else None
 
 
-def _by_first_block(read: Sequence[FirstBlock], found: Sequence[tuple[Client, RepeatedReply]]) -> Answer:
+def _by_first_block(read: Sequence[FirstBlock], found: Sequence[tuple[AskedClient, AskedAgain]]) -> Answer:
     others = other_texts([client.watched for client, _ in found])
     answer = scored_words([(one.truth, one.guess) for one in read], len(read), others, [one.texts for one in read])
     words = sum(len(one.truth) for one in read)
@@ -353,9 +353,9 @@ def _by_first_block(read: Sequence[FirstBlock], found: Sequence[tuple[Client, Re
     return replace(answer, notes=(NOTE, named, *dict.fromkeys(one.said for one in read[:1])))
 
 
-def _on_one(ask: Ask, number: int, *, evaluation: bool = False) -> RepeatedReply | Failure:
+def _on_one(ask: Ask, number: int, *, evaluation: bool = False) -> AskedAgain | Failure:
     """Ask for an answer on one example, else on two, which batch norm needs."""
-    tried: RepeatedReply | Failure = Failure("nothing was tried")
+    tried: AskedAgain | Failure = Failure("nothing was tried")
     for only in (
         OnlyExamples(first=number),
         OnlyExamples(first=number, repeats=True),
@@ -372,7 +372,7 @@ def _of_one(seen: Watched) -> bool:
     return bool(seen.batches) and all(len(t) == 1 for t in tensors_in(seen.batches[0]) if t.dim())
 
 
-def _notes(problem: Problem, observation: Observation, guesses: Sequence[Reconstruction]) -> tuple[str, ...]:
+def _notes(problem: StepProblem, observation: Observation, guesses: Sequence[Reconstruction]) -> tuple[str, ...]:
     said = list(problem.notes)
     if problem.whole:
         said.append("Whoever attacks is given what the loss takes beside the examples, such as their labels.")

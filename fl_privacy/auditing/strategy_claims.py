@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from flwr.app import Message
 from flwr.serverapp.strategy import Strategy
 
-from fl_privacy.dp_check.check import Asked
+from fl_privacy.dp_check.check import DpCheckRequest
 from fl_privacy.dp_check.claims import Claim, Facts, recompute
 from fl_privacy.dp_check.verdict import ClaimVerdict
 from fl_privacy.flower.dp_mechanisms import stated_by
@@ -69,7 +69,7 @@ def audited_claims(strategy: Strategy, replies: StatedByReplies, rounds: int) ->
     found: list[ClaimVerdict] = []
     if stated_by(strategy) is not None:
         found += verdicts_on(
-            strategy, Asked(rounds=rounds, draws=DRAWS), name=f"the server's {type(strategy).__name__}"
+            strategy, DpCheckRequest(rounds=rounds, draws=DRAWS), name=f"the server's {type(strategy).__name__}"
         )
     if "epsilon" in replies.stated:
         found.append(_of_clients(replies.stated, rounds))

@@ -11,7 +11,7 @@ import typer
 from fl_privacy.errors import UserError, say, visible
 
 if TYPE_CHECKING:
-    from fl_privacy.dp_check.check import Asked
+    from fl_privacy.dp_check.check import DpCheckRequest
     from fl_privacy.dp_check.verdict import ClaimVerdict
     from fl_privacy.runs.folder.claims import ClaimRecord
 
@@ -19,7 +19,7 @@ EXIT_FALSE = 1
 
 
 MORE: dict[str, type] = {"clients": int, "parameters": int, "neighbors": str, "noise": str, "seed": int}
-"""Rarely needed settings -> their types; see ``dp_check.check.Asked``."""
+"""Rarely needed settings -> their types; see ``dp_check.check.DpCheckRequest``."""
 
 
 def check_dp(  # noqa: PLR0917
@@ -58,9 +58,9 @@ def check_dp(  # noqa: PLR0917
     accusation with 99.9 %. What is not contradicted is not proven: the answer says what would have been noticed.
     """
     more = _read_settings(settings or [])
-    from fl_privacy.dp_check.check import Asked  # noqa: PLC0415
+    from fl_privacy.dp_check.check import DpCheckRequest  # noqa: PLC0415
 
-    asked = Asked(epsilon=epsilon, delta=delta, rounds=rounds, clip_norm=clip_norm, draws=draws, **more)
+    asked = DpCheckRequest(epsilon=epsilon, delta=delta, rounds=rounds, clip_norm=clip_norm, draws=draws, **more)
     folder = Path(subject)
     kind = _kind_of(folder)
     from fl_privacy.report.claims import write_claims_page  # noqa: PLC0415
@@ -119,7 +119,7 @@ def _kind_of(folder: Path) -> Kind:
     return "name"
 
 
-def _verdicts(subject: str, kind: Kind, asked: Asked, *, train: bool) -> list[ClaimVerdict]:
+def _verdicts(subject: str, kind: Kind, asked: DpCheckRequest, *, train: bool) -> list[ClaimVerdict]:
     if kind == "run":
         from fl_privacy.runs.run_claims import claims_of_run  # noqa: PLC0415
 

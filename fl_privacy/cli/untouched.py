@@ -98,12 +98,12 @@ def _told(audit: Callable[[Callable[[str], None]], tuple[str, Path]]) -> tuple[s
 
 
 def _audited(app: Path, asked: Mapping[str, Any], out: Path, tell: Callable[[str], None]) -> tuple[str, Path]:
-    from fl_privacy.auditing.app.audit import Asked, audit_app  # noqa: PLC0415
+    from fl_privacy.auditing.app.audit import AppAuditRequest, audit_app  # noqa: PLC0415
     from fl_privacy.auditing.app.bundle import read_app  # noqa: PLC0415
 
     logging.getLogger("flwr").propagate = False  # it writes its own lines
     mirror = None if asked["mirror"] is None else Path(asked["mirror"])
-    done = audit_app(read_app(app), Asked(**{**asked, "mirror": mirror}, out=out), tell)
+    done = audit_app(read_app(app), AppAuditRequest(**{**asked, "mirror": mirror}, out=out), tell)
     return done.line, done.page
 
 

@@ -15,7 +15,7 @@ from fl_privacy.defenses.defense import Defense, LocalStep
 from fl_privacy.effects import MutedFeatures, Part, SlicedNoise
 from fl_privacy.errors import UserError
 from fl_privacy.models.gradients import batch_loss, plain_attention
-from fl_privacy.models.gradients.hooks import Call, entering, leaving
+from fl_privacy.models.gradients.hooks import ModuleCall, entering, leaving
 from fl_privacy.models.gradients.memory import written_by
 from fl_privacy.progress import counted
 from fl_privacy.types import Batch, ModelState, Tensors
@@ -44,7 +44,7 @@ def linear_layers(model: nn.Module) -> dict[str, nn.Module]:
     return {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
 
 
-def maker_of(logits: Tensor, calls: Sequence[Call]) -> str:
+def maker_of(logits: Tensor, calls: Sequence[ModuleCall]) -> str:
     """Name the layer of ``calls`` that made ``logits``, or else the last."""
     return next((call.name for call in reversed(calls) if call.output is logits), calls[-1].name)
 

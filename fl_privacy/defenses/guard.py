@@ -11,7 +11,7 @@ from torch.func import functional_call
 
 from fl_privacy.checks import number, whole
 from fl_privacy.errors import UserError
-from fl_privacy.models.gradients.hooks import Call, leaving, owners
+from fl_privacy.models.gradients.hooks import ModuleCall, leaving, owners
 from fl_privacy.types import Batch, ModelState
 
 
@@ -110,7 +110,7 @@ def behavior_of(model: nn.Module, sent: ModelState, batch: Batch) -> Behavior:
     return Behavior(firing, alone, _leading(logits, batch.labels, calls, model))
 
 
-def _passing(calls: list[Call]) -> Iterator[tuple[str, Tensor]]:
+def _passing(calls: list[ModuleCall]) -> Iterator[tuple[str, Tensor]]:
     """Yield the name of each threshold layer and its mask of passed gradients, (B, U, places)."""
     for call in calls:
         kind, inputs = call.module, call.inputs
@@ -123,7 +123,7 @@ def _passing(calls: list[Call]) -> Iterator[tuple[str, Tensor]]:
         yield call.name, open.flatten(2) if open.dim() > 2 else open[..., None]
 
 
-def _leading(logits: Tensor, labels: Tensor, calls: list[Call], model: nn.Module) -> float:
+def _leading(logits: Tensor, labels: Tensor, calls: list[ModuleCall], model: nn.Module) -> float:
     linear = [call for call in calls if isinstance(call.module, nn.Linear) and call.output.shape == logits.shape]
     if not linear or labels.dim() != 1:
         return 0.0

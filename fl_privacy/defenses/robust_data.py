@@ -196,7 +196,7 @@ class Pixels:
 
 
 @dataclass(frozen=True, eq=False)
-class Words:
+class RobustTexts:
     """Robust space of texts: coordinates (B, L, d) of word embeddings, with random words as noise (appendix F).
 
     The embedding layer is neither trained nor uploaded.
@@ -239,9 +239,9 @@ class Words:
         return lambda words: ((words - self.true).square().mean(2) * share).sum(1)
 
 
-def words_of(step: LocalStep, judge: WordEvaluator | None) -> Words:
+def words_of(step: LocalStep, judge: WordEvaluator | None) -> RobustTexts:
     """Build the robust space of the texts of ``step``."""
     model = step.model
     assert isinstance(model, TextModel)
     table = step.sent.parameters[model.word_weight].detach()
-    return Words(step.batch.inputs, WordBox(table), model.word_weight, judge)
+    return RobustTexts(step.batch.inputs, WordBox(table), model.word_weight, judge)

@@ -59,7 +59,7 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Counts:
+class GuessCounts:
     """Counts of a test's positive answers on two neighbors, at T thresholds.
 
     Attributes:
@@ -72,8 +72,8 @@ class Counts:
     misses: Floats
     of_misses: int
 
-    def complement(self) -> "Counts":
-        return Counts(
+    def complement(self) -> "GuessCounts":
+        return GuessCounts(
             hits=self.of_misses - self.misses,
             of_hits=self.of_misses,
             misses=self.of_hits - self.hits,
@@ -81,12 +81,12 @@ class Counts:
         )
 
 
-def counts_above(first: ArrayLike, second: ArrayLike, thresholds: ArrayLike) -> Counts:
+def counts_above(first: ArrayLike, second: ArrayLike, thresholds: ArrayLike) -> GuessCounts:
     """Count the statistics (N,) and (M,) of the first and second neighbor above each of the thresholds (T,)."""
     positives, negatives, at = (np.asarray(values, dtype=np.float64) for values in (first, second, thresholds))
     ordered = np.sort(positives), np.sort(negatives)
     above = [len(values) - np.searchsorted(values, at, side="left") for values in ordered]
-    return Counts(
+    return GuessCounts(
         hits=above[0].astype(np.float64),
         of_hits=len(positives),
         misses=above[1].astype(np.float64),
@@ -94,7 +94,7 @@ def counts_above(first: ArrayLike, second: ArrayLike, thresholds: ArrayLike) -> 
     )
 
 
-def counted_epsilon(counts: Counts, *, delta: float, error: float) -> Floats:
+def counted_epsilon(counts: GuessCounts, *, delta: float, error: float) -> Floats:
     """Bound epsilon from below at each threshold, for any noise (Nasr et al. 2021, section 3).
 
     Under (epsilon, delta)-differential privacy hits <= e^epsilon misses + delta. Both rates have Clopper-Pearson
@@ -195,7 +195,7 @@ def is_gaussian(values: ArrayLike, *, error: float = 1e-4) -> bool:
 
 def largest_counted_epsilon(draws: int, *, delta: float, error: float) -> float:
     """Compute the largest epsilon that ``draws`` per neighbor can show, with a perfect test."""
-    perfect = Counts(hits=np.array([draws * 1.0]), of_hits=draws, misses=np.array([0.0]), of_misses=draws)
+    perfect = GuessCounts(hits=np.array([draws * 1.0]), of_hits=draws, misses=np.array([0.0]), of_misses=draws)
     return float(counted_epsilon(perfect, delta=delta, error=error)[0])
 
 

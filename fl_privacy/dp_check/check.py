@@ -24,7 +24,7 @@ PILOT_CALLS = 1800
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class DpCheckRequest:
     """Settings of a check of a claim.
 
     Attributes:
@@ -80,7 +80,7 @@ class Asked:
 
 
 def tested(
-    name: str, mechanism: Mechanism, stated: Stated | None, asked: Asked, *, pair: Neighbors | None = None
+    name: str, mechanism: Mechanism, stated: Stated | None, asked: DpCheckRequest, *, pair: Neighbors | None = None
 ) -> ClaimVerdict:
     """Test ``mechanism`` against its claim, or else against the epsilon of its stated noise.
 
@@ -109,7 +109,7 @@ def tested(
     return ClaimVerdict(subject=name, claim=held, recomputed=recomputed, check=check, notes=notes)
 
 
-def recomputed_by(stated: Stated | None, asked: Asked, claim: Claim | None) -> Recomputed | None:
+def recomputed_by(stated: Stated | None, asked: DpCheckRequest, claim: Claim | None) -> Recomputed | None:
     """Recompute epsilon from what is ``stated``, at the delta and for the rounds of ``claim``."""
     if stated is None:
         return None
@@ -117,7 +117,7 @@ def recomputed_by(stated: Stated | None, asked: Asked, claim: Claim | None) -> R
     return recompute(stated.facts, delta=delta, neighbors=claim.neighbors if claim else asked.neighbors)
 
 
-def _own_claim(stated: Stated | None, asked: Asked) -> Claim | None:
+def _own_claim(stated: Stated | None, asked: DpCheckRequest) -> Claim | None:
     multiplier = stated.facts.noise_multiplier if stated else None
     if not multiplier or asked.delta == 0:
         return None

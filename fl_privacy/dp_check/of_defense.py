@@ -7,7 +7,7 @@ from torch import nn
 
 from fl_privacy.defenses import ClientState, Defense, LocalStep
 from fl_privacy.defenses.privacy import guarantee
-from fl_privacy.dp_check.check import Asked, recomputed_by, tested
+from fl_privacy.dp_check.check import DpCheckRequest, recomputed_by, tested
 from fl_privacy.dp_check.claims import Facts, Stated, Unit
 from fl_privacy.dp_check.draws import Mechanism, Neighbors
 from fl_privacy.dp_check.verdict import ClaimVerdict
@@ -16,7 +16,7 @@ from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors
 
 
-def on_defense(defense: Defense, asked: Asked) -> list[ClaimVerdict]:
+def on_defense(defense: Defense, asked: DpCheckRequest) -> list[ClaimVerdict]:
     """Recompute and test the privacy of ``defense``: its upload, or one step of DP-SGD."""
     stated = stated_by_defense(defense, asked)
     if defense.upload and not defense.gradient:
@@ -29,7 +29,7 @@ def on_defense(defense: Defense, asked: Asked) -> list[ClaimVerdict]:
     return [ClaimVerdict(subject=defense.name, claim=claim, recomputed=recomputed_by(stated, asked, claim))]
 
 
-def stated_by_defense(defense: Defense, asked: Asked) -> Stated:
+def stated_by_defense(defense: Defense, asked: DpCheckRequest) -> Stated:
     """Derive the claim that follows from the settings of ``defense``."""
     found = guarantee(defense, sample_rate=1.0, delta=asked.delta or 1e-5, num_tensors=len(asked.shapes))
     facts = Facts(

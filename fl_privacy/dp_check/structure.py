@@ -41,7 +41,7 @@ class Uncovered:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Held:
+class HeldDraws:
     """Draws held for inspection.
 
     Attributes:
@@ -76,7 +76,7 @@ class Held:
         return tuple(name for name, place in self.places.items() if bool(among[place].any()))
 
 
-def held_rows(mechanism: Mechanism, pair: Neighbors, draws: int, shapes: Mapping[str, torch.Size]) -> Held:
+def held_rows(mechanism: Mechanism, pair: Neighbors, draws: int, shapes: Mapping[str, torch.Size]) -> HeldDraws:
     """Draw a quarter of ``draws`` on either neighbor, or as many as memory allows."""
     size = sum(shape.numel() for shape in shapes.values())
     columns: list[Tensor] = []
@@ -97,11 +97,11 @@ def held_rows(mechanism: Mechanism, pair: Neighbors, draws: int, shapes: Mapping
         torch.cat([rows[:, taken] for rows in drawn_rows(mechanism, given, number)])
         for given in (pair.first, pair.second)
     ]
-    return Held(first=sides[0], second=sides[1], shapes=kept, places=places, taken=taken)
+    return HeldDraws(first=sides[0], second=sides[1], shapes=kept, places=places, taken=taken)
 
 
 def uncovered(
-    mechanism: Mechanism, pair: Neighbors, held: Held, *, shapes: Mapping[str, torch.Size], delta: float, seed: int
+    mechanism: Mechanism, pair: Neighbors, held: HeldDraws, *, shapes: Mapping[str, torch.Size], delta: float, seed: int
 ) -> list[Uncovered]:
     """Search for content that noise does not cover, and confirm it by fresh draws.
 
@@ -132,7 +132,7 @@ def uncovered(
     return found or _opposite(held)
 
 
-def _confirmed(direction: Tensor, held: Held, fresh: Held, after: Tensor | None) -> float:
+def _confirmed(direction: Tensor, held: HeldDraws, fresh: HeldDraws, after: Tensor | None) -> float:
     first, second = fresh.first @ direction, fresh.second @ direction
     size = held.second.abs().amax(0) + held.first.abs().amax(0)
     rounded = ROUNDING * (float((direction * size).norm()) + abs(float(first.mean())) + abs(float(second.mean())))
@@ -152,7 +152,7 @@ Found = tuple[str, Tensor]
 """Reason, and a direction (d,) along which the held draws do not vary."""
 
 
-def _constant(held: Held) -> list[Found]:
+def _constant(held: HeldDraws) -> list[Found]:
     shift, constant = held.shift, held.constant
     bare = constant & (shift != 0)
     if not bool(bare.any()):
@@ -175,7 +175,7 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def _shared(held: Held) -> list[Found]:
+def _shared(held: HeldDraws) -> list[Found]:
     """Find groups of values with the same noise up to a factor, and combinations in which it cancels."""
     varying = ~held.constant
     if int(varying.sum()) < 2:
@@ -202,7 +202,7 @@ def _shared(held: Held) -> list[Found]:
     return [(f"values of {_listed(names)} carry the same noise, so that their difference has none", direction)]
 
 
-def _sums(held: Held) -> list[Found]:
+def _sums(held: HeldDraws) -> list[Found]:
     residuals, shift = held.residuals, held.shift
     variances = residuals.square().mean(0)
     found: list[Found] = []
@@ -224,7 +224,7 @@ def _sums(held: Held) -> list[Found]:
     return found
 
 
-def _labels(held: Held) -> Iterator[tuple[str, Tensor]]:
+def _labels(held: HeldDraws) -> Iterator[tuple[str, Tensor]]:
     """Yield sums in words, and for each value (d,) the number of its sum, -1 for none."""
     size = held.first.shape[1]
     yield "all arrays together", torch.zeros(size, dtype=torch.long)
@@ -250,7 +250,7 @@ def _labels(held: Held) -> Iterator[tuple[str, Tensor]]:
     yield from _layers(held, size)
 
 
-def _layers(held: Held, size: int) -> Iterator[tuple[str, Tensor]]:
+def _layers(held: HeldDraws, size: int) -> Iterator[tuple[str, Tensor]]:
     of: dict[torch.Size, list[str]] = {}
     for name, shape in held.shapes.items():
         of.setdefault(shape, []).append(name)
@@ -262,7 +262,7 @@ def _layers(held: Held, size: int) -> Iterator[tuple[str, Tensor]]:
             yield f"{_listed(names)} together", whole
 
 
-def _left_out(held: Held) -> list[Found]:
+def _left_out(held: HeldDraws) -> list[Found]:
     varying = ~held.constant
     residuals = held.residuals[:, varying]
     draws, values = residuals.shape
@@ -284,7 +284,7 @@ def _left_out(held: Held) -> list[Found]:
     return [(f"the noise fills {rank:,} of {values:,} directions; in the others the update leaves as it is", direction)]
 
 
-def _repeats(rows: Tensor, held: Held) -> dict[str, Tensor]:
+def _repeats(rows: Tensor, held: HeldDraws) -> dict[str, Tensor]:
     found = {}
     for name, place in held.places.items():
         kept = rows[:, place]
@@ -296,7 +296,7 @@ def _repeats(rows: Tensor, held: Held) -> dict[str, Tensor]:
     return found
 
 
-def _again(held: Held, after: Tensor, repeated: Mapping[str, Tensor], delta: float) -> list[Uncovered]:
+def _again(held: HeldDraws, after: Tensor, repeated: Mapping[str, Tensor], delta: float) -> list[Uncovered]:
     moved, names = held.shift, []
     after_it = _repeats(after, held)
     for name, values in repeated.items():
@@ -329,7 +329,7 @@ def _atoms(rows: Tensor, column: int) -> np.ndarray:
     return values[counts >= FEWEST_REPEATS]
 
 
-def _levels(held: Held) -> dict[str, dict[int, np.ndarray]]:
+def _levels(held: HeldDraws) -> dict[str, dict[int, np.ndarray]]:
     found = {}
     for name, place in held.places.items():
         moved = held.shift[place].abs()
@@ -340,7 +340,7 @@ def _levels(held: Held) -> dict[str, dict[int, np.ndarray]]:
     return found
 
 
-def _between_levels(held: Held, after: Tensor, levels: Mapping[str, Mapping[int, np.ndarray]]) -> list[Uncovered]:
+def _between_levels(held: HeldDraws, after: Tensor, levels: Mapping[str, Mapping[int, np.ndarray]]) -> list[Uncovered]:
     """Return the arrays whose atoms follow a slight change of the input: they are the update itself."""
     names = []
     for name, columns in levels.items():
@@ -357,7 +357,7 @@ def _between_levels(held: Held, after: Tensor, levels: Mapping[str, Mapping[int,
     return [Uncovered(reason=reason, arrays=tuple(names))]
 
 
-def _opposite(held: Held) -> list[Uncovered]:
+def _opposite(held: HeldDraws) -> list[Uncovered]:
     rows = held.first[:, ~held.constant]
     largest = rows.abs().amax(0)
     if not rows.shape[1] or _alike(rows, largest) > 0.01:  # a value of few levels is often the same
@@ -389,7 +389,7 @@ def _nudged(given: Any, rng: torch.Generator) -> Any:
     return None
 
 
-def told_by_covariance(held: Held, known: Tensor | None) -> Tensor | None:
+def told_by_covariance(held: HeldDraws, known: Tensor | None) -> Tensor | None:
     """Return the most distinguishing direction (d,) by the noise's covariance, if far better than ``known``."""
     residuals = held.residuals
     spreads = residuals.square().mean(0).sqrt()

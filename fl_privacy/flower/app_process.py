@@ -9,7 +9,7 @@ from flwr.app import Context, Message
 from fl_privacy.errors import UserError
 from fl_privacy.flower.inside.serialized import context_bytes, context_of, message_from_parts, message_parts
 from fl_privacy.site.gate.apart import LARGEST_WORD, Apart
-from fl_privacy.site.gate.isolation import Held, Wishes
+from fl_privacy.site.gate.isolation import Isolation, Wishes
 from fl_privacy.site.gate.policy import AppLimits
 from fl_privacy.site.gate.rules import RefusedError
 
@@ -26,10 +26,10 @@ class Cell:
 
     def __init__(self, app: str, limits: AppLimits) -> None:
         self.app, self.limits = app, limits
-        self.held: Held | None = None
+        self.held: Isolation | None = None
         self._apart: Apart | None = None
 
-    def start(self) -> Held:
+    def start(self) -> Isolation:
         """Start the process, load the app, and return the isolation that holds.
 
         Raises:
@@ -67,7 +67,7 @@ class Cell:
                 f"--app is expected to be loaded, but {self.app} said something else; repair it."
             ) from error
 
-    def _loaded(self, apart: Apart) -> Held:
+    def _loaded(self, apart: Apart) -> Isolation:
         deadline = time.monotonic() + LOAD_SECONDS
         held = apart.begin({"app": self.app}, deadline)
         logger.warning("%s", held.in_words())

@@ -16,7 +16,7 @@ from flwr.serverapp.strategy import (
 )
 
 from fl_privacy.defenses import Defense
-from fl_privacy.dp_check.check import Asked, tested
+from fl_privacy.dp_check.check import DpCheckRequest, tested
 from fl_privacy.dp_check.draws import Mechanism
 from fl_privacy.dp_check.of_defense import on_defense
 from fl_privacy.dp_check.verdict import ClaimVerdict
@@ -46,7 +46,9 @@ def located(name: str) -> Any:
     return found
 
 
-def verdicts_on(subject: object, asked: Asked, *, name: str = "", mods: Sequence[Any] = ()) -> list[ClaimVerdict]:
+def verdicts_on(
+    subject: object, asked: DpCheckRequest, *, name: str = "", mods: Sequence[Any] = ()
+) -> list[ClaimVerdict]:
     """Recompute and test each claim that ``subject`` makes.
 
     Args:
@@ -91,7 +93,7 @@ def _of_tensors(function: Callable[[Any], Any]) -> Mechanism:
     return mechanism
 
 
-def _on_strategy(strategy: Strategy, asked: Asked, mods: Sequence[Any], name: str) -> ClaimVerdict:
+def _on_strategy(strategy: Strategy, asked: DpCheckRequest, mods: Sequence[Any], name: str) -> ClaimVerdict:
     stated = stated_by(strategy, rounds=asked.rounds)
     sampled: Any = getattr(strategy, "num_sampled_clients", 2)
     clients = int(asked.clients or sampled)

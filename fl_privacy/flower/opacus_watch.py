@@ -12,7 +12,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from fl_privacy.dp_check.bounds import gaussian_epsilon
-from fl_privacy.dp_check.check import Asked, tested
+from fl_privacy.dp_check.check import DpCheckRequest, tested
 from fl_privacy.dp_check.claims import Claim, Facts, Stated, recompute
 from fl_privacy.dp_check.draws import Mechanism, Neighbors
 from fl_privacy.dp_check.verdict import ClaimVerdict
@@ -64,7 +64,7 @@ class OpacusWatch:
         )
         return self.beside + self.others or int(moved)
 
-    def verdicts(self, asked: Asked, *, rounds: int) -> list[ClaimVerdict]:
+    def verdicts(self, asked: DpCheckRequest, *, rounds: int) -> list[ClaimVerdict]:
         """Check Opacus' epsilon, if asked for, against its noise, and one step against its noise multiplier.
 
         Args:
@@ -97,7 +97,7 @@ class OpacusWatch:
             )
         return [*found, *(self._one_step(asked) if self.multipliers else [])]
 
-    def _claim(self, asked: Asked) -> Claim | None:
+    def _claim(self, asked: DpCheckRequest) -> Claim | None:
         """Return the accountant's claim; else, after steps without noise, what the noise promised for one."""
         if self.claims:
             epsilon, delta = self.claims[-1]
@@ -169,7 +169,7 @@ class OpacusWatch:
         self.beside += owned
         self.others += not owned
 
-    def _one_step(self, asked: Asked) -> list[ClaimVerdict]:
+    def _one_step(self, asked: DpCheckRequest) -> list[ClaimVerdict]:
         if self.inputs is None or len(self.inputs) < 1:
             return []
         once = Stated(
@@ -177,7 +177,7 @@ class OpacusWatch:
             clip_norm=float(self.optimizer.max_grad_norm), unit="example",
         )  # fmt: skip
         draws = asked.draws or MOST_DRAWS
-        question = Asked(delta=asked.delta, draws=draws, seed=asked.seed)
+        question = DpCheckRequest(delta=asked.delta, draws=draws, seed=asked.seed)
         mechanism, pair = step_of(self.module, self.optimizer, self.inputs)
         return [tested("one step of Opacus on a batch with the record", mechanism, once, question, pair=pair)]
 

@@ -51,7 +51,7 @@ OTHER_UPDATES, MOST_CONTROLS = 3, 8
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Others:
+class Distractors:
     """Distractors and controls with which guesses are compared.
 
     Attributes:
@@ -71,7 +71,7 @@ class Others:
     controls: Controls = field(default_factory=dict)
     beside: Callable[[int], PublicImages | None] | None = None
 
-    def of(self, victim: VictimId) -> "Others":
+    def of(self, victim: VictimId) -> "Distractors":
         """Return the images for comparison with guesses at ``victim``."""
         return self if self.beside is None else replace(self, candidates=self.beside(victim.client))
 
@@ -105,7 +105,7 @@ def _share(ones: Tensor, others: Tensor) -> bool:
     return bool((apart <= NEARLY).any())
 
 
-def compare_images(match: Match, others: Others, victim: VictimId, fed: Tensor | None = None) -> list[Figures]:
+def compare_images(match: Match, others: Distractors, victim: VictimId, fed: Tensor | None = None) -> list[Figures]:
     """Compute the figures of each image of a victim that has a guess.
 
     Args:
@@ -159,7 +159,7 @@ def _stand_ins(others: Tensor, number: int) -> Tensor:
     return others[torch.linspace(0, len(others) - 1, most).long()] if len(others) > most else others
 
 
-def compare_texts(match: Match, others: Others, language: Language | None = None) -> list[Figures]:
+def compare_texts(match: Match, others: Distractors, language: Language | None = None) -> list[Figures]:
     """Compute the figures of each text of a victim that has a guess.
 
     ``control_f1`` is the token F1 of the most frequent public tokens; ``chance`` is the probability that the guesses
@@ -187,7 +187,7 @@ def _coincidences(public: Tensor) -> Coincidences:
     return Coincidences.counted((times[of] - 1).numpy())
 
 
-def compare_rows(match: Match, others: Others, schema: Schema) -> list[Figures]:
+def compare_rows(match: Match, others: Distractors, schema: Schema) -> list[Figures]:
     """Compute exactness, control and chance of each row of a victim that has a guess.
 
     ``chance`` is the probability that the guesses fit as many public rows equally well.
@@ -224,7 +224,7 @@ def _of_each(seen: Identified) -> list[Figures]:
     return figures
 
 
-def _control_lead(original: Tensor, own: Figures, extra: Sequence[Tensor], others: Others) -> float:
+def _control_lead(original: Tensor, own: Figures, extra: Sequence[Tensor], others: Distractors) -> float:
     """Return the largest lead at ``original`` (C, H, W) without its update; minus infinity without any.
 
     These are guesses at other updates, and the nearest public image if it is almost the original or its twin. A guess
@@ -256,7 +256,7 @@ _DIGITS_OF_CHANCE = 9
 
 
 def bag_figures(
-    reconstruction: Reconstruction, truth: Batch, others: Others | None, language: Language | None
+    reconstruction: Reconstruction, truth: Batch, others: Distractors | None, language: Language | None
 ) -> tuple[dict[str, float], Figures]:
     """Compute metrics and figures of the words found in all texts of one victim together; empty without words.
 

@@ -7,7 +7,14 @@ import torch
 from torch import Tensor
 
 from fl_privacy.errors import UserError
-from fl_privacy.measure.distractors import Figures, Others, bag_figures, compare_images, compare_rows, compare_texts
+from fl_privacy.measure.distractors import (
+    Distractors,
+    Figures,
+    bag_figures,
+    compare_images,
+    compare_rows,
+    compare_texts,
+)
 from fl_privacy.measure.images import MetricFunction
 from fl_privacy.measure.matching import Match, hard_labels, match
 from fl_privacy.measure.registry import METRICS
@@ -107,7 +114,7 @@ def evaluate_all(
     transformed: Sequence[Batch] | None = None,
     language: Language | None = None,
     schema: Schema | None = None,
-    others: Others | None = None,
+    others: Distractors | None = None,
     augmented: bool = False,
 ) -> list[VictimScore]:
     """Match each reconstruction to its originals, then compute every metric of all images at once.
@@ -155,7 +162,10 @@ def evaluate_all(
 
 
 def _of_texts(
-    reconstructions: Sequence[Reconstruction], truths: Sequence[Batch], language: Language | None, others: Others | None
+    reconstructions: Sequence[Reconstruction],
+    truths: Sequence[Batch],
+    language: Language | None,
+    others: Distractors | None,
 ) -> list[VictimScore]:
     matches = [match_texts(r, t) for r, t in zip(reconstructions, truths, strict=True)]
     compared = None if others is None else [compare_texts(m, others, language) for m in matches]
@@ -165,7 +175,7 @@ def _of_texts(
 
 
 def _of_rows(
-    reconstructions: Sequence[Reconstruction], truths: Sequence[Batch], schema: Schema, others: Others | None
+    reconstructions: Sequence[Reconstruction], truths: Sequence[Batch], schema: Schema, others: Distractors | None
 ) -> list[VictimScore]:
     matches = [match_rows(r, t, schema) for r, t in zip(reconstructions, truths, strict=True)]
     compared = None if others is None else [compare_rows(m, others, schema) for m in matches]

@@ -38,7 +38,7 @@ class Board:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Measured:
+class MeasuredBenchmark:
     """A benchmark, as far as it is done.
 
     Attributes:

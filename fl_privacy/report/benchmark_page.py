@@ -13,12 +13,12 @@ from markupsafe import Markup
 
 from fl_privacy.measure import METRICS, Statistic
 from fl_privacy.measure.registry import IMAGE_METRIC, TABLE_METRIC, TEXT_METRIC
-from fl_privacy.report.benchmark import Board, Measured
+from fl_privacy.report.benchmark import Board, MeasuredBenchmark
 from fl_privacy.report.charts import SERIES, draw_svg
 from fl_privacy.report.numbers import below, metric, seconds, title, title_within
 from fl_privacy.report.page import render
 from fl_privacy.report.recommendation import read_of
-from fl_privacy.runs.folder import Candidate, Reading
+from fl_privacy.runs.folder import Candidate, LeakageResult
 from fl_privacy.runs.folder.leakage import COMPARED, leaks_most
 from fl_privacy.runs.folder.study import THREATS, StudyRow, Threat
 from fl_privacy.runs.folder.verdict import Tone, tone_of
@@ -62,7 +62,7 @@ class PageRow:
     standing: StudyRow
     found: Candidate | None
     why: str
-    most: Reading | None
+    most: LeakageResult | None
     tone: Tone
     missing: Mapping[str, int]
     by_uploads: Mapping[str, Candidate | None]
@@ -100,7 +100,7 @@ class PageRow:
         return {name: "" if v is None else min(v, 1e9) for name, v in values.items()}
 
 
-def benchmark_in_words(measured: Measured) -> str:
+def benchmark_in_words(measured: MeasuredBenchmark) -> str:
     """Name the defense that leaks least."""
     board = _chosen(measured)
     open_end = f" Not finished: {measured.jobs_done} of {measured.jobs} jobs are done; the same command goes on."
@@ -108,7 +108,7 @@ def benchmark_in_words(measured: Measured) -> str:
     return f"{said} {' '.join(_found(measured, board))}".strip()
 
 
-def _chosen(measured: Measured) -> Board:
+def _chosen(measured: MeasuredBenchmark) -> Board:
     losses = measured.track.accuracy_loss
     middle = losses[len(losses) // 2]
     return next(b for b in measured.boards if b.threat == measured.worst_threat and b.accuracy_loss == middle)
@@ -118,7 +118,7 @@ def _within(value: float, name: str) -> float:
     return min(value, METRICS[name].range[1])
 
 
-def render_benchmark(measured: Measured) -> str:
+def render_benchmark(measured: MeasuredBenchmark) -> str:
     """Render the HTML of a benchmark."""
     track, standings, boards = measured.track, measured.standings, measured.boards
     losses, chosen = track.accuracy_loss, _chosen(measured)
@@ -195,7 +195,7 @@ def _rows(board: Board, uploads: Sequence[str]) -> list[PageRow]:
     return rows
 
 
-def _headline(measured: Measured, board: Board) -> str:
+def _headline(measured: MeasuredBenchmark, board: Board) -> str:
     loss, so_far = f"{board.accuracy_loss:g} points of accuracy", measured.jobs_done < measured.jobs
     if board.best is None or board.best.missing(board.threat):
         return f"No defense was measured to the end that costs at most {loss}"
@@ -204,7 +204,7 @@ def _headline(measured: Measured, board: Board) -> str:
     return f"{'So far ' * so_far}{board.best.entry.name} leaks least of what costs at most {loss}{still}"
 
 
-def _found(measured: Measured, board: Board) -> list[str]:
+def _found(measured: MeasuredBenchmark, board: Board) -> list[str]:
     sentences, best = list[str](), board.best
     if best is not None and not best.missing(board.threat) and (found := best.candidate(board.threat)) is not None:
         name = found.judged_by
@@ -227,7 +227,7 @@ def _found(measured: Measured, board: Board) -> list[str]:
     return sentences
 
 
-def _tiles(measured: Measured) -> list[tuple[str, str, str]]:
+def _tiles(measured: MeasuredBenchmark) -> list[tuple[str, str, str]]:
     track = measured.track
     families = len({s.entry.family for s in measured.standings}) - 1
     return [
@@ -238,7 +238,7 @@ def _tiles(measured: Measured) -> list[tuple[str, str, str]]:
     ]
 
 
-def _fixed(measured: Measured) -> list[tuple[str, str]]:
+def _fixed(measured: MeasuredBenchmark) -> list[tuple[str, str]]:
     track = measured.track
     rows = [("Settings", " ".join(track.settings)), ("Attack", " ".join(track.attack))]
     rows += [(f"Training: {name}", " ".join(own)) for name, own in track.trainings.items()]
@@ -257,7 +257,7 @@ def _fixed(measured: Measured) -> list[tuple[str, str]]:
     return rows
 
 
-def _picture(measured: Measured, board: Board) -> Markup | None:
+def _picture(measured: MeasuredBenchmark, board: Board) -> Markup | None:
     shown, threats, name = [s for s in board.ranked if s.candidate(board.threat)], measured.threats, measured.metric
     farthest = FARTHEST if name == IMAGE_METRIC else METRICS[name].range[1]
     if not shown:
@@ -300,7 +300,7 @@ FORMAT = 3
 SCHEMA = Path(__file__).resolve().parent / "benchmark.schema.json"
 
 
-def benchmark_as_plain(measured: Measured) -> dict[str, Any]:
+def benchmark_as_plain(measured: MeasuredBenchmark) -> dict[str, Any]:
     """Return plain values, of which only ``clock`` depends on the time."""
     track = measured.track
     return {
@@ -367,7 +367,7 @@ def _worst(found: Candidate) -> dict[str, Any]:
     }
 
 
-def _reading(cell: str, reading: Reading) -> dict[str, Any]:
+def _reading(cell: str, reading: LeakageResult) -> dict[str, Any]:
     return {
         "cell": cell,
         "attacker": str(reading.attacker),

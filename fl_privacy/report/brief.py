@@ -18,7 +18,7 @@ from fl_privacy.report.page import render
 from fl_privacy.report.run_page import what_was_done
 from fl_privacy.report.settings import batch_norm_in_words
 from fl_privacy.report.words import glossary_of
-from fl_privacy.runs.folder import Reading, Run, Verdict, read_run, verdict_of
+from fl_privacy.runs.folder import LeakageResult, Run, Verdict, read_run, verdict_of
 from fl_privacy.runs.folder.defense_choice import HEADLINE, TOLD, strongest
 from fl_privacy.runs.folder.leakage import worst_by
 from fl_privacy.runs.folder.pictures import SENTENCE_FILES
@@ -182,12 +182,12 @@ def _ways(verdict: Verdict) -> str:
     return f"{counts.exact} exactly, {counts.identified} identified, {counts.recognizable} recognizable"
 
 
-def _of(reading: Reading, others: Sequence[Reading], words: str) -> str:
+def _of(reading: LeakageResult, others: Sequence[LeakageResult], words: str) -> str:
     who = reading.among(others)
     return f"{words}; {who}" if who else words
 
 
-def _untested(run: Run, found: Sequence[Reading], kind: str) -> list[str]:
+def _untested(run: Run, found: Sequence[LeakageResult], kind: str) -> list[str]:
     lines = [line for line in run.threat_model if line.startswith(NOT_TESTED[1:])]
     servers = [line.removeprefix(NOT_TESTED[0]).strip() for line in run.threat_model if line.startswith(NOT_TESTED[0])]
     lines += [line[0].upper() + line[1:] for line in servers if line]

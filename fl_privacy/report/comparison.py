@@ -20,7 +20,7 @@ from fl_privacy.report.ppc import PpcView
 from fl_privacy.report.recommendation import answer
 from fl_privacy.report.run_page import said_together, uploads_of
 from fl_privacy.report.settings import batch_norm_in_words, differences, names
-from fl_privacy.runs.folder import Attacker, Candidate, Reading, Recognized, Run, Summary, Verdict, verdict_of
+from fl_privacy.runs.folder import Attacker, Candidate, LeakageResult, Recognized, Run, Summary, Verdict, verdict_of
 from fl_privacy.runs.folder.defense_choice import asked_of, candidate_of, strongest
 from fl_privacy.runs.folder.identity import attacked_hash
 from fl_privacy.runs.folder.leakage import COMPARED, Extent, extent_of, main_of, most_exposed, readings_of, worst_by
@@ -41,7 +41,7 @@ class RunRow:
     run: Run
     name: str
     differences: list[str]
-    readings: Sequence[Reading]
+    readings: Sequence[LeakageResult]
     pmm: float | None
     link: str | None
 
@@ -59,7 +59,7 @@ class RunRow:
         return verdict_of(self.run)
 
     @property
-    def most(self) -> Reading | None:
+    def most(self) -> LeakageResult | None:
         return self.verdict.most
 
     @property
@@ -87,7 +87,7 @@ class RunRow:
             and all(r.attacker is Attacker.PLAIN for r in self.readings)
         )
 
-    def worst(self, name: str) -> Reading | None:
+    def worst(self, name: str) -> LeakageResult | None:
         return worst_by(name, self.readings)
 
     def mean(self, name: str) -> float | None:

@@ -77,7 +77,7 @@ AXES = {"membership": "Membership, TPR at 1 % FPR", "attribute": "Attribute, ASR
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cell:
+class MeasureCell:
     """A measure in a table: value, interval, value of guessing, and bound of differential privacy."""
 
     title: str
@@ -93,7 +93,7 @@ class MethodRow:
     """A method in a table."""
 
     finding: Finding
-    cells: Sequence[Cell | None]
+    cells: Sequence[MeasureCell | None]
     epsilon: str
 
 
@@ -190,11 +190,11 @@ def _view(about: str, every: Sequence[Finding]) -> InferredView:
     )
 
 
-def _cell(name: str, measure: Measure | None, among: int) -> Cell | None:
+def _cell(name: str, measure: Measure | None, among: int) -> MeasureCell | None:
     if measure is None:
         return None
     shown = MEASURES[name]
-    return Cell(
+    return MeasureCell(
         title=shown.title,
         value=shown.show(measure.value),
         interval=f"[{shown.show(measure.low)}, {shown.show(measure.high)}]",

@@ -19,7 +19,7 @@ _RANKS = ("Read best", "Second", "Third")
 
 
 @dataclass(frozen=True)
-class Cell:
+class RowCell:
     """A guessed cell: right, wrong, or plain if not known, and ``True`` if the attacker is certain."""
 
     text: str
@@ -33,8 +33,8 @@ class RowLine:
 
     column: str
     original: str
-    guess: Cell | None
-    adaptive: Cell | None
+    guess: RowCell | None
+    adaptive: RowCell | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,9 +128,9 @@ def _view(record: Mapping[str, Any], found: Mapping[tuple[str, int], RowPair], r
     )
 
 
-def _cell(guess: RowGuess | None, at: int, record: Mapping[str, Any]) -> Cell | None:
+def _cell(guess: RowGuess | None, at: int, record: Mapping[str, Any]) -> RowCell | None:
     if guess is None:
         return None
     kind = "plain" if not guess.right else "right" if guess.right[at] else "wrong"
     proven = record.get("certainty") in ("proven", "consistent")
-    return Cell(guess.cells[at], kind, bool(proven) or guess.certain[at] >= SURE)
+    return RowCell(guess.cells[at], kind, bool(proven) or guess.certain[at] >= SURE)

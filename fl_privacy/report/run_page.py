@@ -21,7 +21,7 @@ from fl_privacy.report.rows import all_rows, best_rows, best_rows_in_words
 from fl_privacy.report.settings import batch_norm_in_words, chosen, overview
 from fl_privacy.report.texts import all_sentences, extreme_sentences
 from fl_privacy.runs.config.parse import select
-from fl_privacy.runs.folder import Attacker, Film, Pair, Reading, Run, Sentence, TextFilm, Verdict, verdict_of
+from fl_privacy.runs.folder import Attacker, Film, LeakageResult, Pair, Run, Sentence, TextFilm, Verdict, verdict_of
 from fl_privacy.runs.folder.leakage import (
     AttackedUploads,
     facts_of,
@@ -201,7 +201,7 @@ ROUNDS_SHOWN = 12
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shown:
+class ShownVictims:
     """Victims' data in a run's folder; empty if only figures were shared.
 
     Attributes:
@@ -217,7 +217,7 @@ class Shown:
     problems: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, run: Run) -> "Shown":
+    def of(cls, run: Run) -> "ShownVictims":
         if run.shared == "figures":
             return cls()
         pairs, unpaired = run.read_pairs()
@@ -227,13 +227,13 @@ class Shown:
         problems = (*unpaired, *unread, *torn, *damaged)
         return cls(pairs=pairs, sentences=sentences, rows=rows, films=films, problems=problems)
 
-    def modality(self, found: Sequence[Reading]) -> Modality:
+    def modality(self, found: Sequence[LeakageResult]) -> Modality:
         """Return the modality of saved victims, or of ``found`` without any."""
         kept = {TEXTS: self.sentences, ROWS: self.rows}
         return next((modality for modality, shown in kept.items() if shown), modality_attacked(found))
 
 
-def render_run(run: Run, shown: Shown, *, problems: Sequence[str] = (), live: bool = False) -> str:
+def render_run(run: Run, shown: ShownVictims, *, problems: Sequence[str] = (), live: bool = False) -> str:
     """Render the HTML of ``run`` with the victims in ``shown``; all problems go into a banner.
 
     A ``live`` page shows an unfinished run and refreshes itself.
@@ -292,7 +292,7 @@ def render_run(run: Run, shown: Shown, *, problems: Sequence[str] = (), live: bo
     )
 
 
-def _main_tiles(found: Sequence[Reading]) -> list[dict[str, Any]]:
+def _main_tiles(found: Sequence[LeakageResult]) -> list[dict[str, Any]]:
     rounds = sorted({reading.round for reading in found})
     tiles = []
     for round in dict.fromkeys([rounds[-1], rounds[0]]) if rounds else ():
@@ -314,14 +314,14 @@ def _main_tiles(found: Sequence[Reading]) -> list[dict[str, Any]]:
     return tiles
 
 
-def _count_rows(verdict: Verdict, last: Sequence[Reading]) -> list[dict[str, Any]]:
+def _count_rows(verdict: Verdict, last: Sequence[LeakageResult]) -> list[dict[str, Any]]:
     most = verdict.most
     shown = [*last, *([r for r in verdict.readings if most and r.round == most.round and r not in last])]
     source = verdict.facts.source
     return [{"round": r.round, "attacker": r.attacker, "counts": r.counts, "tone": tone_of([r], source)} for r in shown]
 
 
-def _leakage_rows(found: Sequence[Reading]) -> list[dict[str, Any]]:
+def _leakage_rows(found: Sequence[LeakageResult]) -> list[dict[str, Any]]:
     names = list(dict.fromkeys(name for reading in found for name in reading.leakage.metrics))
     order = sorted(names, key=lambda name: list(METRICS).index(name) if name in METRICS else len(METRICS))
     rows = []
@@ -363,7 +363,7 @@ def _round_rows(verdict: Verdict) -> list[dict[str, Any]]:
     ]
 
 
-def _over_rounds(found: Sequence[Reading]) -> Markup | None:
+def _over_rounds(found: Sequence[LeakageResult]) -> Markup | None:
     if len({reading.round for reading in found}) <= ROUNDS_SHOWN:
         return None
     main = modality_attacked(found).metric

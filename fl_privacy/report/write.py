@@ -14,7 +14,7 @@ from fl_privacy.report.comparison import render_comparison
 from fl_privacy.report.gallery import caption, grid_picture, rank_by
 from fl_privacy.report.mechanisms import samples_of_runs
 from fl_privacy.report.ppc import Sample, ppc_view_of, samples_of_rows
-from fl_privacy.report.run_page import Shown, render_run
+from fl_privacy.report.run_page import ShownVictims, render_run
 from fl_privacy.report.trade_off_page import render_trade_off, row_as_plain, trade_off_sentences
 from fl_privacy.runs.folder import Run, read_run
 from fl_privacy.runs.folder.records import dump_json
@@ -105,7 +105,7 @@ def _write_caps(page: Path, samples: Sequence[Sample]) -> None:
 def page_of_run(run: Run, *, live: bool = False) -> str:
     """Render the HTML of a single run without writing it."""
     problems = [] if live and not run.finished else run.problems  # an incomplete last line is no damage
-    return render_run(run, Shown.of(run), problems=problems, live=live)
+    return render_run(run, ShownVictims.of(run), problems=problems, live=live)
 
 
 def _write_picture(run: Run) -> None:

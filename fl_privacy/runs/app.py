@@ -15,7 +15,7 @@ from fl_privacy.effects import Description, from_plain, to_plain
 from fl_privacy.errors import UserError
 from fl_privacy.federation.interception import at_typical_rates, ids_of
 from fl_privacy.files import write_private
-from fl_privacy.measure.distractors import Others
+from fl_privacy.measure.distractors import Distractors
 from fl_privacy.report import write_report
 from fl_privacy.report.headline import headline_of
 from fl_privacy.runs.app_truth import KnownImages, NamedImages
@@ -25,8 +25,8 @@ from fl_privacy.runs.distractors_of_app import others_of_app
 from fl_privacy.runs.folder import RunFolder, Summary, read_run, verdict_of
 from fl_privacy.runs.folder.leakage import REHEARSED, readings_of, worst_by
 from fl_privacy.runs.foreign_app import (
-    AttackPlan,
     Captured,
+    CapturedAttackPlan,
     attack_captured,
     describe_app,
     rehearsed,
@@ -210,7 +210,7 @@ def report_app(
         sentences=_sentences(app, said),
         rehearsed=bool(own),
     )
-    plan = AttackPlan(
+    plan = CapturedAttackPlan(
         attack=attack or _nothing,
         seed=seed,
         threads=threads,
@@ -229,9 +229,9 @@ def report_app(
     return f"audit: captured {_what(app.observations)}; {done} {found} Page: {page}"
 
 
-def _others(app: AppReport, captured: Captured, number: int, seed: int) -> Others:
+def _others(app: AppReport, captured: Captured, number: int, seed: int) -> Distractors:
     if not captured.observations:
-        return Others()
+        return Distractors()
     shape, attacked = captured.observations[0].input_shape, ids_of(captured.observations)
     return others_of_app(app.truth(), attacked, captured.truth, shape, number, seed=seed, nodes=app.nodes)
 

@@ -21,7 +21,7 @@ from fl_privacy.federation.parallel import attack_by_all_cores
 from fl_privacy.federation.replies import attempt
 from fl_privacy.measure import MetricFunction, VictimScore, evaluate_all, unjudged
 from fl_privacy.measure.distortion import UpdateDistortion, distortion_of, linear_system
-from fl_privacy.measure.distractors import Others, other_updates
+from fl_privacy.measure.distractors import Distractors, other_updates
 from fl_privacy.measure.spn import Tracing, nearest, tracing_distance
 from fl_privacy.models import has_batch_norm
 from fl_privacy.progress import counted
@@ -139,7 +139,7 @@ class Judge:
     tracer: Tracer = field(default_factory=Tracer)
     vocabulary: Vocabulary | None = None
     schema: Schema | None = None
-    others: Others = field(default_factory=Others)
+    others: Distractors = field(default_factory=Distractors)
     augments: bool = False
     prior: bool = False
 
@@ -183,7 +183,7 @@ class Judge:
             return scores
         return [replace(score, sentences=_sentences(score, self.vocabulary)) for score in scores]
 
-    def _with_controls(self, found: Sequence[Reconstruction], truths: Sequence[Batch]) -> Others:
+    def _with_controls(self, found: Sequence[Reconstruction], truths: Sequence[Batch]) -> Distractors:
         guesses = [None if each.batch is None else each.batch.inputs for each in found]
         controls = other_updates([each.id for each in found], guesses, [truth.inputs for truth in truths])
         return replace(self.others, controls={**self.others.controls, **controls})

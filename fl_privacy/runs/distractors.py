@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from fl_privacy.data import Examples, LabelledExamples, TableExamples, TextExamples, images_of, load_data
 from fl_privacy.errors import UserError
-from fl_privacy.measure.distractors import Others
+from fl_privacy.measure.distractors import Distractors
 from fl_privacy.measure.public_images import PublicImages
 from fl_privacy.rng import derive_generator
 from fl_privacy.types.modality import ROWS, TEXTS, Modality
@@ -33,7 +33,7 @@ _PHOTOGRAPHS, _DIGITS = "photograph", "mnist_mini"
 """Data sets shipped by packages."""
 
 
-def unattacked_others(examples: LabelledExamples, number: int, *, seed: int, name: str) -> Others:
+def unattacked_others(examples: LabelledExamples, number: int, *, seed: int, name: str) -> Distractors:
     """Choose ``number`` of the public ``examples`` at random; for texts and rows, up to 10,000.
 
     Args:
@@ -44,11 +44,11 @@ def unattacked_others(examples: LabelledExamples, number: int, *, seed: int, nam
         return few(examples, order[:_MOST_TEXTS])
     chosen = order[: at_most(number, examples.input_shape)].sort().values
     if not len(chosen):
-        return Others()
+        return Distractors()
     batch = examples.batch(chosen)
     images = images_of(examples)
     more = None if images is None else images.images[order[:MOST_NEAR]]
-    return Others(candidates=_shared(batch.inputs, batch.labels, f"public images of {name}", more))
+    return Distractors(candidates=_shared(batch.inputs, batch.labels, f"public images of {name}", more))
 
 
 _LATEST: OrderedDict[bytes, PublicImages] = OrderedDict()
@@ -74,22 +74,22 @@ def _shared(images: Tensor, labels: Tensor | None, name: str, more: Tensor | Non
     return found
 
 
-def _texts(examples: LabelledExamples, chosen: Tensor) -> Others:
+def _texts(examples: LabelledExamples, chosen: Tensor) -> Distractors:
     assert isinstance(examples, TextExamples)
-    return Others(texts=examples.tokens[chosen])
+    return Distractors(texts=examples.tokens[chosen])
 
 
-def _rows(examples: LabelledExamples, chosen: Tensor) -> Others:
+def _rows(examples: LabelledExamples, chosen: Tensor) -> Distractors:
     assert isinstance(examples, TableExamples)
     labels = examples.labels[chosen] if examples.labels.dim() == 1 and not examples.labels.is_floating_point() else None
-    return Others(rows=examples.schema.cells(examples.inputs[chosen]), labels=labels)
+    return Distractors(rows=examples.schema.cells(examples.inputs[chosen]), labels=labels)
 
 
-_FEW: Mapping[Modality, Callable[[LabelledExamples, Tensor], Others]] = {TEXTS: _texts, ROWS: _rows}
+_FEW: Mapping[Modality, Callable[[LabelledExamples, Tensor], Distractors]] = {TEXTS: _texts, ROWS: _rows}
 """Modality -> choice of controls without a number."""
 
 
-def shipped_others(shape: tuple[int, ...], number: int = MOST, *, seed: int) -> Others:
+def shipped_others(shape: tuple[int, ...], number: int = MOST, *, seed: int) -> Distractors:
     """Choose shipped images as distractors for originals of ``shape`` (C, H, W): random crops of photographs.
 
     For one channel, half of them are handwritten digits; without the packages there are none.
@@ -98,14 +98,14 @@ def shipped_others(shape: tuple[int, ...], number: int = MOST, *, seed: int) -> 
         number: number of candidates; 0 for none.
     """
     if len(shape) != 3 or not (number := at_most(number, shape)):
-        return Others()
+        return Distractors()
     rng = derive_generator(seed, "candidates")
     digits = _digits(shape, number // 2, rng) if shape[0] == 1 else torch.empty(0, *shape)
     cuts = _cuts(shape, number - len(digits), rng)
     if not len(images := torch.cat([digits, cuts])):
-        return Others()
+        return Distractors()
     kinds = ["cuts of photographs"] * bool(len(cuts)) + ["handwritten digits"] * bool(len(digits))
-    return Others(candidates=_shared(images, None, f"{' and '.join(kinds)} that packages ship"))
+    return Distractors(candidates=_shared(images, None, f"{' and '.join(kinds)} that packages ship"))
 
 
 def at_most(number: int, shape: tuple[int, ...]) -> int:

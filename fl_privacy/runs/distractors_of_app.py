@@ -15,7 +15,7 @@ from fl_privacy.data import Dataset, Examples
 from fl_privacy.data.app_data import as_sample, own_streams_put_back, samples
 from fl_privacy.federation import Failure
 from fl_privacy.federation.replies import attempt
-from fl_privacy.measure.distractors import Others
+from fl_privacy.measure.distractors import Distractors
 from fl_privacy.measure.outcome import LEAST_CANDIDATES
 from fl_privacy.measure.public_images import PublicImages
 from fl_privacy.rng import derive_generator, streams_put_back
@@ -60,7 +60,7 @@ def others_of_app(
     *,
     seed: int,
     nodes: int | None = None,
-) -> Others:
+) -> Distractors:
     """Draw distractors from the app's data, topped up by shipped images if there are few.
 
     For each client, only its own attacked images are left out, so that other clients can't change its distractors.
@@ -72,7 +72,7 @@ def others_of_app(
         nodes: number of nodes, with partitions 0 to ``nodes - 1``; ``None`` takes the partitions stated by clients.
     """
     if len(shape) != 3 or not (number := at_most(number, shape)):
-        return Others()
+        return Distractors()
     found = attempt(lambda: _drawn(data, _places(data, attacked, nodes, seed), number, seed))
     if isinstance(found, Failure):
         logger.warning("No candidates from the app's data: %s", found.reason)
@@ -80,7 +80,7 @@ def others_of_app(
     alike = [each for each in found if tuple(each.image.shape) == shape]
     left = _left_by_client(alike, attacked, truth, shape)
 
-    def others(chosen: Iterable[_Drawn]) -> Others:
+    def others(chosen: Iterable[_Drawn]) -> Distractors:
         return others_among([(each.image, each.label) for each in chosen], [], shape, number, seed=seed)
 
     shared = others(alike)
@@ -117,7 +117,7 @@ def _left_by_client(
 
 def others_among(
     images: Samples, attacked: Sequence[Batch], shape: tuple[int, ...], number: int = MOST, *, seed: int
-) -> Others:
+) -> Distractors:
     """Take those of ``images`` that are not ``attacked``, topped up by shipped images if there are few.
 
     Args:
@@ -131,16 +131,16 @@ def others_among(
         keep = ~PublicImages(images=taken).equal(torch.cat([*originals, torch.empty(0, *shape)]))
         taken, labels = taken[keep][:number], labels[keep][:number]
     if len(taken) >= min(LEAST_CANDIDATES, number):
-        return Others(candidates=PublicImages(images=taken, labels=labels, name="other images of the same data"))
+        return Distractors(candidates=PublicImages(images=taken, labels=labels, name="other images of the same data"))
     shipped = shipped_others(shape, number - len(taken), seed=seed).candidates
     if shipped is None:
-        return Others(candidates=PublicImages(images=taken, labels=labels, name="other images of the same data"))
+        return Distractors(candidates=PublicImages(images=taken, labels=labels, name="other images of the same data"))
     if not len(taken):
-        return Others(candidates=shipped)
+        return Distractors(candidates=shipped)
     none = torch.full((len(shipped.images),), NO_CLASS)
     every = torch.cat([taken, shipped.images]), torch.cat([labels, none])
     name = f"{len(taken)} other images of the same data and {shipped.name}"
-    return Others(candidates=PublicImages(images=every[0], labels=every[1], name=name))
+    return Distractors(candidates=PublicImages(images=every[0], labels=every[1], name=name))
 
 
 def _places(known: KnownImages, attacked: Sequence[VictimId], nodes: int | None, seed: int) -> Sequence[int | None]:

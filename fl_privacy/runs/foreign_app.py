@@ -14,7 +14,7 @@ from fl_privacy.effects import Description, settings_in_words
 from fl_privacy.federation import local_update
 from fl_privacy.federation.interception import by_id, describe_model, ids_of, only
 from fl_privacy.measure import MetricFunction
-from fl_privacy.measure.distractors import Others
+from fl_privacy.measure.distractors import Distractors
 from fl_privacy.models import has_batch_norm, normalization_of
 from fl_privacy.models.gradients.choose_method import number_of_steps
 from fl_privacy.runs.app_truth import KnownImages
@@ -56,7 +56,7 @@ class Captured:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class AttackPlan:
+class CapturedAttackPlan:
     """An attack on captured updates, with its seed, threads, processes, metrics and distractors."""
 
     attack: ReconstructionAttack
@@ -64,10 +64,10 @@ class AttackPlan:
     threads: int | None = 1
     jobs: int | None = None
     functions: Mapping[str, MetricFunction] = field(default_factory=dict)
-    others: Others = field(default_factory=Others)
+    others: Distractors = field(default_factory=Distractors)
 
 
-def attack_captured(captured: Captured, plan: AttackPlan, folder: RunFolder, monitor: Monitor) -> None:
+def attack_captured(captured: Captured, plan: CapturedAttackPlan, folder: RunFolder, monitor: Monitor) -> None:
     """Attack, score against known originals, and record in ``folder``, which stays unfinished."""
     folder.write_environment(seed=plan.seed)
     folder.write_threat_model(list(captured.sentences))

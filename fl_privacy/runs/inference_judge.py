@@ -40,7 +40,7 @@ PUBLIC = 5000
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Asked:
+class InferenceQuestions:
     """Examples queried by inference attacks, and the truth, which attacks never see.
 
     Attributes:
@@ -69,7 +69,7 @@ class Asked:
         return torch.arange(len(self.examples)) < self.members
 
 
-def ask(setup: Setup, members: int, others: int) -> Asked:
+def ask(setup: Setup, members: int, others: int) -> InferenceQuestions:
     """Draw ``members`` of the clients' examples and ``others`` of nobody's; ``UserError`` if there are fewer."""
     config, dataset, clients = setup.config, setup.dataset, setup.clients
     rng = derive_generator(config.seed, "inference", "asked")
@@ -94,7 +94,7 @@ def ask(setup: Setup, members: int, others: int) -> Asked:
     parts, known = [own.batch(chosen), source.batch(outside)], setup.unattacked.attributes
     inside, outer, *rest = _as_wide([*parts, setup.unattacked.batch(public)] if len(public) else parts, source)
     alike = _alike(owners[chosen], own.labels[chosen], source.labels[outside], rng)
-    return Asked(
+    return InferenceQuestions(
         examples=Batch(torch.cat([inside.inputs, outer.inputs]), torch.cat([inside.labels, outer.labels])),
         members=members,
         clients=torch.cat([owners[chosen], alike]),
@@ -160,7 +160,7 @@ def expect_attributes(setup: Setup) -> None:
         )
 
 
-def rehearsing(setup: Setup, asked: Asked) -> Client | None:
+def rehearsing(setup: Setup, asked: InferenceQuestions) -> Client | None:
     """Build the attacker's own client, which defends public examples as real clients do theirs.
 
     ``None`` if the defense is not known, absent, or replaces examples, or if no public example has an attribute.
@@ -202,7 +202,7 @@ class Spending:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Watched:
+class WatchedRounds:
     """Rounds that an inference attack observed: their number, the last one, and the client ids in column order."""
 
     rounds: int
@@ -218,13 +218,13 @@ class InferenceJudge:
         attributes: (V,) attributes of the victims, -1 if not known.
     """
 
-    asked: Asked
+    asked: InferenceQuestions
     attributes: Tensor
     spending: Spending
     seed: int
 
     def findings(
-        self, about: About, answers: Mapping[str, Tensor], titles: Mapping[str, tuple[str, str]], watched: Watched
+        self, about: About, answers: Mapping[str, Tensor], titles: Mapping[str, tuple[str, str]], watched: WatchedRounds
     ) -> list[Finding]:
         judges = {
             About.MEMBERSHIP: self._membership,
@@ -248,7 +248,7 @@ class InferenceJudge:
             for name, answer in answers.items()
         ]
 
-    def _membership(self, scores: Tensor, finding: Finding, watched: Watched) -> Finding:
+    def _membership(self, scores: Tensor, finding: Finding, watched: WatchedRounds) -> Finding:
         columns = _columns(watched.clients, self.asked.clients)
         own = scores[torch.arange(len(scores)), columns].double()
         answered = own.isfinite()
@@ -277,7 +277,7 @@ class InferenceJudge:
             notes=notes,
         )
 
-    def _source(self, scores: Tensor, finding: Finding, watched: Watched) -> Finding:
+    def _source(self, scores: Tensor, finding: Finding, watched: WatchedRounds) -> Finding:
         owners = _columns(watched.clients, self.asked.clients[: self.asked.members])
         own = scores[: len(owners)]
         answered = own.isfinite().any(1)
@@ -289,7 +289,7 @@ class InferenceJudge:
         success = answer_success(right, len(owners), majority=majority)
         return replace(finding, positives=len(owners), measures={"asr": _measure(success, None)})
 
-    def _attribute(self, scores: Tensor, finding: Finding, watched: Watched) -> Finding:
+    def _attribute(self, scores: Tensor, finding: Finding, watched: WatchedRounds) -> Finding:
         answered = scores.isfinite().all(1) & (self.attributes >= 0)
         guessed, true = scores[answered].argmax(1), self.attributes[answered]
         if not len(true):
@@ -298,7 +298,7 @@ class InferenceJudge:
         success = answer_success(int((guessed == true).sum()), len(true), majority=majority)
         return replace(finding, positives=len(true), measures={"asr": _measure(success, None)})
 
-    def _property(self, guessed: Tensor, finding: Finding, watched: Watched) -> Finding:
+    def _property(self, guessed: Tensor, finding: Finding, watched: WatchedRounds) -> Finding:
         answered = guessed.isfinite().all(1)
         guessed, shares = guessed[answered].double(), self.asked.shares[answered].double()
         if len(guessed) < 2:

@@ -18,10 +18,10 @@ from fl_privacy.runs.build import build_inferences, pool_size, with_adaptive
 from fl_privacy.runs.destination import Monitor
 from fl_privacy.runs.folder import Finding, RunFolder
 from fl_privacy.runs.inference_judge import (
-    Asked,
     InferenceJudge,
+    InferenceQuestions,
     Spending,
-    Watched,
+    WatchedRounds,
     ask,
     attributes_of,
     expect_attributes,
@@ -46,7 +46,7 @@ class InferenceStage:
     """
 
     inferences: Mapping[str, Inference]
-    asked: Asked
+    asked: InferenceQuestions
     clients: tuple[int, ...]
     classes: int
     victims: Mapping[Probe, int]
@@ -166,12 +166,14 @@ class InferenceStage:
     def finish(self, spending: Spending) -> None:
         self.read()
         judge = InferenceJudge(asked=self.asked, attributes=self.attributes, spending=spending, seed=self.seed)
-        watched = Watched(rounds=self._rounds, last_round=self._last_round, clients=self.clients)
+        watched = WatchedRounds(rounds=self._rounds, last_round=self._last_round, clients=self.clients)
         for name, inference in self.inferences.items():
             for finding in self._findings(judge, name, inference, watched):
                 self.folder.add_finding(replace(finding, seconds=self._seconds[name]))
 
-    def _findings(self, judge: InferenceJudge, name: str, inference: Inference, watched: Watched) -> Sequence[Finding]:
+    def _findings(
+        self, judge: InferenceJudge, name: str, inference: Inference, watched: WatchedRounds
+    ) -> Sequence[Finding]:
         watch, reason = self._watches[name], self._failures.get(name)
         if not watched.rounds:
             reason = "no update of a client was intercepted"

@@ -9,7 +9,7 @@ from fl_privacy.checks import fits
 from fl_privacy.defenses import Defense, dp_noise, dp_sgd, local_dp
 from fl_privacy.defenses.privacy import guarantee
 from fl_privacy.dp_check import Claim, Facts, recompute
-from fl_privacy.dp_check.check import Asked
+from fl_privacy.dp_check.check import DpCheckRequest
 from fl_privacy.dp_check.claims import Unit
 from fl_privacy.dp_check.of_defense import on_defense
 from fl_privacy.dp_check.verdict import ClaimVerdict
@@ -27,7 +27,7 @@ DEFENSES: Mapping[str, Callable[..., Defense]] = {
 """Option -> defense that claims differential privacy by noise in each round."""
 
 
-def claims_of_run(path: Path, asked: Asked) -> list[ClaimVerdict]:
+def claims_of_run(path: Path, asked: DpCheckRequest) -> list[ClaimVerdict]:
     """Recompute the epsilon that the run in ``path`` states, and test its defense.
 
     Raises:
@@ -60,7 +60,7 @@ def claims_of_run(path: Path, asked: Asked) -> list[ClaimVerdict]:
     return [whole, *drawn]
 
 
-def _claim_of(run: Run, asked: Asked, rounds: int) -> Claim | None:
+def _claim_of(run: Run, asked: DpCheckRequest, rounds: int) -> Claim | None:
     spent = run.summary.privacy
     if asked.epsilon is not None:
         return Claim(epsilon=asked.epsilon, delta=asked.delta, rounds=asked.rounds)
@@ -70,7 +70,9 @@ def _claim_of(run: Run, asked: Asked, rounds: int) -> Claim | None:
     return Claim(epsilon=spent.epsilon, delta=spent.delta, unit=unit, rounds=rounds, by="this run")
 
 
-def _facts(run: Run, defense: Defense, config: Mapping[str, Any], asked: Asked) -> tuple[Facts, tuple[str, ...]]:
+def _facts(
+    run: Run, defense: Defense, config: Mapping[str, Any], asked: DpCheckRequest
+) -> tuple[Facts, tuple[str, ...]]:
     rounds = max(1, len(run.of_kind("round")))
     raw = (config.get("federation") or {}).get("plan") or {}
     plan = {key: value for key, value in raw.items() if key in ("batch_size", "epochs", "steps")}

@@ -8,7 +8,7 @@ from typing import Any
 from fl_privacy.data import images_of
 from fl_privacy.errors import UserError
 from fl_privacy.files import write_whole
-from fl_privacy.report.benchmark import Measured
+from fl_privacy.report.benchmark import MeasuredBenchmark
 from fl_privacy.report.benchmark_page import benchmark_as_plain, render_benchmark
 from fl_privacy.runs.build import build_dataset
 from fl_privacy.runs.config.compose import merge_overrides, override_keys
@@ -27,13 +27,13 @@ PAGE, FIGURES = "benchmark.html", "benchmark.json"
 """Files in the benchmark's folder, next to the tables."""
 
 
-def measured_by(plan: StudyPlan[Track]) -> Measured:
+def measured_by(plan: StudyPlan[Track]) -> MeasuredBenchmark:
     """Return the results so far."""
     jobs = [job for stage in plan.stages() for job in stage]
     done = [job.folder for job in jobs if job.finished]
     found = [read_environment(folder) for folder in done]
     summaries = [summary for folder in done if (summary := read_summary(folder)) is not None]
-    return Measured(
+    return MeasuredBenchmark(
         track=plan.study,
         standings=read_study(plan.entries({**_failures(plan), **read_problems(plan.out)})),
         code=sorted({str(environment["code"]) for environment in found if "code" in environment}),
@@ -45,7 +45,7 @@ def measured_by(plan: StudyPlan[Track]) -> Measured:
     )
 
 
-def write_benchmark(plan: StudyPlan[Track], measured: Measured) -> Path:
+def write_benchmark(plan: StudyPlan[Track], measured: MeasuredBenchmark) -> Path:
     """Write the page, its figures as JSON and a table for each training; return the page."""
     write_whole(plan.out / FIGURES, dump_json(benchmark_as_plain(measured), indent=1) + "\n")
     tables = [table for name in plan.study.trainings if (table := _table(plan.study, measured, name)) is not None]
@@ -94,7 +94,7 @@ def write_sweep_table(plan: StudyPlan[Study], grid: str, overrides: Sequence[str
         file.unlink(missing_ok=True)
 
 
-def _table(track: Track, measured: Measured, training: str) -> MeasuredTable | None:
+def _table(track: Track, measured: MeasuredBenchmark, training: str) -> MeasuredTable | None:
     """Build the table of one training; ``None`` unless the undefended one and a defense finished."""
     uploads = {name for name, kind in track.uploads.items() if kind.training == training}
     own = [standing.of_training(training, uploads) for standing in measured.standings]

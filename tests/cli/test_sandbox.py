@@ -21,7 +21,7 @@ from fl_privacy.measure.roc import Estimate
 from fl_privacy.report.app_record import Ran, page_of_json, page_to_json, terminal_line, write_audit
 from fl_privacy.report.untouched import AppPage, render_app
 from fl_privacy.site.gate.apart import Apart
-from fl_privacy.site.gate.isolation import Held
+from fl_privacy.site.gate.isolation import Isolation
 from tests.gate import probes
 from tests.gate.test_apart import MODULE, ROOT
 
@@ -287,7 +287,7 @@ def test_what_may_be_read_is_there(tmp_path: Path) -> None:
 
 
 def test_where_nothing_keeps_an_app_apart_the_reason_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    held = Held(network=["seccomp"], files=["Landlock 7"], missing=["namespaces (Operation not permitted)"])
+    held = Isolation(network=["seccomp"], files=["Landlock 7"], missing=["namespaces (Operation not permitted)"])
     monkeypatch.setattr(Apart, "begin", lambda self, asked, deadline: held)
     monkeypatch.setattr(sandbox, "MODULE", MODULE)
     with pytest.raises(UserError, match=r"namespaces \(Operation not permitted\)\. Run the audit in a virtual machine"):

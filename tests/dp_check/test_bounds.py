@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from fl_privacy.dp_check.bounds import (
-    Counts,
+    GuessCounts,
     best_one_run_epsilon,
     counted_epsilon,
     counts_above,
@@ -70,7 +70,7 @@ def test_counts_are_those_of_a_loop() -> None:
 
 def test_what_so_many_draws_can_show() -> None:
     assert largest_counted_epsilon(1000, delta=1e-5, error=0.05) == pytest.approx(math.log(1000 / 5), abs=0.3)
-    alike = Counts(hits=np.array([500.0]), of_hits=1000, misses=np.array([500.0]), of_misses=1000)
+    alike = GuessCounts(hits=np.array([500.0]), of_hits=1000, misses=np.array([500.0]), of_misses=1000)
     assert counted_epsilon(alike, delta=1e-5, error=0.05).tolist() == [0.0]
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fl_privacy.dp_check import Claim, check as asking, check_mechanism
 from fl_privacy.dp_check.bounds import aligned_epsilon, gaussian_mu
-from fl_privacy.dp_check.check import Asked
+from fl_privacy.dp_check.check import DpCheckRequest
 from fl_privacy.dp_check.draws import ByRound, ManyAtOnce, Mechanism
 from fl_privacy.dp_check.mechanism import MechanismCheck
 from fl_privacy.dp_check.verdict import Status
@@ -299,7 +299,7 @@ def test_a_bound_above_the_claim_is_not_called_nothing() -> None:
 
 
 def test_the_default_update_has_a_matrix_over_which_one_row_may_be_broadcast() -> None:
-    asked, rng = Asked(parameters=200, draws=400), torch.Generator().manual_seed(1)
+    asked, rng = DpCheckRequest(parameters=200, draws=400), torch.Generator().manual_seed(1)
     assert [value.dim() for value in asked.shapes.values()] == [2, 1]
     assert sum(value.numel() for value in asked.shapes.values()) == 200
 

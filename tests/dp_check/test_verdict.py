@@ -10,7 +10,7 @@ from fl_privacy.defenses import dp_noise, dp_sgd, pruning
 from fl_privacy.dp_check import Claim, Facts, check as asking, recompute
 from fl_privacy.dp_check.bounds import gaussian_epsilon, gaussian_mu
 from fl_privacy.dp_check.canaries import canary_test, estimated_epsilon
-from fl_privacy.dp_check.check import Asked
+from fl_privacy.dp_check.check import DpCheckRequest
 from fl_privacy.dp_check.of_defense import on_defense
 from fl_privacy.dp_check.verdict import ClaimVerdict, Status
 from fl_privacy.errors import UserError
@@ -124,15 +124,15 @@ def test_the_page_begins_in_plain_words_and_in_red_where_a_claim_is_false() -> N
 @pytest.mark.long
 def test_our_own_defenses_are_held_to_their_own_noise() -> None:
     small = {"weight": torch.zeros(30), "bias": torch.zeros(3)}
-    (noise,) = on_defense(dp_noise(clip_norm=1.0, scale=1.0), Asked(like=small, draws=300))
+    (noise,) = on_defense(dp_noise(clip_norm=1.0, scale=1.0), DpCheckRequest(like=small, draws=300))
     assert noise.status is Status.OPEN
     assert noise.claim is not None and noise.claim.epsilon == pytest.approx(gaussian_epsilon(1.0, DELTA))
-    (false,) = on_defense(dp_noise(clip_norm=1.0, scale=1.0), Asked(like=small, draws=300, epsilon=0.5))
+    (false,) = on_defense(dp_noise(clip_norm=1.0, scale=1.0), DpCheckRequest(like=small, draws=300, epsilon=0.5))
     assert false.status is Status.CONTRADICTED
-    (step,) = on_defense(dp_sgd(clip_norm=0.5, noise_multiplier=1.0), Asked(draws=200))
+    (step,) = on_defense(dp_sgd(clip_norm=0.5, noise_multiplier=1.0), DpCheckRequest(draws=200))
     assert step.status is Status.OPEN
     assert step.check is not None and step.check.moved == pytest.approx(0.5, abs=0.25)
-    (none,) = on_defense(pruning(rate=0.9), Asked(draws=200))
+    (none,) = on_defense(pruning(rate=0.9), DpCheckRequest(draws=200))
     assert none.status is Status.UNCLAIMED
 
 
@@ -142,7 +142,7 @@ def test_noise_without_clipping_is_said_to_clip_nothing() -> None:
         "noise",
         lambda update: {n: t + torch.randn(t.shape, generator=rng) for n, t in update.items()},
         None,
-        Asked(epsilon=0.1, draws=300),
+        DpCheckRequest(epsilon=0.1, draws=300),
     )
     assert found.status is Status.CONTRADICTED
     assert found.check is not None and found.check.reason.startswith("nothing is clipped")
@@ -162,4 +162,4 @@ def test_scores_that_are_no_numbers_give_no_estimate() -> None:
 @pytest.mark.parametrize("more", [{"rounds": 10**18}, {"clients": 10**12}, {"draws": 10**15}, {"parameters": 10**12}])
 def test_numbers_that_would_never_end_are_one_line(more: dict[str, int]) -> None:
     with pytest.raises(UserError, match="is expected to be a whole number from"):
-        Asked(**more)
+        DpCheckRequest(**more)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fl_privacy.data import load_data
-from fl_privacy.measure.distractors import Others, other_updates
+from fl_privacy.measure.distractors import Distractors, other_updates
 from fl_privacy.measure.outcome import Outcome, outcome_of
 from fl_privacy.measure.public_images import PublicImages
 from fl_privacy.runs.attack_stage import Judge
@@ -25,7 +25,7 @@ class Truth:
 def test_a_generator_that_always_makes_the_same_image_reads_nobody(prior, expected):
     train = load_data("mnist_mini").train
     pair, public = train.batch(torch.tensor([0, 900])), train.batch(torch.arange(5, 4000, 19))
-    others = Others(candidates=PublicImages(images=public.inputs, labels=public.labels))
+    others = Distractors(candidates=PublicImages(images=public.inputs, labels=public.labels))
     noise = 0.1 * torch.randn(2, 1, 28, 28, generator=torch.Generator().manual_seed(0))
     made = [
         Reconstruction(id=VictimId(1, client), batch=Batch((pair.inputs[:1] + noise[client]).clamp(0, 1), label[None]))

@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fl_privacy.auditing.instrument.watch import Watch, Watched
+from fl_privacy.auditing.instrument.watch import TrainingWatch, Watched
 from fl_privacy.auditing.scenario_adapters import entered_apart
-from fl_privacy.auditing.scenario_problem import NotAttackedError, Problem, gradient_plan, read_problem
+from fl_privacy.auditing.scenario_problem import NotAttackedError, StepProblem, gradient_plan, read_problem
 
 Train = Callable[[nn.Module, torch.optim.Optimizer, Tensor, Tensor], None]
 
@@ -19,8 +19,8 @@ def network() -> nn.Sequential:
     return nn.Sequential(nn.Flatten(), nn.Linear(36, 128), nn.ReLU(), nn.Linear(128, 4))
 
 
-def watched(train: Train) -> tuple[Watched, Problem]:
-    net, watch = network(), Watch(program=True)
+def watched(train: Train) -> tuple[Watched, StepProblem]:
+    net, watch = network(), TrainingWatch(program=True)
     inputs = torch.rand(6, 1, 6, 6, generator=torch.Generator().manual_seed(1))
     with watch.looking() as seen:
         train(net, torch.optim.SGD(net.parameters(), 0.1), inputs, torch.tensor([0, 1, 2, 3, 0, 1]))

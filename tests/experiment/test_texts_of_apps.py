@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
-from fl_privacy.auditing.instrument.watch import Watch, Watched
+from fl_privacy.auditing.instrument.watch import TrainingWatch, Watched
 from fl_privacy.auditing.scenario_adapters import template_of, texts_seen
 
 SIZE, PADDING = 300, 2
@@ -66,7 +66,7 @@ def trained(batches: list[dict[str, Tensor]], *, every: int = 1, **how: Any) -> 
         def __iter__(self) -> Iterator[dict[str, Tensor]]:
             return iter(batches)
 
-    with Watch().looking() as seen:
+    with TrainingWatch().looking() as seen:
         for number, one in enumerate(DataLoader(Given(), batch_size=None), start=1):
             (network(**one) / every).backward()
             if number % every == 0:

@@ -10,7 +10,7 @@ import torch
 
 from fl_privacy.auditing.app_claims import begun_app, claims_of_app
 from fl_privacy.dp_check.bounds import gaussian_epsilon
-from fl_privacy.dp_check.check import Asked
+from fl_privacy.dp_check.check import DpCheckRequest
 from fl_privacy.dp_check.verdict import ClaimVerdict, Status
 from fl_privacy.errors import UserError
 from fl_privacy.flower.opacus_watch import watched_opacus
@@ -102,7 +102,7 @@ num-server-rounds = {rounds}
 
 
 def claims(folder: Path, *, draws: int = 300) -> list[ClaimVerdict]:
-    return claims_of_app(folder, Asked(draws=draws))
+    return claims_of_app(folder, DpCheckRequest(draws=draws))
 
 
 def test_a_mod_that_adds_too_little_is_contradicted_and_figures_beside_the_arrays_are_named(folder: Path) -> None:
@@ -217,7 +217,7 @@ def watched(train: Callable[[Training], Any], **more: Any) -> tuple[Training, li
         train(training)
         if watch.multipliers:  # Opacus' accountant has no number for none
             training.engine.get_epsilon(1e-5)
-    return training, watch.verdicts(Asked(draws=200), rounds=1)
+    return training, watch.verdicts(DpCheckRequest(draws=200), rounds=1)
 
 
 @pytest.mark.parametrize(

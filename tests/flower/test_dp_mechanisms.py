@@ -14,7 +14,7 @@ from flwr.serverapp.strategy import (
 
 from fl_privacy.dp_check import check_mechanism, recompute
 from fl_privacy.dp_check.bounds import gaussian_epsilon
-from fl_privacy.dp_check.check import Asked
+from fl_privacy.dp_check.check import DpCheckRequest
 from fl_privacy.dp_check.claims import composed_epsilons
 from fl_privacy.dp_check.verdict import Status
 from fl_privacy.flower.dp_mechanisms import mechanism_of_mod, mechanism_of_strategy, stated_by
@@ -116,5 +116,5 @@ def test_a_strategy_that_its_accountant_never_lets_begin_claims_nothing() -> Non
 
 
 def test_a_strategy_with_an_accountant_is_drawn_and_not_accused() -> None:
-    (found,) = verdicts_on(budgeted(4.0), Asked(rounds=200, draws=200, like={"weight": torch.zeros(4)}))
+    (found,) = verdicts_on(budgeted(4.0), DpCheckRequest(rounds=200, draws=200, like={"weight": torch.zeros(4)}))
     assert found.status is Status.OPEN, found.sentence

@@ -10,7 +10,7 @@ import pytest
 import torch
 from flwr.app import Context, RecordDict
 
-from fl_privacy.auditing.app.audit import Asked, audit_app
+from fl_privacy.auditing.app.audit import AppAuditRequest, audit_app
 from fl_privacy.auditing.app.bundle import MOST_NODES, read_app
 from fl_privacy.auditing.app.review import MOST_BYTES, review_app
 from fl_privacy.errors import UserError
@@ -174,13 +174,13 @@ def test_a_wrong_app_is_one_line(tmp_path: Path, text: str | None, overrides: tu
 def test_an_app_that_cannot_be_imported_is_one_line(tmp_path: Path) -> None:
     app = read_app(write(tmp_path / "app", "app_broken", "import no_such_package"))
     with pytest.raises(UserError, match="no_such_package"):
-        audit_app(app, Asked(nodes=2, out=tmp_path / "out"))
+        audit_app(app, AppAuditRequest(nodes=2, out=tmp_path / "out"))
 
 
 def test_an_app_that_opens_a_missing_file_when_imported_is_one_line(tmp_path: Path) -> None:
     app = read_app(write(tmp_path / "app", "app_opens", "open('no_such_metadata.json')"))
     with pytest.raises(UserError, match=r"app_opens opens no_such_metadata\.json when it is imported"):
-        audit_app(app, Asked(nodes=2, out=tmp_path / "out"))
+        audit_app(app, AppAuditRequest(nodes=2, out=tmp_path / "out"))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from flwr.app import Context, RecordDict
 
-from fl_privacy.auditing.app.audit import Asked, audit_app
+from fl_privacy.auditing.app.audit import AppAuditRequest, audit_app
 from fl_privacy.auditing.app.bundle import read_app
 from fl_privacy.auditing.clear_text.findings import Loaded, findings_of
 from fl_privacy.auditing.clear_text.inventory import Sent
@@ -98,8 +98,8 @@ def test_an_app_finds_its_own_files_and_changes_copies_of_them(tmp_path: Path) -
     (folder / "data").mkdir()
     (folder / "data" / "rows.csv").write_text("1")
     (folder / "elsewhere").symlink_to(tmp_path)
-    audit_app(read_app(folder), Asked(nodes=2, clients=2, victims=1, out=folder, seconds=0.0))
-    again = audit_app(read_app(folder), Asked(nodes=2, clients=2, victims=1, out=folder, seconds=0.0))
+    audit_app(read_app(folder), AppAuditRequest(nodes=2, clients=2, victims=1, out=folder, seconds=0.0))
+    again = audit_app(read_app(folder), AppAuditRequest(nodes=2, clients=2, victims=1, out=folder, seconds=0.0))
     assert not again.record["problems"]
     assert (folder / "data" / "rows.csv").read_text() == "1", "the user's file is as it was"
     assert (again.page.parent / "files" / "data" / "rows.csv").read_text() == "2"
@@ -138,7 +138,7 @@ def test_nodes_have_the_config_that_is_asked_for(tmp_path: Path) -> None:
     record = audited(tmp_path, "app_placed", PLACED, node_config=('path="part-{partition}"',))
     assert not record["problems"] and rung(record, "one")["counts"]["read"] == 2
     with pytest.raises(UserError, match="--node-config"):
-        audit_app(read_app(tmp_path / "app"), Asked(node_config=("nonsense",), out=tmp_path / "out"))
+        audit_app(read_app(tmp_path / "app"), AppAuditRequest(node_config=("nonsense",), out=tmp_path / "out"))
 
 
 def test_each_node_gets_a_message_of_its_own(tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_a_bundle_is_audited_as_its_folder_and_leaves_nothing(tmp_path: Path) ->
             bundle.write(file, file.relative_to(folder))
     app = read_app(tmp_path / "app.fab")
     place = app.folder
-    found = audit_app(app, Asked(nodes=2, clients=2, victims=2, out=tmp_path / "out", seconds=0.0))
+    found = audit_app(app, AppAuditRequest(nodes=2, clients=2, victims=2, out=tmp_path / "out", seconds=0.0))
     assert rung(dict(found.record), "one")["counts"]["read"] == 2
     assert place.is_dir()
     del app

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fl_privacy.auditing.app.audit import Asked, audit_app
+from fl_privacy.auditing.app.audit import AppAuditRequest, audit_app
 from fl_privacy.auditing.app.bundle import read_app
 from fl_privacy.auditing.app.loaded import LoadedBy
 from fl_privacy.auditing.app.review import review_app
@@ -157,7 +157,7 @@ TWO_CONFIGS = SERVER.replace(
 def test_what_a_mod_refuses_is_named(tmp_path: Path) -> None:
     clipped = "from flwr.clientapp.mod import fixedclipping_mod\napp = ClientApp(mods=[fixedclipping_mod])"
     folder = write(tmp_path, "app_two_configs", PLAIN.replace("app = ClientApp()", clipped), TWO_CONFIGS)
-    found = audit_app(read_app(folder), Asked(nodes=2, out=tmp_path / "out"))
+    found = audit_app(read_app(folder), AppAuditRequest(nodes=2, out=tmp_path / "out"))
     (problem,) = found.record["problems"]
     assert "exactly one ConfigRecord" in problem and "2 replies" in problem
     assert found.record["tone"] == "open"

@@ -5,7 +5,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from fl_privacy.auditing.app.audit import Asked, audit_app
+from fl_privacy.auditing.app.audit import AppAuditRequest, audit_app
 from fl_privacy.auditing.app.bundle import read_app
 
 PROJECT = """
@@ -363,7 +363,7 @@ def write(folder: Path, name: str, client: str, server: str = SERVER) -> Path:
 def audited(folder: Path, name: str, client: str, server: str = SERVER, **asked: Any) -> dict[str, Any]:
     app = read_app(write(folder / "app", name, client, server))
     told = {"nodes": 2, "clients": 2, "victims": 2, "out": folder / "out", "seconds": 0.0, **asked}
-    found = audit_app(app, Asked(**told))
+    found = audit_app(app, AppAuditRequest(**told))
     page = found.page.read_text()
     assert found.record["headline"] in page.replace("&#39;", "'")
     assert json.loads((found.page.parent / "audit.json").read_text())["app"] == name

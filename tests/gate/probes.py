@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from fl_privacy.site.gate.framing import Said, own_pipes, read_parts, write_parts
-from fl_privacy.site.gate.isolation import Held, Wishes, keep_apart
+from fl_privacy.site.gate.isolation import Isolation, Wishes, keep_apart
 
 Places = Mapping[str, Any]
 """Of the world outside: files, sockets, folders, the process that started this one."""
@@ -540,7 +540,7 @@ def main(inlet: int, outlet: int) -> None:
     """Keep apart, and try what is asked for until the other end is closed."""
     (told,) = read_parts(inlet)
     asked = json.loads(told)
-    held = Held() if UNBOUND in os.environ else keep_apart(Wishes.of_plain(asked["wishes"]))
+    held = Isolation() if UNBOUND in os.environ else keep_apart(Wishes.of_plain(asked["wishes"]))
     write_parts(outlet, [json.dumps(asdict(held)).encode()])
     if "asked" in asked:
         LIES[asked["asked"]["lie"]](lambda kind, content: write_parts(outlet, [kind, content]))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fl_privacy.measure import METRICS, Statistic
-from fl_privacy.measure.distractors import Others, compare_images, correlation
+from fl_privacy.measure.distractors import Distractors, compare_images, correlation
 from fl_privacy.measure.matching import match
 from fl_privacy.measure.public_images import PublicImages
 from fl_privacy.report import write_report
@@ -71,7 +71,7 @@ def test_an_image_that_is_all_but_the_original_has_a_likeness_of_all_but_one():
     guess = (original + 0.003 * torch.randn(original.shape, generator=rng)).clamp(0, 1)
     batch = Batch(original, torch.zeros(1).long())
     found = match(Reconstruction(id=VictimId(1, 0, 0), batch=Batch(guess, batch.labels)), batch)
-    others = Others(candidates=PublicImages(images=torch.rand(150, 1, 16, 16, generator=rng)))
+    others = Distractors(candidates=PublicImages(images=torch.rand(150, 1, 16, 16, generator=rng)))
     (figures,) = compare_images(found, others, VictimId(1, 0, 0))
     assert figures["aligned_psnr"] > 45 and figures["likeness"] > 0.9995 < correlation(guess, original)
     assert correlation(torch.ones(1, 4, 4), original[0, :, :4, :4]) == 0.0

@@ -15,7 +15,7 @@ from fl_privacy.report.mechanisms import samples_of_runs
 from fl_privacy.report.ppc import caps, ppc_view_of, samples_of_rows
 from fl_privacy.runs.config.study import AttackCell
 from fl_privacy.runs.folder import Leakage, Traced, read_run
-from fl_privacy.runs.folder.leakage import Reading
+from fl_privacy.runs.folder.leakage import LeakageResult
 from fl_privacy.runs.folder.study import StudyRow, Versus
 from fl_privacy.runs.folder.summary import summarize
 from tests.experiment.runs import run
@@ -49,7 +49,9 @@ def row(family: str, strength: str, accuracy: float | None, ratio: float, found:
         entry=study_entry(family, strength, Path(f"{family}{strength}")),
         trainings={} if accuracy is None else {"": replace(NOTHING, final_accuracy=accuracy)},
         undefended={},
-        readings={cell: tuple(Reading(attack="DLG", attacker=v.attacker, leakage=own) for v, own in found.items())},
+        readings={
+            cell: tuple(LeakageResult(attack="DLG", attacker=v.attacker, leakage=own) for v, own in found.items())
+        },
         attacks={cell: attacked},
     )
 

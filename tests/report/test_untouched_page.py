@@ -107,5 +107,5 @@ def test_an_interrupted_audit_says_so_on_its_page(tmp_path: Path, monkeypatch: p
 def test_an_app_that_cannot_be_loaded_leaves_no_page(tmp_path: Path) -> None:
     folder = write(tmp_path / "app", "broken", "raise RuntimeError('x')")
     with pytest.raises(UserError):
-        audit.audit_app(read_app(folder), audit.Asked(out=tmp_path / "out"))
+        audit.audit_app(read_app(folder), audit.AppAuditRequest(out=tmp_path / "out"))
     assert not list((tmp_path / "out").rglob(audit.PAGE))

@@ -12,7 +12,7 @@ from fl_privacy.auditing.scenario_words import scored_words
 from fl_privacy.measure import evaluate_all
 from fl_privacy.measure.answer import Answer
 from fl_privacy.measure.counts import Counts, counts_of
-from fl_privacy.measure.distractors import Others
+from fl_privacy.measure.distractors import Distractors
 from fl_privacy.measure.public_images import PublicImages
 from fl_privacy.measure.rule import LEVEL, above_chance
 from fl_privacy.runs.folder.leakage import AttackFacts
@@ -46,7 +46,7 @@ def is_red(found: list[Reconstruction], truths: list[Batch], **given: object) ->
 
 def rows_page(size: int, rng: torch.Generator, *, read: bool = False) -> bool:
     data = DATA
-    others = Others(rows=data.train.schema.cells(data.test.inputs))
+    others = Distractors(rows=data.train.schema.cells(data.test.inputs))
     found, truths = [], []
     for place in range(UPLOADS.get(size, 1)):
         truths.append(data.train.batch(torch.randperm(len(data.train), generator=rng)[:size]))
@@ -59,7 +59,7 @@ def texts_page(size: int, rng: torch.Generator, *, read: bool = False) -> bool:
     def texts(number: int) -> Tensor:
         return torch.rand(number, 6, generator=rng).pow(3).mul(60).long() + 1  # frequent and seldom words
 
-    others, found, truths = Others(texts=texts(300)), [], []
+    others, found, truths = Distractors(texts=texts(300)), [], []
     for place in range(UPLOADS.get(size, 1)):
         own, public = texts(size), texts(size)
         tokens = own.flip(0) if read else public
@@ -78,7 +78,7 @@ def images_page(size: int, rng: torch.Generator, *, read: bool = False) -> bool:
 
 
 DATA = dataset()
-IMAGES = Others(
+IMAGES = Distractors(
     candidates=PublicImages(images=torch.rand(120, 1, 8, 8, generator=torch.Generator().manual_seed(9)), name="noise")
 )
 

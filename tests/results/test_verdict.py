@@ -15,7 +15,7 @@ from fl_privacy.runs.folder.leakage import (
     WORST,
     AttackedUploads,
     AttackFacts,
-    Reading,
+    LeakageResult,
     described_facts,
     extent_of,
     leaks_most,
@@ -174,7 +174,7 @@ def test_no_attack_makes_anything_green():
 
 
 def reading(counts, round=1):
-    return Reading(attacker=Attacker.PLAIN, leakage=Leakage(counts=counts), round=round)
+    return LeakageResult(attacker=Attacker.PLAIN, leakage=Leakage(counts=counts), round=round)
 
 
 def test_one_ordering_in_which_what_is_not_known_counts_as_read():

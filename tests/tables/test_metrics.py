@@ -6,7 +6,7 @@ from itertools import permutations
 import torch
 
 from fl_privacy.measure import evaluate_all
-from fl_privacy.measure.distractors import Others
+from fl_privacy.measure.distractors import Distractors
 from fl_privacy.measure.outcome import Outcome, outcome_of
 from fl_privacy.measure.tables import assign, control_cells, right_cells, usual_row
 from fl_privacy.types import Batch, Certainty, Reconstruction, VictimId
@@ -55,7 +55,7 @@ def test_outcomes_of_rows() -> None:
     data = dataset()
     train, schema = data.train, data.train.schema
     truth = train.batch(torch.arange(4))
-    others = Others(rows=schema.cells(data.test.inputs))
+    others = Distractors(rows=schema.cells(data.test.inputs))
     near = truth.inputs.clone()
     near[:, schema.number_values] += 0.2
     flipped = near.flip(0)

@@ -9,7 +9,7 @@ from fl_privacy.data import load_data
 from fl_privacy.errors import UserError
 from fl_privacy.measure import evaluate_all
 from fl_privacy.measure.comparison import LUCK
-from fl_privacy.measure.distractors import Others, other_updates
+from fl_privacy.measure.distractors import Distractors, other_updates
 from fl_privacy.measure.identification import aligned, control, identify
 from fl_privacy.measure.outcome import LEAD, Outcome, outcome_of
 from fl_privacy.measure.public_images import PublicImages
@@ -31,7 +31,7 @@ def public(digits):
 
 def judged(guess, truth, public):
     id = VictimId(0, 0, 0)
-    score = evaluate_all([Reconstruction(id=id, batch=guess)], [truth], others=Others(candidates=public))[0]
+    score = evaluate_all([Reconstruction(id=id, batch=guess)], [truth], others=Distractors(candidates=public))[0]
     return [
         outcome_of({"failure": i.failure, "certainty": i.certainty, **i.values, **i.compared}) for i in score.images
     ]
@@ -79,7 +79,7 @@ def test_victims_together_score_like_each_alone(digits, public):
         Reconstruction(id=id, batch=Batch(g[None], torch.zeros(1).long())) for id, g in zip(ids, guesses, strict=True)
     ]
     truths = [Batch(x[None], y[None]) for x, y in zip(digits[0].inputs, digits[0].labels, strict=True)]
-    others = Others(candidates=public)
+    others = Distractors(candidates=public)
     together = evaluate_all(made, truths, others=others)
     alone = [evaluate_all([m], [t], others=others)[0] for m, t in zip(made, truths, strict=True)]
     assert [s.images[0].compared for s in together] == [s.images[0].compared for s in alone]
@@ -141,7 +141,7 @@ def test_what_a_prior_makes_of_other_updates_too_is_not_identified(digits, publi
     truth = Batch(digits[0].inputs[:1], digits[0].labels[:1])
     outcomes = []
     for controls in ({}, {id: 1 - digits[0].inputs[:1]}):
-        others = Others(candidates=public, controls=controls)
+        others = Distractors(candidates=public, controls=controls)
         image = evaluate_all([Reconstruction(id=id, batch=guess)], [truth], others=others)[0].images[0]
         outcomes.append(outcome_of({"failure": None, "certainty": image.certainty, **image.values, **image.compared}))
     assert outcomes == [Outcome.IDENTIFIED, Outcome.NOTHING]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fl_privacy.measure.distractors import Others
+from fl_privacy.measure.distractors import Distractors
 from fl_privacy.measure.outcome import READ as LEAKS, outcome_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,7 +46,7 @@ def read(request, pairs):
     name = request.param
     if name != EMBEDDED and not (Path(os.environ.get("FL_PRIVACY_DATA", "nowhere")) / name).is_dir():
         pytest.skip(f"FL_PRIVACY_DATA has no {name}")
-    candidates = Others(candidates=pairs.subjects(name, "test", 1)[1])
+    candidates = Distractors(candidates=pairs.subjects(name, "test", 1)[1])
 
     def number(kinds, most=ORIGINALS[name]):
         s, _ = pairs.subjects(name, "test", most)
@@ -90,7 +90,7 @@ def test_what_was_changed_otherwise_is_called_read(pairs, read):
 @pytest.mark.long
 def test_a_bound_on_psnr_alone_errs_both_ways(pairs):
     s, candidates = pairs.subjects(EMBEDDED, "test", 12)
-    others = Others(candidates=candidates)
+    others = Distractors(candidates=candidates)
     negative, itself = (pairs.judged(pairs.READ[kind](s).float(), s, others) for kind in ("negative", "itself"))
     assert pairs.figures_of(negative)["old"] == 0 and pairs.figures_of(negative)["read"] == 1
     assert pairs.figures_of(itself) == {"images": 12, "read": 1, "identified": 1, "first": 1, "old": 1}

@@ -6,7 +6,7 @@ from torch.nn import functional
 
 from fl_privacy.data import load_data
 from fl_privacy.measure import evaluate_all
-from fl_privacy.measure.distractors import Others
+from fl_privacy.measure.distractors import Distractors
 from fl_privacy.measure.identification import aligned, control, identify
 from fl_privacy.measure.outcome import LEAD, Outcome, outcome_of
 from fl_privacy.measure.public_images import PublicImages
@@ -33,7 +33,7 @@ def judged(guesses, truths, candidates):
         for k, guess in enumerate(guesses)
     ]
     scores = evaluate_all(
-        made, [Batch(truth[None], torch.zeros(1).long()) for truth in truths], others=Others(candidates=candidates)
+        made, [Batch(truth[None], torch.zeros(1).long()) for truth in truths], others=Distractors(candidates=candidates)
     )
     return [
         outcome_of({"failure": i.failure, "certainty": i.certainty, **i.values, **i.compared})

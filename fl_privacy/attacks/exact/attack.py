@@ -25,7 +25,7 @@ from fl_privacy.attacks.exact.first_layer import (
     fit,
     residual,
 )
-from fl_privacy.attacks.exact.r_gap import Chain, find_chain, recursed
+from fl_privacy.attacks.exact.r_gap import LayerChain, find_chain, recursed
 from fl_privacy.attacks.exact.repeats import with_repeats
 from fl_privacy.attacks.exact.residual import Residual, find_residual, known_between
 from fl_privacy.attacks.exact.spear import AGREEMENT, NEARLY, columns_of, sparse_factors
@@ -102,7 +102,7 @@ class ExactInversion:
         def attack(group: Group, report: Report) -> dict[int, Reconstruction]:
             expect_gradient(group.first)
             source = _source(group.first)
-            if isinstance(source, Chain):
+            if isinstance(source, LayerChain):
                 return _recursed(group, source, report)
             if isinstance(source, Residual):
                 return _behind_blocks(group, source, seed, self.evaluations, report)
@@ -190,7 +190,7 @@ def _patched(observation: Observation, embedding: PatchEmbedding) -> Read:
     return Read(found.image[None], found.error < _SURE and not muted, found.residual)
 
 
-def _recursed(group: Group, chain: Chain, report: Report) -> dict[int, Reconstruction]:
+def _recursed(group: Group, chain: LayerChain, report: Report) -> dict[int, Reconstruction]:
     observations, results = list(group.observations.items()), dict[int, Reconstruction]()
     model, device = model_as_sent(group.first), chain.shift.device
     for begin in counted("exact", range(0, len(observations), _TOGETHER)):
@@ -256,10 +256,10 @@ def _certified_in_range(reproduction: Reproduction, read: Read) -> Reconstructio
     return cut if beyond.certainty is Certainty.APPROXIMATE else beyond
 
 
-def _source(observation: Observation) -> FirstLayer | PatchEmbedding | Chain | Residual:
+def _source(observation: Observation) -> FirstLayer | PatchEmbedding | LayerChain | Residual:
     model, sent, shape = observation.model, observation.assumed(), observation.input_shape
     fixed = observation.plan.batch_norm == "eval"
-    source: FirstLayer | PatchEmbedding | Chain | Residual | None = None
+    source: FirstLayer | PatchEmbedding | LayerChain | Residual | None = None
     if observation.upload.num_examples == 1:
         source = find_patch_embedding(model, sent, shape, fixed_norms=fixed)
         source = source or find_chain(observation) or find_residual(observation)

@@ -25,7 +25,7 @@ _NEAREST = 2
 
 
 @dataclass(frozen=True, eq=False)
-class Pixels:
+class FeatureImages:
     """Images that match what is known between the layers.
 
     Attributes:
@@ -39,7 +39,7 @@ class Pixels:
     history: Tensor
 
 
-def pixels_of(network: Residual, known: Known, *, evaluations: int, seed: int, report: Report) -> Pixels:
+def pixels_of(network: Residual, known: Known, *, evaluations: int, seed: int, report: Report) -> FeatureImages:
     """Descend to images with the known features and gradients of the first layers.
 
     Args:
@@ -68,7 +68,7 @@ def pixels_of(network: Residual, known: Known, *, evaluations: int, seed: int, r
         history.append(losses)
     with torch.no_grad():
         left = missed(images)
-    return Pixels(images, left, torch.cat(history, 1))
+    return FeatureImages(images, left, torch.cat(history, 1))
 
 
 def _loss(network: Residual, known: Known) -> Callable[[Tensor], Tensor]:

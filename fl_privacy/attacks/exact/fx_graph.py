@@ -23,7 +23,7 @@ _KINDS: Mapping[str, type[nn.Module] | tuple[type[nn.Module], ...]] = {
 
 
 @dataclass(frozen=True, eq=False)
-class Traced:
+class FxGraph:
     """The graph of a model whose batch norm has fixed statistics."""
 
     module: fx.GraphModule
@@ -89,11 +89,11 @@ class _Tracer(fx.Tracer):
         return own or bool(super().is_leaf_module(module, name))
 
 
-def traced(model: nn.Module) -> Traced | None:
+def traced(model: nn.Module) -> FxGraph | None:
     """Trace a model; ``None`` if its computation depends on values, or can't be followed."""
     try:
         module = fx.GraphModule(model, _Tracer().trace(model))
     except (*UNFORESEEN, TypeError, AttributeError):
         return None
     nodes = list(module.graph.nodes)
-    return Traced(module, nodes) if sum(node.op == "placeholder" for node in nodes) == 1 else None
+    return FxGraph(module, nodes) if sum(node.op == "placeholder" for node in nodes) == 1 else None

@@ -79,7 +79,7 @@ class Equations:
 
 
 @dataclass(frozen=True, eq=False)
-class Shown:
+class KnownInputs:
     """Inputs that are known from elsewhere.
 
     Attributes:
@@ -92,7 +92,7 @@ class Shown:
 
 
 @torch.no_grad()
-def gated_inputs(equations: Sequence[Equations], shown: Shown | None = None) -> tuple[Tensor, Tensor]:
+def gated_inputs(equations: Sequence[Equations], shown: KnownInputs | None = None) -> tuple[Tensor, Tensor]:
     """Solve for the inputs (V, C, H, W), and return the residual share (V,) too.
 
     Outputs near zero may pass a ReLU only in the client's precision; gates are turned in place while the residual
@@ -125,7 +125,7 @@ def _turn_gates(own: Equations, gates: Tensor) -> None:
         left, going = torch.where(better, after, left), better
 
 
-def _solved(equations: Sequence[Equations], shown: Shown | None) -> tuple[Tensor, Tensor]:
+def _solved(equations: Sequence[Equations], shown: KnownInputs | None) -> tuple[Tensor, Tensor]:
     left = torch.cat([each.left for each in equations], 1)
     right = torch.cat([each.right for each in equations], 1)
     normal, sums = left.mT @ left, left.mT @ right  # (V, P, P), (V, P, C)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fl_privacy.attacks.exact.certificate import model_as_sent
 from fl_privacy.attacks.exact.convolution import Convolution, solve_inputs
 from fl_privacy.attacks.exact.first_layer import probe_first_layer
-from fl_privacy.models.gradients.hooks import Call, leaving, owners
+from fl_privacy.models.gradients.hooks import ModuleCall, leaving, owners
 from fl_privacy.types import Observation, Tensors
 
 _SILENT = 1e-5
@@ -136,7 +136,7 @@ class ChainLayer:
 
 
 @dataclass(frozen=True, eq=False)
-class Chain:
+class LayerChain:
     """Layers of which each takes only the activations of the one before, the first of them a convolution.
 
     Attributes:
@@ -181,7 +181,7 @@ class Recursion:
 
 
 @torch.no_grad()
-def find_chain(observation: Observation) -> Chain | None:
+def find_chain(observation: Observation) -> LayerChain | None:
     """Find the chain from the image to the first layer whose gradients reveal its inputs; ``None`` for other models."""
     if observation.upload.num_examples != 1:
         return None
@@ -205,16 +205,16 @@ def find_chain(observation: Observation) -> Chain | None:
     if any(len(layer.inputs) != 1 for layer in layers if isinstance(layer.module, nn.Linear)):
         return None
     seen = probe_first_layer(model, observation.assumed(), observation.input_shape)
-    chain = Chain(layers, observation.input_shape, seen.black.double(), (seen.white - seen.black).double())
+    chain = LayerChain(layers, observation.input_shape, seen.black.double(), (seen.white - seen.black).double())
     return chain if seen.one_by_one and seen.black.dim() == 3 and told >= set(chain.names) else None
 
 
-def _is_start(call: Call, told: Collection[str]) -> bool:
+def _is_start(call: ModuleCall, told: Collection[str]) -> bool:
     """Return ``True`` if the layer's own gradients give its inputs and the slope by its outputs."""
     return isinstance(call.module, nn.Linear) and {f"{call.name}.weight", f"{call.name}.bias"} <= set(told)
 
 
-def _chained(call: Call, after: Call) -> ChainLayer | None:
+def _chained(call: ModuleCall, after: ModuleCall) -> ChainLayer | None:
     """Return the layer of ``call``; ``None`` if it is no link of a chain."""
     if not isinstance(call.module, nn.Linear) and not _is_plain(call.module, call.inputs.shape[1:]):
         return None
@@ -222,7 +222,7 @@ def _chained(call: Call, after: Call) -> ChainLayer | None:
     return None if activation is None else _layer(call, activation)
 
 
-def _layer(call: Call, activation: Activation) -> ChainLayer:
+def _layer(call: ModuleCall, activation: Activation) -> ChainLayer:
     assert isinstance(call.module, nn.Linear | nn.Conv2d)
     return ChainLayer(call.name, call.module, call.inputs.shape[1:], call.output.shape[1:], activation)
 
@@ -239,7 +239,7 @@ def _is_plain(module: nn.Module, shape: Sequence[int]) -> bool:
 
 
 @torch.no_grad()
-def recursed(chain: Chain, gradients: Tensors) -> Recursion:
+def recursed(chain: LayerChain, gradients: Tensors) -> Recursion:
     """Solve for the images behind V updates of one image each (R-GAP).
 
     Args:

@@ -12,8 +12,8 @@ from torch import Tensor, fx, nn
 from fl_privacy.attacks.exact.blind_convolution import can_be_blind, inputs_up_to_a_factor
 from fl_privacy.attacks.exact.certificate import model_as_sent
 from fl_privacy.attacks.exact.convolution import Convolution
-from fl_privacy.attacks.exact.fx_graph import Traced, traced
-from fl_privacy.attacks.exact.gated_inputs import Equations, Shown, Slopes, gated_inputs
+from fl_privacy.attacks.exact.fx_graph import FxGraph, traced
+from fl_privacy.attacks.exact.gated_inputs import Equations, KnownInputs, Slopes, gated_inputs
 from fl_privacy.types import Observation, Tensors
 
 _NOISE = 2.0
@@ -68,7 +68,7 @@ class Residual:
         shapes: (C, H, W) or (N,) by node, without the batch.
     """
 
-    graph: Traced
+    graph: FxGraph
     head: fx.Node
     shapes: Mapping[fx.Node, tuple[int, ...]]
 
@@ -127,7 +127,7 @@ def find_residual(observation: Observation) -> Residual | None:
     return found if plain and all(plain) and not missing and any(_blind(found)) else None
 
 
-def _shapes(graph: Traced, image: Tensor) -> dict[fx.Node, tuple[int, ...]]:
+def _shapes(graph: FxGraph, image: Tensor) -> dict[fx.Node, tuple[int, ...]]:
     interpreter, shapes = fx.Interpreter(graph.module), {graph.image: tuple(image.shape[1:])}
     interpreter.env = {graph.image: image}
     for node in graph.nodes:
@@ -336,7 +336,7 @@ class _Step:
         found, _ = gated_inputs(self.equations, self._shown() if small else None)
         return _heard(found) if _rectified(self.network, self.before) else found
 
-    def _shown(self) -> Shown | None:
+    def _shown(self) -> KnownInputs | None:
         """Return the values that a shortcut shows: outputs minus the other branch's."""
         graph = self.network.graph
         ends = {self.before, graph.image}
@@ -358,7 +358,7 @@ class _Step:
                 else grad
                 for grad in (self.gates.to(seen), seen)
             )
-        return Shown(often, sums)
+        return KnownInputs(often, sums)
 
     def _chooses(self, node: fx.Node) -> bool:
         """Return ``True`` if a node selects from the values at ``before`` alone."""

@@ -23,7 +23,7 @@ from fl_privacy.types.film import Snapshot, joined, shortened
 
 
 @dataclass(frozen=True, eq=False)
-class Found:
+class Solutions:
     """Solution for V victims: ``images`` (V, B, C, H, W), ``labels`` (V, B) or (V, B, K), and ``loss`` (V,).
 
     Attributes:
@@ -37,11 +37,11 @@ class Found:
     history: Tensor
     films: Mapping[int, tuple[Snapshot, ...]] = field(default_factory=dict)
 
-    def or_better(self, other: "Found") -> "Found":
+    def or_better(self, other: "Solutions") -> "Solutions":
         """Keep the solution with the lower loss for each victim."""
         rows = other.loss < self.loss
         labels = torch.where(rows.view(-1, *[1] * (self.labels.dim() - 1)), other.labels, self.labels)
-        return Found(
+        return Solutions(
             images=torch.where(rows.view(-1, 1, 1, 1, 1), other.images, self.images),
             labels=labels,
             loss=torch.minimum(other.loss, self.loss),
@@ -61,7 +61,7 @@ def minimize_in_stages(
     report: Report,
     *,
     filmed: Sequence[int] = (),
-) -> Found:
+) -> Solutions:
     """Minimize ``problem`` from ``variables`` (V, N).
 
     A generator may have several stages, each starting from the last one's result. Each victim keeps the stage with the
@@ -140,8 +140,8 @@ def _minimum(
 
 
 @torch.no_grad()
-def _with_images(problem: Problem, minimum: Minimum) -> Found:
-    return Found(
+def _with_images(problem: Problem, minimum: Minimum) -> Solutions:
+    return Solutions(
         images=problem.images(minimum.variables),
         labels=problem.guessed_labels(minimum.variables),
         loss=minimum.loss,

@@ -15,7 +15,7 @@ from fl_privacy.attacks.gradient_inversion.layer_statistics import Target
 from fl_privacy.attacks.gradient_inversion.objectives import weighted_names
 from fl_privacy.attacks.gradient_inversion.other_modalities import search_of
 from fl_privacy.attacks.gradient_inversion.priors import TotalVariation
-from fl_privacy.attacks.gradient_inversion.problem import Round
+from fl_privacy.attacks.gradient_inversion.problem import RoundUpdates
 from fl_privacy.attacks.gradient_inversion.settings import Settings
 from fl_privacy.attacks.gradient_inversion.targets import (
     accumulated_gradient,
@@ -56,7 +56,7 @@ class PreparedRound:
     def matched(self, observation: Observation) -> Tensors:
         return accumulated_gradient(observation) if self.unrolls else as_gradient(observation)
 
-    def of(self, positions: Sequence[int]) -> Round:
+    def of(self, positions: Sequence[int]) -> RoundUpdates:
         observations = [self.observations[position] for position in positions]
         parameter = next(self.victim_model.model.parameters())
         values = stack(
@@ -75,7 +75,9 @@ class PreparedRound:
             if found is not None:
                 factors[name], targets[name] = found, targets[name].without_value()
         compared = () if known.clip or known.bounds else self.compared
-        return Round(gradients=self.gradients, targets=targets, factors=factors, clip=known.clip, compared=compared)
+        return RoundUpdates(
+            gradients=self.gradients, targets=targets, factors=factors, clip=known.clip, compared=compared
+        )
 
 
 def _left_by_optimizers(observations: Sequence[Observation]) -> Bounds:

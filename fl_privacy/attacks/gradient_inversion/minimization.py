@@ -33,7 +33,7 @@ class Minimum:
     snapshots: Mapping[int, Mapping[int, Tensor]] = field(default_factory=dict)
 
 
-class Standing:
+class DescentState:
     """State of a descent, with finished victims until :meth:`select` removes them.
 
     Attributes:
@@ -313,7 +313,7 @@ def minimize(
         evaluate: (problem, variables) -> loss (V,) and gradient (V, N).
         filmed: victims with snapshots.
     """
-    state = Standing(variables, descent.iterations, filmed)
+    state = DescentState(variables, descent.iterations, filmed)
     run, rounds = descent.optimizer.start(variables, iterations=descent.iterations, images=problem.pixels), 0
     while True:
         loss, gradient = evaluate(problem, variables)

@@ -12,7 +12,7 @@ from fl_privacy.attacks.adaptive import Constraints
 from fl_privacy.attacks.gradient_inversion.labels import output_layer
 from fl_privacy.attacks.gradient_inversion.layer_statistics import Target
 from fl_privacy.attacks.gradient_inversion.objectives import Cosine
-from fl_privacy.attacks.gradient_inversion.problem import Problem, Round
+from fl_privacy.attacks.gradient_inversion.problem import Problem, RoundUpdates
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient
 from fl_privacy.models.gradients import differentiable_twice
 from fl_privacy.rng import derive_generator
@@ -126,7 +126,7 @@ def _public_images(problem: Problem, number: int, rng: torch.Generator) -> Tenso
     return F.interpolate(coarse, sides, mode="bilinear").expand(number, *problem.shape).contiguous()
 
 
-def _gradients(one: Round, images: Tensor, labels: Tensor) -> Tensors:
+def _gradients(one: RoundUpdates, images: Tensor, labels: Tensor) -> Tensors:
     with differentiable_twice(), torch.no_grad():
         return {name: value.detach() for name, value in one.gradients(images, labels).items()}
 

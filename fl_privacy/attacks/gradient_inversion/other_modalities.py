@@ -26,7 +26,7 @@ _CONTRAST = 0.25
 """Standard deviation of their pixels."""
 
 
-class Attempt(Protocol):
+class ModalityAttempt(Protocol):
     """Result of one attempt at a victim's examples."""
 
     @property
@@ -70,9 +70,11 @@ class Search:
     proxies: Callable[[nn.Module, tuple[int, ...], torch.Generator], Tensor]
     corrects: bool = True
     read: Callable[[Settings, Tensor], Tensor]
-    answer: Callable[[Settings, Sequence[Attempt], Attempt], tuple[Tensor, Tensor | None]] = lambda s, a, c: (
-        c.images,
-        None,
+    answer: Callable[[Settings, Sequence[ModalityAttempt], ModalityAttempt], tuple[Tensor, Tensor | None]] = (
+        lambda s, a, c: (
+            c.images,
+            None,
+        )
     )
     elementwise_parts: bool = False
     completed: bool = True
@@ -166,7 +168,9 @@ def _proxy_rows(model: nn.Module, shape: tuple[int, ...], rng: torch.Generator) 
     return schema.drawn(2 * _PROXIES, rng)
 
 
-def _answer_of_rows(settings: Settings, attempts: Sequence[Attempt], chosen: Attempt) -> tuple[Tensor, Tensor | None]:
+def _answer_of_rows(
+    settings: Settings, attempts: Sequence[ModalityAttempt], chosen: ModalityAttempt
+) -> tuple[Tensor, Tensor | None]:
     """Return rows (B, F) and the certainty (B, C) of cells, of the accepted attempt or of all."""
     assert isinstance(settings.source, TableRows)
     schema, finite = settings.source.schema, [a for a in attempts if math.isfinite(a.loss)]

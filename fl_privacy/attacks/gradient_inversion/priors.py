@@ -7,7 +7,7 @@ from typing import Protocol
 from torch import Tensor, nn
 
 from fl_privacy.attacks.gradient_inversion.closed_forms import absolute_differences
-from fl_privacy.models.gradients.hooks import Call, entering
+from fl_privacy.models.gradients.hooks import ModuleCall, entering
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,7 +148,7 @@ def batch_statistics(model: nn.Module, images: Tensor) -> list[BatchStatistics]:
     return [_statistics(call, len(images)) for call in calls]
 
 
-def _statistics(call: Call, count: int) -> BatchStatistics:
+def _statistics(call: ModuleCall, count: int) -> BatchStatistics:
     usual_mean, usual_variance = call.module.running_mean, call.module.running_var
     assert isinstance(usual_mean, Tensor) and isinstance(usual_variance, Tensor)
     channels = call.inputs.reshape(count, -1, *call.inputs.shape[1:]).transpose(1, 2).flatten(2)

@@ -36,7 +36,7 @@ _SMALL = 1 << 13
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Round:
+class RoundUpdates:
     """The updates of V victims in one round, and the guessed gradients.
 
     Attributes:
@@ -109,9 +109,9 @@ class Round:
         assert isinstance(self.gradients, Layered)
         return self.gradients(images, labels, hidden)
 
-    def map(self, change: Callable[[Tensor], Tensor]) -> "Round":
+    def map(self, change: Callable[[Tensor], Tensor]) -> "RoundUpdates":
         """Apply ``change`` to every tensor whose rows are victims."""
-        return Round(
+        return RoundUpdates(
             gradients=self.gradients,
             targets={name: target.map(change) for name, target in self.targets.items()},
             factors={name: factors.map(change) for name, factors in self.factors.items()},
@@ -138,7 +138,7 @@ class Problem:
     settings: Settings
     shape: tuple[int, ...]
     num_classes: int
-    rounds: Sequence[Round]
+    rounds: Sequence[RoundUpdates]
     labels: Tensor | None
     observer: nn.Module
     attempts: int
@@ -201,7 +201,7 @@ class Problem:
         terms = [self._of_round(one, images, labels, own) for one, own in zip(self.rounds, hidden, strict=True)]
         return terms[0] if len(terms) == 1 else torch.stack(terms).sum(0)
 
-    def _of_round(self, one: Round, images: Tensor, labels: Tensor, hidden: Tensor | None) -> Tensor:
+    def _of_round(self, one: RoundUpdates, images: Tensor, labels: Tensor, hidden: Tensor | None) -> Tensor:
         objective = self.settings.objective
         if one.compared and isinstance(objective, SumOfDistances):
             weights = objective.coefficients(list(one.targets))

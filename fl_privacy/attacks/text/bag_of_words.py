@@ -16,7 +16,7 @@ from fl_privacy.attacks.text.first_block import tokens_of_first_block
 from fl_privacy.attacks.text.spans import readable_model
 from fl_privacy.attacks.text.token_candidates import Lengths
 from fl_privacy.attacks.text.word_evidence import (
-    Found,
+    FoundWords,
     WordRows,
     found_words,
     is_exact,
@@ -106,7 +106,7 @@ class BagReader:
         )
         return self._counted(found, observation, rows, total)
 
-    def _counted(self, found: Found, observation: Observation, rows: WordRows, total: int | None) -> Bag:
+    def _counted(self, found: FoundWords, observation: Observation, rows: WordRows, total: int | None) -> Bag:
         tokens = found.tokens
         if not len(tokens):
             return Bag(tokens, tokens, found.exact)
@@ -117,7 +117,7 @@ class BagReader:
         return Bag(tokens, self._times(found, tokens, total, ordered, observation), found.exact, ordered)
 
     def _times(
-        self, found: Found, tokens: Tensor, total: int | None, ordered: Tensor | None, observation: Observation
+        self, found: FoundWords, tokens: Tensor, total: int | None, ordered: Tensor | None, observation: Observation
     ) -> Tensor:
         if ordered is not None:
             return (ordered[:, None] == tokens).sum(0).clamp_min(1)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fl_privacy.attacks.text.entrances import entrances_of, views_of
 from fl_privacy.attacks.text.token_candidates import Lengths
-from fl_privacy.attacks.text.token_evidence import Candidates, Pairs, found_pairs
+from fl_privacy.attacks.text.token_evidence import EvidenceCandidates, Pairs, found_pairs
 from fl_privacy.models import TextModel
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Observation
@@ -42,7 +42,7 @@ def tokens_of_first_block(model: TextModel, observations: Sequence[Observation],
         return [_NO_ENTRANCE] * len(observations)
     lengths = [Lengths.of(observation, model) for observation in observations]
     positioned = any(entrance.positioned for entrance in entrances)
-    candidates = Candidates(
+    candidates = EvidenceCandidates(
         model,
         max(own.longest for own in lengths),
         positioned=positioned,

@@ -63,7 +63,7 @@ class Pairs:
     whole: bool = False
 
 
-class Candidates:
+class EvidenceCandidates:
     """All tokens at all positions, as inputs of the layers that see single tokens.
 
     Args:
@@ -76,7 +76,7 @@ class Candidates:
         self.size = model.words.num_embeddings
         self._order = torch.randperm(self.size, generator=rng)
         self._samples: dict[str, Tensor] = {}
-        self._frames: dict[tuple[str, int], Frame] = {}
+        self._frames: dict[tuple[str, int], WhitenedFrame] = {}
 
     def of(self, tokens: Tensor, path: str) -> Tensor:
         """Return the inputs of ``path`` (n, L, d) for ``tokens`` (n,) at each position."""
@@ -103,7 +103,7 @@ class Candidates:
                 parts.append(self.of(some, path)[:, begin].double())
         return torch.cat(parts)
 
-    def frame(self, view: View) -> "Frame":
+    def frame(self, view: View) -> "WhitenedFrame":
         """Return the whitened coordinates of ``view``; the same for all victims."""
         key = (view.module, 0 if view.through is None else hash(view.through.sum().item()))
         if key not in self._frames:
@@ -111,12 +111,12 @@ class Candidates:
             seen = sample if view.through is None else sample @ view.through.T
             values, directions = torch.linalg.eigh(seen.T @ seen / len(seen))
             own = directions / values.clamp_min(_RIDGE * float(values[-1])).sqrt()
-            self._frames[key] = Frame(view.module, own, own if view.through is None else view.through.T @ own)
+            self._frames[key] = WhitenedFrame(view.module, own, own if view.through is None else view.through.T @ own)
         return self._frames[key]
 
 
 @dataclass(frozen=True, eq=False)
-class Frame:
+class WhitenedFrame:
     """Coordinates in which candidates have the same variance in all directions.
 
     Attributes:
@@ -140,7 +140,7 @@ class _Basis:
         direct: ``True`` if the layer's inputs are seen themselves.
     """
 
-    frame: Frame
+    frame: WhitenedFrame
     rows: Tensor
     numbers: tuple[int, ...]
     usual: Tensor
@@ -178,7 +178,7 @@ def _seldom(share: Tensor, usual: Tensor, freedom: Tensor) -> Tensor:
     return -0.5 * freedom * (usual * (share / usual).log() + rest)
 
 
-def _basis(view: View, candidates: Candidates) -> _Basis | None:
+def _basis(view: View, candidates: EvidenceCandidates) -> _Basis | None:
     frame, width = candidates.frame(view), view.rows.shape[1]
     _, strengths, directions = torch.linalg.svd(view.rows, full_matrices=False)
     ranks = [int((strengths > share * float(strengths[0])).sum()) for share in _ROUNDING]
@@ -206,7 +206,7 @@ def _usual(shares: Tensor, width: int) -> Tensor:
 
 @torch.no_grad()
 def found_pairs(
-    victims: Sequence[Sequence[View]], candidates: Candidates, *, texts: int, most: int
+    victims: Sequence[Sequence[View]], candidates: EvidenceCandidates, *, texts: int, most: int
 ) -> list[Pairs | None]:
     """Find for each victim the tokens with a larger share in its views than chance gives.
 
@@ -233,7 +233,7 @@ def found_pairs(
 
 
 def _of_victim(
-    bases: Sequence[_Basis], best: Sequence[Tensor], candidates: Candidates, texts: int, most: int
+    bases: Sequence[_Basis], best: Sequence[Tensor], candidates: EvidenceCandidates, texts: int, most: int
 ) -> Pairs | None:
     found = []
     for direct in (True, False):
@@ -243,7 +243,9 @@ def _of_victim(
     return max(found, key=lambda pairs: len(pairs.tokens)) if found else None
 
 
-def _named(bases: Sequence[_Basis], best: Sequence[Tensor], candidates: Candidates, texts: int, most: int) -> Pairs:
+def _named(
+    bases: Sequence[_Basis], best: Sequence[Tensor], candidates: EvidenceCandidates, texts: int, most: int
+) -> Pairs:
     """Name the tokens that the summed evidence distinguishes from chance."""
     total, together = candidates.size * candidates.length, torch.stack(list(best)).sum(0)
     used = torch.tensor([basis.numbers for basis in bases]) > 0
@@ -273,7 +275,9 @@ def _named(bases: Sequence[_Basis], best: Sequence[Tensor], candidates: Candidat
     )
 
 
-def _alike(bases: Sequence[_Basis], which: int, tokens: Tensor, evidence: Tensor, candidates: Candidates) -> int:
+def _alike(
+    bases: Sequence[_Basis], which: int, tokens: Tensor, evidence: Tensor, candidates: EvidenceCandidates
+) -> int:
     """Count ``tokens`` without more in the directions than chance, apart from the part shared with those before them.
 
     Tokens like a present one, as in trained embeddings, have its share; the rest of their own lies in the directions

@@ -104,7 +104,7 @@ _TIMES, _DRAWN = 8, 1 << 25
 
 
 @dataclass(frozen=True, eq=False)
-class Found:
+class FoundWords:
     """Words that were found in the update of one victim.
 
     Attributes:
@@ -129,7 +129,7 @@ def found_words(
     expected: Expected | None,
     told_noise: float | None,
     rng: torch.Generator,
-) -> Found:
+) -> FoundWords:
     """Find the words that the ``rows`` of a single victim show.
 
     Args:
@@ -154,10 +154,10 @@ def found_words(
     for _ in range(_PASSES):  # the first pass leaves out more than words, including tails of the noise
         noise = evidence.of(noise_rows(values, energy, chosen, rng))
         chosen = significant(score, noise, prior, texts=texts, most=most)
-    return Found(chosen, (energy - values.shape[1] * variance).clamp_min(0), False, variance**0.5)
+    return FoundWords(chosen, (energy - values.shape[1] * variance).clamp_min(0), False, variance**0.5)
 
 
-def words_of_head(rows: WordRows, most: int) -> Found:
+def words_of_head(rows: WordRows, most: int) -> FoundWords:
     """Find the words that a language model's head shows in its ``rows``, n = 1; see ``found_words``.
 
     Its gradient is the sum of (p - y) h^T over all places. A word's row is many times as long as others, unless noise
@@ -170,15 +170,15 @@ def words_of_head(rows: WordRows, most: int) -> Found:
     ratios = longest[:-1] / longest[1:].clamp_min(torch.finfo(longest.dtype).tiny)
     last = int(ratios.argmax())
     if not bool(longest[0] > 0) or float(ratios[last]) < _STANDS_OUT:
-        return Found(order[:0], lengths.square(), False, 0.0)
+        return FoundWords(order[:0], lengths.square(), False, 0.0)
     apart, common = order[: last + 1], values[order[last + 1 :]].sum(0)
     alike = torch.nn.functional.cosine_similarity(values[apart], common[None], dim=1)
-    return Found(apart[alike < _EXPECTED_OF_MODEL], lengths.square(), False, 0.0)
+    return FoundWords(apart[alike < _EXPECTED_OF_MODEL], lengths.square(), False, 0.0)
 
 
-def _exactly(untouched: Tensor, energy: Tensor) -> Found:
+def _exactly(untouched: Tensor, energy: Tensor) -> FoundWords:
     words = (~untouched).nonzero().flatten()
-    return Found(words[energy[words].argsort(descending=True, stable=True)], energy, True, 0.0)
+    return FoundWords(words[energy[words].argsort(descending=True, stable=True)], energy, True, 0.0)
 
 
 def is_exact(rows: WordRows, most: int, told_noise: float | None) -> bool:

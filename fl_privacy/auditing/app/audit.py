@@ -26,7 +26,7 @@ from fl_privacy.auditing.app.remedies import with_remedies
 from fl_privacy.auditing.app.tapped_grid import KeptReply, TappedGrid
 from fl_privacy.auditing.instrument.matching import Matched
 from fl_privacy.auditing.instrument.watch import OnlyExamples
-from fl_privacy.auditing.scenarios import Client as AskedClient, Scenarios
+from fl_privacy.auditing.scenarios import AskedClient, Scenarios
 from fl_privacy.auditing.strategy import AuditedStrategy
 from fl_privacy.checks import whole
 from fl_privacy.errors import UserError
@@ -48,7 +48,7 @@ _REFRESHED = 15.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class AppAuditRequest:
     """Settings of an audit.
 
     Attributes:
@@ -86,7 +86,7 @@ class Audited:
 
 def audit_app(
     app: App,
-    asked: Asked,
+    asked: AppAuditRequest,
     tell: Callable[[str], None] | None = None,
     show: Callable[[AppPage, Ran], None] | None = None,
 ) -> Audited:
@@ -141,7 +141,7 @@ def audit_app(
 
 
 class _Run:
-    def __init__(self, app: App, asked: Asked, folder: Path, nodes: int) -> None:
+    def __init__(self, app: App, asked: AppAuditRequest, folder: Path, nodes: int) -> None:
         self.app, self.asked, self.folder, self.nodes = app, asked, folder, nodes
         self.tell: Callable[[str], None] = lambda text: None
         self.show: Callable[[AppPage, Ran], None] | None = None

@@ -67,7 +67,7 @@ _CENTRAL = "DifferentialPrivacy"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Note:
+class CodeNote:
     """One thing in the code, with file and line."""
 
     what: str
@@ -90,16 +90,16 @@ class Review:
     app: str
     server: str
     client: str
-    answers: list[Note] = field(default_factory=list)
-    strategies: list[Note] = field(default_factory=list)
-    claims: list[Note] = field(default_factory=list)
-    protections: list[Note] = field(default_factory=list)
-    mods: list[Note] = field(default_factory=list)
+    answers: list[CodeNote] = field(default_factory=list)
+    strategies: list[CodeNote] = field(default_factory=list)
+    claims: list[CodeNote] = field(default_factory=list)
+    protections: list[CodeNote] = field(default_factory=list)
+    mods: list[CodeNote] = field(default_factory=list)
     settings: dict[str, Any] = field(default_factory=dict)
     pins: dict[str, bool] = field(default_factory=dict)
-    pickles: list[Note] = field(default_factory=list)
-    network: list[Note] = field(default_factory=list)
-    runs: list[Note] = field(default_factory=list)
+    pickles: list[CodeNote] = field(default_factory=list)
+    network: list[CodeNote] = field(default_factory=list)
+    runs: list[CodeNote] = field(default_factory=list)
     unread: list[str] = field(default_factory=list)
 
     def as_plain(self) -> dict[str, Any]:
@@ -172,11 +172,11 @@ def _look(node: ast.AST, file: str, found: Review) -> None:
     where = f"{file}:{getattr(node, 'lineno', 0)}"
     if isinstance(node, ast.Import | ast.ImportFrom):
         modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
-        found.network.extend(Note(what=module, where=where) for module in modules if _top(module) in NETWORK)
-        found.pickles.extend(Note(what=module, where=where) for module in modules if _top(module) in PICKLES)
+        found.network.extend(CodeNote(what=module, where=where) for module in modules if _top(module) in NETWORK)
+        found.pickles.extend(CodeNote(what=module, where=where) for module in modules if _top(module) in PICKLES)
     elif isinstance(node, ast.ClassDef):
         for base in filter(_STRATEGY.fullmatch, (_name(each).rpartition(".")[2] for each in node.bases)):
-            found.strategies.append(Note(what=f"{node.name}, which is derived from {base}", where=where))
+            found.strategies.append(CodeNote(what=f"{node.name}, which is derived from {base}", where=where))
     elif isinstance(node, ast.FunctionDef):
         _look_at_answers(node, file, found)
     elif isinstance(node, ast.Call):
@@ -187,30 +187,30 @@ def _look(node: ast.AST, file: str, found: Review) -> None:
                     name = _name(each.func if isinstance(each, ast.Call) else each)
                     kind = DEFENSES.get(name.rpartition(".")[2])
                     if kind is None:
-                        found.mods.append(Note(what=name or "a mod that is made on the spot", where=where))
+                        found.mods.append(CodeNote(what=name or "a mod that is made on the spot", where=where))
                     else:
-                        found.protections.append(Note(what=f"{name}: {kind}", where=where))
+                        found.protections.append(CodeNote(what=f"{name}: {kind}", where=where))
 
 
 def _look_at_call(node: ast.Call, where: str, found: Review) -> None:
     name = _name(node.func)
     last = name.rpartition(".")[2]
     if last in DEFENSES:
-        found.protections.append(Note(what=f"{last}: {DEFENSES[last]}", where=where))
+        found.protections.append(CodeNote(what=f"{last}: {DEFENSES[last]}", where=where))
         if last == "LocalDpMod" and (claim := _local_claim(node)):
-            found.claims.append(Note(what=claim, where=where))
+            found.claims.append(CodeNote(what=claim, where=where))
     elif _STRATEGY.fullmatch(last) and last not in ("FederatedDataset", "Strategy"):
-        found.strategies.append(Note(what=last, where=where))
+        found.strategies.append(CodeNote(what=last, where=where))
     if last in DANGEROUS and (_top(name) in {"os", "subprocess"} or _runs_text(node.func)):
-        found.runs.append(Note(what=name, where=where))
+        found.runs.append(CodeNote(what=name, where=where))
     if any(k.arg == "trust_remote_code" and _constant(k.value) is True for k in node.keywords):
-        found.runs.append(Note(what=f"code that {name or 'a call'} fetches (trust_remote_code)", where=where))
+        found.runs.append(CodeNote(what=f"code that {name or 'a call'} fetches (trust_remote_code)", where=where))
     if last == "read_pickle":
-        found.pickles.append(Note(what=name, where=where))
+        found.pickles.append(CodeNote(what=name, where=where))
     if name in ("torch.load", "np.load", "numpy.load"):
         given = next((k.value for k in node.keywords if k.arg in ("weights_only", "allow_pickle")), None)
         if isinstance(given, ast.Constant) and given.value is (name != "torch.load"):
-            found.pickles.append(Note(what=f"{name} of any object", where=where))
+            found.pickles.append(CodeNote(what=f"{name} of any object", where=where))
 
 
 def _runs_text(called: ast.expr) -> bool:
@@ -226,7 +226,7 @@ def _look_at_answers(node: ast.FunctionDef, file: str, found: Review) -> None:
         if isinstance(called, ast.Attribute) and called.attr in ANSWERS and _name(called.value) == app:
             given = _constant(each.args[0]) if isinstance(each, ast.Call) and each.args else None
             what = f"{called.attr}.{given}" if isinstance(given, str) else called.attr
-            found.answers.append(Note(what=what, where=f"{file}:{node.lineno}"))
+            found.answers.append(CodeNote(what=what, where=f"{file}:{node.lineno}"))
 
 
 def _local_claim(node: ast.Call) -> str:
@@ -247,7 +247,7 @@ def _local_claim(node: ast.Call) -> str:
     return said
 
 
-def _central_claims(app: App, found: Review) -> Iterator[Note]:
+def _central_claims(app: App, found: Review) -> Iterator[CodeNote]:
     """Yield the epsilon of the run config's noise multiplier under Flower's strategies."""
     if not any(note.what.startswith(_CENTRAL) for note in found.protections):
         return
@@ -257,7 +257,7 @@ def _central_claims(app: App, found: Review) -> Iterator[Note]:
         if _MULTIPLIER.search(key) and (multiplier := _finite(value)) is not None:
             share = 1 / multiplier if multiplier > 0 else math.inf
             epsilon = epsilon_of(rounds * share * share / 2, DELTA)
-            yield Note(
+            yield CodeNote(
                 what=f"a client that takes part in {rounds} round{'s' * (rounds != 1)} spends epsilon {epsilon:.3g} at"
                 f" delta {DELTA:g}, toward who sees the aggregated model alone",
                 where=f"{key}={value}",
@@ -295,7 +295,7 @@ def _name(node: ast.AST) -> str:
     return ".".join(reversed(parts))
 
 
-def _section(title: str, notes: list[Note]) -> list[str]:
+def _section(title: str, notes: list[CodeNote]) -> list[str]:
     if not notes:
         return []
     return [f"{title}:", *(f"  {note.what} ({note.where})" for note in dict.fromkeys(notes))]

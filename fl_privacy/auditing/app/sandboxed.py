@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fl_privacy.auditing.app.audit import Asked, audit_app
+from fl_privacy.auditing.app.audit import AppAuditRequest, audit_app
 from fl_privacy.auditing.app.bundle import read_app
 from fl_privacy.auditing.app.remedies import remedies
 from fl_privacy.errors import UserError, in_one_line
@@ -18,7 +18,7 @@ Say = Callable[[Sequence[bytes]], None]
 def audit_within(app: str, asked: Mapping[str, Any], say: Say) -> None:
     """Audit the app in folder or bundle ``app``, and send name, progress and pages by ``say``.
 
-    ``asked`` has the fields of ``Asked`` as plain values, with an ``out`` inside the sandbox.
+    ``asked`` has the fields of ``AppAuditRequest`` as plain values, with an ``out`` inside the sandbox.
     """
     logging.getLogger("flwr").propagate = False  # it writes its own lines
     try:
@@ -34,7 +34,10 @@ def audit_within(app: str, asked: Mapping[str, Any], say: Say) -> None:
             say([Said.PAGE, last])
 
         audit_app(
-            found, Asked(**told, sandboxed=True), lambda text: say([Said.TOLD, text.encode(errors="replace")]), show
+            found,
+            AppAuditRequest(**told, sandboxed=True),
+            lambda text: say([Said.TOLD, text.encode(errors="replace")]),
+            show,
         )
         say([Said.DONE, last])
     except (Exception, SystemExit) as error:  # noqa: BLE001  (third-party code can raise anything)

@@ -22,7 +22,7 @@ from fl_privacy.auditing.instrument.fitted import Fitted, FittedBy, leaks_of_nod
 from fl_privacy.auditing.instrument.matching import Matched, matched
 from fl_privacy.auditing.instrument.memories import averaged, memories_in
 from fl_privacy.auditing.instrument.packed import unpacked
-from fl_privacy.auditing.instrument.watch import OnlyExamples, Watch, Watched
+from fl_privacy.auditing.instrument.watch import OnlyExamples, TrainingWatch, Watched
 from fl_privacy.federation.replies import Failure, attempt
 from fl_privacy.flower._node_memory import SimulatedContext
 from fl_privacy.flower.audit_protocol import asked_probe
@@ -62,7 +62,7 @@ class KeptReply:
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundLeak:
     """A leak, in ``times`` of ``of`` replies."""
 
     leak: Leak
@@ -116,7 +116,7 @@ class TappedGrid(LocalGrid):
         """Return the largest number of training messages to one client."""
         return max((n for (_, kind), n in self._rounds.items() if kind.partition(".")[0] == "train"), default=0)
 
-    def findings(self) -> list[Found]:
+    def findings(self) -> list[FoundLeak]:
         """List the data sent in the clear, the worst first."""
         order = {"data": 0, "facts": 1, "look": 2}
         alike: dict[tuple[str, str, str, str], tuple[Leak, int]] = {}
@@ -124,7 +124,7 @@ class TappedGrid(LocalGrid):
             key = (kind, *_alike(leak))
             first, before = alike.get(key, (leak, 0))
             alike[key] = first, before + times
-        every = [Found(leak, key[0], times, self.replies[key[0]]) for key, (leak, times) in alike.items()]
+        every = [FoundLeak(leak, key[0], times, self.replies[key[0]]) for key, (leak, times) in alike.items()]
         return sorted(every, key=lambda one: (order[one.leak.severity], one.leak.where))
 
     def get_node_ids(self) -> list[int]:
@@ -171,7 +171,7 @@ class TappedGrid(LocalGrid):
         context = self.contexts[node]
         kept = self._kept(node, kind) and not _is_probe(message)
         before = (copy.deepcopy(message), _copied(context), streams_now()) if kept else None
-        watch, columns, fitted = Watch(), LoadedBy(self._tables, self._made, self._rounds.total()), FittedBy()
+        watch, columns, fitted = TrainingWatch(), LoadedBy(self._tables, self._made, self._rounds.total()), FittedBy()
         app = self.client_app
         assert app is not None
         with watch.looking() as seen, columns.looking(), fitted.looking():
@@ -285,7 +285,7 @@ class TappedGrid(LocalGrid):
 
         The client's state stays unchanged, and all random streams are restored.
         """
-        watch = Watch(program=program, only=only)
+        watch = TrainingWatch(program=program, only=only)
         message, context = copy.deepcopy(answer.message), _copied(answer.context)
         app = self.client_app
         assert app is not None

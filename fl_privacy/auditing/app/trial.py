@@ -39,7 +39,7 @@ class TrialSettings:
 
     Attributes:
         nodes: number of clients, each behind a gate and a ledger of its own.
-        run_config, node_config, mirror: see ``fl_privacy.auditing.app.audit.Asked``.
+        run_config, node_config, mirror: see ``fl_privacy.auditing.app.audit.AppAuditRequest``.
         seed: seed of the app's random streams in both runs.
     """
 

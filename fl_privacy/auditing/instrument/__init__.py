@@ -4,7 +4,7 @@ from fl_privacy.auditing.clear_text.findings import Leak, findings_of
 from fl_privacy.auditing.clear_text.inventory import Inventory, Sent
 from fl_privacy.auditing.instrument.matching import Matched, matched
 from fl_privacy.auditing.instrument.program import Program, ReplayModel
-from fl_privacy.auditing.instrument.watch import Watch, Watched
+from fl_privacy.auditing.instrument.watch import TrainingWatch, Watched
 
 __all__ = [
     "Inventory",
@@ -13,7 +13,7 @@ __all__ = [
     "Program",
     "ReplayModel",
     "Sent",
-    "Watch",
+    "TrainingWatch",
     "Watched",
     "findings_of",
     "matched",

@@ -97,7 +97,7 @@ class OnlyExamples:
 
 
 class _Mode(TorchFunctionMode):
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, watch: TrainingWatch) -> None:
         super().__init__()
         self._watch = watch
 
@@ -107,7 +107,7 @@ class _Mode(TorchFunctionMode):
         return made
 
 
-class Watch:
+class TrainingWatch:
     """Observe a ``with`` block.
 
     Args:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fl_privacy.defenses import Defense
-from fl_privacy.dp_check.check import Asked, tested
+from fl_privacy.dp_check.check import DpCheckRequest, tested
 from fl_privacy.dp_check.of_defense import on_defense
 from fl_privacy.dp_check.verdict import ClaimVerdict
 from fl_privacy.errors import UserError
@@ -16,17 +16,17 @@ def verdict_on(mechanism: Any, *, claimed: float, delta: float, **asked: Any) ->
 
     Args:
         mechanism: a defense, a function from an update to the upload, or a Flower mod or strategy.
-        asked: further fields of ``Asked``.
+        asked: further fields of ``DpCheckRequest``.
 
     Raises:
         UserError: it is none of these, or a field is unknown.
     """
-    fields = set(Asked.__dataclass_fields__) - {"epsilon", "delta"}
+    fields = set(DpCheckRequest.__dataclass_fields__) - {"epsilon", "delta"}
     if unknown := sorted(set(asked) - fields):
         raise UserError(
             f"leakage.epsilon is expected to get {', '.join(sorted(fields))}, but got {unknown[0]}; drop it."
         )
-    question = Asked(epsilon=claimed, delta=delta, **asked)
+    question = DpCheckRequest(epsilon=claimed, delta=delta, **asked)
     if isinstance(mechanism, Defense):
         return on_defense(mechanism, question)[0]
     if callable(mechanism) and _takes_one(mechanism):

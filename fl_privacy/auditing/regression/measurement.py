@@ -24,7 +24,7 @@ from fl_privacy.defenses import ClientState, Defense, none
 from fl_privacy.errors import UserError, blamed_on
 from fl_privacy.federation.interception.infer_plan import recognize_training
 from fl_privacy.measure import METRICS, Metric, Statistic, VictimScore, aggregate, evaluate_all
-from fl_privacy.measure.distractors import Others
+from fl_privacy.measure.distractors import Distractors
 from fl_privacy.measure.intervals import share_at_most
 from fl_privacy.measure.outcome import READ, Outcome, outcome_of
 from fl_privacy.models import normalized
@@ -236,7 +236,7 @@ def measure_training(
     )
 
 
-def _others(data: object, attacked: Sequence[Batch], scale: Normalization | None, seed: int) -> Others:
+def _others(data: object, attacked: Sequence[Batch], scale: Normalization | None, seed: int) -> Distractors:
     shape = tuple(attacked[0].inputs.shape[1:])
     taken = set(range(sum(len(batch.inputs) for batch in attacked)))
     drawn = islice(at_random(data, taken, derive_generator(seed, "candidates")), MOST)

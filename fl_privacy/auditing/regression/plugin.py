@@ -81,7 +81,7 @@ class LeakageCheck:
         Args:
             mechanism: a mod, a strategy, a defense of this package, or a function from an update to the upload.
             contradicts: ``True`` if the claim is expected to be false: fail if nothing contradicts it.
-            asked: further fields of ``fl_privacy.dp_check.check.Asked``, such as rounds, clip_norm, like, draws.
+            asked: further fields of ``dp_check.check.DpCheckRequest``, such as rounds, clip_norm, like, draws.
         """
         from fl_privacy.auditing.regression.epsilon import verdict_on  # noqa: PLC0415
         from fl_privacy.errors import UserError  # noqa: PLC0415

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from fl_privacy.models.gradients.hooks import Call, leaving
+from fl_privacy.models.gradients.hooks import ModuleCall, leaving
 from fl_privacy.models.gradients.normalization import FrozenNorm
 from fl_privacy.types import Tensors
 
@@ -343,7 +343,7 @@ def fold(model: nn.Module, pairs: Sequence[tuple[str, str]]) -> None:
         model.set_submodule(behind, nn.Identity())
 
 
-def _neighbors(calls: Sequence[Call]) -> Iterator[tuple[Call, Call]]:
+def _neighbors(calls: Sequence[ModuleCall]) -> Iterator[tuple[ModuleCall, ModuleCall]]:
     called = [id(call.module) for call in calls]
     for one, other in pairwise(calls):
         follows = type(one.module) is FrozenConv2d and type(other.module) is FrozenNorm and other.inputs is one.output

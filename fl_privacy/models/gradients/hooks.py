@@ -10,7 +10,7 @@ from torch.utils.hooks import RemovableHandle
 
 
 @dataclass(frozen=True, eq=False)
-class Call:
+class ModuleCall:
     """One recorded call of a module.
 
     Attributes:
@@ -30,14 +30,14 @@ def owners(model: nn.Module) -> dict[str, nn.Module]:
 
 
 @contextmanager
-def entering(modules: Mapping[str, nn.Module]) -> Iterator[list[Call]]:
+def entering(modules: Mapping[str, nn.Module]) -> Iterator[list[ModuleCall]]:
     """Record the calls of ``modules`` within the context, in the order of entry."""
-    calls: list[Call] = []
+    calls: list[ModuleCall] = []
 
     def watch(name: str, module: nn.Module) -> RemovableHandle:
         def hook(called: nn.Module, given: tuple[Any, ...], named: Mapping[str, Any]) -> None:
             inputs = _first(given, named)
-            calls.append(Call(name, called, inputs, inputs))
+            calls.append(ModuleCall(name, called, inputs, inputs))
 
         return module.register_forward_pre_hook(hook, with_kwargs=True)
 
@@ -48,17 +48,17 @@ def entering(modules: Mapping[str, nn.Module]) -> Iterator[list[Call]]:
 @contextmanager
 def leaving(
     modules: Mapping[str, nn.Module], change: Callable[[nn.Module, tuple[Any, ...], Any], Tensor] | None = None
-) -> Iterator[list[Call]]:
+) -> Iterator[list[ModuleCall]]:
     """Record the calls of ``modules`` within the context, in the order of return.
 
     ``change`` (module, positional arguments, output) -> output replaces the output.
     """
-    calls: list[Call] = []
+    calls: list[ModuleCall] = []
 
     def watch(name: str, module: nn.Module) -> RemovableHandle:
         def hook(called: nn.Module, given: tuple[Any, ...], named: Mapping[str, Any], output: Any) -> Tensor | None:
             changed = change(called, given, output) if change else output
-            calls.append(Call(name, called, _first(given, named), changed))
+            calls.append(ModuleCall(name, called, _first(given, named), changed))
             return changed if change else None
 
         return module.register_forward_hook(hook, with_kwargs=True)

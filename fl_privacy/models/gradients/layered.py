@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fl_privacy.models.gradients.convolution import fold, foldable, freeze_convolutions
-from fl_privacy.models.gradients.hooks import Call, leaving
+from fl_privacy.models.gradients.hooks import ModuleCall, leaving
 from fl_privacy.models.gradients.layer_rules import LayerCall, parameter_gradients, weight_factors
 from fl_privacy.models.gradients.normalization import separated_copy
 from fl_privacy.models.gradients.victims import VictimGradients, VictimModel
@@ -191,7 +191,7 @@ class Layered(VictimGradients):
         of_each = zip(logits.reshape(count, size, -1), labels, strict=True)  # user functions are not batched
         return size * torch.stack([self._victim_model.loss(own, own_labels) for own, own_labels in of_each]).sum()
 
-    def _features(self, tape: Sequence[Call]) -> Tensor:
+    def _features(self, tape: Sequence[ModuleCall]) -> Tensor:
         hidden = self._victim_model.hidden
         return next(call.inputs for call in tape if self._layers[call.name].names.get("weight") == hidden)
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from fl_privacy.runs.folder.defense_choice import Candidate as Candidate
     from fl_privacy.runs.folder.environment import describe_environment as describe_environment
     from fl_privacy.runs.folder.identity import Identity as Identity
-    from fl_privacy.runs.folder.leakage import Reading as Reading
+    from fl_privacy.runs.folder.leakage import LeakageResult as LeakageResult
     from fl_privacy.runs.folder.ongoing import is_finished as is_finished
     from fl_privacy.runs.folder.pictures import Film as Film, Pair as Pair, Sentence as Sentence, TextFilm as TextFilm
     from fl_privacy.runs.folder.read import (

@@ -13,7 +13,7 @@ from fl_privacy.measure.rule import above_chance
 from fl_privacy.runs.folder.leakage import (
     WORST,
     Extent,
-    Reading,
+    LeakageResult,
     extent_of,
     leaks_most,
     main_of,
@@ -185,7 +185,7 @@ def _holds(kept: Callable[[Measure], bool], measure: Measure | None) -> bool:
 
 
 def candidate_of(
-    found: Sequence[Reading],
+    found: Sequence[LeakageResult],
     *,
     name: str,
     accuracy: float | None,
@@ -230,7 +230,7 @@ def candidate_of(
     )
 
 
-def least_over_control(found: Sequence[Reading]) -> float | None:
+def least_over_control(found: Sequence[LeakageResult]) -> float | None:
     """Return the least excess of attacks over the best guess without the update.
 
     In each round of an attack the better attacker counts; ``None`` if one of them has no control.

@@ -35,7 +35,7 @@ TRANSFORMED_METRIC = "transformed_psnr"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Reading:
+class LeakageResult:
     """Leakage by one attacker in one round.
 
     Attributes:
@@ -64,7 +64,7 @@ class Reading:
         """Return the count by a paper's threshold of ``metric``; ``None`` if it was not measured."""
         return self.leakage.recognized_by(metric)
 
-    def among(self, others: Sequence[Reading]) -> str:
+    def among(self, others: Sequence[LeakageResult]) -> str:
         """Describe the difference from ``others``; empty if there is none."""
         words = [f"{self.attacker} attacker"] if len({other.attacker for other in others}) > 1 else []
         words += [self.attack] if len({other.attack for other in others}) > 1 else []
@@ -95,7 +95,7 @@ WORST = Extent(read=1.0, exact=1.0, upper=math.inf, mean=math.inf)
 """Extent of an unattacked or unfinished run, which may leak more than any attacked one."""
 
 
-def extent_of(found: Sequence[Reading], *, told: int = 0, unknown_is_read: bool = True) -> Extent:
+def extent_of(found: Sequence[LeakageResult], *, told: int = 0, unknown_is_read: bool = True) -> Extent:
     """Return the joint leakage of ``found``: the worst value of each figure.
 
     Args:
@@ -115,53 +115,53 @@ def extent_of(found: Sequence[Reading], *, told: int = 0, unknown_is_read: bool 
     )
 
 
-def _share(count: int, reading: Reading, of_all: bool) -> float:
+def _share(count: int, reading: LeakageResult, of_all: bool) -> float:
     number = reading.counts.images if of_all else reading.counts.judged
     return count / number if number else float(of_all)
 
 
-def leaks_most(found: Sequence[Reading]) -> Reading | None:
+def leaks_most(found: Sequence[LeakageResult]) -> LeakageResult | None:
     """Return the first result of largest extent among those with a scored example."""
     known = [(extent_of([reading], unknown_is_read=False), reading) for reading in found if reading.counts.judged]
     return max(known, key=lambda pair: pair[0])[1] if known else None
 
 
-def readings_of(summary: Summary, attack: str = "", *, undefended: bool = False) -> list[Reading]:
+def readings_of(summary: Summary, attack: str = "", *, undefended: bool = False) -> list[LeakageResult]:
     """Return all results in a run's ``summary``, round by round."""
     return [
-        Reading(attacker=attacker, leakage=leakage, round=entry.round, attack=attack, undefended=undefended)
+        LeakageResult(attacker=attacker, leakage=leakage, round=entry.round, attack=attack, undefended=undefended)
         for entry in summary.attacked
         for attacker, leakage in entry.by.items()
     ]
 
 
-def worst_by(metric: str, found: Sequence[Reading]) -> Reading | None:
+def worst_by(metric: str, found: Sequence[LeakageResult]) -> LeakageResult | None:
     """Return the first result with the worst mean of ``metric``."""
     measured = [(reading, s.mean) for reading in found if (s := reading.statistic(metric)) is not None]
     sign = 1 if metric not in METRICS or METRICS[metric].leaks == "high" else -1
     return max(measured, key=lambda pair: sign * pair[1])[0] if measured else None
 
 
-def most_exposed(found: Sequence[Reading]) -> Recognized | None:
+def most_exposed(found: Sequence[LeakageResult]) -> Recognized | None:
     """Return the largest share of images that came out as a defense's substitutes; ``None`` if none did."""
     bounds = [bound for reading in found if (bound := reading.counted_by(TRANSFORMED_METRIC))]
     most = max(bounds, key=lambda bound: bound.recognizable / bound.n, default=None)
     return most if most and most.recognizable else None
 
 
-def modality_attacked(found: Sequence[Reading]) -> Modality:
+def modality_attacked(found: Sequence[LeakageResult]) -> Modality:
     """Return the modality that was attacked, images by default."""
     mains = {reading.main for reading in found}
     return next((modality for modality in MODALITIES if modality.metric in mains), IMAGES)
 
 
-def main_of(found: Sequence[Reading]) -> str:
+def main_of(found: Sequence[LeakageResult]) -> str:
     """Return the metric common to all of ``found``; empty if there are several."""
     known = {reading.main for reading in found if reading.leakage.metrics}
     return known.pop() if len(known) == 1 else "" if known else IMAGE_METRIC
 
 
-def in_round(found: Sequence[Reading], round: int) -> list[Reading]:
+def in_round(found: Sequence[LeakageResult], round: int) -> list[LeakageResult]:
     """Return the results of one round."""
     return [reading for reading in found if reading.round == round]
 

@@ -11,7 +11,7 @@ from fl_privacy.measure import Statistic, pmm
 from fl_privacy.measure.inferred import Finding
 from fl_privacy.runs.config.study import UNDEFENDED, AttackCell
 from fl_privacy.runs.folder.defense_choice import Candidate, candidate_of, least_over_control
-from fl_privacy.runs.folder.leakage import Reading, readings_of
+from fl_privacy.runs.folder.leakage import LeakageResult, readings_of
 from fl_privacy.runs.folder.ongoing import is_finished
 from fl_privacy.runs.folder.read import Run, read_run, read_summary
 from fl_privacy.runs.folder.summary import Leakage, Summary
@@ -76,7 +76,7 @@ class StudyRow:
     entry: StudyEntry
     trainings: Mapping[str, Summary]
     undefended: Mapping[str, float]
-    readings: Mapping[AttackCell, tuple[Reading, ...]]
+    readings: Mapping[AttackCell, tuple[LeakageResult, ...]]
     attacks: Mapping[AttackCell, Run] = field(default_factory=dict)
 
     @property
@@ -154,7 +154,7 @@ class StudyRow:
         return [finding for summary in summaries for finding in summary.inferred]
 
     @property
-    def all_readings(self) -> list[Reading]:
+    def all_readings(self) -> list[LeakageResult]:
         return [reading for found in self.readings.values() for reading in found]
 
     @cached_property
@@ -172,7 +172,7 @@ class StudyRow:
         leakage = self.leakage.get(versus)
         return leakage.metrics.get(metric) if leakage else None
 
-    def heard(self, threat: Threat, uploads: str | None = None) -> list[Reading]:
+    def heard(self, threat: Threat, uploads: str | None = None) -> list[LeakageResult]:
         """List the leakage by attackers up to ``threat``, from all ``uploads`` or those of one name."""
         return [
             reading
@@ -279,7 +279,7 @@ def read_study(entries: Sequence[StudyEntry]) -> list[StudyRow]:
     ]
 
 
-def _counts(cell: AttackCell, reading: Reading, threat: Threat) -> bool:
+def _counts(cell: AttackCell, reading: LeakageResult, threat: Threat) -> bool:
     if threat == "malicious":
         return True
     return not cell.server and (threat == "adaptive" or reading.attacker is Attacker.PLAIN)

@@ -19,7 +19,7 @@ from fl_privacy.runs.folder.defense_choice import disproves, told_apart
 from fl_privacy.runs.folder.leakage import (
     AttackedUploads,
     AttackFacts,
-    Reading,
+    LeakageResult,
     facts_of,
     in_round,
     leaks_most,
@@ -112,9 +112,9 @@ class Verdict:
     ground: Ground
     modality: Modality = IMAGES
     facts: AttackFacts = field(default_factory=AttackFacts)
-    most: Reading | None = None
-    by_round: Mapping[int, Reading] = field(default_factory=dict)
-    readings: tuple[Reading, ...] = ()
+    most: LeakageResult | None = None
+    by_round: Mapping[int, LeakageResult] = field(default_factory=dict)
+    readings: tuple[LeakageResult, ...] = ()
     told: tuple[str, ...] = ()
     asked: tuple[Finding, ...] = ()
     bound: Bound | None = None
@@ -173,12 +173,12 @@ CHANCE_TONES: Mapping[bool, Tone] = {True: LEAK, False: OPEN}
 _TONES: Mapping[Ground, Tone] = {Ground.READ: LEAK, Ground.TOLD: LEAK, Ground.BOUNDED: BOUNDED}
 
 
-def tone_of(found: Sequence[Reading], source: AttackedUploads = AttackedUploads.PROBES) -> Tone:
+def tone_of(found: Sequence[LeakageResult], source: AttackedUploads = AttackedUploads.PROBES) -> Tone:
     """Return red if any of ``found`` leaks above chance, else gray: no attack result is green."""
     return LEAK if source is not AttackedUploads.SERVER and is_read(found) else OPEN
 
 
-def is_read(found: Sequence[Reading]) -> bool:
+def is_read(found: Sequence[LeakageResult]) -> bool:
     """Return ``True`` if any of ``found`` leaks above chance, corrected for their number."""
     return any(above_chance(reading.counts, among=len(found)) for reading in found)
 
@@ -189,7 +189,7 @@ def lacks_truth(counts: Counts) -> bool:
 
 
 def _ground(
-    found: Sequence[Reading],
+    found: Sequence[LeakageResult],
     inferred: Sequence[Finding],
     *,
     told: bool,
@@ -213,7 +213,7 @@ def _ground(
     return next((ground for holds, ground in cases if holds), Ground.UNREAD)
 
 
-def _bound(privacy: Spent | None, found: Sequence[Reading], inferred: Sequence[Finding]) -> Bound | None:
+def _bound(privacy: Spent | None, found: Sequence[LeakageResult], inferred: Sequence[Finding]) -> Bound | None:
     """Return the bound of a guarantee computed here whose assumptions hold, unless results contradict it."""
     if privacy is None or privacy.epsilon is None or not math.isfinite(privacy.epsilon):
         return None

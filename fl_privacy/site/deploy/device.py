@@ -25,7 +25,7 @@ _POWER = Path("/sys/class/powercap")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Held:
+class LimitedOutcome:
     """Outcome of a command that ran within limits.
 
     Attributes:
@@ -41,7 +41,7 @@ class Held:
     held_by: str
 
 
-def run_limited(command: Sequence[str], *, memory: int, core: int, environment: Mapping[str, str]) -> Held:
+def run_limited(command: Sequence[str], *, memory: int, core: int, environment: Mapping[str, str]) -> LimitedOutcome:
     """Run ``command`` on the core numbered ``core`` with at most ``memory`` bytes.
 
     A memory cgroup enforces the limit if this user may make one. Otherwise this process polls every 20 ms and may miss
@@ -67,7 +67,7 @@ def run_limited(command: Sequence[str], *, memory: int, core: int, environment: 
         too_large = peak > memory if group is None else _killed_for_memory(group)
         out.seek(0)
         complaint.seek(0)
-        return Held(
+        return LimitedOutcome(
             status=process.returncode,
             out=out.read(),
             complaint=complaint.read(),
@@ -201,7 +201,7 @@ def _measure(run: Path, memory: int, core: int | None, repeats: int, trust: Sequ
     return f"{run.name}: {cost['cpu_seconds']:.3g} CPU s a round, {ended.peak / MIB:.0f} MiB at most"
 
 
-def _why(ended: Held) -> str:
+def _why(ended: LimitedOutcome) -> str:
     said = ended.complaint.strip().splitlines()
     return said[-1] if said else f"status {ended.status}"
 

@@ -22,7 +22,7 @@ from typing import IO, Any
 
 from fl_privacy.errors import say, visible
 from fl_privacy.site.gate.framing import framed
-from fl_privacy.site.gate.isolation import Held, Wishes
+from fl_privacy.site.gate.isolation import Isolation, Wishes
 from fl_privacy.site.gate.rules import RefusedError
 from fl_privacy.site.gate.warden import ENDED
 
@@ -53,7 +53,7 @@ class Apart:
     It has no terminal, none of this process's descriptors and few environment variables. The caller must ``close`` it.
 
     Args:
-        module: module to run, which answers ``Held`` to its first message.
+        module: module to run, which answers ``Isolation`` to its first message.
         wishes: reachable resources; ``temporary`` is chosen here.
 
     Raises:
@@ -99,7 +99,7 @@ class Apart:
                 os.close(descriptor)
         self.wishes = replace(wishes, temporary=str(work))
 
-    def begin(self, asked: Mapping[str, Any], deadline: float) -> Held:
+    def begin(self, asked: Mapping[str, Any], deadline: float) -> Isolation:
         """Send ``wishes`` and ``asked``, and return the isolation, which the process reports before it loads any code.
 
         Raises:
@@ -107,7 +107,7 @@ class Apart:
         """
         self.send([json.dumps({**asked, "wishes": self.wishes.as_plain()}).encode()], deadline)
         (told,) = self.receive(LARGEST_WORD, deadline)
-        return Held(**json.loads(told))
+        return Isolation(**json.loads(told))
 
     @property
     def is_quiet(self) -> bool:

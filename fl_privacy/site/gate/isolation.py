@@ -87,7 +87,7 @@ class Wishes:
 
 
 @dataclass
-class Held:
+class Isolation:
     """The isolation of a process, and the means that are missing, in words."""
 
     network: list[str] = field(default_factory=list)
@@ -125,7 +125,7 @@ UNSEALED = "sockets in files, since one of the site's could be among those that 
 ONE_BY_ONE = "OPEN but for each process's own memory"
 
 
-def keep_apart(wishes: Wishes) -> Held:
+def keep_apart(wishes: Wishes) -> Isolation:
     """Isolate this single-threaded process; return in a grandchild, whose end ends this process.
 
     This process then counts the app's resources. The child is the first process of the new process table: it only
@@ -134,7 +134,7 @@ def keep_apart(wishes: Wishes) -> Held:
     Raises:
         OSError: limits of memory can't be set.
     """
-    held = Held()
+    held = Isolation()
     if sys.platform != "linux" or threading.active_count() > 1:
         held.missing.append("namespaces, Landlock and seccomp, which are Linux's, of a process with one thread")
         _limit(wishes, 0)
@@ -159,7 +159,7 @@ def keep_apart(wishes: Wishes) -> Held:
     return held
 
 
-def _enter_namespaces(held: Held, wishes: Wishes) -> bool:
+def _enter_namespaces(held: Isolation, wishes: Wishes) -> bool:
     user, group, parent = os.getuid(), os.getgid(), os.getppid()
     wanted = kernel.NEWNS | kernel.NEWPID | kernel.NEWNET | kernel.NEWIPC | kernel.NEWUTS
     try:
@@ -232,7 +232,7 @@ def _bound(wishes: Wishes) -> None:
 _LOCKED = kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY
 
 
-def _change_root(wishes: Wishes, held: Held) -> bool:
+def _change_root(wishes: Wishes, held: Isolation) -> bool:
     root = str(Path(wishes.temporary).with_name("root"))
     flags = kernel.MS_NOSUID | kernel.MS_NODEV
     try:
@@ -295,7 +295,7 @@ def _sealed(places: Iterable[str], root: str, bound: Iterable[str], empty: str) 
     return sealed
 
 
-def _layer(place: str, root: str, space: Path, held: Held) -> None:
+def _layer(place: str, root: str, space: Path, held: Isolation) -> None:
     source, above, work = os.path.realpath(place), space / "above", space / "work"
     for folder in (above, work):
         folder.mkdir(mode=0o700, parents=True)
@@ -383,7 +383,7 @@ def _mounts_within(target: str) -> dict[str, int]:
     return found
 
 
-def _landlock(wishes: Wishes, held: Held, own_root: bool) -> None:
+def _landlock(wishes: Wishes, held: Isolation, own_root: bool) -> None:
     abi = kernel.landlock_abi()
     if not abi:
         held.missing.append("Landlock, which the kernel does not have")
