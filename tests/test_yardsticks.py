@@ -20,8 +20,8 @@ CEILINGS = {
     "argument lines without their noun, in percent": 0,
     "words in docstrings": 104_577,
     "words of our own in docstrings": 22,
-    "words of our own in docs and README": 238,
-    "words in the guide": 33_795,
+    "words of our own in docs and README": 85,
+    "words in the guide": 31_602,
 }
 """Lower a ceiling as soon as the figure is below it; raise none."""
 
