@@ -81,12 +81,16 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     return result
 
 
+UNBOUNDED = ("long", "deploy", "cluster", "gpu", "fuzz")
+"""Marks of tests that take their time."""
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     began, clock = spent(), time.monotonic()
     result = yield
     seconds, allowed = spent() - began, TOLERANCE * budget(item.nodeid)
-    if item.get_closest_marker("long") is None and seconds > allowed and seconds > allowed * slowness():
+    if not any(map(item.get_closest_marker, UNBOUNDED)) and seconds > allowed and seconds > allowed * slowness():
         pytest.fail(
             f"{seconds:.1f} CPU seconds ({time.monotonic() - clock:.1f} by the clock), where {budget(item.nodeid):.0f}"
             " are expected; make it quicker, or mark it long."
