@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from types import ModuleType
 
 _NAMES = """
@@ -71,7 +72,7 @@ class MovedFinder(MetaPathFinder):
             warnings.warn(
                 f"{fullname} is {new} now; the old name goes with version 0.4.", DeprecationWarning, stacklevel=2
             )
-        return ModuleSpec(fullname, _Alias(new), origin=new, is_package=True)
+        return ModuleSpec(fullname, _Alias(new), origin=getattr(find_spec(new), "origin", None), is_package=True)
 
 
 class _Alias(Loader):

@@ -110,6 +110,8 @@ def read_problem(seen: Watched, range_of: Sequence[Tensor]) -> StepProblem:
         NotAttackedError: no attack here applies.
     """
     program = seen.program
+    if program is None and seen.added > 1:
+        raise NotAttackedError(f"the gradients of {seen.added} losses are added up before a step, too many to follow")
     if program is None:
         raise NotAttackedError("no loss that is differentiated was seen")
     first = next((call for call in program.calls if call.part >= 0), None)
@@ -164,6 +166,8 @@ def _added_up(problem: StepProblem, seen: Watched) -> StepProblem:
     """Scale the loss to the accumulated gradient; raise ``NotAttackedError`` unless it fits."""
     still, sent = detached_copy(problem.model).train(seen.training), problem.sent
     still.load_state_dict({**sent.parameters, **sent.buffers}, strict=False)
+    if _other_batches(problem.model):
+        raise NotAttackedError(f"the gradients of {seen.added} losses of different batches are added up before a step")
     own = {problem.names[name]: value.flatten() for name, value in seen.gradients.items() if name in problem.names}
     asked = [(p, own[name]) for name, p in still.named_parameters() if name in own and p.requires_grad]
     if not asked:
@@ -183,6 +187,14 @@ def _added_up(problem: StepProblem, seen: Watched) -> StepProblem:
     if abs(factor - 1) > NEARLY_AS_ONE:
         loss = replace(loss, function=lambda outputs, labels: factor * problem.loss.function(outputs, labels))
     return replace(problem, loss=loss, notes=(*problem.notes, note))
+
+
+def _other_batches(model: ReplayModel) -> bool:
+    """Say whether modules take recorded values that the attack does not search for, and would be given."""
+    program, given = model.program, set(model.variables)
+    taken = {ref.number for call in program.calls if call.part >= 0 for ref in refs_in((call.args, call.kwargs))}
+    values = [program.constants[number] for number in taken - given if number in program.constants]
+    return any(value.is_floating_point() and value.dim() > 0 for value in values)
 
 
 def _searched(program: Program, leaves: list[int]) -> tuple[list[int], int]:

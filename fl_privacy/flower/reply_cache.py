@@ -45,6 +45,9 @@ ROUNDS_OF_RUN = "num-server-rounds"
 MOST_KEPT = 1 << 30
 """Bytes of answers that a client keeps over all runs; the oldest are removed, and a larger one is not kept."""
 
+MOST_KINDS = 64
+"""Kinds of messages, such as ``train.default``, that a client answers in a run: each has files of its own."""
+
 MOST_WAITED = 60.0
 """Seconds to wait for another process of the node that stores its answer."""
 
@@ -169,7 +172,11 @@ class Answers:
                 counted = self._in_file()
                 if (last := max(counted.get(kind, -1) for kind in kinds)) >= round:
                     raise UserError(answered_before(last, round))
-                content = json.dumps({**counted, **dict.fromkeys(kinds, round)}).encode()
+                if len(noted := {**counted, **dict.fromkeys(kinds, round)}) > MOST_KINDS:
+                    raise UserError(
+                        f"At most {MOST_KINDS} kinds of messages are expected; this is one more."
+                    )
+                content = json.dumps(noted).encode()
                 with _written_down():
                     write_own(self._path(COUNTED), content, state_key(self.context))
         for kind in kinds:

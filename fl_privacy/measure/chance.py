@@ -92,7 +92,7 @@ def chance_of_upload(values: np.ndarray, number: int, *, classes: Sequence[int] 
         chosen = np.concatenate([rng.choice(columns, own_of, replace=False) for own_of, columns in strata])
         reached += fit(chosen) >= least
         if reached == _ENOUGH:
-            return _ENOUGH / draw
+            return min(1.0, _ENOUGH / draw / (1 - OVERLAP))
     best = total - 1 - (values >= values.max(1, keepdims=True) - 1e-9)[:, ::-1].argmax(1)  # ties: not an own one
     return _with_overlap(float((1 + reached) / (1 + draws)), best, strata)
 
@@ -147,7 +147,7 @@ def chance_of_words(
         chosen = rng.choice(len(texts), len(own), replace=False)
         reached += fit(texts[k] for k in chosen) >= least
         if (reached >= _ENOUGH).all():
-            return either(*(reached / draw).tolist())
+            return min(1.0, either(*(reached / draw).tolist()) / (1 - OVERLAP))
     drawn = either(*((1 + reached) / (1 + draws)).tolist())
     share = np.array([len(text & guess) / max(1, len(text)) for text in texts])
     best = np.argsort(-share[::-1], kind="stable")[: len(own)]

@@ -219,7 +219,7 @@ def chance_of(record: Mapping[str, Any]) -> float:
         if _is_recognizable(record) and _beats(record, "psnr", MUCH_PSNR):
             return 0.0
         lead = _number(record, "lead")
-        return CHANCE * math.exp(-((LEAD if lead is None else lead) - LEAD) / CHANCE_FALLS)
+        return CHANCE * math.exp(-max(0.0, (LEAD if lead is None else lead) - LEAD) / CHANCE_FALLS)
     if _beats_frequency(record):
         return 0.0
     right, wrong = (int(_number(record, name) or 0) for name in ("words_read", "words_false"))

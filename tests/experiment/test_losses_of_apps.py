@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fl_privacy.auditing.instrument.watch import TrainingWatch, Watched
+from fl_privacy.auditing.instrument.watch import MOST_ADDED, TrainingWatch, Watched
 from fl_privacy.auditing.scenario_adapters import entered_apart
 from fl_privacy.auditing.scenario_problem import NotAttackedError, StepProblem, gradient_plan, read_problem
 
@@ -108,3 +108,38 @@ def test_inputs_of_triplets_that_have_neurons_of_their_own_are_reconstructed(tra
     errors = torch.cdist(problem.truth.flatten(1), found).amin(1)
     assert float(errors.min()) < 1e-3, "one at least, to the last digits"
     assert torch.equal(problem.model(problem.truth[:1]), problem.model(problem.truth[:1])), "of any number"
+
+
+def many(net: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor) -> None:
+    for _ in range(MOST_ADDED + 2):
+        F.cross_entropy(net(x[:2]), y[:2]).backward()
+    optimizer.step()
+
+
+def different(net: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor) -> None:
+    labeled, other = x[:2].clone(), x[2:].clone()
+    F.cross_entropy(net(labeled), y[:2]).backward()
+    net(other).square().mean().backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize(("train", "said"), [(many, "too many to follow"), (different, "of different batches")])
+def test_what_would_be_attacked_in_part_or_given_is_not_attacked(train: Train, said: str) -> None:
+    with pytest.raises(NotAttackedError, match=said):
+        watched(train)
+
+
+def in_place(net: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor) -> None:
+    for start in (0, 2):
+        own = x[start : start + 2].clone().sub_(0.5).div_(0.5)
+        F.cross_entropy(net(own + 0.01 * torch.randn_like(own)), y[start : start + 2]).backward()
+    before = x.clone(), torch.get_rng_state()
+    optimizer.step()
+    assert torch.equal(x, before[0]) and torch.equal(torch.get_rng_state(), before[1]), "watching changes nothing"
+
+
+def test_watching_summed_losses_changes_neither_data_nor_streams() -> None:
+    net, watch = network(), TrainingWatch(program=True)
+    with watch.looking() as seen:
+        in_place(net, torch.optim.SGD(net.parameters(), 0.1), torch.rand(6, 1, 6, 6), torch.tensor([0, 1, 2, 3, 0, 1]))
+    assert seen.steps == 1

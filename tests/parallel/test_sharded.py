@@ -93,7 +93,7 @@ def test_one_part_needs_no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_without_ray_shards_are_refused_before_anything_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fl_privacy.checks.packages.find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"attack\.shards=2 .*\[ray\]"):
+    with pytest.raises(UserError, match=r"attack\.shards=2 .*flwr\[simulation\]"):
         build_attack(compose_run(["attack=idlg", "attack.shards=2"]).attack)
 
 

@@ -9,6 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from fl_privacy.federation.replies import attempt
+from fl_privacy.rng import streams_put_back
+
 MOST_DEEP = 3
 """Largest depth of attributes in which tensors of a module's output are searched."""
 
@@ -177,8 +180,11 @@ class Recorder:
 
     def program(self, roots: Sequence[Tensor], names: Mapping[int, str]) -> Program:
         """Collect the calls behind ``roots``; several become one program of all batches together, or of their sum."""
-        if len(roots) > 1 and (found := _as_one_batch([self.program([root], names) for root in roots])) is not None:
-            return found
+        if len(roots) > 1:
+            with streams_put_back():  # preparations of batches are computed again
+                found = attempt(lambda: _as_one_batch([self.program([root], names) for root in roots]))
+            if isinstance(found, Program):
+                return found
         needed, kept = {id(root) for root in roots}, []
         for call in reversed(self._calls):
             if any(id(t) in needed for t in call[4]):
@@ -223,7 +229,8 @@ def _loaded(way: Program) -> Program:
     constants, calls = dict(way.constants), list[Call]()
     for call in way.calls:
         early = not any(c.part >= 0 for c in calls) or getattr(call.function, "__name__", "") == "__getitem__"
-        if call.function and early and all(ref.number in constants for ref in refs_in((call.args, call.kwargs))):
+        known = all(ref.number in constants for ref in refs_in((call.args, call.kwargs)))
+        if call.function and early and known and not call.changes:
             args, kwargs = tree_map(
                 lambda v: constants[v.number] if isinstance(v, Ref) else v, (call.args, call.kwargs)
             )

@@ -240,6 +240,8 @@ class TrainingWatch:
     def _stepping(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self._end_recording()
         seen, group = self.seen, optimizer.param_groups[0]
+        if not seen.optimizers and 0 < seen.added < seen.backwards:  # more than were recorded
+            seen.program, seen.added = None, seen.backwards
         told = tuple((key, _plain(group[key])) for key in SETTINGS if key in group)
         if len(optimizer.param_groups) > 1:
             told += (("groups", len(optimizer.param_groups)),)
