@@ -173,9 +173,7 @@ class Answers:
                 if (last := max(counted.get(kind, -1) for kind in kinds)) >= round:
                     raise UserError(answered_before(last, round))
                 if len(noted := {**counted, **dict.fromkeys(kinds, round)}) > MOST_KINDS:
-                    raise UserError(
-                        f"At most {MOST_KINDS} kinds of messages are expected; this is one more."
-                    )
+                    raise UserError(f"At most {MOST_KINDS} kinds of messages are expected; this is one more.")
                 content = json.dumps(noted).encode()
                 with _written_down():
                     write_own(self._path(COUNTED), content, state_key(self.context))
