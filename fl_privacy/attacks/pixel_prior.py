@@ -116,7 +116,6 @@ def _learn(images: Tensor, labels: Tensor | None, num_classes: int) -> PixelPrio
 
 
 def _components(centered: Tensor, number: int) -> Tensor:
-    """Return the first principal components (M, N) times their standard deviations."""
     if min(centered.shape) <= 1024:
         _, sizes, directions = torch.linalg.svd(centered, full_matrices=False)
     else:

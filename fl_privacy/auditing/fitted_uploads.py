@@ -327,7 +327,6 @@ def _optimum(arrays: Sequence[np.ndarray], fit: Fitted) -> LogisticOptimum | Non
 
 
 def _finite(arrays: Sequence[np.ndarray], shape: tuple[int, ...]) -> list[np.ndarray]:
-    """Return the finite arrays of this shape as floats."""
     fitting = [array.astype(float) for array in arrays if array.shape == shape and array.dtype.kind in "fiub"]
     return [array for array in fitting if np.isfinite(array).all()]
 

@@ -70,7 +70,6 @@ class SeenTexts:
     words: Sequence[Tensor]
 
     def kinds(self) -> set[int]:
-        """Return the distinct tokens of the texts."""
         return {int(t) for tokens in self.words for t in tokens.unique() if t >= 0}
 
 

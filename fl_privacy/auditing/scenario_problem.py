@@ -198,7 +198,6 @@ def _other_batches(model: ReplayModel) -> bool:
 
 
 def _searched(program: Program, leaves: list[int]) -> tuple[list[int], int]:
-    """Return the inputs to reconstruct, and the batch size."""
     floats = [n for n in leaves if program.constants[n].is_floating_point()]
     batch = next((len(program.constants[n]) for n in leaves if program.constants[n].dim()), 0)
     variables = [n for n in floats if program.constants[n].dim() and len(program.constants[n]) == batch]

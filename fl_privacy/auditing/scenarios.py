@@ -157,7 +157,6 @@ class Scenarios:
             yield Answer(question="members", reason="no step on a single example was seen, by which losses are found")
 
     def attack_all(self) -> Iterator[Answer]:
-        """Yield the answer of each scenario as soon as it is done."""
         started = time.perf_counter()
         if not self.clients:
             return
@@ -191,7 +190,6 @@ class Scenarios:
                 yield made
 
     def _singles(self, *, later: bool, evaluation: bool = False) -> tuple[list[tuple[AskedClient, AskedAgain]], str]:
-        """Collect the clients' answers on one example each, or the reason for none."""
         found: list[tuple[AskedClient, AskedAgain]] = []
         reason, started = "", time.perf_counter()
         for number in range(self.victims):
@@ -263,7 +261,6 @@ class Scenarios:
         return replace(answer, notes=(*_notes(problems[0], observations[0], guesses), *hurried))
 
     def _reconstructions(self, observations: Sequence[Observation]) -> tuple[list[Reconstruction], tuple[str, ...]]:
-        """Reconstruct observations together if they share a network."""
         attack, said = self._attack_for(observations)
         if observations[0].num_classes == 1 and observations[0].knowledge.labels is not None:
             return [self._whole(one, attack) for one in observations], said

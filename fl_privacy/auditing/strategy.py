@@ -270,7 +270,6 @@ class AuditedStrategy(StrategyAround):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Capture the replies, send probes to clients that answer them, and pass the replies on."""
         assert self._curious is not None
         received = list(replies)
         attempt(lambda: self._replies.see(received))
@@ -291,7 +290,6 @@ class AuditedStrategy(StrategyAround):
         self._note(self._sent, received)
 
     def _probe(self, round: int, received: Sequence[Message]) -> None:
-        """Ask clients that answer probes for uploads of ``victims`` images in all."""
         assert self._curious is not None and self._grid is not None
         replied = [(m, r) for m, r in pair(self._sent, received) if not isinstance(r, Failure)]
         answering = sorted(
@@ -337,7 +335,6 @@ class AuditedStrategy(StrategyAround):
         self.report.defended(self._curious.client_of(message, reply), told_defense(reply.content))
 
     def _attempt(self, work: Callable[[], None]) -> None:
-        """Do ``work`` on one reply, and report its failure."""
         failed = attempt(work)
         if isinstance(failed, Failure):
             logger.warning("A reply is not understood: %s", failed.reason)

@@ -153,7 +153,6 @@ def _returning_a_tensor(model: nn.Module, shape: tuple[int, ...]) -> nn.Module:
 
 @torch.no_grad()
 def _classes(model: nn.Module, shape: tuple[int, ...]) -> int:
-    """Return the number of classes K."""
     if not _takes(model, shape):
         check_model(model, shape, 1)
     return int(copy.deepcopy(model).eval()(torch.zeros(2, *shape)).shape[1])

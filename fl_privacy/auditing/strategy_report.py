@@ -99,7 +99,6 @@ class NamingServer(HonestButCurious):
             self.client_of(message, reply)
 
     def client_of(self, message: Message, reply: Message) -> int:
-        """Return the number of the node that answered ``message``."""
         node = message.metadata.dst_node_id
         if node not in self._numbers:
             here = set(self._node_ids)
@@ -201,7 +200,6 @@ class AuditReport:
             self._folder.close()
 
     def captured(self, observation: Observation) -> None:
-        """Infer how an update's client trained, and record it."""
         assert self._writer is not None and self._observations is not None
         known, said = recognize_training(observation, self._told)
         self._found.update(said)

@@ -316,7 +316,6 @@ class NodeMemory:
         return ClientState({name: t.to(device) for name, t in self._read()[0].items()})
 
     def save(self, state: ClientState, *, after: tuple[str, int] | None = None) -> None:
-        """Replace the state's file atomically."""
         served = dict(self._read()[1])
         if after is not None:
             served[after[0]] = after[1]

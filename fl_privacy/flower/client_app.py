@@ -104,7 +104,6 @@ def numpy_client_app(
 
 
 def _unwrapped(client: object) -> NumPyClient:
-    """Return the ``NumPyClient`` behind ``.to_client()``, as in Flower's templates."""
     return cast(NumPyClient, getattr(client, "numpy_client", client))
 
 

@@ -50,7 +50,6 @@ class HonestButCurious(StrategyAround):
 
     @property
     def connected(self) -> int:
-        """Return the number of nodes present when the round began."""
         return len(self._node_ids)
 
     def configure_train(
@@ -72,7 +71,6 @@ class HonestButCurious(StrategyAround):
         return self.strategy.aggregate_train(server_round, received)
 
     def read(self, round: int, sent: Sequence[Message], replies: Iterable[Message]) -> None:
-        """Capture the replies that the audit asks for."""
         if round not in self.audit.rounds:
             return
         states: dict[tuple[int, ...], ModelState] = {}

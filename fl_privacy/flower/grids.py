@@ -69,7 +69,6 @@ class LocalGrid(Grid):
         return [message.metadata.message_id for message in sent]
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Return the replies to ``message_ids``, once."""
         return [self._replies.pop(number) for number in message_ids if number in self._replies]
 
     def get_node_ids(self) -> list[int]:

@@ -128,17 +128,14 @@ class OpacusWatch:
         )
 
     def begin(self, module: nn.Module, optimizer: Any) -> None:
-        """Record the parameters of a module that was made private."""
         self._parameters |= {id(p): p for p in module.parameters()}
         self._before, self._rates, self._trained_on, self.multipliers = [], [], [], []
 
     def batch(self, sampler: Any) -> None:
-        """Record that a loader yields a batch chosen by ``sampler``."""
         self._drawn = True
         self._rates.append(_poisson_rate(sampler))
 
     def enters(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        """Record that a batch enters the private module."""
         if inputs and isinstance(inputs[0], Tensor) and len(inputs[0]):
             self.inputs = inputs[0][:2].detach()
         if module.training and torch.is_grad_enabled():
@@ -162,7 +159,6 @@ class OpacusWatch:
         self._trained_on = []
 
     def other_step(self, optimizer: Any) -> None:
-        """Record a step of another PyTorch optimizer."""
         if self._inside or self.optimizer is None:
             return
         owned = any(id(p) in self._parameters for group in optimizer.param_groups for p in group["params"])

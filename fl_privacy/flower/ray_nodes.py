@@ -48,12 +48,10 @@ class ClientProcess:
         return simulated_client_app(ray.get(self._source[0])())
 
     def prepare(self) -> None:
-        """Make the clients; errors are reported with the first message."""
         with suppress(Exception):
             self._app  # noqa: B018
 
     def answer(self, message: Message, context: Context) -> tuple[Message, Context]:
-        """Return the reply of the message's node, and its context afterwards."""
         return self._app(message, context), context
 
 

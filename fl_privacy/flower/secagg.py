@@ -169,7 +169,6 @@ class Masking:
         number("secure_aggregation.shares", self.shares, above=0, at_most=1, example=1.0)
 
     def workflow(self, max_weight: int, timeout: float | None) -> SecAggPlusWorkflow:
-        """Build Flower's protocol for clients of at most ``max_weight`` examples."""
         return SecAggPlusWorkflow(
             num_shares=float(self.shares),
             reconstruction_threshold=self.threshold,

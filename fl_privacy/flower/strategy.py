@@ -137,7 +137,6 @@ class Federated(Strategy):
         return self._messages
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> None:
-        """Average the test results of clients with a private part, for ``on_round``."""
         if not self.server.personal or self._report is None:
             return
         paired = zip(self._asked, pair(self._messages, replies), strict=True)

@@ -88,7 +88,6 @@ class Sane(StrategyAround):
         return self.strategy.aggregate_train(server_round, usable)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Aggregate by ``strategy`` the replies whose metrics are usable."""
         answered = [reply for reply in replies if reply.has_content()]
         faults = _metric_faults([reply.content for reply in answered], self.weighted_by)
         for index, reason in faults.items():

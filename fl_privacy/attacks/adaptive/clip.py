@@ -68,7 +68,6 @@ class Clipping:
     scope: Scope
 
     def of(self, matched: Sequence[Tensors], counted: Tensors) -> Clip:
-        """Build the clip for victims with updates ``matched``."""
         return Clip(torch.tensor([self._norm_of(update) for update in matched]), self.scope, counted)
 
     def _norm_of(self, matched: Tensors) -> float:

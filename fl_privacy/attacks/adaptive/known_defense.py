@@ -46,7 +46,6 @@ class KnownDefense:
 
     @classmethod
     def of(cls, observation: Observation, circumstances: Circumstances) -> "KnownDefense":
-        """Build the countermeasures for ``observation``; log the parts that have none."""
         parts = _as_seen(observation.knowledge.defense or ())
         found = _taken(parts, circumstances)
         if any(countermeasure.rule for countermeasure in found):  # bounds are in the units of the clipped update
@@ -58,7 +57,6 @@ class KnownDefense:
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """Return sentences for the report."""
         said = [countermeasure.sentence for countermeasure in self.countermeasures]
         if self.hidden and (others := {h.weight for h in self._hidden} - {self.hidden.weight}):
             said.append(f"It leaves out what private heads send back elsewhere, before {', '.join(sorted(others))}.")
@@ -104,7 +102,6 @@ class KnownDefense:
 
     @property
     def noisy(self) -> bool:
-        """Return ``True`` if smoothness follows from the noise."""
         return any(m.noisy for m in self.countermeasures)
 
     def bounds(self, update: Tensors) -> Bounds:
@@ -117,7 +114,6 @@ class KnownDefense:
         return widest(rule(update, std) for rule in rules)
 
     def _noise_std(self, update: Tensors) -> float:
-        """Return the standard deviation of the noise in ``update``, at most the one estimated."""
         if not self.noise_stds:
             return 0.0
         told = [std for std in self.noise_stds if std is not None]
@@ -180,7 +176,6 @@ def _taken(parts: Description, circumstances: Circumstances) -> list[Countermeas
 
 
 def _noise_std(effect: Effect, circumstances: Circumstances) -> float | None:
-    """Return the noise of one element of the update, if known."""
     std, unit = None, 1.0 / circumstances.matched_per_uploaded
     if isinstance(effect, Noise) and effect.at == "upload":
         std, unit = effect.std, 1.0

@@ -61,7 +61,6 @@ class _OfAllLayers(Cosine):
         return torch.stack(terms).mean(0).exp()
 
     def of_widest(self, statistics: Mapping[str, LayerStatistics]) -> Tensor:
-        """Return the distance of the tensor with the most elements."""
         return self._of_layer(max(statistics.values(), key=lambda one: one.target.size))
 
 

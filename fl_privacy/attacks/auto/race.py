@@ -143,7 +143,6 @@ class Race:
         return [replace(attempt, labels=labels) for attempt, labels in zip(blank, tried, strict=True)]
 
     def add(self, position: int, batch: Batch, found_by: str = "") -> None:
-        """Add an attempt of the first contender from given images, no rougher than these need."""
         if position not in self.attempts:
             return
         labels = None if batch.labels.is_floating_point() else batch.labels
@@ -160,7 +159,6 @@ class Race:
         self.attempts[position].append(replace(given.judged(judged, 0), roughness=rough, margin=margin(problem)))
 
     def seconds_per_evaluation(self, evaluations: int) -> float:
-        """Measure the seconds of one evaluation of one victim, over ``evaluations`` or one iteration."""
         positions = list(self.attempts)[: self._prepared[0].capacity]
         jobs = [(position, Attempt(0, 0, self._rough)) for position in positions]
         number = max(evaluations, self._members[0].evaluations)
@@ -171,7 +169,6 @@ class Race:
         return max(map(len, self.attempts.values()), default=1)
 
     def run(self, rungs: Sequence[Rung], report: Report) -> None:
-        """Run all rungs, and keep the best attempt at each victim."""
         total = sum(rung.attempts * rung.evaluations for rung in rungs)
         done = 0.0
         for number, rung in enumerate(rungs):
@@ -252,7 +249,6 @@ class Race:
     def _descend(
         self, member: int, jobs: Sequence[tuple[int, Attempt]], evaluations: int, report: Report
     ) -> list[Attempt]:
-        """Return the better of each attempt and the result of a descent from it."""
         prepared = self._prepared[member]
         victims = [self._victims[member][position] for position, _ in jobs]
         settings, known = self._members[member].settings(evaluations), [attempt.variables for _, attempt in jobs]
@@ -313,7 +309,6 @@ class Race:
         return KnownFeatures(front=front, values=values.to(zero), weight=weights.to(zero) * zero)
 
     def winner(self, position: int) -> Winner | None:
-        """Return the best attempt at a victim; ``None`` if no score is finite."""
         (attempt,) = self.attempts[position]
         if attempt.variables is None or not math.isfinite(attempt.score):
             return None

@@ -167,7 +167,6 @@ def _share_known(observation: Observation) -> float:
 
 
 def _is_noisy(observation: Observation) -> bool:
-    """Return ``True`` if the update's noise implies how smooth the images are."""
     known = _known_defense(observation)
     return (
         known.noisy and all_known(known.bounds(observation.update())) and noise_over_gradient(observation) is not None

@@ -63,7 +63,6 @@ class TextMembers:
         seed: int,
         progress: Progress,
     ) -> list[Reconstruction]:
-        """Replace uncertain reconstructions if a descent or the bag of words comes nearer."""
         left = [k for k, one in enumerate(best) if one.certainty is Certainty.APPROXIMATE]
         for k in left:
             best[k] = _nearer(observations[k], best[k], replace(bags[k], member="bag of words"), bags[k])
@@ -118,7 +117,6 @@ def _nearer(
 
 
 def _within_bag(found: Reconstruction, bag: Reconstruction) -> bool:
-    """Return ``True`` if all tokens of ``found`` are in ``bag``, if that is exact."""
     if bag.words is None or not bag.words_exact or found.batch is None:
         return True
     tokens = found.batch.inputs

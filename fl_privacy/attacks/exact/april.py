@@ -128,7 +128,6 @@ def solve(embedding: PatchEmbedding, gradients: Tensors) -> PatchSolution:
 
 
 def _cuts_patches(layer: nn.Conv2d, seen: Probed) -> bool:
-    """Return ``True`` if each pixel enters exactly one patch, by itself."""
     height, width = seen.random.shape[1:]
     alone = layer.stride == layer.kernel_size and layer.padding in ("valid", (0, 0)) and layer.dilation == (1, 1)
     whole = height % layer.kernel_size[0] == 0 and width % layer.kernel_size[1] == 0
@@ -137,7 +136,6 @@ def _cuts_patches(layer: nn.Conv2d, seen: Probed) -> bool:
 
 
 def _added(model: nn.Module, state: ModelState, seen: Probed) -> tuple[str, int] | None:
-    """Find name and first row of the parameter with the gradient of the first layer's outputs."""
     device = seen.random.device
     frozen = frozen_copy(model, state, LocalPlan(batch_norm="eval"), device=device, dtype=torch.float64)
     parameters = {name: value.requires_grad_() for name, value in frozen.named_parameters()}

@@ -88,13 +88,11 @@ class Reproduction:
         return None if found is None else found[1].argmin(1)
 
     def labels_of(self, features: Tensor, path: str) -> Tensor | None:
-        """Infer labels from ``features`` (B, ...) that enter the layer at ``path``."""
         rest = Rest(self.model, path, self.observation.input_shape)
         return self._solved(rest, features.to(self._device, torch.float64))
 
     @property
     def loss(self) -> Loss:
-        """Return the client's loss; cross-entropy if it is not known."""
         return self.observation.loss or CROSS_ENTROPY
 
     def _solved(self, network: nn.Module, inputs: Tensor) -> Tensor | None:

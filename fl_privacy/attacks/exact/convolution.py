@@ -36,7 +36,6 @@ class Convolution:
 
     @property
     def padding(self) -> tuple[int, ...]:
-        """Return the padding above and below, left and right."""
         padding, size = self.module.padding, zip(self.module.dilation, self.module.kernel_size, strict=True)
         if isinstance(padding, str):
             return tuple(step * (taps - 1) // 2 if padding == "same" else 0 for step, taps in size)
@@ -44,12 +43,10 @@ class Convolution:
 
     @property
     def gradients(self) -> int:
-        """Return the number of gradients for each input channel."""
         return self.module.out_channels * self.module.kernel_size[0] * self.module.kernel_size[1]
 
     @property
     def numbers(self) -> int:
-        """Return the number of elements of its equations for one victim."""
         pixels, parts = self.shape[1] * self.shape[2], _common_step(self) ** 2
         return pixels * self.gradients + (pixels * pixels // parts if _multiplies(self) else 0)
 
@@ -210,7 +207,6 @@ def _apart(values: Tensor, step: int) -> Tensor:
 
 
 def _common_step(layer: Convolution) -> int:
-    """Return the stride if it divides the image, else 1."""
     down, across = (int(step) for step in layer.module.stride)
     whole = down == across and all(size % down == 0 for size in layer.shape[1:])
     return down if whole else 1

@@ -113,7 +113,6 @@ def probe_first_layer(
 
 @torch.no_grad()
 def _first_call(model: nn.Module, inputs: Tensor, *, beyond_norms: bool) -> tuple[str, nn.Module, Tensor]:
-    """Return name, module and inputs of the first layer with parameters."""
     owning = owners(model)
     watched = {
         name: module
@@ -129,7 +128,6 @@ def _first_call(model: nn.Module, inputs: Tensor, *, beyond_norms: bool) -> tupl
 
 
 def _holds(module: nn.Module, others: Mapping[str, nn.Module]) -> bool:
-    """Return ``True`` if ``module`` adds parameters of its own to others, like a class token."""
     inner = {id(each) for each in module.modules() if each is not module}
     return any(id(other) in inner for other in others.values())
 

@@ -35,7 +35,6 @@ class FxGraph:
 
     @property
     def logits(self) -> fx.Node | None:
-        """Return the node of the logits; ``None`` if the model returns several things."""
         (returned,) = next(node for node in self.nodes if node.op == "output").args
         return returned if isinstance(returned, fx.Node) else None
 
@@ -57,7 +56,6 @@ class FxGraph:
         return "chooses" if node.target in _CHOOSES else "other"
 
     def run(self, given: Mapping[fx.Node, Tensor], wanted: fx.Node) -> Tensor:
-        """Compute ``wanted`` from the values of the ``given`` nodes."""
         needed = self.behind(wanted, given.keys())
         interpreter = fx.Interpreter(self.module)
         interpreter.env = dict(given)
@@ -67,7 +65,6 @@ class FxGraph:
         return interpreter.env[wanted]  # type: ignore[no-any-return]
 
     def behind(self, wanted: fx.Node, given: Collection[fx.Node]) -> set[fx.Node]:
-        """Return the nodes that ``wanted`` is computed from, itself and ``given`` ones included."""
         found, left = set[fx.Node](), [wanted]
         while left:
             node = left.pop()
@@ -77,13 +74,10 @@ class FxGraph:
         return found
 
     def is_passed_by_all(self, node: fx.Node) -> bool:
-        """Return ``True`` if the logits depend on the image by ``node`` alone."""
         return self.logits is not None and self.image not in self.behind(self.logits, {node})
 
 
 class _Tracer(fx.Tracer):
-    """Treats layers of a known kind as leaves, also of the user's own classes."""
-
     def is_leaf_module(self, module: nn.Module, name: str) -> bool:
         own = any(isinstance(module, kind) for kind in _KINDS.values())
         return own or bool(super().is_leaf_module(module, name))

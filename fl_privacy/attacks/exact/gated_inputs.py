@@ -41,7 +41,6 @@ class Slopes:
         return Slopes(self.full * factor[:, None, None], self.open)
 
     def plus(self, other: "Slopes | None") -> "Slopes":
-        """Add the slopes of another layer with the same inputs."""
         return self if other is None else Slopes(self.values + other.values)
 
 
@@ -68,13 +67,11 @@ class Equations:
         return self.layer.moved(self.slopes.values)
 
     def of(self, rows: Tensor) -> "Equations":
-        """Select the victims ``rows`` (indices)."""
         gates = None if self.slopes.open is None else self.slopes.open[rows]
         return Equations(self.layer, Slopes(self.slopes.full[rows], gates), self.gradient[rows])
 
     @property
     def rows(self) -> int:
-        """Return the number of equations for each input channel."""
         return self.layer.gradients
 
 

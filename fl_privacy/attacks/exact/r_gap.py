@@ -152,13 +152,11 @@ class LayerChain:
 
     @property
     def numbers(self) -> int:
-        """Return the largest number of elements of a layer's equations for one victim."""
         own = [_convolution(layer) for layer in self.layers if isinstance(layer.module, nn.Conv2d)]
         return max(convolution.numbers for convolution in own)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Return the names of the needed gradients, the last layer's bias last."""
         return (*(f"{layer.name}.weight" for layer in self.layers), f"{self.layers[-1].name}.bias")
 
 
@@ -176,7 +174,6 @@ class Recursion:
 
     @property
     def sound(self) -> Tensor:
-        """Return for which victims (V,) the result may be an image."""
         return self.left < _WRONG
 
 
@@ -215,7 +212,6 @@ def _is_start(call: ModuleCall, told: Collection[str]) -> bool:
 
 
 def _chained(call: ModuleCall, after: ModuleCall) -> ChainLayer | None:
-    """Return the layer of ``call``; ``None`` if it is no link of a chain."""
     if not isinstance(call.module, nn.Linear) and not _is_plain(call.module, call.inputs.shape[1:]):
         return None
     activation = activation_between(call.output, after.inputs)

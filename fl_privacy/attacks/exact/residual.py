@@ -52,7 +52,6 @@ class Known:
     left: Tensor
 
     def of(self, rows: Tensor) -> "Known":
-        """Select the victims ``rows`` (indices)."""
         values = {node: own[rows] for node, own in self.values.items()}
         equations = [(node, own.of(rows)) for node, own in self.equations]
         return Known(values, equations, self.started[rows], self.found[rows], self.left[rows])
@@ -82,13 +81,11 @@ class Residual:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Return the names of the needed gradients, the last layer's bias last."""
         own = [str(node.target) for node in self.convolutions]
         return (*(f"{name}.weight" for name in own), f"{self.head.target}.weight", f"{self.head.target}.bias")
 
     @property
     def convolutions(self) -> Sequence[fx.Node]:
-        """Return the nodes of convolutions, nearest to the image first."""
         return [node for node in self.graph.nodes if self.graph.kind(node) == "conv"]
 
     def convolution(self, node: fx.Node) -> Convolution:
@@ -99,7 +96,6 @@ class Residual:
 
     @property
     def cuts(self) -> Sequence[fx.Node]:
-        """Return the nodes in front of convolutions on every path to the logits, nearest to the image first."""
         entering = dict.fromkeys(_input_of(node) for node in self.convolutions)
         return [node for node in entering if self.graph.is_passed_by_all(node)]
 
@@ -198,7 +194,6 @@ def _slopes_at(network: Residual, node: fx.Node, values: Tensor, slopes: Tensor)
 
 
 def _started(network: Residual, own: Tensors, slopes: Tensor) -> tuple[fx.Node, Tensor, Tensor]:
-    """Solve for the inputs of a last convolution, and for which victims (V,)."""
     features = torch.einsum("vk,vkn->vn", slopes, own[f"{network.head.target}.weight"])
     features = features / slopes.square().sum(1, keepdim=True).clamp_min(torch.finfo(slopes.dtype).tiny)
     candidates, best = _blind(network), None

@@ -158,7 +158,6 @@ class _Pool:
         self._zeros = torch.zeros(0, dtype=torch.long, device=rows.device)
 
     def extend(self, found: Tensor) -> int:
-        """Add the sparse ones of ``found`` (B, K) that are new, and count them."""
         count = zeros(self.rows @ found).sum(0)
         new = count >= self.rows.shape[1] + 2
         new &= ~_same(self.directions, found).any(0)
@@ -236,7 +235,6 @@ class _Search:
         return min(self._rounds) >= _BLIND and not any(self._found)
 
     def extended(self) -> Tensor:
-        """Search one more round; return the sparsest independent directions (B, K)."""
         self._blind = not self._blind or not self.chosen.shape[1]
         if self._blind:
             kind = min(range(len(self._kinds)), key=self._rounds.__getitem__)
@@ -250,7 +248,6 @@ class _Search:
         return self.chosen
 
     def _null_vectors(self) -> Tensor:
-        """Search from the null vectors of B - 1 random rows."""
         total, rank = self._rows.shape
         picked = torch.stack([torch.randperm(total, generator=self._rng)[: rank - 1] for _ in range(self._starts)])
         some = self._rows[picked.to(self._rows.device)]
@@ -258,7 +255,6 @@ class _Search:
         return _sparsest(self._rows, null, _FAR)
 
     def _random_directions(self) -> Tensor:
-        """Search from random directions, in single precision first."""
         directions = self._drawn(self._rows.shape[1])
         blunt = [(0.2 * 0.85 ** max(0, step - 15), 0.5) for step in range(35)]
         near = _sparsest(self._rows.float(), (directions / directions.norm(dim=0)).float(), blunt)

@@ -141,7 +141,6 @@ class _Point:
 
     @classmethod
     def at(cls, mixture: Mixture, mixing: Tensor, scale: Tensor | None, labels: Tensor) -> "_Point":
-        """Build the point at ``mixing``, by default with the scale that fits best."""
         outputs, signal = mixture.signal(mixing, labels)
         if scale is None:
             made = signal.detach().T @ _with_ones(mixing)
@@ -154,12 +153,10 @@ class _Point:
         return self.signal.detach().T @ _with_ones(self.mixing)
 
     def misfit(self, ridge: Tensor, first: Tensor) -> float:
-        """Return the misfit of the equations, plus the penalty of changes."""
         left, apart = self.scale * self.made - self.mixture.observed, self.mixing - first
         return float(left.square().sum() + (apart @ ridge * apart).sum())
 
     def moved(self, ridge: Tensor, first: Tensor, damping: float) -> "_Point":
-        """Return the point after a Gauss-Newton step."""
         size, signal, scale = len(self.mixing), self.signal.detach(), self.scale
         ones, made, projected = _with_ones(self.mixing), self.made, self.mixture.projected
 

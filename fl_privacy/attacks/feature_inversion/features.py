@@ -62,7 +62,6 @@ class _Stretched(nn.Module):
         self.rest, self.low, self.width = rest, low, width
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Turn features in [0, 1] into logits (B, K)."""
         logits: Tensor = self.rest(self.low + self.width * inputs)
         return logits
 
@@ -76,7 +75,6 @@ class Recovery:
     def __call__(
         self, observations: Sequence[Observation], front: Front, *, seed: int, progress: Progress
     ) -> list[Tensor | str]:
-        """Recover the features (B, ...) of each observation of one model, or return a reason."""
         first, shape = observations[0], seen_shape(front, observations[0])
         layer = first.model.get_submodule(front.layer)
         if applies(layer, shape, first.upload.num_examples):

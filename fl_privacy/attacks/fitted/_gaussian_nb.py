@@ -122,7 +122,6 @@ def _counted(before: Moments, after: Moments, label: int) -> RowsBetween | None:
 
 
 def _exchanged(before: Moments, after: Moments, label: int, number: float) -> RowsBetween:
-    """Find the row that went and the one that came among ``number`` rows, if it was one."""
     step = number * (after.means[label] - before.means[label])
     lift = number * (_squares(after, label) - _squares(before, label))
     moved = np.abs(step) > 1e-12 * number * np.maximum(np.abs(after.means[label]), 1e-300)

@@ -132,7 +132,6 @@ def _product(logs: Tensor, weights: Tensor, known: Tensor) -> tuple[Tensor, Tens
 
 
 def _of_gradient(observation: Observation, found: tuple[Tensors, Tensors, Tensors], penalty: float) -> Observation:
-    """Return the observation of a gradient within bounds, without the L2 penalty."""
     lows, highs, signs = found
     sent, matched, total = observation.sent.parameters, 0, 0
     tensors, bounds = dict[str, Tensor](), dict[str, tuple[Tensor, Tensor]]()

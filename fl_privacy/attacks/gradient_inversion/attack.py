@@ -38,7 +38,6 @@ class Solutions:
     films: Mapping[int, tuple[Snapshot, ...]] = field(default_factory=dict)
 
     def or_better(self, other: "Solutions") -> "Solutions":
-        """Keep the solution with the lower loss for each victim."""
         rows = other.loss < self.loss
         labels = torch.where(rows.view(-1, *[1] * (self.labels.dim() - 1)), other.labels, self.labels)
         return Solutions(

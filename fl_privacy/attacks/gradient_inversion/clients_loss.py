@@ -132,7 +132,6 @@ def _denies_softmax(slopes: Tensor, fits: float) -> bool:
 
 
 def _candidates(head: Head) -> list[Loss]:
-    """List the losses to try, the likeliest first."""
     summed = [
         Loss(f"{loss.name}, summed over the outputs", _Summed(loss), targets=loss.targets, takes="rows")
         for loss in (BINARY_CROSS_ENTROPY, SQUARED_ERROR)

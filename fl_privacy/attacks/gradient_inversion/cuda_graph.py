@@ -64,7 +64,6 @@ class CapturedEvaluation:
         return problem.evaluate(variables) if self._graph is None else self._graph(variables, tensors)
 
     def _captured(self, problem: Problem, variables: Tensor, tensors: Sequence[Tensor]) -> "_Graph | None":
-        """Capture the evaluation; ``None`` if that fails or gives other numbers."""
         try:
             graph = _Graph(self._capture, problem, variables, tensors)
         except RuntimeError as error:

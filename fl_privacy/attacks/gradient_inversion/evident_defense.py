@@ -72,7 +72,6 @@ def usual_of(observation: Observation) -> Usual:
 
 @contextmanager
 def _same_draws(device: torch.device) -> Iterator[None]:
-    """Let a model draw the same random numbers each time within the context."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(0)
         yield
@@ -116,7 +115,6 @@ def seen_through(observations: Sequence[Observation], *, clips: bool = False) ->
 
 
 def _usual_if_any(observation: Observation) -> Usual | None:
-    """Measure undefended gradients; ``None`` if the model doesn't take such images."""
     try:
         return usual_of(observation)
     except (RuntimeError, ValueError, IndexError, TypeError, AttributeError):

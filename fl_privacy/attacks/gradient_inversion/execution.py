@@ -79,7 +79,6 @@ def operations(problem: Problem, variables: Tensor, tensors: list[Tensor]) -> fx
 
 
 def _recorded(problem: Problem, variables: Tensor, tensors: list[Tensor]) -> fx.GraphModule | None:
-    """Record the operations; ``None`` if they vary or can't be recorded."""
     try:
         program = operations(problem, variables, tensors)
     except RuntimeError:

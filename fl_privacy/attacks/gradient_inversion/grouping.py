@@ -75,7 +75,6 @@ class Group:
         return next(iter(self.observations.values()))
 
     def takes(self, victim: Victim) -> bool:
-        """Return ``True`` if ``victim`` was sent the same values in all rounds."""
         rounds = [self.first, *(group.first for group in self.earlier)]
         pairs = zip(rounds, [victim.observation, *victim.earlier], strict=True)
         return all(
@@ -155,7 +154,6 @@ def attack_in_groups(
 
 
 def _attacked(group: Group, attack: GroupAttack, report: Report) -> Mapping[int, Reconstruction]:
-    """Attack ``group`` at once, or each victim alone if one ends the attack by an error."""
     try:
         return attack(group, report)
     except NotAttackableError as reason:

@@ -84,7 +84,6 @@ def _disclosed(observation: Observation, states: dict[tuple[int, int], ModelStat
 
 
 def _once_each(observation: Observation, states: dict[tuple[int, int], ModelState]) -> Observation:
-    """Keep each tied weight under its first name only."""
     model, own = observation.model, {name for name, _ in observation.model.named_parameters()}
     twice = {name for name, _ in model.named_parameters(remove_duplicate=False)} - own
     if not twice:
@@ -126,7 +125,6 @@ def _covers(observation: Observation) -> bool:
 
 
 def _compared(observation: Observation) -> _Passes:
-    """Compare two passes in the client's mode, and two in evaluation mode if these differ."""
     if observation.plan.mode == "train":
         outputs = _two_passes(observation, observation.plan)
         if outputs is not None and _alike(*outputs):

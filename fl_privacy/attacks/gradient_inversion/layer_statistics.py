@@ -42,7 +42,6 @@ class Target:
 
     @classmethod
     def joined(cls, targets: Sequence["Target"]) -> "Target":
-        """Join targets without bounds, in their order."""
         return cls.of(torch.cat([target.value for target in targets], 1))
 
     def without_value(self) -> "Target":

@@ -132,7 +132,6 @@ def prepare_round(settings: Settings, group: Group, *, device: torch.device, dty
 
 
 def _trial(victim_model: VictimModel, first: Observation) -> torch.Tensor:
-    """Return images (2, B, C, H, W) that ``victim_model.model`` takes."""
     search = search_of(first.model)
     shape = (first.upload.num_examples, *search.input_of_one(first))
     parameter = next(victim_model.model.parameters())
@@ -152,7 +151,6 @@ def _trial(victim_model: VictimModel, first: Observation) -> torch.Tensor:
 def _choose(
     victim_model: VictimModel, trial: torch.Tensor, *, unrolls: bool, elementwise: bool
 ) -> tuple[VictimGradients, Mapping[str, int], Sequence[str]]:
-    """Choose how gradients are computed, ranks of those not formed, and weights compared by parts."""
     if unrolls:
         return _unrolled(victim_model, trial), {}, ()
     of_one = trial.shape[2:3] if getattr(victim_model.model, "next_token", False) else ()

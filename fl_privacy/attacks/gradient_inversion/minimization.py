@@ -66,7 +66,6 @@ class DescentState:
         self._due = list(range(count))
 
     def learn(self, variables: Tensor, loss: Tensor, broken: Tensor) -> None:
-        """Keep better iterates, and the first loss of each stretch of iterations."""
         self.any_broken = bool(broken.any())
         better = loss < self.best_loss
         if self.any_broken:
@@ -104,7 +103,6 @@ class DescentState:
         return len(done) - gone
 
     def select(self, rows: Tensor) -> None:
-        """Keep the ``rows`` (indices) of the batch only."""
         self._keep()
         kept = rows.tolist()
         self.active = [self.active[row] for row in kept]
@@ -254,9 +252,7 @@ class Minimizable(Pictured, Protocol):
         """Return the number of neighboring rows that are attempts at the same victim."""
         ...
 
-    def projected(self, variables: Tensor, how: Projection) -> Tensor:
-        """Bring the images to [0, 1]."""
-        ...
+    def projected(self, variables: Tensor, how: Projection) -> Tensor: ...
 
     def select(self, rows: Tensor) -> Self: ...
 

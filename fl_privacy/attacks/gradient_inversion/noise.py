@@ -149,7 +149,6 @@ def _rise(problem: Problem, images: Tensor, others: Tensor, labels: Tensor) -> T
 
 
 def _pull(problem: Problem, images: Tensor, labels: Tensor) -> Tensor:
-    """Return the root mean square (V,) of the slope by a pixel."""
     with differentiable_twice():
         leaf = images.detach().requires_grad_()
         loss = problem.mismatch(leaf, labels, [None] * len(problem.rounds))

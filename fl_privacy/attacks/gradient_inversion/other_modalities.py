@@ -95,7 +95,6 @@ def as_wide(labels: Tensor | None, longest: int) -> Tensor | None:
 
 
 def _proxy_images(model: nn.Module, shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
-    """Draw images of noise, half of them with the spectrum of photographs."""
     if len(shape) != 3:
         raise NotAttackableError(
             f"Images (C, H, W) are expected, but the model takes inputs of shape {shape}; tell the columns of rows by"
@@ -140,7 +139,6 @@ def _without_words(names: Sequence[str], model: nn.Module) -> list[str]:
 
 
 def _there(drawn: Tensor) -> Tensor:
-    """Mark a token everywhere, in the last column."""
     drawn[..., -1] = 1
     return drawn
 

@@ -73,7 +73,6 @@ class Prepared:
 
     @property
     def countermeasures(self) -> tuple[str, ...]:
-        """Return the steps against the known defense, one sentence each."""
         joined = "It matches the updates of several rounds from the same examples together."
         each, asked = self._attempts_each, self.settings.restarts
         fewer = (f"Each transformation gets {each} of the {asked} attempts asked for.",) if each < asked else ()
@@ -81,12 +80,10 @@ class Prepared:
 
     @property
     def restarts(self) -> int:
-        """Return the attempts at a victim, over all known transformations."""
         return self._attempts_each * max(1, len(self.rounds[0].known.transforms))
 
     @property
     def attempts_together(self) -> int:
-        """Return the number of neighboring attempts that share a transformation and are compared."""
         consistent = any(isinstance(prior, GroupConsistency) for prior in self.settings.priors)
         return self._attempts_each if consistent else 1
 
@@ -96,7 +93,6 @@ class Prepared:
         return min(asked, max(1, _ATTEMPTS_THROUGH_TRANSFORMS // transforms)) if transforms else asked
 
     def problem(self, victims: Sequence[PreparedVictim], restarts: Sequence[int], attempts: int = 1) -> Problem:
-        """Build the problem of a chunk of victims and restarts; ``attempts`` neighbors are one victim."""
         problem, known = self._unsmoothed(victims, restarts, attempts), self.rounds[0].known
         if not known.smoothness and not self._smoothings:
             return problem
@@ -143,7 +139,6 @@ class Prepared:
         return {victim.position: own for victim, own in zip(known, found or (), strict=bool(found))}
 
     def transform(self, victims: Sequence[PreparedVictim], restarts: Sequence[int]) -> AssumedTransform | None:
-        """Return the transformation that each attempt assumes; ``None`` if clients do none."""
         transforms = self.rounds[0].known.transforms
         if not transforms:
             return None
@@ -166,7 +161,6 @@ class Prepared:
         return torch.stack(rows).to(self._like)
 
     def start(self, victims: Sequence[PreparedVictim], restarts: Sequence[int]) -> tuple[Tensor, list[torch.Generator]]:
-        """Return the first variables (V, N) and the random stream of each victim."""
         generators = [
             derive_generator(self.seed, "attack", str(victim.observation.id), restart)
             for victim, restart in zip(victims, restarts, strict=True)
@@ -205,7 +199,6 @@ class Prepared:
 
     @cached_property
     def evaluate(self) -> ValueAndGradient:
-        """Choose the evaluation of problems: compiled, recorded, captured or plain."""
         settings, obstacle = self.settings, self._obstacle
         if obstacle and settings.compile == "on":
             warnings.warn(f"The attack goes on without being compiled: {obstacle}.", stacklevel=2)
@@ -259,7 +252,6 @@ class Prepared:
         return None
 
     def _trial(self) -> tuple[Problem, Tensor]:
-        """Build the problem and start of a single victim, to size the evaluations."""
         victim = self.victims[:1]
         return self._unsmoothed(victim, [0]), self.start(victim, [0])[0]
 

@@ -55,7 +55,6 @@ class RoundUpdates:
 
     @cached_property
     def small(self) -> tuple[Sequence[str], Target] | None:
-        """Return names and target of the small tensors, if there are two."""
         names = [
             name
             for name, target in self.targets.items()
@@ -110,7 +109,6 @@ class RoundUpdates:
         return self.gradients(images, labels, hidden)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "RoundUpdates":
-        """Apply ``change`` to every tensor whose rows are victims."""
         return RoundUpdates(
             gradients=self.gradients,
             targets={name: target.map(change) for name, target in self.targets.items()},
@@ -175,7 +173,6 @@ class Problem:
 
     @property
     def _known(self) -> int:
-        """Return the index of the first variable that is neither pixel nor label."""
         return self.pixels + (self.shape[0] * self.num_classes if self.labels is None else 0)
 
     def loss(self, variables: Tensor) -> Tensor:
@@ -241,7 +238,6 @@ class Problem:
         return loss.detach(), gradient
 
     def projected(self, variables: Tensor, how: Projection) -> Tensor:
-        """Bring the images to [0, 1], or to the range that their source allows."""
         space, source = self.settings.space, self.settings.source
         if source is not None and self.held is not None:
             pixels = source.confined(variables[:, : self.pixels], self.held, self.shape)
@@ -260,7 +256,6 @@ class Problem:
         return replace(self, rounds=rounds)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Problem":
-        """Apply ``change`` to every tensor whose rows are victims."""
         return replace(
             self,
             rounds=[one.map(change) for one in self.rounds],

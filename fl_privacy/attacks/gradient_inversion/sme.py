@@ -148,7 +148,6 @@ class SurrogateModel:
 
 
 def _reconstruction(victim: PreparedVictim, images: Tensor, share: float, history: list[float]) -> Reconstruction:
-    """Return a ``victim``'s reconstruction; a failure if its gradient became infinite."""
     assert victim.labels is not None
     finite = math.isfinite(history[-1])
     at = f"It matches the gradient at {share:.2f} of the way from the model sent to the one that came back."
@@ -207,7 +206,6 @@ class _Between:
         return self.sent[self.names[0]].dtype
 
     def _can_be_mapped(self, shape: tuple[int, ...]) -> bool:
-        """Return ``True`` if gradients of all victims can be computed at once and differentiated."""
         images = torch.full((len(self.labels), *shape), 0.5).to(self.labels.device, self.dtype).requires_grad_()
         try:
             with differentiable_twice():

@@ -243,9 +243,7 @@ class ImageSource(Protocol):
         ...
 
     @property
-    def stages(self) -> int:
-        """Count the stages, with this one."""
-        ...
+    def stages(self) -> int: ...
 
     def provenance(self, image: Sequence[int]) -> Provenance | None:
         """Return its training data, for images (C, H, W), or ``None``.

@@ -140,7 +140,6 @@ class Rearranged:
 
     @torch.no_grad()
     def __call__(self, problem: Problem, variables: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
-        """Put each text of ``variables`` (V, N) into the best of several orders."""
         read = _as_read(problem, variables)
         for text in range(problem.shape[0]):
             orders = self._best(problem, read, text, generators)
@@ -256,7 +255,6 @@ def _in_order(problem: Problem, variables: Tensor, orders: Tensor) -> Tensor:
 
 
 def _lengths(problem: Problem) -> Tensor:
-    """Return the number of words (V, B), on the CPU."""
     assert problem.held is not None
     batch, longest, _ = problem.shape
     return problem.held.reshape(-1, batch, longest).sum(2).round().long().cpu()

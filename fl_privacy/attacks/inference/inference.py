@@ -13,9 +13,7 @@ class Inference(Protocol):
     """An attack's settings; any object with these members is one."""
 
     @property
-    def about(self) -> About:
-        """Return the question, by which answers are judged."""
-        ...
+    def about(self) -> About: ...
 
     def begin(self, candidates: int, clients: Sequence[int], classes: int) -> "Watch":
         """Prepare for C ``candidates``, the ids of N ``clients`` and K ``classes``, before the first round."""
@@ -33,6 +31,4 @@ class Watch(Protocol):
         """Return the answers by method: (C, N) scores, higher for yes, or (N, K) shares for a property."""
         ...
 
-    def titles(self) -> Mapping[str, tuple[str, str]]:
-        """Return title and source of each method, for pages."""
-        ...
+    def titles(self) -> Mapping[str, tuple[str, str]]: ...

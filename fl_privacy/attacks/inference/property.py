@@ -81,7 +81,6 @@ class PropertyWatch:
             self.rounds[rows[finite]] += 1
 
     def answers(self) -> dict[str, Tensor]:
-        """Return shares (N, K); NaN for clients that were never observed."""
         return {"shadows": torch.where(self.rounds[:, None] > 0, self.total / self.rounds[:, None], torch.nan)}
 
     def titles(self) -> dict[str, tuple[str, str]]:

@@ -61,7 +61,6 @@ class ReadRound:
 
     @property
     def predicts_tokens(self) -> bool:
-        """Return ``True`` if each next token is predicted, rather than a class."""
         return self.candidates.labels.dim() > 1 and not self.candidates.labels.is_floating_point()
 
     @property
@@ -71,7 +70,6 @@ class ReadRound:
 
     @property
     def clients(self) -> list[int]:
-        """Return the ids of the clients that replied, in the order of the columns below."""
         return [observation.id.client for observation in self.observations]
 
     @cached_property
@@ -144,12 +142,10 @@ class ReadRound:
 
     @cached_property
     def same_sent(self) -> list[tuple[nn.Module, ModelState, list[int]]]:
-        """Return the different models sent, each with the indices of its ``observations``."""
         return self._grouped(self.observations)
 
     @cached_property
     def victims_sent(self) -> list[tuple[nn.Module, ModelState, list[int]]]:
-        """Return the same for ``victims``."""
         return self._grouped([observation for _, observation in self.victims])
 
     def _grouped(self, observations: Sequence[Observation]) -> list[tuple[nn.Module, ModelState, list[int]]]:

@@ -52,7 +52,6 @@ class MembershipMethod(ABC):
         self._rounds[:, columns] += finite.to(self._rounds.dtype)
 
     def columns(self, read: ReadRound) -> Tensor:
-        """Return the columns (K,) of a round's clients."""
         return torch.tensor([self._columns[client] for client in read.clients])
 
     def scores(self) -> Tensor:
@@ -156,7 +155,6 @@ def likelihood_ratio(observed: Tensor, margins: Tensor, inside: Tensor) -> Tenso
 
 
 def _pool(read: ReadRound, wanted: int) -> Batch:
-    """Pool the candidates with the attacker's own examples, as many as wanted."""
     missing = max(0, wanted - len(read.candidates))
     if read.public is None or missing == 0:
         return read.candidates
@@ -169,7 +167,6 @@ def _mean(values: Tensor, counted: Tensor) -> Tensor:
 
 
 def _spread(values: Tensor, counted: Tensor) -> Tensor:
-    """Return the standard deviation about each example's mean."""
     several = counted & (counted.sum(0) > 1)
     if not several.any():
         return values[values.isfinite()].std().clamp(min=LEAST_SPREAD)

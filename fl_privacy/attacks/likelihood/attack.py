@@ -372,7 +372,6 @@ def _guesser(one: PreparedRound, first: Observation, like: Tensor) -> tuple[Gues
 
 
 def _norms_of_examples(effects: Sequence[Effect], uploaded_per_matched: float) -> list[float | None]:
-    """Return the norms to which each example's gradient, or each client's, is clipped."""
     norms = [effect.norm for effect in effects if isinstance(effect, ClippedExamples)]
     if any(isinstance(effect, Summed) for effect in effects):
         for effect in effects:

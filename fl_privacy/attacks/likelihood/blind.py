@@ -133,7 +133,6 @@ Sizes = tuple[int, ...]
 
 
 def _geometry(convolution: nn.Module) -> tuple[Sizes, Sizes, Sizes, Sizes]:
-    """Return kernel, stride, padding and dilation."""
     weight = convolution.weight
     assert isinstance(weight, Tensor)
     kernel = tuple(weight.shape[2:])
@@ -276,7 +275,6 @@ class BlindDeconvolution:
     def _starts(
         self, private: PrivateConvolution, put_out: Tensor, labels: Tensor, means: Tensor, first: Observation
     ) -> Tensor:
-        """Return first images (V, S, N)."""
         shape, known = tuple(first.input_shape), first.knowledge
         component = _principal_image(put_out, shape)
         spread = 0.25 * component / component.std(1, keepdim=True).clamp_min(1e-9)

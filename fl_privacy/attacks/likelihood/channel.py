@@ -87,7 +87,6 @@ class Clientele:
 
     @property
     def upload_noise(self) -> float:
-        """Return the same factor for noise on a client's upload."""
         return 1 / math.sqrt(self.clients)
 
 

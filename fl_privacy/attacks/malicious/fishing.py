@@ -55,7 +55,6 @@ class Fishing(ServerAttack):
         whole("server.questions", self.questions, at_least=3, example=40)
 
     def craft(self, model: nn.Module, state: ModelState, client: int) -> ModelState:
-        """Craft class fishing, the same for every client."""
         return self._with_threshold(model, state, math.inf)
 
     def question(self, model: nn.Module, state: ModelState, client: int, ask: Ask) -> tuple[ModelState, Upload]:
@@ -87,7 +86,6 @@ class Fishing(ServerAttack):
         return float(reply.tensors[bias][self.target] - closed.tensors[bias][self.target])
 
     def read(self, observation: Observation) -> Reconstruction | Observation:
-        """Return the gradient of one example, or of those of the class, as if they were all."""
         upload, (weight, bias) = observation.upload, self._layer(observation.model, observation.sent)
         if weight not in upload.tensors:  # a difference, see ``question``
             if upload.num_examples != 1:
@@ -112,7 +110,6 @@ class Fishing(ServerAttack):
 
     @property
     def _other(self) -> int:
-        """Return a class that is not fished for, whose label goes with the gradient in use."""
         return 0 if self.target else 1
 
     def _layer(self, model: nn.Module, state: ModelState) -> tuple[str, str]:

@@ -45,7 +45,6 @@ def reconstruction_of(
 
 
 def _is_defended(observation: Observation) -> bool:
-    """Return ``True`` if the honest model's first or last layer shows zeros or few levels, unlike honest gradients."""
     layer, tensors = output_layer(observation.model, observation.num_classes), observation.upload.tensors
     honest = [name for name, tensor in tensors.items() if tensor.dim() > 1 and not name.startswith(f"{BLOCK}.")]
     ends = {*honest[:1], *([layer[0]] if layer else [])}

@@ -85,13 +85,11 @@ class Imprint(ServerAttack):
         )
 
     def craft(self, model: nn.Module, state: ModelState, client: int) -> ModelState:
-        """Craft the layer, the same for every client."""
         like = state.parameters[MEASURE]
         rows = bin_rows(self.edges(), self.activation, like.shape[1], self.scale, like)
         return ModelState({**state.parameters, **rows}, state.buffers)
 
     def read(self, observation: Observation) -> Reconstruction:
-        """Return an image for each nonempty bin."""
         gradient = as_gradient(observation)
         if missing := {MEASURE, OFFSET} - gradient.keys():
             return Reconstruction(
@@ -111,7 +109,6 @@ class Imprint(ServerAttack):
     def _confirmed(
         self, observation: Observation, images: Tensor, alone: Tensor, occupied: Tensor, bias: Tensor
     ) -> Tensor:
-        """Return which of the ``alone`` images (N,) would have left such a bias."""
         rounded = 2 * observation.upload.rounding + _SMALLEST * float(bias.abs().max())
         measured = self._each_bin(bias)[occupied[alone]]
         told = leaves_such_a_bias(
@@ -209,7 +206,6 @@ class Loki(ServerAttack):
         return imprinted(model, block)
 
     def craft(self, model: nn.Module, state: ModelState, client: int) -> ModelState:
-        """Craft the kernels for the slice of ``client``."""
         like, kernels = state.parameters[MEASURE], torch.zeros_like(state.parameters[SEPARATE])
         outer, channels, _, _ = kernels.shape
         if not 0 <= client < outer // channels:
@@ -221,7 +217,6 @@ class Loki(ServerAttack):
         return ModelState({**state.parameters, **rows, SEPARATE: kernels}, state.buffers)
 
     def read(self, observation: Observation) -> Reconstruction:
-        """Return the client's images, from its own update or the mean of all."""
         update = observation.update()
         if MEASURE not in update:
             return Reconstruction(

@@ -79,7 +79,6 @@ class Inconsistent(ServerAttack):
         return replace(observation, upload=replace(observation.upload, tensors=tensors))
 
     def mixed(self, model: nn.Module, state: ModelState) -> set[str]:
-        """Return the names of the parameters that get a gradient in a dead model."""
         images = self.public[:2].to(next(iter(state.parameters.values())))
         batch = Batch(images, torch.arange(len(images)))
         found = loss_gradients(model, self.dead(model, state), batch, batch_norm="eval").gradients

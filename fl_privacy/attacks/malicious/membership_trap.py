@@ -57,7 +57,6 @@ class MembershipTrap(ServerAttack):
         whole("server.seed", self.seed, at_least=0, example=0)
 
     def craft(self, model: nn.Module, state: ModelState, client: int) -> ModelState:
-        """Craft the traps, the same for every client."""
         expect_whole(model, state, "Membership traps")
         traps = _Layers.of(model, state, tuple(self.public.shape[1:]))
         asked = self.asked(traps)

@@ -61,7 +61,6 @@ def leaves_such_a_bias(
 
 
 def _each_on_its_own(observation: Observation) -> bool:
-    """Return ``True`` if the update is the mean over single examples."""
     plan, modules = observation.plan, [*observation.model.modules()]
     if needs_unrolling(plan, observation.upload.num_examples, "unroll"):
         return False

@@ -50,7 +50,6 @@ class TrapWeights(ServerAttack):
         whole("server.seed", self.seed, at_least=0, example=0)
 
     def craft(self, model: nn.Module, state: ModelState, client: int) -> ModelState:
-        """Craft the weights, the same for every client."""
         expect_whole(model, state, "Trap weights")
         layer = _layer(model, state, tuple(self.public.shape[1:]))
         weight, bias = state.parameters[layer.weight], state.parameters[layer.bias]
@@ -81,7 +80,6 @@ class TrapWeights(ServerAttack):
         return float(ratios.flatten().double().quantile(self.fires))
 
     def read(self, observation: Observation) -> Reconstruction:
-        """Return an image for each row that fired for one, then the strongest mixtures."""
         layer = _layer(observation.model, observation.sent, observation.input_shape)
         gradient = as_gradient(observation)
         if missing := {layer.weight, layer.bias} - gradient.keys():

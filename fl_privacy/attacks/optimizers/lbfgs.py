@@ -217,7 +217,6 @@ class StrongWolfe:
         return better & flat
 
     def _choose_within(self, rows: Tensor) -> Tensor:
-        """Choose the next trial in the bracket, and return the rows without one."""
         ends = self._ends[0]
         least, most = ends.amin(1), ends.amax(1)
         narrow = (most - least) * self._direction.abs().amax(1).double() < _NARROW
@@ -339,7 +338,6 @@ class _LBFGSRun:
         self._loss = variables.new_zeros(count)
 
     def step(self, variables: Tensor, loss: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Move every unfinished victim; see :class:`OptimizerRun`."""
         settings = self._settings
         gradient = signed(gradient, settings.sign, self._images, 1.0)
         flat = gradient.abs().amax(1) <= settings.tolerance_grad

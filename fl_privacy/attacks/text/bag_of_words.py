@@ -167,7 +167,6 @@ def _odds(observation: Observation, size: int, expected: int) -> Tensor:
 
 
 def _told_noise(observation: Observation, name: str) -> float | None:
-    """Return the known standard deviation of the noise on the tensor ``name``, if any."""
     effects = [part.effect for part in observation.knowledge.defense or ()]
     there = [e.added for e in effects if isinstance(e, NoisedLayers) and name in e.noised(observation.upload.tensors)]
     parts = [e for e in effects + there if isinstance(e, Noise)]

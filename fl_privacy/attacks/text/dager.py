@@ -250,7 +250,6 @@ class Dager:
 
 
 def _one_query_each(model: TextModel, gradient: Tensors, texts: int) -> bool:
-    """Return ``True`` if only one token of each text has a query in the second block."""
     try:
         return span_of(model, gradient, 1, queries=True).rank <= texts
     except NotAttackableError:  # the queries' gradient was withheld

@@ -118,7 +118,6 @@ class Assembly:
         return replace(text, clear=least > CLEAR * text.residual)
 
     def exchanged(self, texts: Tensor) -> Tensor:
-        """Try the best tokens at any two positions of ``texts`` (n, L), unless there are too many pairs."""
         found, sizes = [], [len(at) for at in self.candidates.tokens[: texts.shape[1]]]
         if sum(one * other for one, other in combinations(sizes, 2)) > _PAIRS:
             return texts

@@ -75,7 +75,6 @@ def entrances_of(model: TextModel, uploaded: Tensors) -> list[Entrance]:
 
 
 def _is_linear(module: nn.Module) -> bool:
-    """Return ``True`` for a linear layer, of PyTorch or GPT-2's."""
     named = isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
     return named and isinstance(getattr(module, "weight", None), nn.Parameter) and not any(module.children())
 

@@ -192,13 +192,11 @@ def _paired(words: Tensor, positions: Tensor) -> Tensor:
 
 
 def _apart(words: Tensor, positions: Tensor, kept: Tensor | None = None) -> Tensor:
-    """Return squared distances (k, L) of the nonzero elements of ``kept``, by default ``positions``."""
     there = ((positions if kept is None else kept) != 0).to(words.dtype)
     return words.square() @ there.T - 2 * words @ positions.T + positions.square().sum(1)
 
 
 def _exchanged(found: Tensor, words: Tensor, positions: Tensor) -> Tensor:
-    """Improve ``found`` by moves to another word, and exchanges of two positions."""
     number, length = len(words), len(found)
     own = torch.arange(length, device=found.device)
     products = positions @ positions.T

@@ -138,7 +138,6 @@ class Explanation:
         return near[0][1] if self._all_needed(near[0][1]) else None
 
     def _all_needed(self, batch: Batch) -> bool:
-        """Return ``True`` if every text of ``batch`` adds more to the update than rounding."""
         predicted = (batch.labels >= 0).reshape(len(batch.inputs), -1).sum(1)
         return bool(predicted.all()) and all(
             self._reproduction.share(Batch(text[None], label[None]), float(some) / int(predicted.sum()))

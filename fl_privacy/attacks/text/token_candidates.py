@@ -48,7 +48,6 @@ class Lengths:
         return list(range(1, self.longest + 1)) if self.told is None else sorted(set(self.told))
 
     def reaching(self, position: int) -> int:
-        """Return the largest number of texts with a token at ``position``."""
         return self.number if self.told is None else sum(length > position for length in self.told)
 
     def within(self, longest: int) -> Self:

@@ -35,7 +35,6 @@ class WordRows:
     where: Where
 
     def of(self, number: int) -> "WordRows":
-        """Select one victim, as n = 1."""
         return replace(self, values=self.values[number, None], untouched=self.untouched[number, None])
 
 

@@ -149,7 +149,6 @@ class BoxProblem:
         return np.stack([rng.choice(len(part), number, p=part / part.sum()) for part in parts], 1)
 
     def climb(self, rng: np.random.Generator, sweeps: int) -> Chain:
-        """Anneal one chain with ``sweeps`` passes over all cells."""
         rows = _Rows(self, *self.start(rng))
         begun = rows.misfit
         features = len(self.grid.edges)
@@ -177,11 +176,9 @@ class _Rows:
 
     @property
     def misfit(self) -> float:
-        """Return the root mean square residual of the gradient sums."""
         return float(np.sqrt(np.mean(self.left[0] ** 2)))
 
     def redraw(self, row: int, feature: int, width: float, rng: np.random.Generator) -> None:
-        """Redraw a feature of a row, and its label if that may change."""
         problem, grid = self.problem, self.problem.grid
         self._take(row)
         first, number = int(grid.first[feature]), int(grid.states[feature])
@@ -209,7 +206,6 @@ class _Rows:
         self.counts[first + self.states[row, feature]] += 1
 
     def replace(self, row: int, width: float, rng: np.random.Generator) -> None:
-        """Redraw a whole row from the known ones, or keep it."""
         problem, grid = self.problem, self.problem.grid
         assert problem.known is not None
         known, labels = problem.known
@@ -257,7 +253,6 @@ class _Rows:
 
 
 def _distinct(own: Sequence[OwnTree]) -> tuple[list[Tree], np.ndarray]:
-    """Return all distinct trees, and (U, T) how often each comes before each own tree."""
     trees: list[Tree] = []
     place: dict[bytes, int] = {}
     for tree in [each for one in own for each in (*one.before, one.tree)]:

@@ -61,7 +61,6 @@ class FirstTree:
 
     @property
     def rows(self) -> int:
-        """Return the number of rows that the tree was fitted to."""
         return sum(leaf.rows for leaf in self.leaves)
 
 

@@ -224,7 +224,6 @@ def _model(told: Mapping[str, Any]) -> Trees:
 
 
 def _numbers(text: Any) -> tuple[float, ...]:
-    """Parse one number, or one for each class in square brackets."""
     parts = str(text).strip().strip("[]").split(",")
     found = tuple(float(part) for part in parts)
     if not all(map(math.isfinite, found)):

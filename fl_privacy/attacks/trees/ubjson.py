@@ -103,7 +103,6 @@ class _Reader:
         return found
 
     def header(self) -> tuple[str, int | None]:
-        """Return type and number of items, if a container states them."""
         kind = ""
         if self.data[self.at : self.at + 1] == b"$":
             self.at += 1

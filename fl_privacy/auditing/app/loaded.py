@@ -53,7 +53,6 @@ class LoadedBy:
 
     @contextmanager
     def looking(self) -> Iterator[None]:
-        """Observe until the block ends."""
         with ExitStack() as stack:
             if importlib.util.find_spec("flwr_datasets") is not None:
                 loaded_when_used("seaborn")  # imported by its plots
@@ -87,7 +86,6 @@ class LoadedBy:
         return loaded
 
     def of(self, seen: Watched, fits: Sequence[Fitted] = ()) -> Loaded:
-        """Collect the data that the client behind ``seen``, and its fitted models, loaded."""
         columns: dict[str, np.ndarray] = dict(self._tables)
         for partition in self._partitions[-1:]:
             found = attempt(lambda: _columns(partition))  # noqa: B023

@@ -230,7 +230,6 @@ def _look_at_answers(node: ast.FunctionDef, file: str, found: Review) -> None:
 
 
 def _local_claim(node: ast.Call) -> str:
-    """Describe the claim of a ``LocalDpMod`` with literal settings."""
     told = dict(zip(("clipping_norm", "sensitivity", "epsilon", "delta"), map(_constant, node.args), strict=False))
     told |= {k.arg: _constant(k.value) for k in node.keywords if k.arg}
     clip, sensitivity, epsilon = (_finite(told.get(name)) for name in ("clipping_norm", "sensitivity", "epsilon"))

@@ -113,11 +113,9 @@ class TappedGrid(LocalGrid):
 
     @property
     def rounds(self) -> int:
-        """Return the largest number of training messages to one client."""
         return max((n for (_, kind), n in self._rounds.items() if kind.partition(".")[0] == "train"), default=0)
 
     def findings(self) -> list[FoundLeak]:
-        """List the data sent in the clear, the worst first."""
         order = {"data": 0, "facts": 1, "look": 2}
         alike: dict[tuple[str, str, str, str], tuple[Leak, int]] = {}
         for (kind, leak), times in self.found.items():  # for clients with different numbers of examples

@@ -57,7 +57,6 @@ class Copies:
 
     @property
     def what(self) -> str:
-        """Return a phrase on the copies."""
         if self.of == 1:
             return f"an example of the client, {self.how}"
         one = self.rows == 1

@@ -66,7 +66,6 @@ class Leak:
     why: str
 
     def at(self, where: str) -> "Leak":
-        """Copy the leak for another place."""
         return replace(self, where=where)
 
 

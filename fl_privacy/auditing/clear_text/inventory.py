@@ -80,7 +80,6 @@ class Inventory:
             self._lines[(*way, record, key, _kind(value))].append((_size(value), sent.round, shown(value)))
 
     def lines(self) -> list[Line]:
-        """List the entries, clients' first, in the order of first appearance."""
         found = [
             Line(
                 direction=direction,

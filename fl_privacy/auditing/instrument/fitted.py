@@ -92,7 +92,6 @@ class FittedBy:
 
     @contextmanager
     def looking(self) -> Iterator[None]:
-        """Watch calls of ``fit`` while the context lasts."""
         with ExitStack() as stack:
             core = sys.modules.get("xgboost.core")
             if core is not None and "__init__" in vars(core.DMatrix) and "update" in vars(core.Booster):

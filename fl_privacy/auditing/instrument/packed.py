@@ -242,7 +242,6 @@ def _says_places(array: np.ndarray) -> bool:
 
 
 def _orders(values: Mapping[str, np.ndarray], trained: Collection[str]) -> Iterator[list[str]]:
-    """Yield the orders in which parameters may be joined."""
     names = list(values)
     groups: dict[str, list[str]] = {}
     for name in names:
@@ -273,8 +272,6 @@ class _Placed:
 
 @dataclass(eq=False)
 class _Search:
-    """Search for the parameters whose values an array holds."""
-
     places: Mapping[str, np.ndarray]
     order: Sequence[str]
     values: Mapping[str, np.ndarray]

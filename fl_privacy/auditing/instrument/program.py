@@ -68,7 +68,6 @@ class Program:
     parts: tuple[nn.Module, ...]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Program":
-        """Return the immutable program itself."""
         return self
 
     def run(
@@ -167,7 +166,6 @@ class Recorder:
         self._most, self._entered = most, False
 
     def note(self, function: Any, module: nn.Module | None, args: Any, kwargs: Any, made: Any) -> None:
-        """Record one call that returned ``made``."""
         outputs = tensors_in(made)
         if function is not None and args and made is args[0] and getattr(function, "__name__", "") in MOVES:
             return

@@ -125,13 +125,11 @@ class TrainingWatch:
         self._first: dict[str, Tensor] = {}
 
     def called(self, func: Any, args: Any, kwargs: Any, made: Any) -> None:
-        """Record a function's call outside of modules."""
         if self._recorder is not None and self._depth == 0:
             self._recorder.note(func, None, args, kwargs, made)
 
     @contextmanager
     def looking(self) -> Iterator[Watched]:
-        """Observe until the block ends."""
         optimizer = importlib.import_module("torch.optim.optimizer")
         with ExitStack() as stack:
             handle = optimizer.register_optimizer_step_pre_hook(self._stepping)

@@ -91,7 +91,6 @@ class DefendedClient(NumPyClient):
 
     @property
     def answers_once(self) -> bool:
-        """Return ``True`` outside of a simulation, whose draws repeat."""
         return self.seed is None
 
     def fit(self, parameters: Arrays, config: Config) -> Reply:
