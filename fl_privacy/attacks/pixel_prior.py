@@ -87,7 +87,7 @@ _learned = WeakTensorKeyDictionary()
 def learn_prior(images: Tensor, labels: Tensor | None, num_classes: int) -> PixelPrior:
     """Learn the prior of public ``images`` (N, C, H, W) in [0, 1] with classes ``labels`` (N,) if known.
 
-    It has the mean and principal components of each class, drawn to those of all; results are cached by images.
+    It has the mean and principal components of each class, drawn to those of all.
     """
     if images not in _learned:
         _learned[images] = _learn(images, labels, num_classes)

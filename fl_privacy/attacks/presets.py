@@ -173,10 +173,9 @@ def dlg(
     """Build DLG (Zhu et al. 2019): L2, L-BFGS, image and soft label from N(0, 1) together.
 
     A victim has finished below the share ``enough`` of the observed squared norm, and is not attacked again below
-    ``accept``; 1e-9 is about the 1e-6 at which iDLG's code stops on its LeNet. Steps have the length ``lr``, as
-    published, without a ``line_search``. Later work adds ``total_variation`` (FDL-PP, Gu et al. 2021, Algorithm 2).
-    ``relative`` divides by the observed squared norm, without which L-BFGS stops at once on a trained model's small
-    gradients.
+    ``accept``; 1e-9 is about the 1e-6 at which iDLG's code stops on its LeNet. Later work adds ``total_variation``
+    (FDL-PP, Gu et al. 2021, Algorithm 2). ``relative`` divides by the observed squared norm, without which L-BFGS stops
+    at once on a trained model's small gradients.
     """
     published = GradientInversion(
         objective=L2(relative=relative),

@@ -48,7 +48,6 @@ class ClaimedApp:
     Attributes:
         strategy: strategy; ``None`` for a legacy one, or if none was started.
         arrays: initial model of the training; ``None`` as for ``strategy``.
-        problems: reasons for missing parts, a sentence each.
     """
 
     folder: Path

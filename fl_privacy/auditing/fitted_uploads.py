@@ -82,7 +82,6 @@ class FittedUploads:
     def note(
         self, client: int, sent: Mapping[str, np.ndarray], reply: Mapping[str, np.ndarray], fits: Sequence[Fitted]
     ) -> list[Leak]:
-        """Record a reply if it is of this kind, and return its leaks in the clear."""
         models = {key: array.tobytes() for key, array in reply.items() if array.dtype == np.uint8 and array.ndim == 1}
         found: list[Leak] = []
         for key, model in models.items():

@@ -126,8 +126,6 @@ class FirstBlock:
     """Tokens reconstructed from one upload's first block.
 
     Attributes:
-        truth: tokens of its texts.
-        guess: reconstructed tokens.
         said: method, or reason for failure.
     """
 
@@ -220,7 +218,7 @@ def words_of_uploads(found: Sequence[tuple[Watched, Any]], *, uploaded: bool) ->
     """Reconstruct the words of each client's answer on one text; ``None`` without a transformer on texts.
 
     Args:
-        found: observations of the client's training, and its answer on one text.
+        found: observations of training, and of one text.
         uploaded: ``True`` to attack the upload, else the gradient.
     """
     read: list[FirstBlock] = []

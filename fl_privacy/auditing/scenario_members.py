@@ -43,8 +43,6 @@ class _Parts(nn.Module):
 
 @dataclass(eq=False)
 class _Losses:
-    """Losses of single examples by a program whose batch is replaced."""
-
     program: Program
     places: Mapping[int, int]
     model: _Parts

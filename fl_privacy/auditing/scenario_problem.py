@@ -59,7 +59,7 @@ class StepProblem:
     Attributes:
         model: network of values in [0, 1].
         loss: loss of the outputs, or the mean of outputs that are losses.
-        whole: ``True`` if the network computes the loss itself, so that the attacker knows its other inputs.
+        whole: ``True`` if the network computes the loss itself.
         truth: examples (B, ...) in [0, 1].
         labels: classes (B,) or targets (B, K), if the loss takes them separately.
         names: observed name of a parameter -> its name in ``model``.

@@ -152,7 +152,7 @@ def audit(
             ``fl_privacy.attacks``; ``none`` captures only.
 
     Raises:
-        UserError: an argument does not fit; checks are made as early as possible.
+        UserError: an argument does not fit.
     """
     expect_strategy(strategy)
     if isinstance(strategy, AuditedStrategy):
@@ -195,8 +195,7 @@ class AuditedStrategy(StrategyAround):
     def start(self, *args: Any, **kwargs: Any) -> Result:
         """Run the strategy's own ``start``, then attack the captures and print the place of the page.
 
-        Errors of the audit once the training has begun are reported in ``failure``; the training's result is always
-        returned.
+        Later errors of the audit are in ``failure``; the training's result is always returned.
 
         Raises:
             UserError: before the training: no client is there, the arrays are not the model's, a round does not exist,

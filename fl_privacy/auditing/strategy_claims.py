@@ -44,7 +44,6 @@ class StatedByReplies:
     metrics: set[str] = field(default_factory=set)
 
     def see(self, replies: Sequence[Message]) -> None:
-        """Record the metrics of a round's replies; values that are not numbers are ignored."""
         found: dict[str, list[float]] = {}
         for reply in replies:
             if reply.has_error() or not reply.has_content():

@@ -29,7 +29,6 @@ class AuditedModel:
     Attributes:
         network: network of images in [0, 1], with the clients' normalization in front.
         input_shape: shape (C, H, W).
-        num_classes: number of classes K.
         told: ``True`` if it was given, ``False`` if inferred from pixels.
     """
 

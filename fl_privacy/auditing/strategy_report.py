@@ -82,7 +82,7 @@ def told_partition(reply: Message) -> int | None:
 
 @dataclass(eq=False)
 class NamingServer(HonestButCurious):
-    """An honest-but-curious server that gives each node its own, lasting number and leaves none out.
+    """An honest-but-curious server that gives each node a lasting number.
 
     The number is the partition that the node claims, else the rank of its id, or the next one that is free.
 
@@ -312,7 +312,6 @@ class AuditReport:
         return changed(self._observations, lambda o: replace(o, model=networks[told.get(o.id.client, own)]))
 
     def _note(self) -> None:
-        """Write down facts for later attacks that the captures lack."""
         from fl_privacy.runs.app import Note, write_note  # noqa: PLC0415
 
         note = Note(

@@ -84,7 +84,7 @@ class Cell:
     def __call__(self, message: Message, context: Context) -> Message:
         """Return the app's reply, and put its state into ``context``.
 
-        A process that fails, is late or sends anything but one answer is ended; the next message starts another one.
+        A process that fails, is late or sends anything but one answer is ended.
 
         Raises:
             RefusedError: it failed, took too long, or replied no message.

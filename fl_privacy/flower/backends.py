@@ -42,7 +42,7 @@ def rounds_on_grid(
     timeout: float = 600.0,
     rules: NodeRules = NodeRules(),
 ) -> Generator[Round, None, None]:
-    """Train ``server.state`` with the clients behind ``grid``, one round at a time.
+    """Train ``server.state`` with the clients behind ``grid``.
 
     Args:
         timeout: seconds to wait for the replies of a round; later clients are excluded from it.
@@ -100,7 +100,7 @@ def rounds_on_ray(
     Ray starts on this machine's loopback interface and stops at the end, unless RAY_ADDRESS or a running Ray is used.
 
     Args:
-        source: maker of the clients, called once in each process.
+        source: maker of the clients, called in each process.
         num_gpus: share of a GPU reserved for a process.
         actors: largest number of processes; ``None`` takes what the resources allow.
         timeout: seconds for one message, after which a process is ended and its client excluded.

@@ -60,14 +60,13 @@ def numpy_client_app(
     """Build a ClientApp that answers with a ``NumPyClient``.
 
     It answers ``train``, ``evaluate``, ``evaluate.personalize``, ``query`` and ``query.examples``, in the records of
-    the request. An exception becomes an error reply with its line; metrics that are not numbers stay on the node.
-    Outside of a simulation, clients that defend themselves answer a round once, also after a restart, and repeat the
-    same bytes.
+    the request. An exception becomes an error reply of one line; metrics that are not numbers stay on the node. Outside
+    of a simulation, clients that defend themselves answer a round once, also after a restart, and repeat the same
+    bytes.
 
     Args:
-        make_client: maker of the client for a message's context.
-        audited: ``True``, or a predicate of the context, if ``train.probe`` is answered: the server then gets uploads
-            of small batches as often as it likes, which is unsafe for clients with data to protect.
+        audited: ``True``, or a predicate of the context, if ``train.probe`` is answered: the server gets uploads of
+            small batches as often as it likes, unsafe for clients with data to protect.
         simulated: predicate, ``True`` if clients draw from a seed that the server knows; ``query`` reports it.
     """
     app = ClientApp(mods=list(mods))

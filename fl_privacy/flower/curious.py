@@ -28,15 +28,15 @@ logger = logging.getLogger(__name__)
 class HonestButCurious(StrategyAround):
     """Follow the protocol of ``strategy``, and capture each upload with the model that was sent for it.
 
-    It changes no message and no result; its own failures are logged. For clients of other packages, the interceptor's
-    plan should say ``shares="weights"``.
+    It changes no message and no result. For clients of other packages, the interceptor's plan should say
+    ``shares="weights"``.
 
     Attributes:
         states: private state of simulated clients, for an interceptor with side information.
         audit: rounds, and clients of training updates. A client is the partition it reports, else the rank of its
             node's id among all nodes. A partition belongs to the first node that reports it until that node leaves;
             another node's claim to it is not captured.
-        problems: reasons why updates could not be captured, with counts.
+        problems: reasons for missing captures, with counts.
     """
 
     interceptor: Interceptor

@@ -23,8 +23,8 @@ logger = logging.getLogger(__name__)
 def defend_records(name: str, options: Mapping[str, Any]) -> Callable[[Records, Records], Records]:
     """Return the function by which a defense with upload hooks changes (received, released) records.
 
-    It acts on the change of all floating-point arrays, without distinguishing parameters and statistics, and draws from
-    the operating system's randomness.
+    It acts on the change of all floating-point arrays, statistics too, and draws from the operating system's
+    randomness.
 
     Raises:
         UserError: there is no such defense or option, it acts within the training, or it promises differential privacy,

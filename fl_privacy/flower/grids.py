@@ -179,10 +179,10 @@ class Traffic(RelayGrid):
     """A grid that records what the server receives.
 
     Attributes:
-        masked: arrays of each client's last reply, as the server sees them.
-        failed: reasons why clients did not reply, or their replies do not count.
+        masked: arrays of each client's last reply.
+        failed: reasons why replies are missing or do not count.
         expected: required form of replies; ``None`` accepts any.
-        breaking: reasons why clients' replies did not count in this round.
+        breaking: reasons why replies of this round do not count.
     """
 
     def __init__(self, grid: Grid, nodes: Mapping[int, int]) -> None:

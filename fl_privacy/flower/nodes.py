@@ -52,7 +52,7 @@ def partitions_of(grid: Grid) -> int | None:
 class Nodes:
     """Nodes of the partitions ``clients``; each node is asked once for its partition, since node ids are random.
 
-    A partition belongs to the first node that claims it, until that node leaves. Faulty nodes end no run.
+    A partition belongs to the first node that claims it, until that node leaves.
 
     Args:
         patience: seconds to wait for all of them before the first round.

@@ -30,10 +30,10 @@ class OpacusWatch:
         sample_rate: sample rate of its batches, the largest if several.
         poisson: ``True`` for Poisson samples; ``None`` if the batches came from no loader.
         claims: (epsilon, delta) returned by its accountant, or given as its target.
-        engines: number of accountants, each of which starts from zero.
+        engines: number of accountants, each from zero.
         multipliers: noise multiplier of each step of the private optimizer.
         beside: number of other optimizers' steps on the private model's parameters.
-        others: number of other optimizers' steps on anything else.
+        others: the same on anything else.
         inputs: at most two examples of the last batch that entered the module.
     """
 

@@ -34,8 +34,7 @@ class ClientProcess:
     """Body of a Ray actor: the clients of a source, made once, answering one message at a time.
 
     Args:
-        source: reference to the source, in a list so that it is fetched with the first message, when errors can be
-            reported.
+        source: reference in a list, fetched with the first message, when errors can be reported.
     """
 
     def __init__(self, source: list[Any]) -> None:

@@ -79,7 +79,7 @@ Places = dict[str, tuple[str, str]]
 
 
 def places_of_model(content: RecordDict, like: Tensors, *, whole: bool = False) -> Places:
-    """Find the values of the model in a message, for guard, defense and audit alike.
+    """Find the values of the model in a message.
 
     A message has one record of arrays that is not empty, or ``parameters`` and ``buffers`` without a common name. All
     its arrays must be the model's by name, shape and kind of numbers; "0", "1", ... are the model's names in order.
@@ -92,7 +92,7 @@ def places_of_model(content: RecordDict, like: Tensors, *, whole: bool = False) 
             norm may be missing, if clients keep it: all of it, its statistics, or its counters.
 
     Raises:
-        UserError: the message does not fit; one line names the fault.
+        UserError: the message does not fit.
     """
     placed = placed_arrays(content)
     keys = [key for _, key in placed]
@@ -173,7 +173,7 @@ def expect_listed(names: Sequence[str], listed: Sequence[str]) -> None:
     client that goes by position must not train a parameter under a statistic's name.
 
     Raises:
-        UserError: the names do not fit; one line names the fault.
+        UserError: the names do not fit.
     """
     if list(names) == list(listed):
         return
@@ -319,7 +319,7 @@ def named(arrays: Mapping[str, Array], names: Sequence[str]) -> dict[str, Array]
 def read_state(content: RecordDict, model: nn.Module, *, whole: bool = False) -> ModelState:
     """Return the values in a message of any layout, split into ``model``'s parameters and buffers.
 
-    A tied weight has one value, under its first name.
+    A tied weight has its first name.
 
     Raises:
         UserError: the message does not hold this model, see ``places_of_model``.

@@ -383,8 +383,8 @@ def secure_rounds_on_grid(
 ) -> Generator[Round, None, Traffic]:
     """Run ``secure_rounds`` with clients on nodes of their own, whose apps are ``masking_client_app``.
 
-    A node that joins or comes back takes part from the next round on. A round that too few nodes finish is repeated
-    without those whose replies broke the protocol.
+    New nodes take part from the next round on. A round that too few finish is repeated without those that broke the
+    protocol.
 
     Args:
         nodes: node of each partition.

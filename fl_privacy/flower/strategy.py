@@ -52,7 +52,7 @@ logger = logging.getLogger(__name__)
 class Federated(Strategy):
     """Send each client the server's message, and give the server the replies in the order of partitions.
 
-    Probes go out before the training messages of their round; their replies train nothing.
+    Probes precede their round's training messages, and train nothing.
 
     Attributes:
         patience: seconds to wait for the nodes before the first round.

@@ -47,8 +47,8 @@ class GuardedUpload:
         parameters: defended names; ``None`` takes every floating-point array.
         buffers: treatment of the model's other arrays, such as running statistics: ``kept`` as replied, ``withheld``
             (returned as sent), or ``defended`` like parameters if floating-point.
-        of_model: ``True`` if ``parameters`` are a model's, of which whole numbers are refused; those of a list of names
-            are returned as sent.
+        of_model: ``True`` if ``parameters`` are a model's, of which whole numbers are refused; those of a list come
+            back as sent.
         tied: second name of a tied weight -> its first, whose defended value it gets: noise is drawn once.
         frozen: parameters that the client does not train; they come back as sent, without noise.
         shares: ``weights``, or ``change`` if clients reply it, which is then defended itself.
@@ -110,7 +110,7 @@ class GuardedUpload:
     def __call__(
         self, before: Tensors, after: Tensors, state: ClientState, rng: torch.Generator
     ) -> dict[str, torch.Tensor]:
-        """Return the upload, by name, that replaces ``after`` from a client that was sent ``before``.
+        """Return the upload, by name, that replaces ``after`` from a client sent ``before``.
 
         With a promise of differential privacy, a reply that is not finite counts as ``unchanged``, since an error would
         break the promise.

@@ -42,12 +42,9 @@ class Circumstances:
     """Knowledge and options of an attacker during an attack.
 
     Attributes:
-        unrolls: ``True`` if local steps are replayed.
         matched_per_uploaded: factor from what was uploaded to what is matched.
         scales: ``True`` if the objective depends on the scale of the whole gradient.
         complete: ``True`` if every parameter is matched.
-        smooths: ``True`` if the attack prefers smooth or natural images anyway.
-        pixels: ``True`` if it optimizes images pixel by pixel.
         learnable: weights of the linear layers into whose input unknown gradients can be guessed.
     """
 
@@ -68,7 +65,6 @@ class Countermeasure:
     """Measures that an attack takes against one defense.
 
     Attributes:
-        rule: bounds on the undefended update.
         smoothness: weight of total variation in units of ``Problem.blank_loss``.
         noisy: ``True`` if that weight follows from the noise in the update instead, if it can be estimated.
         hidden: gradient that a private loss sends back, which is guessed as well.

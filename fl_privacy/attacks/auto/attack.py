@@ -83,10 +83,6 @@ class AutoAttack:
     (zeros, few levels, empty columns, noise). If it leaves fewer values than pixels, or added noise, images are smooth
     (:mod:`fl_privacy.attacks.gradient_inversion.noise`).
 
-    Texts are reconstructed by :class:`fl_privacy.attacks.auto.texts.TextMembers`, rows of a table by
-    :class:`fl_privacy.attacks.auto.tables.TableMembers`. :mod:`fl_privacy.attacks.auto.judgment` compares results
-    without the truth.
-
     Attributes:
         budget: work for a victim: ``quick``, ``standard`` or ``thorough``, reproducible numbers of evaluations; or
             seconds, not reproducible, shared among all victims. Exact solutions take at most three quarters of the

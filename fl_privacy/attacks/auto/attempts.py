@@ -19,7 +19,6 @@ class Attempt:
     """One contender's attempt at one victim.
 
     Attributes:
-        member: number of the contender.
         roughness: weight of total variation in the next rung, as a share of a zero gradient's loss.
         labels: labels (B,) of its own; ``None``: the common ones.
         held: ``True`` if it is held to known features.
@@ -50,7 +49,6 @@ class Attempt:
 
     @property
     def left_below(self) -> float:
-        """Return the mismatch of the widest tensor below which others may replace given images."""
         return self.widest * math.exp(-self.margin)
 
     def judged(self, judged: Judgment, row: int) -> "Attempt":
@@ -62,8 +60,7 @@ class Attempt:
     ) -> "Attempt":
         """Return the result in the ``row`` of ``judged``, or itself if that is no better.
 
-        Images that equations of a layer gave are left only for others that suit the widest tensor better by more than
-        free pixels suit noise.
+        Images given by a layer's equations are left only if others suit the widest tensor better by more than noise.
         """
         history = (*self.history, *losses[losses.isfinite()].tolist())
         roughness = min(self.roughness, max(self.roughness / _EASED, float(judged.balance[row])))

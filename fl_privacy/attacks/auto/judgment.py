@@ -38,7 +38,7 @@ class Judgment:
             or evident defense leaves open; tensors of noise change all attempts' alike.
         widest: (V,) the same of the tensor with the most elements, which noise affects the least.
         balance: (V,) weight of total variation that equals the rest of the attempt's own objective, as a share of a
-            zero gradient's: with less, noise is fitted; with more, the fit is held back.
+            zero gradient's.
         score: (V,) ``log(mismatch) + ROUGHNESS * total variation``, at equal contrast if the model normalizes by the
             batch; the least wins. If noise says how smooth images are, angle and total variation at that weight.
             Infinite if it isn't a number.

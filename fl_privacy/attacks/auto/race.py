@@ -95,7 +95,6 @@ class Race:
 
     Args:
         entered: attempts at each victim.
-        features: known features of victims, by position.
 
     Raises:
         NotAttackableError: no contender can attack the group.

@@ -48,10 +48,9 @@ class Faint:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Contender:
-    """A descent, whose attempts differ in their start and smoothness.
+    """A descent, whose attempts differ in start and smoothness.
 
     Attributes:
-        name: name in records and on pages.
         attack: attack without total variation, which the attempts add.
         evaluations: most evaluations of the loss in one iteration.
         staged: ``True`` cuts its last rung in stages; not with a schedule of the learning rate.

@@ -31,10 +31,9 @@ ORDERED = Rearranging(tries=100, last=6)
 
 @dataclass(frozen=True, kw_only=True)
 class TextMembers:
-    """DAGER, and for unproven texts the bag of words, descents on angle and distance, and LAMP's moves.
+    """DAGER, and for unproven texts the bag of words, descents and LAMP's moves.
 
-    Descents begin at the bag's words. As tokens leave no slope, results are compared by the distance of their tokens'
-    gradient from the update.
+    As tokens leave no slope, results are compared by the distance of their tokens' gradient from the update.
 
     Attributes:
         evaluations: evaluations of loss and gradient for each victim, shared by the descents; ``None``: as many as

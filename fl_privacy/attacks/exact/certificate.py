@@ -48,7 +48,6 @@ class Read:
         images: (B, C, H, W).
         unique: ``True`` if no others do.
         loss: residual of the equations.
-        note: sentence or empty.
     """
 
     images: Tensor

@@ -47,7 +47,6 @@ class Probed:
     """The first layer that test images enter.
 
     Attributes:
-        name, module: the layer.
         black, white, mixed: inputs for images of zeros, ones and noise.
         random: (C, H, W) the image of noise.
     """
@@ -74,7 +73,7 @@ def find_first_layer(
 
     Args:
         input_shape: (C, H, W).
-        fixed_norms: ``True`` if batch norm uses the statistics sent, and may be in front of the layer.
+        fixed_norms: ``True`` if batch norm uses the statistics sent.
 
     Raises:
         NotFullyConnectedError: another layer comes first, it has no bias, or pixels are mixed before.

@@ -40,7 +40,6 @@ class Known:
     Attributes:
         values: (V, C, H, W) of nodes behind a ReLU, those nearest to the image last.
         equations: (node, equations for its values) that were too few to solve.
-        started: (V,) ``True`` if anything is known.
         found: (V,) ``True`` if it is as near to the image as for the others.
         left: (V,) share of a block's outputs missed, in the worst block.
     """
@@ -62,7 +61,7 @@ class Residual:
     """A network of convolutions, fixed batch norms, ReLUs and shortcuts, with a fully connected layer at its end.
 
     Attributes:
-        graph: the model's, in double precision.
+        graph: the model's, in float64.
         head: node of the last layer.
         shapes: (C, H, W) or (N,) by node, without the batch.
     """

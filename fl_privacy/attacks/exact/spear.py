@@ -82,8 +82,7 @@ def column_space(weight: Tensor, count: int) -> Tensor | None:
 def columns_of(weight: Tensor, most: int) -> Tensor | None:
     """Return orthonormal columns (M, R) that span those of a weight's gradient (M, N), in float64.
 
-    R is the number of different examples; ``None`` if the rank, up to rounding, is above ``most``. After Halko et al.
-    2011.
+    ``None`` if the rank R, up to rounding, is above ``most``. After Halko et al. 2011.
     """
     gradient = weight.double()
     rng = torch.Generator().manual_seed(0)

@@ -127,9 +127,7 @@ def best_reconstruction(
     """Return the best of the attempts ``rows`` at ``observation``.
 
     Args:
-        model: model with the attacker's values.
         images: (V, B, C, H, W) of all attempts.
-        sentences: steps against the defense.
     """
     losses = found.loss[rows.start : rows.stop]
     if not losses.isfinite().any():
@@ -190,8 +188,7 @@ class ModelInversion:
     """Minimize ``||F(x) - O||^2 / ||O||^2`` + priors (He et al. 2019; Gu et al. 2021, Algorithm 3, does not divide).
 
     O is the output of the victim's private layers, which enters the first public layer; F are the private layers of a
-    colluding client or other stand-ins, or the first layer as sent if nothing is private. Dividing makes the priors'
-    weights independent of the scale of features.
+    colluding client or other stand-ins, or the first layer as sent if nothing is private.
 
     With ``front="joint"`` the values of F are found with each image; as public gradients depend on both through O
     alone, this is the joint attack on them, too.
@@ -199,7 +196,7 @@ class ModelInversion:
     Attributes:
         recover_at: later module whose input is recovered instead, such as one where Lemma 1 has a closed form.
         anchor: weight of the squared distance of F to its start, in shares of its squared norm.
-        restarts: attempts from different starts, of which the one with the least loss is taken.
+        restarts: attempts from different starts; the least loss is taken.
         device: device of the computation; ``None``: that of the values sent.
         most_rows: most victims times restarts attacked at once.
     """

@@ -28,7 +28,6 @@ class Solutions:
 
     Attributes:
         history: losses (T, V), thinned, and nan once a victim has finished.
-        films: snapshots of the filmed victims, by row.
     """
 
     images: Tensor
@@ -63,8 +62,7 @@ def minimize_in_stages(
 ) -> Solutions:
     """Minimize ``problem`` from ``variables`` (V, N).
 
-    A generator may have several stages, each starting from the last one's result. Each victim keeps the stage with the
-    least loss without the penalty on latents.
+    Each victim keeps the generator's stage with the least loss without the penalty on latents.
     """
     source = prepared.settings.source
     stages, best = 1 if source is None else source.stages, None
@@ -247,9 +245,8 @@ class GradientInversion(Settings):
 
     Victims that share model, values sent, plan and shapes are attacked together. Each draws from
     ``derive_generator(seed, "attack", observation.id, restart)``. It depends on others only through the last bits of
-    batched products, with ``most_victims=1`` not at all. Dozens of moves of L-BFGS, or signs of gradients, can enlarge
-    these bits to another result of the same kind. The same call with as many CPU threads gives the same bits. Several
-    local steps are matched by replaying them.
+    batched products, with ``most_victims=1`` not at all; L-BFGS or signs can enlarge these bits. The same call with as
+    many CPU threads gives the same bits.
     """
 
     def __post_init__(self) -> None:

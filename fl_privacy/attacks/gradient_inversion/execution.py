@@ -134,8 +134,8 @@ def compiling_pays(device: torch.device, *, runs: int, written: float, tensors: 
     """Return ``True`` if a compiled program wins back the time of compiling; no time is measured.
 
     On a CPU fused operations save a fifth to a quarter of the time, which grows with the bytes ``written``; compiling
-    takes one thread some seconds for each of ``tensors`` (LeNet, ConvNet, ResNet-20: 50, 110, 170 s on a busy machine).
-    A GPU saves the time between operations, whatever the number of victims.
+    takes one thread some seconds for each of ``tensors``. A GPU saves the time between operations, whatever the number
+    of victims.
     """
     if compiler() is None:
         return False
@@ -232,7 +232,7 @@ def victims_at_once(
 ) -> int:
     """Choose the number of victims attacked at once, by a trial with one, ``variables`` (1, N).
 
-    It depends on the free memory only if that is too little, which is logged, as other chunks change the last bits.
+    It depends on the free memory only if that is too little, since chunks change the last bits.
     """
     state = optimizer.moments * variables.numel() * variables.element_size()
     observed = sum(target.size for target in problem.rounds[0].targets.values()) * variables.element_size()

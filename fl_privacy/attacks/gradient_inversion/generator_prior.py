@@ -58,8 +58,7 @@ class Generated:
 
     Attributes:
         weight: weight of the penalty on latents.
-        layer: layer whose output is optimized; ``LATENT`` for its input.
-        deeper: number of layers optimized afterwards.
+        layer: optimized output's; ``LATENT`` for its input.
         reach: radius of the ball, in shares of the l1 norm of an image's features.
     """
 

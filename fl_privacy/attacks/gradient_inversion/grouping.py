@@ -63,7 +63,6 @@ class Group:
     """Victims with the same model, values sent, plan, shapes and uploaded tensors.
 
     Attributes:
-        observations: observations by position in the caller's sequence.
         earlier: the same victims in each other round that is attacked with this one.
     """
 
@@ -203,12 +202,11 @@ def read_each(
     seed: int,
     progress: Progress,
 ) -> list[Reconstruction]:
-    """Reconstruct each observation by an attack without descent, one after the other.
+    """Reconstruct each observation by an attack without descent.
 
     Args:
         observations: gradients, or steps of SGD.
         reader: (one of a group) -> attack on each of it; either may raise ``NotAttackableError``.
-        name: name of the attack's random streams.
     """
 
     def attack(group: Group, report: Report) -> dict[int, Reconstruction]:

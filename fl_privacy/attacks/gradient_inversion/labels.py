@@ -22,15 +22,13 @@ def usual_outputs(
 ) -> tuple[Tensor, Tensor]:
     """Estimate the mean softmax (K,) and mean input (F,) of a client's output layer by random inputs.
 
-    Their mean softmax is drawn to equal shares, the more the further their answers are apart: a model that answers all
-    alike answers a client so, too; otherwise its answers follow the classes, none of which is known to be rarer.
+    Their mean softmax is drawn to equal shares, the more the further their answers are apart.
 
     With the layer's ``gradient``, the client's own features count by the share of it that they explain. For gradients G
     (K, F) of the weight and b of the bias, h = G^T b / |b|^2 are those features if all examples have the same. The
     share is rho = |b h^T|^2 / |G|^2. Let d and e be the deviations from equal shares of the answer to h and of the mean
     answer. Their mean m is trusted by d e / |m|^2 within [0, 1], as independent errors cancel there (James and Stein
-    1961). ``experiments/label_counts.py`` compares alternatives; features by class (iLRG, Ma et al. 2023) find fewer
-    labels on trained LeNets.
+    1961). ``experiments/label_counts.py`` compares alternatives.
 
     Args:
         shape: (C, H, W), or (L,) of tokens.

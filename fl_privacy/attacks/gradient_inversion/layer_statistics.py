@@ -140,7 +140,6 @@ class Products:
     Attributes:
         deltas: (V, O, P).
         inputs: (V, D, P).
-        factors: factors of the observed gradient.
     """
 
     deltas: Tensor

@@ -36,12 +36,9 @@ class PreparedRound:
     """Common parts of a group's victims in one round.
 
     Attributes:
-        observations: observations by the victims' positions.
-        victim_model: the model with the attacker's values, the matched tensors, and plan and loss as known.
-        unrolls: ``True`` if local steps are replayed.
+        victim_model: model, matched tensors, plan and loss as known.
         ranks: ranks of the gradients that need not be formed.
         compared: weights whose gradients are formed and compared a few victims at a time.
-        unknowns: unknowns of a hidden gradient.
     """
 
     observations: Mapping[int, Observation]

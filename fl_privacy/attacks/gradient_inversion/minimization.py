@@ -37,12 +37,9 @@ class DescentState:
     """State of a descent, with finished victims until :meth:`select` removes them.
 
     Attributes:
-        active: numbers of the victims in the batch.
         best: variables (V, N) with the lowest loss so far.
         rescued_at: (V,) best loss when a victim last went back to it.
         over: (V,) mask of the finished victims.
-        share_done: share of all work done.
-        snapped: rows with a snapshot just taken.
     """
 
     def __init__(self, variables: Tensor, iterations: int, filmed: Sequence[int] = ()) -> None:
@@ -144,7 +141,6 @@ def search(
     Args:
         variables: (V, N), for shape, dtype and device alone: the populations start around 0.
         iterations: most populations of each victim.
-        capacity: candidates judged at a time.
     """
     count, size = variables.shape
     runs = [strategy.begin(size, iterations, generator) for generator in generators]
@@ -304,10 +300,8 @@ def minimize(
     since its last return it has finished. Finished victims leave the batch.
 
     Args:
-        generators: random stream of each victim.
         enough: loss (V,) below which a victim has finished.
         evaluate: (problem, variables) -> loss (V,) and gradient (V, N).
-        filmed: victims with snapshots.
     """
     state = DescentState(variables, descent.iterations, filmed)
     run, rounds = descent.optimizer.start(variables, iterations=descent.iterations, images=problem.pixels), 0

@@ -20,12 +20,11 @@ _SMALLEST = 4
 class Untrained:
     """A convolutional decoder for each victim (deep image prior, Ulyanov et al. 2018; CI-Net, Zhang et al. 2023).
 
-    Fixed noise of a few pixels is doubled in size, convolved, normalized and rectified up to the image's size; a
-    convolution and a sigmoid make colors. A victim's images share the weights ``scale (w + unit x)``, with w from N(0,
-    1), scale by He et al. (2015), and variables x from 0.
+    Fixed noise of a few pixels is doubled, convolved, normalized and rectified up to the image's size; convolution and
+    sigmoid make colors. A victim's images share the weights ``scale (w + unit x)``, with w from N(0, 1), scale by He et
+    al. (2015), and variables x from 0.
 
     Attributes:
-        width: number of channels.
         unit: move of a weight by a variable of 1, in standard deviations.
     """
 

@@ -50,7 +50,7 @@ class Search:
         adapted: (settings, observation) -> settings for such examples.
         variables_of_one: (observation, all of its group) -> shape of one example's variables.
         input_of_one: (observation) -> shape of one example at the model's input.
-        trial: random numbers (..., *input) -> inputs that the model takes.
+        trial: random numbers (..., *input) -> inputs.
         matched: (names, model) -> names of the tensors to compare.
         proxies: (model, shape, rng) -> inputs that stand for an unknown client's.
         corrects: ``True`` draws the model's mean answer to proxies to equal shares.
@@ -58,8 +58,7 @@ class Search:
         answer: (settings, attempts, the chosen one) -> examples, and their cells' certainty or ``None``.
         elementwise_parts: ``True`` compares weights of linear layers a few victims at a time.
         completed: ``True`` infers what is undisclosed of a client first.
-        filmed: ``True`` if guesses can be looked at.
-        varies: reason why victims differ in shape, so that nothing can be compiled, or empty.
+        varies: reason why nothing can be compiled, or empty.
     """
 
     adapted: Callable[[Settings, Observation], Settings] = lambda settings, observation: settings

@@ -58,8 +58,6 @@ class Prepared:
     Attributes:
         shape: (B, C, H, W) of one victim.
         rounds: matched updates, the last round's first.
-        observer: the model in evaluation mode.
-        failures: reasons why the other victims can't be attacked.
     """
 
     settings: Settings

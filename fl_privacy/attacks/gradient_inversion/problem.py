@@ -41,7 +41,6 @@ class RoundUpdates:
 
     Attributes:
         gradients: gradients of the losses; :class:`Layered` if there are ``factors`` or ``compared``.
-        targets: observed tensors.
         factors: factors of observed tensors whose gradients are not formed.
         clip: the client's clipping, also of the guessed gradient.
         compared: weights whose gradients are formed and compared a few victims at a time.
@@ -128,7 +127,6 @@ class Problem:
     Attributes:
         shape: (B, C, H, W) of one victim.
         labels: (V, B) or (V, B, K); ``None`` if they are optimized.
-        observer: the model in evaluation mode.
         attempts: number of neighboring victims that are attempts at the same one.
         held: values (V, m) that the source holds fixed.
     """

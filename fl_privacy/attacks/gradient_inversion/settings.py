@@ -47,7 +47,7 @@ class Rearranging:
         every: iterations between moves.
         burn_in: share of the iterations before the first move; 1 moves words at the end alone.
         last: most moves at the end, as long as they improve the text.
-        starts: random first guesses, of which the one with the least mismatch is kept; then as many orders of it.
+        starts: random first guesses; the least mismatch is kept, then as many orders of it.
     """
 
     every: int = 75
@@ -72,7 +72,6 @@ class Settings:
 
     Attributes:
         source: source of the images instead of pixels; ``start`` and ``space`` then have no effect.
-        reading: decoding of embeddings to tokens.
         embedding_norm: weight of the squared difference between the mean length of embeddings and that of tokens, as a
             share of the latter (LAMP, Balunovic et al. 2022).
         bounded: ``True`` keeps numbers of a table within its schema's bounds.

@@ -41,8 +41,8 @@ class SurrogateModel:
 
     The way from the weights sent, w, to those that came back, w + u, points along the images' mean gradient at some
     model w + a u. Images and a are found together, by signed Adam on the angle between that gradient and the update,
-    with total variation (Zhu et al. 2023, "Surrogate model extension"). An iteration costs one pass over the images,
-    whatever the number and order of steps. Up to 16 victims share one call, which may change the last digits.
+    with total variation (Zhu et al. 2023, "Surrogate model extension"). An iteration costs one pass over the images. Up
+    to 16 victims share one call, which may change the last digits.
 
     With Adam, signs count more: each gradient value is divided by its size plus the root mean square of its tensor.
 
@@ -169,9 +169,8 @@ class _Between:
     Attributes:
         sent: values (*shape).
         ways: updates (V, *shape) of the clients.
-        labels: labels (V, B) or (V, B, K).
+        labels: (V, B) or (V, B, K).
         signed: ``True`` if signs count more than sizes.
-        mapped: ``True`` if one call computes all gradients.
     """
 
     loss: VictimLoss

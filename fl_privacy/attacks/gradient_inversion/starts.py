@@ -65,7 +65,7 @@ class Blank:
     Attributes:
         labels: (B,) known or inferred; ``None`` if they are optimized.
         shape: (B, C, H, W) of the variables.
-        generator: random stream on the CPU, so that every device starts alike.
+        generator: random stream on the CPU.
     """
 
     observation: Observation

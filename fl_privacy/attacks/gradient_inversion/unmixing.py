@@ -30,8 +30,7 @@ def as_mixture(observation: Observation) -> Observation:
 def unmixed(observations: Sequence[Observation], found: Sequence[Reconstruction]) -> list[Reconstruction]:
     """Replace mixtures in ``found`` by the image that those of the same example share.
 
-    The attacker has to know the defense, and public images for the others' class means. Batches stay, as their images
-    can't be assigned across mixtures.
+    The attacker has to know the defense, and public images. Batches stay.
     """
     together: dict[object, list[int]] = {}
     for place, (observation, own) in enumerate(zip(observations, found, strict=True)):
@@ -104,8 +103,7 @@ def _solved(seen: Tensor, own: Tensor, others: Tensor, prior: PixelPrior, label:
     Args:
         seen: mixtures (U, N).
         own: shares (U,) of the image.
-        others: shares (U, K) of images of each class; any public images have the rest.
-        label: class of the image.
+        others: shares (U, K) of images of each class.
     """
     rest = (1 - own - others.sum(1)).clamp_min(0)
     expected_others = others @ prior.of(torch.arange(others.shape[1]))[0] + rest[:, None] * prior.means.mean(0)

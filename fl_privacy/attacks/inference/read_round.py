@@ -38,12 +38,12 @@ class Rehearsal:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ReadRound:
-    """The uploads of one round and the examples in question; nothing of it outlives the round.
+    """The uploads of one round and the examples in question.
 
     Attributes:
         observations: one for each of K clients that replied.
         candidates: C examples.
-        public: attacker's examples, which no client has, if any.
+        public: attacker's examples, if any.
         public_attributes: (N,) their attributes besides the class, if known.
         rehearsal: examples of an attacker who knows the defense.
         victims: probed uploads of single examples, each with the row of its answer.

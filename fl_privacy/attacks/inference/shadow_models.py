@@ -17,11 +17,7 @@ from fl_privacy.types import Batch, LocalPlan, ModelState
 
 @dataclass(frozen=True, kw_only=True)
 class MethodOptions:
-    """Options of the methods.
-
-    Attributes:
-        shadow_rounds: number of last rounds with shadow models.
-    """
+    """Options of the methods."""
 
     shadows: int = 64
     shadow_rounds: int = 1

@@ -21,8 +21,7 @@ MEASURE, OFFSET, SEPARATE = f"{BLOCK}.measure.weight", f"{BLOCK}.measure.bias", 
 class ImprintBlock(nn.Module):
     """Adds to an image a pattern whose strength is the number of bins that its brightness has passed.
 
-    All bins add the same weak pattern, so each row of ``measure`` gets the same multiple of an image, and the model
-    learns on. Initial values are the same in every process.
+    All bins add the same weak pattern, so each row of ``measure`` gets the same multiple of an image.
 
     Args:
         input_shape: (C, H, W).

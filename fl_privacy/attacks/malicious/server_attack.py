@@ -38,9 +38,8 @@ class ServerAttack(ABC):
     """Crafts the models sent to clients and reconstructs from their replies.
 
     Attributes:
-        told: sentence for the report.
         reads_sum: ``True`` if the mean of all replies is enough, also behind secure aggregation.
-        reads_images: ``True`` if it returns images, ``False`` for an update for a further attack.
+        reads_images: ``False`` if it returns an update for a further attack.
         trains: ``True`` if the global model learns from the replies.
         asks_of_members: ``True`` if half of the server's images are to be the clients' own.
         public: (N, C, H, W) in [0, 1], the server's images; none of them is attacked.

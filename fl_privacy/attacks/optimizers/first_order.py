@@ -91,12 +91,8 @@ class Adam:
     """Adam (torch.optim.Adam), or AdamW if ``weight_decay`` is above 0.
 
     Attributes:
-        betas: decay of the first and second moment.
         eps: number added to the root of the second moment.
-        weight_decay: decoupled decay, times the learning rate.
-        sign: sign taken of the gradient first.
         clip: largest length of a victim's gradient.
-        schedule: factor on the learning rate.
     """
 
     lr: float = 0.1
@@ -165,8 +161,6 @@ class FirstOrder(Protocol):
     """Settings of an optimizer that moves by the gradient and its moments.
 
     Attributes:
-        sign: sign taken of the gradient first.
-        schedule: factor on the learning rate.
         moments: values of state per variable.
     """
 

@@ -287,7 +287,6 @@ class LBFGS:
     Attributes:
         lr: step length; the first move is ``lr * min(1, 1 / ||g||_1)``.
         inner: moves per iteration (``max_iter`` of the reference).
-        history: pairs kept.
         tolerance_grad: largest entry of a finished victim's gradient.
         tolerance_change: move, or change of the loss, below which an iteration ends.
         line_search: ``none`` always takes ``lr``, as published attacks do.

@@ -65,7 +65,6 @@ class BagReader:
 
     Args:
         model: frozen model with the values sent, in single precision.
-        seed: seed of simulated texts and noise.
     """
 
     def __init__(self, model: TextModel, first: Observation, seed: int) -> None:
@@ -194,7 +193,7 @@ class BagOfWords:
 
     With a tied head, or a head alone, words are rows of outstanding length: under noise, or a sure model, none is
     named, and none is called exact. Noise that leaves most elements alone lets more false words through. Without such a
-    tensor, :mod:`fl_privacy.attacks.text.token_evidence` is used. Words of several texts are divided evenly among them.
+    tensor, :mod:`fl_privacy.attacks.text.token_evidence` is used.
     """
 
     def __call__(

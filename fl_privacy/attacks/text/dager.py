@@ -34,7 +34,6 @@ class Grown:
     """Texts (L,) that no token continues, the longest first, fewer if some are equal.
 
     Attributes:
-        apart: distance of the worst from the span.
         clear: ``True`` if every prefix that was given up is clearly farther.
     """
 
@@ -117,7 +116,7 @@ class Dager:
     second block's span then selects the texts: prefix by prefix in a decoder, by exchanges of tokens in an encoder,
     where the first block's gradient also shows positions and neighbors of words
     (:mod:`fl_privacy.attacks.text.encoder_batches`, ours) and known texts are subtracted. The embeddings' gradient, if
-    uploaded, limits the tokens; unknown lengths are all tried, and copies of equal texts are counted.
+    uploaded, limits the tokens; unknown lengths are all tried.
 
     A reconstruction is ``proven`` if the whole update is reproduced, for copies to its very scale, and every
     alternative is at least ten times farther from a span: for a single text any other token, for several any token

@@ -32,7 +32,6 @@ class Assembled:
 
     Attributes:
         tokens: (L,).
-        residual: distance of its states from the span.
         clear: ``True`` if every other candidate at any position is ``CLEAR`` times farther.
     """
 
@@ -171,7 +170,7 @@ def assemble(
 ) -> list[Assembled]:
     """Assemble as many texts as ``lengths`` holds, the nearest to the span if not all are well within ``tolerance``.
 
-    Every token that is in no text yet starts a search. There are fewer texts if ``enough`` accepts these, with copies.
+    Every token in no text yet starts a search. Texts are fewer if ``enough`` accepts these, with copies.
     """
     whole = assembly.in_units(rng)
     assembly = narrowed(whole, lengths, rng)

@@ -1,7 +1,7 @@
 """Infer the positions of a batch's words, and which stood together, by the gradient of an encoder's first block alone.
 
 Its inputs LN(w + p) are linear up to scale, so the gradient has parts D_w and E_p, each E_p the sum of D_w of the words
-there; a token's gradients behind queries and keys combine keys and queries of its own text.
+there.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
 """Find the layers that see only a token and its position, and the rows of their updates.
 
-They are the first block's queries, keys and values, adapters next to them, and adapters behind the embeddings.
+They are the first block's queries, keys, values and adapters, and those behind the embeddings.
 """
 
 from collections.abc import Sequence
@@ -146,8 +146,8 @@ def views_of(observation: Observation, entrances: Sequence[Entrance]) -> list[Vi
 def slopes(observation: Observation, names: Sequence[str]) -> Tensors:
     """Return the update of ``names`` as a gradient, up to a factor, if the optimizer permits.
 
-    Adam's first step divides each element by its size plus 1e-8: the shortfall from the learning rate gives that size
-    at the precision of the value sent. Larger elements keep their sign and the largest size that can be inferred.
+    Adam's first step divides each element by its size plus 1e-8: the shortfall from the learning rate gives that size.
+    Larger elements keep their sign and the largest size that can be inferred.
     """
     plan = observation.plan
     if plan.shares == "gradient" or plan.optimizer == "sgd":

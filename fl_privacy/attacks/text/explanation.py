@@ -60,7 +60,7 @@ def last_tokens(model: TextModel, gradient: Tensors, tokens: Tensor, *, longest:
 
 
 def _scale(seen: Tensor, known: Tensor, states: Tensor, tokens: Tensor) -> float | None:
-    """Return the client's factor between the gradient ``seen`` (V, d) and its part ``known`` (V, d), if it shows.
+    """Return the client's factor between the gradient ``seen`` (V, d) and its part ``known`` (V, d).
 
     It is measured orthogonally to the unknown ``states`` (B, d), without the rows of ``tokens``.
     """

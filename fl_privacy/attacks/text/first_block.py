@@ -19,7 +19,7 @@ _NEAR = 0.5
 
 @dataclass(frozen=True, eq=False)
 class Placed:
-    """Tokens that were found, with their positions.
+    """Tokens found, with their positions.
 
     Attributes:
         tokens: (k,) different ones, the surest first.

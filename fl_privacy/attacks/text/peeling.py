@@ -51,7 +51,7 @@ class Peeling:
         model: model with the values sent, in double precision.
         searched: the same in the precision of the values sent.
         tolerance: distance up to which a vector is in a span, as a share of that of a random one.
-        enough: check of whether texts, with copies, are all there are.
+        enough: check whether texts, with copies, are complete.
     """
 
     model: TextModel
@@ -63,7 +63,6 @@ class Peeling:
     enough: Enough
 
     def texts(self, gradient: Tensors, lengths: Lengths, whole: Assembly) -> list[Assembled]:
-        """Return the texts that peel off ``gradient``, and those that searches find in the rest."""
         left, whole = self.peel(gradient, lengths), whole.in_units(self.rng)
         apart = [float(whole.residuals(text[None])) for text in left.texts]
         known = [whole.judged(Assembled(*pair, clear=False)) for pair in zip(left.texts, apart, strict=True)]

@@ -18,7 +18,6 @@ class Lengths:
 
     Attributes:
         number: texts.
-        longest: largest number of tokens in a text.
         told: given numbers of tokens, the shortest first; ``None`` if unknown.
     """
 
@@ -44,7 +43,6 @@ class Lengths:
 
     @property
     def possible(self) -> list[int]:
-        """Return the lengths that a text may have, the longest last."""
         return list(range(1, self.longest + 1)) if self.told is None else sorted(set(self.told))
 
     def reaching(self, position: int) -> int:

@@ -50,7 +50,7 @@ class Pairs:
         evidence: (k, L) negative logarithm of how often chance has as much; L is 1 without positions.
         expected_false: mean number of tokens among them by chance.
         alike: number of tokens that may be named only for being like others.
-        whole: ``True`` if all directions of the update count, up to rounding.
+        whole: ``True`` if all directions count, up to rounding.
     """
 
     tokens: Tensor
@@ -68,7 +68,6 @@ class EvidenceCandidates:
 
     Args:
         model: model in evaluation mode, with the values sent.
-        positioned: ``True`` if positions make a difference.
     """
 
     def __init__(self, model: TextModel, length: int, *, positioned: bool, rng: torch.Generator) -> None:

@@ -37,11 +37,9 @@ class Tree:
     Attributes:
         left, right: children; -1 in leaves.
         feature, threshold: rows with a smaller value go left.
-        default_left: ``True`` if rows without a value go left.
         value: leaves' contribution to the margin, with the learning rate.
         cover: sum of hessians of the rows in the node.
         weight: -G / (H + lambda) of inner nodes, without the learning rate.
-        gain: split's gain, in inner nodes.
     """
 
     left: np.ndarray
@@ -108,7 +106,6 @@ class Trees:
     """An ensemble of decision trees.
 
     Attributes:
-        trees: sequence in the order of training.
         base_score: prediction without any tree, a share for logistic models; one for each class.
         classes: number of classes, 1 for a single output.
         parallel: trees of one round and class.

@@ -24,7 +24,7 @@ MOST_ROWS = 20_000
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Knowledge:
-    """An attacker's knowledge of the population; all of it may be missing.
+    """An attacker's knowledge of the population, if any.
 
     Attributes:
         categories: feature -> possible codes. The schema of a federation is public.
@@ -48,7 +48,7 @@ class TreeReconstruction:
         agreement: (N, F) share of chains with the cell in the same interval; always 1 for a single chain.
         first: counts of the first tree; ``None`` if the client was given trees before.
         values: each feature's thresholds in the client's own trees: values of its rows.
-        misfit: root mean square residual of the leaves' gradient sums.
+        misfit: root mean square residual of gradient sums.
         start_misfit: the same for rows that fit the first tree alone.
     """
 
@@ -88,7 +88,6 @@ def reconstruct_rows(
         rows, positives: numbers of rows, as clients state them, and of positives; needed only if the client was given
             trees before its first.
         chains: number of searches, each with a random stream of its own.
-        sweeps: passes of each chain over all cells.
 
     Raises:
         UserError: the models are of another kind, or too large; or the number of rows is needed and not given.

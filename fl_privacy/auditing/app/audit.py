@@ -58,7 +58,7 @@ class AppAuditRequest:
         mirror: folder of data sets by hub name; ``None`` lets the app load anything.
         seconds: time after which no further attack begins.
         seed: seed of attacks and of the app's random streams; ``None`` leaves the streams alone.
-        sandboxed: ``True`` if this process is isolated, which may cause errors.
+        sandboxed: ``True`` if this process is isolated.
     """
 
     nodes: int | None = None
@@ -92,8 +92,8 @@ def audit_app(
 ) -> Audited:
     """Run ``app`` in this process and write a page on the leakage of its clients.
 
-    The app's code is executed, with all its side effects, in a folder beneath the audit's. ``tell`` gets the progress
-    in a few words, and ``show`` gets the pages instead of files.
+    The app's code is executed, with all its side effects. ``tell`` gets the progress, ``show`` the pages instead of
+    files.
 
     Raises:
         UserError: the app can't be loaded, or the folder can't be written.

@@ -114,7 +114,7 @@ class App:
 def read_app(path: str | Path) -> App:
     """Load the description of the app in a folder or bundle (.fab) without importing it.
 
-    A bundle is unpacked into a temporary folder, which is removed with the last reference to the result.
+    A bundle is unpacked into a temporary folder.
 
     Raises:
         UserError: it is no Flower app.

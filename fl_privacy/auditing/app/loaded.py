@@ -41,7 +41,7 @@ class LoadedBy:
     """Record which ``flwr_datasets`` partitions and pandas tables a client loads while it answers.
 
     Args:
-        tables: columns of all tables loaded so far, which clients may keep between messages.
+        tables: columns of all tables loaded so far.
         since: time in seconds since 1970 after which a written file may be a log of the app.
         answered: number of messages so far; a longer table is no log but data that the app wrote.
     """

@@ -97,7 +97,7 @@ def copied_files(app: Path, into: Path) -> str:
     """Copy the non-code files of the folder ``app`` to ``into``, without overwriting.
 
     Hidden files, links, and folders that hold an audit or ``into`` are skipped. Returns a sentence on files left out
-    for their size, else an empty string.
+    for their size, or "".
     """
     files = room = 0
     for place, folders, names in os.walk(app):

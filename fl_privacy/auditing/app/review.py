@@ -79,8 +79,7 @@ class Review:
     """Findings in the code of an unedited app.
 
     Attributes:
-        answers: messages that clients answer, as the Message API names them.
-        strategies: strategy classes that are made or derived from.
+        answers: answered messages, as the Message API names them.
         settings: run config settings on privacy.
         pins: dependencies -> ``True`` if pinned to a version.
         network: modules other than Flower that use the network.

@@ -43,7 +43,7 @@ MOST_JOINED = 1000
 
 @dataclass(eq=False)
 class KeptReply:
-    """A client's answer to a training message, with everything needed to make it answer again.
+    """A client's answer to a training message, and what makes it answer again.
 
     Attributes:
         round: number among the client's training messages, from 1.

@@ -40,7 +40,6 @@ class TrialSettings:
     Attributes:
         nodes: number of clients, each behind a gate and a ledger of its own.
         run_config, node_config, mirror: see ``fl_privacy.auditing.app.audit.AppAuditRequest``.
-        seed: seed of the app's random streams in both runs.
     """
 
     nodes: int = 4

@@ -97,7 +97,7 @@ def findings_of(sent: Sent, loaded: Loaded, unknown: Sequence[str], *, trained: 
 
     Args:
         unknown: names of arrays that are neither trained parameters nor like arrays sent.
-        trained: ``True`` if PyTorch modules were observed in training, so that ``unknown`` has a meaning.
+        trained: ``True`` if PyTorch modules were observed in training.
     """
     found: list[Leak] = []
     told = [v for (_, key), v in sent.values.items() if _EXAMPLE_COUNTS.search(key) and isinstance(v, int | float)]

@@ -32,7 +32,6 @@ class Sent:
 
     @property
     def size(self) -> int:
-        """Return the bytes of arrays and values."""
         return sum(a.nbytes for a in self.arrays.values()) + sum(_size(v) for v in self.values.values())
 
 

@@ -33,7 +33,6 @@ class Fitted:
 
     Attributes:
         kind: ``trees``, or the estimator's name.
-        classes: ordered classes of the estimator; empty for trees.
         nodes: structured array of each scikit-learn tree, the first of a forest.
     """
 

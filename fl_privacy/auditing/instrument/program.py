@@ -41,7 +41,7 @@ class Call:
     Attributes:
         part: number of the module; -1 for a function.
         args, kwargs: arguments with ``Ref`` and ``Own`` in place of tensors.
-        outputs: numbers of the returned tensors, in the order of ``tensors_in``.
+        outputs: numbers of the returned tensors.
         changes: ``True`` if it changes its first argument in place.
     """
 

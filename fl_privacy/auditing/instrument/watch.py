@@ -36,16 +36,15 @@ class Watched:
     """Observations while a client answered one message.
 
     Attributes:
-        modules: outermost modules with parameters that were called with gradients on.
+        modules: outermost, with parameters, called with gradients on.
         before: their parameters and buffers at the first call, by name.
         names: names ``parts.<number>.<name>`` of parameters and buffers by ``id``.
         batches: tensors of the first training batches from loaders.
-        labels: integer labels of all batches, if they have one such column.
-        loaded: number of examples from loaders with gradients on.
+        labels: integer labels, if batches have one such column.
+        loaded: number of examples with gradients on.
         entered: shapes of the modules' inputs, in words, with counts.
         gradients: gradients of the first step by name; of the first loss without a PyTorch optimizer.
         program: computation from the first batch to its loss, or from all batches accumulated in the first step.
-        added: number of losses in the first step.
         training: ``True`` if the first module was in training mode.
         cut: ``True`` if a loader gave less than it has.
     """

@@ -93,12 +93,11 @@ def measured(
     victims: Iterable[str],
     outcomes: Iterable[Outcome | None] = (),
 ) -> Measurement:
-    """Build a measurement of images whose values are all known.
+    """Build a measurement of known values.
 
     Args:
         values: values (N,) of the metric, NaN for a failed attack.
         uploads: names (N,) of the uploads.
-        outcomes: outcome (N,) of each image, or ``None``.
 
     Raises:
         UserError: there is no such metric, no image, or an unknown value.
@@ -129,9 +128,6 @@ def measured(
 
 def measure_run(folder: Path, *, metric: str = "psnr") -> Measurement:
     """Measure the run, attack or audit in ``folder``: the attacked round and attacker with the worst mean.
-
-    Images are identified by their victim's name without the round, so that runs with the same seed and data are
-    comparable.
 
     Raises:
         UserError: it is no run's folder, did not finish, attacked nothing, or failed on an image.
@@ -192,8 +188,8 @@ def measure_training(
     """Measure how well an honest-but-curious server reconstructs the first ``images`` of ``data``.
 
     Each batch is an upload: ``train`` trains on it once, on a copy of the model, the worst case of the literature for
-    its size. The server sees the change of the parameters, behind ``defense``, if any. An attacker that knows the
-    defense attacks too, and the better reconstruction of each image counts.
+    its size. The server sees the change of the parameters, behind ``defense``, if any. The better reconstruction of
+    each image counts, with and without knowledge of the defense.
 
     Args:
         model: the app's model, or its maker, called under ``seed``.

@@ -61,10 +61,10 @@ def canary_mod(
     """Build a mod that does what ``mods`` do, and sends canary clients through them after each training of one node.
 
     A canary's update is its own direction, scaled to the clipping norm, with probability 1/2, else zero; the output of
-    ``mods`` is compared with the direction. With ``claimed`` the same canaries take part in all rounds, so that the
-    claim is about the training; otherwise each round has new ones, and the claim is the mods' for one round. No canary
-    is sent, random streams are unchanged, and scores and seed stay in ``context.state``. Use it as
-    ``ClientApp(mods=[canary_mod(LocalDpMod(...), out="claims")])``.
+    ``mods`` is compared with the direction. With ``claimed`` the same canaries take part in all rounds; otherwise each
+    round has new ones, and the claim is the mods' for one round. No canary is sent, random streams are unchanged, and
+    scores and seed stay in ``context.state``. Use it as ``ClientApp(mods=[canary_mod(LocalDpMod(...),
+    out="claims")])``.
 
     Args:
         mods: mods that protect an update, the outermost first.

@@ -64,8 +64,7 @@ def defense_mod(
     message (training, evaluation, query, probe) is answered once a round, also after a restart, and repeated with the
     same bytes, since the mean of many answers would have no noise. Messages that hold more than the model, in another
     order, or with values that are not finite or too large are refused in one line; any failure of the app gives the
-    same line. The reply names its defense. Probes need ``probe_mod`` behind this mod. Other replies hold no arrays, and
-    numbers of three digits.
+    same line. Probes need ``probe_mod`` behind this mod. Other replies hold no arrays, and numbers of three digits.
 
     If the defense promises differential privacy, only ``metrics`` leave and none of the app's settings, since an exact
     loss or an error would reveal what the noise hides. An app that fails, or replies values that are not finite, counts

@@ -87,9 +87,8 @@ def private_loader(
 ) -> Iterator[Any]:
     """Yield the batches of ``loader`` as a defense of the data changes them (ATS, InstaHide).
 
-    Each call draws anew: put ``answer_once_mod`` in front of the app. Batches are pairs (images, labels) or mappings
-    with both, and keep their type; mixed labels are probabilities (B, K), as ``torch.nn.functional.cross_entropy``
-    accepts.
+    Each call draws anew: put ``answer_once_mod`` in front. Batches are pairs (images, labels) or mappings with both;
+    mixed labels are probabilities (B, K).
 
     Raises:
         UserError: the defense acts on anything but the data.
