@@ -182,7 +182,6 @@ def mixture_noise_multiplier(*, epsilon: float, share: float, steps: int, delta:
 
 @contextmanager
 def _opacus() -> Iterator[None]:
-    """Turn a missing Opacus into a ``UserError``, and silence warnings that do not affect the upper bound."""
     try:
         with np.errstate(divide="ignore"), warnings.catch_warnings():  # PRV takes log(1 - sample_rate)
             warnings.filterwarnings("ignore", message="Optimal order is")

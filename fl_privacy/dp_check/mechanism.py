@@ -83,7 +83,6 @@ class MechanismCheck:
 
     @property
     def doubted(self) -> bool:
-        """Return ``True`` if the bound lies above the claim, without the confidence to call it false."""
         return not self.contradicted and self.lower_bound > self.claim.epsilon
 
     @property
@@ -339,7 +338,6 @@ def update_neighbors(like: Tensors, *, norm: float, replaced: bool, seed: int) -
 
 
 def _known(neighbors: Neighbors, places: Mapping[str, slice]) -> Tensor | None:
-    """Return the difference of two updates in the layout of the release; 0 in additional arrays."""
     first, second = neighbors.first, neighbors.second
     if not (isinstance(first, Mapping) and isinstance(second, Mapping) and set(first) <= set(places)):
         return None

@@ -39,7 +39,6 @@ class Measured:
 
     @property
     def bound(self) -> float | None:
-        """Return the largest distance by which one unit may move the release under the stated clipping."""
         return None if self.clip_norm is None else self.clip_norm * (2 if self.claim.neighbors == "replace" else 1)
 
     @property

@@ -44,7 +44,6 @@ class Adder:
         self.received = 0
 
     def add(self, uploads: Iterable[Sequence[bytes]]) -> list[bytes]:
-        """Return the sums, ciphertext by ciphertext; ``uploads`` are in memory one at a time."""
         totals: list[Any] = []
         for upload in uploads:
             self.received += sum(map(len, upload))
@@ -210,7 +209,6 @@ def _round(
 def _usable(
     server: Server, results: Mapping[int, LocalResult | Failure]
 ) -> tuple[dict[int, LocalResult], dict[int, str]]:
-    """Return the usable replies by client, and the reasons against the others; each client checks its own."""
     uploads = {c: r if isinstance(r, Failure) else r.upload for c, r in results.items()}
     faults = {c: u.reason if isinstance(u, Failure) else fault(u, server.state) for c, u in uploads.items()}
     excluded = {c: reason for c, reason in faults.items() if reason}

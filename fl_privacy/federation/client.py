@@ -239,7 +239,6 @@ class Client:
 
     @property
     def number_of_examples(self) -> int:
-        """Return the number of training examples, after any exchange by the defense."""
         labels = self.examples.labels[self.indices]
         for hook in self.defense.outcome:
             labels = hook(labels, self.examples.num_classes)
@@ -282,7 +281,6 @@ class Client:
         )
 
     def examples_of(self, indices: Tensor, state: ClientState) -> Batch:
-        """Return the training examples at ``indices``, its own or the defense's."""
         return self._own(state).batch(indices)
 
     def evaluate(self, sent: ModelState, state: ClientState, examples: LabelledExamples) -> Evaluation:
@@ -297,7 +295,6 @@ class Client:
         return model, private_values(model, sent.to(self.device), state).to("cpu")
 
     def architecture(self) -> nn.Module:
-        """Return this client's version of the model; its values are not used."""
         return self._own_model(ClientState())
 
     def keeps_private(self) -> bool:
@@ -345,7 +342,6 @@ class Client:
         return derive_generator(self.seed, "client", self.id, *names)
 
     def _once(self, *names: str | int) -> torch.Generator:
-        """Return the stream ``names`` of one upload; a deployed client's is never repeated."""
         return self._rng(*names, secrets.token_hex(16)) if isinstance(self.seed, Secret) else self._rng(*names)
 
     def _audited(self, *names: str | int) -> torch.Generator:

@@ -191,7 +191,6 @@ def _numbered(groups: Sequence[Hashable]) -> np.ndarray:
 def _interval(
     sample: np.ndarray, labels: np.ndarray, mean: float, within: tuple[float, float]
 ) -> tuple[float, float] | None:
-    """Compute the interval over groups numbered from 0 in ``labels``; ``None`` for fewer than two."""
     sizes = np.bincount(labels).astype(float)
     if len(sizes) < 2 or not math.isfinite(mean):
         return None

@@ -91,7 +91,6 @@ class Metric:
 
     @property
     def side(self) -> Literal["above", "below"]:
-        """Return the side of the threshold on which an image is recognizable."""
         return "above" if self.leaks == "high" else "below"
 
     @property
@@ -105,7 +104,6 @@ class Metric:
         return self.title[:1].lower() + self.title[1:] if word[1:].islower() else self.title
 
     def is_leak(self, value: float) -> bool:
-        """Return ``True`` if an image with this value counts as recognizable."""
         if self.threshold is None:
             return False
         return value >= self.threshold.value if self.leaks == "high" else value < self.threshold.value
@@ -115,8 +113,6 @@ class Metric:
 
 
 def _in(module: str, name: str) -> MetricFunction:
-    """Return the function ``name`` of ``module``, imported on first call."""
-
     def function(guesses: Tensor, truths: Tensor) -> Tensor:
         found: Tensor = getattr(import_module(f"fl_privacy.measure.{module}"), name)(guesses, truths)
         return found

@@ -255,7 +255,6 @@ class Turning:
         return [*([] if posed is None else [posed]), *(self._in_pieces(grid) for grid in GRIDS)]
 
     def _posed(self) -> Way | None:
-        """Compare in all poses; return ``None`` if too many candidates are nearer at low resolution."""
         far = self._search(self.others.at(FAR)[self.rivals], FAR).amax(0)
         own = self._search(self.originals.at(FAR), FAR).amax(0)
         if bool(((far >= own[:, None]).sum(1) > HOPELESS * len(far)).all()):

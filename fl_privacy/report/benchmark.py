@@ -33,7 +33,6 @@ class Board:
 
     @property
     def best(self) -> StudyRow | None:
-        """Return the defense that leaks least, if any was measured."""
         return next(iter(self.defended), None)
 
 
@@ -66,7 +65,6 @@ class MeasuredBenchmark:
 
     @property
     def metric(self) -> str:
-        """Return the main metric of the modality; that of images without results."""
         found = (r for s in self.standings for readings in s.readings.values() for r in readings)
         return main_of(list(found)) or IMAGE_METRIC
 

@@ -90,7 +90,6 @@ def _clauses(verdict: Verdict, kind: str) -> list[_Clause]:
 
 
 def _by_methods(found: Sequence[Finding], about: Collection[str]) -> str:
-    """Describe the attacks, such as ``by the best of 4 attacks, asked 2,000 questions``."""
     own = [finding for finding in found if finding.about in about and finding.failure is None]
     number = len({(finding.about, finding.method) for finding in own})
     examples = max((finding.positives + finding.negatives for finding in own), default=0)

@@ -124,7 +124,6 @@ class KnownImages:
         return found
 
     def first(self, number: int) -> list[Batch]:
-        """Return at most ``number`` images from the first, a batch each."""
         if self.data is None and self.of_client is None:
             return []
         return [_as_batch([image]) for image in islice(self._images(0), number)]
@@ -238,7 +237,6 @@ def _examples(data: object) -> Images:
 
 
 def _in_place(data: object) -> Any:
-    """Return the indexable part of ``data``, if any."""
     if isinstance(data, tuple | list) and data and isinstance(data[0], DataLoader | TorchDataset):
         data = data[0]
     data = data.dataset if isinstance(data, DataLoader) else data

@@ -99,7 +99,6 @@ class Tracer:
 
 
 def _dealt(number: int, owners: Tensor) -> Tensor:
-    """Return the owner (number,) of each image: equal runs of ``owners``, in order."""
     return owners[torch.arange(number) * len(owners) // max(1, number)]
 
 
@@ -382,7 +381,6 @@ class AttackStage:
 
 
 def _in_words(round: int, start: int, number: int, total: int) -> str:
-    """Describe the attacked updates, such as ``4 updates of round 20``; fresh models have no round."""
     some = f"updates {start + 1} to {start + number} of {total}" if number < total else f"{total} updates"
     return (some if total > 1 else "1 update") + (f" of round {round}" if round else "")
 

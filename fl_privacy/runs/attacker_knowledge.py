@@ -62,7 +62,6 @@ class AttackerKnowledge:
         return plain.told(defense=own or None, same_data=self.same_data(plain.id))
 
     def attacks_adaptively(self, id: VictimId) -> bool:
-        """Return ``True`` if the client has a defense that an adaptive attacker can know."""
         return self.defense is not None and bool(self.defenses.get(id.client, True))
 
     def earlier(self, observations: Sequence[Observation]) -> list[Observation]:
@@ -76,7 +75,6 @@ class AttackerKnowledge:
         return earlier
 
     def with_previous(self, observation: Observation, attacker: Attacker) -> Observation:
-        """Return ``observation`` with ``attacker``'s last result for the same examples."""
         if not self.remembers:
             return observation
         return observation.told(previous=self._previous.get((attacker, self.same_data(observation.id))))

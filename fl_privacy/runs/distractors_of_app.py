@@ -144,7 +144,6 @@ def others_among(
 
 
 def _places(known: KnownImages, attacked: Sequence[VictimId], nodes: int | None, seed: int) -> Sequence[int | None]:
-    """Return the partitions for distractors; ``[None]`` if all clients share data."""
     if known.of_client is None:
         return [None]
     if nodes is None:

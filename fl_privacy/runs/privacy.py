@@ -33,7 +33,6 @@ class Privacy:
     covered: bool = False
 
     def epsilon(self, round: int) -> float | None:
-        """Return the epsilon spent up to ``round``, from 1; ``None`` without guarantee."""
         return self.epsilons[round - 1] if self.epsilons else None
 
 

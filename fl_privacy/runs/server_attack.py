@@ -156,7 +156,6 @@ class ServerReading:
     def __call__(
         self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
     ) -> list[Reconstruction]:
-        """See :class:`fl_privacy.attacks.ReconstructionAttack`."""
         found: dict[int, Reconstruction] = {}
         left: dict[int, Observation] = {}
         for place, observation in enumerate(observations):

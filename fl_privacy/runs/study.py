@@ -76,7 +76,6 @@ class StudyPlan(Generic[S]):
     points: tuple[PlannedPoint, ...]
 
     def stages(self) -> Iterator[list[Job]]:
-        """Yield jobs that can run in parallel: trainings, then attacks, each once."""
         trainings = [job for planned in self.points for job in (*planned.trainings.values(), *planned.early.values())]
         for stage in (trainings, [job for planned in self.points for job in planned.attacks.values()]):
             yield list({job.folder: job for job in stage}.values())
@@ -148,7 +147,6 @@ class _Composed:
         self._defenses: dict[GridPoint, RunSettings] = {}
 
     def __call__(self, point: GridPoint, overrides: list[str], changes: Mapping[str, object]) -> RunSettings:
-        """Compose ``overrides``, including those of ``point``, with ``changes`` by dotted key."""
         keys = override_keys(point.overrides)
         others = [key for key in override_keys(overrides) if key not in keys]
         alone = "defense" in keys and all(is_within(key, ["defense"]) for key in keys)
@@ -251,7 +249,6 @@ def _points(family: str, overrides: Sequence[str]) -> list[GridPoint]:
 
 
 def _module_in(path: Path) -> ModuleType:
-    """Import the file ``path`` so that worker processes can import it, too."""
     path = expanded(path).resolve()
     if not path.is_file():
         raise UserError(f"--entry is expected to be a Python file, but there is no {path}.")

@@ -314,7 +314,6 @@ class Observation:
         return torch.float64 if all(value.dtype == torch.float64 for value in values) else torch.float32
 
     def update(self) -> Tensors:
-        """Return the uploaded gradient or delta; weights are turned into a delta."""
         if self.plan.shares != "weights":
             return self.upload.tensors
         return {name: w - self.sent.parameters[name] for name, w in self.upload.tensors.items()}

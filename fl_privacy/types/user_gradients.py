@@ -170,8 +170,6 @@ def _names_in_order(inner: nn.Module, count: int) -> list[str]:
 
 
 class _LinearCalls(TorchFunctionMode):
-    """Recorder of the input shapes of linear operations, by weight."""
-
     def __init__(self) -> None:
         super().__init__()
         self.shapes: dict[int, list[torch.Size]] = {}

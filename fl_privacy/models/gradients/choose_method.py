@@ -237,7 +237,6 @@ def gradient_by_inputs(
 def _layered(
     model: nn.Module, state: ModelState, batch: Batch, names: Sequence[str], plan: LocalPlan, *, plain: _Plain
 ) -> Layered | None:
-    """Return :class:`Layered` at ``state``; ``None`` if its gradients differ from ``plain``, tried once a model."""
     inputs, labels = batch.inputs[:_FEW].detach(), batch.labels[:_FEW]
     tried = _tried.setdefault(model, {})
     key = (frozenset(names), plan.batch_norm, inputs.shape, labels.shape)

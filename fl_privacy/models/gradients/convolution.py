@@ -86,7 +86,6 @@ def transposed(back: Tensor, weight: Tensor, shape: Sequence[int], stride: int, 
 
 
 def _phases(size: int, stride: int, padding: int) -> list[tuple[int, int, int]]:
-    """Return for each remainder its first position in a kernel of ``size``, their number, and their shift."""
     firsts = [(remainder + padding) % stride for remainder in range(stride)]
     return [(first, len(range(first, size, stride)), (place + padding) // stride) for place, first in enumerate(firsts)]
 

@@ -72,8 +72,6 @@ def spare_bytes(device: torch.device) -> int:
 
 
 class _Keeping:
-    """Counter of users of kept memory, since the allocator is the process's."""
-
     def __init__(self) -> None:
         self.users, self.lock = 0, Lock()
 

@@ -108,7 +108,6 @@ class Study:
         return list(self.attacks)
 
     def weights(self, training: str = "") -> Literal["initial", "final", "both"]:
-        """Return the attacked models of a training: from the first round, a later one, or both."""
         fresh = {plan.state == "untrained" for plan in self.attacks.values() if plan.training == training}
         return "both" if len(fresh) > 1 else "initial" if True in fresh else "final"
 

@@ -181,7 +181,6 @@ def _expect_trusted(key: str, target: object, trust: Collection[str], where: str
 
 
 def _is_defined_in(module: str, name: str) -> bool:
-    """Return ``True`` if the user's ``module`` defines ``name`` rather than imports it."""
     try:
         with own_modules(module):
             found = getattr(importlib.import_module(module), name, None)

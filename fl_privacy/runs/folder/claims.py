@@ -64,7 +64,6 @@ class ClaimRecord:
 
     @property
     def recomputed(self) -> float | None:
-        """Return the smaller recomputed epsilon."""
         known = [value for value in (self.rdp, self.pld) if value is not None]
         return min(known) if known else None
 

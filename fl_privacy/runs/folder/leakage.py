@@ -65,7 +65,6 @@ class LeakageResult:
         return self.leakage.recognized_by(metric)
 
     def among(self, others: Sequence[LeakageResult]) -> str:
-        """Describe the difference from ``others``; empty if there is none."""
         words = [f"{self.attacker} attacker"] if len({other.attacker for other in others}) > 1 else []
         words += [self.attack] if len({other.attack for other in others}) > 1 else []
         words += [f"round {self.round}"] if len({other.round for other in others}) > 1 else []

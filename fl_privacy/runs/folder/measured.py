@@ -80,7 +80,6 @@ class MeasuredTable:
 
     @property
     def trained_batch_sizes(self) -> tuple[int, ...]:
-        """Return the clients' batch size; empty if the settings do not state it."""
         return _batch_sizes(self.settings, "federation.plan.batch_size")
 
     @property

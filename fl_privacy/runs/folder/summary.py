@@ -74,7 +74,6 @@ class Leakage:
         return next((modality.metric for modality in MODALITIES if modality.metric in self.metrics), IMAGES.metric)
 
     def recognized_by(self, metric: str) -> Recognized | None:
-        """Return the count of a paper by ``metric``; ``None`` if that was not measured."""
         return next((bound for bound in self.thresholds if bound.metric == metric), None)
 
 
@@ -159,12 +158,10 @@ class Summary:
     inferred: tuple[Finding, ...] = ()
 
     def last_by(self, attacker: Attacker) -> Leakage | None:
-        """Return the leakage by ``attacker`` in its last attacked round; ``None`` if there is none."""
         return next((entry.by[attacker] for entry in reversed(self.attacked) if attacker in entry.by), None)
 
     @property
     def plain(self) -> Leakage:
-        """Return the leakage by the plain attacker in the last round; empty if there was none."""
         return self.last_by(Attacker.PLAIN) or Leakage()
 
     @property

@@ -111,12 +111,10 @@ class RunFolder:
         write_whole(self.path / "threat_model.json", dump_json(list(sentences), indent=1))
 
     def write_defense(self, parts: Iterable[Part]) -> None:
-        """Write each part of the defense and its strength setting as ``defense.json``."""
         content = [{"name": part.name, "strength": part.strength} for part in parts]
         write_whole(self.path / "defense.json", dump_json(content, indent=1))
 
     def write_partition(self, counts: Sequence[Sequence[int]], class_names: Sequence[str]) -> None:
-        """Write ``counts[client][class]`` examples as ``partition.json``."""
         content = {"class_names": list(class_names), "counts": [[int(n) for n in row] for row in counts]}
         write_whole(self.path / "partition.json", dump_json(content))
 
@@ -227,7 +225,6 @@ class RunFolder:
         pieces: Callable[[Tensor], Sequence[str]],
         attacker: Attacker = Attacker.PLAIN,
     ) -> None:
-        """Save films of the attack on each of ``found``; ``pieces`` gives a text's tokens."""
         films = [film_of(one, score, pieces) for one, score in zip(found, scores, strict=True)]
         if known := [film for film in films if film is not None]:
             write_films(self.path / "reconstructions", known, attacker)

@@ -91,7 +91,6 @@ def _draw(trials: int, random: Bytes) -> Integers:
 
 
 def _whole_parts(words: npt.NDArray[np.uint16], random: Bytes) -> Integers:
-    """Draw k >= 0 with probability proportional to exp(-k^2 / 2), by inversion."""
     bounds = _cumulative()[:-1]
     high = [bound >> (_PRECISION - _WHOLE_BITS) for bound in bounds]
     found, open_yet = np.zeros(len(words), np.uint8), np.zeros(len(words), np.bool_)

@@ -105,7 +105,6 @@ class Rule:
 
     @classmethod
     def read(cls, where: str, given: object) -> "Rule":
-        """Parse the rule in a policy's file; ``UserError`` if it is none."""
         if given is None or given is True:
             given = {}
         if not isinstance(given, Mapping):
