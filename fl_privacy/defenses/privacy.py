@@ -69,8 +69,7 @@ def epsilons(
 ) -> list[float]:
     """Compute ``epsilon`` after each of the ascending numbers ``steps``, faster than one by one.
 
-    ``rdp`` computes the additive Renyi divergences once. ``prv`` computes only some values; between them it returns the
-    next larger one, an upper bound.
+    ``prv`` computes only some values; between them it returns the next larger one, an upper bound.
     """
     settings: dict[str, Any] = {"noise_multiplier": noise_multiplier, "sample_rate": sample_rate, "delta": delta}
     if not steps:

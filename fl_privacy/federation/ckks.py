@@ -146,9 +146,8 @@ def encrypted_rounds(
     """Train ``server.state`` under CKKS, yielding each round; return each client's private state.
 
     Each client scales its update by its share of the round's examples and by the tensor's largest value over all
-    clients, which all reveal, packs and encrypts it. The server adds the ciphertexts; the clients share the secret key
-    and decrypt the sum into ``server.state``, which the server itself does not learn. Cryptography counts as time of
-    the defense.
+    clients, which all reveal. The clients share the secret key and decrypt the sum into ``server.state``, which the
+    server itself does not learn. Cryptography counts as time of the defense.
 
     Raises:
         UserError: TenSEAL is missing, a setting is out of range, or all clients of a round failed.

@@ -73,8 +73,7 @@ class LocalWork:
 def local_batches(num_examples: int, plan: LocalPlan, rng: torch.Generator) -> list[Tensor]:
     """Return index tensors of the local steps of one round, drawn without replacement within each pass.
 
-    A plan without steps and epochs makes one step. The last batch of an epoch may be short; batches of a plan that
-    counts steps are equally long.
+    A plan without steps and epochs makes one step. Only the last batch of an epoch may be short.
     """
     size = min(plan.batch_size or num_examples, num_examples)
     if plan.epochs is not None:

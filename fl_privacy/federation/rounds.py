@@ -57,7 +57,7 @@ class Round:
                 captures.write(observation)
             folder.add_round(round.report, None)
 
-    Observations without iteration are dropped. The next round begins after this one has ended.
+    Observations without iteration are dropped.
 
     Attributes:
         number: number from 1.

@@ -90,7 +90,6 @@ class Answer:
         estimate: figure with its 95 % interval; ``None`` if not measured.
         control: same result from uploads without these examples, if any.
         labels: number of examples with a right class, and of those with a known class.
-        reason: reason why there are neither counts nor estimate.
     """
 
     question: QuestionName = "examples"

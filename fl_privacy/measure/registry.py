@@ -66,7 +66,7 @@ class Metric:
         threshold: published threshold of recognizable images, if any.
         digits: formatter without unit.
         package: required optional package; without it the metric is left out.
-        of_papers: ``True`` if pages fold it, since only papers compare by it.
+        of_papers: ``True`` if only papers compare by it.
     """
 
     function: MetricFunction | None
@@ -99,7 +99,6 @@ class Metric:
 
     @property
     def name_within(self) -> str:
-        """Return the title for use within a sentence: words in lower case, abbreviations unchanged."""
         word = self.title.partition(" ")[0]
         return self.title[:1].lower() + self.title[1:] if word[1:].islower() else self.title
 

@@ -308,7 +308,7 @@ class Turning:
 def _arranged(pieces: Tensor, tiles: Tensor) -> Tensor:
     """Return the likeness (V, N) of guesses (V, T, D) to images (N, T, D), matching each tile to the nearest.
 
-    It is twice the product over the sum of squares, of the guess or its negative, whichever is larger: 1 if equal.
+    It is twice the product over the sum of squares, of the guess or its negative: 1 if equal.
     """
     sizes = tiles.square().sum(-1)
     found = []

@@ -14,7 +14,7 @@ from fl_privacy.runs.folder.study import StudyRow, Threat, threats_of
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Board:
-    """Defenses by the worst attacker's result, each at its strength that leaks least.
+    """Defenses, each at its strength that leaks least to the worst attacker.
 
     Attributes:
         accuracy_loss: most percentage points that a strength may cost.

@@ -26,7 +26,7 @@ class Headline:
     """A verdict in words.
 
     Attributes:
-        text: reconstructed examples, attacker and uploads; or the bound; or the reason why nothing is known.
+        text: reconstructed examples, attacker and uploads; the bound; or why nothing is known.
         basis: evidence and open questions, in sentences.
         lead: first part of ``text``, short enough for five seconds; all of it if empty.
         scope: rest as a sentence, such as the attacked uploads; may be empty.

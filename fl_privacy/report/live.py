@@ -109,7 +109,7 @@ class LiveRun:
 
 @dataclass(frozen=True, kw_only=True)
 class Told:
-    """Status of a run at its last parsing, without the records, which would fill memory in a sweep.
+    """Status of a run at its last parsing, without the records.
 
     Attributes:
         pictured: ``True`` if images may be shown.

@@ -174,10 +174,10 @@ class NamedImages:
 
 
 def find_images(data: object) -> NamedImages:
-    """Open ``data`` in any form that a user may give.
+    """Open ``data``.
 
-    It is a data set of this package or of PyTorch, a loader, a list of examples, the name of a data set, a folder of
-    images, or a function from partition to one of these.
+    It is a data set, a loader, a list of examples, the name of a data set, a folder of images, or a function from
+    partition to one of these.
 
     Raises:
         UserError: it is none of these, or empty.

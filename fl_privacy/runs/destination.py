@@ -124,7 +124,6 @@ class Destination:
             write_report([self.path])
 
     def open(self) -> RunFolder:
-        """Open the folder for recording; ``UserError`` if it can't be made."""
         config = self.config
         try:
             return RunFolder.open_or_create(

@@ -37,7 +37,6 @@ def build_server_attack(
     """Build the attack of a malicious server; ``None`` for an honest one.
 
     Args:
-        public: images that the server holds.
         attacked: clients' images, some of which it holds if its queries need them.
 
     Raises:

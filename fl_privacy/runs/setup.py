@@ -59,7 +59,7 @@ class Setup:
     Attributes:
         clients: clients by id; without a training, those attacked and those that collude.
         server: server at the initial values, or at ``config.weights``.
-        unattacked: examples without victims, some of which the attacker may be given.
+        unattacked: examples without victims.
         states: clients' private states when they are attacked.
         masking: sums over clients that the server sees if nobody trains; ``None`` if it sees each upload.
     """

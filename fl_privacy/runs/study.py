@@ -82,7 +82,6 @@ class StudyPlan(Generic[S]):
 
     @property
     def evaluators(self) -> dict[Path, tuple[str, ...]]:
-        """Return the files of required evaluation networks, with overrides of ``train-evaluator``."""
         return {_evaluator_file(self.out, self.study, name): own for name, own in self.study.evaluators.items()}
 
     def entries(self, problems: Mapping[str, str] | None = None) -> list[StudyEntry]:
@@ -199,7 +198,6 @@ def _planned(study: Study, point: GridPoint, composed: _Composed) -> PlannedPoin
     noise = {name: noise_for_budget(job.config) for name, job in trainings.items()}
 
     def attack(cell: AttackCell) -> Job:
-        """Plan an attack under the noise that the training was calibrated to."""
         plan = study.attacks[cell]
         model = {"untrained": None, "early": early.get(plan.training), "trained": trainings[plan.training]}[plan.state]
         weights = {"weights": str(model.folder)} if model else {}

@@ -123,10 +123,7 @@ VISIBLE = 40.0
 
 
 def altered_shares(images: Tensor, policies: Sequence[Policy], *, seed: int) -> list[float]:
-    """Return the share of ``images`` (N, C, H, W) that each policy visibly alters: PSNR of at most ``VISIBLE``.
-
-    Some policies do not alter images: color on gray ones, autocontrast on full range, solarize at level 0.
-    """
+    """Return the share of ``images`` (N, C, H, W) that each policy visibly alters: PSNR of at most ``VISIBLE``."""
     least = 10 ** (-VISIBLE / 10)
     errors = torch.stack(
         [(transformed_by(images, policy, seed) - images).square().flatten(1).mean(1) for policy in policies]

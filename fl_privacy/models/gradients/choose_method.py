@@ -197,8 +197,8 @@ def gradient_by_inputs(
 ) -> BatchGradient:
     """Build a differentiable function from inputs to the gradient at ``state``, with the labels of ``batch``.
 
-    It is computed layer by layer (:class:`Layered`), without derivatives by the weights, except with changed losses,
-    dropout, or layers used outside of their own forward pass.
+    It is computed by :class:`Layered`, except with changed losses, dropout, or layers used outside of their own forward
+    pass.
 
     Args:
         batch: B examples with the shape of all later inputs.

@@ -58,8 +58,8 @@ def better_by_products(images: Tensor, weight: _Pair, stride: _Pair, dilation: _
 def transposed(back: Tensor, weight: Tensor, shape: Sequence[int], stride: int, padding: _Pair) -> Tensor:
     """Compute a convolution's gradient (N, C, H, W) by its images, as one convolution of its output gradients.
 
-    Pixels with the same row and column modulo the stride (a phase) see the same part of the kernel: each phase is a
-    convolution without stride, and all phases are the outputs of one.
+    Pixels with the same row and column modulo the stride (a phase) see the same part of the kernel: all phases are
+    outputs of one convolution without stride.
 
     Args:
         back: (N, O, h, w) output gradients.

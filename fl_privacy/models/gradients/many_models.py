@@ -151,7 +151,7 @@ class ManyModels:
     def trained(
         self, pool: Batch, order: Sequence[Tensor], plan: LocalPlan, *, longest: float = math.inf
     ) -> "ManyModels":
-        """Train each model by a local step on its own batch, for each entry of ``order``.
+        """Train each model by a local step for each entry of ``order``.
 
         Args:
             pool: source of the batches.

@@ -238,7 +238,6 @@ def _is_plain(value: object) -> bool:
 
 
 def _encoded(annotation: Any) -> Any:
-    """Encode the parts of an annotation that ``fl_privacy.checks.fits`` uses."""
     origin, arguments = typing.get_origin(annotation) or annotation, typing.get_args(annotation)
     if annotation in (None, *_NAMES):
         return _NAMES[annotation or NoneType]

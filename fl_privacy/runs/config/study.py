@@ -112,7 +112,6 @@ class Study:
         return "both" if len(fresh) > 1 else "initial" if True in fresh else "final"
 
     def training(self, point: GridPoint, name: str = "", *, early: bool = False) -> list[str]:
-        """Return overrides of an unattacked training behind ``point``, or of its ``early`` rounds alone."""
         rounds = [f"federation.rounds={self.early}", f"evaluate_every={self.early}"] if early else []
         own = ("attack=none", "baseline=false", *rounds)
         return merge_overrides(self.settings, self.trainings[name], point.overrides, own)
@@ -241,7 +240,7 @@ class Track(Study):
     """A benchmark: a study with fixed settings.
 
     Attributes:
-        version: version number; figures of different versions are not compared.
+        version: figures of different versions are not compared.
         accuracy_loss: percentage points, each with a leaderboard.
         left_out: shipped defense -> reason for its absence.
         sha256: hash of everything that determines the figures, without the user's own defenses.

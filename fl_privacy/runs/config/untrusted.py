@@ -261,7 +261,7 @@ PLACES = frozenset({"root", "folder", "path", "file", "generator", "policies", "
 def expect_no_place(overrides: Sequence[str], *, where: str, unread: Collection[str] = ()) -> None:
     """Raise ``UserError`` for overrides from the network that name any file or folder of this machine.
 
-    A setting does so by its key (``PLACES``) or by a value that contains a separator or leads outside.
+    By key (``PLACES``), or by a value that contains a separator or leads outside.
 
     Args:
         where: origin of the overrides, for the message.

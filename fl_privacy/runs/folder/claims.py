@@ -25,7 +25,6 @@ class ClaimRecord:
     """Outcome of one claim; see ``dp_check.verdict.ClaimVerdict``.
 
     Attributes:
-        neighbors: difference of two neighboring inputs.
         rdp: epsilon recomputed by Renyi divergences.
         pld: epsilon recomputed by the privacy loss distribution.
         lower: lower bound by tests.

@@ -174,7 +174,6 @@ class Candidate:
 
     @property
     def rests_on_few(self) -> bool:
-        """Return ``True`` if too few independent uploads were attacked to rely on."""
         return self.groups < FEW
 
 

@@ -39,7 +39,7 @@ class MeasuredDefense:
         by_threat: results by attackers, of measured threats only.
         seconds: defense time of one client in one round; NaN if not known.
         upload_bytes: size of one client's update; NaN if not known.
-        delta: delta of epsilon; ``None`` if not known, which promises little.
+        delta: ``None`` if not known, which promises little.
     """
 
     name: str

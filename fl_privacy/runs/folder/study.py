@@ -164,7 +164,6 @@ class StudyRow:
         }
 
     def statistic(self, versus: Versus, metric: str) -> Statistic | None:
-        """Return the statistic over the examples of one attack; ``None`` if not measured."""
         leakage = self.leakage.get(versus)
         return leakage.metrics.get(metric) if leakage else None
 
@@ -207,8 +206,7 @@ class StudyRow:
     def missing(self, threat: Threat) -> list[AttackCell]:
         """List the unknown cells: no attack finished, or none knew the defense if ``threat`` includes such attackers.
 
-        An honest server's attack counts unless it failed on some victim; a malicious server's counts always, since it
-        may find none of its target images.
+        An honest server's attack counts unless it failed on some victim; a malicious server's always.
         """
         return [
             cell

@@ -50,7 +50,6 @@ class Leakage:
 
     Attributes:
         metrics: statistics by name, over the images on which the attack did not fail; intervals are over uploads.
-        tracing: tracing distance; ``None`` if nothing was traced.
         label_sources: source of labels -> number of images.
         certainties: attacker's own certainty -> number of images, see :class:`fl_privacy.types.Certainty`.
         members: sub-attack that reconstructed them -> number of images; empty for a single attack.
@@ -169,7 +168,6 @@ class Summary:
         return self.last_by(Attacker.ADAPTIVE)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the content of ``summary.json`` without the verdict, led by the plain attacker's last round."""
         content = asdict(self)
         del content["finished"], content["countermeasures"]
         seconds = content["seconds"].pop("adaptive")
@@ -371,7 +369,6 @@ def _statistics(
 
 
 def _batch(record: Mapping[str, Any]) -> str:
-    """Return a key shared by updates of several rounds from the same examples or the same client."""
     return VictimId.parse(str(record["id"])).source
 
 

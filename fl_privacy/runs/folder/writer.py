@@ -80,7 +80,7 @@ class RunFolder:
         Args:
             out: folder of runs; created if needed.
             config: resolved configuration as plain mappings, lists, strings and numbers.
-            undefended: ``True`` if clients do not defend themselves, so that other runs can compare with it.
+            undefended: ``True`` if clients do not defend themselves.
 
         Raises:
             UserError: another process is recording this run.
@@ -121,7 +121,6 @@ class RunFolder:
     def add_privacy(
         self, *, delta: float, accountant: str, missing: str | None, unit: str | None = None, covered: bool = False
     ) -> None:
-        """Record the scope of the rounds' epsilons, see ``summary.Spent``, or why they are ``missing``."""
         self._append(kind="privacy", delta=delta, accountant=accountant, missing=missing, unit=unit, covered=covered)
 
     def add_round(

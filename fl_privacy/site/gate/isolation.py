@@ -82,7 +82,6 @@ class Wishes:
 
     @property
     def scratch(self) -> tuple[str, ...]:
-        """Return the in-memory places of a root of its own."""
         return (OTHER_TEMPORARY, self.temporary, SHARED_MEMORY)
 
 
