@@ -94,7 +94,6 @@ def _first(example: Mapping[Any, Any], keys: Sequence[str]) -> Any:
 
 
 def _class(label: Any) -> int:
-    """Return the class of a one-value label (number, array, tensor) or a one-hot vector."""
     try:
         values = np.asarray(label.detach().cpu() if isinstance(label, Tensor) else label).astype(float).reshape(-1)
     except (TypeError, ValueError) as error:

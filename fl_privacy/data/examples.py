@@ -51,7 +51,6 @@ class Vocabulary:
 
     @cached_property
     def _begins_words(self) -> bool:
-        """Return ``True`` if the tokenizer marks the beginnings of words rather than continuations."""
         return any(token.startswith(BEGINNINGS) for token in self.tokens)
 
 
@@ -77,7 +76,6 @@ class LabelledExamples(ABC):
 
     @property
     def num_classes(self) -> int:
-        """Return K, including classes without examples."""
         return len(self.class_names)
 
     @property

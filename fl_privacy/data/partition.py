@@ -54,8 +54,7 @@ class EvenClasses:
 class ClassShares:
     """Each client draws the class shares of its own data from a Dirichlet distribution (Hsu et al., 2019).
 
-    All clients have equally many examples (Refiner, Appendix D); ``dirichlet`` instead draws the clients' shares of
-    each class. Later clients get nothing of a class that has run out.
+    All clients have equally many examples (Refiner, Appendix D). Later clients get nothing of a class that has run out.
 
     Attributes:
         alpha: concentration of a symmetric distribution, above 0; small is skewed, large is nearly IID.

@@ -38,13 +38,9 @@ Tables = Mapping[str, "datasets.Dataset"]
 class Source(Protocol):
     """Source of a data set."""
 
-    def identity(self) -> list[str]:
-        """Return values that change with the data, as part of the cache key."""
-        ...
+    def identity(self) -> list[str]: ...
 
-    def tables(self) -> Tables:
-        """Return the tables of all splits."""
-        ...
+    def tables(self) -> Tables: ...
 
 
 def file_stamps(files: Iterable[str | os.PathLike[str]]) -> list[str]:
@@ -194,7 +190,6 @@ class _Reached:
 
 @contextmanager
 def _offline() -> Iterator[None]:
-    """Make the hub's libraries use earlier downloads at once, instead of retrying for half a minute."""
     places = [require("datasets.config"), require("huggingface_hub.constants")]
     before = [place.HF_HUB_OFFLINE for place in places]
     try:

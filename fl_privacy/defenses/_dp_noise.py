@@ -158,7 +158,6 @@ def _expect_layers(layers: Sequence[int | str]) -> tuple[int | str, ...]:
 
 
 def _owned(names: Iterable[str], layers: tuple[int | str, ...]) -> frozenset[str]:
-    """Return the tensors ``names`` that belong to ``layers``; ``UserError`` if a layer does not exist."""
     numbers = layer_numbers(names)
     there = [*dict.fromkeys(map(layer_of, numbers)), *dict.fromkeys(numbers.values())]
     for layer in layers:

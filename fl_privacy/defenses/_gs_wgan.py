@@ -121,7 +121,6 @@ class Critic:
         self._optimizer = torch.optim.Adam(self._network.parameters(), lr=lr, betas=(0.5, 0.9))
 
     def train(self, generator: Generator, batch_size: int, rng: torch.Generator) -> None:
-        """Train one step to score the critic's examples above generated ones of the same classes."""
         if not len(self._images):
             return
         chosen = torch.randint(len(self._images), (batch_size,), generator=rng, device=rng.device)

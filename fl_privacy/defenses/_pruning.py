@@ -52,8 +52,7 @@ def compress_with_feedback(
 ) -> Tensors:
     """Return ``compress(tensors + residual)`` and store the new residual in ``state`` under ``owner``.
 
-    Compressed updates sum to the clean ones, up to the last residual. ``compress`` must not add privacy noise, which
-    the residual would undo.
+    ``compress`` must not add privacy noise, which the residual would undo.
     """
 
     def key(name: str) -> str:

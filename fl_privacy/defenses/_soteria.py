@@ -87,8 +87,6 @@ def exact_row_norms(features: Features, inputs: Tensor) -> tuple[Tensor, Tensor]
 
     And the features (B, D).
 
-    One forward pass over several copies of the examples serves all products; in each, every copy takes one feature.
-
     Args:
         features: r, differentiable.
         inputs: x, (B, ...).
@@ -114,7 +112,7 @@ def estimated_row_norms(
 ) -> tuple[Tensor, Tensor]:
     """Estimate the norms by random forward products: E[(J v)_i^2] = ||J_i||^2 for v of independent signs.
 
-    The cost does not depend on D. The relative error of one norm is about 1 / sqrt(2 directions).
+    The relative error of one norm is about 1 / sqrt(2 directions).
 
     Args:
         features: r, differentiable in forward mode.
@@ -165,8 +163,8 @@ def soteria(
     input (Soteria, section 4). The bias gradient and all other layers stay.
 
     The paper divides by the feature alone, approached by a small epsilon. ``form="code"`` follows the authors' scripts
-    for the cosine attack, with epsilon 0.1, which is much for features in (0, 1). There a negative feature has a
-    negative score, and is kept if the score's magnitude reaches the interpolated percentile ``rate`` of the scores.
+    for the cosine attack, with epsilon 0.1. There a negative feature has a negative score, and is kept if the score's
+    magnitude reaches the interpolated percentile ``rate`` of the scores.
 
     Args:
         rate: share of the features withheld, in [0, 1).

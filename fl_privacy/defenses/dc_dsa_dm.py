@@ -71,7 +71,7 @@ def dsa(
     """Condense like ``dc``, with differentiable siamese augmentation of all images (Zhao and Bilen 2021).
 
     The authors start from real images; ``start="noise"`` hides these better. Each class shares one augmentation per
-    step; in the network's training, the authors' code draws one for each image.
+    step.
     """
     return _matching("dsa", _Plan(**locals(), augment=True))
 

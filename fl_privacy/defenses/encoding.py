@@ -29,7 +29,7 @@ _CODES = np.array([[float(largest_code(bits))] for bits in range(1, _MAX_BITS + 
 def encode(tensors: Tensors) -> dict[str, Tensor]:
     """Encode each tensor by the shortest of a few exact encodings.
 
-    Zeros are left out if that saves bytes; values on an even grid (``quantization``) are detected and sent as codes.
+    Zeros are left out if that saves bytes; values on an even grid are sent as codes.
 
     Args:
         tensors: floating-point tensors of any shape, up to 2^32 - 1 elements each.

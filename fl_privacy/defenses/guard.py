@@ -152,7 +152,7 @@ class RefusedModelError(UserError):
 class ModelGuard:
     """Conditions on a model to train on, with thresholds between honest and crafted models.
 
-    They prove nothing: a server that knows the guard can meet them all, and reconstructs what ordinary models leak.
+    They prove nothing: a server that knows the guard can meet them all.
 
     Attributes:
         examples: number of the client's examples shown to a model.

@@ -134,8 +134,8 @@ def _neurons(module: nn.Module) -> int:
 def neuron_shapley(step: LocalStep, *, permutations: int = PERMUTATIONS) -> dict[str, Tensor]:
     """Estimate each neuron's reduction of the batch's mean loss, (C,) by layer (Ghorbani and Zou 2020).
 
-    In ``permutations`` random orders, neurons are replaced one by one by their mean output, and the rises of the loss
-    are averaged. An order is truncated when the loss reaches that without any neuron; the remaining neurons count 0.
+    In random orders, neurons are replaced one by one by their mean output, and the rises of the loss averaged. An order
+    is truncated when the loss reaches that without any neuron; the remaining neurons count 0.
     """
     network = _Network(step)
     for name, number in network.neurons:

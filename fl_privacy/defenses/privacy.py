@@ -69,8 +69,7 @@ def epsilons(
 ) -> list[float]:
     """Compute ``epsilon`` after each of the ascending numbers ``steps``, faster than one by one.
 
-    ``rdp`` computes the additive Renyi divergences once. ``prv`` computes only some values; between them it returns the
-    next larger one, an upper bound.
+    ``prv`` computes only some values; between them it returns the next larger one, an upper bound.
     """
     settings: dict[str, Any] = {"noise_multiplier": noise_multiplier, "sample_rate": sample_rate, "delta": delta}
     if not steps:
@@ -182,7 +181,6 @@ def mixture_noise_multiplier(*, epsilon: float, share: float, steps: int, delta:
 
 @contextmanager
 def _opacus() -> Iterator[None]:
-    """Turn a missing Opacus into a ``UserError``, and silence warnings that do not affect the upper bound."""
     try:
         with np.errstate(divide="ignore"), warnings.catch_warnings():  # PRV takes log(1 - sample_rate)
             warnings.filterwarnings("ignore", message="Optimal order is")

@@ -134,7 +134,7 @@ def pull_within(gradient: Tensors, center: Tensors, radius: float) -> Tensors:
 def layer_depths(model: nn.Module, state: ModelState, inputs: Tensor) -> dict[str, int]:
     """Return the number of each parameter's layer, from 1 in the order of the forward pass.
 
-    A layer is a module with parameters, so that weight and bias share a number. Layers that are not called come last.
+    Weight and bias share a number. Layers that are not called come last.
     """
     layers = owners(model)
     model.eval()

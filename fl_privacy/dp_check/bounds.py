@@ -125,7 +125,7 @@ def aligned_epsilon(sines: Floats, sizes: Sequence[int], *, delta: float, error:
     """Bound epsilon from below by how often releases point along an update of random direction.
 
     Without the update, that probability is the share of the sphere near the direction, and by Markov's inequality at
-    most 1 / error of it for the drawn direction. The number of draws does not limit the bound.
+    most 1 / error of it for the drawn direction.
 
     Args:
         sines: (n, A) sines of the angle between each release and the update, in each of A arrays.

@@ -16,7 +16,6 @@ class CanaryTest:
     """One training with canaries, each of which participated with probability 1/2.
 
     Attributes:
-        taken: number of participants.
         bound: largest epsilon that the guesses reject with ``confidence`` (Steinke, Nasr and Jagielski 2023).
         strict: same bound with the confidence for calling a claim false.
         estimate: epsilon by two Gaussians (Andrew et al. 2023); ``None`` with too few canaries.
@@ -103,8 +102,7 @@ MOST_SPREAD = 1e-12
 def estimated_epsilon(taken: ArrayLike, left_out: ArrayLike, *, delta: float) -> float | None:
     """Estimate epsilon by Gaussians fitted to the scores with (k,) and without (m,) the canary (Andrew et al. 2023).
 
-    It is no bound: it may be too large or too small. Return ``None`` with fewer than ten scores on either side, or one
-    not finite.
+    It is no bound. Return ``None`` with fewer than ten scores on either side, or one not finite.
     """
     there, absent = (np.asarray(scores, dtype=np.float64) for scores in (taken, left_out))
     if min(len(there), len(absent)) < 10 or not np.isfinite([*there, *absent]).all():

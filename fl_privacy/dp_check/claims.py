@@ -30,7 +30,6 @@ class Claim:
         unit: protected unit: one ``example`` of a client or all data of one ``client``.
         neighbors: ``add_remove`` adds or removes the unit, ``replace`` exchanges it for another.
         rounds: number of rounds of participation.
-        by: author of the claim, for pages.
     """
 
     epsilon: float
@@ -105,7 +104,7 @@ class Recomputed:
     Attributes:
         rdp: upper bound by Renyi divergences; infinite without noise, ``None`` if a fact is missing.
         pld: tight epsilon by the privacy loss distribution, with the same special values.
-        missing: missing facts, without which there is no number or the worst was assumed.
+        missing: facts without which there is no number or the worst was assumed.
         caveats: sentences on differences between practice and theory.
     """
 
@@ -162,8 +161,7 @@ def recompute(facts: Facts, *, delta: float, neighbors: Neighbors = "add_remove"
 def composed_epsilons(*, noise_multiplier: float, sample_rate: float, steps: int, delta: float) -> tuple[float, float]:
     """Compute epsilon of the Poisson-subsampled Gaussian mechanism after ``steps``, by RDP and by PLD.
 
-    Without sampling PLD has a closed form. Above ``MOST_BY_DISTRIBUTION`` it equals RDP, since PLD would take minutes.
-    At delta 0 both are infinite.
+    Without sampling PLD has a closed form. Above ``MOST_BY_DISTRIBUTION`` it equals RDP. At delta 0 both are infinite.
 
     Raises:
         UserError: the package dp-accounting is missing.

@@ -53,7 +53,7 @@ class ByRound:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Neighbors:
-    """Two inputs of a mechanism that differ in one unit.
+    """Two inputs that differ in one unit.
 
     Attributes:
         second: input without it, or with another in its place.

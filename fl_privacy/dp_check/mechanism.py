@@ -83,7 +83,6 @@ class MechanismCheck:
 
     @property
     def doubted(self) -> bool:
-        """Return ``True`` if the bound lies above the claim, without the confidence to call it false."""
         return not self.contradicted and self.lower_bound > self.claim.epsilon
 
     @property
@@ -136,13 +135,12 @@ def check_mechanism(
 ) -> MechanismCheck:
     """Test the claimed privacy of ``mechanism`` by drawing from it many times.
 
-    A pilot chooses the most distinguished neighbors: updates in several directions, as large as the clipping norm and
-    far larger, against none (or their negative if a unit is replaced). Fresh draws then give a lower bound, with
-    thresholds fixed on one part and errors counted on the other.
+    A pilot chooses the most distinguished neighbors: updates as large as the clipping norm and far larger against none
+    (or their negative if a unit is replaced). Fresh draws then give a lower bound.
 
     Args:
-        mechanism: function from an update, a mapping of tensors like ``like``, to the release, a mapping of tensors;
-            called some 2.5 x ``draws`` + 1,800 times, each with new randomness.
+        mechanism: function from an update (tensors like ``like``) to the release (tensors); called some 2.5 x ``draws``
+            + 1,800 times, each with new randomness.
         claimed: epsilon, or a ``Claim`` with unit, neighbors and rounds.
         delta: delta of ``claimed``, if that is a number.
         like: tensors with the names and shapes of an update.
@@ -151,7 +149,7 @@ def check_mechanism(
         noise: ``gaussian`` if the claim rests on fresh Gaussian noise in each round; ``other`` makes no assumption.
         draws: draws per neighbor, at least 200.
         confidence: confidence of the bounds, in (0, 1).
-        seed: seed of the directions; the mechanism draws its own noise.
+        seed: seed of the directions, not of the noise.
 
     Raises:
         UserError: neither ``like`` nor ``neighbors`` is given, or the releases can't be compared.
@@ -249,8 +247,7 @@ def _worst(
 ) -> tuple[Pilot, Tensor | None]:
     """Choose the most distinguished pair, and the direction of its difference if known.
 
-    A few draws per pair, at most ``most``, choose those to draw more on; ``preferred`` is taken unless another is
-    better by more than chance.
+    At most ``most`` draws per pair; ``preferred`` is taken unless another is better by more than chance.
     """
     kept = list(pairs)
     for draws, number in PILOT:
@@ -339,7 +336,6 @@ def update_neighbors(like: Tensors, *, norm: float, replaced: bool, seed: int) -
 
 
 def _known(neighbors: Neighbors, places: Mapping[str, slice]) -> Tensor | None:
-    """Return the difference of two updates in the layout of the release; 0 in additional arrays."""
     first, second = neighbors.first, neighbors.second
     if not (isinstance(first, Mapping) and isinstance(second, Mapping) and set(first) <= set(places)):
         return None

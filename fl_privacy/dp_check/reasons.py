@@ -22,7 +22,7 @@ class Measured:
 
     Attributes:
         clip_norm: stated clipping norm (l2) of one unit's contribution, if any.
-        moved: distance by which the unit moves the release, in the most distinguishing direction.
+        moved: distance of the release's means in the most distinguishing direction.
         noise_std: standard deviation of the noise in that direction.
         unchanged: mean number of the first neighbor's values that are sent unchanged.
         now_and_then: ``True`` if too many releases point along the update, though most have enough noise.
@@ -39,7 +39,6 @@ class Measured:
 
     @property
     def bound(self) -> float | None:
-        """Return the largest distance by which one unit may move the release under the stated clipping."""
         return None if self.clip_norm is None else self.clip_norm * (2 if self.claim.neighbors == "replace" else 1)
 
     @property

@@ -106,7 +106,7 @@ def uncovered(
     """Search for content that noise does not cover, and confirm it by fresh draws.
 
     A direction counts if fresh draws are constant along it, distinguish the neighbors by far, and follow a slight
-    change of the input, unlike honest mechanisms with few levels. Events rarer than the claim's ``delta`` are allowed.
+    change of the input. Events rarer than the claim's ``delta`` are allowed.
     """
     candidates = [
         each for find in (_constant, _shared, _sums, _left_out) for each in find(held) if float(each[1].norm()) > 0

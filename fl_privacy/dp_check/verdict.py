@@ -61,7 +61,6 @@ class ClaimVerdict:
 
     @property
     def by_figures(self) -> bool:
-        """Return ``True`` if the stated mechanism spends more than claimed, without worst-case assumptions."""
         return self._exceeds and not self._assumed
 
     @property

@@ -44,7 +44,6 @@ class Adder:
         self.received = 0
 
     def add(self, uploads: Iterable[Sequence[bytes]]) -> list[bytes]:
-        """Return the sums, ciphertext by ciphertext; ``uploads`` are in memory one at a time."""
         totals: list[Any] = []
         for upload in uploads:
             self.received += sum(map(len, upload))
@@ -147,9 +146,8 @@ def encrypted_rounds(
     """Train ``server.state`` under CKKS, yielding each round; return each client's private state.
 
     Each client scales its update by its share of the round's examples and by the tensor's largest value over all
-    clients, which all reveal, packs and encrypts it. The server adds the ciphertexts; the clients share the secret key
-    and decrypt the sum into ``server.state``, which the server itself does not learn. Cryptography counts as time of
-    the defense.
+    clients, which all reveal. The clients share the secret key and decrypt the sum into ``server.state``, which the
+    server itself does not learn. Cryptography counts as time of the defense.
 
     Raises:
         UserError: TenSEAL is missing, a setting is out of range, or all clients of a round failed.
@@ -210,7 +208,6 @@ def _round(
 def _usable(
     server: Server, results: Mapping[int, LocalResult | Failure]
 ) -> tuple[dict[int, LocalResult], dict[int, str]]:
-    """Return the usable replies by client, and the reasons against the others; each client checks its own."""
     uploads = {c: r if isinstance(r, Failure) else r.upload for c, r in results.items()}
     faults = {c: u.reason if isinstance(u, Failure) else fault(u, server.state) for c, u in uploads.items()}
     excluded = {c: reason for c, reason in faults.items() if reason}

@@ -73,8 +73,7 @@ class LocalWork:
 def local_batches(num_examples: int, plan: LocalPlan, rng: torch.Generator) -> list[Tensor]:
     """Return index tensors of the local steps of one round, drawn without replacement within each pass.
 
-    A plan without steps and epochs makes one step. The last batch of an epoch may be short; batches of a plan that
-    counts steps are equally long.
+    A plan without steps and epochs makes one step. Only the last batch of an epoch may be short.
     """
     size = min(plan.batch_size or num_examples, num_examples)
     if plan.epochs is not None:
@@ -239,7 +238,6 @@ class Client:
 
     @property
     def number_of_examples(self) -> int:
-        """Return the number of training examples, after any exchange by the defense."""
         labels = self.examples.labels[self.indices]
         for hook in self.defense.outcome:
             labels = hook(labels, self.examples.num_classes)
@@ -282,7 +280,6 @@ class Client:
         )
 
     def examples_of(self, indices: Tensor, state: ClientState) -> Batch:
-        """Return the training examples at ``indices``, its own or the defense's."""
         return self._own(state).batch(indices)
 
     def evaluate(self, sent: ModelState, state: ClientState, examples: LabelledExamples) -> Evaluation:
@@ -297,7 +294,6 @@ class Client:
         return model, private_values(model, sent.to(self.device), state).to("cpu")
 
     def architecture(self) -> nn.Module:
-        """Return this client's version of the model; its values are not used."""
         return self._own_model(ClientState())
 
     def keeps_private(self) -> bool:
@@ -345,7 +341,6 @@ class Client:
         return derive_generator(self.seed, "client", self.id, *names)
 
     def _once(self, *names: str | int) -> torch.Generator:
-        """Return the stream ``names`` of one upload; a deployed client's is never repeated."""
         return self._rng(*names, secrets.token_hex(16)) if isinstance(self.seed, Secret) else self._rng(*names)
 
     def _audited(self, *names: str | int) -> torch.Generator:

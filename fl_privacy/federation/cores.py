@@ -74,9 +74,7 @@ class Tally:
         self._done: dict[int, float] = {}
 
     def tell(self, part: int, done: float) -> None:
-        """Note that ``part`` has done ``done`` victims."""
         self._done[part] = done
 
     def total(self) -> float:
-        """Return the victims done by all."""
         return sum(self._done.values())

@@ -141,11 +141,10 @@ LOSSES = 2
 class ShardedAttack:
     """``attack`` in Ray tasks on parts of the victims, on this machine or the cluster of RAY_ADDRESS.
 
-    Victims have their own random streams: results equal those of one process up to the last bits, also after the
-    restart of a lost task. The victims of a failed task are failures.
+    Results equal those of one process up to the last bits. The victims of a failed task are failures.
 
     Attributes:
-        device: device of the attack; each task gets a GPU or a share of one.
+        device: each task gets a GPU or a share of one.
 
     Raises:
         UserError: Ray is not installed, or the cluster does not answer.

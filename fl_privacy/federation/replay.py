@@ -51,7 +51,6 @@ class Replay:
 
     @cached_property
     def transformed(self) -> Batch:
-        """Return ``examples`` after their first augmentation and defense, in their order."""
         if not self.client.defense.data and not self._augments:
             return self.examples
         work = self._work()

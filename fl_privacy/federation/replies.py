@@ -134,7 +134,7 @@ class Sorted:
 
     Attributes:
         usable: usable replies by client, in ascending order.
-        weights: counted number of examples of each, in that order.
+        weights: counted examples of each.
         usual: norms of change for comparison in the next round, by kind.
     """
 

@@ -57,7 +57,7 @@ class Round:
                 captures.write(observation)
             folder.add_round(round.report, None)
 
-    Observations without iteration are dropped. The next round begins after this one has ended.
+    Observations without iteration are dropped.
 
     Attributes:
         number: number from 1.
@@ -80,7 +80,6 @@ class Round:
 
     @property
     def report(self) -> RoundReport:
-        """Run the rest of the round and return its report."""
         for _ in self:
             pass
         assert self._report is not None, "the round was broken off by an error"
@@ -228,7 +227,6 @@ def personalize(
 def _observed(
     interceptor: ObservesUploads, victim: VictimId, sent: ModelState, upload: Upload, held: Mapping[int, ClientState]
 ) -> Iterator[Observation]:
-    """Intercept an upload; a failure here is the attacker's loss, not the federation's."""
     result = attempt(partial(interceptor.observe, victim, sent=sent, upload=upload, states=held.__getitem__))
     if isinstance(result, Failure):
         logger.warning("The update %s could not be intercepted: %s", victim, result.reason)

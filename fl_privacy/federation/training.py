@@ -51,7 +51,6 @@ class PlainPass(Mapping[str, Tensor]):
 
     @property
     def buffers(self) -> Tensors:
-        """Return the buffers after the pass, or before it if there was none."""
         return self._result.buffers if "_result" in vars(self) else self._step.sent.buffers
 
     def only(self, names: frozenset[str]) -> "Tensors":
@@ -145,10 +144,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LocalResult:
-    """Upload and the client's report on it.
+    """A client's upload and report.
 
     Attributes:
-        upload: all that leaves the client.
         train_loss: mean over the local steps; NaN under a defense that promises differential privacy, since an exact
             loss would leak.
         defense_seconds: duration of the defense's hooks, without changes of the loss.

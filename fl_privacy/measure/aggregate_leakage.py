@@ -122,7 +122,7 @@ def members_told(inside: np.ndarray, outside: np.ndarray, before: tuple[np.ndarr
     """Measure how well losses separate a client's training examples from others' (Yeom et al. 2018).
 
     Args:
-        inside: (P,) decrease in loss of own examples by the client's update.
+        inside: (P,) decrease in loss of own examples.
         outside: (N,) the same for examples of other clients, with the same classes if known.
         before: negative losses of both at the model that was sent, as the control.
     """

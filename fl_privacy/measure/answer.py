@@ -90,7 +90,6 @@ class Answer:
         estimate: figure with its 95 % interval; ``None`` if not measured.
         control: same result from uploads without these examples, if any.
         labels: number of examples with a right class, and of those with a known class.
-        reason: reason why there are neither counts nor estimate.
     """
 
     question: QuestionName = "examples"
@@ -111,7 +110,6 @@ class Answer:
 
     @property
     def above_chance(self) -> bool:
-        """Return ``True`` if the result exceeds chance and control; never for an estimate without control."""
         found = self.counts if self.counts is not None else self.estimate
         if found is None or (self.counts is None and self.control is None):
             return False
@@ -119,10 +117,8 @@ class Answer:
 
     @property
     def leaks(self) -> bool:
-        """Return ``True`` if the result is above chance and from uploads that leave a client."""
         return self.scenario.leaves and self.above_chance
 
     @property
     def share(self) -> float:
-        """Return the reconstructed share of scored examples; 0 without any."""
         return (self.counts.share or 0.0) if self.counts is not None else 0.0

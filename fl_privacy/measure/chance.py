@@ -167,7 +167,7 @@ def combined(chances: Sequence[float]) -> float:
     """Return the probability that independent uploads have chances as small as these.
 
     It is the least over k of the probability that k are as small as the k-th smallest, times 1 + log2(number) for the
-    choice of k, as checked in ``tests/metrics/test_chance.py``. Without information, each chance is uniform or larger.
+    choice of k.
     """
     number = len(chances)
     small = sorted(chance for chance in chances if chance <= 1 - BAND)

@@ -86,7 +86,6 @@ class Look:
     sight: Sight
 
     def ranked(self, candidates: int) -> Identified:
-        """Rank the originals; ``candidates`` is the number of rivals without means."""
         raw, own, rest = (each.flatten(0, 1) for each in self._strengths)
         leads = own - rest.amax(1, keepdim=True) - luck(len(self.guesses), candidates)
         lead, first = leads.max(0)
@@ -109,7 +108,6 @@ class Look:
         )
 
     def nearest(self, number: int) -> Tensor:
-        """Return indices of the ``number`` rivals nearest to the guesses in any way."""
         best = self._strengths[2].flatten(0, 1).amax(0)
         return self.rivals[best.topk(min(number, len(best))).indices]
 

@@ -71,17 +71,14 @@ class Counts:
 
     @property
     def read(self) -> int:
-        """Return the number of exact, identified or recognizable examples."""
         return self.exact + self.identified + self.recognizable
 
     @property
     def judged(self) -> int:
-        """Return the number of scored examples."""
         return self.read + self.nothing
 
     @property
     def unjudged(self) -> int:
-        """Return the number of examples without a known outcome."""
         return self.failures + self.unknown + self.older
 
     @property
@@ -195,7 +192,6 @@ def _luck_of(judged: Sequence[tuple[Outcome, Mapping[str, Any]]]) -> float:
 
 
 def _words_of(records: Sequence[Mapping[str, Any]]) -> Words:
-    """Count words by upload, since all its texts share the figures."""
     uploads = {str(record["id"]): record for record in records if record.get("words_there")}
     beyond = [record for record in uploads.values() if words_are_read(record)]
     return Words(

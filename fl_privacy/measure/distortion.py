@@ -85,8 +85,8 @@ def linear_system(
     Args:
         clean: undefended gradient of weight (M, N) and bias (M,).
         seen: uploaded gradient.
-        rows: number of rows with the largest uploaded bias gradient, as an attacker would choose; ``None`` takes all
-            whose bias gradient is not zero.
+        rows: number of rows with the largest uploaded bias gradient; ``None`` takes all whose bias gradient is not
+            zero.
     """
     (weight, bias), (seen_weight, seen_bias) = (_double(*clean), _double(*seen))
     chosen = bias.nonzero().flatten() if rows is None else seen_bias.abs().topk(min(rows, len(bias))).indices

@@ -77,7 +77,7 @@ class Distractors:
 
 
 def other_updates(victims: Sequence[VictimId], guesses: Sequence[Tensor | None], truths: Sequence[Tensor]) -> Controls:
-    """Choose guesses at other updates as controls, since a prior makes images without any update.
+    """Choose guesses at other updates as controls.
 
     These are the next ``OTHER_UPDATES`` victims of other clients that share no image with the victim; if all victims
     are of one client, its other updates.
@@ -100,7 +100,6 @@ def other_updates(victims: Sequence[VictimId], guesses: Sequence[Tensor | None],
 
 
 def _share(ones: Tensor, others: Tensor) -> bool:
-    """Return ``True`` if both contain the same image, or nearly the same."""
     apart = torch.cdist(ones.flatten(1).float(), others.flatten(1).float()) / ones[0].numel() ** 0.5
     return bool((apart <= NEARLY).any())
 

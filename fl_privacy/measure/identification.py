@@ -36,11 +36,9 @@ def identify(
 
     Harmless are the negative and other changes of brightness and contrast, shifts by up to a tenth of the width,
     mirrors, quarter turns, rotation by up to 15 degrees, a crop of 70 % or more, a frame, blur, coarse pixels, the loss
-    of one half, shuffled tiles, and order within the batch. Candidates get the same tries as the original. The strength
-    of an image is Fisher's z of its best correlation relative to mean and spread over ``REFERENCE`` candidates; the
-    original must lead in one way (``measure.descriptors``, ``turning``). Candidates include their mean and that of each
-    class, to which a guess at class features is nearer. Comparison is coarse first, then fine for the nearest, then in
-    poses if still in doubt.
+    of one half, shuffled tiles, and order within the batch. The strength of an image is Fisher's z of its best
+    correlation relative to mean and spread over ``REFERENCE`` candidates; the original must lead in one way
+    (``measure.descriptors``, ``turning``). Candidates include their mean and that of each class.
 
     Args:
         guesses: (G, C, H, W) in [0, 1], at a batch.
@@ -74,7 +72,6 @@ def identify(
 
 
 def _turned(found: Identified, look: Look, candidates: int) -> Identified:
-    """Also turn, crop and cut the guesses into tiles, for originals that were not surely ``found``."""
     doubtful = (found.figures["lead"] < SURE).nonzero().flatten()
     if not len(doubtful) or min(look.originals.shape[-2:]) < LEAST_SIDE:
         return found

@@ -21,13 +21,11 @@ class Finding:
     Attributes:
         about: question, one of ``fl_privacy.attacks.inference.About``.
         positives: number of queries with the answer yes; all queries if there are many answers.
-        negatives: number of queries with the answer no.
-        measures: measures by name, see ``report.inferred``.
+        measures: by name, see ``report.inferred``.
         fpr: (P,) false positive rates of a ROC curve, ascending; may be empty.
         tpr: (P,) true positive rates.
         epsilon: epsilon spent by the last round; ``None`` without guarantee.
         proven_epsilon: largest epsilon that the attack disproves.
-        failure: reason why there is no result.
         seconds: time of all methods of the question, without scoring.
     """
 

@@ -87,7 +87,7 @@ LEAST_SPLIT = 8
 def is_split(values: Sequence[float], *, groups: int) -> bool:
     """Return ``True`` if a few values are far from all others, such as a few exact guesses among bad ones.
 
-    The interval of the mean then covers far less than it states. Samples of zeros and ones are not split.
+    The interval of the mean then covers too little. Samples of zeros and ones are not split.
 
     >>> is_split([11.0, 9.0, 12.0, 10.0, 13.0, 8.0, 9.5, 100.0], groups=8)
     True
@@ -191,7 +191,6 @@ def _numbered(groups: Sequence[Hashable]) -> np.ndarray:
 def _interval(
     sample: np.ndarray, labels: np.ndarray, mean: float, within: tuple[float, float]
 ) -> tuple[float, float] | None:
-    """Compute the interval over groups numbered from 0 in ``labels``; ``None`` for fewer than two."""
     sizes = np.bincount(labels).astype(float)
     if len(sizes) < 2 or not math.isfinite(mean):
         return None

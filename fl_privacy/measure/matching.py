@@ -14,7 +14,7 @@ _SAME = 0.5 / 255
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Match:
-    """Guesses in the order of the originals, on the CPU.
+    """Guesses in the originals' order, on the CPU.
 
     Attributes:
         originals: (B, C, H, W).

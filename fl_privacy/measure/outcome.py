@@ -150,7 +150,6 @@ def outcome_of(record: Mapping[str, Any]) -> Outcome | None:
 
 
 def _is_plain(record: Mapping[str, Any]) -> bool:
-    """Return ``True`` if a control matches the image as exactly, as for a single color."""
     control = _number(record, "control_psnr")
     return control is not None and control >= ROUNDING_PSNR
 
@@ -244,7 +243,6 @@ def _is_nearest(record: Mapping[str, Any]) -> bool:
 
 
 def _leads_controls(record: Mapping[str, Any], lead: float) -> bool:
-    """Return ``True`` unless guesses without the update lead by about as much."""
     control = _number(record, "control_lead")
     return control is None or lead >= control + LEAD or _beats(record, "psnr", MUCH_PSNR)
 

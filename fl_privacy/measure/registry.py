@@ -66,7 +66,7 @@ class Metric:
         threshold: published threshold of recognizable images, if any.
         digits: formatter without unit.
         package: required optional package; without it the metric is left out.
-        of_papers: ``True`` if pages fold it, since only papers compare by it.
+        of_papers: ``True`` if only papers compare by it.
     """
 
     function: MetricFunction | None
@@ -91,7 +91,6 @@ class Metric:
 
     @property
     def side(self) -> Literal["above", "below"]:
-        """Return the side of the threshold on which an image is recognizable."""
         return "above" if self.leaks == "high" else "below"
 
     @property
@@ -100,12 +99,10 @@ class Metric:
 
     @property
     def name_within(self) -> str:
-        """Return the title for use within a sentence: words in lower case, abbreviations unchanged."""
         word = self.title.partition(" ")[0]
         return self.title[:1].lower() + self.title[1:] if word[1:].islower() else self.title
 
     def is_leak(self, value: float) -> bool:
-        """Return ``True`` if an image with this value counts as recognizable."""
         if self.threshold is None:
             return False
         return value >= self.threshold.value if self.leaks == "high" else value < self.threshold.value
@@ -115,8 +112,6 @@ class Metric:
 
 
 def _in(module: str, name: str) -> MetricFunction:
-    """Return the function ``name`` of ``module``, imported on first call."""
-
     def function(guesses: Tensor, truths: Tensor) -> Tensor:
         found: Tensor = getattr(import_module(f"fl_privacy.measure.{module}"), name)(guesses, truths)
         return found

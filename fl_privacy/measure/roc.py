@@ -196,7 +196,6 @@ def _share_below(sample: Scores, values: Scores) -> Scores:
 
 
 def _variance(share: float, number: int) -> float:
-    """Return the variance of a share by Agresti and Coull: never zero."""
     moved = (share * number + 2) / (number + 4)
     return moved * (1 - moved) / (number + 4)
 

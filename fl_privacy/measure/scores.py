@@ -35,7 +35,7 @@ class ImageScore:
     Attributes:
         guess: index in the reconstruction's batch; ``None`` without a guess.
         values: metrics by name in ``METRICS``; NaN if not computable, empty after a failure.
-        failure: reason, in one line, why nothing can be compared.
+        failure: why nothing can be compared.
         compared: figures of the outcome, by name in ``OUTCOME_COLUMNS``; empty if not requested.
     """
 
@@ -95,10 +95,10 @@ def evaluate(
 
     Args:
         truth: victim's batch, images (B, C, H, W) in [0, 1]; guesses may be in another order.
-        functions: see :func:`evaluate_all`, which scores many victims at once.
+        functions: see :func:`evaluate_all`.
 
     Returns:
-        ``images[k].values["psnr"]`` is the PSNR of original k in dB; ``fl-privacy list metrics`` lists other metrics.
+        ``images[k].values["psnr"]`` is the PSNR of original k in dB.
 
     Raises:
         UserError: shapes differ, or a batch is to be matched and scipy is not installed.
@@ -117,7 +117,7 @@ def evaluate_all(
     others: Distractors | None = None,
     augmented: bool = False,
 ) -> list[VictimScore]:
-    """Match each reconstruction to its originals, then compute every metric of all images at once.
+    """Match each reconstruction to its originals, then compute every metric.
 
     Images are clamped to [0, 1] and matched with the least total squared error. An image gets a ``failure`` instead of
     values if its victim failed or its guess is not finite. Metrics whose package is not installed are left out.

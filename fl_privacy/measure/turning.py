@@ -255,7 +255,6 @@ class Turning:
         return [*([] if posed is None else [posed]), *(self._in_pieces(grid) for grid in GRIDS)]
 
     def _posed(self) -> Way | None:
-        """Compare in all poses; return ``None`` if too many candidates are nearer at low resolution."""
         far = self._search(self.others.at(FAR)[self.rivals], FAR).amax(0)
         own = self._search(self.originals.at(FAR), FAR).amax(0)
         if bool(((far >= own[:, None]).sum(1) > HOPELESS * len(far)).all()):
@@ -309,7 +308,7 @@ class Turning:
 def _arranged(pieces: Tensor, tiles: Tensor) -> Tensor:
     """Return the likeness (V, N) of guesses (V, T, D) to images (N, T, D), matching each tile to the nearest.
 
-    It is twice the product over the sum of squares, of the guess or its negative, whichever is larger: 1 if equal.
+    It is twice the product over the sum of squares, of the guess or its negative: 1 if equal.
     """
     sizes = tiles.square().sum(-1)
     found = []

@@ -58,7 +58,7 @@ def behind_activation(model: nn.Module, image_shape: tuple[int, ...], public: Co
     """Return the module after the activation of the last private layer, or of the first layer if nothing is private.
 
     FDL-PP's private part is a layer with its activation (Gu et al. 2021, Definition 4); pooling after it is public.
-    Without a module for the activation, this is ``cut_layer``, with the same arguments.
+    Without a module for the activation, this is ``cut_layer``.
     """
     layers = called_layers(model, image_shape)
     first = cut_layer(model, image_shape, public)

@@ -130,8 +130,6 @@ def _is_plain_module(given: object) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class _InEachType:
-    """PyTorch loss with tensors, such as class weights, in the type of its outputs."""
-
     module: nn.Module
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -204,7 +202,6 @@ def _refused(given: Callable[[Tensor, Tensor], Tensor], outputs: Tensor, labels:
 
 
 def _kind(given: Callable[[Tensor, Tensor], Tensor], outputs: Tensor) -> TargetKind:
-    """Return ``values`` if outputs above a target are pulled back to it, else ``bits``."""
     leaf, target = torch.full_like(outputs, 100.0).requires_grad_(), torch.full_like(outputs, 3.0)
     try:
         with torch.enable_grad():

@@ -140,7 +140,6 @@ def minilm(*, vocabulary_size: int, max_length: int, num_classes: int, folder: s
 
 
 def _expect_fitting(values: Mapping[str, Tensor], told: Mapping[str, Any]) -> None:
-    """Raise ``ValueError`` unless the described model has the shapes of ``values``, before allocation."""
     if not told["layers"] <= len(values):
         raise ValueError(f"{told['layers']} layers are said to be in {len(values)} arrays")
     with torch.device("meta"):

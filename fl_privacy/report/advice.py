@@ -159,7 +159,6 @@ def _unknown(names: Sequence[str]) -> list[str]:
 
 
 def _cost(defense: MeasuredDefense) -> tuple[float, float]:
-    """Return the time and bytes of an upload, infinite if not known."""
     took = max(defense.seconds, LITTLE_TIME) if math.isfinite(defense.seconds) else math.inf
     return float(f"{took:.0e}"), defense.upload_bytes if math.isfinite(defense.upload_bytes) else math.inf
 

@@ -255,7 +255,6 @@ def _estimate(told: object, where: str) -> Estimate | None:
 
 
 def _like(table: Mapping[str, Any], told: object, where: str) -> Mapping[str, Any]:
-    """Check the keys and types of a mapping; the start of a sentence must not be empty."""
     if not isinstance(told, dict) or set(told) != set(table):
         raise ValueError(f"{where} is {beginning(told)}, not a mapping of {', '.join(table)}")
     for name, annotation in table.items():

@@ -14,7 +14,7 @@ from fl_privacy.runs.folder.study import StudyRow, Threat, threats_of
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Board:
-    """Defenses by the worst attacker's result, each at its strength that leaks least.
+    """Defenses, each at its strength that leaks least to the worst attacker.
 
     Attributes:
         accuracy_loss: most percentage points that a strength may cost.
@@ -33,7 +33,6 @@ class Board:
 
     @property
     def best(self) -> StudyRow | None:
-        """Return the defense that leaks least, if any was measured."""
         return next(iter(self.defended), None)
 
 
@@ -66,7 +65,6 @@ class MeasuredBenchmark:
 
     @property
     def metric(self) -> str:
-        """Return the main metric of the modality; that of images without results."""
         found = (r for s in self.standings for readings in s.readings.values() for r in readings)
         return main_of(list(found)) or IMAGE_METRIC
 

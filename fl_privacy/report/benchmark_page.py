@@ -69,13 +69,11 @@ class PageRow:
 
     @property
     def words(self) -> str:
-        """Return the words that the page's search matches."""
         own = "own entered" if self.standing.entry.own else ""
         return f"{self.standing.entry.name} {' '.join(self.standing.entry.overrides)} {own}".lower()
 
     @property
     def upper(self) -> str:
-        """Return the upper end of the interval, in words."""
         if self.found is None or math.isinf(self.found.psnr):
             return "exact"
         name = self.found.judged_by
@@ -91,7 +89,6 @@ class PageRow:
 
     @property
     def sorted(self) -> Mapping[str, float | str]:
-        """Return the figures for sorting; empty text if missing."""
         values = {
             "upper": self.found.upper if self.found else None,
             "seconds": self.seconds,

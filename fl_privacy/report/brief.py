@@ -103,7 +103,6 @@ def render_brief(run: Run) -> str:
 
 
 def _date(run: Run) -> str:
-    """Format the date of the run, such as ``22 November 2026``; empty if not recorded."""
     try:
         day = datetime.fromisoformat(str(run.environment.get("date", "")))
     except ValueError:

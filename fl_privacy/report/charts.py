@@ -175,7 +175,6 @@ def scatter_chart(
 def _labels(
     points: Sequence[tuple[tuple[float, float], ChartPoint]], near: tuple[float, float]
 ) -> list[tuple[tuple[float, float], str]]:
-    """Place labels at their point, or join the label of a point within ``near``."""
     labels: dict[tuple[float, float], list[str]] = {}
     for (x, y), point in points:
         at = next((p for p in labels if abs(x - p[0]) <= near[0] and abs(y - p[1]) <= near[1]), (x, y))
@@ -221,7 +220,6 @@ def draw_bound(axes: Axes, bound: float, label: str) -> None:
 
 
 def _free_side(axes: Axes, bound: float) -> int:
-    """Return the end of the line at ``bound`` with free space: 0 for left, 1 for right."""
     (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
     marks = [
         np.asarray(line.get_xydata(), float) for line in axes.get_lines() if line.get_transform() == axes.transData

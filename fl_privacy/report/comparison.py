@@ -51,7 +51,6 @@ class RunRow:
 
     @property
     def epsilon(self) -> float | None:
-        """Return the epsilon spent; ``None`` without a guarantee."""
         return self.run.summary.privacy.epsilon if self.run.summary.privacy else None
 
     @cached_property
@@ -68,7 +67,6 @@ class RunRow:
 
     @property
     def exposed(self) -> Recognized | None:
-        """Return the defense's recognized substitutes, if more than reconstructed originals."""
         exposed = most_exposed(self.readings)
         return (
             None if self.most is None or exposed is None or exposed.recognizable <= self.most.counts.read else exposed

@@ -26,7 +26,7 @@ class Headline:
     """A verdict in words.
 
     Attributes:
-        text: reconstructed examples, attacker and uploads; or the bound; or the reason why nothing is known.
+        text: reconstructed examples, attacker and uploads; the bound; or why nothing is known.
         basis: evidence and open questions, in sentences.
         lead: first part of ``text``, short enough for five seconds; all of it if empty.
         scope: rest as a sentence, such as the attacked uploads; may be empty.
@@ -90,7 +90,6 @@ def _clauses(verdict: Verdict, kind: str) -> list[_Clause]:
 
 
 def _by_methods(found: Sequence[Finding], about: Collection[str]) -> str:
-    """Describe the attacks, such as ``by the best of 4 attacks, asked 2,000 questions``."""
     own = [finding for finding in found if finding.about in about and finding.failure is None]
     number = len({(finding.about, finding.method) for finding in own})
     examples = max((finding.positives + finding.negatives for finding in own), default=0)

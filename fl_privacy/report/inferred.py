@@ -162,7 +162,6 @@ _PLAINLY = {
 
 
 def _view(about: str, every: Sequence[Finding]) -> InferredView:
-    """View the results for one question; the number of ``every`` finding corrects for chance."""
     findings, among = [f for f in every if f.about == about], number_of_measures(every)
     heading, question = HEADINGS.get(about, (about.capitalize(), ""))
     name = HEADLINE.get(about, "")

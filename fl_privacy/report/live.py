@@ -109,7 +109,7 @@ class LiveRun:
 
 @dataclass(frozen=True, kw_only=True)
 class Told:
-    """Status of a run at its last parsing, without the records, which would fill memory in a sweep.
+    """Status of a run at its last parsing, without the records.
 
     Attributes:
         pictured: ``True`` if images may be shown.
@@ -203,7 +203,6 @@ class WatchedFolder:
             )
 
     def page(self, address: str) -> str | None:
-        """Return the HTML at ``address``; ``None`` unless it equals a known address."""
         with self._lock:  # charts use settings shared between threads
             make = self._pages().get(address)
             return None if make is None else make()
@@ -287,7 +286,6 @@ class WatchedFolder:
         return self._status(going, over=self._over(standings), done=done, planned=len(planned))
 
     def _over(self, standings: list[LiveRun]) -> bool:
-        """Return ``True`` if all planned and started runs are finished; without a plan more may follow."""
         planned = read_planned(self.folder)
         done = {one.name for one in standings if one.finished}
         return bool(planned) and done.issuperset([*planned, *(one.name for one in standings)])
@@ -299,7 +297,6 @@ class WatchedFolder:
         return [LiveRun.of(path, self._read(path)) for path in self._folders()]
 
     def _made(self, key: str, state: object, make: Callable[[], str]) -> str:
-        """Return the cached page if nothing changed or it is recent, else render it."""
         known = self._kept.get(key)
         if known is not None and (known[0] == state or time.monotonic() < known[1]):
             return known[2]

@@ -74,7 +74,6 @@ def unbroken(sentence: str) -> str:
 
 
 def _unbroken(show: Callable[..., str]) -> Callable[..., str]:
-    """Return ``show`` with non-breaking spaces between number and unit."""
     return lambda *values: show(*values).replace(" ", "\N{NO-BREAK SPACE}")
 
 

@@ -44,7 +44,6 @@ class Findings:
 
     @property
     def singles(self) -> list[Scored]:
-        """Return the single operations with an effect, the lowest score first."""
         idle = {s.policy for s in self.without_effect}
         alone = (s for s in self.scored if len(s.policy.indices) == 1 and s.policy not in idle)
         return sorted(alone, key=lambda s: s.privacy)

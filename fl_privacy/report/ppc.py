@@ -46,7 +46,6 @@ class Sample:
     training: str
 
     def point(self, distance: str) -> PpcPoint | None:
-        """Return the point on the curve of ``distance``; ``None`` if not measured."""
         if distance not in self.distances:
             return None
         return PpcPoint(accuracy=self.accuracy, distance=self.distances[distance], signal_to_distortion=self.ratio)

@@ -228,7 +228,6 @@ class ShownVictims:
         return cls(pairs=pairs, sentences=sentences, rows=rows, films=films, problems=problems)
 
     def modality(self, found: Sequence[LeakageResult]) -> Modality:
-        """Return the modality of saved victims, or of ``found`` without any."""
         kept = {TEXTS: self.sentences, ROWS: self.rows}
         return next((modality for modality, shown in kept.items() if shown), modality_attacked(found))
 

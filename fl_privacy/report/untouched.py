@@ -193,7 +193,6 @@ def _and(parts: Sequence[str]) -> str:
 
 
 def _single_words(step: Answer) -> int:
-    """Count single words reconstructed of texts, if few are wrong and few are in the other texts."""
     if step.kind not in _READ_IN_WORDS:
         return 0
     pairs = [(set(one.original), set(one.guess)) for one in step.shown]

@@ -134,14 +134,13 @@ class AppReport:
     """Facts on an app whose updates were captured.
 
     Attributes:
-        partitions: client -> partition of its data.
-        found: sentences on single updates, with their numbers.
+        found: sentences on single updates.
         said: sentences on the app.
         victims: number of the server's own images, for clients that do not answer probes.
         identified: clients that state their partition.
         every: ``True`` to attack all updates, of any number of images.
         adaptive: ``True`` to attack also with knowledge of a stated defense.
-        rates_estimated: ``True`` if learning rates of single images were inferred from each update.
+        rates_estimated: ``True`` if learning rates were inferred from each update.
         nodes: number of nodes, with partitions 0 to ``nodes - 1``; ``None`` if not known.
     """
 

@@ -124,7 +124,6 @@ class KnownImages:
         return found
 
     def first(self, number: int) -> list[Batch]:
-        """Return at most ``number`` images from the first, a batch each."""
         if self.data is None and self.of_client is None:
             return []
         return [_as_batch([image]) for image in islice(self._images(0), number)]
@@ -175,10 +174,10 @@ class NamedImages:
 
 
 def find_images(data: object) -> NamedImages:
-    """Open ``data`` in any form that a user may give.
+    """Open ``data``.
 
-    It is a data set of this package or of PyTorch, a loader, a list of examples, the name of a data set, a folder of
-    images, or a function from partition to one of these.
+    It is a data set, a loader, a list of examples, the name of a data set, a folder of images, or a function from
+    partition to one of these.
 
     Raises:
         UserError: it is none of these, or empty.
@@ -238,7 +237,6 @@ def _examples(data: object) -> Images:
 
 
 def _in_place(data: object) -> Any:
-    """Return the indexable part of ``data``, if any."""
     if isinstance(data, tuple | list) and data and isinstance(data[0], DataLoader | TorchDataset):
         data = data[0]
     data = data.dataset if isinstance(data, DataLoader) else data

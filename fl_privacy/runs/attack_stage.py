@@ -41,13 +41,11 @@ PARTICIPANTS = 10
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Tracer:
-    """Measures how often an image is traced to the wrong owner by its nearest reconstruction.
+    """Measures how often an image's nearest reconstruction is of another owner.
 
-    The owner of an attacked image is its client. If all images are of one client, they are divided in order among
-    ``participants``; fewer images than participants are one each.
+    If all images are of one client, they are divided in order among ``participants``.
 
     Attributes:
-        participants: number of participants among whom a single client's images are divided.
         queries: number of query images, at least all those attacked; the rest are drawn at random. ``None`` adds none.
     """
 
@@ -59,8 +57,7 @@ class Tracer:
     def __call__(self, scores: Sequence[VictimScore]) -> Tracing | None:
         """Trace the guesses of ``scores`` to their owners; return ``None`` if there are fewer than two owners.
 
-        Images without a guess count as traced wrongly. Left out are victims on which the attack failed, victims whose
-        originals are not known, texts and rows.
+        Images without a guess count as traced wrongly. Left out are failed victims, unknown originals, texts and rows.
         """
         known = [(score, score.originals) for score in scores if score.originals is not None and _counts(score)]
         if not known:
@@ -99,7 +96,6 @@ class Tracer:
 
 
 def _dealt(number: int, owners: Tensor) -> Tensor:
-    """Return the owner (number,) of each image: equal runs of ``owners``, in order."""
     return owners[torch.arange(number) * len(owners) // max(1, number)]
 
 
@@ -124,7 +120,7 @@ class Judge:
             scored.
         transforms: ``True`` if the model sees other images than the originals; guesses are compared with both.
         distorts: ``True`` if a defense changes updates; they are compared with undefended ones.
-        functions: metrics that need data of the run, by name; see ``build_metrics``.
+        functions: see ``build_metrics``.
         others: distractors and controls with which guesses are compared, for the outcome of each.
         augments: ``True`` if the model sees the client's own crops and flips of the originals and no defense changes
             them; reconstructions are then scored against the augmented images.
@@ -382,7 +378,6 @@ class AttackStage:
 
 
 def _in_words(round: int, start: int, number: int, total: int) -> str:
-    """Describe the attacked updates, such as ``4 updates of round 20``; fresh models have no round."""
     some = f"updates {start + 1} to {start + number} of {total}" if number < total else f"{total} updates"
     return (some if total > 1 else "1 update") + (f" of round {round}" if round else "")
 

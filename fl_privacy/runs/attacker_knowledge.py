@@ -48,7 +48,6 @@ class AttackerKnowledge:
     _previous: dict[tuple[Attacker, str | None], Tensor] = field(default_factory=dict, init=False)
 
     def of_plain(self, observation: Observation) -> Observation:
-        """Return ``observation`` with the plain attacker's knowledge, without the defense."""
         plain = observation.told(defense=None, same_data=None)
         if self.public is not None:
             plain = plain.told(public_images=self.public.inputs, public_labels=self.public.labels)
@@ -57,12 +56,10 @@ class AttackerKnowledge:
         return plain.told(labels=self.labels(plain)) if self.labels else plain
 
     def of_adaptive(self, plain: Observation) -> Observation:
-        """Return the observation with knowledge of the defense, and of updates that share examples."""
         own = self.defenses.get(plain.id.client, self.defense)
         return plain.told(defense=own or None, same_data=self.same_data(plain.id))
 
     def attacks_adaptively(self, id: VictimId) -> bool:
-        """Return ``True`` if the client has a defense that an adaptive attacker can know."""
         return self.defense is not None and bool(self.defenses.get(id.client, True))
 
     def earlier(self, observations: Sequence[Observation]) -> list[Observation]:
@@ -76,7 +73,6 @@ class AttackerKnowledge:
         return earlier
 
     def with_previous(self, observation: Observation, attacker: Attacker) -> Observation:
-        """Return ``observation`` with ``attacker``'s last result for the same examples."""
         if not self.remembers:
             return observation
         return observation.told(previous=self._previous.get((attacker, self.same_data(observation.id))))

@@ -67,12 +67,10 @@ class CanaryStage:
         return any(isinstance(part.effect, ClippedExamples) for part in self._defense.parts)
 
     def see(self, observation: Observation) -> None:
-        """Keep the first training update of a round with its model."""
         if observation.id.probe is None and self._sent is None:
             self._sent = observation
 
     def read(self) -> None:
-        """Score the canaries in the last round."""
         if self._sent is None:
             return
         sent, self._sent = self._sent, None
@@ -82,7 +80,6 @@ class CanaryStage:
             self._scores += self._by_examples(sent) if self.unit == "example" else self._by_clients(sent)
 
     def finish(self, privacy: Privacy) -> None:
-        """Test the run's own claim by the canaries, and record the result."""
         self.read()
         delta = self.setup.config.privacy.delta
         if not self._rounds:

@@ -30,9 +30,7 @@ class Backend(Protocol):
         rounds: int,
         audit: Audit,
         interceptor: Interceptor,
-    ) -> Generator[Round, None, object]:
-        """Train ``server.state`` for some rounds, and yield each."""
-        ...
+    ) -> Generator[Round, None, object]: ...
 
 
 def plain_loop(
@@ -61,15 +59,12 @@ class Monitor:
         """Report a finished round, with ``evaluation`` and ``epsilon`` if known."""
 
     def counting(self, title: str, total: int) -> AbstractContextManager[Callable[[int], None]]:
-        """Enter long work of ``total`` steps; the context receives the number done."""
         return nullcontext(lambda done: None)
 
     def working(self, title: str) -> AbstractContextManager[None]:
-        """Enter other work, whose progress ``fl_privacy.progress`` reports."""
         return nullcontext()
 
     def attacking(self, what: str) -> AbstractContextManager[Progress]:
-        """Enter an attack on ``what``; the context receives its progress."""
         return nullcontext(no_progress)
 
 
@@ -129,7 +124,6 @@ class Destination:
             write_report([self.path])
 
     def open(self) -> RunFolder:
-        """Open the folder for recording; ``UserError`` if it can't be made."""
         config = self.config
         try:
             return RunFolder.open_or_create(

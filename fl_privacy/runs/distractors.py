@@ -59,7 +59,6 @@ _MOST_LATEST, _MOST_KEPT = 2, 1 << 22
 
 
 def _shared(images: Tensor, labels: Tensor | None, name: str, more: Tensor | None = None) -> PublicImages:
-    """Make public images, or return equal cached ones of an earlier job."""
     made = PublicImages(images=images, labels=labels, name=name, more=more)
     if images.numel() > _MOST_KEPT:
         return made

@@ -63,7 +63,7 @@ def others_of_app(
 ) -> Distractors:
     """Draw distractors from the app's data, topped up by shipped images if there are few.
 
-    For each client, only its own attacked images are left out, so that other clients can't change its distractors.
+    Only a client's own attacked images are left out, so that others can't change its distractors.
 
     Args:
         data: app's data; the second half of a (train, test) pair or a data set of this package comes first.
@@ -144,7 +144,6 @@ def others_among(
 
 
 def _places(known: KnownImages, attacked: Sequence[VictimId], nodes: int | None, seed: int) -> Sequence[int | None]:
-    """Return the partitions for distractors; ``[None]`` if all clients share data."""
     if known.of_client is None:
         return [None]
     if nodes is None:

@@ -70,7 +70,6 @@ def sees_other_images(defense: Defense, plan: LocalPlan, uploads: str) -> bool:
 
 
 def _nearest(client: Client, batch: Batch) -> Batch:
-    """Return the client's own images nearest to ``batch``, of the same class if any."""
     labels = hard_labels(batch.labels)
     own = client.examples.labels[client.indices].to(labels.device)
     nearest = torch.empty_like(batch.inputs)

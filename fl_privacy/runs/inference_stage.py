@@ -111,7 +111,6 @@ class InferenceStage:
         )
 
     def see(self, observation: Observation) -> None:
-        """Accept a training update or probe; a new round first evaluates and drops the last one."""
         if self._waiting and self._waiting[0].id.round != observation.id.round:
             self.read()
         self._waiting.append(observation)

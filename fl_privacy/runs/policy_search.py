@@ -123,7 +123,6 @@ class PolicyScorer:
         ]
 
     def __call__(self, policies: Sequence[Policy]) -> list[Scored]:
-        """Score policies in order; other policies in the call change scores by rounding only."""
         private = privacy_scores(self._similarity, self._batch, policies, plan=self._privacy, seed=self._seed)
         accurate = accuracy_scores(self._model, self._fresh, self._draws, policies, seed=self._seed, total=self._total)
         altered = altered_shares(self._batch.inputs, policies, seed=self._seed)
@@ -247,7 +246,6 @@ def _folder_of(config: SearchSettings) -> Path:
 
 
 def _claim(folder: Path, *, overwrite: bool) -> Lock:
-    """Lock and create ``folder``; with ``overwrite``, move its old contents aside."""
     try:
         lock = hold(folder)
         if overwrite and folder.exists():

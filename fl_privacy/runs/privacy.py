@@ -33,7 +33,6 @@ class Privacy:
     covered: bool = False
 
     def epsilon(self, round: int) -> float | None:
-        """Return the epsilon spent up to ``round``, from 1; ``None`` without guarantee."""
         return self.epsilons[round - 1] if self.epsilons else None
 
 
@@ -121,7 +120,7 @@ def calibrated(config: RunSettings) -> RunSettings:
 def noise_for_budget(config: RunSettings) -> dict[str, float | None]:
     """Return the noise settings by which the worst-off client spends ``privacy.epsilon``, if set, by the last round.
 
-    An undefended run stays undefended, as the baseline of a sweep.
+    An undefended run stays undefended.
 
     Raises:
         UserError: the defense gives no guarantee that noise could change.

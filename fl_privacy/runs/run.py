@@ -224,7 +224,6 @@ class _Run:
             self._attack_waiting()
 
     def _evaluation(self, report: RoundReport) -> Evaluation | None:
-        """Return the test result of the clients' own models if they keep layers, else of the server's."""
         server = self.setup.server
         if report.evaluation is not None or report.round not in server.tested or server.personal:
             return report.evaluation

@@ -37,7 +37,6 @@ def build_server_attack(
     """Build the attack of a malicious server; ``None`` for an honest one.
 
     Args:
-        public: images that the server holds.
         attacked: clients' images, some of which it holds if its queries need them.
 
     Raises:
@@ -156,7 +155,6 @@ class ServerReading:
     def __call__(
         self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
     ) -> list[Reconstruction]:
-        """See :class:`fl_privacy.attacks.ReconstructionAttack`."""
         found: dict[int, Reconstruction] = {}
         left: dict[int, Observation] = {}
         for place, observation in enumerate(observations):

@@ -59,7 +59,7 @@ class Setup:
     Attributes:
         clients: clients by id; without a training, those attacked and those that collude.
         server: server at the initial values, or at ``config.weights``.
-        unattacked: examples without victims, some of which the attacker may be given.
+        unattacked: examples without victims.
         states: clients' private states when they are attacked.
         masking: sums over clients that the server sees if nobody trains; ``None`` if it sees each upload.
     """
@@ -101,7 +101,6 @@ class Setup:
 
     @property
     def transforms(self) -> bool:
-        """Return ``True`` if the model sees other images than the originals."""
         return sees_other_images(self.defense, self.plan, self.audit.uploads)
 
     def interceptor(self) -> Interceptor:
@@ -145,8 +144,6 @@ class Setup:
         return GroundTruth(clients=self.clients, batch_size=self.config.batch_size, states=self.states)
 
     def knowledge(self, truth: GroundTruth) -> AttackerKnowledge:
-        """Return the attackers' knowledge, with labels from ``truth``."""
-
         def labels(observation: Observation) -> Tensor:
             return (truth.replay(observation).transformed if self.transforms else truth.batch(observation.id)).labels
 
@@ -228,7 +225,6 @@ class Setup:
         )
 
     def _assumed_knowledge(self) -> Knowledge:
-        """Return the strongest attacker's knowledge before any update, with empty tensors."""
         given, nothing, defense = self.config.threat_model, torch.empty(0), self.defense
         public = min(MOST_PUBLIC, len(self.unattacked)) if given.public_images is None else given.public_images
         adaptive = given.knows_defense and self._described is not None

@@ -76,14 +76,12 @@ class StudyPlan(Generic[S]):
     points: tuple[PlannedPoint, ...]
 
     def stages(self) -> Iterator[list[Job]]:
-        """Yield jobs that can run in parallel: trainings, then attacks, each once."""
         trainings = [job for planned in self.points for job in (*planned.trainings.values(), *planned.early.values())]
         for stage in (trainings, [job for planned in self.points for job in planned.attacks.values()]):
             yield list({job.folder: job for job in stage}.values())
 
     @property
     def evaluators(self) -> dict[Path, tuple[str, ...]]:
-        """Return the files of required evaluation networks, with overrides of ``train-evaluator``."""
         return {_evaluator_file(self.out, self.study, name): own for name, own in self.study.evaluators.items()}
 
     def entries(self, problems: Mapping[str, str] | None = None) -> list[StudyEntry]:
@@ -148,7 +146,6 @@ class _Composed:
         self._defenses: dict[GridPoint, RunSettings] = {}
 
     def __call__(self, point: GridPoint, overrides: list[str], changes: Mapping[str, object]) -> RunSettings:
-        """Compose ``overrides``, including those of ``point``, with ``changes`` by dotted key."""
         keys = override_keys(point.overrides)
         others = [key for key in override_keys(overrides) if key not in keys]
         alone = "defense" in keys and all(is_within(key, ["defense"]) for key in keys)
@@ -201,7 +198,6 @@ def _planned(study: Study, point: GridPoint, composed: _Composed) -> PlannedPoin
     noise = {name: noise_for_budget(job.config) for name, job in trainings.items()}
 
     def attack(cell: AttackCell) -> Job:
-        """Plan an attack under the noise that the training was calibrated to."""
         plan = study.attacks[cell]
         model = {"untrained": None, "early": early.get(plan.training), "trained": trainings[plan.training]}[plan.state]
         weights = {"weights": str(model.folder)} if model else {}
@@ -251,7 +247,6 @@ def _points(family: str, overrides: Sequence[str]) -> list[GridPoint]:
 
 
 def _module_in(path: Path) -> ModuleType:
-    """Import the file ``path`` so that worker processes can import it, too."""
     path = expanded(path).resolve()
     if not path.is_file():
         raise UserError(f"--entry is expected to be a Python file, but there is no {path}.")

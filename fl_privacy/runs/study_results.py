@@ -95,7 +95,6 @@ def write_sweep_table(plan: StudyPlan[Study], grid: str, overrides: Sequence[str
 
 
 def _table(track: Track, measured: MeasuredBenchmark, training: str) -> MeasuredTable | None:
-    """Build the table of one training; ``None`` unless the undefended one and a defense finished."""
     uploads = {name for name, kind in track.uploads.items() if kind.training == training}
     own = [standing.of_training(training, uploads) for standing in measured.standings]
     known, unknown = measured_rows(own, is_whole=lambda r: r.loss is not None and not r.missing("malicious"))

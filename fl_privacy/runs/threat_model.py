@@ -95,7 +95,6 @@ def describe_threats(
 
 
 def _left_of(knowledge: Knowledge, audit: Audit) -> Description:
-    """Return the known defense without mixing of images, if the mixed-in images can be removed."""
     parts = knowledge.defense or ()
     alone = audit.uploads == "probe" and audit.batch_size == 1
     if not alone or knowledge.public_images is None or mixing(parts) is None:

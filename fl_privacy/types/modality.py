@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Modality:
-    """Kind of examples; layers with special cases have tables with modalities as keys.
+    """Kind of examples.
 
     Attributes:
         metric: metric by which an example counts as recognizable.

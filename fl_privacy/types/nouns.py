@@ -107,13 +107,13 @@ def _moved(tensors: Tensors, device: torch.device | str) -> Tensors:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Knowledge:
-    """Attacker's knowledge beyond the protocol: the threat model, printed in every report.
+    """Attacker's knowledge beyond the protocol.
 
     Attributes:
         labels: (B,) class indices or (B, K) class probabilities of the client's loss.
-        defense: description of the client's defense, its ``Defense.parts``, for an adaptive attacker.
-        same_data: name of the examples: updates of other rounds with the same name are attacked together by an adaptive
-            attacker. ``None`` if the defense makes other images each time, except mixtures.
+        defense: client's ``Defense.parts``, for an adaptive attacker.
+        same_data: name of the examples: an adaptive attacker attacks updates with the same name together. ``None`` if
+            the defense makes other images each time, except mixtures.
         public_images: (N, C, H, W) in [0, 1], images of the same domain, or texts (N, L), padded with -1.
         public_labels: (N,) classes of these.
         previous: (B, C, H, W) in [0, 1], reconstruction of the same examples in an earlier round.
@@ -273,7 +273,7 @@ class Observation:
             after: model after the training, its ``state_dict()`` or its arrays.
             plan: client's plan, known to the server: ``LocalPlan(lr=0.1, steps=5, batch_size=8)``.
             input_shape: (C, H, W), or (F,) or F for rows.
-            num_examples: number of training examples, which an update does not show.
+            num_examples: number of training examples.
             model: architecture, if ``before`` is none.
             number: number of the victim and its random streams.
 
@@ -314,7 +314,6 @@ class Observation:
         return torch.float64 if all(value.dtype == torch.float64 for value in values) else torch.float32
 
     def update(self) -> Tensors:
-        """Return the uploaded gradient or delta; weights are turned into a delta."""
         if self.plan.shares != "weights":
             return self.upload.tensors
         return {name: w - self.sent.parameters[name] for name, w in self.upload.tensors.items()}

@@ -170,8 +170,6 @@ def _names_in_order(inner: nn.Module, count: int) -> list[str]:
 
 
 class _LinearCalls(TorchFunctionMode):
-    """Recorder of the input shapes of linear operations, by weight."""
-
     def __init__(self) -> None:
         super().__init__()
         self.shapes: dict[int, list[torch.Size]] = {}
@@ -321,8 +319,7 @@ class _Evidence:
     def _has_holes(self, name: str) -> bool:
         """Return ``True`` if a layer's gradient is zero at a neuron and an input where others are not.
 
-        Such a zero raises the rank. The output layer has none unless a defense or rounding put it there; an earlier
-        layer has some if a neuron is active for one example alone, whose input is zero.
+        Such a zero raises the rank. The output layer has none unless a defense or rounding put it there.
         """
         size = self._joined(name).abs()
         rows = size[size.amax(1) > 1e-30]  # smaller ones are the rounding of a probability of zero

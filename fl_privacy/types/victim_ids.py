@@ -36,7 +36,6 @@ class VictimId:
 
     @classmethod
     def parse(cls, text: str) -> "VictimId":
-        """Parse the result of ``str()``, for ids from files; ``ValueError`` if ``text`` is none."""
         if not (match := _VICTIM_ID.fullmatch(text)):
             raise ValueError(f"A name round-R/client-C or round-R/client-C/victim-K is expected, but got {text!r}.")
         round, client, probe = match.groups()

@@ -101,8 +101,6 @@ LEVELS = 10
 
 
 def _torchvision(name: str) -> Callable[..., Any]:
-    """Return a function of ``torchvision.transforms.v2.functional``, imported on use because of its load time."""
-
     def apply(*arguments: Any) -> Any:
         return getattr(import_module("torchvision.transforms.v2.functional"), name)(*arguments)
 

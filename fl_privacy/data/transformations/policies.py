@@ -28,7 +28,6 @@ class Policy:
 
     @classmethod
     def parse(cls, text: str | int, table: Table = "paper") -> "Policy":
-        """Parse the policy ``i-j-k`` of ``table``; ``UserError`` if it is none."""
         parts = str(text).split("-")
         if not all(part.isdecimal() and int(part) < len(OPERATIONS) for part in parts):
             raise UserError(

@@ -54,7 +54,7 @@ class PrivacyAware:
 def least_epsilon(psnr: Tensor | Sequence[float], *, delta: float) -> float:
     """Find the dB above which a policy hides all but the share ``delta`` of its images (Equation 3).
 
-    It is the largest PSNR among the images to hide: exactly the larger ``epsilon`` hold.
+    Exactly the larger ``epsilon`` hold.
 
     Args:
         psnr: (N,) dB of each reconstruction to the transformed image; infinite for an equal one.

@@ -254,8 +254,7 @@ def privacy_scores(
 def normalized_scores(means: Sequence[float], variances: Sequence[float], plan: PrivacyPlan) -> list[float]:
     """Weight means and variances of several policies, each scaled to [0, 1] by its least and largest value.
 
-    This follows the authors' program (``searchalg/search_best.py``); scores depend on all policies. Equal values count
-    as 0, where the program divides by zero.
+    This follows the authors' ``searchalg/search_best.py``, except that equal values count as 0.
     """
     parts = []
     for values in (means, variances):
@@ -299,7 +298,7 @@ def input_jacobian(model: nn.Module, state: ModelState, images: Tensor) -> Tenso
 def correlation_score(jacobian: Tensor, *, total: Total = "mean", eta: float = 1e-5) -> Tensor:
     """Score how little the rows are correlated (Mellor et al. 2021; Gao et al. 2023, Eq. 14), higher is better.
 
-    This is minus Eq. 14, since Algorithm 1 keeps policies with a score above a threshold.
+    This is minus Eq. 14, as Algorithm 1 needs.
 
     Args:
         jacobian: (..., N, D).

@@ -72,7 +72,6 @@ class Selection:
         checks.whole("keep", self.keep, at_least=1, example=2)
 
     def has_effect(self, scored: Scored) -> bool:
-        """Return ``True`` if the policy alters enough images; otherwise it protects nothing."""
         return scored.altered >= self.altered_at_least
 
     def threshold(self, scored: Sequence[Scored]) -> float:
@@ -82,7 +81,6 @@ class Selection:
         return best_first[max(1, round(self.accuracy_share * len(best_first))) - 1] if best_first else -math.inf
 
     def accepted(self, scored: Sequence[Scored], untransformed: float) -> list[Scored]:
-        """List the policies that meet all requirements and score below ``untransformed`` in S_pri, the best first."""
         least = self.threshold(scored)
         fine = [
             s
@@ -125,10 +123,7 @@ VISIBLE = 40.0
 
 
 def altered_shares(images: Tensor, policies: Sequence[Policy], *, seed: int) -> list[float]:
-    """Return the share of ``images`` (N, C, H, W) that each policy visibly alters: PSNR of at most ``VISIBLE``.
-
-    Some policies do not alter images: color on gray ones, autocontrast on full range, solarize at level 0.
-    """
+    """Return the share of ``images`` (N, C, H, W) that each policy visibly alters: PSNR of at most ``VISIBLE``."""
     least = 10 ** (-VISIBLE / 10)
     errors = torch.stack(
         [(transformed_by(images, policy, seed) - images).square().flatten(1).mean(1) for policy in policies]

@@ -434,7 +434,6 @@ class _Reader:
         return self._fit(tensors, dict(self.model.named_buffers()), "buffer")
 
     def _fit(self, tensors: Tensors, known: Tensors, what: str) -> Tensors:
-        """Return ``tensors`` in the order of ``known``, which their file does not keep."""
         for name, tensor in tensors.items():
             if name not in known:
                 self.file.refuse(f"holds a {what} {name}, which the model given lacks")

@@ -205,7 +205,6 @@ class Interceptor:
     def observe(
         self, victim: VictimId, *, sent: ModelState, upload: Upload, states: States = no_states
     ) -> Observation | None:
-        """Return the observation of one upload; ``None`` if its shapes are not the model's."""
         values = sent.parameters
         if any(name in values and t.shape != values[name].shape for name, t in upload.tensors.items()):
             return None

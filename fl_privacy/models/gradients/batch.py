@@ -78,8 +78,7 @@ def loss_gradients(
 ) -> GradientResult:
     """Compute the gradient of the loss by every parameter of ``state``, with loss and buffers.
 
-    Unused parameters have zero gradients. ``create_graph`` keeps the graph, for differentiation by the inputs;
-    parameters that already require grad keep their own.
+    Unused parameters have zero gradients. ``create_graph`` allows differentiation by the inputs.
     """
     leaves = {name: p if p.requires_grad else p.detach().requires_grad_() for name, p in state.parameters.items()}
     with torch.enable_grad():

@@ -197,8 +197,8 @@ def gradient_by_inputs(
 ) -> BatchGradient:
     """Build a differentiable function from inputs to the gradient at ``state``, with the labels of ``batch``.
 
-    It is computed layer by layer (:class:`Layered`), without derivatives by the weights, except with changed losses,
-    dropout, or layers used outside of their own forward pass.
+    It is computed by :class:`Layered`, except with changed losses, dropout, or layers used outside of their own forward
+    pass.
 
     Args:
         batch: B examples with the shape of all later inputs.
@@ -237,7 +237,6 @@ def gradient_by_inputs(
 def _layered(
     model: nn.Module, state: ModelState, batch: Batch, names: Sequence[str], plan: LocalPlan, *, plain: _Plain
 ) -> Layered | None:
-    """Return :class:`Layered` at ``state``; ``None`` if its gradients differ from ``plain``, tried once a model."""
     inputs, labels = batch.inputs[:_FEW].detach(), batch.labels[:_FEW]
     tried = _tried.setdefault(model, {})
     key = (frozenset(names), plan.batch_norm, inputs.shape, labels.shape)

@@ -58,8 +58,8 @@ def better_by_products(images: Tensor, weight: _Pair, stride: _Pair, dilation: _
 def transposed(back: Tensor, weight: Tensor, shape: Sequence[int], stride: int, padding: _Pair) -> Tensor:
     """Compute a convolution's gradient (N, C, H, W) by its images, as one convolution of its output gradients.
 
-    Pixels with the same row and column modulo the stride (a phase) see the same part of the kernel: each phase is a
-    convolution without stride, and all phases are the outputs of one.
+    Pixels with the same row and column modulo the stride (a phase) see the same part of the kernel: all phases are
+    outputs of one convolution without stride.
 
     Args:
         back: (N, O, h, w) output gradients.
@@ -86,7 +86,6 @@ def transposed(back: Tensor, weight: Tensor, shape: Sequence[int], stride: int, 
 
 
 def _phases(size: int, stride: int, padding: int) -> list[tuple[int, int, int]]:
-    """Return for each remainder its first position in a kernel of ``size``, their number, and their shift."""
     firsts = [(remainder + padding) % stride for remainder in range(stride)]
     return [(first, len(range(first, size, stride)), (place + padding) // stride) for place, first in enumerate(firsts)]
 

@@ -151,7 +151,7 @@ class ManyModels:
     def trained(
         self, pool: Batch, order: Sequence[Tensor], plan: LocalPlan, *, longest: float = math.inf
     ) -> "ManyModels":
-        """Train each model by a local step on its own batch, for each entry of ``order``.
+        """Train each model by a local step for each entry of ``order``.
 
         Args:
             pool: source of the batches.
@@ -225,8 +225,6 @@ def local_orders(subsets: Tensor, plan: LocalPlan, rng: torch.Generator) -> list
 def _loss_gradient(
     model: nn.Module, plan: LocalPlan
 ) -> Callable[[Tensors, Tensors, Tensor, Tensor], tuple[Tensors, Tensors]]:
-    """Build the function (values, buffers, images, labels) -> gradient and new buffers of one model."""
-
     def loss(parameters: Tensors, buffers: Tensors, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensors]:
         kept = {name: b.clone() for name, b in buffers.items()}
         logits = functional_call(model, {**parameters, **kept}, (inputs,))

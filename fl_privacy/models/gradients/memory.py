@@ -72,8 +72,6 @@ def spare_bytes(device: torch.device) -> int:
 
 
 class _Keeping:
-    """Counter of users of kept memory, since the allocator is the process's."""
-
     def __init__(self) -> None:
         self.users, self.lock = 0, Lock()
 
@@ -108,8 +106,7 @@ def _set_by_the_user() -> bool:
 def freed_memory_kept() -> Iterator[None]:
     """Keep memory freed within the context in the process (glibc only), until the last context ends.
 
-    Otherwise the system clears the same pages for each evaluation, a fifth of the time. Settings in the environment
-    (``GLIBC_TUNABLES`` and similar) are respected; earlier ``mallopt`` settings are reset.
+    Settings in the environment (``GLIBC_TUNABLES`` and similar) are respected; earlier ``mallopt`` settings are reset.
     """
     libc = ctypes.CDLL(None) if os.name == "posix" and not _set_by_the_user() else None
     if libc is None or not (hasattr(libc, "mallopt") and hasattr(libc, "malloc_trim")):

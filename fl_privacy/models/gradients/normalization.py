@@ -131,7 +131,7 @@ class Separated:
 
 
 def separated_copy(model: nn.Module) -> Separated:
-    """Copy ``model`` with its norm layers separated; the copy computes the same.
+    """Copy ``model`` with its norm layers separated.
 
     This gives access to each victim's statistics and gradients, and avoids ``vmap`` of a fused norm layer, whose weight
     gradient has a wrong derivative by the inputs.

@@ -139,8 +139,8 @@ def frozen_copy(
 ) -> nn.Module:
     """Copy ``model`` with the values ``sent``, frozen.
 
-    Batch norm follows the plan: ``train`` uses only the statistics of the batch. All else is in the plan's ``mode``.
-    Dropout is off, since its masks are secret; spectral norms no longer iterate; nothing works in place.
+    Batch norm follows the plan (``train``: the batch's statistics alone), all else its ``mode``. Dropout is off, since
+    its masks are secret; spectral norms no longer iterate; nothing works in place.
     """
     copied = detached_copy(model).to(device=device, dtype=dtype).train(plan.mode == "train").requires_grad_(False)
     with torch.no_grad():

@@ -89,8 +89,8 @@ def train_evaluator(
 ) -> EvaluationNetwork:
     """Fit the predicted to the true noise ratio of ``images`` blended with uniform noise, by binary cross entropy.
 
-    Cross entropy has the form of Refiner's Eq. 5; the paper does not name its loss. Every batch is shown once per
-    level, with mixed levels: the k-th time, image i has level (i + k) mod ``levels``.
+    Cross entropy has the form of Refiner's Eq. 5. Every batch is shown once per level, with mixed levels: the k-th
+    time, image i has level (i + k) mod ``levels``.
 
     Args:
         images: (N, C, H, W) uint8, public.

@@ -193,7 +193,6 @@ class CachedEvaluator:
         return self._found[asked]
 
     def __reduce__(self) -> tuple[type["CachedEvaluator"], tuple[str | Path | None]]:
-        """Pickle the path alone, so that another process opens the file itself."""
         return CachedEvaluator, (self.path,)
 
 

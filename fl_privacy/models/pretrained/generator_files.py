@@ -194,7 +194,6 @@ def load_faces(device: torch.device, dtype: torch.dtype) -> TrainedGenerator:
 
 
 def _renamed(name: str) -> str:
-    """Rename ``main.3.weight``, the second convolution, to our ``layers.1.0.weight``."""
     _, number, value = name.split(".")
     layer, place = divmod(int(number), 3)
     return f"layers.{layer}.{place}.{value}"

@@ -56,7 +56,7 @@ class WordBox:
 class WordEvaluator(nn.Module):
     """D of Refiner for texts: convolutions over neighboring words, then the probability that each word is random.
 
-    The paper takes DistilBERT, which is too large for clients to run in each step.
+    The paper's DistilBERT is too large to run in each step.
 
     Args:
         width: d of the embeddings, as coordinates of their :class:`WordBox`.
@@ -115,7 +115,7 @@ def train_word_evaluator(
 ) -> WordEvaluator:
     """Fit the predicted to the true share of random words, by binary cross entropy of each word.
 
-    Every other text has words replaced, like in the paper; in the others all are blended with random ones.
+    Every other text has words replaced, as published; in the others all are blended.
 
     Args:
         tokens: (N, L) of public texts, padded with -1.

@@ -50,7 +50,6 @@ def instantiate(section: Mapping[str, Any], name: str, **arguments: Any) -> Any:
 
 
 def _what_failed(error: BaseException, name: str, target: str) -> str:
-    """Return the cause; settings are blamed only if the call itself does not fit."""
     if isinstance(error, TypeError) and target.rpartition(".")[2] in str(error):
         return f"{name}: {target} does not accept these settings"
     return f"{name} can't be made by {target}"
@@ -127,7 +126,6 @@ def own_modules(target: str) -> Iterator[None]:
 
 @contextmanager
 def _unlogged() -> Iterator[None]:
-    """Keep Hydra from logging errors that are raised as well."""
     before, hydra.utils.log.disabled = hydra.utils.log.disabled, True
     try:
         yield
@@ -160,7 +158,6 @@ class Signature:
     takes_any: bool
 
     def check(self, settings: Mapping[str, Any], section: str) -> None:
-        """Raise ``UserError`` for settings of ``section`` without a parameter, or of another type."""
         for key, value in settings.items():
             if key.startswith("_") or self.takes_any:
                 continue
@@ -241,7 +238,6 @@ def _is_plain(value: object) -> bool:
 
 
 def _encoded(annotation: Any) -> Any:
-    """Encode the parts of an annotation that ``fl_privacy.checks.fits`` uses."""
     origin, arguments = typing.get_origin(annotation) or annotation, typing.get_args(annotation)
     if annotation in (None, *_NAMES):
         return _NAMES[annotation or NoneType]

@@ -293,7 +293,6 @@ class RunSettings:
         return self.baseline and self.choices["defense"] != "none"
 
     def called(self, part: str) -> str:
-        """Return the option of ``part``, or the name of the user's replacement."""
         return called(self.choices[part], getattr(self, part))
 
     def plain(self) -> dict[str, Any]:

@@ -108,12 +108,10 @@ class Study:
         return list(self.attacks)
 
     def weights(self, training: str = "") -> Literal["initial", "final", "both"]:
-        """Return the attacked models of a training: from the first round, a later one, or both."""
         fresh = {plan.state == "untrained" for plan in self.attacks.values() if plan.training == training}
         return "both" if len(fresh) > 1 else "initial" if True in fresh else "final"
 
     def training(self, point: GridPoint, name: str = "", *, early: bool = False) -> list[str]:
-        """Return overrides of an unattacked training behind ``point``, or of its ``early`` rounds alone."""
         rounds = [f"federation.rounds={self.early}", f"evaluate_every={self.early}"] if early else []
         own = ("attack=none", "baseline=false", *rounds)
         return merge_overrides(self.settings, self.trainings[name], point.overrides, own)
@@ -242,7 +240,7 @@ class Track(Study):
     """A benchmark: a study with fixed settings.
 
     Attributes:
-        version: version number; figures of different versions are not compared.
+        version: figures of different versions are not compared.
         accuracy_loss: percentage points, each with a leaderboard.
         left_out: shipped defense -> reason for its absence.
         sha256: hash of everything that determines the figures, without the user's own defenses.

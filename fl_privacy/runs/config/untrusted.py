@@ -181,7 +181,6 @@ def _expect_trusted(key: str, target: object, trust: Collection[str], where: str
 
 
 def _is_defined_in(module: str, name: str) -> bool:
-    """Return ``True`` if the user's ``module`` defines ``name`` rather than imports it."""
     try:
         with own_modules(module):
             found = getattr(importlib.import_module(module), name, None)
@@ -262,7 +261,7 @@ PLACES = frozenset({"root", "folder", "path", "file", "generator", "policies", "
 def expect_no_place(overrides: Sequence[str], *, where: str, unread: Collection[str] = ()) -> None:
     """Raise ``UserError`` for overrides from the network that name any file or folder of this machine.
 
-    A setting does so by its key (``PLACES``) or by a value that contains a separator or leads outside.
+    By key (``PLACES``), or by a value that contains a separator or leads outside.
 
     Args:
         where: origin of the overrides, for the message.

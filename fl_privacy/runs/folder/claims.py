@@ -25,7 +25,6 @@ class ClaimRecord:
     """Outcome of one claim; see ``dp_check.verdict.ClaimVerdict``.
 
     Attributes:
-        neighbors: difference of two neighboring inputs.
         rdp: epsilon recomputed by Renyi divergences.
         pld: epsilon recomputed by the privacy loss distribution.
         lower: lower bound by tests.
@@ -64,7 +63,6 @@ class ClaimRecord:
 
     @property
     def recomputed(self) -> float | None:
-        """Return the smaller recomputed epsilon."""
         known = [value for value in (self.rdp, self.pld) if value is not None]
         return min(known) if known else None
 

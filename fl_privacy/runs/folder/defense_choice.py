@@ -141,7 +141,6 @@ class Candidate:
 
     @property
     def unknown(self) -> int:
-        """Count the examples that could not be scored."""
         return max(self.unjudged, self.failures)
 
     @property
@@ -151,7 +150,6 @@ class Candidate:
 
     @property
     def extent(self) -> Extent:
-        """Return the amount of leakage; unscored examples count as reconstructed."""
         number = self.images + self.unknown
         return Extent(
             read=(self.read + self.unknown) / number if number else 1.0,
@@ -176,7 +174,6 @@ class Candidate:
 
     @property
     def rests_on_few(self) -> bool:
-        """Return ``True`` if too few independent uploads were attacked to rely on."""
         return self.groups < FEW
 
 

@@ -35,7 +35,7 @@ def to_dataframe(found: Tabled | Iterable[Tabled], *, kind: str | None = None) -
         kind: kind of a run's records instead of examples, such as ``round``; see :mod:`fl_privacy.types.schema`.
 
     Raises:
-        UserError: it is something else, or a run has no such records.
+        UserError: ``found`` is something else, or a run has no such records.
     """
     import pandas as pd  # noqa: PLC0415  (not needed by the core)
 

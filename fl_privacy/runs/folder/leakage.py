@@ -61,11 +61,9 @@ class LeakageResult:
         return self.leakage.counts
 
     def counted_by(self, metric: str) -> Recognized | None:
-        """Return the count by a paper's threshold of ``metric``; ``None`` if it was not measured."""
         return self.leakage.recognized_by(metric)
 
     def among(self, others: Sequence[LeakageResult]) -> str:
-        """Describe the difference from ``others``; empty if there is none."""
         words = [f"{self.attacker} attacker"] if len({other.attacker for other in others}) > 1 else []
         words += [self.attack] if len({other.attack for other in others}) > 1 else []
         words += [f"round {self.round}"] if len({other.round for other in others}) > 1 else []
@@ -207,7 +205,7 @@ class AttackFacts:
     """The attack: its attacker, budget, knowledge and uploads.
 
     Attributes:
-        attack: name of the attack; empty if nothing was attacked or the name is not known.
+        attack: name; empty if none or not known.
         budget: settings that bound the work, such as ``60 iterations``; empty for the attack's defaults.
         server: name of a malicious server's attack; empty for an honest server.
         knowledge: attacker's knowledge by the threat model, a sentence each.

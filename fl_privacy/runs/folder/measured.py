@@ -39,7 +39,7 @@ class MeasuredDefense:
         by_threat: results by attackers, of measured threats only.
         seconds: defense time of one client in one round; NaN if not known.
         upload_bytes: size of one client's update; NaN if not known.
-        delta: delta of epsilon; ``None`` if not known, which promises little.
+        delta: ``None`` if not known, which promises little.
     """
 
     name: str
@@ -80,7 +80,6 @@ class MeasuredTable:
 
     @property
     def trained_batch_sizes(self) -> tuple[int, ...]:
-        """Return the clients' batch size; empty if the settings do not state it."""
         return _batch_sizes(self.settings, "federation.plan.batch_size")
 
     @property

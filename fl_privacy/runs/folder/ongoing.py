@@ -130,7 +130,6 @@ class Teller:
     def telling(
         self, what: str | Callable[[], str], progress: Callable[[int, int], None]
     ) -> Callable[[int, int], None]:
-        """Wrap ``progress`` of the work ``what`` that starts now, to save it."""
         started = time.monotonic()
 
         def tell(done: int, total: int) -> None:
@@ -187,7 +186,6 @@ def read_guesses(folder: Path) -> list[Pixels]:
 
 
 def _is_image(told: Any) -> bool:
-    """Return ``True`` if a tensor's header describes an image small enough to load."""
     shape = told.get_shape()
     return told.get_dtype() == "U8" and len(shape) == 3 and 0 < math.prod(shape) <= _MOST_BYTES
 

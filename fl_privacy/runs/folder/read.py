@@ -76,23 +76,18 @@ class Run:
         return self.path.name
 
     def of_kind(self, kind: str, attacker: Attacker = Attacker.PLAIN) -> list[Mapping[str, Any]]:
-        """Return the records of one kind, see ``schema.RECORDS``; those of attacks by ``attacker``."""
         return records_of(self.records, kind, attacker)
 
     def read_pairs(self) -> tuple[Mapping[tuple[str, int], Pair], list[str]]:
-        """Return originals and guesses by (victim id, image), and problems with their files."""
         return read_pairs(self.path / "reconstructions")
 
     def read_sentences(self) -> tuple[Mapping[tuple[str, int], Sentence], list[str]]:
-        """Return the texts by (victim id, number), and problems with their files."""
         return read_sentences(self.path / "reconstructions")
 
     def read_rows(self) -> tuple[Mapping[tuple[str, int], RowPair], list[str]]:
-        """Return the rows by (victim id, number), and problems with their files."""
         return read_rows(self.path / "reconstructions")
 
     def read_films(self) -> tuple[Mapping[Attacker, Sequence[Film | TextFilm]], list[str]]:
-        """Return the films by attacker, and problems with their files."""
         return read_films(self.path / "reconstructions")
 
 

@@ -23,7 +23,7 @@ PICTURES = ("reconstructions/*.safetensors", "reconstructions/*.json", "pictures
 
 
 def copy_run(source: Path, destination: Path, *, with_originals: bool) -> None:
-    """Copy a run to the new folder ``destination``, without captured updates and final weights, which reveal images.
+    """Copy a run without captured updates and final weights, which reveal images.
 
     Absolute paths in the configuration are reduced to their last part.
 

@@ -85,7 +85,6 @@ class StudyRow:
 
     @property
     def training(self) -> Summary | None:
-        """Return the summary of the main training; ``None`` if it did not finish."""
         return self.trainings.get(next(iter(self.entry.trainings)))
 
     @property
@@ -125,12 +124,10 @@ class StudyRow:
 
     @property
     def upload_bytes(self) -> float:
-        """Return the largest size of one client's update in a training."""
         return self._most("upload_bytes")
 
     @property
     def epsilon(self) -> float | None:
-        """Return the largest epsilon of a training; ``None`` if one gives no guarantee."""
         spent = [s.privacy.epsilon if s.privacy else None for s in self.trainings.values()]
         known = [epsilon for epsilon in spent if epsilon is not None]
         return max(known) if known and len(known) == len(spent) else None
@@ -159,7 +156,6 @@ class StudyRow:
 
     @cached_property
     def leakage(self) -> Mapping[Versus, Leakage]:
-        """Return the leakage in the last attacked round, by attack and attacker."""
         return {
             Versus(cell.title, attacker): own[-1].leakage
             for cell, found in self.readings.items()
@@ -168,12 +164,10 @@ class StudyRow:
         }
 
     def statistic(self, versus: Versus, metric: str) -> Statistic | None:
-        """Return the statistic over the examples of one attack; ``None`` if not measured."""
         leakage = self.leakage.get(versus)
         return leakage.metrics.get(metric) if leakage else None
 
     def heard(self, threat: Threat, uploads: str | None = None) -> list[LeakageResult]:
-        """List the leakage by attackers up to ``threat``, from all ``uploads`` or those of one name."""
         return [
             reading
             for cell, found in self.readings.items()
@@ -212,8 +206,7 @@ class StudyRow:
     def missing(self, threat: Threat) -> list[AttackCell]:
         """List the unknown cells: no attack finished, or none knew the defense if ``threat`` includes such attackers.
 
-        An honest server's attack counts unless it failed on some victim; a malicious server's counts always, since it
-        may find none of its target images.
+        An honest server's attack counts unless it failed on some victim; a malicious server's always.
         """
         return [
             cell
@@ -228,7 +221,6 @@ class StudyRow:
         ]
 
     def of_training(self, name: str, uploads: Collection[str]) -> "StudyRow":
-        """Return the results of training ``name`` alone, with its ``uploads``."""
         entry = replace(
             self.entry,
             trainings={name: self.entry.trainings[name]},

@@ -50,7 +50,6 @@ class Leakage:
 
     Attributes:
         metrics: statistics by name, over the images on which the attack did not fail; intervals are over uploads.
-        tracing: tracing distance; ``None`` if nothing was traced.
         label_sources: source of labels -> number of images.
         certainties: attacker's own certainty -> number of images, see :class:`fl_privacy.types.Certainty`.
         members: sub-attack that reconstructed them -> number of images; empty for a single attack.
@@ -74,7 +73,6 @@ class Leakage:
         return next((modality.metric for modality in MODALITIES if modality.metric in self.metrics), IMAGES.metric)
 
     def recognized_by(self, metric: str) -> Recognized | None:
-        """Return the count of a paper by ``metric``; ``None`` if that was not measured."""
         return next((bound for bound in self.thresholds if bound.metric == metric), None)
 
 
@@ -159,12 +157,10 @@ class Summary:
     inferred: tuple[Finding, ...] = ()
 
     def last_by(self, attacker: Attacker) -> Leakage | None:
-        """Return the leakage by ``attacker`` in its last attacked round; ``None`` if there is none."""
         return next((entry.by[attacker] for entry in reversed(self.attacked) if attacker in entry.by), None)
 
     @property
     def plain(self) -> Leakage:
-        """Return the leakage by the plain attacker in the last round; empty if there was none."""
         return self.last_by(Attacker.PLAIN) or Leakage()
 
     @property
@@ -172,7 +168,6 @@ class Summary:
         return self.last_by(Attacker.ADAPTIVE)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the content of ``summary.json`` without the verdict, led by the plain attacker's last round."""
         content = asdict(self)
         del content["finished"], content["countermeasures"]
         seconds = content["seconds"].pop("adaptive")
@@ -374,7 +369,6 @@ def _statistics(
 
 
 def _batch(record: Mapping[str, Any]) -> str:
-    """Return a key shared by updates of several rounds from the same examples or the same client."""
     return VictimId.parse(str(record["id"])).source
 
 

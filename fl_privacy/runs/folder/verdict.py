@@ -1,4 +1,4 @@
-"""Decide the verdict on a run once, by the rule of ``measure.rule``; every page, line and file repeats it.
+"""Decide the verdict on a run by the rule of ``measure.rule``.
 
 Red needs reconstruction above chance; green a differential privacy guarantee that bounds it; all else is gray.
 """

@@ -80,7 +80,7 @@ class RunFolder:
         Args:
             out: folder of runs; created if needed.
             config: resolved configuration as plain mappings, lists, strings and numbers.
-            undefended: ``True`` if clients do not defend themselves, so that other runs can compare with it.
+            undefended: ``True`` if clients do not defend themselves.
 
         Raises:
             UserError: another process is recording this run.
@@ -111,19 +111,16 @@ class RunFolder:
         write_whole(self.path / "threat_model.json", dump_json(list(sentences), indent=1))
 
     def write_defense(self, parts: Iterable[Part]) -> None:
-        """Write each part of the defense and its strength setting as ``defense.json``."""
         content = [{"name": part.name, "strength": part.strength} for part in parts]
         write_whole(self.path / "defense.json", dump_json(content, indent=1))
 
     def write_partition(self, counts: Sequence[Sequence[int]], class_names: Sequence[str]) -> None:
-        """Write ``counts[client][class]`` examples as ``partition.json``."""
         content = {"class_names": list(class_names), "counts": [[int(n) for n in row] for row in counts]}
         write_whole(self.path / "partition.json", dump_json(content))
 
     def add_privacy(
         self, *, delta: float, accountant: str, missing: str | None, unit: str | None = None, covered: bool = False
     ) -> None:
-        """Record the scope of the rounds' epsilons, see ``summary.Spent``, or why they are ``missing``."""
         self._append(kind="privacy", delta=delta, accountant=accountant, missing=missing, unit=unit, covered=covered)
 
     def add_round(
@@ -227,7 +224,6 @@ class RunFolder:
         pieces: Callable[[Tensor], Sequence[str]],
         attacker: Attacker = Attacker.PLAIN,
     ) -> None:
-        """Save films of the attack on each of ``found``; ``pieces`` gives a text's tokens."""
         films = [film_of(one, score, pieces) for one, score in zip(found, scores, strict=True)]
         if known := [film for film in films if film is not None]:
             write_films(self.path / "reconstructions", known, attacker)

@@ -45,7 +45,7 @@ def run_limited(command: Sequence[str], *, memory: int, core: int, environment: 
     """Run ``command`` on the core numbered ``core`` with at most ``memory`` bytes.
 
     A memory cgroup enforces the limit if this user may make one. Otherwise this process polls every 20 ms and may miss
-    a peak. (``ulimit -v`` counts addresses, most of which PyTorch never touches.)
+    a peak.
     """
     with _cgroup(memory) as group, tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as complaint:
         process = subprocess.Popen(

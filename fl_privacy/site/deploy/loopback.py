@@ -67,7 +67,6 @@ class LoopbackFederation:
         return f"{ADDRESS}:{self.port}"
 
     def start_superlink(self) -> None:
-        """Start the SuperLink and wait until it listens; ``UserError`` if it fails."""
         self._write_config()
         command = ["flower-superlink", "--host", ADDRESS, "--port", str(self.port)]
         held = ":flwr-in-memory:" if self.database is None else str(self.folder / self.database)
@@ -123,12 +122,10 @@ class LoopbackFederation:
         self.wait_for(name, lambda: JOINED in self.said(name), "join the SuperLink", seconds)
 
     def run(self, name: str, app: Path, run_config: Mapping[str, object]) -> None:
-        """Start ``flwr run``, whose process ends with the run."""
         given = " ".join(f"{key}={json.dumps(value)}" for key, value in run_config.items())
         self.start(name, ["flwr", "run", str(app), "loopback", "--stream", "--run-config", given])
 
     def flwr(self, *arguments: str) -> str:
-        """Run Flower's command line, and return its output; ``UserError`` if it fails."""
         done = subprocess.run(
             ["flwr", *arguments],
             env=self.variables(),
@@ -142,7 +139,6 @@ class LoopbackFederation:
         return done.stdout
 
     def start(self, name: str, command: list[str]) -> None:
-        """Start a process in a group of its own, with its output in ``NAME.log``."""
         with self.log(name).open("ab") as log:
             self._processes[name] = subprocess.Popen(
                 command,
@@ -161,7 +157,6 @@ class LoopbackFederation:
         return self.log(name).read_text(errors="replace")
 
     def ended(self, name: str) -> int | None:
-        """Return the exit status of a process; ``None`` while it runs."""
         return self._processes[name].poll()
 
     def kill(self, name: str) -> None:
@@ -185,7 +180,6 @@ class LoopbackFederation:
             time.sleep(_POLL)
 
     def wait(self, name: str, seconds: float) -> int:
-        """Wait for a process and return its exit status."""
         try:
             return self._processes[name].wait(seconds)
         except subprocess.TimeoutExpired as error:

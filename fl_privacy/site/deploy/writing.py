@@ -42,7 +42,6 @@ class Deployment:
 
     @classmethod
     def read(cls, folder: Path) -> "Deployment":
-        """Load the deployment of ``folder``; ``UserError`` if there is none."""
         try:
             held = json.loads((folder / "deployment.json").read_text())
             return cls(folder.resolve(), str(held["host"]), int(held["port"]), int(held["nodes"]))
@@ -54,21 +53,17 @@ class Deployment:
 
     @property
     def authority(self) -> tuple[Path, Path]:
-        """Return certificate and key of the authority."""
         return self.folder / "ca" / "ca.crt", self.folder / "ca" / "ca.key"
 
     @property
     def superlink(self) -> Path:
-        """Return the folder for the SuperLink's machine."""
         return self.folder / "superlink"
 
     @property
     def app(self) -> Path:
-        """Return the folder for ``flwr run``."""
         return self.folder / "app"
 
     def node(self, number: int) -> Path:
-        """Return the folder for the machine of node ``number``, from 0."""
         return self.folder / f"node-{number}"
 
 

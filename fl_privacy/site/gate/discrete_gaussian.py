@@ -1,8 +1,8 @@
 """Exact samples of the discrete Gaussian, in integers, from the operating system's randomness.
 
 P(y) is proportional to exp(-y^2 / (2 s^2)) over the integers (Canonne, Kamath, Steinke 2020, "The Discrete Gaussian for
-Differential Privacy", Definition 1). Such noise on integers of l2 sensitivity D makes a release D^2 / (2 s^2)-zCDP
-(their Theorem 14), as continuous noise does.
+Differential Privacy", Definition 1). On integers of l2 sensitivity D it makes a release D^2 / (2 s^2)-zCDP (their
+Theorem 14).
 
 Sampling is by rejection as in Karney 2016 ("Sampling Exactly from the Normal Distribution", Algorithm D, with s a power
 of two): k >= 0 with probability proportional to exp(-k^2 / 2), a sign, j uniform in 0..s-1; y = +-(k s + j) is kept
@@ -91,7 +91,6 @@ def _draw(trials: int, random: Bytes) -> Integers:
 
 
 def _whole_parts(words: npt.NDArray[np.uint16], random: Bytes) -> Integers:
-    """Draw k >= 0 with probability proportional to exp(-k^2 / 2), by inversion."""
     bounds = _cumulative()[:-1]
     high = [bound >> (_PRECISION - _WHOLE_BITS) for bound in bounds]
     found, open_yet = np.zeros(len(words), np.uint8), np.zeros(len(words), np.bool_)

@@ -100,7 +100,6 @@ class Entry:
 
     @property
     def line(self) -> bytes:
-        """Return the entry as its line of the file, with the newline."""
         told = dict(vars(self))
         if self.clock is None:
             for name in ("clock", "boot", "up"):

@@ -44,7 +44,6 @@ class Records:
 
     @property
     def size(self) -> int:
-        """Return the size in bytes of arrays, texts and lists."""
         arrays = sum(len(array.data) for record in self.arrays.values() for array in record.values())
         values = [v for held in (self.metrics, self.config) for record in held.values() for v in record.values()]
         return arrays + sum(8 * len(v) if isinstance(v, str | bytes | list | tuple) else 8 for v in values)

@@ -82,7 +82,6 @@ class Wishes:
 
     @property
     def scratch(self) -> tuple[str, ...]:
-        """Return the in-memory places of a root of its own."""
         return (OTHER_TEMPORARY, self.temporary, SHARED_MEMORY)
 
 
@@ -217,7 +216,6 @@ def _close_all(*but: int) -> None:
 
 
 def _bound(wishes: Wishes) -> None:
-    """Make the kernel refuse processes far beyond the allowed number."""
     tasks = Room(wishes.most_bytes, wishes.most_processes).most_tasks
     for place, value in (("sys/kernel/pid_max", tasks), ("self/oom_score_adj", 1000)):
         try:
@@ -339,7 +337,6 @@ def _outermost(places: Iterable[str]) -> list[str]:
 
 
 def _seen_at(places: Iterable[str], bound: Iterable[str]) -> Iterator[str]:
-    """Yield the paths of ``places`` within those ``bound``, also through links."""
     held = [(place, os.path.realpath(place)) for place in bound]
     for place in places:
         parent, name = os.path.split(place)

@@ -116,7 +116,6 @@ class Ledger:
             return True
 
     def entries(self) -> list[Entry]:
-        """Return all entries with their outcomes, after checking their chain; raises as ``account`` does."""
         found: list[Entry] = []
         with self._locked() as descriptor:
             self._read(descriptor)

@@ -385,7 +385,6 @@ def _app(given: object, folder: Path) -> AppLimits:
 
 
 def _values(where: str, given: object, records: tuple[str, ...], rule: Rule) -> Values:
-    """Parse rules by key; ``rule`` is for keys without one."""
     if given is None or given is False:
         return Values(records=records)
     told = _table(where, given, "records", "allow")

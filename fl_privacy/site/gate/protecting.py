@@ -89,8 +89,7 @@ def noised(
 def clipped(pieces: Sequence[Piece], noising: Noising) -> Integers:
     """Round a change to whole steps (sum of n,) of the grid, scaled to a norm of at most ``clip_norm``.
 
-    ``pieces`` are finite values before and after, each pair (n,); the change is recomputed, which costs less than
-    keeping it.
+    ``pieces`` are finite values before and after, each pair (n,).
     """
     largest = max((float(np.abs(_change(*piece)).max(initial=0.0)) for piece in pieces), default=0.0)
     norm = largest * math.sqrt(sum(_squares(_change(*piece) / largest) for piece in pieces)) if largest > 0 else 0.0

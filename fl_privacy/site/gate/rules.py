@@ -105,7 +105,6 @@ class Rule:
 
     @classmethod
     def read(cls, where: str, given: object) -> "Rule":
-        """Parse the rule in a policy's file; ``UserError`` if it is none."""
         if given is None or given is True:
             given = {}
         if not isinstance(given, Mapping):
@@ -197,7 +196,6 @@ class Rule:
         return math.log2(sum(9 * 10 ** (self.digits - 1) * each for each in decades) + 1)
 
     def in_words(self) -> str:
-        """Describe the rule, such as ``as a whole number of at least 32, rounded to 32``."""
         if self.length is not None:
             return f"as a list of {self.length}, each {replace(self, length=None).in_words()}"
         if self.value is not None:

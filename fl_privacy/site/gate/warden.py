@@ -45,7 +45,6 @@ class Room:
 
     @property
     def most_tasks(self) -> int:
-        """Return the number of processes and threads that the kernel should allow."""
         return self.most_processes * THREADS + (os.cpu_count() or 1) * CORE_THREADS + MORE_THREADS
 
 
@@ -118,7 +117,6 @@ def _own(told: Mapping[str, int]) -> int:
 
 
 def _share(number: str, otherwise: int) -> int:
-    """Return a process's share of memory in common with forks, else ``otherwise``."""
     try:
         told = _figures(Path(f"/proc/{number}/smaps_rollup").read_bytes())
     except ProcessLookupError:
