@@ -13,13 +13,13 @@ from tests.test_shape import ROOT
 
 CEILINGS = {
     "things at the top of the package": 20,
-    "lines of the package": 94_624,
+    "lines of the package": 94_109,
     "files": 517,
-    "private helpers of at most 6 lines, called once": 413,
+    "private helpers of at most 6 lines, called once": 420,
     "public class names with two homes": 1,
     "argument lines without their noun, in percent": 0,
-    "words in docstrings": 104_594,
-    "words of our own in docstrings": 22,
+    "words in docstrings": 98_650,
+    "words of our own in docstrings": 21,
     "words of our own in docs and README": 85,
     "words in the guide": 31_618,
 }
