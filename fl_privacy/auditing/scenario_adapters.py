@@ -253,8 +253,8 @@ def entered_apart(observation: Observation) -> Tensor:
     assert isinstance(model, ReplayModel)
     known = [value for n in model.beside if (value := model.program.constants[n]).shape[1:] == model.shapes[0]]
     layer = attempt(lambda: find_first_layer(model, observation.sent, observation.input_shape))
-    gradient = as_gradient(observation)
-    if isinstance(layer, Failure) or not {layer.weight, layer.bias} <= gradient.keys():
+    gradient = attempt(lambda: as_gradient(observation))
+    if isinstance(layer, Failure) or isinstance(gradient, Failure) or not {layer.weight, layer.bias} <= gradient.keys():
         return torch.empty(0, *observation.input_shape)
     ratios = agreed_ratios(gradient[layer.weight], gradient[layer.bias])
     found = layer.pixels(ratios).reshape(-1, *observation.input_shape).float()

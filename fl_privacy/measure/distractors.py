@@ -296,3 +296,7 @@ def _different(tokens: Tensor) -> Tensor:
     """Return the distinct tokens (1, k) of (1, n), without -1."""
     different: Tensor = torch.unique(tokens[tokens >= 0])
     return different[None]
+
+
+Others = Distractors
+"""Its earlier name."""
