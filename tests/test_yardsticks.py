@@ -13,7 +13,7 @@ from tests.test_shape import ROOT
 
 CEILINGS = {
     "things at the top of the package": 20,
-    "lines of the package": 94_113,
+    "lines of the package": 94_116,
     "files": 517,
     "private helpers of at most 6 lines, called once": 420,
     "public class names with two homes": 1,

@@ -252,6 +252,8 @@ def entered_apart(observation: Observation) -> Tensor:
     model = observation.model
     assert isinstance(model, ReplayModel)
     known = [value for n in model.beside if (value := model.program.constants[n]).shape[1:] == model.shapes[0]]
+    if observation.plan.optimizer != "sgd":
+        return torch.empty(0, *observation.input_shape)
     layer = attempt(lambda: find_first_layer(model, observation.sent, observation.input_shape))
     gradient = attempt(lambda: as_gradient(observation))
     if isinstance(layer, Failure) or isinstance(gradient, Failure) or not {layer.weight, layer.bias} <= gradient.keys():

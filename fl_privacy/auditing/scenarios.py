@@ -282,7 +282,8 @@ class Scenarios:
         if solved.failure is None and solved.loss < SOLVED:
             return replace(solved, member="the first dense layer's equations")
         apart, number = entered_apart(observation), observation.upload.num_examples
-        made = solved if len(apart) >= number else attack([observation], seed=self.seed)[0]
+        enough = solved.batch is not None and len(apart) >= number
+        made = solved if enough else attack([observation], seed=self.seed)[0]
         if made.batch is None or not len(apart):
             return made
         guesses = torch.cat([apart.to(made.batch.inputs), made.batch.inputs])[:number]
