@@ -218,7 +218,8 @@ def chance_of(record: Mapping[str, Any]) -> float:
         if _is_recognizable(record) and _beats(record, "psnr", MUCH_PSNR):
             return 0.0
         lead = _number(record, "lead")
-        return CHANCE * math.exp(-max(0.0, (LEAD if lead is None else lead) - LEAD) / CHANCE_FALLS)
+        short = (LEAD - (LEAD if lead is None else lead)) / CHANCE_FALLS
+        return min(1.0, CHANCE * math.exp(min(short, 10.0)))
     if _beats_frequency(record):
         return 0.0
     right, wrong = (int(_number(record, name) or 0) for name in ("words_read", "words_false"))

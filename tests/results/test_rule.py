@@ -213,7 +213,14 @@ def test_older_records_of_rows_are_judged_by_their_band() -> None:
 
 @pytest.mark.parametrize(
     ("lead", "psnr", "number", "red"),
-    [(0.1, 20.0, 1, False), (0.1, 20.0, 4, True), (3.0, 20.0, 1, True), (0.1, 26.0, 1, True)],
+    [
+        (0.1, 20.0, 1, False),
+        (0.1, 20.0, 4, True),
+        (3.0, 20.0, 1, True),
+        (0.1, 26.0, 1, True),
+        (-2.0, 20.0, 2, False),
+        (-1e9, 20.0, 6, False),
+    ],  # fmt: skip
 )
 def test_recognizable_images_have_a_chance_by_their_lead(lead: float, psnr: float, number: int, red: bool) -> None:
     """Guesses without the update pass a control now and then: one alone, hardly nearest, is no finding."""
