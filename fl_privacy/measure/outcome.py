@@ -218,8 +218,7 @@ def chance_of(record: Mapping[str, Any]) -> float:
         if _is_recognizable(record) and _beats(record, "psnr", MUCH_PSNR):
             return 0.0
         lead = _number(record, "lead")
-        short = (LEAD - (LEAD if lead is None else lead)) / CHANCE_FALLS
-        return min(1.0, CHANCE * math.exp(min(short, 10.0)))
+        return min(1.0, CHANCE * math.exp(min(10.0, (LEAD - (LEAD if lead is None else lead)) / CHANCE_FALLS)))
     if _beats_frequency(record):
         return 0.0
     right, wrong = (int(_number(record, name) or 0) for name in ("words_read", "words_false"))

@@ -220,7 +220,7 @@ def test_older_records_of_rows_are_judged_by_their_band() -> None:
         (0.1, 26.0, 1, True),
         (-2.0, 20.0, 2, False),
         (-1e9, 20.0, 6, False),
-    ],  # fmt: skip
+    ],
 )
 def test_recognizable_images_have_a_chance_by_their_lead(lead: float, psnr: float, number: int, red: bool) -> None:
     """Guesses without the update pass a control now and then: one alone, hardly nearest, is no finding."""
