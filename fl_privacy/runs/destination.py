@@ -4,7 +4,9 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
+from importlib import import_module
 from pathlib import Path
+from threading import Thread
 from typing import Literal, Protocol
 
 from fl_privacy.attacks import Progress, no_progress
@@ -125,6 +127,8 @@ class Destination:
 
     def open(self) -> RunFolder:
         config = self.config
+        if config.page:  # the page's charts need it; it takes a second, which passes here while the attack computes
+            Thread(target=import_module, args=("matplotlib.backends.backend_svg",), daemon=True).start()
         try:
             return RunFolder.open_or_create(
                 Path(config.out),
