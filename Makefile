@@ -22,10 +22,10 @@ test-long: $(STAMP)
 
 test-all: test test-long
 
-# What holds for every part, asked of one: make part NAME=pruning. It says which file is missing.
+# What holds for every part, of one: make part NAME=pruning. It says which file is missing.
 part: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/pytest --quiet tests/defenses/test_contract.py tests/test_effects.py tests/attacks/presets tests/metrics/test_contract.py \
-		tests/docs/test_site.py tests/config/test_compose.py -k "($(NAME)) or one_page or three_sentences or every_preset"
+		tests/docs/test_site.py tests/config/test_compose.py tests/test_registration.py -k "($(NAME)) or same_parts or three_sentences"
 
 # Every bad input, and every app under audit; `make test` takes a sample of them.
 fuzz: $(STAMP)

@@ -63,8 +63,21 @@ FORMULA = re.compile(r"^\$\$(.+?)\$\$$", re.MULTILINE)
 
 @cache
 def methods() -> dict[str, dict[str, Any]]:
-    """Load ``methods.yaml``: kind -> name -> its entry."""
-    return yaml.safe_load((DOCS / "methods.yaml").read_text())
+    """Load ``methods.yaml``: kind -> name -> its entry; an option that it lacks has its docstring there."""
+    found = yaml.safe_load((DOCS / "methods.yaml").read_text())
+    for kind, entries in found.items():
+        listed = {option for entry in entries.values() for option in entry["options"]} | {"none", "custom"}
+        for option in options(kind):
+            if option not in listed:
+                text = inspect.getdoc(locate_target(OmegaConf.load(options(kind)[option]), kind)) or ""
+                idea = text.partition("\n\nArgs:")[0].replace("``", "`")
+                entries[option] = {
+                    "title": option,
+                    "options": [option],
+                    "idea": idea,
+                    "needs": "an entry in methods.yaml",
+                }
+    return found
 
 
 @cache
@@ -116,7 +129,9 @@ def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> st
 def method_page(kind: str, name: str, told: dict[str, Any]) -> str:
     """Render the page of a method: idea, formula, settings, our picture and figures, the paper's."""
     shown = " ".join(f"`{kind}={option}`" for option in told["options"])
-    parts = [f"# {told['title']}\n", shown, told["idea"], f"$${told['formula']}$$", f"Source: {told['source']}."]
+    parts = [f"# {told['title']}\n", shown, told["idea"]]
+    if "formula" in told:
+        parts += [f"$${told['formula']}$$", f"Source: {told['source']}."]
     parts.append("## What it does to digits\n")
     parts.append(_seen(f"{kind}-{told['options'][0]}", told.get("needs")))
     if published := told.get("published"):

@@ -68,4 +68,4 @@ if TYPE_CHECKING:
         Dager as Dager,
     )
 else:
-    __getattr__, __dir__, __all__ = on_demand(__name__)
+    __getattr__, __dir__, __all__ = on_demand(__name__, registers=True)

@@ -74,23 +74,32 @@ def minilm_folder() -> Path:
     return packaged_folder(module, needed_by="MiniLM", install=install) / "model"
 
 
-def on_demand(package: str) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
+def registered_files(package: str) -> dict[str, str]:
+    """Map NAME to its module for each file ``_NAME.py`` of ``package``, which registers what it calls NAME."""
+    folder = Path(str(sys.modules[package].__file__)).parent
+    return {path.stem[1:]: f"{package}.{path.stem}" for path in sorted(folder.glob("_[a-z]*.py"))}
+
+
+def on_demand(
+    package: str, *, registers: bool = False
+) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
     """Return ``__getattr__``, ``__dir__`` and ``__all__`` of ``package`` that import its names on first use.
 
-    The names are those imported under ``if TYPE_CHECKING``. If one needs a package that is not installed, the
-    ``UserError`` names the extra.
+    The names are those imported under ``if TYPE_CHECKING``, and with ``registers`` those of ``registered_files``. If
+    one needs a package that is not installed, the ``UserError`` names the extra.
     """
     module = sys.modules[package]
     source = Path(str(module.__file__)).read_text(encoding="utf-8")
     block = next(node for node in ast.parse(source).body if isinstance(node, ast.If))
     imports = [node for node in block.body if isinstance(node, ast.ImportFrom) and node.module]
-    where = {alias.name: node.module for node in imports for alias in node.names}
+    where = registered_files(package) if registers else {}
+    where |= {alias.name: str(node.module) for node in imports for alias in node.names}
 
     def find(name: str) -> object:
         if name not in where:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         try:
-            return getattr(import_module(str(where[name])), name)
+            return getattr(import_module(where[name]), name)
         except ImportError as error:
             if (missing := missing_extra(error)) is None:
                 raise

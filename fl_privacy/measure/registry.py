@@ -9,6 +9,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Literal
 
+from fl_privacy.checks.packages import registered_files
 from fl_privacy.errors import UserError
 from fl_privacy.types.modality import IMAGES, ROWS, TEXTS
 
@@ -307,7 +308,12 @@ METRICS: dict[str, Metric] = {
         digits=whole_percent,
         description="Share of the labels recovered; in a batch, each guessed label counts once.",
     ),
+    **{name: getattr(import_module(file), name) for name, file in registered_files("fl_privacy.measure").items()},
 }
+"""Metrics by name; a file ``_NAME.py`` of this folder, whose ``NAME`` is a ``Metric``, registers itself.
+
+Such a file imports PyTorch inside its function, as this module is imported by commands that need none.
+"""
 
 NOT_METRICS = frozenset(
     {

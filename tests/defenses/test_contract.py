@@ -1,4 +1,4 @@
-"""What holds for every defense. A new defense is one row of ``DEFENSES``."""
+"""What holds for every defense. One without a row in ``DEFENSES`` has its defaults and a check by its hooks."""
 
 from pathlib import Path
 
@@ -7,6 +7,7 @@ import torch
 from hydra.utils import get_object, instantiate
 from omegaconf import OmegaConf
 
+from fl_privacy import defenses
 from fl_privacy.defenses import (
     Defense,
     ats,
@@ -36,6 +37,7 @@ from fl_privacy.defenses import (
 from fl_privacy.errors import UserError
 from fl_privacy.models import ViT
 from fl_privacy.rng import derive_generator
+from fl_privacy.runs.config import options
 from fl_privacy.runs.config.compose import compose_file
 from fl_privacy.types import Batch
 
@@ -106,6 +108,12 @@ def within(radius):
     return check
 
 
+def as_hooked(defense):
+    """Return a check that the update moves if, and only if, a hook of ``defense`` acts on it."""
+    acts = bool(defense.gradient or defense.upload or defense.loss)
+    return lambda clean, defended: torch.equal(clean, defended) != acts
+
+
 def informed(defense):
     """Which learns from public examples, as those of ``local_step`` but for their colors."""
     images = torch.rand(40, 3, 16, 16, generator=derive_generator(2, "public"))
@@ -127,10 +135,10 @@ DEFENSES: dict[str, tuple[Defense, object]] = {
     "gs_wgan": (gs_wgan(images_per_class=2, iterations=2, critics=2, width=4), unchanged),
     "dsa": (dsa(**CONDENSED, networks=1, outer_steps=1, inner_steps=1, lr=50), unchanged),
     "instahide": (instahide(), unchanged),
-    "gaussian": (dp_noise(scale=0.1), all_moved),
-    "gaussian, first layer": (dp_noise(scale=0.1, layers=[1]), lambda clean, d: torch.equal(clean[912:], d[912:])),
-    "laplace, clipped": (dp_noise(noise="laplace", scale=0.1, clip_norm=0.5, at="gradient"), all_moved),
-    "clipped, no noise": (
+    "dp_noise": (dp_noise(scale=0.1), all_moved),
+    "dp_noise, first layer": (dp_noise(scale=0.1, layers=[1]), lambda clean, d: torch.equal(clean[912:], d[912:])),
+    "dp_noise, laplace, clipped": (dp_noise(noise="laplace", scale=0.1, clip_norm=0.5, at="gradient"), all_moved),
+    "dp_noise, clipped, no noise": (
         dp_noise(scale=0, clip_norm=0.5),
         lambda clean, d: torch.allclose(d, 0.5 * clean / clean.norm()) and clean.norm() > 0.5,
     ),
@@ -147,9 +155,9 @@ DEFENSES: dict[str, tuple[Defense, object]] = {
     "pruning by integrated gradients": (pruning(rate=0.7, by="integrated_gradients"), subset_of(0.3)),
     "pruning by neurons": (pruning(rate=0.7, by="shapley"), subset_of(0.3)),
     "pruning at random": (pruning(rate=0.7, by="random"), subset_of(0.3)),
-    "shared 5 %": (selective_sharing(share=0.05), subset_of(0.05)),
-    "shared 30 % at random": (selective_sharing(share=0.3, by="random", scope="layer"), subset_of(0.3)),
-    "shared 30 % with noise": (
+    "selective_sharing": (selective_sharing(share=0.05), subset_of(0.05)),
+    "selective_sharing, at random": (selective_sharing(share=0.3, by="random", scope="layer"), subset_of(0.3)),
+    "selective_sharing, noise": (
         selective_sharing(share=0.3, noise_scale=0.1),
         lambda clean, d: not set(d[d != 0].tolist()) & set(clean.tolist()) and 0.29 < (d != 0).double().mean() < 0.31,
     ),
@@ -163,7 +171,7 @@ DEFENSES: dict[str, tuple[Defense, object]] = {
     "refiner, by example": (refiner(match="example", evaluator=small_evaluator()), within(0.1)),
     "soteria": (soteria(rate=0.75), columns_of_head_zero(0.75)),
     "soteria, estimated": (soteria(rate=0.75, scores="estimated"), columns_of_head_zero(0.75)),
-    "soteria, mixing": (soteria_mixing(rate=0.5), lambda clean, d: 0 < (d != clean).double().mean() < 1),
+    "soteria_mixing": (soteria_mixing(rate=0.5), lambda clean, d: 0 < (d != clean).double().mean() < 1),
     "spn": (spn(alpha2=0.5), all_but_head_moved),
     "spn without its loss": (spn(alpha2=0), unchanged),
     "spn, dp_sgd that does not clip": (
@@ -173,13 +181,18 @@ DEFENSES: dict[str, tuple[Defense, object]] = {
     "split_fed": (split_fed(), unchanged),
     "fdl_pp": (fdl_pp(), unchanged),
     "fdl_pp, penalized": (fdl_pp(form="penalized"), unchanged),
-    "1 bit": (quantization(bits=1, rounding="nearest"), lambda clean, d: torch.equal(d.sign(), clean.sign())),
-    "4 bits": (quantization(bits=4), lambda clean, d: len(d.unique()) <= 6 * 15 and (d - clean).norm() > 0),
-    "28 bits": (
+    "quantization, 1 bit": (
+        quantization(bits=1, rounding="nearest"),
+        lambda clean, d: torch.equal(d.sign(), clean.sign()),
+    ),
+    "quantization": (quantization(bits=4), lambda clean, d: len(d.unique()) <= 6 * 15 and (d - clean).norm() > 0),
+    "quantization, 28 bits": (
         quantization(bits=28, rounding="nearest"),
         lambda clean, d: torch.allclose(d, clean, rtol=0, atol=1e-8 * clean.abs().max().item()),
     ),
 }
+for name in sorted(set(options("defense")) & set(defenses.__all__) - DEFENSES.keys()):
+    DEFENSES[name] = (own := getattr(defenses, name)(), as_hooked(own))
 
 every_defense = pytest.mark.parametrize("defense, specified", DEFENSES.values(), ids=DEFENSES.keys())
 

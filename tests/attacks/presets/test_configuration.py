@@ -105,12 +105,6 @@ def test_ats_as_its_authors_program_sets_it() -> None:
     assert sgd == GradientDescent(lr=0.01, momentum=0.9, nesterov=True, sign="hard", schedule=StepDecay())
 
 
-def test_every_preset_has_a_configuration() -> None:
-    targets = {str(OmegaConf.load(path).get("_target_")).rpartition(".")[2] for path in FILES}
-    presets = {name for name in attacks.__all__ if name[0].islower() and name not in ("no_progress", "reconstruct")}
-    assert presets <= targets
-
-
 def test_every_part_can_be_set_from_the_command_line() -> None:
     overrides = ["per_layer=true", "sign=soft", "noise=0.1", "isotropic=true", "color_range=0.5", "projection=none"]
     built = build_attack(compose_run(["attack=inverting_gradients", *(f"attack.{each}" for each in overrides)]).attack)

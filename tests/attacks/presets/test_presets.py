@@ -8,6 +8,7 @@ from itertools import product
 import pytest
 import torch
 
+from fl_privacy import attacks
 from fl_privacy.attacks import (
     GradientInversion,
     ModelInversion,
@@ -28,6 +29,7 @@ from fl_privacy.attacks.gradient_inversion.starts import STARTS, Blank, Given, S
 from fl_privacy.attacks.optimizers import LBFGS
 from fl_privacy.errors import UserError
 from fl_privacy.models import ConvNet, LeNet, ResNet20
+from fl_privacy.runs.config import options
 from fl_privacy.types import LocalPlan
 from tests.attacks.victims import CLASSES, SHAPE, observations, smooth_net
 from tests.generator.makers import generator_file
@@ -65,6 +67,11 @@ PRESETS: dict[str, Callable[..., GradientInversion | ModelInversion]] = {
     "ats-lbfgs-cosine-code": partial(ats_attack, variant="code", optimizer="lbfgs"),
     "ats-lbfgs-l2-code": partial(ats_attack, variant="code", optimizer="lbfgs", distance="l2"),
 }  # fmt: skip
+PRESETS |= {
+    name: getattr(attacks, name)
+    for name in sorted(set(options("attack")) & set(attacks.__all__) - PRESETS.keys() - {"lamp", "tableak", "tag"})
+}
+"""Those of texts and rows have tests of their own; a new preset without a row has its defaults."""
 
 
 @pytest.mark.parametrize("name", PRESETS)
