@@ -33,15 +33,7 @@ def ats(
     def on_batch(batch: Batch, state: ClientState, rng: torch.Generator) -> Batch:
         return Batch(transform(batch.inputs, chosen, rng, by_probability=by_probability), batch.labels)
 
-    names = tuple(str(policy) for policy in chosen)
-    return Defense(
-        parts=(
-            Part(
-                "ats",
-                {"policies": list(names), "table": chosen[0].table, "by_probability": by_probability},
-                Transformed(policies=names, table=chosen[0].table, by_probability=by_probability),
-            ),
-        ),
-        data=(on_batch,),
-        prepare=(check_shape,),
-    )
+    names, of_table = tuple(str(policy) for policy in chosen), chosen[0].table
+    settings = {"policies": list(names), "table": of_table, "by_probability": by_probability}
+    effect = Transformed(policies=names, table=of_table, by_probability=by_probability)
+    return Defense(parts=(Part("ats", settings, effect),), data=(on_batch,), prepare=(check_shape,))

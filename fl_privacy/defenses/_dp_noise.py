@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -60,8 +59,12 @@ def sample_noise(like: Tensor, distribution: Distribution, scale: float, rng: to
         scale: standard deviation of the Gaussian; the Laplace parameter b, whose standard deviation is sqrt(2) b.
         rng: generator, advanced by the draw; a ``SecretGenerator`` gives cryptographic bits.
     """
-    if isinstance(rng, SecretGenerator):
-        return _secret_noise(like, distribution, scale, rng)
+    if isinstance(rng, SecretGenerator):  # inverse distribution function of 52 secret bits and a sign, in float64
+        bits = np.frombuffer(rng.next_bytes(8 * like.numel()), dtype="<u8")
+        share = torch.from_numpy(((bits >> np.uint64(12)) + 0.5) * 2.0**-52)
+        size = torch.erfinv(share).mul_(math.sqrt(2)) if distribution == "gaussian" else share.neg_().log1p_().neg_()
+        signed = torch.from_numpy(np.where(bits & np.uint64(1), 1.0, -1.0)).mul_(size).mul_(scale)
+        return signed.view(like.shape).to(like)
     noise = torch.empty(like.shape, dtype=like.dtype, device=rng.device)
     if distribution == "gaussian":
         noise.normal_(std=scale, generator=rng)
@@ -75,15 +78,6 @@ def sample_noise(like: Tensor, distribution: Distribution, scale: float, rng: to
 def noise_std(distribution: Distribution, scale: float) -> float:
     """Return the standard deviation of an element of ``sample_noise``."""
     return scale * (math.sqrt(2) if distribution == "laplace" else 1.0)
-
-
-def _secret_noise(like: Tensor, distribution: Distribution, scale: float, rng: SecretGenerator) -> Tensor:
-    """Draw noise by the inverse distribution function of 52 secret bits and a sign, in double precision."""
-    bits = np.frombuffer(rng.next_bytes(8 * like.numel()), dtype="<u8")
-    share = torch.from_numpy(((bits >> np.uint64(12)) + 0.5) * 2.0**-52)
-    size = torch.erfinv(share).mul_(math.sqrt(2)) if distribution == "gaussian" else share.neg_().log1p_().neg_()
-    signed = torch.from_numpy(np.where(bits & np.uint64(1), 1.0, -1.0)).mul_(size).mul_(scale)
-    return signed.view(like.shape).to(like)
 
 
 def dp_noise(
@@ -129,6 +123,9 @@ def dp_noise(
     def on_gradient(tensors: Tensors, step: LocalStep) -> Tensors:
         return perturb(tensors, step.rng)
 
+    def expect_there(model: nn.Module) -> None:
+        _owned((name for name, _ in model.named_parameters()), chosen or ())
+
     std = noise_std(noise, scale)
     settings: dict[str, object] = {
         "noise": noise, "scale": scale, "std": std, "clip_norm": clip_norm, "clip_scope": clip_scope, "at": at
@@ -143,7 +140,7 @@ def dp_noise(
         parts=(part,),
         gradient=(on_gradient,) if at == "gradient" else (),
         upload=(on_upload,) if at == "upload" else (),
-        fits=() if chosen is None else (partial(_expect_there, layers=chosen),),
+        fits=() if chosen is None else (expect_there,),
     )
 
 
@@ -163,10 +160,6 @@ def _owned(names: Iterable[str], layers: tuple[int | str, ...]) -> frozenset[str
     for layer in layers:
         checks.one_of("defense.layers", layer, there)
     return NoisedLayers(added=None, layers=layers).noised(numbers)
-
-
-def _expect_there(model: nn.Module, layers: tuple[int | str, ...]) -> None:
-    _owned((name for name, _ in model.named_parameters()), layers)
 
 
 def local_dp(
@@ -211,21 +204,10 @@ def dp_sgd(*, clip_norm: float = 1.0, noise_multiplier: float = 1.0) -> Defense:
             step.model, step.sent, step.batch, clip_norm, plan=step.plan, changes=step.changes, held=step.held
         )
         step.losses.append(loss)
-        std = noise_multiplier * clip_norm
-        return {
-            name: (total[name] + sample_noise(total[name], "gaussian", std, step.rng)) / max(1, len(step.batch))
-            for name in total
-        }
+        std, size = noise_multiplier * clip_norm, max(1, len(step.batch))
+        return {name: (t + sample_noise(t, "gaussian", std, step.rng)) / size for name, t in total.items()}
 
-    return Defense(
-        parts=(
-            Part(
-                "dp_sgd",
-                {"clip_norm": clip_norm, "noise_multiplier": noise_multiplier},
-                ClippedExamples(norm=clip_norm, noise_multiplier=noise_multiplier),
-                strength="noise_multiplier",
-            ),
-        ),
-        gradient=(on_gradient,),
-        anew=(on_gradient,),
-    )
+    settings = {"clip_norm": clip_norm, "noise_multiplier": noise_multiplier}
+    effect = ClippedExamples(norm=clip_norm, noise_multiplier=noise_multiplier)
+    part = Part("dp_sgd", settings, effect, strength="noise_multiplier")
+    return Defense(parts=(part,), gradient=(on_gradient,), anew=(on_gradient,))

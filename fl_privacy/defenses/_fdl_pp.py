@@ -1,7 +1,7 @@
 """FDL-PP: a private front with passport layers."""
 
 import copy
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -40,7 +40,7 @@ class PassportConv2d(nn.Module):
         self, convolution: nn.Conv2d, input_shape: tuple[int, ...], *, hidden: int, stored: bool = False
     ) -> None:
         super().__init__()
-        channels = convolution.out_channels
+        channels, padded = convolution.out_channels, convolution.padding_mode != "zeros"
         self.weight = nn.Parameter(convolution.weight.detach().clone())
         self.encoder = nn.Linear(channels, hidden)
         self.decoder = nn.Linear(hidden, channels)
@@ -49,13 +49,8 @@ class PassportConv2d(nn.Module):
         self.gamma = nn.Parameter(torch.ones(channels)) if stored else None
         self.beta = nn.Parameter(torch.zeros(channels)) if stored else None
         self._pad = convolution._reversed_padding_repeated_twice, convolution.padding_mode
-        padded = convolution.padding_mode != "zeros"
-        self._geometry = (
-            convolution.stride,
-            0 if padded else convolution.padding,
-            convolution.dilation,
-            convolution.groups,
-        )
+        padding = 0 if padded else convolution.padding
+        self._geometry = convolution.stride, padding, convolution.dilation, convolution.groups
 
     def from_passports(self) -> tuple[Tensor, Tensor]:
         """Compute gamma (O,) and beta (O,) of Eq. 24."""
@@ -76,7 +71,12 @@ class PassportConv2d(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         gamma, beta = self.affine()
-        return self._convolve(inputs, gamma[:, None, None, None] * self.weight, beta)
+        stride, padding, dilation, groups = self._geometry
+        widths, mode = self._pad
+        if mode != "zeros":
+            inputs = F.pad(inputs, widths, mode)
+        weight = gamma[:, None, None, None] * self.weight
+        return F.conv2d(inputs, weight, beta, stride, padding, dilation, groups)
 
     def _dense_weight(self) -> Tensor:
         """Return the weight (O, C * kernel), with zeros outside the group of a grouped convolution."""
@@ -95,13 +95,6 @@ class PassportConv2d(nn.Module):
         for axis, (size, step, gap) in enumerate(zip(self.weight.shape[2:], stride, dilation, strict=True), start=2):
             seen = seen.unfold(axis, gap * (size - 1) + 1, step)[..., ::gap]
         return seen.permute(0, 4, 5, 1, 2, 3).flatten(0, 2).flatten(1)
-
-    def _convolve(self, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        stride, padding, dilation, groups = self._geometry
-        widths, mode = self._pad
-        if mode != "zeros":
-            inputs = F.pad(inputs, widths, mode)
-        return F.conv2d(inputs, weight, bias, stride, padding, dilation, groups)
 
 
 def passport_layers(model: nn.Module) -> dict[str, PassportConv2d]:
@@ -194,13 +187,21 @@ def fdl_pp(
 def _install_passports(
     model: nn.Module, private: Sequence[str], input_shape: tuple[int, ...], *, hidden: int | None, stored: bool
 ) -> None:
-    convolutions = _private_convolutions(model, private)
-    shapes = _input_shapes(model, convolutions, input_shape)
+    below = {n: m for n, m in model.named_modules() if any(n == c or n.startswith(f"{c}.") for c in private)}
+    convolutions = {name: module for name, module in below.items() if isinstance(module, nn.Conv2d)}
+    if not convolutions:
+        raise UserError(
+            f"FDL-PP expects a convolution among the private modules, but {', '.join(private) or 'nothing'} has none;"
+            " name one in defense.private, or use defense=split_fed."
+        )
+    black = next(model.parameters()).new_zeros(1, *input_shape)
+    with torch.no_grad():
+        shapes = {name: tuple(Front(model.eval(), name)(black).shape[1:]) for name in convolutions}
     for name, convolution in convolutions.items():
         width = hidden or max(1, convolution.out_channels // 2)
         layer = PassportConv2d(convolution, shapes[name], hidden=width, stored=stored)
         replace_module(model, name, layer.to(convolution.weight.device))
-    for name, module in _below(model, private):
+    for name, module in below.items():
         if isinstance(module, NORMS):
             replace_module(model, name, nn.Identity())
 
@@ -212,25 +213,3 @@ def _chosen(model: nn.Module, *, private: Sequence[str] | None) -> list[str]:
     leaves = [name for name, module in model.named_modules() if next(module.children(), None) is None]
     behind = leaves[leaves.index(chosen[0]) + 1 :][:1]
     return chosen + [name for name in behind if isinstance(model.get_submodule(name), NORMS)]
-
-
-def _private_convolutions(model: nn.Module, chosen: Sequence[str]) -> dict[str, nn.Conv2d]:
-    found = {name: module for name, module in _below(model, chosen) if isinstance(module, nn.Conv2d)}
-    if not found:
-        raise UserError(
-            f"FDL-PP expects a convolution among the private modules, but {', '.join(chosen) or 'nothing'} has none;"
-            " name one in defense.private, or use defense=split_fed."
-        )
-    return found
-
-
-def _below(model: nn.Module, chosen: Sequence[str]) -> Iterator[tuple[str, nn.Module]]:
-    everything = list(model.named_modules())
-    return ((n, m) for n, m in everything if any(n == c or n.startswith(f"{c}.") for c in chosen))
-
-
-@torch.no_grad()
-def _input_shapes(model: nn.Module, layers: Collection[str], shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-    """Return the input shape (C, H, W) of each of ``layers``, found with a black image."""
-    black = next(model.parameters()).new_zeros(1, *shape)
-    return {name: tuple(Front(model.eval(), name)(black).shape[1:]) for name in layers}

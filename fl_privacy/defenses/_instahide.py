@@ -57,7 +57,10 @@ def instahide(*, k: int = 4, largest: float = 0.65, public: str | None = None) -
                 f"instahide expects a client with at least {private} examples to mix, but it has {len(batch)}; lower"
                 " defense.k or federation.clients."
             )
-        _keep_examples(batch, data)
+        tensors, labels = data.state.tensors, one_hot(batch.labels, data.num_classes)
+        if _IMAGES not in tensors or not _same(batch.inputs, labels, tensors):
+            tensors[_IMAGES], tensors[_LABELS] = levels(batch.inputs), labels
+            tensors[_MARKS] = _marks(tensors[_IMAGES])
         return batch
 
     def on_batch(batch: Batch, state: ClientState, rng: torch.Generator) -> Batch:
@@ -67,7 +70,11 @@ def instahide(*, k: int = 4, largest: float = 0.65, public: str | None = None) -
             )
         own, labels = state.tensors[_IMAGES].to(batch.inputs.device), state.tensors[_LABELS].to(batch.inputs.device)
         shares = coefficients(len(batch), k, largest, rng).to(batch.inputs)
-        places = _places(batch.inputs, state.tensors[_MARKS], rng)
+        # places (B,) of the images among the client's examples; random ones for unknown images
+        known, order = state.tensors[_MARKS].cpu().sort()
+        wanted = _marks(levels(batch.inputs)).cpu()
+        at = torch.searchsorted(known, wanted).clamp_max(len(known) - 1)
+        places = torch.where(known[at] == wanted, order[at], torch.randint(len(known), (len(batch),), generator=rng))
         partners = distinct(places.unsqueeze(1), private - 1, len(own), rng).to(own.device)
         others = [own[partners].to(batch.inputs) / 255]
         if public and k > private:
@@ -84,13 +91,6 @@ def instahide(*, k: int = 4, largest: float = 0.65, public: str | None = None) -
     effect = Mixed(images=k, labeled=private)
     part = Part("instahide", {"k": k, "largest": largest, "public": public}, effect, strength="k")
     return Defense(parts=(part,), examples=(on_examples,), data=(on_batch,), prepare=(on_prepare,))
-
-
-def _keep_examples(batch: Batch, data: LocalData) -> None:
-    tensors, labels = data.state.tensors, one_hot(batch.labels, data.num_classes)
-    if _IMAGES not in tensors or not _same(batch.inputs, labels, tensors):
-        tensors[_IMAGES], tensors[_LABELS] = levels(batch.inputs), labels
-        tensors[_MARKS] = _marks(tensors[_IMAGES])
 
 
 def _same(images: Tensor, labels: Tensor, kept: Tensors) -> bool:
@@ -154,14 +154,6 @@ def _marks(images: Tensor) -> Tensor:
     weights = torch.randint(largest, flat.shape[1:], generator=derive_generator(0, "instahide", "marks"))
     weights = weights.to(flat.device, torch.float64)
     return torch.cat([part.double() @ weights for part in torch.split(flat, _MARKED_AT_ONCE)]).long()
-
-
-def _places(images: Tensor, marks: Tensor, rng: torch.Generator) -> Tensor:
-    """Return the indices (B,) of the images among the examples with ``marks`` (N,); random ones for unknown images."""
-    known, order = marks.cpu().sort()
-    wanted = _marks(levels(images)).cpu()
-    at = torch.searchsorted(known, wanted).clamp_max(len(known) - 1)
-    return torch.where(known[at] == wanted, order[at], torch.randint(len(known), (len(images),), generator=rng))
 
 
 _ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".gif")

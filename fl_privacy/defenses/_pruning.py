@@ -31,8 +31,10 @@ def keep_largest(scores: Tensors, *, drop: float, scope: Scope) -> Tensors:
     return {name: part.view(s.shape) for (name, s), part in zip(scores.items(), parts, strict=True)}
 
 
-def random_scores(tensors: Tensors, rng: torch.Generator) -> Tensors:
-    """Draw uniform scores in the shapes of ``tensors``, for a random choice."""
+def upload_scores(by: str, tensors: Tensors, rng: torch.Generator) -> Tensors:
+    """Score the elements of ``tensors`` by magnitude, or uniformly if ``by`` is ``random``."""
+    if by != "random":
+        return {n: t.abs() for n, t in tensors.items()}
     return {n: torch.rand(t.shape, generator=rng, device=rng.device).to(t.device) for n, t in tensors.items()}
 
 
@@ -48,22 +50,21 @@ def _mask(scores: Tensor, drop: float) -> Tensor:
 
 
 def compress_with_feedback(
-    compress: Callable[[Tensors], Tensors], tensors: Tensors, state: ClientState, *, owner: str
+    compress: Callable[[Tensors], Tensors], tensors: Tensors, state: ClientState, *, owner: str, feedback: bool
 ) -> Tensors:
-    """Return ``compress(tensors + residual)`` and store the new residual in ``state`` under ``owner``.
+    """Return ``compress(tensors)``; with ``feedback``, of ``tensors`` plus the residual, kept in ``state``.
 
-    ``compress`` must not add privacy noise, which the residual would undo.
+    ``owner`` prefixes the residual's name. ``compress`` must not add privacy noise, which the residual would undo.
     """
-
-    def key(name: str) -> str:
-        return f"{owner}/residual/{name}"
-
+    if not feedback:
+        return compress(tensors)
+    keys = {name: f"{owner}/residual/{name}" for name in tensors}
     corrected = {
-        name: t + state.tensors[key(name)].to(t.device) if key(name) in state.tensors else t
+        name: t + state.tensors[keys[name]].to(t.device) if keys[name] in state.tensors else t
         for name, t in tensors.items()
     }
     compressed = compress(corrected)
-    state.tensors.update({key(name): t - compressed[name] for name, t in corrected.items()})
+    state.tensors.update({keys[name]: t - compressed[name] for name, t in corrected.items()})
     return compressed
 
 
@@ -121,14 +122,10 @@ def pruning(
             masks = keep_largest(scores(update), drop=rate, scope=scope)
             return {name: t.masked_fill(~masks[name], 0.0) for name, t in update.items()}
 
-        if error_feedback:
-            return compress_with_feedback(compress, tensors, state, owner="pruning")
-        return compress(tensors)
+        return compress_with_feedback(compress, tensors, state, owner="pruning", feedback=error_feedback)
 
     def on_upload(tensors: Tensors, state: ClientState, rng: torch.Generator) -> Tensors:
-        if by == "random":
-            return prune(tensors, lambda update: random_scores(update, rng), state)
-        return prune(tensors, lambda update: {name: t.abs() for name, t in update.items()}, state)
+        return prune(tensors, lambda update: upload_scores(by, update, rng), state)
 
     def on_gradient(tensors: Tensors, step: LocalStep) -> Tensors:
         return prune(tensors, lambda update: step_scores(by, update, step, samples), step.state)
@@ -202,14 +199,10 @@ def selective_sharing(
 
         def select(update: Tensors) -> Tensors:
             nonlocal masks
-            scores = random_scores(update, rng) if by == "random" else {n: t.abs() for n, t in update.items()}
-            masks = keep_largest(scores, drop=1 - share, scope=scope)
+            masks = keep_largest(upload_scores(by, update, rng), drop=1 - share, scope=scope)
             return {name: t.masked_fill(~masks[name], 0.0) for name, t in update.items()}
 
-        if error_feedback:
-            shared = compress_with_feedback(select, tensors, state, owner="selective_sharing")
-        else:
-            shared = select(tensors)
+        shared = compress_with_feedback(select, tensors, state, owner="selective_sharing", feedback=error_feedback)
         if noise_scale == 0:
             return shared
         return {n: t + sample_noise(t, noise, noise_scale, rng) * masks[n] for n, t in shared.items()}

@@ -40,21 +40,11 @@ def quantization(
         def compress(update: Tensors) -> Tensors:
             return {n: quantize(t, bits, rng if rounding == "stochastic" else None) for n, t in update.items()}
 
-        if error_feedback:
-            return compress_with_feedback(compress, tensors, state, owner="quantization")
-        return compress(tensors)
+        return compress_with_feedback(compress, tensors, state, owner="quantization", feedback=error_feedback)
 
-    return Defense(
-        parts=(
-            Part(
-                "quantization",
-                {"bits": bits, "rounding": rounding, "error_feedback": error_feedback},
-                Quantized(bits=bits, rounding=rounding),
-                strength="bits",
-            ),
-        ),
-        upload=(on_upload,),
-    )
+    settings = {"bits": bits, "rounding": rounding, "error_feedback": error_feedback}
+    effect = Quantized(bits=bits, rounding=rounding)
+    return Defense(parts=(Part("quantization", settings, effect, strength="bits"),), upload=(on_upload,))
 
 
 def quantize(tensor: Tensor, bits: int, rng: torch.Generator | None = None) -> Tensor:
@@ -68,14 +58,9 @@ def quantize(tensor: Tensor, bits: int, rng: torch.Generator | None = None) -> T
     else:
         scale = magnitudes.max()
         threshold = torch.rand(tensor.shape, generator=rng, device=rng.device).to(tensor.device)
-        codes = _round_stochastically(to_grid(tensor, scale, bits), threshold, bits)
+        step, lowest = 2 if bits == 1 else 1, -largest_code(bits)  # between neighboring codes
+        codes = ((to_grid(tensor, scale, bits) - lowest) / step + threshold).floor() * step + lowest
     return from_grid(codes, scale, bits)
-
-
-def _round_stochastically(positions: Tensor, threshold: Tensor, bits: int) -> Tensor:
-    step = 2 if bits == 1 else 1  # between neighboring codes
-    lowest = -largest_code(bits)
-    return ((positions - lowest) / step + threshold).floor() * step + lowest
 
 
 def largest_code(bits: int) -> int:

@@ -13,7 +13,7 @@ from fl_privacy.effects import AdversarialPerturbation, Part
 from fl_privacy.errors import UserError
 from fl_privacy.models.gradients import GradientClassifier, GradientSketch, sketched_examples
 from fl_privacy.rng import derive_generator
-from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors
+from fl_privacy.types import Batch, ModelState, Tensors
 
 ZOO = (0, 32, 128, 64, 16, 256, 8, 96)
 """Widths of the substitutes' hidden layers; 0 is a linear classifier."""
@@ -56,7 +56,7 @@ def mislead(
     gradient: Tensors, sketch: GradientSketch, heads: Sequence[GradientClassifier], *, budget: float, iterations: int
 ) -> Tensors:
     """Add to ``gradient`` the perturbation of ``recup_fl``."""
-    radius = budget * float(torch.stack([g.square().sum() for g in gradient.values()]).sum().sqrt())
+    radius = budget * _norm(gradient)
     if radius == 0:
         return gradient
     sketched = sketch({name: g.unsqueeze(0) for name, g in gradient.items()})
@@ -67,7 +67,9 @@ def mislead(
         left_out = turn % len(heads)
         for asked in ([h for k, h in enumerate(heads) if k != left_out], [heads[left_out]]):
             uphill = _uphill({n: g + moved[n] for n, g in gradient.items()}, sketch, asked, told)
-            moved = _within({n: m + length * uphill[n] for n, m in moved.items()}, radius)
+            moved = {n: m + length * uphill[n] for n, m in moved.items()}
+            shrink = 1.0 if (norm := _norm(moved)) <= radius else radius / norm
+            moved = {n: m * shrink for n, m in moved.items()}
     return {name: g + moved[name] for name, g in gradient.items()}
 
 
@@ -81,9 +83,8 @@ def _uphill(gradient: Tensors, sketch: GradientSketch, heads: Sequence[GradientC
     return {name: b / norm for name, b in back.items()}
 
 
-def _within(moved: Tensors, radius: float) -> Tensors:
-    norm = float(torch.stack([m.square().sum() for m in moved.values()]).sum().sqrt())
-    return moved if norm <= radius else {name: m * (radius / norm) for name, m in moved.items()}
+def _norm(tensors: Tensors) -> float:
+    return float(torch.stack([t.square().sum() for t in tensors.values()]).sum().sqrt())
 
 
 @dataclass(eq=False)
@@ -106,23 +107,21 @@ class _Zoo:
         values = ModelState({n: p.detach() for n, p in step.sent.parameters.items()}, step.sent.buffers)
         key = tuple(float(moment) for p in values.parameters.values() for moment in (p.sum(), p.square().sum()))
         if self._kept is None or self._kept[0] != key:
-            self._kept = key, self._trained(step, values, uploaded, step.plan)
+            self._kept = key, self._trained(step, values, uploaded)
         return self._kept[1]
 
     def _trained(
-        self, step: LocalStep, values: ModelState, uploaded: Tensors, plan: LocalPlan
+        self, step: LocalStep, values: ModelState, uploaded: Tensors
     ) -> tuple[GradientSketch, list[GradientClassifier]]:
         assert self._examples is not None
         device = next(iter(values.parameters.values())).device
         examples = Batch(self._examples.inputs.to(device), self._examples.labels.to(device))
         attributes, rng = self._attributes.to(device), derive_generator(0, "recup_fl")
         sketch = GradientSketch.of({name: values.parameters[name] for name in uploaded}, rng)
-        known = sketched_examples(step.model, values, examples, plan, sketch)
+        known, classes = sketched_examples(step.model, values, examples, step.plan, sketch), int(attributes.max()) + 1
         heads = []
         for hidden in ZOO[: self.substitutes]:
             some = torch.randint(len(known), (len(known),), generator=rng).to(device)
-            classes = int(attributes.max()) + 1
-            heads.append(
-                GradientClassifier.fit(known[some], attributes[some], classes, rng, hidden=hidden, steps=STEPS)
-            )
+            shown, wanted = known[some], attributes[some]
+            heads.append(GradientClassifier.fit(shown, wanted, classes, rng, hidden=hidden, steps=STEPS))
         return sketch, heads

@@ -206,7 +206,7 @@ class _Refinement:
         if self.privacy == "evaluator":
             table = model.words.weight.detach()
             for judge in self.judges:
-                judge.of_words.keep(table, find_word_evaluator(judge.file, table, public))
+                judge.keep(table, find_word_evaluator(judge.file, table, public))
 
     def on_gradient(self, tensors: Tensors, step: LocalStep) -> Tensors:
         if self.match == "example":
@@ -233,9 +233,9 @@ class _Refinement:
             return Pixels(step.batch.inputs, own.of_images)
         assert isinstance(step.model, TextModel)
         table = step.sent.parameters[step.model.word_weight]
-        if self.privacy == "evaluator" and own.of_words.judging(table) is None:
+        if self.privacy == "evaluator" and own.judging(table) is None:
             self.prepare_texts(step.model, None)
-        judge = own.of_words.judging(table)
+        judge = own.judging(table)
         return words_of(step, None if judge is None else judge.to(step.batch.inputs.device))
 
     def _robust_data(self, target: Tensors, step: LocalStep, space: RobustSpace) -> Tensor:
@@ -310,14 +310,10 @@ def _files(evaluator: str | Sequence[str] | None) -> list[str | None]:
 
 
 class _Judge:
+    """Evaluation networks of a file: of images, and by word table, as federations with different words may share it."""
+
     def __init__(self, file: str | None) -> None:
-        self.file, self.of_images, self.of_words = file, CachedEvaluator(file), _OfWords()
-
-
-class _OfWords:
-    """Evaluation networks by word table, since federations with different words may share the defense."""
-
-    def __init__(self) -> None:
+        self.file, self.of_images = file, CachedEvaluator(file)
         self._judges: dict[str, WordEvaluator] = {}
 
     def keep(self, table: Tensor, judge: WordEvaluator) -> None:

@@ -1,6 +1,6 @@
 """Soteria: withhold the most revealing features in front of the last linear layer; and its successor."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -95,7 +95,7 @@ def exact_row_norms(features: Features, inputs: Tensor) -> tuple[Tensor, Tensor]
     with torch.no_grad():
         copies = _KEPT_BYTES // max(1, size * written_by(lambda: features(one)))
         copies = max(1, min(copies, features(one).shape[1]))
-    x = _copied(inputs.detach(), copies).requires_grad_()
+    x = inputs.detach().repeat(copies, *(1 for _ in inputs.shape[1:])).requires_grad_()
     with torch.enable_grad():
         r = features(x)
     rows = torch.eye(r.shape[1], dtype=r.dtype, device=r.device)
@@ -128,19 +128,17 @@ def estimated_row_norms(
     with torch.no_grad(), plain_attention():
         r = features(x)
         squares = torch.zeros_like(r)
-        for start in counted("sensitivity of features", range(0, directions, _chunk(inputs))):
-            size = (min(_chunk(inputs), directions - start), *x.shape)
-            signs = torch.randint(0, 2, size, generator=rng, device=rng.device).to(x) * 2 - 1
+        for signs in _random_signs(x, directions, rng, "sensitivity of features"):
             squares += vmap(product)(signs).square().sum(0)
     return (squares / directions).sqrt(), r
 
 
-def _copied(inputs: Tensor, copies: int) -> Tensor:
-    return inputs.repeat(copies, *(1 for _ in inputs.shape[1:]))
-
-
-def _chunk(inputs: Tensor) -> int:
-    return max(1, _CHUNK_ELEMENTS // inputs.numel())
+def _random_signs(like: Tensor, directions: int, rng: torch.Generator, progress: str) -> Iterator[Tensor]:
+    """Draw ``directions`` tensors of -1 and 1 shaped ``like``; yield them (N, *shape), as many as are held at once."""
+    chunk = max(1, _CHUNK_ELEMENTS // like.numel())
+    for start in counted(progress, range(0, directions, chunk)):
+        size = (min(chunk, directions - start), *like.shape)
+        yield torch.randint(0, 2, size, generator=rng, device=rng.device).to(like) * 2 - 1
 
 
 Form = Literal["paper", "code"]
@@ -194,10 +192,8 @@ def soteria(
         return {**tensors, weight: tensors[weight].masked_fill(~keep, 0.0)}
 
     settings = {"rate": rate, "layer": "last linear", "scores": scores, "form": form, "epsilon": added}
-    return Defense(
-        parts=(Part("soteria", settings, MutedFeatures(dropped=rate), strength="rate"),),
-        gradient=(on_gradient,),
-    )
+    part = Part("soteria", settings, MutedFeatures(dropped=rate), strength="rate")
+    return Defense(parts=(part,), gradient=(on_gradient,))
 
 
 def feature_scores(
@@ -259,10 +255,8 @@ def soteria_mixing(*, rate: float = 0.5, slices: int = 10, noise_scale: float = 
         }
 
     settings = {"rate": rate, "slices": slices, "noise": "gaussian", "noise_std": noise_scale}
-    return Defense(
-        parts=(Part("soteria_mixing", settings, SlicedNoise(std=noise_scale), strength="rate"),),
-        gradient=(on_gradient,),
-    )
+    part = Part("soteria_mixing", settings, SlicedNoise(std=noise_scale), strength="rate")
+    return Defense(parts=(part,), gradient=(on_gradient,))
 
 
 def slice_members(tensors: Tensors, sensitivity: dict[str, float], slices: int) -> dict[str, Tensor]:
@@ -272,8 +266,8 @@ def slice_members(tensors: Tensors, sensitivity: dict[str, float], slices: int) 
         sensitivity: sensitivity of each tensor, spread evenly over its elements; if all are zero, elements count
             equally.
     """
-    total = sum(sensitivity.values())
-    weights = sensitivity if total > 0 else {name: float(t.numel()) for name, t in tensors.items()}
+    known = sum(sensitivity.values()) > 0
+    weights = sensitivity if known else {name: float(t.numel()) for name, t in tensors.items()}
     total = sum(weights.values())
     members, before = {}, 0.0
     for name, t in tensors.items():
@@ -310,9 +304,7 @@ def gradient_sensitivity(step: LocalStep, *, directions: int, rng: torch.Generat
         return change
 
     squares = dict.fromkeys(parameters, 0.0)
-    for start in counted("sensitivity of layers", range(0, directions, _chunk(x))):
-        size = (min(_chunk(x), directions - start), *x.shape)
-        signs = torch.randint(0, 2, size, generator=rng, device=rng.device).to(x) * 2 - 1
+    for signs in _random_signs(x, directions, rng, "sensitivity of layers"):
         with plain_attention():
             along = vmap(product)(signs)
         for name, changes in along.items():

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fl_privacy.defenses.defense import Defense, ExamplesHook, LocalData, OutcomeHook
+from fl_privacy.defenses.defense import Defense, LocalData, OutcomeHook
 from fl_privacy.effects import Part
 from fl_privacy.measure.matching import hard_labels
 from fl_privacy.models import build_model
@@ -74,13 +74,8 @@ Make = Callable[[Batch, LocalData], Batch]
 
 
 def exchanging(part: Part, make: Make, *, outcome: OutcomeHook) -> Defense:
-    """Build a defense that trains on the result of ``make``, computed once per client."""
-    return Defense(parts=(part,), examples=(made_once(part.name, make),), outcome=(outcome,))
-
-
-def made_once(name: str, make: Make) -> ExamplesHook:
-    """Wrap ``make`` as an examples hook that keeps its result, as bytes, in the client's state under ``name``."""
-    images, labels = f"{name}/images", f"{name}/labels"
+    """Build a defense that trains on the result of ``make``, computed once and kept in the client's state as bytes."""
+    images, labels = f"{part.name}/images", f"{part.name}/labels"
 
     def hook(batch: Batch, data: LocalData) -> Batch:
         kept, device = data.state.tensors, batch.inputs.device
@@ -90,7 +85,7 @@ def made_once(name: str, make: Make) -> ExamplesHook:
             kept[labels] = made.labels
         return Batch(kept[images].to(device).to(batch.inputs.dtype) / 255, kept[labels].to(device))
 
-    return hook
+    return Defense(parts=(part,), examples=(hook,), outcome=(outcome,))
 
 
 def of_each_present(images_per_class: int) -> OutcomeHook:
@@ -118,10 +113,10 @@ Augmentation = Callable[[Tensor], Tensor]
 
 def siamese(rng: torch.Generator) -> Augmentation:
     """Draw one of color, crop, cutout, flip, scale and rotation, with its parameters (Zhao and Bilen 2021)."""
-    kinds: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (_color, _crop, _cutout, _flip, _scale, _rotate)
-    chosen = int(torch.randint(len(kinds), (1,), generator=rng, device=rng.device))
+    kinds = ("color", "crop", "cutout", "flip", "scale", "rotation")
+    kind = kinds[int(torch.randint(len(kinds), (1,), generator=rng, device=rng.device))]
     draws = torch.rand(3, generator=rng, device=rng.device)
-    return lambda images: kinds[chosen](images, draws)
+    return lambda images: _augmented(images, kind, draws)
 
 
 def siamese_by_class(classes: int, rng: torch.Generator) -> Augmentation:
@@ -130,53 +125,34 @@ def siamese_by_class(classes: int, rng: torch.Generator) -> Augmentation:
     return lambda images: torch.stack([change(of_class) for change, of_class in zip(changes, images, strict=True)])
 
 
-def unaugmented(images: Tensor) -> Tensor:
-    """Return the images unchanged."""
-    return images
-
-
-def _color(images: Tensor, draws: Tensor) -> Tensor:
-    brightness, saturation, contrast = draws.tolist()
-    images = images + (brightness - 0.5)
-    grey = images.mean(-3, keepdim=True)
-    images = grey + (images - grey) * (2 * saturation)
-    middle = images.mean((-3, -2, -1), keepdim=True)
-    changed: Tensor = middle + (images - middle) * (contrast + 0.5)
-    return changed
-
-
-def _crop(images: Tensor, draws: Tensor) -> Tensor:
+def _augmented(images: Tensor, kind: str, draws: Tensor) -> Tensor:
+    first, second, third = draws.tolist()
     height, width = images.shape[-2:]
-    reach_y, reach_x = round(height / 8), round(width / 8)
-    top, left = int(draws[0] * (2 * reach_y + 1)), int(draws[1] * (2 * reach_x + 1))
-    padded = F.pad(images, (reach_x, reach_x, reach_y, reach_y))
-    return padded[..., top : top + height, left : left + width]
-
-
-def _cutout(images: Tensor, draws: Tensor) -> Tensor:
-    height, width = images.shape[-2:]
-    top, left = int(draws[0] * (height // 2 + 1)), int(draws[1] * (width // 2 + 1))
-    mask = torch.ones(height, width, device=images.device)
-    mask[top : top + height // 2, left : left + width // 2] = 0
-    return images * mask
-
-
-def _flip(images: Tensor, draws: Tensor) -> Tensor:
-    return images.flip(-1) if draws[0] < 0.5 else images
-
-
-def _scale(images: Tensor, draws: Tensor) -> Tensor:
-    factors = [1.2 ** (2 * draw - 1) for draw in draws[:2].tolist()]
-    return _affine(images, [[factors[0], 0.0, 0.0], [0.0, factors[1], 0.0]])
-
-
-def _rotate(images: Tensor, draws: Tensor) -> Tensor:
-    angle = math.radians(15 * (2 * float(draws[0]) - 1))
-    cosine, sine = math.cos(angle), math.sin(angle)
-    return _affine(images, [[cosine, -sine, 0.0], [sine, cosine, 0.0]])
-
-
-def _affine(images: Tensor, matrix: list[list[float]]) -> Tensor:
+    if kind == "color":  # brightness, saturation, contrast
+        images = images + (first - 0.5)
+        grey = images.mean(-3, keepdim=True)
+        images = grey + (images - grey) * (2 * second)
+        middle = images.mean((-3, -2, -1), keepdim=True)
+        changed: Tensor = middle + (images - middle) * (third + 0.5)
+        return changed
+    if kind == "crop":
+        reach_y, reach_x = round(height / 8), round(width / 8)
+        top, left = int(draws[0] * (2 * reach_y + 1)), int(draws[1] * (2 * reach_x + 1))
+        padded = F.pad(images, (reach_x, reach_x, reach_y, reach_y))
+        return padded[..., top : top + height, left : left + width]
+    if kind == "cutout":
+        top, left = int(draws[0] * (height // 2 + 1)), int(draws[1] * (width // 2 + 1))
+        mask = torch.ones(height, width, device=images.device)
+        mask[top : top + height // 2, left : left + width // 2] = 0
+        return images * mask
+    if kind == "flip":
+        return images.flip(-1) if first < 0.5 else images
+    if kind == "scale":
+        matrix = [[1.2 ** (2 * first - 1), 0.0, 0.0], [0.0, 1.2 ** (2 * second - 1), 0.0]]
+    else:
+        angle = math.radians(15 * (2 * first - 1))
+        cosine, sine = math.cos(angle), math.sin(angle)
+        matrix = [[cosine, -sine, 0.0], [sine, cosine, 0.0]]
     flat = images.reshape(-1, *images.shape[-3:])
     theta = flat.new_tensor(matrix).expand(len(flat), 2, 3)
     grid = F.affine_grid(theta, list(flat.shape), align_corners=False)
@@ -213,13 +189,8 @@ class CondensationNet(nn.Module):
         require_pixels("Condensation", image_size, least=2**_BLOCKS)
         side = image_size // 2**_BLOCKS
         layers: list[nn.Module] = []
-        for block in range(_BLOCKS):
-            layers += [
-                nn.Conv2d(width if block else in_channels, width, 3, padding=1),
-                InstanceNorm(width),
-                nn.ReLU(),
-                nn.AvgPool2d(2),
-            ]
+        for channels in (in_channels, *[width] * (_BLOCKS - 1)):
+            layers += [nn.Conv2d(channels, width, 3, padding=1), InstanceNorm(width), nn.ReLU(), nn.AvgPool2d(2)]
         self.features = nn.Sequential(*layers)
         self.classifier = nn.Linear(width * side * side, num_classes)
 

@@ -18,7 +18,6 @@ from fl_privacy.defenses.condensation import (
     fresh_network,
     of_each_present,
     siamese_by_class,
-    unaugmented,
 )
 from fl_privacy.defenses.defense import Defense, LocalData
 from fl_privacy.effects import OtherImages, Part
@@ -82,11 +81,12 @@ def gradient_distance(found: Tensors, wanted: Tensors) -> Tensor:
     Args:
         found: (P, O, ...) by name, one gradient for each class.
     """
-    total = []
-    for name, gradient in found.items():
-        if gradient.dim() > 2:
-            total.append((1 - F.cosine_similarity(gradient.flatten(2), wanted[name].flatten(2), dim=2)).sum())
-    return torch.stack(total).sum()
+    apart = [
+        (1 - F.cosine_similarity(gradient.flatten(2), wanted[name].flatten(2), dim=2)).sum()
+        for name, gradient in found.items()
+        if gradient.dim() > 2
+    ]
+    return torch.stack(apart).sum()
 
 
 def class_gradients(network: CondensationNet, images: Tensor, labels: Tensor) -> Tensors:
@@ -128,7 +128,7 @@ def _matching(name: str, plan: _Plan) -> Defense:
         optimizer = torch.optim.SGD([images], lr=plan.lr, momentum=0.5)
 
         def draw() -> Augmentation:
-            return siamese_by_class(len(images), rng) if plan.augment else unaugmented
+            return siamese_by_class(len(images), rng) if plan.augment else lambda images: images
 
         for _ in counted("network", range(plan.networks)):
             network = fresh_network(CondensationNet, images, data.num_classes, rng, width=plan.width)
@@ -199,8 +199,10 @@ def dm(
         optimizer = torch.optim.SGD([images], lr=lr, momentum=0.5)
         for _ in counted("condensing images", range(iterations)):
             network = fresh_network(CondensationNet, images, data.num_classes, rng, width=width).requires_grad_(False)
-            change = siamese_by_class(len(images), rng) if augment else unaugmented
-            real, made = change(classes.draw(real_batch, rng)), change(images)
+            real, made = classes.draw(real_batch, rng), images
+            if augment:
+                change = siamese_by_class(len(images), rng)
+                real, made = change(real), change(made)
             with torch.no_grad():
                 wanted = mean_features(network, real)
             found = mean_features(network, made)
@@ -208,8 +210,7 @@ def dm(
             optimizer.step()
         return classes.finished(images)
 
-    effect = OtherImages()
-    return exchanging(Part("dm", settings, effect), make, outcome=of_each_present(images_per_class))
+    return exchanging(Part("dm", settings, OtherImages()), make, outcome=of_each_present(images_per_class))
 
 
 def mean_features(network: CondensationNet, images: Tensor) -> Tensor:

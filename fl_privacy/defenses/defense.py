@@ -87,13 +87,6 @@ GradientHook = Callable[[Tensors, LocalStep], Tensors]
 UploadHook = Callable[[Tensors, ClientState, torch.Generator], Tensors]
 
 
-def _tensor(name: str, value: object) -> Tensor:
-    found = as_tensor(value)
-    if not isinstance(found, Tensor):
-        raise UserError(f"The gradient {name} is expected to be a tensor or an array, but is {type(value).__name__}.")
-    return found.detach()
-
-
 UNNAMED = Part("unnamed")
 """Part of an undeclared defense."""
 
@@ -194,12 +187,15 @@ class Defense:
         {'weight': tensor([ 3., -4.,  0.,  0.])}
         """
         self._expect_of_uploads(model, batch)
-        named = isinstance(gradients, Mapping)
         if model is not None:
             values = named_tensors(model, gradients)
         else:
-            pairs = gradients.items() if isinstance(gradients, Mapping) else enumerate(gradients)
-            values = {str(name): _tensor(str(name), value) for name, value in pairs}
+            values = {}
+            for name, value in gradients.items() if isinstance(gradients, Mapping) else enumerate(gradients):
+                if not isinstance(found := as_tensor(value), Tensor):
+                    kind = type(value).__name__
+                    raise UserError(f"The gradient {name} is expected to be a tensor or an array, but is {kind}.")
+                values[str(name)] = found.detach()
         made, rng, state = dict(values), derive_generator(seed, "defense", self.name), ClientState()
         if model is not None and batch is not None:
             step = LocalStep(model, ModelState.of(model), batch, LocalPlan(), state, rng)
@@ -207,7 +203,7 @@ class Defense:
                 made = dict(on_gradient(made, step))
         for on_upload in self.upload:
             made = dict(on_upload(made, state, rng))
-        if named:
+        if isinstance(gradients, Mapping):
             return made
         if withheld := [name for name in values if name not in made]:
             raise UserError(

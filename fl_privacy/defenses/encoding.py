@@ -65,13 +65,11 @@ def decode(encoded: Tensors, like: Tensors) -> dict[str, Tensor]:
 
 def encoded_bytes(tensors: Tensors) -> int:
     """Count the bytes of ``tensors`` on the wire without names, each encoded if that is shorter."""
-    return sum(_shortest_bytes(tensor.detach().cpu()) for tensor in tensors.values())
-
-
-def _shortest_bytes(tensor: Tensor) -> int:
-    if tensor.dtype in (torch.float32, torch.float64) and plainly_shortest(tensor.numpy()):
-        return tensor.nbytes
-    return min(_HEADER + _Layout(tensor).bytes, tensor.nbytes)
+    total = 0
+    for tensor in (tensor.detach().cpu() for tensor in tensors.values()):
+        raw = tensor.dtype in (torch.float32, torch.float64) and plainly_shortest(tensor.numpy())
+        total += tensor.nbytes if raw else min(_HEADER + _Layout(tensor).bytes, tensor.nbytes)
+    return total
 
 
 def plainly_shortest(array: NDArray[np.generic]) -> bool:
@@ -102,7 +100,7 @@ class _Layout:
         self.present = _bits_of(flat) != 0  # a negative zero counts
         n, k, raw_bits = len(flat), int(self.present.count_nonzero()), 8 * flat.element_size()
         self.nonzero = flat if k == n else flat[self.present]
-        self.bits = bits = _grid_bits(self.nonzero, limit=raw_bits - 1)
+        self.bits = bits = _grid_bits(self.nonzero, min(_MAX_BITS, raw_bits - 1))
         self.dense_bits = max(bits, 2) if bits and k < n else bits  # a grid of one bit has no zero
         sizes = {
             _DENSE: _values_bytes(n, self.dense_bits, raw_bits),
@@ -121,7 +119,13 @@ def _encode(tensor: Tensor) -> bytes:
         positions = pack(layout.present.nonzero().squeeze(1).numpy(), _index_bits(len(layout.flat)))
     dense = layout.how == _DENSE
     values, bits = (layout.flat, layout.dense_bits) if dense else (layout.nonzero, layout.bits)
-    return bytes([layout.how, bits]) + len(values).to_bytes(4, "little") + positions + _encode_values(values, bits)
+    header = bytes([layout.how, bits]) + len(values).to_bytes(4, "little")
+    if bits == 0:
+        return header + positions + values.contiguous().view(torch.uint8).numpy().tobytes()
+    scale = values.abs().max()
+    codes = round_to_codes(to_grid(values, scale, bits), bits).long() + largest_code(bits)
+    packed = pack((codes >> (bits == 1)).numpy(), bits)
+    return header + positions + scale.reshape(1).view(torch.uint8).numpy().tobytes() + packed
 
 
 def _decode(payload: bytes, like: Tensor) -> Tensor:
@@ -143,14 +147,6 @@ def _decode(payload: bytes, like: Tensor) -> Tensor:
     return torch.zeros(n, dtype=like.dtype).index_copy_(0, torch.from_numpy(indices), decoded).view(like.shape)
 
 
-def _encode_values(values: Tensor, bits: int) -> bytes:
-    if bits == 0:
-        return values.contiguous().view(torch.uint8).numpy().tobytes()
-    scale = values.abs().max()
-    codes = round_to_codes(to_grid(values, scale, bits), bits).long() + largest_code(bits)
-    return scale.reshape(1).view(torch.uint8).numpy().tobytes() + pack((codes >> (bits == 1)).numpy(), bits)
-
-
 def _decode_values(payload: bytes, k: int, bits: int, dtype: torch.dtype) -> Tensor:
     if k == 0:
         return torch.empty(0, dtype=dtype)
@@ -161,24 +157,18 @@ def _decode_values(payload: bytes, k: int, bits: int, dtype: torch.dtype) -> Ten
     return from_grid(codes - largest_code(bits), scale, bits)
 
 
-def _grid_bits(values: Tensor, *, limit: int) -> int:
-    """Return the fewest bits of a grid with all the nonzero ``values``; 0 if there is none or some are not finite."""
+def _grid_bits(values: Tensor, most: int) -> int:
+    """Return the fewest bits, up to ``most``, of a grid with all nonzero ``values``; 0 if none has them."""
     if len(values) == 0:
         return 0
     scale = values.abs().amax()
-    return next((bits for bits in _likely_bits(values[:_PROBE], scale, limit) if _on_grid(values, scale, bits)), 0)
-
-
-def _likely_bits(values: Tensor, scale: Tensor, limit: int) -> list[int]:
-    codes, exact = torch.from_numpy(_CODES)[: min(_MAX_BITS, limit)], scale.double()
-    positions = (values.double() / exact * codes).round_()
-    held = positions.mul_(exact).div_(codes).to(values.dtype) == values
-    return [bits for bits, fits in enumerate(held.all(1).tolist(), 1) if fits]
-
-
-def _on_grid(values: Tensor, scale: Tensor, bits: int) -> bool:
-    nearest = from_grid(round_to_codes(to_grid(values, scale, bits), bits), scale, bits)
-    return torch.equal(_bits_of(nearest), _bits_of(values))
+    few, exact, codes = values[:_PROBE], scale.double(), torch.from_numpy(_CODES)[:most]
+    held = (few.double() / exact * codes).round_().mul_(exact).div_(codes).to(values.dtype) == few
+    for bits in (held.all(1).nonzero().flatten() + 1).tolist():
+        nearest = from_grid(round_to_codes(to_grid(values, scale, bits), bits), scale, bits)
+        if torch.equal(_bits_of(nearest), _bits_of(values)):
+            return int(bits)
+    return 0
 
 
 def _bits_of(values: Tensor) -> Tensor:

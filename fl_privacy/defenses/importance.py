@@ -117,14 +117,14 @@ class _Network:
         self._gone[self._layers[name]][number] = True
 
     def loss(self) -> float:
-        with torch.no_grad(), leaving(self._layers, lambda module, _, output: self._left(module, output)):
-            return float(_loss(self._step, self._step.sent.parameters))
+        def left(module: nn.Module, _: object, output: Tensor) -> Tensor:
+            mean, gone = self._means[module], self._gone[module]
+            if not isinstance(module, nn.Linear):
+                gone = gone.view(-1, *[1] * (mean.dim() - 1))
+            return torch.where(gone, mean, output)
 
-    def _left(self, module: nn.Module, output: Tensor) -> Tensor:
-        mean, gone = self._means[module], self._gone[module]
-        if not isinstance(module, nn.Linear):
-            gone = gone.view(-1, *[1] * (mean.dim() - 1))
-        return torch.where(gone, mean, output)
+        with torch.no_grad(), leaving(self._layers, left):
+            return float(_loss(self._step, self._step.sent.parameters))
 
 
 def _neurons(module: nn.Module) -> int:

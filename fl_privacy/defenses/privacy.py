@@ -48,10 +48,7 @@ def epsilon(
     2.1
     """
     checks.number("noise_multiplier", noise_multiplier, at_least=0, example=1.0)
-    checks.number("sample_rate", sample_rate, above=0, at_most=1, example=0.1)
-    checks.number("steps", steps, at_least=0, example=100)
-    checks.number("delta", delta, above=0, below=1, example=1e-5)
-    checks.one_of("accountant", accountant, ("rdp", "prv"))
+    _expect(sample_rate=sample_rate, steps=steps, least=0, delta=delta, accountant=accountant)
     if steps == 0:
         return 0.0
     if noise_multiplier == 0:
@@ -74,8 +71,11 @@ def epsilons(
     settings: dict[str, Any] = {"noise_multiplier": noise_multiplier, "sample_rate": sample_rate, "delta": delta}
     if not steps:
         return []
-    first, last = (epsilon(**settings, steps=number, accountant=accountant) for number in (steps[0], steps[-1]))
-    if len(steps) < 3 or math.isinf(last):
+    first = epsilon(**settings, steps=steps[0], accountant=accountant)
+    if len(steps) == 1:
+        return [first]
+    last = epsilon(**settings, steps=steps[-1], accountant=accountant)
+    if len(steps) == 2 or math.isinf(last):
         return [first, *(last for _ in steps[1:])]
     if accountant == "prv":
         asked = sorted({round(k) for k in np.geomspace(1, len(steps), MILESTONES)})
@@ -106,10 +106,7 @@ def noise_multiplier_for(
         UserError: no noise is enough.
     """
     checks.number("epsilon", epsilon, above=0, example=8.0)
-    checks.number("sample_rate", sample_rate, above=0, at_most=1, example=0.1)
-    checks.number("steps", steps, at_least=1, example=100)
-    checks.number("delta", delta, above=0, below=1, example=1e-5)
-    checks.one_of("accountant", accountant, ("rdp", "prv"))
+    _expect(sample_rate=sample_rate, steps=steps, delta=delta, accountant=accountant)
     with _opacus():
         from opacus.accountants.utils import get_noise_multiplier  # noqa: PLC0415
 
@@ -179,6 +176,13 @@ def mixture_noise_multiplier(*, epsilon: float, share: float, steps: int, delta:
     return high
 
 
+def _expect(*, sample_rate: float, delta: float, accountant: str, steps: int = 1, least: int = 1) -> None:
+    checks.number("sample_rate", sample_rate, above=0, at_most=1, example=0.1)
+    checks.number("steps", steps, at_least=least, example=100)
+    checks.number("delta", delta, above=0, below=1, example=1e-5)
+    checks.one_of("accountant", accountant, ("rdp", "prv"))
+
+
 @contextmanager
 def _opacus() -> Iterator[None]:
     try:
@@ -214,17 +218,7 @@ class Guarantee:
 
     def epsilon(self, rounds: int) -> float:
         """Return epsilon after participation in ``rounds`` rounds; infinite without guarantee."""
-        if self.missing is not None:
-            return math.inf
-        if self.once is not None:
-            return self.once
-        return epsilon(
-            noise_multiplier=self.noise_multiplier,
-            sample_rate=self.sample_rate,
-            steps=rounds * self.steps_per_round,
-            delta=self.delta,
-            accountant=self.accountant,
-        )
+        return self.course([rounds])[0]
 
     def course(self, rounds: Sequence[int]) -> list[float]:
         """Return ``epsilon`` of each of the ascending numbers ``rounds``, or an upper bound (see ``epsilons``)."""
@@ -281,9 +275,7 @@ def guarantee(
         num_tensors: number of the model's tensors; per-layer clip norms add up to sensitivity C sqrt(num_tensors).
         buffers_shared: ``True`` if batch-norm statistics are uploaded too, without noise.
     """
-    checks.number("sample_rate", sample_rate, above=0, at_most=1, example=0.1)
-    checks.number("delta", delta, above=0, below=1, example=1e-5)
-    checks.one_of("accountant", accountant, ("rdp", "prv"))
+    _expect(sample_rate=sample_rate, delta=delta, accountant=accountant)
     if isinstance(release := defense.parts[0].effect if defense.parts else None, PrivateRelease):
         return Guarantee(
             unit="example",
@@ -324,12 +316,8 @@ def promises_privacy(defense: Defense) -> bool:
 
 def mechanism(defense: Defense) -> Part | None:
     """Return the part of ``defense`` whose noise accountants count; ``None`` if none or several do."""
-    found = _mechanisms(defense)
+    found = [part for part in defense.parts if isinstance(part.effect, Noise | ClippedExamples)]
     return found[0] if len(found) == 1 else None
-
-
-def _mechanisms(defense: Defense) -> list[Part]:
-    return [part for part in defense.parts if isinstance(part.effect, Noise | ClippedExamples)]
 
 
 def _why_missing(defense: Defense, buffers_shared: bool) -> str | None:
@@ -344,7 +332,7 @@ def _why_missing(defense: Defense, buffers_shared: bool) -> str | None:
             foreign
         ),
         "some layers are uploaded without noise": any(isinstance(p.effect, NoisedLayers) for p in defense.parts),
-        f"{defense.name} adds no calibrated noise": not _mechanisms(defense),
+        f"{defense.name} adds no calibrated noise": not any(isinstance(p.effect, declared[-2:]) for p in defense.parts),
         f"the accountants do not cover {defense.name}": effect is None or bool(uncovered),
         "batch-norm statistics are uploaded without noise": buffers_shared,
         "nothing is clipped, so that no noise scale bounds what one record changes": _norm(effect) is None,

@@ -1,32 +1,28 @@
 """Image operations and the policies that ATS makes of them."""
 
-from fl_privacy.data.transformations.operations import KINDS, OPERATIONS, TABLES, Kind, Operation, Table
-from fl_privacy.data.transformations.policies import (
-    POLICY_FILE,
-    UNTRANSFORMED,
-    Policy,
-    apply_policy,
-    check_shape,
-    disjoint,
-    random_policies,
-    read_policies,
-    transform,
-)
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "KINDS",
-    "OPERATIONS",
-    "POLICY_FILE",
-    "TABLES",
-    "UNTRANSFORMED",
-    "Kind",
-    "Operation",
-    "Policy",
-    "Table",
-    "apply_policy",
-    "check_shape",
-    "disjoint",
-    "random_policies",
-    "read_policies",
-    "transform",
-]
+from fl_privacy.checks.packages import on_demand
+
+if TYPE_CHECKING:
+    from fl_privacy.data.transformations.operations import (
+        KINDS as KINDS,
+        OPERATIONS as OPERATIONS,
+        TABLES as TABLES,
+        Kind as Kind,
+        Operation as Operation,
+        Table as Table,
+    )
+    from fl_privacy.data.transformations.policies import (
+        POLICY_FILE as POLICY_FILE,
+        UNTRANSFORMED as UNTRANSFORMED,
+        Policy as Policy,
+        apply_policy as apply_policy,
+        check_shape as check_shape,
+        disjoint as disjoint,
+        random_policies as random_policies,
+        read_policies as read_policies,
+        transform as transform,
+    )
+else:
+    __getattr__, __dir__, __all__ = on_demand(__name__)

@@ -1,46 +1,37 @@
 """Automatic transformation search: scoring and selection of policies."""
 
-from fl_privacy.defenses.policy_search.definition import PrivacyAware, least_epsilon
-from fl_privacy.defenses.policy_search.scores import (
-    GradientSimilarity,
-    InnerProducts,
-    PrivacyPlan,
-    PrivacyScore,
-    Total,
-    TrainingPlan,
-    TrainingProgress,
-    Variant,
-    accuracy_scores,
-    correlation_score,
-    input_jacobian,
-    normalized_scores,
-    privacy_scores,
-    train_model,
-    transformed_by,
-)
-from fl_privacy.defenses.policy_search.selection import Scored, Selection, altered_shares, fsim_scores, require_fsim
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "GradientSimilarity",
-    "InnerProducts",
-    "PrivacyAware",
-    "PrivacyPlan",
-    "PrivacyScore",
-    "Scored",
-    "Selection",
-    "Total",
-    "TrainingPlan",
-    "TrainingProgress",
-    "Variant",
-    "accuracy_scores",
-    "altered_shares",
-    "correlation_score",
-    "fsim_scores",
-    "input_jacobian",
-    "least_epsilon",
-    "normalized_scores",
-    "privacy_scores",
-    "require_fsim",
-    "train_model",
-    "transformed_by",
-]
+from fl_privacy.checks.packages import on_demand
+
+if TYPE_CHECKING:
+    from fl_privacy.defenses.policy_search.definition import (
+        PrivacyAware as PrivacyAware,
+        least_epsilon as least_epsilon,
+    )
+    from fl_privacy.defenses.policy_search.scores import (
+        GradientSimilarity as GradientSimilarity,
+        InnerProducts as InnerProducts,
+        PrivacyPlan as PrivacyPlan,
+        PrivacyScore as PrivacyScore,
+        Total as Total,
+        TrainingPlan as TrainingPlan,
+        TrainingProgress as TrainingProgress,
+        Variant as Variant,
+        accuracy_scores as accuracy_scores,
+        correlation_score as correlation_score,
+        input_jacobian as input_jacobian,
+        normalized_scores as normalized_scores,
+        privacy_scores as privacy_scores,
+        train_model as train_model,
+        transformed_by as transformed_by,
+    )
+    from fl_privacy.defenses.policy_search.selection import (
+        Scored as Scored,
+        Selection as Selection,
+        altered_shares as altered_shares,
+        fsim_scores as fsim_scores,
+        require_fsim as require_fsim,
+    )
+else:
+    __getattr__, __dir__, __all__ = on_demand(__name__)

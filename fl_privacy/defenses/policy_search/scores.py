@@ -91,7 +91,10 @@ class GradientSimilarity:
         for rows in torch.split(torch.arange(len(targets), device=targets.device), ways):
             first, last = (part.to(self.device, self.dtype) for part in (starts[rows % len(starts)], targets[rows]))
             own = labels[rows.to(labels.device)].to(self.device)
-            some = [self._compare(_on_the_way(first, last, chunk), own) for chunk in torch.split(shares, points)]
+            goals, some = last.unsqueeze(1), []
+            for chunk in torch.split(shares, points):
+                way = torch.lerp(first.unsqueeze(1), goals, chunk.to(goals).view(-1, 1, 1, 1))
+                some.append(self._compare(torch.cat([way, goals], 1), own))
             dot, squared = (torch.cat([part[number][..., :-1] for part in some], 2) for number in (0, 1))
             parts.append((dot, squared, some[0][1][..., -1:]))
         return InnerProducts(*(torch.cat(part, 1) for part in zip(*parts, strict=True)))
@@ -115,24 +118,13 @@ class GradientSimilarity:
                 gradients, products = self._gradients.gradients_and_products(inputs, repeated, self._factored)
             else:
                 gradients = self._gradients(inputs, repeated)
-            rows = [_explicit(gradient.reshape(*apart, -1)) for gradient in gradients.values()]
+            flat = [gradient.reshape(*apart, -1) for gradient in gradients.values()]
+            rows = [((each @ each[:, -1:].mT).squeeze(-1), each.square().sum(-1)) for each in flat]
             rows += [
                 _factored(d.reshape(*apart, *d.shape[1:]), u.reshape(*apart, *u.shape[1:]))
                 for d, u in products.values()
             ]
         return torch.stack([dot for dot, _ in rows]), torch.stack([squared for _, squared in rows])
-
-
-def _on_the_way(starts: Tensor, targets: Tensor, shares: Tensor) -> Tensor:
-    """Return the points between starts and targets (S, C, H, W) each, then the target: (S, K + 1, C, H, W)."""
-    goals = targets.unsqueeze(1)
-    points = torch.lerp(starts.unsqueeze(1), goals, shares.to(targets).view(-1, 1, 1, 1))
-    return torch.cat([points, goals], 1)
-
-
-def _explicit(gradients: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute inner products from gradients (s, L, N)."""
-    return (gradients @ gradients[:, -1:].mT).squeeze(-1), gradients.square().sum(-1)
 
 
 def _factored(deltas: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,73 +1,55 @@
 """Gradients by a model's parameters: of a batch, of many victims, of single examples."""
 
-from fl_privacy.models.gradients.batch import (
-    GradientResult,
-    LossChange,
-    LossFunction,
-    batch_loss,
-    loss_gradients,
-    set_mode,
-)
-from fl_privacy.models.gradients.choose_method import (
-    BatchGradient,
-    Unrolled,
-    gradient_by_inputs,
-    number_of_steps,
-    step_slices,
-    victim_gradients,
-)
-from fl_privacy.models.gradients.layer_rules import LayerCall, register_layer_rule
-from fl_privacy.models.gradients.layered import Layered
-from fl_privacy.models.gradients.many_models import ManyModels, local_orders, models_at_once
-from fl_privacy.models.gradients.per_example import (
-    clipped_sum,
-    example_gradients,
-    gradient_products,
-    sketched_examples,
-)
-from fl_privacy.models.gradients.sketch import GradientClassifier, GradientSketch
-from fl_privacy.models.gradients.victims import (
-    OneByOne,
-    Vectorized,
-    VictimGradients,
-    VictimLoss,
-    VictimModel,
-    differentiable_twice,
-    frozen_copy,
-    plain_attention,
-)
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "BatchGradient",
-    "GradientClassifier",
-    "GradientResult",
-    "GradientSketch",
-    "LayerCall",
-    "Layered",
-    "LossChange",
-    "LossFunction",
-    "ManyModels",
-    "OneByOne",
-    "Unrolled",
-    "Vectorized",
-    "VictimGradients",
-    "VictimLoss",
-    "VictimModel",
-    "batch_loss",
-    "clipped_sum",
-    "differentiable_twice",
-    "example_gradients",
-    "frozen_copy",
-    "gradient_by_inputs",
-    "gradient_products",
-    "local_orders",
-    "loss_gradients",
-    "models_at_once",
-    "number_of_steps",
-    "plain_attention",
-    "register_layer_rule",
-    "set_mode",
-    "sketched_examples",
-    "step_slices",
-    "victim_gradients",
-]
+from fl_privacy.checks.packages import on_demand
+
+if TYPE_CHECKING:
+    from fl_privacy.models.gradients.batch import (
+        GradientResult as GradientResult,
+        LossChange as LossChange,
+        LossFunction as LossFunction,
+        batch_loss as batch_loss,
+        loss_gradients as loss_gradients,
+        set_mode as set_mode,
+    )
+    from fl_privacy.models.gradients.choose_method import (
+        BatchGradient as BatchGradient,
+        Unrolled as Unrolled,
+        gradient_by_inputs as gradient_by_inputs,
+        number_of_steps as number_of_steps,
+        step_slices as step_slices,
+        victim_gradients as victim_gradients,
+    )
+    from fl_privacy.models.gradients.layer_rules import (
+        LayerCall as LayerCall,
+        register_layer_rule as register_layer_rule,
+    )
+    from fl_privacy.models.gradients.layered import Layered as Layered
+    from fl_privacy.models.gradients.many_models import (
+        ManyModels as ManyModels,
+        local_orders as local_orders,
+        models_at_once as models_at_once,
+    )
+    from fl_privacy.models.gradients.per_example import (
+        clipped_sum as clipped_sum,
+        example_gradients as example_gradients,
+        gradient_products as gradient_products,
+        sketched_examples as sketched_examples,
+    )
+    from fl_privacy.models.gradients.sketch import (
+        GradientClassifier as GradientClassifier,
+        GradientSketch as GradientSketch,
+    )
+    from fl_privacy.models.gradients.victims import (
+        OneByOne as OneByOne,
+        Vectorized as Vectorized,
+        VictimGradients as VictimGradients,
+        VictimLoss as VictimLoss,
+        VictimModel as VictimModel,
+        differentiable_twice as differentiable_twice,
+        frozen_copy as frozen_copy,
+        plain_attention as plain_attention,
+    )
+else:
+    __getattr__, __dir__, __all__ = on_demand(__name__)
