@@ -170,7 +170,9 @@ def fits(value: object, annotation: Any) -> bool:
     if origin is Literal:
         return any(value == choice and type(value) is type(choice) for choice in arguments)
     if annotation in _PLAIN:
-        return _is_plain(value, annotation)
+        kinds = (int, float) if annotation is float else annotation
+        alike = isinstance(value, kinds) and isinstance(value, bool) == (annotation is bool)
+        return alike and (annotation is not float or _is_number(value))  # type: ignore[arg-type]
     if isinstance(origin, type) and issubclass(origin, Sequence):
         return isinstance(value, list | tuple) and all(fits(entry, arguments[0]) for entry in value if arguments)
     if isinstance(origin, type) and issubclass(origin, Mapping):
@@ -192,12 +194,6 @@ def in_words(annotation: Any) -> str:
     if isinstance(origin, type) and issubclass(origin, Mapping):
         return f"a mapping {{name: {in_words(arguments[1])}}}" if arguments else "a mapping"
     return str(getattr(annotation, "__name__", annotation))
-
-
-def _is_plain(value: object, annotation: type) -> bool:
-    if annotation is float:
-        return isinstance(value, int | float) and not isinstance(value, bool) and _is_number(value)
-    return isinstance(value, annotation) and isinstance(value, bool) == (annotation is bool)
 
 
 def _is_number(value: float) -> bool:

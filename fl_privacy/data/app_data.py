@@ -2,8 +2,9 @@
 
 import hashlib
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -194,12 +195,12 @@ def own_streams_put_back(data: object) -> Iterator[None]:
 
     Attributes are searched, also through lists and mappings, but not closures.
     """
-    held = [(generator, _state(generator)) for generator in _generators(data)]
+    held = [_putting_back(generator) for generator in _generators(data)]
     try:
         yield
     finally:
-        for generator, state in held:
-            _put_back(generator, state)
+        for put_back in held:
+            put_back()
 
 
 def _generators(data: object) -> list[Generator]:
@@ -221,20 +222,10 @@ def _generators(data: object) -> list[Generator]:
     return found
 
 
-def _state(generator: Generator) -> object:
-    if isinstance(generator, torch.Generator):
-        return generator.get_state()
+def _putting_back(generator: Generator) -> Callable[[], object]:
+    """Return the function that restores the present state."""
+    if isinstance(generator, torch.Generator | np.random.RandomState):
+        return partial(generator.set_state, generator.get_state())
     if isinstance(generator, np.random.Generator):
-        return generator.bit_generator.state
-    return generator.get_state() if isinstance(generator, np.random.RandomState) else generator.getstate()
-
-
-def _put_back(generator: Generator, state: object) -> None:
-    if isinstance(generator, torch.Generator):
-        generator.set_state(state)  # type: ignore[arg-type]
-    elif isinstance(generator, np.random.Generator):
-        generator.bit_generator.state = state  # type: ignore[assignment]
-    elif isinstance(generator, np.random.RandomState):
-        generator.set_state(state)  # type: ignore[arg-type]
-    else:
-        generator.setstate(state)  # type: ignore[arg-type]
+        return partial(setattr, generator.bit_generator, "state", generator.bit_generator.state)
+    return partial(generator.setstate, generator.getstate())

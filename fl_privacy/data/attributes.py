@@ -54,9 +54,8 @@ def coarse(examples: Examples, task: Mapping[str, Sequence[str]]) -> Examples:
         UserError: ``task`` does not contain each class once.
     """
     listed = [str(own) for group in task.values() for own in group]
-    wrong = [n for n in examples.class_names if listed.count(n) != 1] + [
-        n for n in listed if n not in examples.class_names
-    ]
+    wrong = [n for n in examples.class_names if listed.count(n) != 1]
+    wrong += [n for n in listed if n not in examples.class_names]
     if wrong or len(task) < 2:
         raise UserError(
             "data.task is expected to be two lists or more that have each class once, but"

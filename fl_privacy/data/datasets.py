@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -34,6 +34,8 @@ from fl_privacy.data.sources import (
 from fl_privacy.errors import UserError
 from fl_privacy.files import make_missing_private, user_cache_folder
 from fl_privacy.files.foreign import expanded
+
+E = TypeVar("E", bound=LabelledExamples)
 
 _FORMAT = 1
 _FIELDS = ("images", "labels", "groups")
@@ -166,22 +168,19 @@ def load_data(
         UserError: there is no such data set, split or column, or a file can't be read.
     """
     reading = _Reading(image_size, channels, fit, image_column, label_column, group_column)
-    source = _with_classes(find_source(name, root), classes, name)
+    source = find_source(name, root)
+    if classes is not None:
+        if not isinstance(source, ImageFolder):
+            raise UserError(
+                f"data.classes is expected with folders of images alone, but {name} has labels of its own; leave it"
+                " out."
+            )
+        source = replace(source, classes=tuple(map(str, classes)))
     if not keep:
         return Dataset(*_read(source, reading, name), name)
     key = [name, *source.identity(), *map(str, astuple(reading))]
     train, test = cached(name, key, lambda: _read(source, reading, name))
     return Dataset(train, test, name)
-
-
-def _with_classes(source: Source, classes: Sequence[str] | None, name: str) -> Source:
-    if classes is None:
-        return source
-    if not isinstance(source, ImageFolder):
-        raise UserError(
-            f"data.classes is expected with folders of images alone, but {name} has labels of its own; leave it out."
-        )
-    return replace(source, classes=tuple(map(str, classes)))
 
 
 def find_source(name: str, root: str | None = None) -> Source:
@@ -203,8 +202,8 @@ def find_source(name: str, root: str | None = None) -> Source:
 
 def _read(source: Source, reading: _Reading, name: str) -> tuple[Examples, Examples]:
     tables = source.tables()
-    train, test = _train_and_test(tables, name)
-    parts = [tables[train]] if test is None else [tables[train], tables[test]]
+    expect_train(tables, name)
+    parts = [tables[split] for split in ("train", *[s for s in TEST_SPLITS if s in tables][:1])]
     columns = parts[0].column_names
     label_column = find_column(columns, reading.label_column, LABEL_COLUMNS, kind="label", name=name)
     names = getattr(parts[0].features[label_column], "names", None)
@@ -217,19 +216,16 @@ def _read(source: Source, reading: _Reading, name: str) -> tuple[Examples, Examp
     image_column = find_column(columns, reading.image_column, IMAGE_COLUMNS, kind="image", name=name)
     images = _decode(parts, image_column, reading, name).split([len(part) for part in parts])
     examples = [Examples(i, y, names, g) for i, y, g in zip(images, labels, groups, strict=True)]
-    if test is None:
-        held_out = every_fifth(examples[0])
-        return examples[0].subset((~held_out).nonzero().flatten()), examples[0].subset(held_out.nonzero().flatten())
-    return examples[0], examples[1]
+    return hold_out(examples[0]) if len(examples) == 1 else (examples[0], examples[1])
 
 
-def _train_and_test(tables: Mapping[str, Any], name: str) -> tuple[str, str | None]:
+def expect_train(tables: Mapping[str, Any], name: str) -> None:
+    """Raise ``UserError`` unless ``tables`` has the split ``train``."""
     if "train" not in tables:
         raise UserError(
             f"Data set {name} is expected to have a split train, but got {', '.join(tables) or 'none'};"
             " rename one of its files."
         )
-    return "train", next((split for split in TEST_SPLITS if split in tables), None)
 
 
 def _decode(parts: Sequence[Any], column: str, reading: _Reading, name: str) -> Tensor:
@@ -244,13 +240,12 @@ def _decode(parts: Sequence[Any], column: str, reading: _Reading, name: str) -> 
         console=console.Console(stderr=True),
         disable=number < 20_000,
     )
-    return decode_images(
-        shown, number, image_size=reading.image_size, channels=reading.channels, fit=reading.fit, name=name
-    )
+    size, channels, fit = reading.image_size, reading.channels, reading.fit
+    return decode_images(shown, number, image_size=size, channels=channels, fit=fit, name=name)
 
 
-def every_fifth(examples: LabelledExamples) -> Tensor:
-    """Mark every fifth example (N,) of the shuffled set, sorted by class."""
+def hold_out(examples: E) -> tuple[E, E]:
+    """Split off every fifth example of the shuffled set, sorted by class."""
     if len(examples) < _HELD_OUT:
         raise UserError(
             f"A data set without a test split is expected to have at least {_HELD_OUT} examples,"
@@ -260,4 +255,4 @@ def every_fifth(examples: LabelledExamples) -> Tensor:
     order = order[examples.labels[order].argsort(stable=True)]
     held_out = torch.zeros(len(examples), dtype=torch.bool)
     held_out[order[_HELD_OUT - 1 :: _HELD_OUT]] = True
-    return held_out
+    return examples.subset((~held_out).nonzero().flatten()), examples.subset(held_out.nonzero().flatten())

@@ -3,7 +3,7 @@
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, ClassVar, Self
 
@@ -92,13 +92,11 @@ class LabelledExamples(ABC):
     def batch(self, indices: Tensor, device: torch.device | str = "cpu") -> Batch:
         """Return a batch in a model's format."""
 
-    @abstractmethod
     def subset(self, indices: Tensor) -> Self:
-        """Return the examples at ``indices``."""
-
-    def _owned(self, indices: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        groups = None if self.groups is None else self.groups[indices]
-        return groups, None if self.attributes is None else self.attributes[indices]
+        """Return the examples at ``indices``: rows of all tensors."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}  # type: ignore[arg-type]
+        rows = {name: value[indices] for name, value in values.items() if isinstance(value, Tensor)}
+        return replace(self, **rows)  # type: ignore[type-var]
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,10 +128,6 @@ class Examples(LabelledExamples):
 
     def batch(self, indices: Tensor, device: torch.device | str = "cpu") -> Batch:
         return Batch(self.images[indices].to(device).float() / 255, self.labels[indices].to(device))
-
-    def subset(self, indices: Tensor) -> "Examples":
-        images, labels, names = self.images[indices], self.labels[indices], self.attribute_names
-        return Examples(images, labels, self.class_names, *self._owned(indices), names)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -191,11 +185,6 @@ class TextExamples(LabelledExamples):
         follows = torch.cat([tokens[..., 1:], tokens.new_full((*tokens.shape[:-1], 1), -1)], -1)
         return Batch(tokens, follows.masked_fill(follows < 0, -100))
 
-    def subset(self, indices: Tensor) -> "TextExamples":
-        groups, attributes = self._owned(indices)
-        tokens, labels = self.tokens[indices], self.labels[indices]
-        return replace(self, tokens=tokens, labels=labels, groups=groups, attributes=attributes)
-
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TableExamples(LabelledExamples):
@@ -225,12 +214,6 @@ class TableExamples(LabelledExamples):
 
     def batch(self, indices: Tensor, device: torch.device | str = "cpu") -> Batch:
         return Batch(self.inputs[indices].to(device), self.labels[indices].to(device))
-
-    def subset(self, indices: Tensor) -> "TableExamples":
-        groups, attributes = self._owned(indices)
-        return replace(
-            self, inputs=self.inputs[indices], labels=self.labels[indices], groups=groups, attributes=attributes
-        )
 
 
 def texts_of(examples: LabelledExamples) -> TextExamples | None:

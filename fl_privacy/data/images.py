@@ -31,17 +31,8 @@ MOST_PIXELS, LONGEST = 64_000_000, 100
 """Limits of one image: pixels (several times a photograph's) and longer side relative to the shorter."""
 
 _UNREADABLE = (
-    OSError,
-    SyntaxError,
-    ValueError,
-    TypeError,
-    AttributeError,
-    LookupError,
-    EOFError,
-    ArithmeticError,
-    struct.error,
-    zlib.error,
-    Image.DecompressionBombError,
+    *(OSError, SyntaxError, ValueError, TypeError, AttributeError, LookupError, EOFError, ArithmeticError),
+    *(struct.error, zlib.error, Image.DecompressionBombError),
 )
 """Errors of PIL on damaged files."""
 
@@ -67,8 +58,14 @@ def decode_images(
         which = f"Image {index} of data set {name} ({cell['path'] or 'bytes'})"
         pixels, channels = _decode(cell, channels, which)
         deep.note(index, pixels, which)
-        if index == 0:
-            _expect_room(count, channels * image_size**2 if image_size else pixels.numel(), name)
+        if index == 0 and hasattr(os, "sysconf"):
+            size, memory = count * pixels.numel(), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+            size = count * channels * image_size**2 if image_size else size
+            if size > memory / 2:
+                raise UserError(
+                    f"The {count} images of data set {name} are expected to fit into half of the memory, but take"
+                    f" {size / 1e9:.1f} of {memory / 1e9:.1f} GB; set data.image_size=32, say."
+                )
         chunk.append(pixels)
         held += pixels.numel()
         if len(chunk) == _CHUNK or held >= _CHUNK_BYTES or index == count - 1:
@@ -138,17 +135,6 @@ def _decode(cell: Cell, channels: int | None, which: str) -> tuple[Tensor, int]:
             f"{which} is expected to be readable by PIL, but is not: {reason}; repair or remove it."
         ) from error
     return (pixels.unsqueeze(0) if channels == 1 else pixels.permute(2, 0, 1)).contiguous(), channels
-
-
-def _expect_room(count: int, one: int, name: str) -> None:
-    if not hasattr(os, "sysconf"):
-        return
-    size, memory = count * one, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if size > memory / 2:
-        raise UserError(
-            f"The {count} images of data set {name} are expected to fit into half of the memory, but take"
-            f" {size / 1e9:.1f} of {memory / 1e9:.1f} GB; set data.image_size=32, say."
-        )
 
 
 def _stack(chunk: list[Tensor], size: int | None, fit: Fit, name: str) -> Tensor:

@@ -88,15 +88,12 @@ class Photographs:
     def tables(self) -> Tables:
         hf, pictures = require("datasets"), require("skimage.data", package="scikit-image")
         features = hf.Features(image=hf.Image(), label=hf.ClassLabel(names=list(self.NAMES)))
-        cells = [{"bytes": _png(getattr(pictures, name)()), "path": None} for name in self.NAMES]
+        cells = []
+        for name in self.NAMES:
+            Image.fromarray(getattr(pictures, name)()).save(written := BytesIO(), "PNG")
+            cells.append({"bytes": written.getvalue(), "path": None})
         rows = hf.Dataset.from_dict({"image": cells, "label": list(range(len(cells)))}, features=features)
         return {"train": rows, "test": rows}
-
-
-def _png(pixels: np.ndarray) -> bytes:
-    written = BytesIO()
-    Image.fromarray(pixels).save(written, "PNG")
-    return written.getvalue()
 
 
 @dataclass(frozen=True)
@@ -239,10 +236,8 @@ class ImageFolder:
     classes: tuple[str, ...] | None = None
 
     def identity(self) -> list[str]:
-        return [
-            *(self.classes or ()),
-            *file_stamps(file for classes in self._splits().values() for files in classes.values() for file in files),
-        ]
+        images = (file for classes in self._splits().values() for files in classes.values() for file in files)
+        return [*(self.classes or ()), *file_stamps(images)]
 
     def tables(self) -> Tables:
         splits = self._splits()
@@ -255,21 +250,20 @@ class ImageFolder:
             )
         hf = require("datasets")
         features = hf.Features(image=hf.Image(decode=False), label=hf.ClassLabel(names=names))
-        return {
-            split: hf.Dataset.from_dict(
-                {
-                    "image": [{"bytes": None, "path": str(f)} for files in classes.values() for f in files],
-                    "label": [names.index(label) for label, files in classes.items() for _ in files],
-                },
-                features=features,
-            )
-            for split, classes in splits.items()
-        }
+        rows = {}
+        for split, classes in splits.items():
+            cells = [{"bytes": None, "path": str(file)} for files in classes.values() for file in files]
+            labels = [names.index(label) for label, files in classes.items() for _ in files]
+            rows[split] = hf.Dataset.from_dict({"image": cells, "label": labels}, features=features)
+        return rows
 
     def _splits(self) -> dict[str, dict[str, list[Path]]]:
         folders = _subfolders(self.folder)
         splits = {f.name: f for f in folders} if (self.folder / "train").is_dir() else {"train": self.folder}
-        found = {split: _images_by_class(folder) for split, folder in splits.items()}
+        found: dict[str, dict[str, list[Path]]] = {split: {} for split in splits}
+        for split, own in ((split, own) for split, folder in splits.items() for own in _subfolders(folder)):
+            images = sorted(p for p in own.rglob("*") if p.suffix.lower() in _IMAGE_SUFFIXES and p.is_file())
+            found[split] |= {own.name: images} if images else {}
         if not found["train"]:
             raise UserError(
                 f"{self.folder} is expected to hold one folder of images for each class, or <split>.parquet files,"
@@ -326,11 +320,3 @@ def read_parquet(file: Path) -> Any:
 
 def _subfolders(folder: Path) -> list[Path]:
     return sorted(f for f in folder.iterdir() if f.is_dir() and not f.name.startswith("."))
-
-
-def _images_by_class(folder: Path) -> dict[str, list[Path]]:
-    classes = {
-        f.name: sorted(p for p in f.rglob("*") if p.suffix.lower() in _IMAGE_SUFFIXES and p.is_file())
-        for f in _subfolders(folder)
-    }
-    return {name: files for name, files in classes.items() if files}

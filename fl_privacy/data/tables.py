@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fl_privacy.checks import one_of
 from fl_privacy.data.columns import LABEL_COLUMNS, encode_labels, find_column
-from fl_privacy.data.datasets import TEST_SPLITS, Dataset, every_fifth
+from fl_privacy.data.datasets import TEST_SPLITS, Dataset, expect_train, hold_out
 from fl_privacy.data.examples import TableExamples
 from fl_privacy.data.sources import HubData, ParquetFolder, environment_folder, read_parquet, require
 from fl_privacy.errors import UserError
@@ -49,17 +49,19 @@ _ON_THE_HUB = {"adult": HubData("scikit-learn/adult-census-income")}
 _NULLS = ("", "?", "NA", "N/A", "NaN", "nan", "null", "None")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class _Reading:
     target: str | None
     group_column: str | None
     attribute_column: str | None
-    categories: tuple[str, ...]
-    leave_out: tuple[str, ...]
+    categories: Sequence[str] | None
+    leave_out: Sequence[str] | None
     missing: Missing
     standardize: Standardize
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "categories", tuple(map(str, self.categories or ())))
+        object.__setattr__(self, "leave_out", tuple(map(str, self.leave_out or ())))
         one_of("data.missing", self.missing, get_args(Missing))
         one_of("data.standardize", self.standardize, get_args(Standardize))
 
@@ -99,15 +101,7 @@ def load_table(
     Raises:
         UserError: there is no such table or column, or a file can't be read.
     """
-    reading = _Reading(
-        target=target,
-        group_column=group_column,
-        attribute_column=attribute_column,
-        categories=tuple(map(str, categories or ())),
-        leave_out=tuple(map(str, leave_out or ())),
-        missing=missing,
-        standardize=standardize,
-    )
+    reading = _Reading(target, group_column, attribute_column, categories, leave_out, missing, standardize)
     called = name if path is None else Path(path).stem
     frames, names = _frames(name, path, root)
     return _dataset(frames, names, reading, called)
@@ -136,15 +130,7 @@ def table_of(
             raise UserError(
                 f"A table is expected to be a pandas DataFrame, but got {type(given).__name__}; convert it."
             )
-    reading = _Reading(
-        target=target,
-        group_column=group_column,
-        attribute_column=attribute_column,
-        categories=tuple(map(str, categories or ())),
-        leave_out=tuple(map(str, leave_out or ())),
-        missing=missing,
-        standardize=standardize,
-    )
+    reading = _Reading(target, group_column, attribute_column, categories, leave_out, missing, standardize)
     return _dataset([frame] if test is None else [frame, test], None, reading, name)
 
 
@@ -198,11 +184,7 @@ def _of_path(path: Path) -> tuple[list[Any], Sequence[str] | None]:
 
 
 def _of_splits(tables: Mapping[str, Any], name: str) -> tuple[list[Any], Sequence[str] | None]:
-    if "train" not in tables:
-        raise UserError(
-            f"Data set {name} is expected to have a split train, but got {', '.join(tables) or 'none'};"
-            " rename one of its files."
-        )
+    expect_train(tables, name)
     test = next((split for split in TEST_SPLITS if split in tables), None)
     column = next((each for each in TARGETS if each in tables["train"].column_names), None)
     names = None if column is None else getattr(tables["train"].features[column], "names", None)
@@ -218,7 +200,9 @@ def _dataset(frames: Sequence[Any], names: Sequence[str] | None, reading: _Readi
     target = _target(columns, reading, name)
     special = [each for each in (target, reading.group_column, reading.attribute_column) if each]
     features = [column for column in columns if column not in (*special, *reading.leave_out)]
-    frames = [_with_target(frame, target, features, reading) for frame in frames]
+    frames = [frame[frame[target].notna()] for frame in frames]
+    if reading.missing == "drop":
+        frames = [frame[frame[features].notna().all(axis=1)] for frame in frames]
     pandas = require("pandas")
     whole = pandas.concat(frames, ignore_index=True)
     for column in features:
@@ -227,18 +211,10 @@ def _dataset(frames: Sequence[Any], names: Sequence[str] | None, reading: _Readi
     _expect_classes(whole[target], target, reading, name)
     sizes = [len(frame) for frame in frames]
     labels, classes = _codes(whole[target], names, target, name, setting="data.target")
-    owners = (
-        None
-        if reading.group_column is None
-        else _codes(whole[reading.group_column], None, reading.group_column, name, setting="data.group_column")
-    )
-    traits = (
-        None
-        if reading.attribute_column is None
-        else _codes(
-            whole[reading.attribute_column], None, reading.attribute_column, name, setting="data.attribute_column"
-        )
-    )
+    own: dict[str, tuple[Tensor | None, tuple[str, ...]]] = {"group_column": (None, ()), "attribute_column": (None, ())}
+    for setting in own:
+        if (column := getattr(reading, setting)) is not None:
+            own[setting] = _codes(whole[column], None, column, name, setting=f"data.{setting}")
     found = [_column(whole[column], column, reading) for column in features]
     if not found:
         raise UserError(f"Table {name} is expected to have columns beside its target {target}, but has none.")
@@ -248,16 +224,14 @@ def _dataset(frames: Sequence[Any], names: Sequence[str] | None, reading: _Readi
         labels=labels,
         class_names=classes,
         schema=schema,
-        groups=None if owners is None else owners[0],
-        attributes=None if traits is None else traits[0],
-        attribute_names=() if traits is None else traits[1],
+        groups=own["group_column"][0],
+        attributes=own["attribute_column"][0],
+        attribute_names=own["attribute_column"][1],
     )
     if len(sizes) == 1:
-        held_out = every_fifth(examples)
-        parts = [(~held_out).nonzero().flatten(), held_out.nonzero().flatten()]
-    else:
-        parts = list(torch.arange(len(whole)).split(sizes))
-    return Dataset(examples.subset(parts[0]), examples.subset(parts[1]), name)
+        return Dataset(*hold_out(examples), name)
+    train, test = (examples.subset(part) for part in torch.arange(len(whole)).split(sizes))
+    return Dataset(train, test, name)
 
 
 def _expect_columns(frames: Sequence[Any], columns: Sequence[str], reading: _Reading, name: str) -> None:
@@ -309,13 +283,6 @@ def _expect_classes(values: Any, target: str, reading: _Reading, name: str) -> N
         )
 
 
-def _with_target(frame: Any, target: str, features: Collection[str], reading: _Reading) -> Any:
-    kept = frame[target].notna()
-    if reading.missing == "drop":
-        kept &= frame[list(features)].notna().all(axis=1)
-    return frame[kept]
-
-
 def _codes(
     values: Any, names: Sequence[str] | None, column: str, name: str, *, setting: str
 ) -> tuple[Tensor, tuple[str, ...]]:
@@ -338,13 +305,15 @@ def _column(values: Any, name: str, reading: _Reading) -> tuple[Column, Tensor]:
         raise UserError(f"Column {name} is expected to have a number, but has none; put it into data.leave_out.")
     numbers = torch.where(numbers.isfinite(), numbers, known.median())
     std = float(numbers.std())
+    powers, rounding = [10**digits for digits in range(6)], 1e-6 * known.abs().clamp_min(1e-6)
+    exact = (bool(((known - (known * p).round() / p).abs() <= rounding).all()) for p in powers)
     column = Column(
         name=name,
         shift=(float(numbers.mean()),),
         scale=(std if std > 0 else 1.0,),
         low=float(known.min()),
         high=float(known.max()),
-        decimals=_decimals(known),
+        decimals=next((digits for digits, all_of_them in enumerate(exact) if all_of_them), 6),
     )
     return column, numbers
 
@@ -390,14 +359,6 @@ def written_numbers(values: Any) -> Any:
         return float(part[1] + digits.replace(",", "."))
 
     return values.map(number, na_action="ignore").astype(np.float64)
-
-
-def _decimals(numbers: Tensor) -> int:
-    for digits in range(6):
-        rounded = (numbers * 10**digits).round() / 10**digits
-        if bool(((numbers - rounded).abs() <= 1e-6 * numbers.abs().clamp_min(1e-6)).all()):
-            return digits
-    return 6
 
 
 def _categories(values: Any, name: str, reading: _Reading) -> tuple[Column, Tensor]:

@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,7 +16,7 @@ from torch import Tensor
 from fl_privacy.checks import one_of, whole
 from fl_privacy.checks.packages import expect_package, minilm_folder, packaged_folder
 from fl_privacy.data.columns import LABEL_COLUMNS, encode_labels, find_column
-from fl_privacy.data.datasets import TEST_SPLITS, Dataset, every_fifth
+from fl_privacy.data.datasets import TEST_SPLITS, Dataset, expect_train, hold_out
 from fl_privacy.data.examples import TextExamples, Vocabulary
 from fl_privacy.data.sources import HubData, ParquetFolder, Source, Tables, environment_folder, file_stamps, require
 from fl_privacy.errors import UserError
@@ -241,19 +242,15 @@ def load_text(
     whole("data.vocabulary_size", vocabulary_size, at_least=8, at_most=10**6, example=8000)
     one_of("data.target", target, ("class", "next_token"))
     tables = _source(name, root).tables()
-    if "train" not in tables:
-        raise UserError(
-            f"Data set {name} is expected to have a split train, but got {', '.join(tables) or 'none'};"
-            " rename one of its files."
-        )
+    expect_train(tables, name)
     columns = _Columns.of(tables["train"], text_column, label_column, group_column, name)
-    test = next((s for s in TEST_SPLITS if s in tables and _is_labelled(tables[s][columns.label][:])), None)
-    parts = [tables["train"]] if test is None else [tables["train"], tables[test]]
-    examples = _examples(parts, columns, target, name, _Tokens(tokenizer, vocabulary_size, max_length))
-    if test is None:
-        held_out = every_fifth(examples[0])
-        examples = [examples[0].subset(which.nonzero().flatten()) for which in (~held_out, held_out)]
-    return Dataset(examples[0], examples[1], name)
+    # labels of a hidden test split are all -1
+    labelled = (s for s in TEST_SPLITS if s in tables and any(label != -1 for label in tables[s][columns.label][:]))
+    parts = [tables[split] for split in ("train", *islice(labelled, 1))]
+    how = (tokenizer, vocabulary_size, max_length)
+    examples = _examples(parts, columns, name, *how, next_token=target == "next_token")
+    train, test = hold_out(examples[0]) if len(examples) == 1 else examples
+    return Dataset(train, test, name)
 
 
 @dataclass(frozen=True)
@@ -272,41 +269,30 @@ class _Columns:
         )
 
 
-@dataclass(frozen=True)
-class _Tokens:
-    tokenizer: str
-    vocabulary_size: int
-    max_length: int
-
-
-def _examples(parts: Sequence[Any], columns: _Columns, target: Target, name: str, how: _Tokens) -> list[TextExamples]:
+def _examples(  # noqa: PLR0917
+    parts: Sequence[Any],
+    columns: _Columns,
+    name: str,
+    tokenizer: str,
+    vocabulary_size: int,
+    max_length: int,
+    *,
+    next_token: bool,
+) -> list[TextExamples]:
     names = getattr(parts[0].features[columns.label], "names", None)
     labels, names = encode_labels([part[columns.label][:] for part in parts], names, columns.label, name)
     groups: Sequence[Tensor | None] = [None] * len(parts)
     if columns.group is not None:
         groups = encode_labels([part[columns.group][:] for part in parts], None, columns.group, name)[0]
     texts = [[str(text) for text in part[columns.text][:]] for part in parts]
-    tokenizer = build_tokenizer(how.tokenizer, texts[0], how.vocabulary_size)
-    tokens = to_tokens(tokenizer, [text for part in texts for text in part], how.max_length)
-    vocabulary = vocabulary_of(tokenizer)
-    return [
-        _of_any_token(
-            TextExamples(
-                tokens=own,
-                labels=classes,
-                class_names=names,
-                groups=owners,
-                vocabulary=vocabulary,
-                next_token=target == "next_token",
-            )
-        )
+    built = build_tokenizer(tokenizer, texts[0], vocabulary_size)
+    tokens = to_tokens(built, [text for part in texts for text in part], max_length)
+    shared = {"class_names": names, "vocabulary": vocabulary_of(built), "next_token": next_token}
+    found = [
+        TextExamples(tokens=own, labels=classes, groups=owners, **shared)
         for own, classes, owners in zip(tokens.split([len(part) for part in texts]), labels, groups, strict=True)
     ]
-
-
-def _of_any_token(examples: TextExamples) -> TextExamples:
-    kept = (examples.lengths > 0).nonzero().flatten()
-    return examples if len(kept) == len(examples) else examples.subset(kept)
+    return [each.subset((each.lengths > 0).nonzero().flatten()) for each in found]  # texts without a token are no use
 
 
 def _source(name: str, root: str | None) -> Source:
@@ -327,11 +313,6 @@ def _source(name: str, root: str | None) -> Source:
     if not folder.is_dir():
         raise UserError(f"A folder {folder} is expected, but there is none; set data.root or FL_PRIVACY_DATA.")
     return ParquetFolder(folder) if any(folder.glob("*.parquet")) else TextFolder(folder)
-
-
-def _is_labelled(labels: Sequence[Any]) -> bool:
-    """Return ``False`` for a hidden test split, whose labels are all -1."""
-    return any(label != -1 for label in labels)
 
 
 def _table(texts: Sequence[str], labels: Sequence[str]) -> Any:

@@ -62,7 +62,6 @@ class BlockNetwork(nn.Module):
         checks.number("model.last_scale", last_scale, above=0, example=0.1)
         least = 2 ** sum(pooled for *_, pooled in self.blocks)
         require_pixels(type(self).__name__, image_size, least=least)
-        side = image_size // least
         layers: list[nn.Module] = []
         inner = in_channels
         for factors, kernel, pooled in self.blocks:
@@ -74,7 +73,7 @@ class BlockNetwork(nn.Module):
                 layers.append(new_pooling(pooling))
         self.normalize = input_normalization(mean, std, in_channels)
         self.features = nn.Sequential(*layers)
-        features = inner * side * side
+        features = inner * (image_size // least) ** 2
         if hidden is None:
             self.classifier: nn.Module = nn.Linear(features, num_classes)
         else:
@@ -84,21 +83,17 @@ class BlockNetwork(nn.Module):
             )
         initialize(self, init)
         if last_scale != 1:
-            _scale_last_norm(self.features, last_scale)
+            scales = [each.weight for each in self.features if isinstance(each, nn.GroupNorm | nn.BatchNorm2d)]
+            if not scales:
+                raise UserError(
+                    f"model.last_scale={last_scale} is expected with model.norm=group or batch, but got norm=none; set"
+                    " model.last_scale=1."
+                )
+            nn.init.constant_(scales[-1], last_scale)
 
     def forward(self, inputs: Tensor) -> Tensor:
         logits: Tensor = self.classifier(self.features(self.normalize(inputs)).flatten(1))
         return logits
-
-
-def _scale_last_norm(features: nn.Sequential, scale: float) -> None:
-    scales = [module.weight for module in features if isinstance(module, nn.GroupNorm | nn.BatchNorm2d)]
-    if not scales:
-        raise UserError(
-            f"model.last_scale={scale} is expected with model.norm=group or batch, but got norm=none; set"
-            " model.last_scale=1."
-        )
-    nn.init.constant_(scales[-1], scale)
 
 
 class AlexNet(BlockNetwork):

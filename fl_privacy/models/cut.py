@@ -14,18 +14,18 @@ NORMS = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm)
 
 def called_layers(model: nn.Module, image_shape: tuple[int, ...]) -> list[str]:
     """Return names of the modules that own parameters, in the order of the forward pass."""
-    with torch.no_grad(), entering(owners(model)) as calls:
-        _evaluated(model, next(model.parameters()).new_zeros(1, *image_shape))
-    return list(dict.fromkeys(call.name for call in calls))
+    return _order(model, owners(model), image_shape)
 
 
-def _evaluated(model: nn.Module, inputs: Tensor) -> None:
+def _order(model: nn.Module, modules: dict[str, nn.Module], image_shape: tuple[int, ...]) -> list[str]:
     modes = [(module, module.training) for module in model.modules()]
-    try:
-        model.eval()(inputs)
-    finally:
-        for module, training in modes:
-            module.training = training
+    with torch.no_grad(), entering(modules) as calls:
+        try:
+            model.eval()(next(model.parameters()).new_zeros(1, *image_shape))
+        finally:
+            for module, training in modes:
+                module.training = training
+    return list(dict.fromkeys(call.name for call in calls))
 
 
 def cut_layer(model: nn.Module, image_shape: tuple[int, ...], public: Collection[str]) -> str:
@@ -39,19 +39,15 @@ def cut_layer(model: nn.Module, image_shape: tuple[int, ...], public: Collection
         UserError: there is no such layer.
     """
     layers = called_layers(model, image_shape)
-    owned = {
-        name: [f"{name}.{own}" for own, _ in model.get_submodule(name).named_parameters(recurse=False)]
-        for name in layers
-    }
-    private = [name for name in layers if not any(own in public for own in owned[name])]
-    last = layers.index(private[-1]) if private else 0
-    found = next(iter(layers[last + 1 :]), None)
-    if found is None:
+    owned = {name: model.get_submodule(name).named_parameters(recurse=False) for name in layers}
+    private = [name for name in layers if not any(f"{name}.{own}" in public for own, _ in owned[name])]
+    behind = layers[layers.index(private[-1]) + 1 :] if private else layers[1:]
+    if not behind:
         raise UserError(
             f"A model with a public layer behind the private ones is expected, but {type(model).__name__} has"
             f" {', '.join(layers)}, of which {', '.join(private) or 'none'} is private; keep earlier layers private."
         )
-    return found
+    return behind[0]
 
 
 def behind_activation(model: nn.Module, image_shape: tuple[int, ...], public: Collection[str]) -> str:
@@ -64,9 +60,7 @@ def behind_activation(model: nn.Module, image_shape: tuple[int, ...], public: Co
     first = cut_layer(model, image_shape, public)
     last = layers[layers.index(first) - 1]
     leaves = {name: m for name, m in model.named_modules() if name and next(m.children(), None) is None}
-    with torch.no_grad(), entering(leaves) as calls:
-        _evaluated(model, next(model.parameters()).new_zeros(1, *image_shape))
-    order = list(dict.fromkeys(call.name for call in calls))
+    order = _order(model, leaves, image_shape)
     behind = order[order.index(last) + 1 :] if last in order else []
     for name, following in pairwise(behind):
         if type(leaves[name]).__module__ == nn.ReLU.__module__:
@@ -99,7 +93,8 @@ class Front(nn.Module):
             with replaced_input(self.model.get_submodule(self.layer), stop):
                 self.model(inputs)
         except _ReachedError as reached:
-            return reached.given
+            features: Tensor = reached.args[0]
+            return features
         raise UserError(
             f"An image is expected to pass {self.layer} of {type(self.model).__name__}, but does not;"
             " cut the model at a module that is called."
@@ -107,11 +102,7 @@ class Front(nn.Module):
 
 
 class _ReachedError(Exception):
-    """Ends the pass at a layer; ``given`` is its input."""
-
-    def __init__(self, given: Tensor) -> None:
-        super().__init__()
-        self.given = given
+    """Ends the pass at a layer; the argument is its input."""
 
 
 class Rest(nn.Module):

@@ -44,14 +44,9 @@ class HuggingFaceText(TextModel):
         self.transposed = any(type(network.get_submodule(name)).__name__ == "Conv1D" for name in entered)
         self.causal = _is_causal(network)
         self.heads = getattr(network.config, "num_attention_heads", 1)
-        self.position_weight = next(
-            (
-                f"network.{name}"
-                for name, _ in network.named_parameters()
-                if bool(re.search(r"(position_embeddings|wpe|embed_positions)\.weight$", name))
-            ),
-            None,
-        )
+        names = [f"network.{name}" for name, _ in network.named_parameters()]
+        positions = [name for name in names if re.search(r"(position_embeddings|wpe|embed_positions)\.weight$", name)]
+        self.position_weight = next(iter(positions), None)
         if self.position_weight is not None:
             self.first_position = _first_position(network, self.get_parameter(self.position_weight))
 
@@ -104,12 +99,7 @@ def hugging_face(
         UserError: transformers or peft is missing or refuses its settings, there is no such model, or the data have
             another tokenizer.
     """
-    try:
-        library = importlib.import_module("transformers")
-    except ImportError as error:
-        raise UserError(
-            "model=hf needs transformers, which is missing; run `pip install 'fl-privacy[text]'`."
-        ) from error
+    library = _library("transformers", "model=hf needs transformers")
     kind = library.AutoModelForCausalLM if next_token else library.AutoModel
     place = str(expanded(name)) if expanded(name).is_dir() else name
     try:
@@ -119,8 +109,7 @@ def hugging_face(
             settings = library.AutoConfig.from_pretrained(place, trust_remote_code=False)
             network = kind.from_config(settings, attn_implementation="eager", trust_remote_code=False)
     except (OSError, ValueError, ImportError, KeyError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
-        raise UserError(f"model.name={name} can't be had from Hugging Face: {reason}; check the name.") from error
+        raise UserError(f"model.name={name} can't be had from Hugging Face: {_why(error)}; check the name.") from error
     tokens = network.get_input_embeddings().num_embeddings
     if vocabulary_size > tokens:
         raise UserError(f"{name} has {tokens} tokens, but the data {vocabulary_size}; set data.tokenizer={name}.")
@@ -130,23 +119,28 @@ def hugging_face(
 
 
 def _with_peft(network: nn.Module, settings: Mapping[str, Any], *, next_token: bool) -> nn.Module:
-    try:
-        library = importlib.import_module("peft")
-    except ImportError as error:
-        raise UserError(
-            "model.peft needs the package peft, which is missing; run `pip install 'fl-privacy[text]'`."
-        ) from error
+    library = _library("peft", "model.peft needs the package peft")
     task = "CAUSAL_LM" if next_token else "FEATURE_EXTRACTION"
     given = {"peft_type": "LORA", "task_type": task} | dict(settings)
     try:
         adapted: nn.Module = library.get_peft_model(network, library.get_peft_config(given))
     except (KeyError, TypeError, ValueError, NotImplementedError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
         raise UserError(
-            f"model.peft={dict(settings)} is expected to be settings of peft for this model, but {reason}; for example"
-            " model.peft={r: 8, target_modules: [query, value]}."
+            f"model.peft={dict(settings)} is expected to be settings of peft for this model, but {_why(error)}; for"
+            " example model.peft={r: 8, target_modules: [query, value]}."
         ) from error
     return adapted
+
+
+def _library(name: str, needed: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise UserError(f"{needed}, which is missing; run `pip install 'fl-privacy[text]'`.") from error
+
+
+def _why(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
 
 
 def _first_position(network: nn.Module, positions: nn.Parameter) -> int:

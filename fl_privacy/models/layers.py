@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from fl_privacy import checks
-from fl_privacy.checks import one_of
 from fl_privacy.errors import UserError
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
@@ -86,10 +85,8 @@ class InputNormalization(nn.Module):
         return self
 
     def forward(self, inputs: Tensor) -> Tensor:
-        mean, std = (
-            kept.to(inputs.device) for kept in (self.mean, self.std)
-        )  # no buffers, which functional calls would have to provide
-        return (inputs - mean) / std
+        # no buffers, which functional calls would have to provide
+        return (inputs - self.mean.to(inputs.device)) / self.std.to(inputs.device)
 
 
 def input_normalization(mean: Sequence[float] | None, std: Sequence[float] | None, in_channels: int) -> nn.Module:
@@ -135,10 +132,6 @@ Initializer = Callable[[nn.Module, torch.Generator | None], None]
 """(model, generator or None for torch's global one): sets the values in place."""
 
 
-def _default(model: nn.Module, generator: torch.Generator | None) -> None:
-    """Keep the initial values of the layers."""
-
-
 def _uniform(bound: float) -> Initializer:
     def fill(model: nn.Module, generator: torch.Generator | None) -> None:
         for parameter in model.parameters():
@@ -147,40 +140,26 @@ def _uniform(bound: float) -> Initializer:
     return fill
 
 
-def _kaiming_uniform(model: nn.Module, generator: torch.Generator | None) -> None:
-    for layer in _weighted_layers(model):
-        nn.init.kaiming_uniform_(layer.weight, nonlinearity="relu", generator=generator)
+def _weights(fill: Callable[..., Tensor], *kinds: type[nn.Module], **options: Any) -> Initializer:
+    """Build the initializer that fills the weights of the layers of ``kinds`` and zeros their biases."""
 
+    def filled(model: nn.Module, generator: torch.Generator | None) -> None:
+        for layer in model.modules():
+            if isinstance(layer, kinds):
+                fill(layer.weight, generator=generator, **options)
+                if isinstance(layer.bias, Tensor):
+                    nn.init.zeros_(layer.bias)
 
-def _kaiming_normal_fan_out(model: nn.Module, generator: torch.Generator | None) -> None:
-    for layer in model.modules():
-        if isinstance(layer, nn.Conv2d):
-            nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu", generator=generator)
-            if layer.bias is not None:
-                nn.init.zeros_(layer.bias)
-
-
-def _xavier_normal(model: nn.Module, generator: torch.Generator | None) -> None:
-    for layer in _weighted_layers(model):
-        nn.init.xavier_normal_(layer.weight, gain=1.0, generator=generator)
-
-
-def _weighted_layers(model: nn.Module) -> list[nn.Conv2d | nn.Linear]:
-    """Return the convolutions and linear layers, and set their biases to zero."""
-    layers = [layer for layer in model.modules() if isinstance(layer, nn.Conv2d | nn.Linear)]
-    for layer in layers:
-        if layer.bias is not None:
-            nn.init.zeros_(layer.bias)
-    return layers
+    return filled
 
 
 INITIALIZERS: dict[str, Initializer] = {
-    "default": _default,
+    "default": lambda model, generator: None,
     "uniform_0.5": _uniform(0.5),
     "uniform_0.3": _uniform(0.3),
-    "kaiming_uniform": _kaiming_uniform,
-    "kaiming_normal_fan_out": _kaiming_normal_fan_out,
-    "xavier_normal": _xavier_normal,
+    "kaiming_uniform": _weights(nn.init.kaiming_uniform_, nn.Conv2d, nn.Linear, nonlinearity="relu"),
+    "kaiming_normal_fan_out": _weights(nn.init.kaiming_normal_, nn.Conv2d, mode="fan_out", nonlinearity="relu"),
+    "xavier_normal": _weights(nn.init.xavier_normal_, nn.Conv2d, nn.Linear, gain=1.0),
 }
 
 
@@ -197,5 +176,5 @@ def initialize(model: nn.Module, name: str, *, generator: torch.Generator | None
     Raises:
         UserError: unknown ``name``.
     """
-    one_of("model.init", name, INITIALIZERS)
+    checks.one_of("model.init", name, INITIALIZERS)
     INITIALIZERS[name](model, generator)

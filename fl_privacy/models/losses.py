@@ -37,9 +37,7 @@ class Loss:
         """Return the scalar loss for classes (B,) or rows (B, K); classes become rows if needed."""
         if self.takes == "rows" and not labels.is_floating_point():
             classes = torch.arange(outputs.shape[1], device=labels.device)
-            labels = (labels.unsqueeze(-1) == classes).to(
-                outputs.dtype
-            )  # one_hot depends on values, which vmap forbids
+            labels = (labels.unsqueeze(-1) == classes).to(outputs.dtype)  # vmap forbids one_hot
         given = outputs if self.dtype is None else outputs.to(self.dtype)
         return self.function(given, labels.to(given.dtype) if labels.is_floating_point() else labels).to(outputs.dtype)
 
@@ -115,17 +113,14 @@ def loss_of(given: LossLike, num_classes: int, like: Tensor) -> Loss:
                 f" {given!r}."
             )
         return NAMED_LOSSES[given]
-    if given in _PLAIN or _is_plain_module(given):
+    plain = type(given) in (nn.CrossEntropyLoss, nn.NLLLoss) and getattr(given, "weight", None) is None
+    plain = plain and not getattr(given, "label_smoothing", 0.0) and getattr(given, "reduction", "") == "mean"
+    if plain or given in _PLAIN:
         return CROSS_ENTROPY
     if not callable(given) or isinstance(given, type):
         got = f"the class {given.__name__}; call it" if isinstance(given, type) else f"{given!r}"
         raise UserError(f"loss is expected to be a name or a function (outputs, labels) -> scalar, but got {got}.")
     return _tried(given, num_classes, like)
-
-
-def _is_plain_module(given: object) -> bool:
-    plain = type(given) in (nn.CrossEntropyLoss, nn.NLLLoss) and getattr(given, "weight", None) is None
-    return plain and not getattr(given, "label_smoothing", 0.0) and getattr(given, "reduction", "") == "mean"
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,14 +134,12 @@ class _InEachType:
         return loss
 
 
-def _following(given: nn.Module, like: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
-    moved = copy.deepcopy(given).to(device=like.device)
-    holds = any(value.is_floating_point() for value in moved.state_dict().values())
-    return _InEachType(moved) if holds else moved
-
-
 def _tried(given: Callable[[Tensor, Tensor], Tensor], num_classes: int, like: Tensor) -> Loss:
-    moved = _following(given, like) if isinstance(given, nn.Module) else given
+    moved = given
+    if isinstance(given, nn.Module):
+        moved = copy.deepcopy(given).to(device=like.device)
+        if any(value.is_floating_point() for value in moved.state_dict().values()):
+            moved = _InEachType(moved)
     size = _TINY_TRIAL + (num_classes == _TINY_TRIAL)
     outputs = torch.rand(size, num_classes, generator=torch.Generator().manual_seed(0)).to(like)
     indices = torch.zeros(len(outputs), dtype=torch.long, device=like.device)

@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from safetensors import SafetensorError
@@ -125,7 +125,13 @@ def minilm(*, vocabulary_size: int, max_length: int, num_classes: int, folder: s
             "heads": facts["num_attention_heads"],
             "hidden": facts["intermediate_size"],
         }
-        _expect_fitting(values, told)
+        if not told["layers"] <= len(values):
+            raise ValueError(f"{told['layers']} layers are said to be in {len(values)} arrays")
+        with torch.device("meta"):
+            known = Bert(**told)
+        for name, value in _renamed(values, known).items():
+            if value.shape != (expected := known.state_dict()[name].shape):
+                raise ValueError(f"{name} is of shape {tuple(value.shape)}, not of {tuple(expected)}")
         model = Bert(**told)
         model.load_state_dict({**model.state_dict(), **_renamed(values, model)})
     except (SafetensorError, OSError, LookupError, ValueError, TypeError, RuntimeError, OverflowError) as error:
@@ -137,17 +143,6 @@ def minilm(*, vocabulary_size: int, max_length: int, num_classes: int, folder: s
             f" set data.tokenizer={'minilm' if folder is None else folder}."
         )
     return model
-
-
-def _expect_fitting(values: Mapping[str, Tensor], told: Mapping[str, Any]) -> None:
-    if not told["layers"] <= len(values):
-        raise ValueError(f"{told['layers']} layers are said to be in {len(values)} arrays")
-    with torch.device("meta"):
-        model = Bert(**told)
-    known = model.state_dict()
-    for name, value in _renamed(values, model).items():
-        if value.shape != known[name].shape:
-            raise ValueError(f"{name} is of shape {tuple(value.shape)}, not of {tuple(known[name].shape)}")
 
 
 def _renamed(values: Mapping[str, Tensor], model: Bert) -> dict[str, Tensor]:
@@ -262,17 +257,14 @@ class TransformerLM(BlockModel):
             Block(width, heads, hidden, causal=next_token, norm_first=False) for _ in range(layers)
         )
         self.decoder = nn.Linear(width, num_classes)
-        self._scale, self._waves = math.sqrt(width), _waves(max_length, width)
+        # sines and cosines of positions (L, d) (Vaswani et al. 2017)
+        at = torch.arange(max_length).unsqueeze(1)
+        speed = torch.exp(torch.arange(0, width, 2) * (-math.log(10_000.0) / width))
+        self._waves = torch.stack([(at * speed).sin(), (at * speed).cos()], 2).flatten(1)
+        self._scale = math.sqrt(width)
 
     def logits(self, embeddings: Tensor, there: Tensor) -> Tensor:
         waves = self._waves[: embeddings.shape[-2]].to(embeddings)
         states = self.through_blocks(embeddings * self._scale + waves, there)
         predicted: Tensor = self.decoder(states).mT if self.next_token else self.decoder(mean_state(states, there))
         return predicted
-
-
-def _waves(length: int, width: int) -> Tensor:
-    """Return sines and cosines of positions (L, d) (Vaswani et al. 2017)."""
-    at = torch.arange(length).unsqueeze(1)
-    speed = torch.exp(torch.arange(0, width, 2) * (-math.log(10_000.0) / width))
-    return torch.stack([(at * speed).sin(), (at * speed).cos()], 2).flatten(1)

@@ -59,12 +59,21 @@ def plain_model(model: nn.Module, shape: tuple[int, ...]) -> nn.Module:
         return _copies[model]
     found = model
     if any(_wraps(module) for module in model.modules()):
-        found = _without_wrappers(model)
+        found = detached_copy(model)
+        for module in list(found.modules()):
+            for name, child in module._modules.items():
+                if child is not None and _wraps(child):
+                    module._modules[name] = unwrapped(child)
     if not all(isinstance(made, Tensor) and made.dim() == 2 for made in _made(found, shape)):
         found = detached_copy(found) if found is model else found
         found.register_forward_hook(_as_outputs)
         for made in _made(found, shape):
-            _expect_outputs(made)
+            if not (isinstance(made, Tensor) and made.dim() == 2 and len(made) == 2):
+                got = f"a tensor {tuple(made.shape)}" if isinstance(made, Tensor) else f"a {type(made).__name__}"
+                raise UserError(
+                    f"The model is expected to return outputs (B, K), but returns {got} for two images; wrap it in a"
+                    " module that returns the tensor that the loss is of."
+                )
     if found is not model:
         _copies[model] = found
     return found
@@ -86,9 +95,8 @@ def outputs_of(given: object) -> object:
     if isinstance(given, Mapping):
         given = next((given[name] for name in _OUTPUTS if name in given), given)
     elif not isinstance(given, Tensor):
-        given = next(
-            (getattr(given, name) for name in _OUTPUTS if isinstance(getattr(given, name, None), Tensor)), given
-        )
+        found = (getattr(given, name, None) for name in _OUTPUTS)
+        given = next((value for value in found if isinstance(value, Tensor)), given)
     if isinstance(given, tuple | list) and given and isinstance(given[0], Tensor):
         given = given[0]
     return given.unsqueeze(1) if isinstance(given, Tensor) and given.dim() == 1 else given
@@ -100,15 +108,6 @@ def _as_outputs(module: nn.Module, given: tuple[Any, ...], output: object) -> ob
 
 def _wraps(module: nn.Module) -> bool:
     return type(module).__name__ in _WRAPPERS
-
-
-def _without_wrappers(model: nn.Module) -> nn.Module:
-    copied = detached_copy(model)
-    for module in list(copied.modules()):
-        for name, child in module._modules.items():
-            if child is not None and _wraps(child):
-                module._modules[name] = unwrapped(child)
-    return copied
 
 
 def _made(model: nn.Module, shape: tuple[int, ...]) -> Iterator[object]:
@@ -136,16 +135,6 @@ def _expect_no_tokens(model: nn.Module, reason: str) -> None:
         " rows; for texts make an encoder or decoder a fl_privacy.models.TextModel, or run `fl-privacy attack"
         f" data=sst2 model=hf`. This protects nobody: the rows of {words}.weight's gradient that are not zero are the"
         " words that the client used."
-    )
-
-
-def _expect_outputs(made: object) -> None:
-    if isinstance(made, Tensor) and made.dim() == 2 and len(made) == 2:
-        return
-    got = f"a tensor {tuple(made.shape)}" if isinstance(made, Tensor) else f"a {type(made).__name__}"
-    raise UserError(
-        f"The model is expected to return outputs (B, K), but returns {got} for two images; wrap it in a module that"
-        " returns the tensor that the loss is of."
     )
 
 

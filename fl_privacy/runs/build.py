@@ -230,7 +230,7 @@ def prepare_defense(defense: Defense, dataset: Dataset, model: nn.Module) -> Non
     kind = dataset.train.modality
     if not _SUITS[kind](defense):
         # name the package's defenses that suit examples of ``kind`` as they are, without an attribute to hide
-        names = [name for name in defenses.__all__ if name in options("defense") and name != "none"]
+        names = [name for name in dir(defenses) if name in options("defense") and name != "none"]
         made: Mapping[str, Defense] = {name: getattr(defenses, name)() for name in names}
         *most, last = [name for name, defense in made.items() if _SUITS[kind](defense) and not defense.informed]
         raise UserError(

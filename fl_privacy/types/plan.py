@@ -74,9 +74,8 @@ class LocalPlan:
         for name, annotation in typing.get_type_hints(LocalPlan).items():
             if not fits(value := getattr(self, name), annotation):
                 raise UserError(f"plan.{name} is expected to be {in_words(annotation)}, but got {value!r}.")
-        object.__setattr__(self, "lr_drops", tuple(self.lr_drops))
-        object.__setattr__(self, "frozen", tuple(self.frozen))
-        object.__setattr__(self, "trained", tuple(self.trained))
+        for name in ("lr_drops", "frozen", "trained"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
         number("plan.lr", self.lr, above=0, example=0.01)
         number("plan.loss_scale", self.loss_scale, above=0, example=1.0)
         number("plan.lr_decay", self.lr_decay, above=0, at_most=1, example=0.99)
@@ -89,9 +88,6 @@ class LocalPlan:
         whole("plan.crop_padding", self.crop_padding, at_least=0, example=4)
         for last in self.lr_drops:
             whole("plan.lr_drops", last, at_least=1, example=100)
-        self._expect_compatible()
-
-    def _expect_compatible(self) -> None:
         if self.augment_probes and not self.augments:
             raise UserError(
                 "plan.augment_probes is expected with crop_padding or flip, but there is neither; set plan.flip=true."

@@ -83,8 +83,7 @@ def read_gradients(
     buffers = {names[name]: b.detach().clone() for name, b in inner.named_buffers()}
     num_classes, vectors = _watched(plain, shape, parameters)
     evidence = _Evidence(parameters, named, num_classes, vectors)
-    found = batch_size
-    notes: tuple[str, ...] = ()
+    found, notes = batch_size, tuple[str, ...]()
     if batch_size is None:
         found = evidence.batch_size()
         if found is None:
@@ -211,14 +210,12 @@ def _watched(model: nn.Module, shape: tuple[int, ...], parameters: Mapping[str, 
         if weight is not None and len(shapes) == 1 and len(shapes[0]) == 2:
             vectors[path] = weight
     found = torch.autograd.grad(slope, list(vectors.values()), allow_unused=True) if vectors else ()
-    telling = (path for path, gradient in zip(vectors, found, strict=True) if gradient is not None and _tells(gradient))
+    telling = set()  # those whose gradient (M, N) of two examples of one class shows both
+    for path, gradient in zip(vectors, found, strict=True):
+        values = [] if gradient is None else _singular_values(gradient.detach()).tolist()
+        if len(values) > 1 and values[1] > _APART * _rounding(gradient) * values[0]:
+            telling.add(path)
     return outputs.shape[1], frozenset(telling)
-
-
-def _tells(gradient: Tensor) -> bool:
-    """Return ``True`` if the gradient (M, N) of two examples of one class shows both."""
-    values = torch.linalg.svdvals(_sketched(_sketched(gradient.detach()).T).cpu().double())
-    return len(values) > 1 and float(values[1]) > _APART * _rounding(gradient) * float(values[0])
 
 
 def computed_in(values: Tensor) -> torch.dtype:
@@ -239,6 +236,10 @@ def computed_in(values: Tensor) -> torch.dtype:
 
 def _rounding(gradient: Tensor) -> float:
     return _ROUNDING.get(computed_in(gradient), 0.03)
+
+
+def _singular_values(gradient: Tensor) -> Tensor:
+    return torch.linalg.svdvals(_sketched(_sketched(gradient).T).cpu().double())
 
 
 def _sketched(values: Tensor) -> Tensor:
@@ -280,7 +281,8 @@ class _Evidence:
             elif rank:
                 full = max(full, rank)
         told = whole or told
-        if told and max(told) >= full and not self._pruned():
+        outputs = [n for n in self.vectors if len(self.gradients.get(f"{n}.weight", ())) == self.num_classes]
+        if told and max(told) >= full and not any(map(self._has_holes, outputs)):
             return max(told)
         return 1 if self._is_of_one() else None
 
@@ -299,7 +301,7 @@ class _Evidence:
         room = min(int(joined.any(1).sum()), int(joined.any(0).sum()))
         if weight.shape[0] == self.num_classes:
             room = min(room, self.num_classes - 1)
-        values = torch.linalg.svdvals(_sketched(_sketched(joined).T).cpu().double())
+        values = _singular_values(joined)
         values, room = values / values[0], min(room, _MOST)
         rank = int((values > _rounding(weight)).sum())
         if rank < len(values) and float(values[rank]) * _GAP > float(values[rank - 1]):
@@ -311,10 +313,6 @@ class _Evidence:
         weight, bias = self.gradients[f"{name}.weight"], self.gradients.get(f"{name}.bias")
         joined = weight.float() if weight.dtype != torch.float64 else weight
         return joined if bias is None else torch.cat([joined, bias.to(joined)[:, None]], 1)
-
-    def _pruned(self) -> bool:
-        outputs = (n for n in self.vectors if len(self.gradients.get(f"{n}.weight", ())) == self.num_classes)
-        return any(self._has_holes(name) for name in outputs)
 
     def _has_holes(self, name: str) -> bool:
         """Return ``True`` if a layer's gradient is zero at a neuron and an input where others are not.

@@ -59,28 +59,25 @@ def read_update(
         )
     if not isinstance(plan, LocalPlan):
         raise UserError(f"plan is expected to be a LocalPlan, but got {type(plan).__name__}; LocalPlan(lr=0.1, ...).")
-    _expect_count(num_examples)
+    if isinstance(num_examples, bool) or not isinstance(num_examples, int) or num_examples < 1:
+        raise UserError(
+            f"num_examples is expected to be how many examples the client trained on, at least 1, but got"
+            f" {num_examples!r}: an update of several steps does not show it; give num_examples=8."
+        )
     shape = tuple(input_shape)
     plain = plain_model(used, shape)
     inner = unwrapped(used)
     sent, replied = _values("before", inner, before), _values("after", inner, after)
-    own = set(plain_names(inner).values())
-    first = {plain_names(inner).get(n, n) for n in first_names(inner)}
-    parameters, buffers = _apart(sent, first & own)
-    weights, statistics = _apart(replied, first & own)
+    own = set(plain_names(inner).values()) & {plain_names(inner).get(n, n) for n in first_names(inner)}
+    (parameters, buffers), (weights, statistics) = (
+        [{name: value for name, value in values.items() if (name in own) is wanted} for wanted in (True, False)]
+        for values in (sent, replied)
+    )
     _expect_trained(parameters, weights)
     plan = replace(plan, shares="weights", buffers="shared" if statistics else "withheld")
     outputs = count_outputs(plain, shape, parameters)
     known = None if loss is None else loss_of(loss, outputs, next(detached_copy(plain).parameters()))
     return SharedUpdate(plain, parameters, buffers, weights, statistics, plan, outputs, known)
-
-
-def _expect_count(number: object) -> None:
-    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-        raise UserError(
-            f"num_examples is expected to be how many examples the client trained on, at least 1, but got {number!r}:"
-            " an update of several steps does not show it; give num_examples=8."
-        )
 
 
 def _values(what: str, inner: nn.Module, given: Weights) -> dict[str, Tensor]:
@@ -112,13 +109,6 @@ def _values(what: str, inner: nn.Module, given: Weights) -> dict[str, Tensor]:
             raise UserError(f"{what}: {name} is expected to be {wanted}, but is {got}; give the same model's weights.")
         found[name] = tensor.detach().clone()
     return once_each(inner, found)
-
-
-def _apart(values: Mapping[str, Tensor], parameters: set[str]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    return (
-        {name: value for name, value in values.items() if name in parameters},
-        {name: value for name, value in values.items() if name not in parameters},
-    )
 
 
 def _expect_trained(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> None:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Literal
 
@@ -45,15 +45,12 @@ def shear_vertically(images: Tensor, slope: float) -> Tensor:
     below = (at - 0.5).floor()
     part = (at - 0.5 - below).to(images.dtype if images.is_floating_point() else torch.float64)
     rows = [(below.long() + k).clamp(0, height - 1) for k in (-1, 0, 1, 2)]
-    taps = [_take(images, x, row).to(part.dtype) for row in rows]
-    values = _cubic(taps[0], taps[1], taps[2], taps[3], part)
-    inside = (at >= 0) & (at < height)
-    return torch.where(inside, _like(values, images), _filling(images, _BLACK))
-
-
-def _cubic(v1: Tensor, v2: Tensor, v3: Tensor, v4: Tensor, t: Tensor) -> Tensor:
-    """Interpolate by cubic convolution, a = -1, at ``t`` between ``v2`` and ``v3``, in the library's order."""
-    return v2 + t * (v3 - v1 + t * (2 * (v1 - v2) + v3 - v4 + t * (v2 - v1 + v4 - v3)))
+    v1, v2, v3, v4 = (_take(images, x, row).to(part.dtype) for row in rows)
+    # cubic convolution, a = -1, between v2 and v3, in the library's order
+    values = v2 + part * (v3 - v1 + part * (2 * (v1 - v2) + v3 - v4 + part * (v2 - v1 + v4 - v3)))
+    if not images.is_floating_point():  # floats keep the overshoot of the interpolation
+        values = values.clamp(0, 255).to(images.dtype)
+    return torch.where((at >= 0) & (at < height), values, _filling(images, _BLACK))
 
 
 def _fixed_point(row: Sequence[float], x: Tensor, y: Tensor) -> Tensor:
@@ -89,11 +86,6 @@ def _take(images: Tensor, x: Tensor, y: Tensor) -> Tensor:
 
 def _filling(images: Tensor, level: int) -> Tensor:
     return images.new_full((), level / 255 if images.is_floating_point() else level)
-
-
-def _like(values: Tensor, images: Tensor) -> Tensor:
-    """Round down and clamp to uint8 ``images``; floats keep the overshoot of the interpolation."""
-    return values if images.is_floating_point() else values.clamp(0, 255).to(images.dtype)
 
 
 LEVELS = 10
@@ -172,11 +164,6 @@ def _straight_through(exact: Callable[[Tensor], Tensor]) -> Callable[[Tensor], T
     return apply
 
 
-def _limited(images: Tensor) -> Tensor:
-    """Clamp to [0, 1] with slope 1, so that an attacker's guess does not get stuck outside."""
-    return images + (images.clamp(0, 1) - images).detach()
-
-
 def _enhancement(
     exact: Callable[[Tensor, float], Tensor], away_from: Callable[[Tensor], Tensor]
 ) -> Callable[[Tensor, float], Tensor]:
@@ -185,7 +172,9 @@ def _enhancement(
     def apply(images: Tensor, change: float) -> Tensor:
         if not images.is_floating_point():
             return exact(images, 1 + change)
-        return _limited(images + change * (images - away_from(images)))
+        moved = images + change * (images - away_from(images))
+        # clamped to [0, 1] with slope 1, so that an attacker's guess does not get stuck outside
+        return moved + (moved.clamp(0, 1) - moved).detach()
 
     return apply
 
@@ -205,10 +194,6 @@ def _grey(images: Tensor) -> Tensor:
 _equalize = _straight_through(_torchvision("equalize"))
 
 
-def _posterize(images: Tensor, bits: float) -> Tensor:
-    return _straight_through(lambda levels: _torchvision("posterize")(levels, round(bits)))(images)
-
-
 def _solarize(images: Tensor, threshold: float) -> Tensor:
     levels = images * 255 if images.is_floating_point() else images.short()
     inverted: Tensor = _invert(images)
@@ -224,18 +209,18 @@ def _autocontrast(images: Tensor) -> Tensor:
     return torch.where(varies, (images - low) / torch.where(varies, high - low, 1), images)
 
 
-def _translate_x(images: Tensor, share: float) -> Tensor:
-    return translate(images, (math.floor(share * images.shape[-1] + 0.5), 0))
-
-
-def _translate_y(images: Tensor, share: float) -> Tensor:
-    return translate(images, (0, math.floor(share * images.shape[-2] + 0.5)))
-
-
 KINDS: Mapping[str, Kind] = {
     "shear_y": Kind(shear_vertically, high=0.3, signed=True),
-    "translate_x": Kind(_translate_x, high=150 / 331, signed=True),
-    "translate_y": Kind(_translate_y, high=150 / 331, signed=True),
+    "translate_x": Kind(
+        lambda images, share: translate(images, (math.floor(share * images.shape[-1] + 0.5), 0)),
+        high=150 / 331,
+        signed=True,
+    ),
+    "translate_y": Kind(
+        lambda images, share: translate(images, (0, math.floor(share * images.shape[-2] + 0.5))),
+        high=150 / 331,
+        signed=True,
+    ),
     "rotate": Kind(rotate, high=30.0),
     "color": Kind(_enhancement(_torchvision("adjust_saturation"), _grey), high=0.5, signed=True),
     "contrast": Kind(
@@ -245,7 +230,11 @@ KINDS: Mapping[str, Kind] = {
     ),
     "sharpness": Kind(_enhancement(_torchvision("adjust_sharpness"), _smooth), high=0.5, signed=True),
     "brightness": Kind(_enhancement(_torchvision("adjust_brightness"), torch.zeros_like), high=0.5, signed=True),
-    "posterize": Kind(_posterize, low=8.0, high=4.0),
+    "posterize": Kind(
+        lambda images, bits: _straight_through(lambda levels: _torchvision("posterize")(levels, round(bits)))(images),
+        low=8.0,
+        high=4.0,
+    ),
     "solarize": Kind(_solarize, low=256.0, high=0.0),
     "invert": Kind(lambda images, _: _invert(images)),
     "equalize": Kind(lambda images, _: _equalize(images)),
@@ -286,9 +275,7 @@ Table = Literal["paper", "code"]
 TABLES: Mapping[Table, tuple[Operation, ...]] = {
     "paper": OPERATIONS,
     "code": tuple(
-        replace(operation, name=_IN_THE_CODE[index][0], level=_IN_THE_CODE[index][1])
-        if index in _IN_THE_CODE
-        else operation
+        Operation(*_IN_THE_CODE.get(index, (operation.name, operation.level)), operation.probability)
         for index, operation in enumerate(OPERATIONS)
     ),
 }

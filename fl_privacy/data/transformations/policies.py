@@ -74,7 +74,11 @@ def transform(
         rows = (chosen == number).nonzero().flatten()
         for place, operation in enumerate(policy.operations):
             some = rows[chance[rows, place] < operation.probability] if by_probability else rows
-            levels = _apply(operation, levels, some.to(images.device), positive[some, place].to(images.device))
+            plus, some = positive[some, place].to(images.device), some.to(images.device)
+            signed = ((1, some[plus]), (-1, some[~plus])) if operation.signed else ((1, some),)
+            for sign, own in signed:
+                if len(own):
+                    levels = levels.index_copy(0, own, operation(levels[own], sign))
     return levels.to(images.dtype) / 255
 
 
@@ -90,14 +94,6 @@ def apply_policy(images: Tensor, policy: Policy, signs: Sequence[int]) -> Tensor
     """Transform all ``images`` (..., C, H, W) by ``policy``, its operations with ``signs`` 1 or -1."""
     for operation, sign in zip(policy.operations, signs, strict=True):
         images = operation(images, sign)
-    return images
-
-
-def _apply(operation: Operation, images: Tensor, rows: Tensor, positive: Tensor) -> Tensor:
-    directions = ((1, rows[positive]), (-1, rows[~positive])) if operation.signed else ((1, rows),)
-    for sign, some in directions:
-        if len(some):
-            images = images.index_copy(0, some, operation(images[some], sign))
     return images
 
 

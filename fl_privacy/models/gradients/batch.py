@@ -41,6 +41,11 @@ def set_mode(model: nn.Module, batch_norm: Literal["train", "eval"] | None) -> N
                 module.eval()
 
 
+def drops_out(model: nn.Module) -> bool:
+    """Return ``True`` if a layer of ``model`` has dropout, whose masks are secret."""
+    return any(isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0 for module in model.modules())
+
+
 @without_checkpointing()
 def batch_loss(
     model: nn.Module,

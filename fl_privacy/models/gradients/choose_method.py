@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
-from fl_privacy.models.gradients.batch import LossChange, loss_gradients
+from fl_privacy.models.gradients.batch import LossChange, drops_out, loss_gradients
 from fl_privacy.models.gradients.layered import Layered
 from fl_privacy.models.gradients.victims import (
     OneByOne,
@@ -81,9 +81,7 @@ def number_of_steps(num_examples: int, plan: LocalPlan) -> int:
     if num_examples < 1:
         return 0
     size = min(plan.batch_size or num_examples, num_examples)
-    if plan.epochs is not None:
-        return plan.epochs * -(-num_examples // size)
-    return plan.steps or 1
+    return plan.steps or 1 if plan.epochs is None else plan.epochs * -(-num_examples // size)
 
 
 def sgd_factor(steps: int, plan: LocalPlan) -> float:
@@ -130,11 +128,7 @@ class Unrolled(VictimGradients):
         for number, batch in enumerate(step_slices(len(inputs), plan), start=1):
             parameters = {name: self._sent[name] - plan.lr * m for name, m in moved.items()}
             gradients: Tensors = grad(self._loss)(parameters, inputs[batch], labels[batch])
-            if plan.weight_decay and plan.optimizer != "adamw":
-                gradients = {name: g + plan.weight_decay * parameters[name] for name, g in gradients.items()}
-            step, moments = step_direction(gradients, moments, plan, number)
-            if plan.optimizer == "adamw":
-                step = {name: s + plan.weight_decay * parameters[name] for name, s in step.items()}
+            step, moments = decaying_step(gradients, parameters, moments, plan, number)
             moved = {name: m + step[name] for name, m in moved.items()}
         return {name: moved[name] for name in self._victim_model.names}
 
@@ -156,6 +150,18 @@ def step_direction(
     if plan.nesterov:
         return {n: g + plan.momentum * first[n] for n, g in gradients.items()}, [first, second]
     return first, [first, second]
+
+
+def decaying_step(
+    gradients: Tensors, parameters: Tensors, moments: list[Tensors], plan: LocalPlan, number: int
+) -> tuple[Tensors, list[Tensors]]:
+    """Return ``step_direction`` at ``parameters``, with weight decay."""
+    if plan.weight_decay and plan.optimizer != "adamw":
+        gradients = {name: g + plan.weight_decay * parameters[name] for name, g in gradients.items()}
+    step, moments = step_direction(gradients, moments, plan, number)
+    if plan.optimizer == "adamw":
+        step = {name: s + plan.weight_decay * parameters[name] for name, s in step.items()}
+    return step, moments
 
 
 def decayed(rows: Tensor, plan: LocalPlan, steps: int) -> Tensor:
@@ -217,12 +223,9 @@ def gradient_by_inputs(
         ).gradients
         return {name: found[name] for name in names}
 
-    layered = (
-        None
-        if changes
-        or any(isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0 for module in model.modules())
-        else _layered(model, frozen, batch, names, plan, plain=plain)
-    )
+    layered = None
+    if not (changes or drops_out(model)):
+        layered = _layered(model, frozen, batch, names, plan, plain=plain)
     if layered is None:
         return lambda inputs: plain(inputs, batch.labels)
 

@@ -6,6 +6,7 @@ sum of the outputs' gradients, the gradients are ``(g / s) G`` of W, ``(g / s) d
 ``((G, W) + (b - m) d) / s`` of g.
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -17,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from fl_privacy.models.gradients.hooks import ModuleCall, leaving
+from fl_privacy.models.gradients.hooks import leaving
 from fl_privacy.models.gradients.normalization import FrozenNorm
 from fl_privacy.types import Tensors
 
@@ -68,7 +69,10 @@ def transposed(back: Tensor, weight: Tensor, shape: Sequence[int], stride: int, 
         padding: zero padding.
     """
     (outer, inner), counts = weight.shape[:2], [-(-size // stride) for size in shape[2:]]
-    phases = [_phases(size, stride, pad) for size, pad in zip(weight.shape[2:], padding, strict=True)]
+    phases = []  # of rows and columns: first tap, number of taps and shift of each remainder
+    for size, pad in zip(weight.shape[2:], padding, strict=True):
+        firsts = [((place + pad) % stride, (place + pad) // stride) for place in range(stride)]
+        phases.append([(first, len(range(first, size, stride)), shift) for first, shift in firsts])
     before = [max(0, *(taps - 1 - shift for _, taps, shift in own)) for own in phases]
     after = [max(shift for *_, shift in own) for own in phases]
     kernel = weight.new_zeros(inner, stride, stride, outer, *(b + a + 1 for b, a in zip(before, after, strict=True)))
@@ -83,11 +87,6 @@ def transposed(back: Tensor, weight: Tensor, shape: Sequence[int], stride: int, 
     found = F.conv2d(back, kernel.flatten(0, 2), padding=pads)
     tall, broad = (slice(p - b, p - b + n) for p, b, n in zip(pads, before, counts, strict=True))
     return F.pixel_shuffle(found[:, :, tall, broad], stride)[:, :, : shape[2], : shape[3]]
-
-
-def _phases(size: int, stride: int, padding: int) -> list[tuple[int, int, int]]:
-    firsts = [(remainder + padding) % stride for remainder in range(stride)]
-    return [(first, len(range(first, size, stride)), (place + padding) // stride) for place, first in enumerate(firsts)]
 
 
 C = TypeVar("C", bound=nn.Conv2d)
@@ -206,8 +205,7 @@ class _GroupedGradients(torch.autograd.Function):
         by_weight, by_bias = slopes
         if by_weight is None:
             assert by_bias is not None
-            spread = by_bias.reshape(1, -1, 1, 1).expand(back.shape)
-            return None, _apart(spread, ctx.count), None, None
+            return None, _apart(by_bias.reshape(1, -1, 1, 1).expand(back.shape), ctx.count), None, None
         weight = by_weight.contiguous()
         by_images = _by_images(ctx, back, images, weight)
         by_back = _convolution(images, weight, by_bias, (*ctx.settings, ctx.groups))
@@ -330,7 +328,14 @@ def foldable(model: nn.Module, inputs: Tensor) -> list[tuple[str, str]]:
     modules = {name: m for name, m in model.named_modules() if type(m) in (FrozenConv2d, FrozenNorm)}
     with leaving(modules) as calls:
         model(inputs)
-    return [(one.name, other.name) for one, other in _neighbors(calls)]
+    found, times = [], Counter(id(call.module) for call in calls)
+    for one, other in pairwise(calls):
+        follows = type(one.module) is FrozenConv2d and type(other.module) is FrozenNorm and other.inputs is one.output
+        if follows and times[id(one.module)] == times[id(other.module)] == 1:
+            weight: Tensor = one.module.weight  # type: ignore[assignment]
+            if one.output[0, 0].numel() >= _POSITIONS * weight[0].numel():
+                found.append((one.name, other.name))
+    return found
 
 
 def fold(model: nn.Module, pairs: Sequence[tuple[str, str]]) -> None:
@@ -340,13 +345,3 @@ def fold(model: nn.Module, pairs: Sequence[tuple[str, str]]) -> None:
         assert isinstance(convolution, FrozenConv2d) and isinstance(norm, FrozenNorm)
         model.set_submodule(name, FoldedConvolution.of_both(convolution, norm))
         model.set_submodule(behind, nn.Identity())
-
-
-def _neighbors(calls: Sequence[ModuleCall]) -> Iterator[tuple[ModuleCall, ModuleCall]]:
-    called = [id(call.module) for call in calls]
-    for one, other in pairwise(calls):
-        follows = type(one.module) is FrozenConv2d and type(other.module) is FrozenNorm and other.inputs is one.output
-        if follows and called.count(id(one.module)) == called.count(id(other.module)) == 1:
-            weight: Tensor = one.module.weight  # type: ignore[assignment]
-            if one.output[0, 0].numel() >= _POSITIONS * weight[0].numel():
-                yield one, other

@@ -89,11 +89,7 @@ def weight_factors(call: LayerCall) -> tuple[Tensor, Tensor] | None:
     return rule.factors(call) if rule and rule.factors else None
 
 
-def _linear_factors(call: LayerCall) -> tuple[Tensor, Tensor]:
-    return call.deltas.flatten(1, -2).mT, call.inputs.flatten(1, -2).mT
-
-
-@register_layer_rule(nn.Linear, factors=_linear_factors)
+@register_layer_rule(nn.Linear, factors=lambda call: (call.deltas.flatten(1, -2).mT, call.inputs.flatten(1, -2).mT))
 def _linear(call: LayerCall, names: Collection[str]) -> Tensors:
     deltas, inputs = call.deltas.flatten(1, -2), call.inputs.flatten(1, -2)
     gradients = {"weight": deltas.mT @ inputs} if "weight" in names else {}

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fl_privacy.models.gradients.convolution import fold, foldable, freeze_convolutions
-from fl_privacy.models.gradients.hooks import ModuleCall, leaving
+from fl_privacy.models.gradients.hooks import leaving
 from fl_privacy.models.gradients.layer_rules import LayerCall, parameter_gradients, weight_factors
 from fl_privacy.models.gradients.normalization import separated_copy
 from fl_privacy.models.gradients.victims import VictimGradients, VictimModel
@@ -159,15 +159,20 @@ class Layered(VictimGradients):
         """
         count, size = inputs.shape[:2]
         create_graph = torch.is_grad_enabled()
-        modules = {path: layer.module for path, layer in self._layers.items()}
+        modules = {path: self._model.get_submodule(path) for path in self._layers}
         with torch.enable_grad(), leaving(modules, _tracked) as tape:
             self._victims.count = count
-            logits = self._model(inputs.flatten(0, 1))
-            loss = self._summed_loss(logits, labels)
+            logits, own_loss = self._model(inputs.flatten(0, 1)), self._victim_model.loss
+            if is_plain(own_loss):
+                loss = F.cross_entropy(logits, labels.flatten(0, 1), reduction="sum")
+            else:  # user functions are not batched
+                of_each = zip(logits.reshape(count, size, -1), labels, strict=True)
+                loss = size * torch.stack([own_loss(own, own_labels) for own, own_labels in of_each]).sum()
             if hidden is not None:
-                loss = loss + (hidden.flatten(0, 1) * self._features(tape)).sum()
+                weights = {self._layers[call.name].get("weight"): call.inputs for call in reversed(tape)}
+                loss = loss + (hidden.flatten(0, 1) * weights[self._victim_model.hidden]).sum()
             loss = self._victim_model.plan.loss_scale / size * loss
-            seen = {name for call in tape for name in self._layers[call.name].names.values()}
+            seen = {name for call in tape for name in self._layers[call.name].values()}
             if unseen := set(self._victim_model.names) - seen:
                 raise NotLayeredError(f"{min(unseen)} belongs to no layer that was called")
             deltas = torch.autograd.grad(
@@ -177,37 +182,20 @@ class Layered(VictimGradients):
         return loss.detach(), [
             LayerCall(
                 call.module,
-                self._layers[call.name].names,
+                self._layers[call.name],
                 call.inputs.reshape(*apart, *call.inputs.shape[1:]),
                 delta.reshape(*apart, *delta.shape[1:]),
             )
             for call, delta in zip(tape, deltas, strict=True)
         ]
 
-    def _summed_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        count, size = labels.shape[:2]
-        if is_plain(self._victim_model.loss):
-            return F.cross_entropy(logits, labels.flatten(0, 1), reduction="sum")
-        of_each = zip(logits.reshape(count, size, -1), labels, strict=True)  # user functions are not batched
-        return size * torch.stack([self._victim_model.loss(own, own_labels) for own, own_labels in of_each]).sum()
 
-    def _features(self, tape: Sequence[ModuleCall]) -> Tensor:
-        hidden = self._victim_model.hidden
-        return next(call.inputs for call in tape if self._layers[call.name].names.get("weight") == hidden)
-
-
-@dataclass(frozen=True, eq=False)
-class _Layer:
-    module: nn.Module
-    names: dict[str, str]
-
-
-def _layers(model: nn.Module, names: Mapping[int, str]) -> Iterator[tuple[str, _Layer]]:
+def _layers(model: nn.Module, names: Mapping[int, str]) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield the path of each layer with wanted parameters, and its names of these -> the model's."""
     for path, module in model.named_modules():
         own = module.named_parameters(recurse=False)
-        matched = {own_name: names[id(p)] for own_name, p in own if id(p) in names}
-        if matched:
-            yield path, _Layer(module, matched)
+        if matched := {own_name: names[id(p)] for own_name, p in own if id(p) in names}:
+            yield path, matched
 
 
 def _tracked(module: nn.Module, given: Sequence[Any], output: Any) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from fl_privacy.models.gradients.batch import set_mode
-from fl_privacy.models.gradients.choose_method import step_direction, step_slices
+from fl_privacy.models.gradients.choose_method import decaying_step, step_slices
 from fl_privacy.models.gradients.convolution import convolution_as, pads_with_zeros
 from fl_privacy.models.gradients.hooks import leaving
 from fl_privacy.models.gradients.memory import written_by
@@ -42,22 +42,13 @@ def for_many(model: nn.Module, inputs: Tensor) -> nn.Module:
     """Copy ``model`` for ``vmap`` over its values, on batches as large as ``inputs`` (B, C, H, W)."""
     copied = copy.deepcopy(model)
     found = {n: m for n, m in copied.named_modules() if n and type(m) is nn.Conv2d and pads_with_zeros(m)}
-    with torch.no_grad(), leaving(found, _output) as calls:
+    with torch.no_grad(), leaving(found) as calls:
         copied(inputs)
-    large = {
-        call.name
-        for call in calls
-        if len(call.inputs) * call.output[0, 0].numel() * found[call.name].weight.numel() >= _FILLS
-    }
-    for name in large:
+    work = {c.name: len(c.inputs) * c.output[0, 0].numel() * found[c.name].weight.numel() for c in calls}
+    for name in {name for name, multiplications in work.items() if multiplications >= _FILLS}:
         parent, _, own = name.rpartition(".")
         setattr(copied.get_submodule(parent), own, convolution_as(ConvolutionOfMany, found[name]))
     return copied
-
-
-def _output(module: nn.Module, given: Any, output: Any) -> Tensor:
-    found: Tensor = output
-    return found
 
 
 class _Convolution(torch.autograd.Function):
@@ -162,24 +153,17 @@ class ManyModels:
         set_mode(self.model, plan.batch_norm)
         model = for_many(self.model, pool.inputs[order[0][0]]) if order else self.model
         step = vmap(_loss_gradient(model, plan), randomness="different")
-        parameters: Tensors = self.values.parameters
-        buffers: Tensors = self.values.buffers
+        parameters, buffers = self.values.parameters, self.values.buffers
         moments: list[Tensors] = [{}, {}]
         held = plan.held(parameters)
         for number, rows in enumerate(order, start=1):
             gradients, buffers = step(parameters, buffers, pool.inputs[rows], pool.labels[rows])
             if math.isfinite(longest):
                 # scale each model's gradients to at most ``longest`` in all
-                lengths = torch.stack([torch.linalg.vector_norm(g.flatten(1), dim=1) for g in gradients.values()]).norm(
-                    dim=0
-                )
-                factor = (longest / lengths).clamp_max(1)
+                lengths = [torch.linalg.vector_norm(g.flatten(1), dim=1) for g in gradients.values()]
+                factor = (longest / torch.stack(lengths).norm(dim=0)).clamp_max(1)
                 gradients = {name: g * factor.view(-1, *(1 for _ in g.shape[1:])) for name, g in gradients.items()}
-            if plan.weight_decay and plan.optimizer != "adamw":
-                gradients = {n: g + plan.weight_decay * parameters[n] for n, g in gradients.items()}
-            direction, moments = step_direction(gradients, moments, plan, number)
-            if plan.optimizer == "adamw":
-                direction = {n: d + plan.weight_decay * parameters[n] for n, d in direction.items()}
+            direction, moments = decaying_step(gradients, parameters, moments, plan, number)
             parameters = {n: p if n in held else p - plan.lr * direction[n] for n, p in parameters.items()}
         return ManyModels(self.model, ModelState(parameters, buffers))
 

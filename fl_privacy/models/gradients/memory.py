@@ -52,54 +52,24 @@ def written_by(compute: Callable[[], object]) -> int:
     return int(allocated.bytes)
 
 
-class _Sharing:
-    processes = 1
-
-
-_sharing = _Sharing()
+_processes = [1]
 
 
 def share_among(processes: int) -> None:
     """Restrict this process to one of ``processes`` equal shares of the CPU's memory."""
-    _sharing.processes = processes
+    _processes[0] = processes
 
 
 def spare_bytes(device: torch.device) -> int:
     """Return the free memory of ``device`` that one computation may take."""
     if device.type == "cuda":
         return int(_SHARE * torch.cuda.mem_get_info(device)[0])
-    return int(_SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")) // _sharing.processes
+    return int(_SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")) // _processes[0]
 
 
-class _Keeping:
-    def __init__(self) -> None:
-        self.users, self.lock = 0, Lock()
-
-    def begin(self, libc: Any) -> None:
-        with self.lock:
-            self.users += 1
-            if self.users == 1:
-                libc.mallopt(_TRIM_THRESHOLD, _ALWAYS)
-                libc.mallopt(_MMAP_MAX, 0)
-
-    def end(self, libc: Any) -> None:
-        with self.lock:
-            self.users -= 1
-            if not self.users:
-                libc.mallopt(_TRIM_THRESHOLD, _GROWN_TRIM)
-                libc.mallopt(_MMAP_THRESHOLD, _GROWN_MMAP)
-                libc.mallopt(_MMAP_MAX, _USUAL_MAX)
-                libc.malloc_trim(0)
-
-
-_keeping = _Keeping()
-
-
-def _set_by_the_user() -> bool:
-    """Return ``True`` if the environment configures the allocator, which can't be queried."""
-    names = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_MAX_", "MALLOC_TOP_PAD_")
-    tunables = os.environ.get("GLIBC_TUNABLES", "")
-    return any(name in os.environ for name in names) or "glibc.malloc." in tunables
+_users, _lock = list[None](), Lock()
+_OF_THE_USER = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_MAX_", "MALLOC_TOP_PAD_")
+"""Environment variables that configure the allocator, whose present settings can't be queried."""
 
 
 @contextmanager
@@ -108,15 +78,26 @@ def freed_memory_kept() -> Iterator[None]:
 
     Settings in the environment (``GLIBC_TUNABLES`` and similar) are respected; earlier ``mallopt`` settings are reset.
     """
-    libc = ctypes.CDLL(None) if os.name == "posix" and not _set_by_the_user() else None
+    chosen = os.environ.keys() & set(_OF_THE_USER) or "glibc.malloc." in os.environ.get("GLIBC_TUNABLES", "")
+    libc = ctypes.CDLL(None) if os.name == "posix" and not chosen else None
     if libc is None or not (hasattr(libc, "mallopt") and hasattr(libc, "malloc_trim")):
         yield
         return
-    _keeping.begin(libc)
+    with _lock:
+        _users.append(None)
+        if len(_users) == 1:
+            libc.mallopt(_TRIM_THRESHOLD, _ALWAYS)
+            libc.mallopt(_MMAP_MAX, 0)
     try:
         yield
     finally:
-        _keeping.end(libc)
+        with _lock:
+            _users.pop()
+            if not _users:
+                libc.mallopt(_TRIM_THRESHOLD, _GROWN_TRIM)
+                libc.mallopt(_MMAP_THRESHOLD, _GROWN_MMAP)
+                libc.mallopt(_MMAP_MAX, _USUAL_MAX)
+                libc.malloc_trim(0)
 
 
 def resolve_device(name: str) -> torch.device:

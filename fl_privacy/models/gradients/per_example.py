@@ -11,12 +11,13 @@ from torch import Tensor, nn
 from torch.func import grad_and_value, vmap
 
 from fl_privacy.errors import UserError
-from fl_privacy.models.gradients.batch import LossChange, batch_loss, loss_gradients
+from fl_privacy.models.gradients.batch import LossChange, batch_loss, drops_out, loss_gradients
 from fl_privacy.models.gradients.choose_method import same_gradients
 from fl_privacy.models.gradients.layer_rules import LayerCall, parameter_gradients, weight_factors
 from fl_privacy.models.gradients.layered import Layered, add_up, pays
 from fl_privacy.models.gradients.sketch import GradientSketch
 from fl_privacy.models.gradients.victims import VictimModel, frozen_copy, plain_attention
+from fl_privacy.models.layers import has_batch_norm
 from fl_privacy.models.unwrap_model import without_checkpointing
 from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors
 
@@ -60,7 +61,11 @@ def clipped_sum(
     Raises:
         UserError: batch norm in training mode leaves no example its own gradient, or nothing is trained.
     """
-    _expect_own_gradients(model, plan)
+    if plan.batch_norm == "train" and has_batch_norm(model):
+        raise UserError(
+            "Per-sample clipping expects each example to have its own gradient, but the model normalizes by the batch;"
+            " set federation.plan.batch_norm=eval or take a model with group norm."
+        )
     if set(state.parameters) <= set(held):
         raise UserError("Per-sample clipping expects at least one parameter that is trained, but all are frozen.")
     trained = {name: p for name, p in state.parameters.items() if name not in held}
@@ -83,15 +88,6 @@ def clipped_sum(
     return total, loss / max(1, len(batch))
 
 
-def _expect_own_gradients(model: nn.Module, plan: LocalPlan) -> None:
-    normalizes = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
-    if plan.batch_norm == "train" and normalizes:
-        raise UserError(
-            "Per-sample clipping expects each example to have its own gradient, but the model normalizes by the batch;"
-            " set federation.plan.batch_norm=eval or take a model with group norm."
-        )
-
-
 def _one_by_one(
     model: nn.Module,
     state: ModelState,
@@ -103,9 +99,9 @@ def _one_by_one(
 ) -> tuple[Tensors, Tensor]:
     """Compute gradients (B, *shape) by ``names``, and losses (B,)."""
     if not len(batch):
-        return {
-            name: state.parameters[name].new_zeros(0, *state.parameters[name].shape) for name in names
-        }, torch.zeros(0, device=batch.inputs.device)
+        values = {name: state.parameters[name] for name in names}
+        none = {name: value.new_zeros(0, *value.shape) for name, value in values.items()}
+        return none, torch.zeros(0, device=batch.inputs.device)
     rest = {name: p.detach() for name, p in state.parameters.items() if name not in names}
 
     def loss(values: Tensors, image: Tensor, label: Tensor) -> Tensor:
@@ -145,11 +141,7 @@ def _layered(
     names: Sequence[str],
 ) -> Layered | None:
     """Return :class:`Layered` at ``state``; ``None`` if wrong for this model, tried once on made-up examples."""
-    if (
-        not len(batch)
-        or changes
-        or any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in model.modules())
-    ):
+    if not len(batch) or changes or drops_out(model):
         return None
     tried, wanted = _tried.setdefault(model, {}), frozenset(names)
     right = tried.get(wanted)
@@ -177,8 +169,8 @@ def _layered(
     return layered if right else None
 
 
-def _chunks(batch: Batch, elements: int) -> Iterator[Batch]:
-    at_once = max(1, _CHUNK_ELEMENTS // max(1, elements))
+def _chunks(batch: Batch, elements: int, *, most: int = _CHUNK_ELEMENTS) -> Iterator[Batch]:
+    at_once = max(1, most // max(1, elements))
     for inputs, labels in zip(torch.split(batch.inputs, at_once), torch.split(batch.labels, at_once), strict=True):
         yield Batch(inputs, labels)
 
@@ -268,12 +260,13 @@ def gradient_products(
     """
     plan = replace(plan, batch_norm="eval", loss_scale=1.0)
     names = [name for name in state.parameters if any(name in direction for direction in directions)]
-    stacked = {n: _stacked(n, state.parameters[n], directions) for n in names}
+    stacked = {}
+    for name, like in ((name, state.parameters[name]) for name in names):
+        columns = [d[name].to(like) if name in d else torch.zeros_like(like) for d in directions]
+        stacked[name] = torch.stack([column.flatten() for column in columns], 1)
     elements = sum(p.numel() for p in state.parameters.values())
     products, squares = [], []
-    at_once = max(1, _ELEMENTS // elements)
-    for inputs, labels in zip(torch.split(batch.inputs, at_once), torch.split(batch.labels, at_once), strict=True):
-        some = Batch(inputs, labels)
+    for some in _chunks(batch, elements, most=_ELEMENTS):
         gradients = example_gradients(model, state, some, plan=plan)
         flat = {name: gradients[name].reshape(len(gradients[name]), -1) for name in names}
         products.append(torch.stack([flat[name] @ stacked[name] for name in names]).sum(0))
@@ -288,15 +281,9 @@ def sketched_examples(
     """Sketch each example's gradient, (B, size), batch norm in evaluation mode."""
     plan = replace(plan, batch_norm="eval", loss_scale=1.0)
     elements = sum(p.numel() for p in state.parameters.values())
-    at_once, found = max(1, _ELEMENTS // elements), []
+    found = []
     with torch.no_grad():
-        for inputs, labels in zip(torch.split(batch.inputs, at_once), torch.split(batch.labels, at_once), strict=True):
-            gradients = example_gradients(model, state, Batch(inputs, labels), plan=plan)
+        for some in _chunks(batch, elements, most=_ELEMENTS):
+            gradients = example_gradients(model, state, some, plan=plan)
             found.append(sketch({name: gradients[name] for name in sketch.names}))
     return torch.cat(found)
-
-
-def _stacked(name: str, like: Tensor, directions: Sequence[Tensors]) -> Tensor:
-    return torch.stack(
-        [d[name].to(like).flatten() if name in d else torch.zeros_like(like).flatten() for d in directions], 1
-    )

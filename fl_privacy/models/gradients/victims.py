@@ -150,8 +150,11 @@ def frozen_copy(
             if name in sent.buffers:
                 buffer.copy_(sent.buffers[name])
     for module in copied.modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            _set_batch_norm(module, plan)
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and plan.batch_norm == "eval":
+            module.eval()
+        elif isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.track_running_stats = False
+            module.running_mean = module.running_var = module.num_batches_tracked = None
         elif isinstance(module, nn.modules.dropout._DropoutNd):
             module.p = 0.0
         elif isinstance(module, _SpectralNorm):
@@ -159,11 +162,3 @@ def frozen_copy(
         if getattr(module, "inplace", False):
             module.inplace = False  # type: ignore[assignment]
     return copied
-
-
-def _set_batch_norm(module: nn.modules.batchnorm._BatchNorm, plan: LocalPlan) -> None:
-    if plan.batch_norm == "eval":
-        module.eval()
-        return
-    module.track_running_stats = False
-    module.running_mean = module.running_var = module.num_batches_tracked = None

@@ -6,7 +6,8 @@ import json
 import logging
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -34,11 +35,7 @@ MOST_LAYERS, MOST_SIZE = 16, 1 << 24
 
 def save_evaluator(network: Evaluator, file: Path, about: Mapping[str, str]) -> None:
     """Write the weights atomically with shape, widths and ``about`` as metadata."""
-    metadata = {
-        **about,
-        "input_shape": json.dumps(network.input_shape),
-        "widths": json.dumps(network.widths),
-    }
+    metadata = {**about, "input_shape": json.dumps(network.input_shape), "widths": json.dumps(network.widths)}
     file.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=file.parent, prefix=file.stem, suffix=".partial")
     os.close(handle)
@@ -64,10 +61,8 @@ def load_evaluator(file: Path, device: torch.device | str = "cpu") -> Evaluator:
     Raises:
         UserError: there is no such file, or it holds something else.
     """
-    try:
+    with _readable(file):
         return _load(file, torch.device(device))
-    except OSError as error:
-        raise _unreadable(file) from error
 
 
 @read_once
@@ -97,17 +92,19 @@ def _sizes(text: str) -> list[int]:
 
 
 def _read(file: Path, *, tensors: bool) -> tuple[dict[str, str], dict[str, Tensor]]:
-    try:
+    with _readable(file):
         about, values = read_network(file, tensors=tensors)
-    except OSError as error:
-        raise _unreadable(file) from error
     if not {"input_shape", "widths"} <= about.keys():
         raise UserError(f"An evaluation network is expected in {file}, but it holds something else; {REMEDY}.")
     return about, values
 
 
-def _unreadable(file: Path) -> UserError:
-    return UserError(f"An evaluation network is expected in {file}, but it can't be read; {REMEDY}.")
+@contextmanager
+def _readable(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"An evaluation network is expected in {file}, but it can't be read; {REMEDY}.") from error
 
 
 def expect_fit(network: Evaluator, input_shape: Sequence[int], file: Path) -> EvaluationNetwork:

@@ -7,7 +7,8 @@ import importlib.util
 import json
 import pickle
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
@@ -62,10 +63,8 @@ def load_generator(
     Raises:
         UserError: there is no such file, or it holds something else.
     """
-    try:
+    with _readable(file):
         return _load(file, torch.device(device), dtype)
-    except OSError as error:
-        raise _unreadable(file) from error
 
 
 @read_once
@@ -122,22 +121,23 @@ def load_training(file: Path, key: str) -> dict[str, Tensor] | None:
     if not file.is_file():
         return None
     try:
-        if read_network(file, tensors=False)[0].get("key") != key:
-            return None
-        return read_network(file, tensors=True)[1]
+        same = read_network(file, tensors=False)[0].get("key") == key
+        return read_network(file, tensors=True)[1] if same else None
     except OSError as error:
         raise UserError(f"The state of a training is expected in {file}, but it can't be read; remove it.") from error
 
 
 def _read(file: Path, *, tensors: bool) -> tuple[dict[str, str], dict[str, Tensor]]:
-    try:
+    with _readable(file):
         return read_network(file, tensors=tensors)
+
+
+@contextmanager
+def _readable(file: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
-        raise _unreadable(file) from error
-
-
-def _unreadable(file: Path) -> UserError:
-    return UserError(f"A generator is expected in {file}, but it can't be read; {REMEDY}.")
+        raise UserError(f"A generator is expected in {file}, but it can't be read; {REMEDY}.") from error
 
 
 FACES = "faces"
@@ -174,7 +174,11 @@ def load_faces(device: torch.device, dtype: torch.dtype) -> TrainedGenerator:
     )
     try:
         stored = torch.load(file, map_location="cpu", weights_only=True)
-        values = {_renamed(name): value for name, value in stored["netG_state_dict"].items()}
+        values = {}
+        for name, value in stored["netG_state_dict"].items():
+            _, number, own = name.split(".")
+            layer, place = divmod(int(number), 3)
+            values[f"layers.{layer}.{place}.{own}"] = value
     except (
         OSError,
         RuntimeError,
@@ -193,12 +197,6 @@ def load_faces(device: torch.device, dtype: torch.dtype) -> TrainedGenerator:
     return TrainedGenerator(network=network, provenance=_TRAINED_ON, about={})
 
 
-def _renamed(name: str) -> str:
-    _, number, value = name.split(".")
-    layer, place = divmod(int(number), 3)
-    return f"layers.{layer}.{place}.{value}"
-
-
 def find_generator(
     path: str | None, image: Sequence[int], device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
 ) -> TrainedGenerator:
@@ -214,9 +212,10 @@ def find_generator(
     channels, height, width = image
     wanted = f"{channels}x{height}x{width}"
     if path is None:
+        kept = sorted(user_cache_folder().glob(f"generator-*-{wanted}-*.safetensors"))
         raise UserError(
             f"A generator of images of {wanted} is expected, but got none; {REMEDY}, then set attack.generator=FILE"
-            f"{_kept(f'generator-*-{wanted}-*.safetensors')}."
+            f"{f', such as {kept[-1]}' if kept else ''}."
         )
     device = torch.device(device)
     found = load_faces(device, dtype) if path == FACES else load_generator(expanded(path), device, dtype)
@@ -235,8 +234,3 @@ def expect_generator(path: str | None) -> None:
         expect_faces()
     elif path is not None:
         read_generator_header(expanded(path))
-
-
-def _kept(pattern: str) -> str:
-    files = sorted(user_cache_folder().glob(pattern))
-    return f", such as {files[-1]}" if files else ""

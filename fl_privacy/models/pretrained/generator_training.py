@@ -1,12 +1,12 @@
 """Training of a generator on public images, resumable from its state."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Self
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from fl_privacy import checks
 from fl_privacy.errors import UserError
@@ -99,6 +99,8 @@ class GeneratorTraining:
         betas = (plan.beta, 0.999)
         self._of_generator = torch.optim.Adam(self.generator.parameters(), lr=plan.lr, betas=betas)
         self._of_discriminator = torch.optim.Adam(self._discriminator.parameters(), lr=plan.lr, betas=betas)
+        self._parts = {"generator": self.generator, "discriminator": self._discriminator, "average": self.average}
+        self._optimizers = {"of_generator": self._of_generator, "of_discriminator": self._of_discriminator}
 
     def run(self, told: Told = lambda done, total, discriminator, generator: None) -> Self:
         while self.done < self.plan.steps:
@@ -162,20 +164,12 @@ class GeneratorTraining:
             else:
                 mean.copy_(value)
 
-    def _parts(self) -> Iterator[tuple[str, nn.Module]]:
-        yield from (
-            ("generator", self.generator), ("discriminator", self._discriminator), ("average", self.average),
-        )  # fmt: skip
-
-    def _optimizers(self) -> Iterator[tuple[str, torch.optim.Adam]]:
-        yield from (("of_generator", self._of_generator), ("of_discriminator", self._of_discriminator))
-
     def state(self) -> dict[str, Tensor]:
         """Return all that a later process needs to continue bit for bit, by name."""
         found = {"done": torch.tensor(self.done)}
-        for part, module in self._parts():
+        for part, module in self._parts.items():
             found |= {f"{part}/{name}": value for name, value in module.state_dict().items()}
-        for part, optimizer in self._optimizers():
+        for part, optimizer in self._optimizers.items():
             for number, moments in optimizer.state_dict()["state"].items():
                 found |= {f"{part}/{number}/{name}": value for name, value in moments.items()}
         return {name: value.detach().cpu().contiguous() for name, value in found.items()}
@@ -187,9 +181,9 @@ class GeneratorTraining:
             UserError: it is of another training.
         """
         try:
-            for part, module in self._parts():
+            for part, module in self._parts.items():
                 module.load_state_dict(_below(state, part))
-            for part, optimizer in self._optimizers():
+            for part, optimizer in self._optimizers.items():
                 moments: dict[int, dict[str, Tensor]] = {}
                 for name, value in _below(state, part).items():
                     number, _, key = name.partition("/")
