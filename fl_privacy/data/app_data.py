@@ -224,8 +224,8 @@ def _generators(data: object) -> list[Generator]:
 
 def _putting_back(generator: Generator) -> Callable[[], object]:
     """Return the function that restores the present state."""
-    if isinstance(generator, torch.Generator | np.random.RandomState):
-        return partial(generator.set_state, generator.get_state())
     if isinstance(generator, np.random.Generator):
         return partial(setattr, generator.bit_generator, "state", generator.bit_generator.state)
-    return partial(generator.setstate, generator.getstate())
+    if isinstance(generator, random.Random):
+        return partial(generator.setstate, generator.getstate())
+    return partial(generator.set_state, generator.get_state())  # type: ignore[arg-type]

@@ -54,14 +54,12 @@ class _Reading:
     target: str | None
     group_column: str | None
     attribute_column: str | None
-    categories: Sequence[str] | None
-    leave_out: Sequence[str] | None
+    categories: tuple[str, ...]
+    leave_out: tuple[str, ...]
     missing: Missing
     standardize: Standardize
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "categories", tuple(map(str, self.categories or ())))
-        object.__setattr__(self, "leave_out", tuple(map(str, self.leave_out or ())))
         one_of("data.missing", self.missing, get_args(Missing))
         one_of("data.standardize", self.standardize, get_args(Standardize))
 
@@ -101,10 +99,10 @@ def load_table(
     Raises:
         UserError: there is no such table or column, or a file can't be read.
     """
-    reading = _Reading(target, group_column, attribute_column, categories, leave_out, missing, standardize)
-    called = name if path is None else Path(path).stem
-    frames, names = _frames(name, path, root)
-    return _dataset(frames, names, reading, called)
+    names = (tuple(map(str, given or ())) for given in (categories, leave_out))
+    reading = _Reading(target, group_column, attribute_column, *names, missing, standardize)
+    frames, classes = _frames(name, path, root)
+    return _dataset(frames, classes, reading, name if path is None else Path(path).stem)
 
 
 def table_of(
@@ -130,7 +128,8 @@ def table_of(
             raise UserError(
                 f"A table is expected to be a pandas DataFrame, but got {type(given).__name__}; convert it."
             )
-    reading = _Reading(target, group_column, attribute_column, categories, leave_out, missing, standardize)
+    names = (tuple(map(str, given or ())) for given in (categories, leave_out))
+    reading = _Reading(target, group_column, attribute_column, *names, missing, standardize)
     return _dataset([frame] if test is None else [frame, test], None, reading, name)
 
 

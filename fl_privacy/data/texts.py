@@ -287,7 +287,7 @@ def _examples(  # noqa: PLR0917
     texts = [[str(text) for text in part[columns.text][:]] for part in parts]
     built = build_tokenizer(tokenizer, texts[0], vocabulary_size)
     tokens = to_tokens(built, [text for part in texts for text in part], max_length)
-    shared = {"class_names": names, "vocabulary": vocabulary_of(built), "next_token": next_token}
+    shared: dict[str, Any] = {"class_names": names, "vocabulary": vocabulary_of(built), "next_token": next_token}
     found = [
         TextExamples(tokens=own, labels=classes, groups=owners, **shared)
         for own, classes, owners in zip(tokens.split([len(part) for part in texts]), labels, groups, strict=True)

@@ -109,20 +109,17 @@ def replace_module(model: nn.Module, name: str, module: nn.Module) -> None:
 
 def passport_penalty(model: nn.Module, values: Tensors) -> Tensor:
     """Sum the penalties of the passport layers of ``model`` at ``values`` of its parameters and buffers."""
-    penalties = []
-    for prefix, layer in passport_layers(model).items():
-        own = {f"layer.{name}": values[f"{prefix}.{name}"] for name in layer.state_dict()}
-        penalties.append(functional_call(_Penalty(layer), own, ()))
-    return torch.stack(penalties).sum()
+    total: Tensor = functional_call(_Penalty(model), {f"model.{name}": value for name, value in values.items()}, ())
+    return total
 
 
 class _Penalty(nn.Module):
-    def __init__(self, layer: PassportConv2d) -> None:
+    def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.layer = layer
+        self.model = model
 
     def forward(self) -> Tensor:
-        return self.layer.penalty()
+        return torch.stack([layer.penalty() for layer in passport_layers(self.model).values()]).sum()
 
 
 NORMS = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm)

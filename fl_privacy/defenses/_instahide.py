@@ -14,7 +14,7 @@ from fl_privacy.effects import Mixed, Part
 from fl_privacy.errors import UserError
 from fl_privacy.files.foreign import expanded
 from fl_privacy.rng import derive_generator
-from fl_privacy.types import Batch, Tensors
+from fl_privacy.types import Batch
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -57,10 +57,15 @@ def instahide(*, k: int = 4, largest: float = 0.65, public: str | None = None) -
                 f"instahide expects a client with at least {private} examples to mix, but it has {len(batch)}; lower"
                 " defense.k or federation.clients."
             )
-        tensors, labels = data.state.tensors, one_hot(batch.labels, data.num_classes)
-        if _IMAGES not in tensors or not _same(batch.inputs, labels, tensors):
-            tensors[_IMAGES], tensors[_LABELS] = levels(batch.inputs), labels
-            tensors[_MARKS] = _marks(tensors[_IMAGES])
+        kept, images, labels = data.state.tensors, batch.inputs, one_hot(batch.labels, data.num_classes)
+        some = torch.linspace(0, len(images) - 1, min(_COMPARED, len(images))).long()
+        if (
+            _IMAGES not in kept
+            or not torch.equal(kept[_LABELS].to(labels.device), labels)
+            or not torch.equal(kept[_IMAGES][some].to(images.device), levels(images[some]))
+        ):
+            kept[_IMAGES], kept[_LABELS] = levels(images), labels
+            kept[_MARKS] = _marks(kept[_IMAGES])
         return batch
 
     def on_batch(batch: Batch, state: ClientState, rng: torch.Generator) -> Batch:
@@ -91,13 +96,6 @@ def instahide(*, k: int = 4, largest: float = 0.65, public: str | None = None) -
     effect = Mixed(images=k, labeled=private)
     part = Part("instahide", {"k": k, "largest": largest, "public": public}, effect, strength="k")
     return Defense(parts=(part,), examples=(on_examples,), data=(on_batch,), prepare=(on_prepare,))
-
-
-def _same(images: Tensor, labels: Tensor, kept: Tensors) -> bool:
-    if kept[_LABELS].shape != labels.shape or not torch.equal(kept[_LABELS].to(labels.device), labels):
-        return False
-    some = torch.linspace(0, len(images) - 1, min(_COMPARED, len(images))).long()
-    return torch.equal(kept[_IMAGES][some].to(images.device), levels(images[some]))
 
 
 def coefficients(size: int, k: int, largest: float, rng: torch.Generator) -> Tensor:

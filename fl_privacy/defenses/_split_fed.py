@@ -19,36 +19,29 @@ Start = Literal["own", "shared"]
 
 
 def private_modules(model: nn.Module, names: Sequence[str] | None) -> list[str]:
-    """Return ``names`` if ``model`` has such modules; ``default_private`` for ``None``.
+    """Return ``names`` if ``model`` has such modules; its first convolution or linear layer for ``None``.
 
     Raises:
         UserError: a module is missing, or nothing would be left to share.
     """
     modules = dict(model.named_modules())
     if names is None:
-        return default_private(model)
+        names = [name for name, module in modules.items() if isinstance(module, nn.Conv2d | nn.Linear)][:1]
+        if not names:
+            raise UserError(
+                f"A convolution or linear layer to keep private is expected, but {type(model).__name__} has none;"
+                " name modules in defense.private."
+            )
     owners = [name for name, module in modules.items() if name and any(True for _ in module.parameters())]
     if missing := [name for name in names if name not in owners]:
         raise UserError(
             f"defense.private is expected to name modules with parameters, but got {missing[0]!r};"
             f" use some of {', '.join(owners)}."
         )
-    return _leaving_some(model, names)
-
-
-def default_private(model: nn.Module) -> list[str]:
-    """Return the first convolution or linear layer.
-
-    Raises:
-        UserError: there is none, or nothing would be left to share.
-    """
-    layers = [name for name, module in model.named_modules() if isinstance(module, nn.Conv2d | nn.Linear)]
-    if not layers:
-        raise UserError(
-            f"A convolution or linear layer to keep private is expected, but {type(model).__name__} has none;"
-            " name modules in defense.private."
-        )
-    return _leaving_some(model, layers[:1])
+    first = first_names(model)
+    if {own for name, own in first.items() if _within(name, names)} == {*first.values()}:
+        raise UserError("defense.private is expected to leave something to share, but covers the model; name fewer.")
+    return list(names)
 
 
 def keep_with_clients(choose: Callable[[nn.Module], Sequence[str]]) -> PrivateHook:
@@ -79,13 +72,6 @@ def draw_own(private: PrivateHook) -> ModelHook:
         return own
 
     return drawn
-
-
-def _leaving_some(model: nn.Module, names: Sequence[str]) -> list[str]:
-    first = first_names(model)
-    if {own for name, own in first.items() if _within(name, names)} == {*first.values()}:
-        raise UserError("defense.private is expected to leave something to share, but covers the model; name fewer.")
-    return list(names)
 
 
 def _within(name: str, modules: Sequence[str]) -> bool:

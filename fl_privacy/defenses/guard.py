@@ -1,7 +1,7 @@
 """A client's guard, which refuses models that look crafted by their structure, weights or behavior."""
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -104,14 +104,7 @@ def behavior_of(model: nn.Module, sent: ModelState, batch: Batch) -> Behavior:
     with leaving({**owners(model), **clipping}) as calls:
         logits = functional_call(model, {**sent.parameters, **sent.buffers}, (batch.inputs,))
     model.train(was_training)
-    passing = dict(_passing(calls))
-    firing = {name: open.flatten(2).float().mean((0, 2)) for name, open in passing.items()}
-    alone = {name: float((open.flatten(2).any(2).sum(0) <= 1).float().mean()) for name, open in passing.items()}
-    return Behavior(firing, alone, _leading(logits, batch.labels, calls, model))
-
-
-def _passing(calls: list[ModuleCall]) -> Iterator[tuple[str, Tensor]]:
-    """Yield the name of each threshold layer and its mask of passed gradients, (B, U, places)."""
+    passing = {}  # name of each threshold layer -> mask of passed gradients, (B, U, places)
     for call in calls:
         kind, inputs = call.module, call.inputs
         if isinstance(kind, nn.Hardtanh):
@@ -120,7 +113,10 @@ def _passing(calls: list[ModuleCall]) -> Iterator[tuple[str, Tensor]]:
             open = inputs > 0
         else:
             continue
-        yield call.name, open.flatten(2) if open.dim() > 2 else open[..., None]
+        passing[call.name] = open.flatten(2) if open.dim() > 2 else open[..., None]
+    firing = {name: open.flatten(2).float().mean((0, 2)) for name, open in passing.items()}
+    alone = {name: float((open.flatten(2).any(2).sum(0) <= 1).float().mean()) for name, open in passing.items()}
+    return Behavior(firing, alone, _leading(logits, batch.labels, calls, model))
 
 
 def _leading(logits: Tensor, labels: Tensor, calls: list[ModuleCall], model: nn.Module) -> float:

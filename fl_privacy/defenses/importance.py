@@ -100,18 +100,15 @@ class _Network:
             self.whole = float(_loss(step, step.sent.parameters))
         self._means = {call.module: call.output.mean(0) for call in calls}
         self._layers = {name: module for name, module in layers.items() if module in self._means}
+        self.counts = {name: len(module.get_parameter("weight")) for name, module in self._layers.items()}
         self._gone: dict[nn.Module, Tensor] = {}
-        self.neurons = [(name, k) for name, module in self._layers.items() for k in range(_neurons(module))]
+        self.neurons = [(name, k) for name, count in self.counts.items() for k in range(count)]
         self.put_back()
 
     def put_back(self) -> None:
         device = self._step.batch.inputs.device
-        self._gone = {
-            module: torch.zeros(_neurons(module), dtype=torch.bool, device=device) for module in self._layers.values()
-        }
-
-    def zeros(self) -> dict[str, Tensor]:
-        return {name: torch.zeros(_neurons(module)) for name, module in self._layers.items()}
+        taken = {name: torch.zeros(count, dtype=torch.bool, device=device) for name, count in self.counts.items()}
+        self._gone = {self._layers[name]: gone for name, gone in taken.items()}
 
     def take(self, name: str, number: int) -> None:
         self._gone[self._layers[name]][number] = True
@@ -127,10 +124,6 @@ class _Network:
             return float(_loss(self._step, self._step.sent.parameters))
 
 
-def _neurons(module: nn.Module) -> int:
-    return len(module.get_parameter("weight"))
-
-
 def neuron_shapley(step: LocalStep, *, permutations: int = PERMUTATIONS) -> dict[str, Tensor]:
     """Estimate each neuron's reduction of the batch's mean loss, (C,) by layer (Ghorbani and Zou 2020).
 
@@ -141,7 +134,7 @@ def neuron_shapley(step: LocalStep, *, permutations: int = PERMUTATIONS) -> dict
     for name, number in network.neurons:
         network.take(name, number)
     nothing = network.loss()
-    values = network.zeros()
+    values = {name: torch.zeros(count) for name, count in network.counts.items()}
     for _ in range(permutations):
         network.put_back()
         before = network.whole

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, Protocol
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -150,24 +150,6 @@ Judge = Literal["evaluator", "mse"]
 """Privacy metric of robust data: the evaluation network, or the mean squared distance to the true ones."""
 
 
-class RobustSpace(Protocol):
-    """Coordinates in [0, 1] of the inputs of a batch, (B, ...)."""
-
-    @property
-    def withheld(self) -> frozenset[str]:
-        """Names of parameters whose gradient robust data do not have."""
-        ...
-
-    @property
-    def true(self) -> Tensor: ...
-
-    def noise(self, rng: torch.Generator) -> Tensor: ...
-
-    def inputs(self, coordinates: Tensor) -> Tensor: ...
-
-    def privacy(self, kind: Judge) -> Privacy: ...
-
-
 @dataclass(frozen=True, eq=False)
 class Pixels:
     """Robust space of images, with uniform noise.
@@ -176,12 +158,10 @@ class Pixels:
         true: (B, C, H, W) in [0, 1].
     """
 
+    withheld: ClassVar[frozenset[str]] = frozenset()
+
     true: Tensor
     judge: CachedEvaluator
-
-    @property
-    def withheld(self) -> frozenset[str]:
-        return frozenset()
 
     def noise(self, rng: torch.Generator) -> Tensor:
         return uniform_noise(self.true, rng)
@@ -199,7 +179,7 @@ class Pixels:
 class RobustTexts:
     """Robust space of texts: coordinates (B, L, d) of word embeddings, with random words as noise (appendix F).
 
-    The embedding layer is neither trained nor uploaded.
+    The embedding layer is neither trained nor uploaded, hence ``withheld``.
 
     Attributes:
         tokens: (B, L), padded with -1.
@@ -237,6 +217,10 @@ class RobustTexts:
             return lambda words: judge(words, there)
         share = self._there.to(self.true.dtype) / self._there.sum(1, keepdim=True).clamp_min(1)
         return lambda words: ((words - self.true).square().mean(2) * share).sum(1)
+
+
+RobustSpace = Pixels | RobustTexts
+"""Coordinates in [0, 1] of the inputs of a batch, (B, ...)."""
 
 
 def words_of(step: LocalStep, judge: WordEvaluator | None) -> RobustTexts:

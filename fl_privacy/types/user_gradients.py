@@ -239,7 +239,8 @@ def _rounding(gradient: Tensor) -> float:
 
 
 def _singular_values(gradient: Tensor) -> Tensor:
-    return torch.linalg.svdvals(_sketched(_sketched(gradient).T).cpu().double())
+    values: Tensor = torch.linalg.svdvals(_sketched(_sketched(gradient).T).cpu().double())
+    return values
 
 
 def _sketched(values: Tensor) -> Tensor:

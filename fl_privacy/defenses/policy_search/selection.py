@@ -101,21 +101,15 @@ class Selection:
         by_policy = {s.policy: s for s in accepted}
         found = disjoint(list(by_policy), self.keep)
         if len(found) < self.keep:
+            least = self.threshold(scored)
             raise UserError(
                 f"{self.keep} policies without a common operation are expected, but only {len(found)} of"
-                f" {len(scored)} are left: {self._refused(scored, untransformed)}; search more policies or lower the"
-                " demands."
+                f" {len(scored)} are left: {sum(not self.has_effect(s) for s in scored)} leave the images as they are,"
+                f" {sum(s.accuracy < least for s in scored)} make them less useful than asked for,"
+                f" {sum(s.privacy >= untransformed for s in scored)} score no more private than no transformation"
+                f" ({untransformed:.4g}); search more policies or lower the demands."
             )
         return [by_policy[policy] for policy in found]
-
-    def _refused(self, scored: Sequence[Scored], untransformed: float) -> str:
-        least = self.threshold(scored)
-        return (
-            f"{sum(not self.has_effect(s) for s in scored)} leave the images as they are,"
-            f" {sum(s.accuracy < least for s in scored)} make them less useful than asked for,"
-            f" {sum(s.privacy >= untransformed for s in scored)} score no more private than no transformation"
-            f" ({untransformed:.4g})"
-        )
 
 
 VISIBLE = 40.0
