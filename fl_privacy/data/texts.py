@@ -243,9 +243,15 @@ def load_text(
     one_of("data.target", target, ("class", "next_token"))
     tables = _source(name, root).tables()
     expect_train(tables, name)
-    columns = _Columns.of(tables["train"], text_column, label_column, group_column, name)
+    wanted: dict[str, tuple[str | None, Sequence[str]]]
+    wanted = {"text": (text_column, TEXT_COLUMNS), "label": (label_column, LABEL_COLUMNS), "group": (group_column, ())}
+    columns = {
+        kind: find_column(tables["train"].column_names, chosen, usual, kind=kind, name=name)
+        for kind, (chosen, usual) in wanted.items()
+        if usual or chosen is not None
+    }
     # labels of a hidden test split are all -1
-    labelled = (s for s in TEST_SPLITS if s in tables and any(label != -1 for label in tables[s][columns.label][:]))
+    labelled = (s for s in TEST_SPLITS if s in tables and any(label != -1 for label in tables[s][columns["label"]][:]))
     parts = [tables[split] for split in ("train", *islice(labelled, 1))]
     how = (tokenizer, vocabulary_size, max_length)
     examples = _examples(parts, columns, name, *how, next_token=target == "next_token")
@@ -253,25 +259,9 @@ def load_text(
     return Dataset(train, test, name)
 
 
-@dataclass(frozen=True)
-class _Columns:
-    text: str
-    label: str
-    group: str | None
-
-    @classmethod
-    def of(cls, table: Any, text: str | None, label: str | None, group: str | None, name: str) -> "_Columns":
-        there = table.column_names
-        return cls(
-            text=find_column(there, text, TEXT_COLUMNS, kind="text", name=name),
-            label=find_column(there, label, LABEL_COLUMNS, kind="label", name=name),
-            group=None if group is None else find_column(there, group, (), kind="group", name=name),
-        )
-
-
 def _examples(  # noqa: PLR0917
     parts: Sequence[Any],
-    columns: _Columns,
+    columns: Mapping[str, str],
     name: str,
     tokenizer: str,
     vocabulary_size: int,
@@ -279,12 +269,12 @@ def _examples(  # noqa: PLR0917
     *,
     next_token: bool,
 ) -> list[TextExamples]:
-    names = getattr(parts[0].features[columns.label], "names", None)
-    labels, names = encode_labels([part[columns.label][:] for part in parts], names, columns.label, name)
+    names = getattr(parts[0].features[columns["label"]], "names", None)
+    labels, names = encode_labels([part[columns["label"]][:] for part in parts], names, columns["label"], name)
     groups: Sequence[Tensor | None] = [None] * len(parts)
-    if columns.group is not None:
-        groups = encode_labels([part[columns.group][:] for part in parts], None, columns.group, name)[0]
-    texts = [[str(text) for text in part[columns.text][:]] for part in parts]
+    if (owner := columns.get("group")) is not None:
+        groups = encode_labels([part[owner][:] for part in parts], None, owner, name)[0]
+    texts = [[str(text) for text in part[columns["text"]][:]] for part in parts]
     built = build_tokenizer(tokenizer, texts[0], vocabulary_size)
     tokens = to_tokens(built, [text for part in texts for text in part], max_length)
     shared: dict[str, Any] = {"class_names": names, "vocabulary": vocabulary_of(built), "next_token": next_token}

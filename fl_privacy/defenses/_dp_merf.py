@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from fl_privacy import checks
 from fl_privacy.defenses._dp_noise import sample_noise
-from fl_privacy.defenses.condensation import exchanging, fresh_network, of_every_class
+from fl_privacy.defenses.condensation import exchanging, fresh_network
 from fl_privacy.defenses.defense import Defense, LocalData
 from fl_privacy.defenses.privacy import noise_multiplier_for
 from fl_privacy.effects import Part, PrivateRelease
@@ -130,7 +130,7 @@ def dp_merf(
 
     effect = PrivateRelease(epsilon=epsilon, delta=delta, noise_multiplier=multiplier)
     part = Part("dp_merf", {**settings, "noise_multiplier": multiplier}, effect, strength="epsilon")
-    return exchanging(part, make, outcome=of_every_class(images_per_class))
+    return exchanging(part, make, images_per_class=images_per_class, every_class=True)
 
 
 def feature_sum(images: Tensor, labels: Tensor, frequencies: Tensor, num_classes: int) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from fl_privacy import checks
 from fl_privacy.defenses._dp_merf import Generator, drawn_set, fresh_generator
 from fl_privacy.defenses._dp_noise import sample_noise
-from fl_privacy.defenses.condensation import exchanging, fresh_network, of_every_class
+from fl_privacy.defenses.condensation import exchanging, fresh_network
 from fl_privacy.defenses.defense import Defense, LocalData
 from fl_privacy.defenses.privacy import mixture_noise_multiplier
 from fl_privacy.effects import Part, PrivateRelease
@@ -76,7 +76,7 @@ def gs_wgan(
 
     effect = PrivateRelease(epsilon=epsilon, delta=delta, noise_multiplier=multiplier)
     part = Part("gs_wgan", {**settings, "noise_multiplier": multiplier}, effect, strength="epsilon")
-    return exchanging(part, make, outcome=of_every_class(images_per_class))
+    return exchanging(part, make, images_per_class=images_per_class, every_class=True)
 
 
 def sanitized(slopes: Tensor, multiplier: float, rng: torch.Generator) -> Tensor:

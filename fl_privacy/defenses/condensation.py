@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fl_privacy.defenses.defense import Defense, LocalData, OutcomeHook
+from fl_privacy.defenses.defense import Defense, LocalData
 from fl_privacy.effects import Part
 from fl_privacy.measure.matching import hard_labels
 from fl_privacy.models import build_model
@@ -73,8 +73,11 @@ Make = Callable[[Batch, LocalData], Batch]
 """Function from a client's examples to their substitutes."""
 
 
-def exchanging(part: Part, make: Make, *, outcome: OutcomeHook) -> Defense:
-    """Build a defense that trains on the result of ``make``, computed once and kept in the client's state as bytes."""
+def exchanging(part: Part, make: Make, *, images_per_class: int, every_class: bool = False) -> Defense:
+    """Build a defense that trains on the result of ``make``, computed once and kept in the client's state as bytes.
+
+    The result has ``images_per_class`` images of every class, or of each class that the client has.
+    """
     images, labels = f"{part.name}/images", f"{part.name}/labels"
 
     def hook(batch: Batch, data: LocalData) -> Batch:
@@ -85,26 +88,11 @@ def exchanging(part: Part, make: Make, *, outcome: OutcomeHook) -> Defense:
             kept[labels] = made.labels
         return Batch(kept[images].to(device).to(batch.inputs.dtype) / 255, kept[labels].to(device))
 
+    def outcome(labels: Tensor, num_classes: int) -> Tensor:
+        classes: Tensor = torch.arange(num_classes) if every_class else torch.unique(labels)
+        return classes.repeat_interleave(images_per_class)
+
     return Defense(parts=(part,), examples=(hook,), outcome=(outcome,))
-
-
-def of_each_present(images_per_class: int) -> OutcomeHook:
-    """Build the hook for ``images_per_class`` images of every class that the client has."""
-
-    def outcome(labels: Tensor, num_classes: int) -> Tensor:
-        present: Tensor = torch.unique(labels)
-        return present.repeat_interleave(images_per_class)
-
-    return outcome
-
-
-def of_every_class(images_per_class: int) -> OutcomeHook:
-    """Build the hook for ``images_per_class`` images of every class."""
-
-    def outcome(labels: Tensor, num_classes: int) -> Tensor:
-        return torch.arange(num_classes).repeat_interleave(images_per_class)
-
-    return outcome
 
 
 Augmentation = Callable[[Tensor], Tensor]

@@ -16,7 +16,6 @@ from fl_privacy.defenses.condensation import (
     Start,
     exchanging,
     fresh_network,
-    of_each_present,
     siamese_by_class,
 )
 from fl_privacy.defenses.defense import Defense, LocalData
@@ -145,7 +144,7 @@ def _matching(name: str, plan: _Plan) -> Defense:
         return classes.finished(images)
 
     settings = {key: value for key, value in asdict(plan).items() if key != "augment"}
-    return exchanging(Part(name, settings, OtherImages()), make, outcome=of_each_present(plan.images_per_class))
+    return exchanging(Part(name, settings, OtherImages()), make, images_per_class=plan.images_per_class)
 
 
 def _train(
@@ -210,7 +209,7 @@ def dm(
             optimizer.step()
         return classes.finished(images)
 
-    return exchanging(Part("dm", settings, OtherImages()), make, outcome=of_each_present(images_per_class))
+    return exchanging(Part("dm", settings, OtherImages()), make, images_per_class=images_per_class)
 
 
 def mean_features(network: CondensationNet, images: Tensor) -> Tensor:

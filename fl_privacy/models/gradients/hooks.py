@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -34,14 +35,11 @@ def entering(modules: Mapping[str, nn.Module]) -> Iterator[list[ModuleCall]]:
     """Record the calls of ``modules`` within the context, in the order of entry."""
     calls: list[ModuleCall] = []
 
-    def watch(name: str, module: nn.Module) -> RemovableHandle:
-        def hook(called: nn.Module, given: tuple[Any, ...], named: Mapping[str, Any]) -> None:
-            inputs = _first(given, named)
-            calls.append(ModuleCall(name, called, inputs, inputs))
+    def hook(name: str, called: nn.Module, given: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+        inputs = _first(given, named)
+        calls.append(ModuleCall(name, called, inputs, inputs))
 
-        return module.register_forward_pre_hook(hook, with_kwargs=True)
-
-    with _hooks([watch(name, module) for name, module in modules.items()]):
+    with _hooks([m.register_forward_pre_hook(partial(hook, n), with_kwargs=True) for n, m in modules.items()]):
         yield calls
 
 
@@ -55,15 +53,14 @@ def leaving(
     """
     calls: list[ModuleCall] = []
 
-    def watch(name: str, module: nn.Module) -> RemovableHandle:
-        def hook(called: nn.Module, given: tuple[Any, ...], named: Mapping[str, Any], output: Any) -> Tensor | None:
-            changed = change(called, given, output) if change else output
-            calls.append(ModuleCall(name, called, _first(given, named), changed))
-            return changed if change else None
+    def hook(
+        name: str, called: nn.Module, given: tuple[Any, ...], named: Mapping[str, Any], output: Any
+    ) -> Tensor | None:
+        changed = change(called, given, output) if change else output
+        calls.append(ModuleCall(name, called, _first(given, named), changed))
+        return changed if change else None
 
-        return module.register_forward_hook(hook, with_kwargs=True)
-
-    with _hooks([watch(name, module) for name, module in modules.items()]):
+    with _hooks([m.register_forward_hook(partial(hook, n), with_kwargs=True) for n, m in modules.items()]):
         yield calls
 
 
