@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from typing import ClassVar
 
-from torch import Tensor, nn
+from torch import nn
 
 from fl_privacy import checks
 from fl_privacy.errors import UserError
 from fl_privacy.models.layers import (
+    ImageNetwork,
     activation as new_activation,
     initialize,
-    input_normalization,
     norm_2d,
     pooling as new_pooling,
     require_pixels,
@@ -21,7 +21,7 @@ Block = tuple[tuple[int, ...], int, bool]
 """Relative widths of its convolutions, their kernel size, and ``True`` if 2x2 pooling follows."""
 
 
-class BlockNetwork(nn.Module):
+class BlockNetwork(ImageNetwork):
     """Network of convolutional ``blocks``, defined by subclasses.
 
     Args:
@@ -57,8 +57,8 @@ class BlockNetwork(nn.Module):
         std: Sequence[float] | None = None,
         init: str = "default",
     ) -> None:
-        super().__init__()
-        require_positive(in_channels=in_channels, image_size=image_size, num_classes=num_classes, width=width)
+        super().__init__(in_channels, image_size, num_classes, mean, std)
+        require_positive(width=width)
         checks.number("model.last_scale", last_scale, above=0, example=0.1)
         least = 2 ** sum(pooled for *_, pooled in self.blocks)
         require_pixels(type(self).__name__, image_size, least=least)
@@ -71,7 +71,6 @@ class BlockNetwork(nn.Module):
                 inner = outer
             if pooled:
                 layers.append(new_pooling(pooling))
-        self.normalize = input_normalization(mean, std, in_channels)
         self.features = nn.Sequential(*layers)
         features = inner * (image_size // least) ** 2
         if hidden is None:
@@ -90,10 +89,6 @@ class BlockNetwork(nn.Module):
                     " model.last_scale=1."
                 )
             nn.init.constant_(scales[-1], last_scale)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        logits: Tensor = self.classifier(self.features(self.normalize(inputs)).flatten(1))
-        return logits
 
 
 class AlexNet(BlockNetwork):

@@ -103,6 +103,30 @@ def input_normalization(mean: Sequence[float] | None, std: Sequence[float] | Non
     return InputNormalization(mean, std)
 
 
+class ImageNetwork(nn.Module):
+    """Network on normalized images: unless overridden, ``classifier`` of the flat ``features``."""
+
+    features: nn.Module
+    classifier: nn.Module
+
+    def __init__(
+        self,
+        in_channels: int,
+        image_size: int,
+        num_classes: int,
+        mean: Sequence[float] | None,
+        std: Sequence[float] | None,
+    ) -> None:
+        super().__init__()
+        require_positive(in_channels=in_channels, image_size=image_size, num_classes=num_classes)
+        self.normalize = input_normalization(mean, std, in_channels)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Map images (B, C, H, W) in [0, 1] to logits (B, K)."""
+        logits: Tensor = self.classifier(self.features(self.normalize(inputs)).flatten(1))
+        return logits
+
+
 def resolve_strides(strides: Sequence[int] | None, default: tuple[int, ...]) -> tuple[int, ...]:
     """Return ``strides`` or else ``default``; ``UserError`` unless they are whole numbers above 0."""
     if strides is None:

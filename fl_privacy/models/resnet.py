@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from fl_privacy.errors import UserError
 from fl_privacy.models.layers import (
+    ImageNetwork,
     activation as new_activation,
     initialize,
-    input_normalization,
     norm_2d,
     require_positive,
     resolve_strides,
@@ -39,7 +39,7 @@ class BasicBlock(nn.Module):
         return outputs
 
 
-class ResNet18(nn.Module):
+class ResNet18(ImageNetwork):
     """ResNet-18 for small images: a 3x3 stem without pooling and four stages of two basic blocks.
 
     Any image size and number of channels fit. DLG's and SAPAG's variant, twice differentiable everywhere, is
@@ -71,15 +71,14 @@ class ResNet18(nn.Module):
         std: Sequence[float] | None = None,
         init: str = "default",
     ) -> None:
-        super().__init__()
-        require_positive(in_channels=in_channels, image_size=image_size, num_classes=num_classes, width=width)
+        super().__init__(in_channels, image_size, num_classes, mean, std)
+        require_positive(width=width)
         strides = resolve_strides(strides, self.default_strides)
         if len(strides) != len(self.blocks):
             raise UserError(
                 f"model.strides is expected to have {len(self.blocks)} values, one a stage, but got {len(strides)}."
             )
         widths = [width] + [width * 2**stage for stage in range(len(self.blocks))]
-        self.normalize = input_normalization(mean, std, in_channels)
         self.stem = nn.Sequential(
             nn.Conv2d(in_channels, width, 3, padding=1, bias=False), norm_2d(norm, width), new_activation(activation)
         )

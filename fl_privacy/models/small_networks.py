@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from fl_privacy.errors import UserError
 from fl_privacy.models.layers import (
+    ImageNetwork,
     activation as new_activation,
     initialize,
-    input_normalization,
     norm_2d,
     pooling as new_pooling,
     require_pixels,
@@ -19,7 +19,7 @@ from fl_privacy.models.layers import (
 )
 
 
-class LeNet(nn.Module):
+class LeNet(ImageNetwork):
     """LeNet of "Deep Leakage from Gradients" (Zhu et al., 2019): three 5x5 convolutions with 12 channels.
 
     As published it is ``activation="sigmoid", init="uniform_0.5"``. Any image size and number of channels fit.
@@ -48,22 +48,17 @@ class LeNet(nn.Module):
         std: Sequence[float] | None = None,
         init: str = "default",
     ) -> None:
-        super().__init__()
+        super().__init__(in_channels, image_size, num_classes, mean, std)
         strides = resolve_strides(strides, self.default_strides)
-        require_positive(in_channels=in_channels, image_size=image_size, num_classes=num_classes, width=width)
+        require_positive(width=width)
         layers: list[nn.Module] = []
         side = image_size
         for (inner, outer), stride in zip(pairwise([in_channels] + [width] * len(strides)), strides, strict=True):
             layers += [nn.Conv2d(inner, outer, 5, stride, padding=2), new_activation(activation)]
             side = (side - 1) // stride + 1
-        self.normalize = input_normalization(mean, std, in_channels)
         self.features = nn.Sequential(*layers)
         self.classifier = nn.Linear(width * side * side, num_classes)
         initialize(self, init)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        logits: Tensor = self.classifier(self.features(self.normalize(inputs)).flatten(1))
-        return logits
 
 
 class DLNet(LeNet):
@@ -75,7 +70,7 @@ class DLNet(LeNet):
     default_strides = (2, 2, 1, 1)
 
 
-class LeNet5(nn.Module):
+class LeNet5(ImageNetwork):
     """LeNet of FDL-PP (Gu et al., 2021, Table 2): convolutions 6, 16 and 120 of 5x5, then linear 84 and K.
 
     2x2 pooling follows the first two convolutions; only the first pads: 28x28 images end as 1x1. Any number of channels
@@ -100,11 +95,9 @@ class LeNet5(nn.Module):
         std: Sequence[float] | None = None,
         init: str = "default",
     ) -> None:
-        super().__init__()
-        require_positive(in_channels=in_channels, image_size=image_size, num_classes=num_classes)
+        super().__init__(in_channels, image_size, num_classes, mean, std)
         require_pixels("LeNet5", image_size, least=28)
         side = (image_size // 2 - 4) // 2 - 4
-        self.normalize = input_normalization(mean, std, in_channels)
         self.features = nn.Sequential(
             nn.Conv2d(in_channels, 6, 5, padding=2),
             new_activation(activation),
@@ -120,16 +113,12 @@ class LeNet5(nn.Module):
         )
         initialize(self, init)
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        logits: Tensor = self.classifier(self.features(self.normalize(inputs)).flatten(1))
-        return logits
-
 
 _WIDTHS = (1, 2, 2, 4, 4, 4, 4, 4)
 _POOLED = (5, 7)
 
 
-class ConvNet(nn.Module):
+class ConvNet(ImageNetwork):
     """ConvNet of "Inverting Gradients" (Geiping et al., 2020): eight 3x3 convolutions, two 3x3 max poolings.
 
     Channels are 1, 2, 2, then five times 4 times ``width``; as published, ``width=64`` and batch norm.
@@ -156,8 +145,8 @@ class ConvNet(nn.Module):
         std: Sequence[float] | None = None,
         init: str = "default",
     ) -> None:
-        super().__init__()
-        require_positive(in_channels=in_channels, image_size=image_size, num_classes=num_classes, width=width)
+        super().__init__(in_channels, image_size, num_classes, mean, std)
+        require_positive(width=width)
         require_pixels("ConvNet", image_size, least=9)
         side = image_size // 3 // 3
         widths = [in_channels, *(factor * width for factor in _WIDTHS)]
@@ -166,17 +155,12 @@ class ConvNet(nn.Module):
             layers += [nn.Conv2d(inner, outer, 3, padding=1), norm_2d(norm, outer), new_activation(activation)]
             if depth in _POOLED:
                 layers.append(nn.MaxPool2d(3))
-        self.normalize = input_normalization(mean, std, in_channels)
         self.features = nn.Sequential(*layers)
         self.classifier = nn.Linear(widths[-1] * side * side, num_classes)
         initialize(self, init)
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        logits: Tensor = self.classifier(self.features(self.normalize(inputs)).flatten(1))
-        return logits
 
-
-class MLP(nn.Module):
+class MLP(ImageNetwork):
     """Multilayer perceptron on the pixels. Any image size and number of channels fit.
 
     Args:
@@ -198,14 +182,12 @@ class MLP(nn.Module):
         std: Sequence[float] | None = None,
         init: str = "default",
     ) -> None:
-        super().__init__()
-        require_positive(in_channels=in_channels, image_size=image_size, num_classes=num_classes)
+        super().__init__(in_channels, image_size, num_classes, mean, std)
         if not isinstance(widths, Sequence):
             raise UserError(f"model.widths is expected to be a list such as [256, 128], but got {widths}.")
         require_positive(**{f"widths[{i}]": width for i, width in enumerate(widths)})
         sizes = [in_channels * image_size**2, *widths]
         layers = [(nn.Linear(inner, outer), new_activation(activation)) for inner, outer in pairwise(sizes)]
-        self.normalize = input_normalization(mean, std, in_channels)
         self.features = nn.Sequential(*(module for layer in layers for module in layer))
         self.classifier = nn.Linear(sizes[-1], num_classes)
         initialize(self, init)

@@ -8,10 +8,10 @@ from torchvision.models.resnet import Bottleneck
 
 from fl_privacy.checks import number
 from fl_privacy.errors import UserError
-from fl_privacy.models.layers import BatchNorm2d, initialize, input_normalization, require_positive
+from fl_privacy.models.layers import BatchNorm2d, ImageNetwork, initialize, require_positive
 
 
-class ViT(nn.Module):
+class ViT(ImageNetwork):
     """Vision transformer (Dosovitskiy et al. 2021).
 
     The head has PyTorch's initialization: torchvision's zeros would make every other gradient zero.
@@ -41,8 +41,7 @@ class ViT(nn.Module):
         std: Sequence[float] | None = None,
         init: str = "default",
     ) -> None:
-        super().__init__()
-        require_positive(in_channels=in_channels, image_size=image_size, num_classes=num_classes)
+        super().__init__(in_channels, image_size, num_classes, mean, std)
         require_positive(patch_size=patch_size, depth=depth, token_width=token_width, heads=heads, mlp_width=mlp_width)
         if image_size % patch_size:
             raise UserError(
@@ -55,7 +54,6 @@ class ViT(nn.Module):
                 f" try {heads * max(1, token_width // heads)}."
             )
         number("model.dropout", dropout, at_least=0, below=1, example=0.1)
-        self.normalize = input_normalization(mean, std, in_channels)
         self.network = VisionTransformer(
             image_size=image_size,
             patch_size=patch_size,
@@ -82,7 +80,7 @@ _SMALL_STRIDES = (1, 1, 1, 2, 2, 1, 2, 1)
 _SMALL = 64
 
 
-class MobileNetV2(nn.Module):
+class MobileNetV2(ImageNetwork):
     """MobileNetV2 (Sandler et al. 2018); images of at most 64 pixels are halved three times instead of five.
 
     Args:
@@ -103,13 +101,11 @@ class MobileNetV2(nn.Module):
         std: Sequence[float] | None = None,
         init: str = "default",
     ) -> None:
-        super().__init__()
-        require_positive(in_channels=in_channels, image_size=image_size, num_classes=num_classes)
+        super().__init__(in_channels, image_size, num_classes, mean, std)
         number("model.width_multiplier", width_multiplier, above=0, example=1.0)
         number("model.dropout", dropout, at_least=0, below=1, example=0.2)
         first, *strides = _SMALL_STRIDES if image_size <= _SMALL else _STRIDES
         settings = [[*block, stride] for block, stride in zip(_BLOCKS, strides, strict=True)]
-        self.normalize = input_normalization(mean, std, in_channels)
         self.network = TorchvisionMobileNetV2(
             num_classes,
             width_mult=width_multiplier,
@@ -126,7 +122,7 @@ class MobileNetV2(nn.Module):
         return logits
 
 
-class ResNet50(nn.Module):
+class ResNet50(ImageNetwork):
     """ResNet-50 of torchvision (He et al. 2016): a 7x7 stem with pooling, for images from 64 pixels.
 
     Args:
@@ -144,9 +140,7 @@ class ResNet50(nn.Module):
         std: Sequence[float] | None = None,
         init: str = "default",
     ) -> None:
-        super().__init__()
-        require_positive(in_channels=in_channels, image_size=image_size, num_classes=num_classes)
-        self.normalize = input_normalization(mean, std, in_channels)
+        super().__init__(in_channels, image_size, num_classes, mean, std)
         self.network = TorchvisionResNet(Bottleneck, [3, 4, 6, 3], num_classes, norm_layer=BatchNorm2d)
         self.network.conv1 = nn.Conv2d(in_channels, 64, 7, 2, padding=3, bias=False)
         initialize(self, init)
