@@ -132,12 +132,10 @@ def dp_noise(
     }  # fmt: skip
     clip = None if clip_norm is None else Clipped(norm=clip_norm, scope=clip_scope)
     whole = (Gaussian if noise == "gaussian" else Laplace)(std=std, clip=clip, at=at)
-    part = Part("dp_noise", settings, whole, strength="scale")
-    if chosen is not None:
-        settings |= {"layers": list(chosen)}
-        part = Part("dp_noise", settings, NoisedLayers(added=whole, layers=chosen), strength="scale")
+    effect = whole if chosen is None else NoisedLayers(added=whole, layers=chosen)
+    settings |= {} if chosen is None else {"layers": list(chosen)}
     return Defense(
-        parts=(part,),
+        parts=(Part("dp_noise", settings, effect, strength="scale"),),
         gradient=(on_gradient,) if at == "gradient" else (),
         upload=(on_upload,) if at == "upload" else (),
         fits=() if chosen is None else (expect_there,),

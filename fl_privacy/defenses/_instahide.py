@@ -57,15 +57,7 @@ def instahide(*, k: int = 4, largest: float = 0.65, public: str | None = None) -
                 f"instahide expects a client with at least {private} examples to mix, but it has {len(batch)}; lower"
                 " defense.k or federation.clients."
             )
-        kept, images, labels = data.state.tensors, batch.inputs, one_hot(batch.labels, data.num_classes)
-        some = torch.linspace(0, len(images) - 1, min(_COMPARED, len(images))).long()
-        if (
-            _IMAGES not in kept
-            or not torch.equal(kept[_LABELS].to(labels.device), labels)
-            or not torch.equal(kept[_IMAGES][some].to(images.device), levels(images[some]))
-        ):
-            kept[_IMAGES], kept[_LABELS] = levels(images), labels
-            kept[_MARKS] = _marks(kept[_IMAGES])
+        _keep(batch.inputs, one_hot(batch.labels, data.num_classes), data.state.tensors)
         return batch
 
     def on_batch(batch: Batch, state: ClientState, rng: torch.Generator) -> Batch:
@@ -76,8 +68,7 @@ def instahide(*, k: int = 4, largest: float = 0.65, public: str | None = None) -
         own, labels = state.tensors[_IMAGES].to(batch.inputs.device), state.tensors[_LABELS].to(batch.inputs.device)
         shares = coefficients(len(batch), k, largest, rng).to(batch.inputs)
         # places (B,) of the images among the client's examples; random ones for unknown images
-        known, order = state.tensors[_MARKS].cpu().sort()
-        wanted = _marks(levels(batch.inputs)).cpu()
+        (known, order), wanted = state.tensors[_MARKS].cpu().sort(), _marks(levels(batch.inputs)).cpu()
         at = torch.searchsorted(known, wanted).clamp_max(len(known) - 1)
         places = torch.where(known[at] == wanted, order[at], torch.randint(len(known), (len(batch),), generator=rng))
         partners = distinct(places.unsqueeze(1), private - 1, len(own), rng).to(own.device)
@@ -93,9 +84,20 @@ def instahide(*, k: int = 4, largest: float = 0.65, public: str | None = None) -
         weights = shares[:, :private] / shares[:, :private].sum(1, keepdim=True)
         return Batch(torch.where(flips, 1 - mixed, mixed), torch.einsum("bk,bkc->bc", weights, targets))
 
-    effect = Mixed(images=k, labeled=private)
-    part = Part("instahide", {"k": k, "largest": largest, "public": public}, effect, strength="k")
+    settings = {"k": k, "largest": largest, "public": public}
+    part = Part("instahide", settings, Mixed(images=k, labeled=private), strength="k")
     return Defense(parts=(part,), examples=(on_examples,), data=(on_batch,), prepare=(on_prepare,))
+
+
+def _keep(images: Tensor, labels: Tensor, kept: dict[str, Tensor]) -> None:
+    some = torch.linspace(0, len(images) - 1, min(_COMPARED, len(images))).long()
+    if (
+        _IMAGES not in kept
+        or not torch.equal(kept[_LABELS].to(labels.device), labels)
+        or not torch.equal(kept[_IMAGES][some].to(images.device), levels(images[some]))
+    ):
+        kept[_IMAGES], kept[_LABELS] = levels(images), labels
+        kept[_MARKS] = _marks(kept[_IMAGES])
 
 
 def coefficients(size: int, k: int, largest: float, rng: torch.Generator) -> Tensor:
