@@ -54,8 +54,17 @@ class PassportConv2d(nn.Module):
 
     def from_passports(self) -> tuple[Tensor, Tensor]:
         """Compute gamma (O,) and beta (O,) of Eq. 24."""
-        kernels = self.encoder.weight @ self._dense_weight()
-        codes = torch.addmm(self.encoder.bias[:, None], kernels, self._patches())
+        widths, mode = self._pad
+        stride, _, dilation, groups = self._geometry
+        weight = self.weight.flatten(1)  # (O, C * kernel), with zeros outside the group of a grouped convolution
+        if groups > 1:
+            weight = torch.block_diag(*weight.chunk(groups))  # type: ignore[no-untyped-call]
+        seen = torch.stack([self.passport_gamma, self.passport_beta], 1)
+        seen = F.pad(seen, widths, "constant" if mode == "zeros" else mode)
+        for axis, (size, step, gap) in enumerate(zip(self.weight.shape[2:], stride, dilation, strict=True), start=2):
+            seen = seen.unfold(axis, gap * (size - 1) + 1, step)[..., ::gap]
+        patches = seen.permute(0, 4, 5, 1, 2, 3).flatten(0, 2).flatten(1)  # of both, (C * kernel, 2 * positions)
+        codes = torch.addmm(self.encoder.bias[:, None], self.encoder.weight @ weight, patches)
         gamma, beta = self.decoder(F.leaky_relu(codes).view(len(codes), 2, -1).mean(2).T)
         return gamma, beta
 
@@ -77,24 +86,6 @@ class PassportConv2d(nn.Module):
             inputs = F.pad(inputs, widths, mode)
         weight = gamma[:, None, None, None] * self.weight
         return F.conv2d(inputs, weight, beta, stride, padding, dilation, groups)
-
-    def _dense_weight(self) -> Tensor:
-        """Return the weight (O, C * kernel), with zeros outside the group of a grouped convolution."""
-        groups, rows = self._geometry[-1], self.weight.flatten(1)
-        if groups == 1:
-            return rows
-        dense: Tensor = torch.block_diag(*rows.chunk(groups))  # type: ignore[no-untyped-call]
-        return dense
-
-    def _patches(self) -> Tensor:
-        """Return the input patches of both passports, (C * kernel, 2 * positions)."""
-        widths, mode = self._pad
-        stride, _, dilation, _ = self._geometry
-        seen = torch.stack([self.passport_gamma, self.passport_beta], 1)
-        seen = F.pad(seen, widths, "constant" if mode == "zeros" else mode)
-        for axis, (size, step, gap) in enumerate(zip(self.weight.shape[2:], stride, dilation, strict=True), start=2):
-            seen = seen.unfold(axis, gap * (size - 1) + 1, step)[..., ::gap]
-        return seen.permute(0, 4, 5, 1, 2, 3).flatten(0, 2).flatten(1)
 
 
 def passport_layers(model: nn.Module) -> dict[str, PassportConv2d]:

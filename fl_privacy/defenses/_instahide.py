@@ -74,7 +74,7 @@ def instahide(*, k: int = 4, largest: float = 0.65, public: str | None = None) -
         partners = distinct(places.unsqueeze(1), private - 1, len(own), rng).to(own.device)
         others = [own[partners].to(batch.inputs) / 255]
         if public and k > private:
-            pictures = read_pictures(public, shape_of(batch.inputs)).to(own.device)
+            pictures = read_pictures(public, tuple(batch.inputs.shape[1:])).to(own.device)
             drawn = distinct(places.new_empty(len(batch), 0), k - private, len(pictures), rng).to(own.device)
             others.append(pictures[drawn].to(batch.inputs) / 255)
         images = torch.cat([batch.inputs.unsqueeze(1), *others], 1)
@@ -201,9 +201,3 @@ def _in_bytes(picture: "Image", file: Path) -> "Image":
     deep = Deep()
     deep.note(0, values, str(file))
     return fromarray(deep.in_bytes(values[None, None], file.name)[0, 0].numpy())
-
-
-def shape_of(images: Tensor) -> tuple[int, ...]:
-    """Return (C, H, W) of (N, C, H, W)."""
-    sizes: Sequence[int] = images.shape[1:]
-    return tuple(sizes)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fl_privacy import checks
 from fl_privacy.defenses.defense import ClientState, Defense, LocalStep
@@ -17,6 +17,7 @@ from fl_privacy.defenses.robust_data import (
     Judge,
     Pixels,
     RobustSpace,
+    RobustTexts,
     batch_gap,
     descend,
     example_gap,
@@ -24,15 +25,14 @@ from fl_privacy.defenses.robust_data import (
     layer_depths,
     own_gradients,
     pull_within,
-    words_of,
 )
 from fl_privacy.effects import Part, RobustGradient
 from fl_privacy.errors import UserError
-from fl_privacy.models import TextModel
+from fl_privacy.models import TextModel, has_batch_norm
 from fl_privacy.models.gradients import loss_gradients
 from fl_privacy.models.pretrained.evaluator_files import CachedEvaluator
 from fl_privacy.models.pretrained.find_words import find_word_evaluator, name_of_words
-from fl_privacy.models.pretrained.word_evaluator import WordEvaluator
+from fl_privacy.models.pretrained.word_evaluator import WordBox, WordEvaluator
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, ModelState, Tensors
 from fl_privacy.types.modality import modality_of
@@ -209,8 +209,11 @@ class _Refinement:
                 judge.keep(table, find_word_evaluator(judge.file, table, public))
 
     def on_gradient(self, tensors: Tensors, step: LocalStep) -> Tensors:
-        if self.match == "example":
-            _expect_own_gradients(step)
+        if self.match == "example" and step.plan.batch_norm == "train" and has_batch_norm(step.model):
+            raise UserError(
+                "defense.match=example expects each example to have its own gradient, but the model normalizes by the"
+                " batch; set federation.plan.batch_norm=eval, take a model with group norm, or match=batch."
+            )
         space = self._space(step)
         target = {name: gradient for name, gradient in tensors.items() if name not in space.withheld}
         robust = loss_gradients(
@@ -235,8 +238,9 @@ class _Refinement:
         table = step.sent.parameters[step.model.word_weight]
         if self.privacy == "evaluator" and own.judging(table) is None:
             self.prepare_texts(step.model, None)
-        judge = own.judging(table)
-        return words_of(step, None if judge is None else judge.to(step.batch.inputs.device))
+        if (judge := own.judging(table)) is not None:
+            judge = judge.to(step.batch.inputs.device)
+        return RobustTexts(step.batch.inputs, WordBox(table.detach()), step.model.word_weight, judge)
 
     def _robust_data(self, target: Tensors, step: LocalStep, space: RobustSpace) -> Tensor:
         true, noise = space.true, space.noise(step.rng)
@@ -325,13 +329,3 @@ class _Judge:
         """Return the evaluator of the words in ``table``, else the last one kept, as for weights trained elsewhere."""
         last = next(reversed(self._judges.values()), None)
         return self._judges.get(name_of_words(table), last) if len(self._judges) > 1 else last
-
-
-def _expect_own_gradients(step: LocalStep) -> None:
-    if step.plan.batch_norm == "train" and any(
-        isinstance(module, nn.modules.batchnorm._BatchNorm) for module in step.model.modules()
-    ):
-        raise UserError(
-            "defense.match=example expects each example to have its own gradient, but the model normalizes by the"
-            " batch; set federation.plan.batch_norm=eval, take a model with group norm, or match=batch."
-        )

@@ -113,23 +113,19 @@ def _with_private_head(
     widths: tuple[int, ...],
 ) -> nn.Module:
     private = copy.deepcopy(model)
-    last, host = _linear_layers(private, layer)
+    linear = {path: m for path, m in private.named_modules() if isinstance(m, nn.Linear)}
+    if not linear:
+        raise UserError("SPN expects a model that ends in a linear layer, but got one without; choose another model.")
+    if layer is not None:
+        checks.one_of("defense.layer", layer, linear)
+    *_, last = linear.values()
+    host = linear[layer] if layer else last
     spread = bound or math.sqrt(3) * float(host.weight.detach().square().mean().sqrt())
     head = PolarizationHead(
         features=host.in_features, bits=bits, classes=last.out_features, bound=spread, rng=rng, widths=widths
     )
     host.add_module(HEAD, head.to(host.weight))
     return private
-
-
-def _linear_layers(model: nn.Module, name: str | None) -> tuple[nn.Linear, nn.Linear]:
-    linear = {path: m for path, m in model.named_modules() if isinstance(m, nn.Linear)}
-    if not linear:
-        raise UserError("SPN expects a model that ends in a linear layer, but got one without; choose another model.")
-    last = list(linear)[-1]
-    if name is not None:
-        checks.one_of("defense.layer", name, linear)
-    return linear[last], linear[name or last]
 
 
 def _features(host: str, seen: list[Tensor]) -> Tensor:

@@ -11,7 +11,7 @@ from torch.func import functional_call
 
 from fl_privacy.checks import number, whole
 from fl_privacy.errors import UserError
-from fl_privacy.models.gradients.hooks import ModuleCall, leaving, owners
+from fl_privacy.models.gradients.hooks import leaving, owners
 from fl_privacy.types import Batch, ModelState
 
 
@@ -116,18 +116,14 @@ def behavior_of(model: nn.Module, sent: ModelState, batch: Batch) -> Behavior:
         passing[call.name] = open.flatten(2) if open.dim() > 2 else open[..., None]
     firing = {name: open.flatten(2).float().mean((0, 2)) for name, open in passing.items()}
     alone = {name: float((open.flatten(2).any(2).sum(0) <= 1).float().mean()) for name, open in passing.items()}
-    return Behavior(firing, alone, _leading(logits, batch.labels, calls, model))
-
-
-def _leading(logits: Tensor, labels: Tensor, calls: list[ModuleCall], model: nn.Module) -> float:
+    leading, labels = 0.0, batch.labels
     linear = [call for call in calls if isinstance(call.module, nn.Linear) and call.output.shape == logits.shape]
-    if not linear or labels.dim() != 1:
-        return 0.0
-    errors = logits.softmax(1)
-    errors[torch.arange(len(labels)), labels.long()] -= 1
-    features = linear[-1].inputs.flatten(1)
-    sizes = errors.norm(dim=1) * features.norm(dim=1)
-    return float(sizes.max() / sizes.sum().clamp_min(1e-30))
+    if linear and labels.dim() == 1:
+        errors = logits.softmax(1)
+        errors[torch.arange(len(labels)), labels.long()] -= 1
+        sizes = errors.norm(dim=1) * linear[-1].inputs.flatten(1).norm(dim=1)
+        leading = float(sizes.max() / sizes.sum().clamp_min(1e-30))
+    return Behavior(firing, alone, leading)
 
 
 LAST = "guard/"

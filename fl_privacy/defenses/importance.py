@@ -87,15 +87,12 @@ def _loss(step: LocalStep, values: Tensors) -> Tensor:
     )[0]
 
 
-def neuron_layers(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the layers whose outputs are neurons: convolutions, by channel, and linear layers."""
-    kinds = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
-    return {name: module for name, module in model.named_modules() if isinstance(module, kinds)}
-
-
 class _Network:
     def __init__(self, step: LocalStep) -> None:
-        self._step, layers = step, neuron_layers(step.model)
+        # layers whose outputs are neurons: convolutions, by channel, and linear layers
+        kinds = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
+        layers = {name: module for name, module in step.model.named_modules() if isinstance(module, kinds)}
+        self._step = step
         with torch.no_grad(), leaving(layers) as calls:
             self.whole = float(_loss(step, step.sent.parameters))
         self._means = {call.module: call.output.mean(0) for call in calls}

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fl_privacy.defenses.defense import LocalStep
-from fl_privacy.models import TextModel
 from fl_privacy.models.gradients import example_gradients, gradient_by_inputs, plain_attention
 from fl_privacy.models.gradients.hooks import entering, owners
 from fl_privacy.models.pretrained.evaluator import uniform_noise
@@ -221,11 +220,3 @@ class RobustTexts:
 
 RobustSpace = Pixels | RobustTexts
 """Coordinates in [0, 1] of the inputs of a batch, (B, ...)."""
-
-
-def words_of(step: LocalStep, judge: WordEvaluator | None) -> RobustTexts:
-    """Build the robust space of the texts of ``step``."""
-    model = step.model
-    assert isinstance(model, TextModel)
-    table = step.sent.parameters[model.word_weight].detach()
-    return RobustTexts(step.batch.inputs, WordBox(table), model.word_weight, judge)

@@ -118,24 +118,19 @@ def _made(model: nn.Module, shape: tuple[int, ...]) -> Iterator[object]:
                 yield trial(torch.zeros(2, *shape, dtype=like.dtype, device=like.device))
         except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
             reason = (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
-            _expect_no_tokens(trial, reason)
+            words = next((name for name, module in trial.named_modules() if isinstance(module, nn.Embedding)), None)
+            if words is not None and re.search(r"indices|embedding|input_ids|Long", reason):
+                raise UserError(
+                    f"The model takes numbers of words ({words} is their embedding), but Observation.of_gradients is of"
+                    " images and rows; for texts make an encoder or decoder a fl_privacy.models.TextModel, or run"
+                    " `fl-privacy attack data=sst2 model=hf`. This protects nobody: the rows of"
+                    f" {words}.weight's gradient that are not zero are the words that the client used."
+                ) from error
             wrap = "; wrap a model of several inputs in one of images alone" if "argument" in reason else ""
             raise UserError(
                 f"The model is expected to take images of shape {shape}, but does not ({reason}); give"
                 f" input_shape{wrap}."
             ) from error
-
-
-def _expect_no_tokens(model: nn.Module, reason: str) -> None:
-    words = next((name for name, module in model.named_modules() if isinstance(module, nn.Embedding)), None)
-    if words is None or not re.search(r"indices|embedding|input_ids|Long", reason):
-        return
-    raise UserError(
-        f"The model takes numbers of words ({words} is their embedding), but Observation.of_gradients is of images and"
-        " rows; for texts make an encoder or decoder a fl_privacy.models.TextModel, or run `fl-privacy attack"
-        f" data=sst2 model=hf`. This protects nobody: the rows of {words}.weight's gradient that are not zero are the"
-        " words that the client used."
-    )
 
 
 def all_parameter_names(model: nn.Module) -> frozenset[str]:

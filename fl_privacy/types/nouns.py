@@ -43,24 +43,22 @@ class Batch:
     def __post_init__(self) -> None:
         for name in ("inputs", "labels"):
             value: object = getattr(self, name)
-            if not isinstance(value, Tensor):
-                object.__setattr__(self, name, _tensor_of(name, value))
+            if isinstance(value, Tensor):
+                continue
+            try:
+                tensor = torch.as_tensor(as_tensor(value))
+            except (TypeError, ValueError, RuntimeError) as error:
+                got = type(value).__name__
+                raise UserError(
+                    f"{name} of a Batch are expected to be a tensor or an array, but got {got}; stack them."
+                ) from error
+            object.__setattr__(self, name, tensor if tensor.is_floating_point() else tensor.long())
 
     def __len__(self) -> int:
         return len(self.inputs)
 
     def first(self, number: int) -> "Batch":
         return Batch(self.inputs[:number], self.labels[:number])
-
-
-def _tensor_of(name: str, value: object) -> Tensor:
-    try:
-        tensor = torch.as_tensor(as_tensor(value))
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise UserError(
-            f"{name} of a Batch are expected to be a tensor or an array, but got {type(value).__name__}; stack them."
-        ) from error
-    return tensor if tensor.is_floating_point() else tensor.long()
 
 
 @dataclass(frozen=True, eq=False)

@@ -73,7 +73,14 @@ def read_update(
         [{name: value for name, value in values.items() if (name in own) is wanted} for wanted in (True, False)]
         for values in (sent, replied)
     )
-    _expect_trained(parameters, weights)
+    missing = [name for name in weights if name not in parameters]
+    if missing:
+        raise UserError(f"before is expected to have all that after has, but {missing[0]} is missing; keep all of it.")
+    if weights and all(bool((value == parameters[name]).all()) for name, value in weights.items()):
+        raise UserError(
+            "before and after are expected to differ, but are equal: nothing was trained, or before is no copy of its"
+            " own; keep copy.deepcopy(net.state_dict()) from before the training."
+        )
     plan = replace(plan, shares="weights", buffers="shared" if statistics else "withheld")
     outputs = count_outputs(plain, shape, parameters)
     known = None if loss is None else loss_of(loss, outputs, next(detached_copy(plain).parameters()))
@@ -109,14 +116,3 @@ def _values(what: str, inner: nn.Module, given: Weights) -> dict[str, Tensor]:
             raise UserError(f"{what}: {name} is expected to be {wanted}, but is {got}; give the same model's weights.")
         found[name] = tensor.detach().clone()
     return once_each(inner, found)
-
-
-def _expect_trained(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> None:
-    missing = [name for name in after if name not in before]
-    if missing:
-        raise UserError(f"before is expected to have all that after has, but {missing[0]} is missing; keep all of it.")
-    if after and all(bool((value == before[name]).all()) for name, value in after.items()):
-        raise UserError(
-            "before and after are expected to differ, but are equal: nothing was trained, or before is no copy of its"
-            " own; keep copy.deepcopy(net.state_dict()) from before the training."
-        )
