@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save
@@ -27,6 +28,7 @@ from fl_privacy.models.pretrained.generator import SIDE, GeneratorShape, ImageGe
 REMEDY = "make one by `fl-privacy train-generator data=NAME out=FILE`"
 
 _SEEN = "fingerprints"
+_ORIGIN: Mapping[str, type] = {"data": str, "split": str, "images": int, "seed": int, "steps": int}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -71,43 +73,32 @@ def load_generator(
 def _load(file: Path, device: torch.device, dtype: torch.dtype) -> TrainedGenerator:
     header, values = _read(file, tensors=True)
     wrong = UserError(f"A generator is expected in {file}, but it holds something else or is damaged; {REMEDY}.")
-    shape, provenance = _shape(header), _provenance(header, values.pop(_SEEN, None))
-    if shape is None or provenance is None:
+    architecture = _plain(header, "architecture", {field.name: int for field in fields(GeneratorShape)})
+    trained_on, seen = _plain(header, "trained_on", _ORIGIN), values.pop(_SEEN, None)
+    if architecture is None or trained_on is None or seen is None:
         raise wrong
+    if seen.dtype != torch.uint8 or seen.dim() != 2 or seen.shape[1] != SIDE * SIDE:
+        raise wrong
+    try:
+        shape = GeneratorShape(**architecture)
+    except UserError as error:
+        raise wrong from error
     with torch.device("meta"):
         network = ImageGenerator(shape)
     if take_values(network, values) is not None:
         raise wrong
+    provenance = Provenance(**trained_on, fingerprints=seen)
     return TrainedGenerator(network=network.to(device=device, dtype=dtype), provenance=provenance, about=header)
 
 
-def _shape(header: Mapping[str, str]) -> GeneratorShape | None:
-    given = _plain(header, "architecture")
-    names = {field.name for field in fields(GeneratorShape)}
-    if given is None or given.keys() != names or not all(type(value) is int for value in given.values()):
-        return None
-    try:
-        return GeneratorShape(**{name: int(str(value)) for name, value in given.items()})
-    except UserError:
-        return None
-
-
-def _provenance(header: Mapping[str, str], seen: Tensor | None) -> Provenance | None:
-    given = _plain(header, "trained_on")
-    kinds: dict[str, type] = {"data": str, "split": str, "images": int, "seed": int, "steps": int}
-    if given is None or given.keys() != kinds.keys() or not all(fits(given[name], kinds[name]) for name in kinds):
-        return None
-    if seen is None or seen.dtype != torch.uint8 or seen.dim() != 2 or seen.shape[1] != SIDE * SIDE:
-        return None
-    return Provenance(**given, fingerprints=seen)  # type: ignore[arg-type]
-
-
-def _plain(header: Mapping[str, str], key: str) -> dict[str, object] | None:
+def _plain(header: Mapping[str, str], key: str, kinds: Mapping[str, type]) -> dict[str, Any] | None:
+    """Return the fields of ``header[key]``, JSON, if they are those of ``kinds``."""
     try:
         given = json.loads(header.get(key, ""))
     except (ValueError, RecursionError):
         return None
-    return given if isinstance(given, dict) else None
+    right = isinstance(given, dict) and given.keys() == kinds.keys()
+    return given if right and all(fits(given[name], kind) for name, kind in kinds.items()) else None
 
 
 def save_training(state: Mapping[str, Tensor], file: Path, key: str) -> None:

@@ -128,7 +128,15 @@ class GeneratorTraining:
         towards = -self._discriminator(self._moved(made, shifts[2]), labels).mean()
         _move(self._of_generator, towards)
         self._discriminator.requires_grad_(True)
-        self._take_average(number)
+        weight = 1 - min(self.plan.average, (1 + number) / (10 + number))  # so that initial values are soon forgotten
+        with torch.no_grad():
+            for mean, value in zip(
+                *(part.state_dict().values() for part in (self.average, self.generator)), strict=True
+            ):
+                if mean.is_floating_point():
+                    mean.lerp_(value, weight)
+                else:
+                    mean.copy_(value)
         return against.item(), towards.item()
 
     def _batch(self, number: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -153,16 +161,6 @@ class GeneratorTraining:
         picked = torch.arange(len(images))[:, None, None], rows[:, :, None], columns[:, None, :]
         moved: Tensor = padded.permute(0, 2, 3, 1)[tuple(index.to(images.device) for index in picked)]
         return moved.permute(0, 3, 1, 2)
-
-    @torch.no_grad()
-    def _take_average(self, number: int) -> None:
-        """Update the running mean; the first steps count less, so that the initial values are soon forgotten."""
-        weight = 1 - min(self.plan.average, (1 + number) / (10 + number))
-        for mean, value in zip(self.average.state_dict().values(), self.generator.state_dict().values(), strict=True):
-            if mean.is_floating_point():
-                mean.lerp_(value, weight)
-            else:
-                mean.copy_(value)
 
     def state(self) -> dict[str, Tensor]:
         """Return all that a later process needs to continue bit for bit, by name."""
