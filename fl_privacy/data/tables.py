@@ -99,8 +99,8 @@ def load_table(
     Raises:
         UserError: there is no such table or column, or a file can't be read.
     """
-    names = (tuple(map(str, given or ())) for given in (categories, leave_out))
-    reading = _Reading(target, group_column, attribute_column, *names, missing, standardize)
+    codes, hidden = (tuple(map(str, given or ())) for given in (categories, leave_out))
+    reading = _Reading(target, group_column, attribute_column, codes, hidden, missing, standardize)
     frames, classes = _frames(name, path, root)
     return _dataset(frames, classes, reading, name if path is None else Path(path).stem)
 
@@ -128,8 +128,8 @@ def table_of(
             raise UserError(
                 f"A table is expected to be a pandas DataFrame, but got {type(given).__name__}; convert it."
             )
-    names = (tuple(map(str, given or ())) for given in (categories, leave_out))
-    reading = _Reading(target, group_column, attribute_column, *names, missing, standardize)
+    codes, hidden = (tuple(map(str, given or ())) for given in (categories, leave_out))
+    reading = _Reading(target, group_column, attribute_column, codes, hidden, missing, standardize)
     return _dataset([frame] if test is None else [frame, test], None, reading, name)
 
 
