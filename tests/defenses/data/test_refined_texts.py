@@ -88,7 +88,7 @@ def test_robust_data_are_judged_more_random_than_the_texts(monkeypatch: pytest.M
     step = step_of(net, batch())
     defended(made, step)
     box, there = WordBox(net.words.weight.detach()), batch().inputs >= 0
-    judge = made.texts[0].__self__.judges[0].of_words.judging(net.words.weight)  # type: ignore[attr-defined]
+    judge = made.texts[0].__self__.judges[0].judging(net.words.weight)  # type: ignore[attr-defined]
     robust = judge(box.coordinates(seen[-1].inputs[..., :-1]), there)
     assert (robust > judge(box.words(batch().inputs), there) + 0.2).all()
     assert ((seen[-1].inputs[..., -1] > 0.5) == there).all()
