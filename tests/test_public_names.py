@@ -6,7 +6,7 @@ import pytest
 
 import fl_privacy
 
-PACKAGES = ["", ".inference", ".malicious", ".metrics", ".models", ".regression", ".results"]
+PACKAGES = ["", ".inference", ".malicious", ".measure", ".models", ".auditing.regression", ".runs.folder"]
 
 
 @pytest.mark.parametrize("below", PACKAGES)
