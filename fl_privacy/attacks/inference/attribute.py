@@ -91,10 +91,16 @@ class AttributeWatch:
             if not finite.any():
                 continue
             asked, rows = asked[finite], torch.tensor([row for row, _ in observations])[finite.cpu()]
-            known, attributes = _finite(*self._known(read, model, sent, sketch))
+            known, attributes = self._known(read, model, sent, sketch)
+            sound = known.isfinite().all(1)
+            if (left := int(sound.sum())) < FEWEST:
+                raise UserError(
+                    f"At least {FEWEST} public examples whose upload is finite are expected to learn an attribute from,"
+                    f" but {left} of {len(known)} are."
+                )
             for name, total in self.total.items():
                 hidden = HEADS[name.removesuffix(ADAPTIVE)]
-                head = GradientClassifier.fit(known, attributes, total.shape[1], rng, hidden=hidden)
+                head = GradientClassifier.fit(known[sound], attributes[sound], total.shape[1], rng, hidden=hidden)
                 total[rows] += head(asked).log_softmax(1).nan_to_num().cpu()
             self._seen.update(rows.tolist())
 
@@ -123,17 +129,6 @@ class AttributeWatch:
     def titles(self) -> dict[str, tuple[str, str]]:
         knowing = ", knows the defense" if self.settings.adaptive else ""
         return {n: (TITLES[n.removesuffix(ADAPTIVE)] + knowing, "Cui et al. 2023") for n in self.total}
-
-
-def _finite(known: Tensor, attributes: Tensor) -> tuple[Tensor, Tensor]:
-    """Keep the finite sketches (N, F), with their attributes (N,)."""
-    finite = known.isfinite().all(1)
-    if (left := int(finite.sum())) < FEWEST:
-        raise UserError(
-            f"At least {FEWEST} public examples whose upload is finite are expected to learn an attribute from, but"
-            f" {left} of {len(known)} are."
-        )
-    return known[finite], attributes[finite]
 
 
 def _sketched(sketch: GradientSketch, observation: Observation, read: ReadRound) -> Tensor:

@@ -93,11 +93,7 @@ class ReadRound:
     @cached_property
     def lowest_after(self) -> Tensor:
         """Return the mean log probability (C, K) of the least likely tokens at the model after each upload."""
-        found = [
-            lowest_tokens(observation.model.to(self.device), state, self.candidates).cpu()
-            for observation, state in zip(self.observations, self.after, strict=True)
-        ]
-        return torch.stack(found, 1)
+        return self._after_each(lowest_tokens)
 
     @cached_property
     def losses_before(self) -> Tensor:
@@ -110,20 +106,16 @@ class ReadRound:
     @cached_property
     def losses_after(self) -> Tensor:
         """Return the cross entropy (C, K) at the model after each upload; NaN if not finite."""
-        found = [
-            example_losses(observation.model.to(self.device), state, self.candidates).cpu()
-            for observation, state in zip(self.observations, self.after, strict=True)
-        ]
-        return torch.stack(found, 1)
+        return self._after_each(example_losses)
 
     @cached_property
     def margins_after(self) -> Tensor:
         """Return the margins (C, K) of each candidate at the model after each upload."""
-        found = [
-            example_margins(observation.model.to(self.device), state, self.candidates).cpu()
-            for observation, state in zip(self.observations, self.after, strict=True)
-        ]
-        return torch.stack(found, 1)
+        return self._after_each(example_margins)
+
+    def _after_each(self, measure: Callable[[nn.Module, ModelState, Batch], Tensor]) -> Tensor:
+        pairs = zip(self.observations, self.after, strict=True)
+        return torch.stack([measure(o.model.to(self.device), state, self.candidates).cpu() for o, state in pairs], 1)
 
     @cached_property
     def products(self) -> Tensor:
@@ -152,13 +144,15 @@ class ReadRound:
         groups: list[tuple[nn.Module, ModelState, list[int]]] = []
         for column, observation in enumerate(observations):
             sent = observation.assumed()
-            known = next(
-                (own for model, state, own in groups if model is observation.model and _same(state, sent)), None
-            )
-            if known is None:
-                groups.append((observation.model, sent, [column]))
+            for model, state, own in groups:
+                pairs = ((state.parameters, sent.parameters), (state.buffers, sent.buffers))
+                if model is observation.model and all(
+                    a.keys() == b.keys() and all(a[n] is b[n] or torch.equal(a[n], b[n]) for n in a) for a, b in pairs
+                ):
+                    own.append(column)
+                    break
             else:
-                known.append(column)
+                groups.append((observation.model, sent, [column]))
         return [(model.to(self.device), sent.to(self.device), own) for model, sent, own in groups]
 
     @cached_property
@@ -209,19 +203,16 @@ def mean_over_steps(change: Tensors, sent: Tensors, plan: LocalPlan, *, steps: i
     return {name: t / factor - plan.weight_decay * sent[name].to(t) for name, t in change.items()}
 
 
-@torch.no_grad()
 def example_losses(model: nn.Module, state: ModelState, examples: Batch) -> Tensor:
     """Compute the cross entropy of each example (N,), the mean over a text's next tokens."""
     return _measured(model, state, examples, losses_of)
 
 
-@torch.no_grad()
 def example_margins(model: nn.Module, state: ModelState, examples: Batch) -> Tensor:
     """Compute log(p / (1 - p)) of each example's class (N,) (Carlini et al. 2022, eq. 6)."""
     return _measured(model, state, examples, margins_of)
 
 
-@torch.no_grad()
 def lowest_tokens(model: nn.Module, state: ModelState, texts: Batch) -> Tensor:
     """Compute the mean log probability of each text's ``LOWEST`` least likely next tokens, (N,) (Shi et al. 2024)."""
     return _measured(model, state, texts, lowest_of)
@@ -235,9 +226,9 @@ def losses_of(logits: Tensor, labels: Tensor) -> Tensor:
 
 def margins_of(logits: Tensor, labels: Tensor) -> Tensor:
     """Compute margins (N,) of classes, or the means over tokens; shapes as :func:`losses_of`."""
-    if labels.dim() == 1:
-        return logit_margins(logits, labels)
-    return _mean_there(logit_margins(logits.mT, labels.clamp_min(0)), labels)
+    known = labels.clamp_min(0).unsqueeze(1)
+    margins = logits.gather(1, known).squeeze(1) - logits.scatter(1, known, -torch.inf).logsumexp(1)
+    return margins if labels.dim() == 1 else _mean_there(margins, labels)
 
 
 def lowest_of(logits: Tensor, labels: Tensor) -> Tensor:
@@ -256,13 +247,7 @@ def _mean_there(values: Tensor, labels: Tensor) -> Tensor:
     return (values * there).sum(1) / there.sum(1).clamp_min(1)
 
 
-def logit_margins(logits: Tensor, labels: Tensor) -> Tensor:
-    """Compute margins (..., N) from logits (..., N, K) and class indices (..., N)."""
-    own = logits.gather(-1, labels.unsqueeze(-1))
-    others = logits.scatter(-1, labels.unsqueeze(-1), -torch.inf)
-    return own.squeeze(-1) - others.logsumexp(-1)
-
-
+@torch.no_grad()
 def _measured(
     model: nn.Module, state: ModelState, examples: Batch, measure: Callable[[Tensor, Tensor], Tensor]
 ) -> Tensor:
@@ -274,10 +259,3 @@ def _measured(
         found.append(measure(logits, examples.labels[rows]))
         begin, size = begin + size, max(1, min(CHUNK, _OUTPUTS // max(1, logits[0].numel())))
     return torch.cat(found)
-
-
-def _same(one: ModelState, other: ModelState) -> bool:
-    if one is other:
-        return True
-    pairs = ((one.parameters, other.parameters), (one.buffers, other.buffers))
-    return all(a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a) for a, b in pairs)
