@@ -116,21 +116,6 @@ class Imprint(ServerAttack):
             alone = torch.zeros_like(alone)
         return reconstruction_of(observation, images[: upload.num_examples], alone[: upload.num_examples])
 
-    def _confirmed(
-        self, observation: Observation, images: Tensor, alone: Tensor, occupied: Tensor, bias: Tensor
-    ) -> Tensor:
-        rounded = 2 * observation.upload.rounding + _SMALLEST * float(bias.abs().max())
-        measured = self._each_bin(bias)[occupied[alone]]
-        told = leaves_such_a_bias(
-            observation,
-            images[alone],
-            occupied[alone],
-            measured,
-            bias=OFFSET,
-            error=torch.full_like(measured, rounded),
-        )
-        return alone.masked_scatter(alone, told)
-
     def caught(self, weight: Tensor, bias: Tensor, rounding: float) -> tuple[Tensor, Tensor, Tensor]:
         """Return pixels (N, D), ``True`` for single images (N,), and the bins (N,), the strongest first.
 

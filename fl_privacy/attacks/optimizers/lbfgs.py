@@ -92,8 +92,14 @@ class History:
         self._pushed[rows] = 0
 
     def select(self, rows: Tensor) -> None:
-        for name in ("_s", "_y", "_sy", "_yy", "_scale", "_pushed"):
-            setattr(self, name, getattr(self, name)[rows])
+        _keep(self, rows)
+
+
+def _keep(held: object, rows: Tensor, *, but: str = "") -> None:
+    """Keep ``rows`` of all tensors of ``held`` ``but`` one."""
+    for name, value in vars(held).items():
+        if isinstance(value, Tensor) and name != but:
+            setattr(held, name, value[rows])
 
 
 def _unit(matrices: Tensor) -> Tensor:
@@ -234,9 +240,7 @@ class StrongWolfe:
 
     def select(self, rows: Tensor) -> None:
         self._ends = self._ends[:, rows]
-        for name, value in vars(self).items():
-            if isinstance(value, Tensor) and name != "_ends":
-                setattr(self, name, value[rows])
+        _keep(self, rows, but="_ends")
 
 
 def _cubic_minimum(
@@ -323,23 +327,28 @@ class _LBFGSRun:
         stalled |= (loss - self._loss).abs() < settings.tolerance_change
         stopped = (self._moves > 0) & (flat | stalled)
         self._end(stopped)
-        finished = self._finished | (self._moves == 0) & (flat | (self.iteration >= self._iterations))
+        self._finished = self._finished | (self._moves == 0) & (flat | (self.iteration >= self._iterations))
 
-        pair = gradient - self._gradient, self._move
-        direction = self._history.direction(gradient, *pair, ~finished & ~self._fresh)
-        descends = (gradient * direction).sum(1) <= -settings.tolerance_change
-        finished |= ~descends & loss.isfinite()
-        rate = torch.where(self._fresh, (1 / gradient.abs().sum(1)).clamp_max(1), 1) * settings.lr
-        self._finished, going = finished, ~finished
+        going, direction, rate = self._go_on(~self._finished, loss, gradient)
         move = rate[:, None] * direction
         self._move = torch.where(going[:, None], move, self._move)
-        self._gradient = torch.where(going[:, None], gradient, self._gradient)
-        self._loss = torch.where(going, loss, self._loss)
-        self._fresh &= ~going
         self._moves += going
         used_up = going & (self._moves >= settings.inner)
         self._end(used_up)
-        return torch.where(going[:, None], variables + move, variables), used_up | stopped, finished
+        return torch.where(going[:, None], variables + move, variables), used_up | stopped, self._finished
+
+    def _go_on(self, rows: Tensor, loss: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return those of ``rows`` (V,) that descend further, the directions (V, N) and step lengths (V,)."""
+        pair = gradient - self._gradient, self._move
+        direction = self._history.direction(gradient, *pair, rows & ~self._fresh)
+        descends = (gradient * direction).sum(1) <= -self._settings.tolerance_change
+        self._finished = self._finished | rows & ~descends & loss.isfinite()
+        going = rows & ~self._finished
+        rate = torch.where(self._fresh, (1 / gradient.abs().sum(1)).clamp_max(1), 1) * self._settings.lr
+        self._gradient = torch.where(going[:, None], gradient, self._gradient)
+        self._loss = torch.where(going, loss, self._loss)
+        self._fresh &= ~going
+        return going, direction, rate
 
     def _end(self, rows: Tensor) -> None:
         self.iteration += rows
@@ -353,8 +362,7 @@ class _LBFGSRun:
 
     def select(self, rows: Tensor) -> None:
         self._history.select(rows)
-        for name in ("iteration", "_moves", "_fresh", "_finished", "_move", "_gradient", "_loss"):
-            setattr(self, name, getattr(self, name)[rows])
+        _keep(self, rows)
 
 
 class _SearchingRun(_LBFGSRun):
@@ -387,20 +395,12 @@ class _SearchingRun(_LBFGSRun):
         self._evaluations = torch.where(begins, 1, self._evaluations)
         self._finished = self._finished | begins & (flat | (self.iteration >= self._iterations))
 
-        going = (begins | over & ~ended) & ~self._finished
-        direction = self._history.direction(gradient, gradient - self._gradient, self._move, going & ~self._fresh)
-        descends = (gradient * direction).sum(1) <= -settings.tolerance_change
-        self._finished = self._finished | going & ~descends & loss.isfinite()
-        going &= ~self._finished
-        rate = torch.where(self._fresh, (1 / gradient.abs().sum(1)).clamp_max(1), 1) * settings.lr
+        going, direction, rate = self._go_on((begins | over & ~ended) & ~self._finished, loss, gradient)
         left = settings.inner * 5 // 4 - self._evaluations
         search.begin(going, direction=direction, loss=loss, gradient=gradient, step=rate, most=left)
         wide = going[:, None]
         self._from = torch.where(wide, point, self._from)
         self._direction = torch.where(wide, direction, self._direction)
-        self._gradient = torch.where(wide, gradient, self._gradient)
-        self._loss = torch.where(going, loss, self._loss)
-        self._fresh &= ~going
         trial = self._from + search.step[:, None].to(variables.dtype) * self._direction
         return torch.where(search.searching[:, None], trial, point), ended, self._finished
 
@@ -411,5 +411,3 @@ class _SearchingRun(_LBFGSRun):
     def select(self, rows: Tensor) -> None:
         super().select(rows)
         self._search.select(rows)
-        for name in ("_evaluations", "_from", "_direction"):
-            setattr(self, name, getattr(self, name)[rows])

@@ -68,12 +68,12 @@ class Tree:
     @cached_property
     def leaves(self) -> np.ndarray:
         """Return the reachable leaves, from left to right."""
-        return self.nodes[self.left[self.nodes] < 0][::-1]
+        return np.asarray(self.nodes[self.left[self.nodes] < 0][::-1])
 
     @cached_property
     def inner(self) -> np.ndarray:
         """Return the reachable nodes that split, each before its children."""
-        return self.nodes[self.left[self.nodes] >= 0]
+        return np.asarray(self.nodes[self.left[self.nodes] >= 0])
 
     @cached_property
     def digest(self) -> bytes:
@@ -116,8 +116,6 @@ class Trees:
     features: int
     classes: int = 1
     parallel: int = 1
-    names: tuple[str, ...] = ()
-    version: tuple[int, ...] = ()
     positive_weight: float = 1.0
 
     @property
@@ -208,8 +206,6 @@ def _model(told: Mapping[str, Any]) -> Trees:
         features=features,
         classes=classes,
         parallel=parallel,
-        names=tuple(str(name)[:80] for name in learner.get("feature_names", ())),
-        version=tuple(int(part) for part in told.get("version", ()))[:3],
         positive_weight=positive_weight,
     )
 

@@ -201,7 +201,15 @@ def _bounds(grid: Grid, knowledge: Knowledge) -> tuple[np.ndarray, np.ndarray, n
     lows, highs, middles = [], [], []
     for feature, edges in enumerate(grid.edges):
         low, high = np.concatenate([[-np.inf], edges]), np.concatenate([edges, [np.inf]])
-        middle = _middles(edges)
+        widths = np.diff(edges) if len(edges) > 1 else np.ones(1)
+        middle = np.zeros(1)
+        if len(edges):
+            inner = (edges[:-1] + edges[1:]) / 2
+            middle = np.concatenate([[edges[0] - widths[0] / 2], inner, [edges[-1] + widths[-1] / 2]])
+            if (edges == np.round(edges)).all():  # whole numbers, as all thresholds are
+                middle = np.floor(middle)
+                middle[0] = min(np.ceil(edges[0] - widths[0] / 2 - 0.5), edges[0] - 1)
+            middle += 0.0  # no negative zero
         known = None if knowledge.rows is None else knowledge.rows[:, feature]
         for options in (knowledge.categories.get(feature), known):
             values = np.unique(np.asarray([] if options is None else options, dtype=float))
@@ -216,18 +224,6 @@ def _bounds(grid: Grid, knowledge: Knowledge) -> tuple[np.ndarray, np.ndarray, n
         highs.append(high)
         middles.append(middle)
     return np.concatenate(lows), np.concatenate(highs), np.concatenate(middles)
-
-
-def _middles(edges: np.ndarray) -> np.ndarray:
-    """Return the intervals' middles, whole if all thresholds are."""
-    if not len(edges):
-        return np.zeros(1)
-    widths = np.diff(edges) if len(edges) > 1 else np.ones(1)
-    middle = np.concatenate([[edges[0] - widths[0] / 2], (edges[:-1] + edges[1:]) / 2, [edges[-1] + widths[-1] / 2]])
-    if (edges == np.round(edges)).all():
-        middle = np.concatenate([[np.ceil(edges[0] - widths[0] / 2 - 0.5)], np.floor(middle[1:])])
-        middle[0] = min(middle[0], edges[0] - 1)
-    return middle + 0.0  # no negative zero
 
 
 def _agreement(chains: Sequence[Chain]) -> np.ndarray:
