@@ -29,7 +29,14 @@ def on_defense(defense: Defense, asked: DpCheckRequest) -> list[ClaimVerdict]:
     unit: Unit = "example" if of_examples else "client"
     stated = Stated(claim=None, facts=facts, clip_norm=clip_norm_of(defense) or 1.0, unit=unit)
     if defense.upload and not defense.gradient:
-        return [tested(defense.name, _upload(defense, asked.seed), stated, asked)]
+        rng = derive_generator(asked.seed, "dp_check", "noise")
+
+        def upload(update: Tensors) -> Tensors:
+            for hook in defense.upload:
+                update = hook(update, ClientState(), rng)
+            return update
+
+        return [tested(defense.name, upload, stated, asked)]
     if len(defense.gradient) == 1 and stated.unit == "example":
         mechanism, pair = _one_step(defense, asked.seed)
         once = replace(stated, facts=replace(stated.facts, releases=1, rounds=1))
@@ -45,17 +52,6 @@ def clip_norm_of(defense: Defense) -> float | None:
         if isinstance(clip, Clipped | ClippedExamples) and clip.norm:
             return clip.norm
     return None
-
-
-def _upload(defense: Defense, seed: int) -> Mechanism:
-    rng = derive_generator(seed, "dp_check", "noise")
-
-    def mechanism(update: Tensors) -> Tensors:
-        for hook in defense.upload:
-            update = hook(update, ClientState(), rng)
-        return update
-
-    return mechanism
 
 
 def _one_step(defense: Defense, seed: int) -> tuple[Mechanism, Neighbors]:

@@ -45,24 +45,18 @@ def reason_for(found: Measured) -> str:
         return bare.reason
     if found.drawn.unchanged >= MOST_UNCHANGED:
         return "some values leave as they are, neither clipped nor noised"
-    if reason := _clipped_after_noise(found) or _not_clipped(found):
+    norms, given = found.pilot.norms[0], found.pilot.neighbors.norm
+    mean, noisy = float(norms.mean()), bool((found.pilot.deviations > 0).any())
+    if noisy and float(norms.std()) <= 1e-4 * mean and (given is None or mean < given / BEYOND):
+        return (
+            f"what leaves always has the norm {mean:.3g}: the noise is added before the clipping, which takes most of"
+            " it away again"
+        )
+    if reason := _not_clipped(found):
         return reason
     if found.now_and_then:
         return "in some calls the update leaves as it is, or with far less noise than in the others"
     return _too_little_noise(found)
-
-
-def _clipped_after_noise(found: Measured) -> str:
-    norms, given = found.pilot.norms[0], found.pilot.neighbors.norm
-    if given is not None and float(norms.mean()) >= given / BEYOND:
-        return ""
-    same = float(norms.std()) <= 1e-4 * float(norms.mean())
-    if same and bool((found.pilot.deviations > 0).any()):
-        return (
-            f"what leaves always has the norm {float(norms.mean()):.3g}: the noise is added before the clipping, which"
-            " takes most of it away again"
-        )
-    return ""
 
 
 def _not_clipped(found: Measured) -> str:

@@ -31,7 +31,14 @@ def reconstruction_of(
     """
     if not len(images):
         return failed(observation, "Nothing in the update tells of a single image.")
-    proven = proven & (not _is_defended(observation))
+    # a defense shows in the layers behind the crafted one
+    layer, tensors = output_layer(observation.model, observation.num_classes), observation.upload.tensors
+    honest = [name for name, tensor in tensors.items() if tensor.dim() > 1 and not name.startswith(f"{BLOCK}.")]
+    ends = {*honest[:1], *(layer[:1] if layer else ())} & tensors.keys()
+    seen = replace(observation, upload=replace(observation.upload, tensors={name: tensors[name] for name in ends}))
+    usual = Usual(scattered=0.0, columns=1.0, noise=math.inf)
+    if not all(bool(tensors[name].any()) for name in ends) or evident_defense(seen, usual):
+        proven = torch.zeros_like(proven)
     shaped = images.reshape(len(images), *observation.input_shape)
     each = tuple(Certainty.PROVEN if sure else Certainty.APPROXIMATE for sure in proven.tolist())
     found, source = _labels(observation, len(images)) if labels else (torch.full((len(images),), UNKNOWN), "inferred")
@@ -43,16 +50,6 @@ def reconstruction_of(
         certainty=min(each, key=list(reversed(Certainty)).index),
         certainties=each,
     )
-
-
-def _is_defended(observation: Observation) -> bool:
-    layer, tensors = output_layer(observation.model, observation.num_classes), observation.upload.tensors
-    honest = [name for name, tensor in tensors.items() if tensor.dim() > 1 and not name.startswith(f"{BLOCK}.")]
-    ends = {*honest[:1], *([layer[0]] if layer else [])}
-    if not all(bool(tensors[name].any()) for name in ends & tensors.keys()):
-        return True
-    upload = replace(observation.upload, tensors={name: tensors[name] for name in ends & tensors.keys()})
-    return bool(evident_defense(replace(observation, upload=upload), Usual(scattered=0.0, columns=1.0, noise=math.inf)))
 
 
 def _labels(observation: Observation, number: int) -> tuple[Tensor, str]:

@@ -50,11 +50,7 @@ class Inconsistent(ServerAttack):
         return state if client == self.client else self.dead(model, state)
 
     def dead(self, model: nn.Module, state: ModelState) -> ModelState:
-        """Return ``state`` with nothing above zero in front of the last ReLU.
-
-        Raises:
-            UserError: the model has no ReLU behind a layer with a bias.
-        """
+        """Return ``state`` with nothing above zero in front of the last ReLU, which a layer with a bias precedes."""
         expect_whole(model, state, "Inconsistent models")
         images = self.public[:2].to(next(iter(state.parameters.values())))
         relus = {name: module for name, module in model.named_modules() if isinstance(module, nn.ReLU)}

@@ -110,11 +110,7 @@ class BoxProblem:
         return states, labels, home
 
     def _drawn(self, leaf: int, number: int, rng: np.random.Generator) -> np.ndarray:
-        """Draw (number, F) states within a leaf of the first tree.
-
-        Raises:
-            UserError: no state reaches it.
-        """
+        """Draw (number, F) states within a leaf of the first tree."""
         possible = np.ones(len(self.masks), dtype=bool)
         if leaf >= 0:
             word, bit = divmod(leaf, 64)

@@ -135,11 +135,7 @@ def _checked(exchanges: Sequence[Exchange]) -> Trees:
 
 
 def _grid(own: Sequence[OwnTree], features: int) -> Grid:
-    """Cut features at all thresholds; rows may lack values if a tree sends such rows left.
-
-    Raises:
-        UserError: thresholds times trees are too many.
-    """
+    """Cut features at all thresholds; rows may lack values if a tree sends such rows left."""
     trees = [tree for one in own for tree in (*one.before, one.tree)]
     lacks = np.zeros(features, dtype=bool)
     for tree in trees:
