@@ -132,12 +132,6 @@ class Imprint(ServerAttack):
         alone = is_one_image(pixels, 2 * rounding / bias[occupied].abs() / self.scale)
         return pixels, alone & (not on_grid(weight[occupied])), occupied
 
-    def caught_in_change(self, weight: Tensor, rounding: float = 0.0) -> tuple[Tensor, Tensor]:
-        edges = self.edges()
-        high = edges[1:] if self.activation == "hardtanh" else torch.cat([edges[1:], edges.new_ones(1)])
-        rows, rounding = self._each_bin(weight), 2 * rounding
-        return images_of_brightness(rows, edges[: len(high)], high, smallest=_SMALLEST_CHANGE, rounding=rounding)
-
     def _each_bin(self, rows: Tensor) -> Tensor:
         """Return each bin's own part; behind ReLU rows include all that is brighter."""
         return rows - torch.cat([rows[1:], torch.zeros_like(rows[:1])]) if self.activation == "relu" else rows
