@@ -1,7 +1,7 @@
 """Lower bounds on epsilon from counted guesses, and the curves of the Gaussian mechanism for comparison."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,20 +42,22 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
         return math.inf
     if gaussian_delta(mu, 0.0) <= delta:
         return 0.0
-    high = 1.0
-    while gaussian_delta(mu, high) > delta:
-        high *= 2
-    return float(scipy.optimize.brentq(lambda epsilon: gaussian_delta(mu, epsilon) - delta, 0.0, high, xtol=1e-9))
+    return _zero(lambda epsilon: gaussian_delta(mu, epsilon) - delta, xtol=1e-9)
 
 
 def gaussian_mu(epsilon: float, delta: float) -> float:
     """Compute the largest mu whose Gaussian mechanism is (epsilon, delta)-private."""
     checks.number("epsilon", epsilon, at_least=0, example=1.0)
     checks.number("delta", delta, above=0, below=1, example=1e-5)
+    return _zero(lambda mu: delta - gaussian_delta(mu, epsilon), xtol=1e-12)
+
+
+def _zero(function: Callable[[float], float], *, xtol: float, most: float = math.inf) -> float:
+    """Find where ``function`` falls to 0 from above 0 at 0; infinite if not before ``most``."""
     high = 1.0
-    while gaussian_delta(high, epsilon) < delta:
+    while function(high) > 0 and high < most:
         high *= 2
-    return float(scipy.optimize.brentq(lambda mu: gaussian_delta(mu, epsilon) - delta, 0.0, high, xtol=1e-12))
+    return float(scipy.optimize.brentq(function, 0.0, high, xtol=xtol)) if function(high) <= 0 else math.inf
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,14 +73,6 @@ class GuessCounts:
     of_hits: int
     misses: Floats
     of_misses: int
-
-    def complement(self) -> "GuessCounts":
-        return GuessCounts(
-            hits=self.of_misses - self.misses,
-            of_hits=self.of_misses,
-            misses=self.of_hits - self.hits,
-            of_misses=self.of_hits,
-        )
 
 
 def counts_above(first: ArrayLike, second: ArrayLike, thresholds: ArrayLike) -> GuessCounts:
@@ -108,10 +102,13 @@ def counted_epsilon(counts: GuessCounts, *, delta: float, error: float) -> Float
     Returns:
         (T,) at least 0, the larger of the bounds by positive and by negative answers.
     """
-    bounds = []
-    for side in (counts, counts.complement()):
-        least = binomial_lower(side.hits, side.of_hits, error / 4)
-        largest = binomial_upper(side.misses, side.of_misses, error / 4)
+    bounds, of_hits, of_misses = [], counts.of_hits, counts.of_misses
+    for hits, of, misses, out_of in (
+        (counts.hits, of_hits, counts.misses, of_misses),
+        (of_misses - counts.misses, of_misses, of_hits - counts.hits, of_hits),
+    ):
+        least = binomial_lower(hits, of, error / 4)
+        largest = binomial_upper(misses, out_of, error / 4)
         with np.errstate(divide="ignore"):
             bounds.append(np.log(np.maximum(least - delta, 0.0)) - np.log(largest))
     return np.clip(np.maximum(*bounds), 0.0, LARGEST_EPSILON)
@@ -231,15 +228,12 @@ def one_run_epsilon(*, canaries: int, guesses: int, right: int, delta: float, er
     checks.number("error", error, above=0, below=1, example=0.05)
 
     def excess(epsilon: float) -> float:
-        found = one_run_p_value(canaries=canaries, guesses=guesses, right=right, epsilon=epsilon, delta=delta)
-        return error - found
+        return error - one_run_p_value(canaries=canaries, guesses=guesses, right=right, epsilon=epsilon, delta=delta)
 
     if guesses == 0 or excess(0.0) <= 0:
         return 0.0
-    high = 1.0
-    while excess(high) > 0 and high < LARGEST_EPSILON:
-        high *= 2
-    return float(scipy.optimize.brentq(excess, 0.0, high, xtol=1e-9)) if excess(high) <= 0 else LARGEST_EPSILON
+    epsilon = _zero(excess, xtol=1e-9, most=LARGEST_EPSILON)
+    return epsilon if math.isfinite(epsilon) else LARGEST_EPSILON
 
 
 def best_one_run_epsilon(
@@ -300,7 +294,4 @@ def two_gaussians_epsilon(*, mean: float, std: float, std_without: float, delta:
 
     if largest(0.0) <= 0:
         return 0.0
-    high = 1.0
-    while largest(high) > 0 and high < LARGEST_EPSILON * 1000:
-        high *= 2
-    return float(scipy.optimize.brentq(largest, 0.0, high, xtol=1e-6)) if largest(high) <= 0 else math.inf
+    return _zero(largest, xtol=1e-6, most=LARGEST_EPSILON * 1000)

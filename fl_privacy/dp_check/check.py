@@ -90,12 +90,25 @@ def tested(
     """
     claim = asked.claim(stated.claim if stated else None, name, unit=stated.unit if stated else "client")
     recomputed = recomputed_by(stated, asked, claim)
-    held = claim or _own_claim(stated, asked)
-    notes = notes_on(stated)
+    notes: tuple[str, ...] = ()
+    if stated and stated.facts.seen_by == "model":
+        notes = ("The server reads each reply before any noise is added: this is about whoever reads the model alone.",)
+    held, multiplier = claim, stated.facts.noise_multiplier if stated else None
+    if held is None and stated and multiplier and asked.delta > 0:
+        rounds = stated.facts.rounds
+        epsilon = gaussian_epsilon(rounds**0.5 / multiplier, asked.delta)
+        held = Claim(epsilon=epsilon, delta=asked.delta, unit=stated.unit, rounds=rounds, by="its noise multiplier")
     if held is None:
         return ClaimVerdict(subject=name, claim=None, recomputed=recomputed, notes=notes)
-    shapes = asked.shapes
-    given = pair.second if pair else {n: torch.zeros_like(value) for n, value in shapes.items()}
+    shapes, draws = asked.shapes, asked.draws
+    if draws is None:  # as many as the time allows, by a few calls
+        given = pair.second if pair else {n: torch.zeros_like(value) for n, value in shapes.items()}
+        mechanism(given)
+        started = time.perf_counter()
+        for _ in range(5):
+            mechanism(given)
+        each = (time.perf_counter() - started) / 5
+        draws = int(min(MOST_DRAWS, max(FEWEST_DRAWS, (SECONDS / max(each, 1e-9) - PILOT_CALLS) / 2.5)))
     check = check_mechanism(
         mechanism,
         claimed=held,
@@ -103,7 +116,7 @@ def tested(
         neighbors=pair,
         clip_norm=asked.clip_norm or (stated.clip_norm if stated else None),
         noise=asked.noise,
-        draws=asked.draws or affordable_draws(mechanism, given),
+        draws=draws,
         seed=asked.seed,
     )
     return ClaimVerdict(subject=name, claim=held, recomputed=recomputed, check=check, notes=notes)
@@ -115,31 +128,3 @@ def recomputed_by(stated: Stated | None, asked: DpCheckRequest, claim: Claim | N
         return None
     delta = claim.delta if claim else asked.delta
     return recompute(stated.facts, delta=delta, neighbors=claim.neighbors if claim else asked.neighbors)
-
-
-def _own_claim(stated: Stated | None, asked: DpCheckRequest) -> Claim | None:
-    multiplier = stated.facts.noise_multiplier if stated else None
-    if not multiplier or asked.delta == 0:
-        return None
-    assert stated is not None
-    epsilon = gaussian_epsilon(stated.facts.rounds**0.5 / multiplier, asked.delta)
-    return Claim(
-        epsilon=epsilon, delta=asked.delta, unit=stated.unit, rounds=stated.facts.rounds, by="its noise multiplier"
-    )
-
-
-def notes_on(stated: Stated | None) -> tuple[str, ...]:
-    """Return notes on whom a statement does not protect against."""
-    if stated is None or stated.facts.seen_by == "server":
-        return ()
-    return ("The server reads each reply before any noise is added: this is about whoever reads the model alone.",)
-
-
-def affordable_draws(mechanism: Mechanism, given: object, *, seconds: float = SECONDS) -> int:
-    """Count the draws per neighbor that ``seconds`` allow, by timing a few on ``given``."""
-    mechanism(given)
-    started = time.perf_counter()
-    for _ in range(5):
-        mechanism(given)
-    each = (time.perf_counter() - started) / 5
-    return int(min(MOST_DRAWS, max(FEWEST_DRAWS, (seconds / max(each, 1e-9) - PILOT_CALLS) / 2.5)))

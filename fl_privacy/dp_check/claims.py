@@ -140,21 +140,21 @@ def recompute(facts: Facts, *, delta: float, neighbors: Neighbors = "add_remove"
                 f" sampled at a rate of {rate:.3g} promises more than is proven. Counted here: no amplification."
             )
         rate = 1.0
-    if facts.noise_multiplier is None:
-        return Recomputed(rdp=None, pld=None, delta=delta, missing=tuple(missing), caveats=tuple(caveats))
-    if facts.noise_multiplier == 0:
-        return Recomputed(rdp=math.inf, pld=math.inf, delta=delta, missing=tuple(missing), caveats=tuple(caveats))
-    multiplier = facts.noise_multiplier
-    if neighbors == "replace":
+    multiplier, steps = facts.noise_multiplier, facts.releases * facts.rounds
+    if multiplier and neighbors == "replace":
         multiplier, rate = multiplier / 2, 1.0
         if facts.sample_rate < 1 and facts.sampling == "poisson":
             caveats.append(
                 "No sampling is counted where a unit is replaced: the epsilon of a Poisson sample may be far smaller."
             )
-    steps = facts.releases * facts.rounds
-    if steps == 0 or math.isinf(multiplier):
-        return Recomputed(rdp=0.0, pld=0.0, delta=delta, missing=tuple(missing), caveats=tuple(caveats))
-    rdp, pld = composed_epsilons(noise_multiplier=multiplier, sample_rate=rate, steps=steps, delta=delta)
+    rdp: float | None = None
+    pld: float | None = None
+    if multiplier == 0:
+        rdp = pld = math.inf
+    elif multiplier is not None and (steps == 0 or math.isinf(multiplier)):
+        rdp = pld = 0.0
+    elif multiplier is not None:
+        rdp, pld = composed_epsilons(noise_multiplier=multiplier, sample_rate=rate, steps=steps, delta=delta)
     return Recomputed(rdp=rdp, pld=pld, delta=delta, missing=tuple(missing), caveats=tuple(caveats))
 
 

@@ -52,7 +52,13 @@ class Drawn:
         """Fix the tests on the first fifth of the draws, and keep the rest."""
         first, second = drawn[0].numpy(), drawn[1].numpy()
         fixing = len(first) // 5
-        tests = _chosen(first[:fixing], second[:fixing], claim.delta)
+        rated: list[tuple[float, Test]] = []
+        for number, (ones, others) in enumerate(zip(first[:fixing].T, second[:fixing].T, strict=True)):
+            thresholds = np.unique(np.quantile(np.concatenate([ones, others]), np.linspace(0, 1, THRESHOLDS)))
+            found = counted_epsilon(counts_above(ones, others, thresholds), delta=claim.delta, error=0.05)
+            place = int(np.argmax(found))
+            rated.append((float(found[place]), (number, float(thresholds[place]))))
+        tests = [test for _, test in sorted(rated, key=lambda each: -each[0])[:TESTS_KEPT]]
         # the projection with noise whose means are most standard deviations apart
         projections = len(statistics.directions)
         yes, no = first[:fixing][:, :projections], second[:fixing][:, :projections]
@@ -70,25 +76,17 @@ class Drawn:
 
     @property
     def unchanged(self) -> float:
+        """Return the mean number of the first neighbor's values that are sent unchanged."""
         names = list(self.statistics.names)
         return float(self.first[:, names.index(UNCHANGED)].mean()) if UNCHANGED in names else 0.0
 
     def epsilon(self, error: float) -> float:
         """Return the larger bound for any noise: by angles with a tenth of the error, and by tests."""
-        return max(self.aligned(error / 10), self._counted(0.9 * error))
-
-    def _counted(self, error: float) -> float:
-        share = error / len(self.tests)
-        return max(
-            float(
-                counted_epsilon(
-                    counts_above(self.first[:, number], self.second[:, number], [threshold]),
-                    delta=self.delta,
-                    error=share,
-                )[0]
-            )
-            for number, threshold in self.tests
-        )
+        bounds, share = [self.aligned(error / 10)], 0.9 * error / len(self.tests)
+        for number, threshold in self.tests:
+            counts = counts_above(self.first[:, number], self.second[:, number], [threshold])
+            bounds.append(float(counted_epsilon(counts, delta=self.delta, error=share)[0]))
+        return max(bounds)
 
     def mu(self, error: float) -> float:
         """Return the bound for Gaussian noise, from the widest projection."""
@@ -112,16 +110,6 @@ class Drawn:
     @property
     def noise_std(self) -> float:
         return float(self.second[:, self.widest].std())
-
-
-def _chosen(first: Values, second: Values, delta: float) -> list[Test]:
-    rated: list[tuple[float, Test]] = []
-    for number, (yes, no) in enumerate(zip(first.T, second.T, strict=True)):
-        thresholds = np.unique(np.quantile(np.concatenate([yes, no]), np.linspace(0, 1, THRESHOLDS)))
-        found = counted_epsilon(counts_above(yes, no, thresholds), delta=delta, error=0.05)
-        place = int(np.argmax(found))
-        rated.append((float(found[place]), (number, float(thresholds[place]))))
-    return [test for _, test in sorted(rated, key=lambda each: -each[0])[:TESTS_KEPT]]
 
 
 def _varies(values: Values) -> NDArray[np.bool_]:

@@ -68,8 +68,8 @@ class Neighbors:
     at_random: bool = False
 
 
-def flattened(sent: Tensors) -> Tensor:
-    """Flatten the arrays of one release to (d,) float64.
+def flattened(sent: Tensors, *, draws: int | None = None) -> Tensor:
+    """Flatten the arrays of one release to (d,) float64, or those of ``draws`` releases (n, ...) to (n, d).
 
     Raises:
         UserError: a value is not finite, or the release is no mapping of tensors.
@@ -79,16 +79,8 @@ def flattened(sent: Tensors) -> Tensor:
             f"A mechanism is expected to return its arrays by name, but returned {type(sent).__name__};"
             " return {'name': tensor}."
         )
-    row = torch.cat([torch.as_tensor(value).detach().reshape(-1).to(torch.float64) for value in sent.values()])
-    if not bool(row.isfinite().all()):
-        raise UserError("A mechanism is expected to return finite values, but some are not; bound its input.")
-    return row
-
-
-def _rows(releases: Tensors, number: int) -> Tensor:
-    """Flatten each of ``number`` releases (n, ...) to a row of (n, d) float64."""
-    parts = [torch.as_tensor(value).detach().reshape(number, -1).to(torch.float64) for value in releases.values()]
-    rows = torch.cat(parts, dim=1)
+    shape = (-1,) if draws is None else (draws, -1)
+    rows = torch.cat([torch.as_tensor(value).detach().reshape(shape).to(torch.float64) for value in sent.values()], -1)
     if not bool(rows.isfinite().all()):
         raise UserError("A mechanism is expected to return finite values, but some are not; bound its input.")
     return rows
@@ -177,10 +169,12 @@ def drawn_rows(mechanism: Mechanism, given: Any, draws: int) -> Iterator[Tensor]
     Raises:
         UserError: the number of values changes between releases.
     """
-    left, width = draws, None
-    if isinstance(mechanism, ManyAtOnce):
-        yield from _many_rows(mechanism, given, draws)
-        return
+    left, size, width = draws, 1, None
+    while left and isinstance(mechanism, ManyAtOnce):
+        made = flattened(mechanism.many(given, size), draws=size)
+        yield made
+        left -= size
+        size = min(left, max(1, CHUNK_ELEMENTS // made.shape[1]))
     while left:
         first = flattened(mechanism(given))
         size = min(left, max(1, CHUNK_ELEMENTS // len(first)))
@@ -193,15 +187,6 @@ def drawn_rows(mechanism: Mechanism, given: Any, draws: int) -> Iterator[Tensor]
             )
         yield torch.stack(rows)
         left -= size
-
-
-def _many_rows(mechanism: ManyAtOnce, given: Any, draws: int) -> Iterator[Tensor]:
-    left, size = draws, 1
-    while left:
-        made = _rows(mechanism.many(given, size), size)
-        yield made
-        left -= size
-        size = min(left, max(1, CHUNK_ELEMENTS // made.shape[1]))
 
 
 def pilot(mechanism: Mechanism, neighbors: Neighbors, draws: int) -> Pilot:
@@ -248,21 +233,16 @@ class Statistics:
     def of(self, rows: Tensor) -> Tensor:
         """Compute statistics (k, S) of k releases (k, d): projections, number of zeros, largest value.
 
-        If the update is known, the number of unchanged values and sines of angles in [0, 1] follow.
+        If the update is known, the number of unchanged values and sines of angles in [0, 1] follow, 1 for a zero row.
         """
         counts = [(rows == 0).sum(1).to(rows.dtype), rows.abs().amax(1)]
         if self.update is not None:
             counts.append(((rows == self.update) & (self.update != 0)).sum(1).to(rows.dtype))
-            counts += [_sines(rows[:, place], self.update[place]) for place in self.lines.values()]
+            for place in self.lines.values():
+                some, unit = rows[:, place], self.update[place] / self.update[place].norm()
+                across, lengths = some - (some @ unit)[:, None] * unit, some.norm(dim=1)
+                counts.append(torch.where(lengths > 0, across.norm(dim=1) / lengths.clamp_min(1e-300), 1.0))
         return torch.cat([rows @ self.directions.T, torch.stack(counts, dim=1)], dim=1)
-
-
-def _sines(rows: Tensor, line: Tensor) -> Tensor:
-    """Compute the sine of the angle between each row (k, d) and a line (d,); 1 for a zero row."""
-    unit = line / line.norm()
-    across = rows - (rows @ unit)[:, None] * unit
-    lengths = rows.norm(dim=1)
-    return torch.where(lengths > 0, across.norm(dim=1) / lengths.clamp_min(1e-300), 1.0)
 
 
 FEWEST_ON_A_LINE = 4
@@ -291,7 +271,17 @@ def statistics_for(
     kept = directions_of(found.shift if known is None else known, places)
     lines: dict[str, slice] = {}
     if known is not None:
-        kept |= _beside(found, places, known)
+        # the update with the arrays sent in addition, each weighted by its power to distinguish
+        others = {name: place for name, place in places.items() if not bool(known[place].any())}
+        weights = torch.zeros_like(known)
+        for place in others.values():
+            weights[place] = found.shift[place] / found.deviations[place].clamp_min(1e-300).square()
+        weights[found.deviations == 0] = 0.0
+        if float(weights.norm()) > 0:
+            unit = known / known.norm()
+            spread = (unit * found.deviations).square().sum()
+            both = weights + (unit * (unit @ found.shift) / spread if float(spread) > 0 else 0.0)
+            kept[f"the update with {', '.join(looked_at(others))}"] = both / both.norm()
         if found.neighbors.at_random:
             lines = {
                 name: place
@@ -307,22 +297,6 @@ def statistics_for(
     unchanged = (UNCHANGED, *(f"the angle to the update in {name}" for name in lines)) if known is not None else ()
     names = (*kept, "the number of zeros", "the largest value", *unchanged)
     return Statistics(names=names, directions=torch.stack(list(kept.values())), update=known, lines=lines)
-
-
-def _beside(found: Pilot, places: Mapping[str, slice], known: Tensor) -> dict[str, Tensor]:
-    """Combine the update with the arrays sent in addition, each weighted by its power to distinguish."""
-    beside = {name: place for name, place in places.items() if not bool(known[place].any())}
-    weights = torch.zeros_like(known)
-    for place in beside.values():
-        weights[place] = found.shift[place] / found.deviations[place].clamp_min(1e-300).square()
-    weights[found.deviations == 0] = 0.0
-    if not float(weights.norm()) > 0:
-        return {}
-    unit = known / known.norm()
-    spread = (unit * found.deviations).square().sum()
-    along = unit * (unit @ found.shift) / spread if float(spread) > 0 else torch.zeros_like(known)
-    both = along + weights
-    return {f"the update with {', '.join(looked_at(beside))}": both / both.norm()}
 
 
 def draw_statistics(

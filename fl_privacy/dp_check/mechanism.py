@@ -16,7 +16,6 @@ from fl_privacy.dp_check.draws import (
     Mechanism,
     Neighbors,
     Pilot,
-    Statistics,
     directions_of,
     draw_statistics,
     flattened,
@@ -86,24 +85,21 @@ class MechanismCheck:
         return not self.contradicted and self.lower_bound > self.claim.epsilon
 
     @property
-    def conclusion(self) -> str:
-        if not self.doubted:
-            return "nothing contradicts the claim"
-        return (
-            f"the bound lies above the claim with a confidence of {100 * self.confidence:.3g} %, and"
-            f" {100 * ACCUSATION:.4g} % are needed to call it false: repeat with {4 * self.draws:,} draws"
-        )
-
-    @property
     def sentence(self) -> str:
         claimed = f"claimed {shown_epsilon(self.claim.epsilon)}"
         if self.contradicted:
             because = f", because {self.reason}" if self.reason else ""
             found = "nothing bounds it" if self.bare else f"at least {shown_epsilon(self.lower_bound)}"
             return f"{claimed}; {found}: the claim is false{because}."
+        conclusion = "nothing contradicts the claim"
+        if self.doubted:
+            conclusion = (
+                f"the bound lies above the claim with a confidence of {100 * self.confidence:.3g} %, and"
+                f" {100 * ACCUSATION:.4g} % are needed to call it false: repeat with {4 * self.draws:,} draws"
+            )
         return (
             f"{claimed}; at least {shown_epsilon(self.lower_bound)} by {self.draws:,} draws on either neighbor"
-            f" ({self.power}): {self.conclusion}."
+            f" ({self.power}): {conclusion}."
         )
 
     @property
@@ -159,59 +155,34 @@ def check_mechanism(
     checks.number("confidence", confidence, above=0, below=1, example=0.95)
     outputs, pairs = _pairs(mechanism, claim, like=like, clip_norm=clip_norm, neighbors=neighbors, seed=seed)
     places = slices_of(outputs)
-    bare, telling = _looked_for(mechanism, _everywhere(pairs), outputs, draws=draws, delta=claim.delta, seed=seed)
-    found, statistics = _fixed(mechanism, pairs, places, telling, most=draws // 2)
-    drawn = Drawn.of(draw_statistics(mechanism, found.neighbors, statistics, draws), statistics, claim)
-
-    measured = Measured(
-        pilot=found,
-        claim=claim,
-        clip_norm=clip_norm,
-        moved=drawn.moved,
-        noise_std=drawn.noise_std,
-        unchanged=drawn.unchanged,
-        uncovered=bare,
-        now_and_then=drawn.aligned((1 - ACCUSATION) / 10) > claim.epsilon >= _total(drawn.mu(1 - ACCUSATION), claim),
-    )
-    return _judged(measured, drawn, by=statistics.names[drawn.widest], gaussian=noise == "gaussian", level=confidence)
-
-
-def _looked_for(
-    mechanism: Mechanism, pair: Neighbors, outputs: Tensors, *, draws: int, delta: float, seed: int
-) -> tuple[list[Uncovered], Tensor | None]:
-    found = [*by_its_round(mechanism, pair), *by_known_seeds(mechanism, pair)]
+    # the pair that moves every array, beyond the clipping norm; else the first
+    at_random = [pair for pair in pairs if pair.at_random and "alone" not in pair.what]
+    everywhere = at_random[-2] if len(at_random) > 1 else pairs[0]
     shapes = {name: torch.as_tensor(value).shape for name, value in outputs.items()}
-    held = held_rows(mechanism, pair, draws, shapes)
-    found += uncovered(mechanism, pair, held, shapes=shapes, delta=delta, seed=seed)
-    return found, told_by_covariance(held, _known(pair, slices_of(outputs)))
+    bare = [*by_its_round(mechanism, everywhere), *by_known_seeds(mechanism, everywhere)]
+    held, known = held_rows(mechanism, everywhere, draws, shapes), _known(everywhere, places)
+    bare += uncovered(mechanism, everywhere, held, shapes=shapes, delta=claim.delta, seed=seed)
+    also: dict[str, Tensor] = {}
+    if (telling := told_by_covariance(held, known)) is not None:
+        also["the direction that tells most by the noise's covariance"] = telling
+        found = pilot(mechanism, everywhere, min(PILOT[-1][0], draws // 2))
+    else:
+        found, known = _worst(mechanism, pairs, places, most=draws // 2, preferred=everywhere)
+    statistics = statistics_for(found, places, known, also)
+    drawn = Drawn.of(draw_statistics(mechanism, found.neighbors, statistics, draws), statistics, claim)
+    return _judged(claim, found, drawn, bare, clip_norm=clip_norm, gaussian=noise == "gaussian", level=confidence)
 
 
-def _fixed(
-    mechanism: Mechanism,
-    pairs: Sequence[Neighbors],
-    places: Mapping[str, slice],
-    telling: Tensor | None,
+def _judged(
+    claim: Claim,
+    found: Pilot,
+    drawn: Drawn,
+    bare: Sequence[Uncovered],
     *,
-    most: int,
-) -> tuple[Pilot, Statistics]:
-    everywhere = _everywhere(pairs)
-    if telling is None:
-        found, known = _worst(mechanism, pairs, places, most=most, preferred=everywhere)
-        return found, statistics_for(found, places, known, {})
-    found = pilot(mechanism, everywhere, min(PILOT[-1][0], most))
-    also = {"the direction that tells most by the noise's covariance": telling}
-    return found, statistics_for(found, places, _known(everywhere, places), also)
-
-
-def _everywhere(pairs: Sequence[Neighbors]) -> Neighbors:
-    """Return the pair that moves every array, beyond the clipping norm; else the first."""
-    drawn = [pair for pair in pairs if pair.at_random and "alone" not in pair.what]
-    return drawn[-2] if len(drawn) > 1 else pairs[0]
-
-
-def _judged(measured: Measured, drawn: "Drawn", *, by: str, gaussian: bool, level: float) -> MechanismCheck:
-    claim = measured.claim
-
+    clip_norm: float | None,
+    gaussian: bool,
+    level: float,
+) -> MechanismCheck:
     gaussian = gaussian and drawn.gaussian
 
     def bounds(error: float) -> tuple[float, float | None]:
@@ -222,22 +193,37 @@ def _judged(measured: Measured, drawn: "Drawn", *, by: str, gaussian: bool, leve
 
     epsilon, total = bounds(1 - level)
     strict = max(bound or 0.0 for bound in bounds(1 - ACCUSATION))
-    bare: list[Uncovered] = list(measured.uncovered)
+    noticed = None
+    if gaussian and claim.delta > 0 and math.isfinite(claim.epsilon):
+        once = gaussian_mu(claim.epsilon, claim.delta) / math.sqrt(claim.rounds)
+        noticed = _total(noticed_mu(once, len(drawn.first), error=(1 - ACCUSATION) / 2), claim)
     contradicted = math.isfinite(claim.epsilon) and (strict > claim.epsilon or bool(bare))
+    reason = ""
+    if contradicted:
+        strictly = 1 - ACCUSATION
+        measured = Measured(
+            pilot=found,
+            claim=claim,
+            clip_norm=clip_norm,
+            drawn=drawn,
+            uncovered=bare,
+            now_and_then=drawn.aligned(strictly / 10) > claim.epsilon >= _total(drawn.mu(strictly), claim),
+        )
+        reason = reason_for(measured)
     return MechanismCheck(
         claim=claim,
         epsilon=epsilon,
         epsilon_if_gaussian=total,
         confidence=level,
         showable=drawn.showable((1 - level) / 2 if gaussian else 1 - level),
-        noticed=_noticed(claim, len(drawn.first)) if gaussian else None,
+        noticed=noticed,
         draws=drawn.draws,
-        compared=measured.pilot.neighbors.what,
-        by=by,
+        compared=found.neighbors.what,
+        by=drawn.statistics.names[drawn.widest],
         contradicted=contradicted,
-        reason=reason_for(measured) if contradicted else "",
-        noise_std=0.0 if bare else measured.noise_std,
-        moved=max([each.moved for each in bare], default=0.0) or measured.moved,
+        reason=reason,
+        noise_std=0.0 if bare else drawn.noise_std,
+        moved=max([each.moved for each in bare], default=0.0) or drawn.moved,
         bare=tuple(dict.fromkeys(name for each in bare for name in each.arrays)),
     )
 
@@ -252,7 +238,11 @@ def _worst(
     kept = list(pairs)
     for draws, number in PILOT:
         if len(kept) > number or number == 1:
-            rated = [_rated(mechanism, pair, places, min(draws, most)) for pair in counted("pair of neighbors", kept)]
+            rated = []
+            for pair in counted("pair of neighbors", kept):
+                known, drawn = _known(pair, places), pilot(mechanism, pair, min(draws, most))
+                directions = [] if known is None else list(directions_of(known, places).values())
+                rated.append((drawn.separation(directions), drawn, known))
             rated.sort(key=lambda each: (-each[0], -float(each[1].shift.norm())))
             kept = [drawn.neighbors for _, drawn, _ in rated[:number]]
             if preferred not in kept:
@@ -262,25 +252,10 @@ def _worst(
     return usual[1:] if rated[0][0] < usual[0] + chance else rated[0][1:]
 
 
-def _rated(
-    mechanism: Mechanism, pair: Neighbors, places: Mapping[str, slice], draws: int
-) -> tuple[float, Pilot, Tensor | None]:
-    known, drawn = _known(pair, places), pilot(mechanism, pair, draws)
-    directions = [] if known is None else list(directions_of(known, places).values())
-    return drawn.separation(directions), drawn, known
-
-
 def _total(mu: float, claim: Claim) -> float:
     if claim.delta == 0:
         return math.inf if mu > 0 else 0.0
     return gaussian_epsilon(mu * math.sqrt(claim.rounds), claim.delta)
-
-
-def _noticed(claim: Claim, draws: int) -> float | None:
-    if claim.delta == 0 or not math.isfinite(claim.epsilon):
-        return None
-    once = gaussian_mu(claim.epsilon, claim.delta) / math.sqrt(claim.rounds)
-    return _total(noticed_mu(once, draws, error=(1 - ACCUSATION) / 2), claim)
 
 
 def _pairs(
@@ -293,23 +268,19 @@ def _pairs(
     seed: int,
 ) -> tuple[Tensors, list[Neighbors]]:
     if neighbors is not None:
-        given = [neighbors] if isinstance(neighbors, Neighbors) else list(neighbors)
-        return _sent(mechanism, given[0]), given
-    if like is None:
+        pairs = [neighbors] if isinstance(neighbors, Neighbors) else list(neighbors)
+    elif like is None:
         raise UserError(
             "check_mechanism is expected to know what an update looks like; give like=dict(model.named_parameters()),"
             " or neighbors=."
         )
-    norm = 1.0 if clip_norm is None else clip_norm
-    checks.number("clip_norm", norm, above=0, example=1.0)
-    made = list(update_neighbors(like, norm=norm, replaced=claim.neighbors == "replace", seed=seed))
-    return _sent(mechanism, made[0]), made
-
-
-def _sent(mechanism: Mechanism, pair: Neighbors) -> Tensors:
-    outputs = mechanism(pair.second)
-    flattened(outputs)
-    return outputs
+    else:
+        norm = 1.0 if clip_norm is None else clip_norm
+        checks.number("clip_norm", norm, above=0, example=1.0)
+        pairs = list(update_neighbors(like, norm=norm, replaced=claim.neighbors == "replace", seed=seed))
+    outputs = mechanism(pairs[0].second)
+    flattened(outputs)  # checks that it is a release
+    return outputs, pairs
 
 
 def update_neighbors(like: Tensors, *, norm: float, replaced: bool, seed: int) -> Iterable[Neighbors]:

@@ -18,19 +18,6 @@ from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors
 
 def on_defense(defense: Defense, asked: DpCheckRequest) -> list[ClaimVerdict]:
     """Recompute and test the privacy of ``defense``: its upload, or one step of DP-SGD."""
-    stated = stated_by_defense(defense, asked)
-    if defense.upload and not defense.gradient:
-        return [tested(defense.name, _upload(defense, asked.seed), stated, asked)]
-    if len(defense.gradient) == 1 and stated.unit == "example":
-        mechanism, pair = _one_step(defense, asked.seed)
-        once = replace(stated, facts=replace(stated.facts, releases=1, rounds=1))
-        return [tested(f"one step of {defense.name}", mechanism, once, replace(asked, rounds=1), pair=pair)]
-    claim = asked.claim(None, defense.name)
-    return [ClaimVerdict(subject=defense.name, claim=claim, recomputed=recomputed_by(stated, asked, claim))]
-
-
-def stated_by_defense(defense: Defense, asked: DpCheckRequest) -> Stated:
-    """Derive the claim that follows from the settings of ``defense``."""
     found = guarantee(defense, sample_rate=1.0, delta=asked.delta or 1e-5, num_tensors=len(asked.shapes))
     facts = Facts(
         noise_multiplier=None if found.missing else found.noise_multiplier,
@@ -40,31 +27,31 @@ def stated_by_defense(defense: Defense, asked: DpCheckRequest) -> Stated:
     )
     of_examples = any(isinstance(part.effect, ClippedExamples) for part in defense.parts)
     unit: Unit = "example" if of_examples else "client"
-    return Stated(claim=None, facts=facts, clip_norm=clip_norm_of(defense) or 1.0, unit=unit)
+    stated = Stated(claim=None, facts=facts, clip_norm=clip_norm_of(defense) or 1.0, unit=unit)
+    if defense.upload and not defense.gradient:
+        rng = derive_generator(asked.seed, "dp_check", "noise")
+
+        def upload(update: Tensors) -> Tensors:
+            for hook in defense.upload:
+                update = hook(update, ClientState(), rng)
+            return update
+
+        return [tested(defense.name, upload, stated, asked)]
+    if len(defense.gradient) == 1 and stated.unit == "example":
+        mechanism, pair = _one_step(defense, asked.seed)
+        once = replace(stated, facts=replace(stated.facts, releases=1, rounds=1))
+        return [tested(f"one step of {defense.name}", mechanism, once, replace(asked, rounds=1), pair=pair)]
+    claim = asked.claim(None, defense.name)
+    return [ClaimVerdict(subject=defense.name, claim=claim, recomputed=recomputed_by(stated, asked, claim))]
 
 
 def clip_norm_of(defense: Defense) -> float | None:
     """Return the l2 norm to which ``defense`` clips one unit's contribution; ``None`` if it does not clip."""
-    norms = [_norm(part.effect) for part in defense.parts]
-    return next((norm for norm in norms if norm), None)
-
-
-def _norm(effect: object) -> float | None:
-    if isinstance(effect, ClippedExamples):
-        return effect.norm
-    clip = effect.clip if isinstance(effect, Noise) else None
-    return clip.norm if isinstance(clip, Clipped) else None
-
-
-def _upload(defense: Defense, seed: int) -> Mechanism:
-    rng = derive_generator(seed, "dp_check", "noise")
-
-    def mechanism(update: Tensors) -> Tensors:
-        for hook in defense.upload:
-            update = hook(update, ClientState(), rng)
-        return update
-
-    return mechanism
+    for effect in (part.effect for part in defense.parts):
+        clip = effect.clip if isinstance(effect, Noise) and not isinstance(effect, ClippedExamples) else effect
+        if isinstance(clip, Clipped | ClippedExamples) and clip.norm:
+            return clip.norm
+    return None
 
 
 def _one_step(defense: Defense, seed: int) -> tuple[Mechanism, Neighbors]:

@@ -247,14 +247,8 @@ def _labels(held: HeldDraws) -> Iterator[tuple[str, Tensor]]:
             whole = torch.full((size,), -1)
             whole[held.places[name]] = labels
             yield what, whole
-    yield from _layers(held, size)
-
-
-def _layers(held: HeldDraws, size: int) -> Iterator[tuple[str, Tensor]]:
-    of: dict[torch.Size, list[str]] = {}
-    for name, shape in held.shapes.items():
-        of.setdefault(shape, []).append(name)
-    for shape, names in of.items():
+    for shape in dict.fromkeys(held.shapes.values()):
+        names = [name for name, other in held.shapes.items() if other == shape]
         if len(names) > 1 and shape.numel():
             whole = torch.full((size,), -1)
             for name in names:

@@ -61,7 +61,8 @@ class ClaimVerdict:
 
     @property
     def by_figures(self) -> bool:
-        return self._exceeds and not self._assumed
+        found = self.recomputed
+        return self._exceeds and found is not None and not (found.missing or found.caveats)
 
     @property
     def _exceeds(self) -> bool:
@@ -72,14 +73,9 @@ class ClaimVerdict:
         return found.delta >= self.claim.delta and found.epsilon > self.claim.epsilon * TOLERANCE
 
     @property
-    def _assumed(self) -> bool:
-        return self.recomputed is not None and bool(self.recomputed.missing or self.recomputed.caveats)
-
-    @property
     def status(self) -> Status:
         if self.claim is None:
             return Status.UNCLAIMED
-        tested = self.could_contradict
         contradicted = (self.check is not None and self.check.contradicted) or self.by_figures
         contradicted = contradicted or (self.canaries is not None and self.canaries.contradicts(self.claim))
         if contradicted:
@@ -88,16 +84,10 @@ class ClaimVerdict:
             return Status.DOUBTED
         if self._exceeds:
             return Status.UNSUPPORTED
-        return Status.OPEN if tested else Status.UNTESTED
-
-    @property
-    def could_contradict(self) -> bool:
-        if self.claim is None:
-            return False
         showable = [] if self.canaries is None else [self.canaries.showable]
         if self.check is not None:
             showable.append(self.check.noticed if self.check.noticed is not None else self.check.showable)
-        return any(most > self.claim.epsilon for most in showable)
+        return Status.OPEN if any(most > self.claim.epsilon for most in showable) else Status.UNTESTED
 
     @property
     def lower_bound(self) -> float | None:
@@ -175,13 +165,10 @@ class ClaimVerdict:
     def meaning(self) -> str:
         lower = self.lower_bound
         if self.status is Status.CONTRADICTED:
-            if self.check is not None and self.check.contradicted:
-                sure = f" An honest mechanism is accused in at most {100 * (1 - ACCUSATION):.1g} % of tests."
-            else:
-                sure = ""
-            return (
-                f"Do not rely on the stated level: {self.reason or 'what was observed is more than it allows'}.{sure}"
-            )
+            sure = f" An honest mechanism is accused in at most {100 * (1 - ACCUSATION):.1g} % of tests."
+            by_test = self.check is not None and self.check.contradicted
+            because = self.reason or "what was observed is more than it allows"
+            return f"Do not rely on the stated level: {because}.{sure if by_test else ''}"
         if self._doubts is not None and self.status is Status.DOUBTED:
             confidence, more = self._doubts
             return f"At most one honest mechanism in {1 / (1 - confidence):.3g} looks like this. To decide, {more}."

@@ -9,7 +9,7 @@ from torch import nn
 
 from fl_privacy.attacks.inference import Membership, ReadRound
 from fl_privacy.attacks.inference.membership import METHODS, share_below_others
-from fl_privacy.attacks.inference.read_round import example_margins, mean_gradient, mean_over_steps, model_after
+from fl_privacy.attacks.inference.read_round import margins_of, mean_gradient, mean_over_steps, measured, model_after
 from fl_privacy.attacks.inference.shadow_models import likelihood_ratio
 from fl_privacy.errors import UserError
 from fl_privacy.measure.roc import Separation, auc
@@ -130,7 +130,7 @@ def test_margins_are_logits_of_the_own_class() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(12, 3))
     batch = Batch(torch.rand(5, 3, 2, 2), torch.tensor([0, 1, 2, 1, 0]))
     p = model(batch.inputs).softmax(1).gather(1, batch.labels[:, None])[:, 0]
-    torch.testing.assert_close(example_margins(model, ModelState.of(model), batch), (p / (1 - p)).log())
+    torch.testing.assert_close(measured(model, ModelState.of(model), batch, margins_of), (p / (1 - p)).log())
 
 
 def test_products_are_those_of_gradients_one_by_one() -> None:
@@ -142,8 +142,8 @@ def test_products_are_those_of_gradients_one_by_one() -> None:
         for column, observation in enumerate(read.observations):
             direction = mean_gradient(observation)
             expected = sum((gradients[n] * direction[n]).sum() for n in gradients)
-            torch.testing.assert_close(read.products[index, column], expected, rtol=1e-4, atol=1e-6)
-        torch.testing.assert_close(read.squares[index, 0], sum(g.square().sum() for g in gradients.values()))
+            torch.testing.assert_close(read.products[0][index, column], expected, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(read.products[1][index, 0], sum(g.square().sum() for g in gradients.values()))
 
 
 def test_the_likelihood_ratio_is_that_of_normal_distributions() -> None:

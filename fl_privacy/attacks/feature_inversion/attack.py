@@ -72,7 +72,14 @@ class InversionProblem:
     def loss(self, variables: Tensor) -> Tensor:
         images = self.images(variables)
         if self.unknown:
-            values, strayed = self._values(variables[:, self.pixels :])
+            flat = variables[:, self.pixels :]
+            pieces = torch.split(flat, [value.numel() for value in self.unknown.values()], 1)
+            values = {
+                name: piece.reshape(-1, *value.shape)
+                for (name, value), piece in zip(self.unknown.items(), pieces, strict=True)
+            }
+            origin = torch.cat([value.flatten() for value in self.unknown.values()])
+            strayed = (flat - origin).square().sum(1) / origin.square().sum()
             features = vmap(lambda own, x: functional_call(self.front, own, (x,)))(values, images)
         else:
             features = self.front(images.flatten(0, 1)).unflatten(0, images.shape[:2])
@@ -84,16 +91,6 @@ class InversionProblem:
         for prior in self.priors:
             loss = loss + prior(guess)
         return loss
-
-    def _values(self, flat: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-        """Return the front's values (V, ...), and their relative squared distance (V,) from the start."""
-        pieces = torch.split(flat, [value.numel() for value in self.unknown.values()], 1)
-        values = {
-            name: piece.reshape(-1, *value.shape)
-            for (name, value), piece in zip(self.unknown.items(), pieces, strict=True)
-        }
-        origin = torch.cat([value.flatten() for value in self.unknown.values()])
-        return values, (flat - origin).square().sum(1) / origin.square().sum()
 
     def evaluate(self, variables: Tensor) -> tuple[Tensor, Tensor]:
         with torch.enable_grad():
@@ -157,18 +154,14 @@ def _inferred(observation: Observation, model: nn.Module, images: Tensor) -> Ten
     gradient = {n: g.to(values) / scale for n, g in as_gradient(observation).items() if n in layer}
     if not any(g.any() for g in gradient.values()):
         return unknown
-    if not is_plain(observation.loss or CROSS_ENTROPY):
-        return _of_other_loss(observation, model, unknown)
-    outputs = guessed_outputs(model, images.to(values), layer[0])
-    labels = infer_labels(gradient, layer, len(images), *outputs)
-    return unknown if labels is None else labels
-
-
-def _of_other_loss(observation: Observation, model: nn.Module, unknown: Tensor) -> Tensor:
-    try:
-        labels, _ = choose_labels(observation, "auto", model, loss_scale=observation.plan.loss_scale, seed=0)
-    except NotAttackableError:
-        return unknown
+    if is_plain(observation.loss or CROSS_ENTROPY):
+        outputs = guessed_outputs(model, images.to(values), layer[0])
+        labels = infer_labels(gradient, layer, len(images), *outputs)
+    else:
+        try:
+            labels, _ = choose_labels(observation, "auto", model, loss_scale=scale, seed=0)
+        except NotAttackableError:
+            return unknown
     return unknown if labels is None else labels
 
 
@@ -255,53 +248,50 @@ class ModelInversion:
         expect_images(first)
         device = torch.device(self.device or next(iter(first.sent.parameters.values())).device)
         dtype = torch.float64 if self.dtype == "float64" else torch.float32
+        values, knowledge, layer = first.assumed(), first.knowledge, self.recover_at
+        if self.features != "recovered":
+            layer = knowledge.features_at if knowledge.features is not None else layer
+            if known := knowledge.front:
+                values = ModelState({**values.parameters, **known.parameters}, {**values.buffers, **known.buffers})
         try:
-            layer = self._layer(first)
+            layer = layer or cut_layer(first.model, first.input_shape, first.sent.parameters)
         except UserError as error:
             raise NotAttackableError(str(error)) from error
         evaluating = replace(first.plan, batch_norm="eval")  # features must not depend on the batch
-        values = first.assumed() if self.features == "recovered" else _values_of_front(first)
         front = Front(frozen_copy(first.model, values, evaluating, device=device, dtype=dtype), layer)
-        told = self._features(list(group.observations.values()), front, seed=seed, report=report)
-        known = list(zip(group.observations.items(), told, strict=True))
-        results = {position: failed(o, reason) for (position, o), reason in known if isinstance(reason, str)}
-        pairs = [(member, found) for member, found in known if isinstance(found, Tensor)]
+        found = self._features(list(group.observations.values()), front, seed=seed, report=report)
+        members = list(zip(group.observations.items(), found, strict=True))
+        results = {position: failed(o, reason) for (position, o), reason in members if isinstance(reason, str)}
+        pairs = [(*member, f) for member, f in members if isinstance(f, Tensor)]
         each = max(1, self.most_rows // self.restarts)
         for begin in range(0, len(pairs), each):
             chunk = pairs[begin : begin + each]
-            features = torch.stack([f for _, f in chunk]).to(device=device, dtype=dtype)
-            members = [member for member, _ in chunk]
+            features = torch.stack([f for _, _, f in chunk]).to(device=device, dtype=dtype)
 
             def meter(share: float, start: int = begin, count: int = len(chunk)) -> None:
                 report(0.5 + 0.5 * (start + share * count) / len(pairs))
 
-            blank = features.new_zeros(len(members) * self.restarts, first.upload.num_examples, *first.input_shape)
+            blank = features.new_zeros(len(chunk) * self.restarts, first.upload.num_examples, *first.input_shape)
             with fitting_threads(multiplications_of_a_layer(front, blank)):
-                found = self._invert([o for _, o in members], front, features, seed, meter)
-            results |= {position: r for (position, _), r in zip(members, found, strict=True)}
+                inverted = self._invert([o for _, o, _ in chunk], front, features, seed, meter)
+            results |= {position: r for (position, _, _), r in zip(chunk, inverted, strict=True)}
         return results
-
-    def _layer(self, observation: Observation) -> str:
-        known, knowledge = self.features != "recovered", observation.knowledge
-        chosen = knowledge.features_at if known and knowledge.features is not None else self.recover_at
-        return chosen or cut_layer(observation.model, observation.input_shape, observation.sent.parameters)
 
     def _features(
         self, observations: Sequence[Observation], front: Front, *, seed: int, report: Report
     ) -> list[Tensor | str]:
-        told = [o.knowledge.features for o in observations]
+        known = [None if self.features == "recovered" else o.knowledge.features for o in observations]
         shape = (observations[0].upload.num_examples, *seen_shape(front, observations[0]))
-        needed = [o for o, f in zip(observations, told, strict=True) if f is None or self.features == "recovered"]
+        needed = [o for o, f in zip(observations, known, strict=True) if f is None]
         if needed and self.features == "known":
-            return [
-                "The attack is expected to be told the features, but was not; set threat_model=shown_features."
-            ] * len(told)
-        recovered = iter(
-            self.recovery(needed, front, seed=seed, progress=lambda done, total: report(0.5 * done / max(1, total)))
-            if needed
-            else ()
-        )
-        chosen = [next(recovered) if f is None or self.features == "recovered" else f for f in told]
+            missing = "The attack is expected to be told the features, but was not; set threat_model=shown_features."
+            return [missing] * len(known)
+
+        def progress(done: int, total: int) -> None:
+            report(0.5 * done / max(1, total))
+
+        recovered = iter(self.recovery(needed, front, seed=seed, progress=progress) if needed else ())
+        chosen = [next(recovered) if f is None else f for f in known]
         return [
             f"Features of shape {shape} are expected, but got {tuple(f.shape)}."
             if isinstance(f, Tensor) and f.shape != shape
@@ -310,22 +300,13 @@ class ModelInversion:
         ]
 
     def _invert(
-        self,
-        observations: Sequence[Observation],
-        front: Front,
-        features: Tensor,
-        seed: int,
-        report: Report,
+        self, observations: Sequence[Observation], front: Front, features: Tensor, seed: int, report: Report
     ) -> list[Reconstruction]:
         first, restarts = observations[0], self.restarts
-        private = first.knowledge.private
-        if private is None or not private.parameters:
-            joint = False
-        else:
-            splits = any(isinstance(part.effect, PrivateLayers) for part in first.knowledge.defense or ())
-            joint = self.front == "joint" or (self.front == "auto" and splits)
-        stand_ins = first.knowledge.private
-        names = stand_ins.parameters if joint and stand_ins else {}
+        victims = [o for o in observations for _ in range(restarts)]
+        stand_ins = first.knowledge.private.parameters if first.knowledge.private is not None else {}
+        splits = any(isinstance(part.effect, PrivateLayers) for part in first.knowledge.defense or ())
+        joint = bool(stand_ins) and (self.front == "joint" or (self.front == "auto" and splits))
         values = dict(front.model.named_parameters())
         problem = InversionProblem(
             front=front,
@@ -333,14 +314,20 @@ class ModelInversion:
             priors=self.priors,
             space=self.space,
             shape=(first.upload.num_examples, *first.input_shape),
-            unknown={f"model.{name}": values[name].detach() for name in names},
+            unknown={f"model.{name}": values[name].detach() for name in stand_ins if joint},
             anchor=self.anchor,
             relative=self.relative,
         )
         starts = [derive_generator(seed, "attack", str(o.id), k) for o in observations for k in range(restarts)]
+        blanks = [
+            Blank(observation=o, labels=o.knowledge.labels, shape=problem.shape, generator=generator, space=self.space)
+            for o, generator in zip(victims, starts, strict=True)
+        ]
+        pixels = torch.stack([self.start(blank).flatten() for blank in blanks]).to(problem.features)
+        front_values = [value.flatten().expand(len(pixels), -1) for value in problem.unknown.values()]
         found = minimize(
             problem,
-            self._first_guesses(problem, [o for o in observations for _ in range(restarts)], starts),
+            torch.cat([pixels, *front_values], 1),
             generators=starts,
             enough=features.new_zeros(len(starts)),
             descent=Descent(
@@ -348,47 +335,14 @@ class ModelInversion:
             ),
             evaluate=InversionProblem.evaluate,
             report=report,
-            filmed=filmed_rows(o for o in observations for _ in range(restarts)),
+            filmed=filmed_rows(victims),
         )
         films = films_of(problem, found)
         images = scaled_to_range(problem.images(found.variables), self.into_range).float().to(first.precision).cpu()
         sentences = (JOINTLY,) if joint and first.knowledge.defense is not None else ()
         return [
             best_reconstruction(
-                o,
-                front.model,
-                found,
-                images,
-                rows=range(k * restarts, (k + 1) * restarts),
-                films=films,
-                sentences=sentences,
+                o, front.model, found, images, rows=range(k, k + restarts), films=films, sentences=sentences
             )
-            for k, o in enumerate(observations)
+            for k, o in zip(range(0, len(victims), restarts), observations, strict=True)
         ]
-
-    def _first_guesses(
-        self, problem: InversionProblem, observations: Sequence[Observation], generators: Sequence[torch.Generator]
-    ) -> Tensor:
-        pixels = torch.stack(
-            [
-                self.start(
-                    Blank(
-                        observation=o,
-                        labels=o.knowledge.labels,
-                        shape=problem.shape,
-                        generator=generator,
-                        space=self.space,
-                    )
-                ).flatten()
-                for o, generator in zip(observations, generators, strict=True)
-            ]
-        ).to(problem.features)
-        values = [value.flatten().expand(len(pixels), -1) for value in problem.unknown.values()]
-        return torch.cat([pixels, *values], 1)
-
-
-def _values_of_front(observation: Observation) -> ModelState:
-    assumed, front = observation.assumed(), observation.knowledge.front
-    if front is None:
-        return assumed
-    return ModelState({**assumed.parameters, **front.parameters}, {**assumed.buffers, **front.buffers})

@@ -43,12 +43,6 @@ def applies(layer: nn.Module, seen: tuple[int, ...], batch_size: int) -> bool:
     return False
 
 
-def layer_gradients(gradients: Tensors, layer: str) -> tuple[Tensor, Tensor] | None:
-    """Return gradients of weight and bias of ``layer``; ``None`` if one was withheld."""
-    weight, bias = gradients.get(f"{layer}.weight"), gradients.get(f"{layer}.bias")
-    return None if weight is None or bias is None else (weight, bias)
-
-
 _GUESSES = 64
 _ROOM = 2.0
 """Range, around 0, in which features are searched, as a multiple of random images' range."""
@@ -78,32 +72,32 @@ class Recovery:
         first, shape = observations[0], seen_shape(front, observations[0])
         layer = first.model.get_submodule(front.layer)
         if applies(layer, shape, first.upload.num_examples):
-            return [_by_lemma(layer, o, front.layer) for o in observations]
-        return self._by_matching(observations, front, shape, seed=seed, progress=progress)
+            by_lemma: list[Tensor | str] = []
+            for gradient in map(as_gradient, observations):
+                weight, bias = (gradient.get(f"{front.layer}.{name}") for name in ("weight", "bias"))
+                input_ = None if weight is None or bias is None else recover_by_lemma(layer, weight, bias)
+                missing = f"The gradient of {front.layer} was withheld or is zero."
+                by_lemma.append(missing if input_ is None else input_[None])
+            return by_lemma
+        values, generator = next(front.parameters()), torch.Generator().manual_seed(seed % 2**63)
+        with torch.no_grad():
+            guesses = front(torch.rand(_GUESSES, *first.input_shape, generator=generator).to(values))
+        low = _ROOM * min(float(guesses.min()), 0.0)
+        width = _ROOM * max(float(guesses.max()), 0.0) - low
 
-    def _by_matching(
-        self,
-        observations: Sequence[Observation],
-        front: Front,
-        shape: tuple[int, ...],
-        *,
-        seed: int,
-        progress: Progress,
-    ) -> list[Tensor | str]:
-        first = observations[0]
-        low, high = _range(front, first.input_shape, seed)
-        low = _ROOM * min(low, 0.0)
-        width = _ROOM * max(high, 0.0) - low
+        def renamed(tensors: Tensors) -> dict[str, Tensor]:
+            return {f"rest.model.{name}": tensor for name, tensor in tensors.items()}
+
         rest = _Stretched(Rest(first.model, front.layer, first.input_shape), low, width)
         assumed = first.assumed()
-        sent = ModelState(_renamed(assumed.parameters), _renamed(assumed.buffers))
+        sent = ModelState(renamed(assumed.parameters), renamed(assumed.buffers))
         inner = [
             replace(
                 o,
                 id=replace(o.id, part="features"),
                 model=rest,
                 sent=sent,
-                upload=replace(o.upload, tensors=_renamed(o.upload.tensors), buffers=_renamed(o.upload.buffers)),
+                upload=replace(o.upload, tensors=renamed(o.upload.tensors), buffers=renamed(o.upload.buffers)),
                 input_shape=shape,
             ).told(private=None, features=None, defense=None)
             for o in observations
@@ -115,26 +109,8 @@ class Recovery:
         ]
 
 
-def _by_lemma(layer: nn.Module, observation: Observation, name: str) -> Tensor | str:
-    gradients = layer_gradients(as_gradient(observation), name)
-    found = None if gradients is None else recover_by_lemma(layer, *gradients)
-    return f"The gradient of {name} was withheld or is zero." if found is None else found[None]
-
-
 @torch.no_grad()
 def seen_shape(front: Front, observation: Observation) -> tuple[int, ...]:
     """Return the shape of one example at the layer that ``front`` ends at."""
     blank = next(front.parameters()).new_zeros(1, *observation.input_shape)
     return tuple(front(blank).shape[1:])
-
-
-@torch.no_grad()
-def _range(front: Front, shape: tuple[int, ...], seed: int) -> tuple[float, float]:
-    values = next(front.parameters())
-    images = torch.rand(_GUESSES, *shape, generator=torch.Generator().manual_seed(seed % 2**63)).to(values)
-    features = front(images)
-    return float(features.min()), float(features.max())
-
-
-def _renamed(tensors: Tensors) -> dict[str, Tensor]:
-    return {f"rest.model.{name}": tensor for name, tensor in tensors.items()}

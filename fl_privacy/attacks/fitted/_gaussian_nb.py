@@ -109,7 +109,12 @@ def _counted(before: Moments, after: Moments, label: int) -> RowsBetween | None:
     n, m = float(before.counts[label]), float(after.counts[label])
     change = round(m - n)
     if not change:
-        return _exchanged(before, after, label, n)
+        step = n * (after.means[label] - before.means[label])
+        lift = n * (_squares(after, label) - _squares(before, label))
+        moved = np.abs(step) > 1e-12 * n * np.maximum(np.abs(after.means[label]), 1e-300)
+        sums = np.divide(lift, step, out=np.full(len(step), np.nan), where=moved)
+        rows, deviation = np.stack([sums - step, sums + step]) / 2, np.abs(step) / 2
+        return RowsBetween(label=label, change=0, before=round(n), rows=rows, mean=rows.mean(0), deviation=deviation)
     mean = (m * after.means[label] - n * before.means[label]) / change
     square = (m * _squares(after, label) - n * _squares(before, label)) / change
     deviation = np.sqrt(np.maximum(square - mean**2, 0.0))
@@ -119,22 +124,6 @@ def _counted(before: Moments, after: Moments, label: int) -> RowsBetween | None:
     elif abs(change) == 2:
         rows = np.stack([mean - deviation, mean + deviation])
     return RowsBetween(label=label, change=change, before=round(n), rows=rows, mean=mean, deviation=deviation)
-
-
-def _exchanged(before: Moments, after: Moments, label: int, number: float) -> RowsBetween:
-    step = number * (after.means[label] - before.means[label])
-    lift = number * (_squares(after, label) - _squares(before, label))
-    moved = np.abs(step) > 1e-12 * number * np.maximum(np.abs(after.means[label]), 1e-300)
-    sums = np.divide(lift, step, out=np.full(len(step), np.nan), where=moved)
-    rows = np.stack([sums - step, sums + step]) / 2
-    return RowsBetween(
-        label=label,
-        change=0,
-        before=round(number),
-        rows=rows,
-        mean=rows.mean(0),
-        deviation=np.abs(step) / 2,
-    )
 
 
 def _uncounted(before: Moments, after: Moments, label: int) -> RowsBetween | None:

@@ -52,7 +52,8 @@ class AttributeInference:
 
     def begin(self, candidates: int, clients: Sequence[int], classes: int) -> "AttributeWatch":
         names = [f"{name}{ADAPTIVE}" if self.adaptive else name for name in self.methods]
-        return AttributeWatch(self, {name: torch.zeros(candidates, classes) for name in names})
+        total = {name: torch.zeros(candidates, classes) for name in names}
+        return AttributeWatch(self, total, torch.zeros(candidates, dtype=torch.bool))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,11 +68,11 @@ class AdaptiveAttributeInference(AttributeInference):
 
 @dataclass(eq=False)
 class AttributeWatch:
-    """Sums (V, A) of log probabilities, by method."""
+    """Sums (V, A) of log probabilities, by method, of the victims that were seen (V,)."""
 
     settings: AttributeInference
     total: dict[str, Tensor] = field(repr=False)
-    _seen: set[int] = field(default_factory=set, init=False)
+    seen: Tensor = field(repr=False)
 
     def add(self, read: ReadRound) -> None:
         """Classify the victims of a round; uploads that are not finite are left out.
@@ -91,12 +92,18 @@ class AttributeWatch:
             if not finite.any():
                 continue
             asked, rows = asked[finite], torch.tensor([row for row, _ in observations])[finite.cpu()]
-            known, attributes = _finite(*self._known(read, model, sent, sketch))
+            known, attributes = self._known(read, model, sent, sketch)
+            sound = known.isfinite().all(1)
+            if (left := int(sound.sum())) < FEWEST:
+                raise UserError(
+                    f"At least {FEWEST} public examples whose upload is finite are expected to learn an attribute from,"
+                    f" but {left} of {len(known)} are."
+                )
             for name, total in self.total.items():
                 hidden = HEADS[name.removesuffix(ADAPTIVE)]
-                head = GradientClassifier.fit(known, attributes, total.shape[1], rng, hidden=hidden)
+                head = GradientClassifier.fit(known[sound], attributes[sound], total.shape[1], rng, hidden=hidden)
                 total[rows] += head(asked).log_softmax(1).nan_to_num().cpu()
-            self._seen.update(rows.tolist())
+            self.seen[rows] = True
 
     def _known(
         self, read: ReadRound, model: nn.Module, sent: ModelState, sketch: GradientSketch
@@ -114,26 +121,11 @@ class AttributeWatch:
 
     def answers(self) -> dict[str, Tensor]:
         """Return scores (V, A) of each method, higher for likelier attributes; NaN for unseen victims."""
-        unseen = [row for row in range(len(next(iter(self.total.values())))) if row not in self._seen]
-        found = {name: total.clone() for name, total in self.total.items()}
-        for total in found.values():
-            total[unseen] = torch.nan
-        return found
+        return {name: torch.where(self.seen[:, None], total, torch.nan) for name, total in self.total.items()}
 
     def titles(self) -> dict[str, tuple[str, str]]:
         knowing = ", knows the defense" if self.settings.adaptive else ""
         return {n: (TITLES[n.removesuffix(ADAPTIVE)] + knowing, "Cui et al. 2023") for n in self.total}
-
-
-def _finite(known: Tensor, attributes: Tensor) -> tuple[Tensor, Tensor]:
-    """Keep the finite sketches (N, F), with their attributes (N,)."""
-    finite = known.isfinite().all(1)
-    if (left := int(finite.sum())) < FEWEST:
-        raise UserError(
-            f"At least {FEWEST} public examples whose upload is finite are expected to learn an attribute from, but"
-            f" {left} of {len(known)} are."
-        )
-    return known[finite], attributes[finite]
 
 
 def _sketched(sketch: GradientSketch, observation: Observation, read: ReadRound) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fl_privacy import checks
 from fl_privacy.attacks.inference.kinds import About
-from fl_privacy.attacks.inference.read_round import ReadRound, example_losses, lowest_tokens
+from fl_privacy.attacks.inference.read_round import ReadRound, losses_of, lowest_of
 from fl_privacy.attacks.inference.shadow_models import MembershipMethod, MethodOptions, ShadowModels
 from fl_privacy.errors import UserError
 
@@ -35,7 +35,8 @@ class GradientNormDifference(MembershipMethod):
     source = "Nasr et al. 2019; Li et al. 2022"
 
     def evidence(self, read: ReadRound) -> Tensor:
-        return 2 * read.products - read.squares
+        products, squares = read.products
+        return 2 * products - squares
 
 
 class GradientCosine(MembershipMethod):
@@ -50,8 +51,8 @@ class GradientCosine(MembershipMethod):
 
 def cosines(read: ReadRound) -> Tensor:
     """Return cosines (C, K) of the candidates' gradients and the clients' updates."""
-    norms = (read.squares * read.update_squares.to(read.squares)).sqrt()
-    return read.products / norms.clamp(min=1e-30)
+    products, squares = read.products
+    return products / (squares * read.update_squares.to(squares)).sqrt().clamp(min=1e-30)
 
 
 OTHERS = 2
@@ -137,7 +138,7 @@ class FinalLoss(MembershipMethod):
 
     def told(self, read: ReadRound) -> Tensor:
         """Return the evidence of the final model for each candidate (C,), higher for members."""
-        return -example_losses(read.observations[0].model.to(read.device), read.published, read.candidates).cpu()
+        return -read.measured(read.observations[0].model.to(read.device), read.published, losses_of)
 
 
 class FinalReference(FinalLoss):
@@ -162,7 +163,7 @@ class FinalLowestTokens(FinalLoss):
     of_tokens = True
 
     def told(self, read: ReadRound) -> Tensor:
-        return lowest_tokens(read.observations[0].model.to(read.device), read.published, read.candidates).cpu()
+        return read.measured(read.observations[0].model.to(read.device), read.published, lowest_of)
 
 
 METHODS: dict[str, type[MembershipMethod]] = {

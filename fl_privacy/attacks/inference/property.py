@@ -72,7 +72,9 @@ class PropertyWatch:
             rng = derive_generator(read.seed, "inference", "property", read.round, number)
             shadows = _Shadows(model, sent, observations[0].plan, read.public, tuple(observations[0].update()))
             sizes = torch.tensor([max(1, observation.upload.num_examples) for observation in observations])
-            shares = _dirichlet(self.settings.alpha, (self.settings.shadows, classes), rng)
+            alpha = torch.full((self.settings.shadows, classes), self.settings.alpha)
+            gamma = torch._standard_gamma(alpha, generator=rng).clamp(min=1e-8)
+            shares = gamma / gamma.sum(1, keepdim=True)
             seen = torch.stack([shadows.told(mean_gradient(observation)) for observation in observations])
             guessed = _regressed(shadows.trained(shares, int(sizes.median()), rng), shares, seen)
             rows = torch.tensor([self.clients.index(observation.id.client) for observation in observations])
@@ -130,12 +132,6 @@ class _Shadows:
             own = torch.stack([g[name].flatten() for g in self.class_gradients], 1)
             products += (gradients[name].to(own).reshape(number, -1) @ own).cpu()
         return products
-
-
-def _dirichlet(alpha: float, shape: tuple[int, int], rng: torch.Generator) -> Tensor:
-    gamma = torch._standard_gamma(torch.full(shape, alpha), generator=rng).clamp(min=1e-8)
-    shares: Tensor = gamma / gamma.sum(1, keepdim=True)
-    return shares
 
 
 def _regressed(features: Tensor, shares: Tensor, seen: Tensor) -> Tensor:

@@ -93,47 +93,33 @@ class ReadRound:
     @cached_property
     def lowest_after(self) -> Tensor:
         """Return the mean log probability (C, K) of the least likely tokens at the model after each upload."""
-        found = [
-            lowest_tokens(observation.model.to(self.device), state, self.candidates).cpu()
-            for observation, state in zip(self.observations, self.after, strict=True)
-        ]
-        return torch.stack(found, 1)
+        return self._after_each(lowest_of)
 
     @cached_property
     def losses_before(self) -> Tensor:
         """Return the cross entropy (C, K) of each candidate at each client's model as sent."""
         columns = torch.empty(len(self.candidates), len(self.observations))
         for model, sent, own in self.same_sent:
-            columns[:, own] = example_losses(model, sent, self.candidates).cpu().unsqueeze(1)
+            columns[:, own] = self.measured(model, sent, losses_of).unsqueeze(1)
         return columns
 
     @cached_property
     def losses_after(self) -> Tensor:
         """Return the cross entropy (C, K) at the model after each upload; NaN if not finite."""
-        found = [
-            example_losses(observation.model.to(self.device), state, self.candidates).cpu()
-            for observation, state in zip(self.observations, self.after, strict=True)
-        ]
-        return torch.stack(found, 1)
+        return self._after_each(losses_of)
 
     @cached_property
     def margins_after(self) -> Tensor:
         """Return the margins (C, K) of each candidate at the model after each upload."""
-        found = [
-            example_margins(observation.model.to(self.device), state, self.candidates).cpu()
-            for observation, state in zip(self.observations, self.after, strict=True)
-        ]
-        return torch.stack(found, 1)
+        return self._after_each(margins_of)
 
-    @cached_property
-    def products(self) -> Tensor:
-        """Return inner products (C, K) of each candidate's gradient and each client's mean gradient."""
-        return self._products[0]
+    def _after_each(self, measure: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        pairs = zip(self.observations, self.after, strict=True)
+        return torch.stack([self.measured(o.model.to(self.device), state, measure) for o, state in pairs], 1)
 
-    @cached_property
-    def squares(self) -> Tensor:
-        """Return squared norms (C, K) of the candidates' gradients."""
-        return self._products[1]
+    def measured(self, model: nn.Module, state: ModelState, measure: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        """Compute ``measure`` (C,) of the candidates' outputs and labels, on the CPU."""
+        return measured(model, state, self.candidates, measure).cpu()
 
     @cached_property
     def update_squares(self) -> Tensor:
@@ -152,13 +138,15 @@ class ReadRound:
         groups: list[tuple[nn.Module, ModelState, list[int]]] = []
         for column, observation in enumerate(observations):
             sent = observation.assumed()
-            known = next(
-                (own for model, state, own in groups if model is observation.model and _same(state, sent)), None
-            )
-            if known is None:
-                groups.append((observation.model, sent, [column]))
+            for model, state, own in groups:
+                pairs = ((state.parameters, sent.parameters), (state.buffers, sent.buffers))
+                if model is observation.model and all(
+                    a.keys() == b.keys() and all(a[n] is b[n] or torch.equal(a[n], b[n]) for n in a) for a, b in pairs
+                ):
+                    own.append(column)
+                    break
             else:
-                known.append(column)
+                groups.append((observation.model, sent, [column]))
         return [(model.to(self.device), sent.to(self.device), own) for model, sent, own in groups]
 
     @cached_property
@@ -166,7 +154,8 @@ class ReadRound:
         return [mean_gradient(observation) for observation in self.observations]
 
     @cached_property
-    def _products(self) -> tuple[Tensor, Tensor]:
+    def products(self) -> tuple[Tensor, Tensor]:
+        """Return inner products (C, K) of candidates' and clients' mean gradients, and the former's squared norms."""
         shape = len(self.candidates), len(self.observations)
         products, squares = torch.empty(shape), torch.empty(shape)
         for model, sent, own in self.same_sent:
@@ -209,39 +198,24 @@ def mean_over_steps(change: Tensors, sent: Tensors, plan: LocalPlan, *, steps: i
     return {name: t / factor - plan.weight_decay * sent[name].to(t) for name, t in change.items()}
 
 
-@torch.no_grad()
-def example_losses(model: nn.Module, state: ModelState, examples: Batch) -> Tensor:
-    """Compute the cross entropy of each example (N,), the mean over a text's next tokens."""
-    return _measured(model, state, examples, losses_of)
-
-
-@torch.no_grad()
-def example_margins(model: nn.Module, state: ModelState, examples: Batch) -> Tensor:
-    """Compute log(p / (1 - p)) of each example's class (N,) (Carlini et al. 2022, eq. 6)."""
-    return _measured(model, state, examples, margins_of)
-
-
-@torch.no_grad()
-def lowest_tokens(model: nn.Module, state: ModelState, texts: Batch) -> Tensor:
-    """Compute the mean log probability of each text's ``LOWEST`` least likely next tokens, (N,) (Shi et al. 2024)."""
-    return _measured(model, state, texts, lowest_of)
-
-
 def losses_of(logits: Tensor, labels: Tensor) -> Tensor:
-    """Compute losses (N,) from logits (N, K) and classes (N,), or (N, K, L) and tokens (N, L), -100 for none."""
+    """Compute cross entropy (N,) from logits (N, K) and classes (N,), or (N, K, L) and tokens (N, L), -100 for none."""
     found = F.cross_entropy(logits, labels, reduction="none")
     return found if labels.dim() == 1 else _mean_there(found, labels)
 
 
 def margins_of(logits: Tensor, labels: Tensor) -> Tensor:
-    """Compute margins (N,) of classes, or the means over tokens; shapes as :func:`losses_of`."""
-    if labels.dim() == 1:
-        return logit_margins(logits, labels)
-    return _mean_there(logit_margins(logits.mT, labels.clamp_min(0)), labels)
+    """Compute log(p / (1 - p)) of classes (N,) (Carlini et al. 2022, eq. 6), or the means over tokens.
+
+    Shapes are those of :func:`losses_of`.
+    """
+    known = labels.clamp_min(0).unsqueeze(1)
+    margins = logits.gather(1, known).squeeze(1) - logits.scatter(1, known, -torch.inf).logsumexp(1)
+    return margins if labels.dim() == 1 else _mean_there(margins, labels)
 
 
 def lowest_of(logits: Tensor, labels: Tensor) -> Tensor:
-    """Average the log probabilities of the least likely tokens, (N,), from (N, K, L) and (N, L)."""
+    """Average the log probabilities of the share ``LOWEST`` of least likely tokens, (N,), from (N, K, L) and (N, L)."""
     told = -F.cross_entropy(logits, labels, reduction="none")
     there = labels >= 0
     number = (LOWEST * there.sum(1)).ceil().clamp_min(1)
@@ -256,16 +230,11 @@ def _mean_there(values: Tensor, labels: Tensor) -> Tensor:
     return (values * there).sum(1) / there.sum(1).clamp_min(1)
 
 
-def logit_margins(logits: Tensor, labels: Tensor) -> Tensor:
-    """Compute margins (..., N) from logits (..., N, K) and class indices (..., N)."""
-    own = logits.gather(-1, labels.unsqueeze(-1))
-    others = logits.scatter(-1, labels.unsqueeze(-1), -torch.inf)
-    return own.squeeze(-1) - others.logsumexp(-1)
-
-
-def _measured(
+@torch.no_grad()
+def measured(
     model: nn.Module, state: ModelState, examples: Batch, measure: Callable[[Tensor, Tensor], Tensor]
 ) -> Tensor:
+    """Compute ``measure`` (N,) of the outputs and labels of ``examples``."""
     model.eval()
     values, found, begin, size = {**state.parameters, **state.buffers}, [], 0, 1
     while begin < len(examples.labels):
@@ -274,10 +243,3 @@ def _measured(
         found.append(measure(logits, examples.labels[rows]))
         begin, size = begin + size, max(1, min(CHUNK, _OUTPUTS // max(1, logits[0].numel())))
     return torch.cat(found)
-
-
-def _same(one: ModelState, other: ModelState) -> bool:
-    if one is other:
-        return True
-    pairs = ((one.parameters, other.parameters), (one.buffers, other.buffers))
-    return all(a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a) for a, b in pairs)

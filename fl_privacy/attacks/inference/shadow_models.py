@@ -73,16 +73,6 @@ LONGEST = 1.0
 defense clips, do not."""
 
 
-@dataclass(frozen=True, eq=False)
-class ShadowClients:
-    """Settings of shadow models: clients of ``size`` examples."""
-
-    model: nn.Module
-    sent: ModelState
-    plan: LocalPlan
-    size: int
-
-
 class ShadowModels(MembershipMethod):
     """Likelihood ratio of an example's margin, by shadow models with and without it (LiRA, Carlini et al. 2022).
 
@@ -101,22 +91,27 @@ class ShadowModels(MembershipMethod):
         for number, (model, sent, own) in enumerate(read.same_sent):
             sizes = torch.tensor([max(1, read.observations[column].upload.num_examples) for column in own])
             rng = derive_generator(read.seed, "inference", "shadows", read.round, number)
-            clients = ShadowClients(model, sent, read.observations[own[0]].plan, int(sizes.median()))
-            margins, inside = self._shadows(read, clients, rng)
+            plan, size = read.observations[own[0]].plan, int(sizes.median())
+            margins, inside = self._shadows(read, model, sent, plan=plan, size=size, rng=rng)
             found[:, own] = likelihood_ratio(read.margins_after[:, own], margins, inside).float()
         return found
 
-    def _shadows(self, read: ReadRound, like: ShadowClients, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+    def _shadows(
+        self, read: ReadRound, model: nn.Module, sent: ModelState, *, plan: LocalPlan, size: int, rng: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
         """Return margins (S, C) of the candidates under each shadow model, and which of them it was trained on."""
-        pool, model, plan = _pool(read, math.ceil(like.size / SHARE)), like.model, like.plan
-        size = min(like.size, max(1, int(SHARE * len(pool))))
+        pool, missing = read.candidates, math.ceil(size / SHARE) - len(read.candidates)
+        if read.public is not None and missing > 0:
+            more = read.public.first(missing)
+            pool = Batch(torch.cat([pool.inputs, more.inputs]), torch.cat([pool.labels, more.labels]))
+        size = min(size, max(1, int(SHARE * len(pool))))
         subsets = torch.rand(self.options.shadows, len(pool), generator=rng).argsort(1)[:, :size]
         inside = torch.zeros(self.options.shadows, len(pool), dtype=torch.bool).scatter_(1, subsets, True)
         at_once, margins = models_at_once(model, min(plan.batch_size or size, size)), []
 
         def trained(some: Tensor, longest: float = math.inf) -> Tensor:
             order = [rows.to(read.device) for rows in local_orders(some, plan, rng)]
-            models = ManyModels.copies(model, like.sent, len(some)).trained(pool, order, plan, longest=longest)
+            models = ManyModels.copies(model, sent, len(some)).trained(pool, order, plan, longest=longest)
             return models.measured(read.candidates, margins_of).cpu()
 
         for some in torch.split(subsets, at_once):
@@ -148,14 +143,6 @@ def likelihood_ratio(observed: Tensor, margins: Tensor, inside: Tensor) -> Tenso
     values = observed.double()
     z_in, z_out = (values - mean_in[:, None]) / spread_in, (values - mean_out[:, None]) / spread_out
     return (z_out.square() - z_in.square()) / 2 + (spread_out / spread_in).log()
-
-
-def _pool(read: ReadRound, wanted: int) -> Batch:
-    missing = max(0, wanted - len(read.candidates))
-    if read.public is None or missing == 0:
-        return read.candidates
-    own, more = read.candidates, read.public
-    return Batch(torch.cat([own.inputs, more.inputs[:missing]]), torch.cat([own.labels, more.labels[:missing]]))
 
 
 def _mean(values: Tensor, counted: Tensor) -> Tensor:

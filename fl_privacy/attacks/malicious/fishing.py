@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from fl_privacy.attacks.gradient_inversion.grouping import failed
 from fl_privacy.attacks.gradient_inversion.labels import output_layer
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient
 from fl_privacy.attacks.malicious.server_attack import Ask, ServerAttack, ThreatLevel, expect_whole
@@ -89,28 +90,20 @@ class Fishing(ServerAttack):
         upload, (weight, bias) = observation.upload, self._layer(observation.model, observation.sent)
         if weight not in upload.tensors:  # a difference, see ``question``
             if upload.num_examples != 1:
-                return Reconstruction(
-                    id=observation.id, batch=None, failure="No threshold was found that one example is above."
-                )
-            return replace(observation.told(labels=torch.tensor([self._other])))
+                return failed(observation, "No threshold was found that one example is above.")
+            return observation.told(labels=torch.tensor([0 if self.target else 1]))
         if bias not in upload.tensors:
-            return Reconstruction(id=observation.id, batch=None, failure=f"The gradient of {bias} was withheld.")
+            return failed(observation, f"The gradient of {bias} was withheld.")
         mean = -float(as_gradient(observation)[bias][self.target]) / observation.plan.loss_scale
         number = round(mean * upload.num_examples)
         if not 0 < number <= upload.num_examples:
-            return Reconstruction(
-                id=observation.id, batch=None, failure=f"No example of class {self.target} is in the update."
-            )
+            return failed(observation, f"No example of class {self.target} is in the update.")
         share = upload.num_examples / number
         tensors = {n: share * t for n, t in observation.update().items() if n not in (weight, bias)}
         return replace(
             observation.told(labels=torch.full((number,), self.target)),
             upload=replace(upload, tensors=tensors, num_examples=number),
         )
-
-    @property
-    def _other(self) -> int:
-        return 0 if self.target else 1
 
     def _layer(self, model: nn.Module, state: ModelState) -> tuple[str, str]:
         classes = next((len(p) for p in reversed(list(state.parameters.values())) if p.dim() == 1), 0)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError
 from fl_privacy.attacks.gradient_inversion.evident_defense import Usual, evident_defense, grid_bits
+from fl_privacy.attacks.gradient_inversion.grouping import failed
 from fl_privacy.attacks.gradient_inversion.labels import choose_labels, output_layer
 from fl_privacy.attacks.malicious.imprint_block import BLOCK
 from fl_privacy.models.gradients import frozen_copy
@@ -29,8 +30,15 @@ def reconstruction_of(
         labels: ``True`` if the update is one batch's, so that its output layer gives the labels.
     """
     if not len(images):
-        return Reconstruction(id=observation.id, batch=None, failure="Nothing in the update tells of a single image.")
-    proven = proven & (not _is_defended(observation))
+        return failed(observation, "Nothing in the update tells of a single image.")
+    # a defense shows in the layers behind the crafted one
+    layer, tensors = output_layer(observation.model, observation.num_classes), observation.upload.tensors
+    honest = [name for name, tensor in tensors.items() if tensor.dim() > 1 and not name.startswith(f"{BLOCK}.")]
+    ends = {*honest[:1], *(layer[:1] if layer else ())} & tensors.keys()
+    seen = replace(observation, upload=replace(observation.upload, tensors={name: tensors[name] for name in ends}))
+    usual = Usual(scattered=0.0, columns=1.0, noise=math.inf)
+    if not all(bool(tensors[name].any()) for name in ends) or evident_defense(seen, usual):
+        proven = torch.zeros_like(proven)
     shaped = images.reshape(len(images), *observation.input_shape)
     each = tuple(Certainty.PROVEN if sure else Certainty.APPROXIMATE for sure in proven.tolist())
     found, source = _labels(observation, len(images)) if labels else (torch.full((len(images),), UNKNOWN), "inferred")
@@ -44,30 +52,17 @@ def reconstruction_of(
     )
 
 
-def _is_defended(observation: Observation) -> bool:
-    layer, tensors = output_layer(observation.model, observation.num_classes), observation.upload.tensors
-    honest = [name for name, tensor in tensors.items() if tensor.dim() > 1 and not name.startswith(f"{BLOCK}.")]
-    ends = {*honest[:1], *([layer[0]] if layer else [])}
-    if not all(bool(tensors[name].any()) for name in ends & tensors.keys()):
-        return True
-    upload = replace(observation.upload, tensors={name: tensors[name] for name in ends & tensors.keys()})
-    return bool(evident_defense(replace(observation, upload=upload), Usual(scattered=0.0, columns=1.0, noise=math.inf)))
-
-
 def _labels(observation: Observation, number: int) -> tuple[Tensor, str]:
     """Return the batch's labels (number,), known or inferred from the output layer, in no order."""
-    found, source = None, "inferred"
-    state, unknown = observation.assumed(), torch.full((number,), UNKNOWN)
+    state, labels = observation.assumed(), torch.full((number,), UNKNOWN)
     if any(name not in state.parameters for name, _ in observation.model.named_parameters()):
-        return unknown, source
+        return labels, "inferred"
     sent = next(iter(state.parameters.values()))
     model = frozen_copy(observation.model, state, observation.plan, device=sent.device, dtype=sent.dtype)
     try:
-        scale = observation.plan.loss_scale
-        found, source = choose_labels(observation, "auto", model, loss_scale=scale, seed=0)
+        found, source = choose_labels(observation, "auto", model, loss_scale=observation.plan.loss_scale, seed=0)
     except NotAttackableError:
-        pass
-    labels = unknown
+        return labels, "inferred"
     if found is not None:
         classes = (found.argmax(1) if found.dim() == 2 else found).cpu()
         labels[: len(classes)] = classes[:number]
@@ -117,17 +112,11 @@ def is_one_image(pixels: Tensor, error: Tensor | None = None, *, blur: Tensor | 
     inside = ((levels > -1) & (levels < LEVELS + 1)).all(1)
     fine = torch.ones_like(inside) if error is None else LEVELS * error < WHOLE
     most = levels.new_full((len(levels),), WHOLE) if blur is None else (WHOLE + 2 * LEVELS * blur).clamp_max(NEARLY)
-    various = (seen.sum(1) >= LEAST_LEVELS) & ~_on_coarser_steps(seen)
-    return fine & various & inside & ((apart.sum(1) / number.clamp_min(1)).sqrt() < most)
-
-
-def _on_coarser_steps(seen: Tensor) -> Tensor:
-    """Return which rows of ``seen`` (N, 256) have all levels at the same remainder by one of ``COARSER``, (N,)."""
-    found = torch.zeros(len(seen), dtype=torch.bool, device=seen.device)
+    various = seen.sum(1) >= LEAST_LEVELS
     for step in COARSER:
         rests = torch.stack([seen[:, rest::step].any(1) for rest in range(step)])
-        found |= rests.sum(0) == 1
-    return found
+        various &= rests.sum(0) != 1
+    return fine & various & inside & ((apart.sum(1) / number.clamp_min(1)).sqrt() < most)
 
 
 def images_of_brightness(
@@ -143,7 +132,11 @@ def images_of_brightness(
     order = order[strength[order] > smallest * strength.max()]
     brightness, tiny = rows[order].mean(1, keepdim=True), torch.finfo(torch.float64).tiny
     directions = rows[order] / torch.where(brightness.abs() > tiny, brightness, torch.full_like(brightness, tiny))
-    pixels = rescaled(directions, low[order], high[order])
+    pixels, low, high = directions.double(), low[order], high[order]
+    if len(pixels):  # scaled so that most pixels lie on levels, else by the middle of the range
+        found = torch.stack([_factor(row, float(a), float(b)) for row, a, b in zip(pixels, low, high, strict=True)])
+        whole = is_one_image(pixels * found[:, None])
+        pixels = pixels * torch.where(whole, found, (low + high).double() / 2)[:, None]
     error = rounding * pixels.norm(dim=1) / strength[order]
     return pixels, is_one_image(pixels, error) & (not on_grid(rows[order]))
 
@@ -154,16 +147,6 @@ def on_grid(rows: Tensor) -> bool:
     A single row is always on one, that of its image's 255ths.
     """
     return len(rows) > 1 and grid_bits(rows) is not None
-
-
-def rescaled(directions: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """Scale ``directions`` (N, D) by the factor in [low, high] (N,) with most pixels on levels, else by the middle."""
-    d, middle = directions.double(), (low + high).double() / 2
-    if not len(d):
-        return d
-    found = torch.stack([_factor(row, float(a), float(b)) for row, a, b in zip(d, low, high, strict=True)])
-    whole = is_one_image(d * found[:, None])
-    return d * torch.where(whole, found, middle)[:, None]
 
 
 def _factor(direction: Tensor, low: float, high: float) -> Tensor:

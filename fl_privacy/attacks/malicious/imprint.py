@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_privacy.attacks.gradient_inversion.evident_defense import scattered_zeros
+from fl_privacy.attacks.gradient_inversion.grouping import failed
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient
 from fl_privacy.attacks.malicious.from_layer import images_of_brightness, is_one_image, on_grid, reconstruction_of
 from fl_privacy.attacks.malicious.imprint_block import (
@@ -72,17 +73,14 @@ class Imprint(ServerAttack):
             number("server.std", self.std, above=0, example=0.125)
 
     def architecture(self, model: nn.Module, input_shape: tuple[int, ...], clients: int) -> nn.Module:
-        return imprinted(
-            model,
-            ImprintBlock(
-                input_shape=input_shape,
-                bins=self.bins,
-                activation=self.activation,
-                slices=None,
-                amplitude=self.amplitude,
-                scale=self.scale,
-            ),
+        block = ImprintBlock(
+            input_shape=input_shape,
+            bins=self.bins,
+            activation=self.activation,
+            amplitude=self.amplitude,
+            scale=self.scale,
         )
+        return imprinted(model, block)
 
     def craft(self, model: nn.Module, state: ModelState, client: int) -> ModelState:
         like = state.parameters[MEASURE]
@@ -92,36 +90,33 @@ class Imprint(ServerAttack):
     def read(self, observation: Observation) -> Reconstruction:
         gradient = as_gradient(observation)
         if missing := {MEASURE, OFFSET} - gradient.keys():
-            return Reconstruction(
-                id=observation.id, batch=None, failure=f"The gradient of {min(missing)} is expected, but was withheld."
-            )
+            return failed(observation, f"The gradient of {min(missing)} is expected, but was withheld.")
         weight, bias = gradient[MEASURE].double(), gradient[OFFSET].double()
         upload = observation.upload
         if observation.plan.shares == "gradient":
             images, alone, occupied = self.caught(weight, bias, upload.rounding)
-            alone = self._confirmed(observation, images, alone, occupied, bias)
+            measured = self._each_bin(bias)[occupied[alone]]
+            rounded = 2 * upload.rounding + _SMALLEST * float(bias.abs().max())
+            told = leaves_such_a_bias(
+                observation,
+                images[alone],
+                occupied[alone],
+                measured,
+                bias=OFFSET,
+                error=torch.full_like(measured, rounded),
+            )
+            alone = alone.masked_scatter(alone, told)
         else:
-            images, alone = self.caught_in_change(weight, upload.rounding)
+            low, rounding = self.edges(), 2 * upload.rounding
+            high = low[1:] if self.activation == "hardtanh" else torch.cat([low[1:], low.new_ones(1)])
+            images, alone = images_of_brightness(
+                self._each_bin(weight), low[: len(high)], high, smallest=_SMALLEST_CHANGE, rounding=rounding
+            )
         if self.activation == "relu" and scattered_zeros({MEASURE: weight}) > _THINNED:
             alone = torch.zeros_like(alone)
         return reconstruction_of(observation, images[: upload.num_examples], alone[: upload.num_examples])
 
-    def _confirmed(
-        self, observation: Observation, images: Tensor, alone: Tensor, occupied: Tensor, bias: Tensor
-    ) -> Tensor:
-        rounded = 2 * observation.upload.rounding + _SMALLEST * float(bias.abs().max())
-        measured = self._each_bin(bias)[occupied[alone]]
-        told = leaves_such_a_bias(
-            observation,
-            images[alone],
-            occupied[alone],
-            measured,
-            bias=OFFSET,
-            error=torch.full_like(measured, rounded),
-        )
-        return alone.masked_scatter(alone, told)
-
-    def caught(self, weight: Tensor, bias: Tensor, rounding: float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
+    def caught(self, weight: Tensor, bias: Tensor, rounding: float) -> tuple[Tensor, Tensor, Tensor]:
         """Return pixels (N, D), ``True`` for single images (N,), and the bins (N,), the strongest first.
 
         Args:
@@ -137,12 +132,6 @@ class Imprint(ServerAttack):
         alone = is_one_image(pixels, 2 * rounding / bias[occupied].abs() / self.scale)
         return pixels, alone & (not on_grid(weight[occupied])), occupied
 
-    def caught_in_change(self, weight: Tensor, rounding: float = 0.0) -> tuple[Tensor, Tensor]:
-        edges = self.edges()
-        high = edges[1:] if self.activation == "hardtanh" else torch.cat([edges[1:], edges.new_ones(1)])
-        rows, rounding = self._each_bin(weight), 2 * rounding
-        return images_of_brightness(rows, edges[: len(high)], high, smallest=_SMALLEST_CHANGE, rounding=rounding)
-
     def _each_bin(self, rows: Tensor) -> Tensor:
         """Return each bin's own part; behind ReLU rows include all that is brighter."""
         return rows - torch.cat([rows[1:], torch.zeros_like(rows[:1])]) if self.activation == "relu" else rows
@@ -151,10 +140,6 @@ class Imprint(ServerAttack):
         """Return the thresholds, ascending, with ``hardtanh`` also the end of the last bin."""
         number = self.bins + (self.activation == "hardtanh")
         return brightness_edges(number, self.mean, self.std, self.public)
-
-
-_SMALLEST_CHANGE_OF_LOKI = 1e-3
-"""Rows whose gradient is below this share of the client's strongest hold only rounding."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,7 +186,6 @@ class Loki(ServerAttack):
             activation="hardtanh",
             slices=clients,
             amplitude=self.amplitude,
-            scale=1.0,
         )
         return imprinted(model, block)
 
@@ -219,29 +203,19 @@ class Loki(ServerAttack):
     def read(self, observation: Observation) -> Reconstruction:
         update = observation.update()
         if MEASURE not in update:
-            return Reconstruction(
-                id=observation.id, batch=None, failure=f"The update of {MEASURE} is expected, but was withheld."
-            )
+            return failed(observation, f"The update of {MEASURE} is expected, but was withheld.")
         pixels = math.prod(observation.input_shape)
         first = observation.id.client * pixels
         whole = update[MEASURE].double()
         if observation.plan.weight_decay and observation.plan.shares != "gradient":
-            whole = _without_decay(whole, observation.sent.parameters[MEASURE].double())
-        rows = whole[:, first : first + pixels]
-        images, alone = self.caught(rows, observation.upload.rounding)
+            # the same share of each weight is the median, since most bins of most slices are empty
+            sent = observation.sent.parameters[MEASURE].double()
+            there = sent != 0
+            whole = whole - (whole[there] / sent[there]).median() * sent if there.any() else whole
+        rows, edges, rounding = whole[:, first : first + pixels], self.edges(), observation.upload.rounding
+        images, alone = images_of_brightness(rows, edges[:-1], edges[1:], smallest=_SMALLEST_CHANGE, rounding=rounding)
         return reconstruction_of(observation, images, alone, labels=False)
-
-    def caught(self, rows: Tensor, rounding: float = 0.0) -> tuple[Tensor, Tensor]:
-        """Return the images (N, D) in a client's slice (bins, D), strongest first, and which are single ones (N,)."""
-        edges = self.edges()
-        return images_of_brightness(rows, edges[:-1], edges[1:], smallest=_SMALLEST_CHANGE_OF_LOKI, rounding=rounding)
 
     def edges(self) -> Tensor:
         """Return the bins' edges, (bins + 1,), ascending."""
         return brightness_edges(self.bins + 1, self.mean, self.std, self.public)
-
-
-def _without_decay(change: Tensor, sent: Tensor) -> Tensor:
-    """Subtract weight decay, the same share of each weight: the median, since most bins of most slices are empty."""
-    there = sent != 0
-    return change - (change[there] / sent[there]).median() * sent if there.any() else change

@@ -38,9 +38,9 @@ class ImprintBlock(nn.Module):
         input_shape: tuple[int, ...],
         bins: int,
         activation: Literal["relu", "hardtanh"],
-        slices: int | None,
+        slices: int | None = None,
         amplitude: float,
-        scale: float,
+        scale: float = 1.0,
     ) -> None:
         super().__init__()
         channels, height, width = input_shape

@@ -3,9 +3,10 @@
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.func import functional_call
 
+from fl_privacy.attacks.gradient_inversion.grouping import failed
 from fl_privacy.attacks.malicious.server_attack import ServerAttack, ThreatLevel, expect_whole
 from fl_privacy.checks import whole
 from fl_privacy.errors import UserError
@@ -49,21 +50,26 @@ class Inconsistent(ServerAttack):
         return state if client == self.client else self.dead(model, state)
 
     def dead(self, model: nn.Module, state: ModelState) -> ModelState:
-        """Return ``state`` with nothing above zero in front of the last ReLU.
-
-        Raises:
-            UserError: the model has no ReLU behind a layer with a bias.
-        """
+        """Return ``state`` with nothing above zero in front of the last ReLU, which a layer with a bias precedes."""
         expect_whole(model, state, "Inconsistent models")
         images = self.public[:2].to(next(iter(state.parameters.values())))
-        layer = _layer_before_last_relu(model, state, images)
-        bias = f"{layer}.bias"
+        relus = {name: module for name, module in model.named_modules() if isinstance(module, nn.ReLU)}
+        model.eval()
+        with torch.no_grad(), leaving({**owners(model), **relus}) as calls:
+            functional_call(model, {**state.parameters, **state.buffers}, (images,))
+        places = [place for place, call in enumerate(calls) if call.name in relus]
+        before = [call.name for call in calls[: places[-1]] if call.name not in relus] if places else []
+        if not before:
+            raise UserError(
+                "Inconsistent models: a ReLU behind a layer is expected, but the model has none; use"
+                " model.activation=relu."
+            )
+        weight, bias = f"{before[-1]}.weight", f"{before[-1]}.bias"
         if bias not in state.parameters:
             raise UserError(
-                f"Inconsistent models: a bias in front of the last ReLU is expected, but {layer} has none; use"
+                f"Inconsistent models: a bias in front of the last ReLU is expected, but {before[-1]} has none; use"
                 " model.activation=relu and a model with batch norm or biases."
             )
-        weight = f"{layer}.weight"
         killed = {
             weight: torch.zeros_like(state.parameters[weight]),
             bias: torch.full_like(state.parameters[bias], -_DEEP),
@@ -73,9 +79,9 @@ class Inconsistent(ServerAttack):
     def read(self, observation: Observation) -> Reconstruction | Observation:
         """Return the update of the one client, without the mixed parameters."""
         if observation.id.client != self.client:
-            return Reconstruction(id=observation.id, batch=None, failure="This client was sent a dead model.")
-        kept = set(observation.upload.tensors) - self.mixed(observation.model, observation.sent)
-        tensors = {name: t for name, t in observation.upload.tensors.items() if name in kept}
+            return failed(observation, "This client was sent a dead model.")
+        mixed = self.mixed(observation.model, observation.sent)
+        tensors = {name: t for name, t in observation.upload.tensors.items() if name not in mixed}
         return replace(observation, upload=replace(observation.upload, tensors=tensors))
 
     def mixed(self, model: nn.Module, state: ModelState) -> set[str]:
@@ -83,18 +89,3 @@ class Inconsistent(ServerAttack):
         batch = Batch(images, torch.arange(len(images)))
         found = loss_gradients(model, self.dead(model, state), batch, batch_norm="eval").gradients
         return {name for name, gradient in found.items() if gradient.any()}
-
-
-@torch.no_grad()
-def _layer_before_last_relu(model: nn.Module, state: ModelState, images: Tensor) -> str:
-    relus = {name: module for name, module in model.named_modules() if isinstance(module, nn.ReLU)}
-    model.eval()
-    with leaving({**owners(model), **relus}) as calls:
-        functional_call(model, {**state.parameters, **state.buffers}, (images,))
-    places = [place for place, call in enumerate(calls) if call.name in relus]
-    before = [call.name for call in calls[: places[-1]] if call.name not in relus] if places else []
-    if not before:
-        raise UserError(
-            "Inconsistent models: a ReLU behind a layer is expected, but the model has none; use model.activation=relu."
-        )
-    return before[-1]

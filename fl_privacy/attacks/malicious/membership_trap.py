@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_privacy.attacks.exact.first_layer import FirstLayer, NotFullyConnectedError, find_first_layer
+from fl_privacy.attacks.gradient_inversion.grouping import failed
 from fl_privacy.attacks.malicious.from_layer import reconstruction_of
 from fl_privacy.attacks.malicious.server_attack import ServerAttack, ThreatLevel, expect_whole
 from fl_privacy.checks import number, whole
@@ -61,7 +62,7 @@ class MembershipTrap(ServerAttack):
         traps = _Layers.of(model, state, tuple(self.public.shape[1:]))
         asked = self.asked(traps)
         each, count = 2 * self.directions, len(asked)
-        first, second = traps.first, traps.second
+        first = traps.first
         weight = torch.zeros_like(state.parameters[first.weight], dtype=torch.float64)
         bias = torch.zeros(len(weight), dtype=torch.float64)
         rows = torch.randn(count, self.directions, weight.shape[1], generator=derive_generator(self.seed, "trap"))
@@ -71,7 +72,7 @@ class MembershipTrap(ServerAttack):
         bias[: count * each] = torch.stack([-at, at], 2).flatten()
         others = self.public.double().flatten(1)
         spread = torch.einsum("nkp,mp->nkm", rows, others).std(2).sum(1)
-        behind = torch.zeros_like(state.parameters[second.weight], dtype=torch.float64)
+        behind = torch.zeros_like(state.parameters[traps.weight], dtype=torch.float64)
         behind[:count, : count * each] = -torch.eye(count, dtype=torch.float64).repeat_interleave(each, 1)
         margin = torch.full((len(behind),), -1.0, dtype=torch.float64)
         margin[:count] = self.closeness * spread
@@ -80,18 +81,16 @@ class MembershipTrap(ServerAttack):
         crafted = {
             first.weight: seen.to(like),
             first.bias: (bias - seen @ first.shift.double()).to(like),
-            second.weight: behind.to(like),
-            second.bias: margin.to(like),
+            traps.weight: behind.to(like),
+            traps.bias: margin.to(like),
         }
         return ModelState({**state.parameters, **crafted}, state.buffers)
 
     def read(self, observation: Observation) -> Reconstruction:
         """Return the candidates that the client trains on, proven after one local step without other changes."""
         traps = _Layers.of(observation.model, observation.sent, observation.input_shape)
-        if traps.second.bias not in observation.upload.tensors:
-            return Reconstruction(
-                id=observation.id, batch=None, failure=f"The gradient of {traps.second.bias} was withheld."
-            )
+        if traps.bias not in observation.upload.tensors:
+            return failed(observation, f"The gradient of {traps.bias} was withheld.")
         fired, noise = self.fired(observation, traps)
         found = self.asked(traps)[fired]
         upload, plan = observation.upload, observation.plan
@@ -112,11 +111,11 @@ class MembershipTrap(ServerAttack):
         """Return which neurons fired (N,), and the largest change of idle weights."""
         count = len(self.asked(traps))
         used = dict.fromkeys(traps.first.names, 2 * self.directions * count)
-        used |= {traps.second.weight: count, traps.second.bias: count}
+        used |= {traps.weight: count, traps.bias: count}
         there = observation.upload.tensors
         idle = [_moved(observation, name)[rows:].flatten() for name, rows in used.items() if name in there]
         noise = float(torch.cat(idle).max()) if sum(map(len, idle)) else 0.0
-        return _moved(observation, traps.second.bias)[:count] > _ABOVE_NOISE * noise, noise
+        return _moved(observation, traps.bias)[:count] > _ABOVE_NOISE * noise, noise
 
 
 def _moved(observation: Observation, name: str) -> Tensor:
@@ -133,15 +132,10 @@ def _moved(observation: Observation, name: str) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class _Second:
-    weight: str
-    bias: str
-
-
-@dataclass(frozen=True, eq=False)
 class _Layers:
     first: FirstLayer
-    second: _Second
+    weight: str  # of the second layer
+    bias: str
     widths: tuple[int, int]
 
     @classmethod
@@ -160,6 +154,6 @@ class _Layers:
                 "Membership traps: two fully connected layers with a ReLU each are expected, but there are others; use"
                 " model=mlp."
             )
-        name = calls[2].name
-        shapes = state.parameters[first.weight], state.parameters[f"{name}.weight"]
-        return cls(first, _Second(f"{name}.weight", f"{name}.bias"), (len(shapes[0]), len(shapes[1])))
+        weight = f"{calls[2].name}.weight"
+        widths = len(state.parameters[first.weight]), len(state.parameters[weight])
+        return cls(first, weight, f"{calls[2].name}.bias", widths)

@@ -33,14 +33,15 @@ def leaves_such_a_bias(
         measured: (N,) mean gradient there of that image alone.
         error: (N,) largest rounding of ``measured``.
     """
-    everything = torch.ones(len(images), dtype=torch.bool, device=images.device)
-    labels = torch.arange(observation.num_classes, device=images.device)
-    if not len(images) or len(labels) > _MOST_CLASSES or not _each_on_its_own(observation):
-        return everything
+    labels, plan = torch.arange(observation.num_classes, device=images.device), observation.plan
+    mixes = needs_unrolling(plan, observation.upload.num_examples, "unroll")
+    for module in observation.model.modules():
+        by_batch = isinstance(module, torch.nn.modules.batchnorm._BatchNorm) and plan.batch_norm != "eval"
+        mixes |= by_batch or (isinstance(module, torch.nn.modules.dropout._DropoutNd) and module.p > 0)
+    if not len(images) or len(labels) > _MOST_CLASSES or mixes:
+        return torch.ones(len(images), dtype=torch.bool, device=images.device)
     values = {name: value.double() for name, value in observation.sent.parameters.items()}
-    model = frozen_copy(
-        observation.model, observation.sent, observation.plan, device=images.device, dtype=torch.float64
-    )
+    model = frozen_copy(observation.model, observation.sent, plan, device=images.device, dtype=torch.float64)
     loss = observation.loss or CROSS_ENTROPY
     rest = {name: value for name, value in values.items() if name != bias}
 
@@ -55,15 +56,6 @@ def leaves_such_a_bias(
         *(torch.split(each, max(1, _AT_ONCE // len(labels))) for each in (whole, rows, measured, error)), strict=True
     ):
         own = of_labels(values[bias], some, labels)[torch.arange(len(some)), :, at]
-        own = own * observation.plan.loss_scale / observation.upload.num_examples
+        own = own * plan.loss_scale / observation.upload.num_examples
         told.append(((own - found[:, None]).abs() <= (NEAR * found.abs() + near)[:, None]).any(1))
     return torch.cat(told)
-
-
-def _each_on_its_own(observation: Observation) -> bool:
-    plan, modules = observation.plan, [*observation.model.modules()]
-    if needs_unrolling(plan, observation.upload.num_examples, "unroll"):
-        return False
-    by_batch = any(isinstance(m, torch.nn.modules.batchnorm._BatchNorm) for m in modules) and plan.batch_norm != "eval"
-    drops = any(isinstance(m, torch.nn.modules.dropout._DropoutNd) and m.p > 0 for m in modules)
-    return not by_batch and not drops

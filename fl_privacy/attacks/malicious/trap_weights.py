@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_privacy.attacks.exact.first_layer import FirstLayer, NotFullyConnectedError, distinct_ratios, find_first_layer
+from fl_privacy.attacks.gradient_inversion.grouping import failed
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient
 from fl_privacy.attacks.malicious.from_layer import LEVELS, is_one_image, reconstruction_of
 from fl_privacy.attacks.malicious.own_gradient import leaves_such_a_bias
@@ -61,14 +62,6 @@ class TrapWeights(ServerAttack):
         traps = torch.zeros(weight.shape)
         traps.scatter_(1, negative[:, :half], -values)
         traps.scatter_(1, negative[:, half : 2 * half], values)
-        traps = torch.where(traps > 0, self._factor(traps) * traps, traps).to(weight)
-        seen = traps / layer.scale.to(weight)
-        return ModelState(
-            {**state.parameters, layer.weight: seen, layer.bias: (-(seen @ layer.shift.to(weight))).to(bias)},
-            state.buffers,
-        )
-
-    def _factor(self, traps: Tensor) -> float:
         images = self.public[:_TRIED_IMAGES].flatten(1)
         if len(images) < 1 / self.fires:
             raise UserError(
@@ -77,20 +70,29 @@ class TrapWeights(ServerAttack):
             )
         tried = traps[:_TRIED_ROWS].to(images)
         ratios = (images @ tried.clamp_max(0).T).neg() / (images @ tried.clamp_min(0).T).clamp_min(1e-12)
-        return float(ratios.flatten().double().quantile(self.fires))
+        factor = float(ratios.flatten().double().quantile(self.fires))
+        traps = torch.where(traps > 0, factor * traps, traps).to(weight)
+        seen = traps / layer.scale.to(weight)
+        return ModelState(
+            {**state.parameters, layer.weight: seen, layer.bias: (-(seen @ layer.shift.to(weight))).to(bias)},
+            state.buffers,
+        )
 
     def read(self, observation: Observation) -> Reconstruction:
         layer = _layer(observation.model, observation.sent, observation.input_shape)
         gradient = as_gradient(observation)
         if missing := {layer.weight, layer.bias} - gradient.keys():
-            return Reconstruction(
-                id=observation.id, batch=None, failure=f"The gradient of {min(missing)} is expected, but was withheld."
-            )
+            return failed(observation, f"The gradient of {min(missing)} is expected, but was withheld.")
         weight, bias = gradient[layer.weight].double(), gradient[layer.bias].double()
         strongest = bias.abs().argsort(descending=True)
         fired = strongest[bias[strongest].abs() > _SMALLEST * bias.abs().max()]
         weight, bias = weight[fired], bias[fired]
-        pixels, blur = layer.pixels(weight / bias[:, None]), _blur(observation, layer, fired)
+        pixels, blur = layer.pixels(weight / bias[:, None]), torch.zeros_like(bias)
+        if observation.plan.shares != "gradient":  # standard deviation by rounding of trained weights
+            sent = observation.sent.parameters[layer.weight]
+            size = sent[fired].double().square().mean(1)
+            size = (size + observation.sent.parameters[layer.bias][fired].double().square()).sqrt()
+            blur = torch.finfo(sent.dtype).eps * size / 12**0.5 / observation.plan.lr
         alone = is_one_image(pixels, blur=blur / bias.abs())
         told = leaves_such_a_bias(
             observation,
@@ -101,7 +103,9 @@ class TrapWeights(ServerAttack):
             error=4 * blur[alone] + _SMALLEST * bias.abs().max(),
         )
         alone = alone.masked_scatter(alone, told)
-        single = _distinct(pixels[alone])[: observation.upload.num_examples]
+        single = pixels[alone]
+        repeats = (_apart(single, single) < _SAME).tril(-1).any(1)  # differ from an earlier one by rounding alone
+        single = single[~repeats][: observation.upload.num_examples]
         left = observation.upload.num_examples - len(single)
         others = ~alone & (_apart(pixels, single) > _ANOTHER).all(1)
         mixed = pixels[:0]
@@ -111,20 +115,6 @@ class TrapWeights(ServerAttack):
             mixed = layer.pixels(found)[: int(others.sum())]
         proven = torch.arange(len(single) + len(mixed)) < len(single)
         return reconstruction_of(observation, torch.cat([single, mixed]), proven)
-
-
-def _blur(observation: Observation, layer: FirstLayer, rows: Tensor) -> Tensor:
-    """Return the standard deviation (N,) of each row's gradient due to rounding of trained weights."""
-    weight, bias = (observation.sent.parameters[name][rows].double() for name in (layer.weight, layer.bias))
-    if observation.plan.shares == "gradient":
-        return torch.zeros_like(bias)
-    size = (weight.square().mean(1) + bias.square()).sqrt()
-    return torch.finfo(observation.sent.parameters[layer.weight].dtype).eps * size / 12**0.5 / observation.plan.lr
-
-
-def _distinct(images: Tensor) -> Tensor:
-    """Keep the first of ``images`` (N, D) that differ by rounding alone."""
-    return images[~(_apart(images, images) < _SAME).tril(-1).any(1)]
 
 
 def _apart(images: Tensor, others: Tensor) -> Tensor:

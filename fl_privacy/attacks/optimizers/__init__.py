@@ -1,28 +1,14 @@
 """Optimizers of many independent victims at once."""
 
-from fl_privacy.attacks.optimizers.base import Optimizer, OptimizerRun
-from fl_privacy.attacks.optimizers.cma import EvolutionStrategy
+from fl_privacy.attacks.optimizers.base import Optimizer as Optimizer, OptimizerRun as OptimizerRun
+from fl_privacy.attacks.optimizers.cma import EvolutionStrategy as EvolutionStrategy
 from fl_privacy.attacks.optimizers.first_order import (
-    Adam,
-    ConstantRate,
-    CosineRate,
-    GradientDescent,
-    Schedule,
-    StairDecay,
-    StepDecay,
+    Adam as Adam,
+    ConstantRate as ConstantRate,
+    CosineRate as CosineRate,
+    GradientDescent as GradientDescent,
+    Schedule as Schedule,
+    StairDecay as StairDecay,
+    StepDecay as StepDecay,
 )
-from fl_privacy.attacks.optimizers.lbfgs import LBFGS
-
-__all__ = [
-    "LBFGS",
-    "Adam",
-    "ConstantRate",
-    "CosineRate",
-    "EvolutionStrategy",
-    "GradientDescent",
-    "Optimizer",
-    "OptimizerRun",
-    "Schedule",
-    "StairDecay",
-    "StepDecay",
-]
+from fl_privacy.attacks.optimizers.lbfgs import LBFGS as LBFGS

@@ -46,20 +46,12 @@ class Optimizer(Protocol):
 
 
 def expect_rate(name: str, value: float) -> None:
-    """Check that ``value`` is a learning rate, above 0 and finite.
-
-    Raises:
-        UserError: it is not.
-    """
+    """Raise ``UserError`` unless ``value`` is a learning rate, above 0 and finite."""
     if not 0 < value < math.inf:
         raise UserError(f"{name} is expected to be above 0 and finite, but got {value}; try 0.1.")
 
 
 def expect_share(name: str, *values: float) -> None:
-    """Check that all ``values`` are in [0, 1).
-
-    Raises:
-        UserError: one is not.
-    """
+    """Raise ``UserError`` unless all ``values`` are in [0, 1)."""
     if not all(0 <= value < 1 for value in values):
         raise UserError(f"{name} is expected in [0, 1), but got {', '.join(map(str, values))}; try 0.9.")

@@ -29,47 +29,42 @@ class EvolutionStrategy:
         number("attack.deviation", self.deviation, above=0, example=1)
 
     def expect_package(self) -> None:
-        """Check that the package cma is installed.
-
-        Raises:
-            UserError: it is not.
-        """
+        """Raise ``UserError`` unless the package cma is installed."""
         expect_package("cma", "attack.optimizer=cma")
 
     def begin(self, variables: int, iterations: int, generator: torch.Generator) -> "Evolution":
+        """Begin the evolution of one victim; ``generator`` is on the CPU."""
         self.expect_package()
-        return Evolution(self, variables, iterations, generator)
-
-
-class Evolution:
-    """The evolution of one victim; ``generator`` is on the CPU."""
-
-    def __init__(
-        self, settings: EvolutionStrategy, variables: int, iterations: int, generator: torch.Generator
-    ) -> None:
         import cma  # noqa: PLC0415
 
         def normal(*sizes: int) -> Any:
             return torch.randn(sizes, generator=generator, dtype=torch.float64).numpy()
 
         options = {
-            "popsize": settings.population,
+            "popsize": self.population,
             "maxiter": iterations,
             "randn": normal,
             "seed": float("nan"),
             "verbose": -9,
             "verb_log": 0,
         }
-        self._strategy = cma.CMAEvolutionStrategy(variables * [0.0], settings.deviation, options)
+        return Evolution(cma.CMAEvolutionStrategy(variables * [0.0], self.deviation, options))
+
+
+@dataclass(frozen=True, eq=False)
+class Evolution:
+    """The evolution of one victim."""
+
+    strategy: Any
 
     def ask(self) -> Tensor:
         """Draw the next candidates (P, N), float64."""
-        return torch.stack([torch.as_tensor(candidate) for candidate in self._strategy.ask()])
+        return torch.stack([torch.as_tensor(candidate) for candidate in self.strategy.ask()])
 
     def tell(self, candidates: Tensor, losses: Sequence[float]) -> None:
         """Pass on the losses of the last candidates; infinite if worthless."""
-        self._strategy.tell(list(candidates.numpy()), list(losses))
+        self.strategy.tell(list(candidates.numpy()), list(losses))
 
     @property
     def ended(self) -> bool:
-        return bool(self._strategy.stop())
+        return bool(self.strategy.stop())

@@ -62,9 +62,6 @@ class StairDecay:
 Sign = Literal["none", "hard", "soft"]
 """Use of the pixels' gradient: itself, its sign, or tanh(g s) / s with s falling from 1 to 0."""
 
-_CLIPPING_EPS = 1e-6
-"""As in PyTorch."""
-
 
 def signed(gradient: Tensor, how: Sign, images: int, remaining: float) -> Tensor:
     """Take the sign of the first ``images`` entries of ``gradient`` (V, N), hard, soft or not at all."""
@@ -75,15 +72,6 @@ def signed(gradient: Tensor, how: Sign, images: int, remaining: float) -> Tensor
     if images == gradient.shape[1]:
         return taken
     return torch.cat([taken, gradient[:, images:]], 1)
-
-
-def clipped(gradient: Tensor, length: float) -> Tensor:
-    """Shorten rows of ``gradient`` (V, N) to ``length``, as ``torch.nn.utils.clip_grad_norm_`` does."""
-    if length == math.inf:
-        return gradient
-    lengths = torch.linalg.vector_norm(gradient, dim=1, keepdim=True)
-    shares: Tensor = (length / (lengths + _CLIPPING_EPS)).clamp_max(1)
-    return gradient * shares
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +108,9 @@ class Adam:
     ) -> Tensor:
         first, second = moments
         beta1, beta2 = self.betas
-        gradient = clipped(gradient, self.clip)
+        if self.clip < math.inf:  # as torch.nn.utils.clip_grad_norm_ does
+            lengths = torch.linalg.vector_norm(gradient, dim=1, keepdim=True)
+            gradient = gradient * (self.clip / (lengths + 1e-6)).clamp_max(1)
         first.lerp_(gradient, 1 - beta1)
         second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
         decayed = variables * (1 - rate * self.weight_decay) if self.weight_decay else variables

@@ -45,25 +45,27 @@ class History:
             return -gradient
         # in this order, the products run along the pairs as they lie in memory
         both = torch.stack([gradient, y], 1)
-        slots = self._by_age(used)[:, None].expand(-1, 2, -1)
-        s_products = torch.bmm(both, self._s[:, :used].mT).double().gather(2, slots)
-        y_products = torch.bmm(both, self._y[:, :used].mT).double().gather(2, slots)
+        oldest = (self._pushed - self._s.shape[1]).clamp_min(0)
+        slots = (oldest[:, None] + torch.arange(used, device=oldest.device)) % self._s.shape[1]
+        by_age = slots[:, None].expand(-1, 2, -1)
+        s_products = torch.bmm(both, self._s[:, :used].mT).double().gather(2, by_age)
+        y_products = torch.bmm(both, self._y[:, :used].mT).double().gather(2, by_age)
         if len(rows):
             newest = self._pushed[rows].clamp_max(self._s.shape[1]) - 1
             self._sy[rows, :used, newest] = s_products[rows, 1]
             self._yy[rows, :used, newest] = y_products[rows, 1]
             self._yy[rows, newest, :used] = y_products[rows, 1]
-        on_s, on_y = self._coefficients(s_products[:, 0], y_products[:, 0])
-        dtype = gradient.dtype
+        # w on s and -scale * a on y, with a = R^-1 S'g and w = R^-T ((D + scale Y'Y) a - scale Y'g)
+        sg, yg, dtype = s_products[:, 0], y_products[:, 0], gradient.dtype
+        upper, yy, scale = self._sy[:, :used, :used], self._yy[:, :used, :used], self._scale[:, None, None]
+        a = torch.linalg.solve_triangular(upper, sg[..., None], upper=True)
+        rhs = upper.diagonal(dim1=1, dim2=2)[..., None] * a + scale * (yy @ a - yg[..., None])
+        w = torch.linalg.solve_triangular(upper.mT, rhs, upper=False)
+        on_s = torch.zeros_like(sg).scatter_(1, slots, w[..., 0])
+        on_y = torch.zeros_like(sg).scatter_(1, slots, (-scale * a)[..., 0])
         step = torch.bmm(on_s.to(dtype)[:, None], self._s[:, :used])[:, 0]
         step += torch.bmm(on_y.to(dtype)[:, None], self._y[:, :used])[:, 0]
         return -torch.addcmul(step, self._scale.to(dtype)[:, None], gradient)
-
-    def _by_age(self, used: int) -> Tensor:
-        """Return the slots (V, used) of the pairs, oldest first."""
-        capacity = self._s.shape[1]
-        oldest = (self._pushed - capacity).clamp_min(0)
-        return (oldest[:, None] + torch.arange(used, device=oldest.device)) % capacity
 
     def _push(self, rows: Tensor, s: Tensor, y: Tensor, curvature: Tensor) -> None:
         if int(self._pushed[rows].max()) >= self._s.shape[1] < self._limit:
@@ -82,21 +84,6 @@ class History:
         self._scale[rows] = (curvature[rows] / y[rows].square().sum(1)).double()
         self._pushed[rows] += 1
 
-    def _coefficients(self, sg: Tensor, yg: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the coefficients of H g: w on s and -scale * a on y.
-
-        a = R^-1 S'g and w = R^-T ((D + scale Y'Y) a - scale Y'g).
-        """
-        used = sg.shape[1]
-        upper, yy, scale = self._sy[:, :used, :used], self._yy[:, :used, :used], self._scale[:, None, None]
-        a = torch.linalg.solve_triangular(upper, sg[..., None], upper=True)
-        rhs = upper.diagonal(dim1=1, dim2=2)[..., None] * a + scale * (yy @ a - yg[..., None])
-        w = torch.linalg.solve_triangular(upper.mT, rhs, upper=False)
-        slots = self._by_age(used)
-        on_s = torch.zeros_like(sg).scatter_(1, slots, w[..., 0])
-        on_y = torch.zeros_like(sg).scatter_(1, slots, (-scale * a)[..., 0])
-        return on_s, on_y
-
     def forget(self, rows: Tensor) -> None:
         for pairs in (self._s, self._y, self._sy, self._yy):
             pairs[rows] = 0
@@ -105,8 +92,14 @@ class History:
         self._pushed[rows] = 0
 
     def select(self, rows: Tensor) -> None:
-        for name in ("_s", "_y", "_sy", "_yy", "_scale", "_pushed"):
-            setattr(self, name, getattr(self, name)[rows])
+        _keep(self, rows)
+
+
+def _keep(held: object, rows: Tensor, *, but: str = "") -> None:
+    """Keep ``rows`` of all tensors of ``held`` ``but`` one."""
+    for name, value in vars(held).items():
+        if isinstance(value, Tensor) and name != but:
+            setattr(held, name, value[rows])
 
 
 def _unit(matrices: Tensor) -> Tensor:
@@ -176,31 +169,29 @@ class StrongWolfe:
         rises = trial[1] > self._first_loss + _SUFFICIENT * trial[0] * self._first_slope
 
         used_up = searching & ~zooming & (self._rounds >= self._most)
-        self._set_end(
-            0, used_up, (torch.zeros_like(self.step), self._first_loss, self._first_slope), self._first_gradient
-        )
+        first = torch.zeros_like(self.step), self._first_loss, self._first_slope
+        self._set_end(0, used_up, first, self._first_gradient)
         bracketing = searching & ~zooming & ~used_up
         beyond = bracketing & (rises | (self._rounds > 1) & (trial[1] >= self._ends[1, :, 0]))
         found = bracketing & ~beyond & flat
         enclosed = beyond | bracketing & ~found & (trial[2] >= 0)
-        self._extend(bracketing & ~found & ~enclosed, trial, gradient)
+        extends, last = bracketing & ~found & ~enclosed, self._ends[..., 0]
+        further = _cubic_minimum(last, trial, (trial[0] + 0.01 * (trial[0] - last[0]), 10 * trial[0]))
+        self._set_end(0, extends, trial, gradient)
+        self.step = torch.where(extends, further, self.step)
+        self._rounds = self._rounds + extends
         self._set_end(1, enclosed | used_up, trial, gradient)
         self._zooms = self._zooms | enclosed
         found = found | self._narrow(zooming, rises, flat, trial, gradient)
         over = found | used_up | self._choose_within(self._zooms & searching & ~found)
-        self._accept(over & ~found)
-        self.loss = torch.where(found, trial[1], self.loss)
+        accepted, low = over & ~found, self._low()
+        step, least, _ = self._end(low)
+        self.step = torch.where(accepted, step, self.step)
+        self.loss = torch.where(found, trial[1], torch.where(accepted, least, self.loss))
+        self.gradient = torch.where(accepted[:, None], self._end_gradient(low), self.gradient)
         self.gradient = torch.where(found[:, None], gradient, self.gradient)
         self.searching = searching & ~over
         return over
-
-    def _extend(self, rows: Tensor, trial: tuple[Tensor, ...], gradient: Tensor) -> None:
-        last = self._ends[..., 0]
-        bounds = trial[0] + 0.01 * (trial[0] - last[0]), 10 * trial[0]
-        further = _cubic_minimum(last, trial, bounds)
-        self._set_end(0, rows, trial, gradient)
-        self.step = torch.where(rows, further, self.step)
-        self._rounds = self._rounds + rows
 
     def _narrow(self, rows: Tensor, rises: Tensor, flat: Tensor, trial: tuple[Tensor, ...], gradient: Tensor) -> Tensor:
         """Replace an end of the bracket by the trial, and return the good rows."""
@@ -230,12 +221,6 @@ class StrongWolfe:
         self._slow = torch.where(rows & ~over, near & ~moved, self._slow)
         return over
 
-    def _accept(self, rows: Tensor) -> None:
-        low = self._low()
-        step, loss, _ = self._end(low)
-        self.step, self.loss = torch.where(rows, step, self.step), torch.where(rows, loss, self.loss)
-        self.gradient = torch.where(rows[:, None], self._end_gradient(low), self.gradient)
-
     def _low(self) -> Tensor:
         return (self._ends[1, :, 0] > self._ends[1, :, 1]).long()
 
@@ -255,9 +240,7 @@ class StrongWolfe:
 
     def select(self, rows: Tensor) -> None:
         self._ends = self._ends[:, rows]
-        for name, value in vars(self).items():
-            if isinstance(value, Tensor) and name != "_ends":
-                setattr(self, name, value[rows])
+        _keep(self, rows, but="_ends")
 
 
 def _cubic_minimum(
@@ -344,23 +327,28 @@ class _LBFGSRun:
         stalled |= (loss - self._loss).abs() < settings.tolerance_change
         stopped = (self._moves > 0) & (flat | stalled)
         self._end(stopped)
-        finished = self._finished | (self._moves == 0) & (flat | (self.iteration >= self._iterations))
+        self._finished = self._finished | (self._moves == 0) & (flat | (self.iteration >= self._iterations))
 
-        learns = ~finished & ~self._fresh
-        direction = self._history.direction(gradient, gradient - self._gradient, self._move, learns)
-        descends = (gradient * direction).sum(1) <= -settings.tolerance_change
-        finished |= ~descends & loss.isfinite()
-        rate = torch.where(self._fresh, (1 / gradient.abs().sum(1)).clamp_max(1), 1) * settings.lr
-        self._finished, going = finished, ~finished
+        going, direction, rate = self._go_on(~self._finished, loss, gradient)
         move = rate[:, None] * direction
         self._move = torch.where(going[:, None], move, self._move)
-        self._gradient = torch.where(going[:, None], gradient, self._gradient)
-        self._loss = torch.where(going, loss, self._loss)
-        self._fresh &= ~going
         self._moves += going
         used_up = going & (self._moves >= settings.inner)
         self._end(used_up)
-        return torch.where(going[:, None], variables + move, variables), used_up | stopped, finished
+        return torch.where(going[:, None], variables + move, variables), used_up | stopped, self._finished
+
+    def _go_on(self, rows: Tensor, loss: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return those of ``rows`` (V,) that descend further, the directions (V, N) and step lengths (V,)."""
+        pair = gradient - self._gradient, self._move
+        direction = self._history.direction(gradient, *pair, rows & ~self._fresh)
+        descends = (gradient * direction).sum(1) <= -self._settings.tolerance_change
+        self._finished = self._finished | rows & ~descends & loss.isfinite()
+        going = rows & ~self._finished
+        rate = torch.where(self._fresh, (1 / gradient.abs().sum(1)).clamp_max(1), 1) * self._settings.lr
+        self._gradient = torch.where(going[:, None], gradient, self._gradient)
+        self._loss = torch.where(going, loss, self._loss)
+        self._fresh &= ~going
+        return going, direction, rate
 
     def _end(self, rows: Tensor) -> None:
         self.iteration += rows
@@ -374,8 +362,7 @@ class _LBFGSRun:
 
     def select(self, rows: Tensor) -> None:
         self._history.select(rows)
-        for name in ("iteration", "_moves", "_fresh", "_finished", "_move", "_gradient", "_loss"):
-            setattr(self, name, getattr(self, name)[rows])
+        _keep(self, rows)
 
 
 class _SearchingRun(_LBFGSRun):
@@ -408,23 +395,12 @@ class _SearchingRun(_LBFGSRun):
         self._evaluations = torch.where(begins, 1, self._evaluations)
         self._finished = self._finished | begins & (flat | (self.iteration >= self._iterations))
 
-        going = (begins | over & ~ended) & ~self._finished
-        pair = gradient - self._gradient, self._move
-        direction = self._history.direction(gradient, *pair, going & ~self._fresh)
-        descends = (gradient * direction).sum(1) <= -settings.tolerance_change
-        self._finished = self._finished | going & ~descends & loss.isfinite()
-        going &= ~self._finished
-        rate = torch.where(self._fresh, (1 / gradient.abs().sum(1)).clamp_max(1), 1) * settings.lr
+        going, direction, rate = self._go_on((begins | over & ~ended) & ~self._finished, loss, gradient)
         left = settings.inner * 5 // 4 - self._evaluations
         search.begin(going, direction=direction, loss=loss, gradient=gradient, step=rate, most=left)
         wide = going[:, None]
-        self._from, self._direction = (
-            torch.where(wide, point, self._from),
-            torch.where(wide, direction, self._direction),
-        )
-        self._gradient = torch.where(wide, gradient, self._gradient)
-        self._loss = torch.where(going, loss, self._loss)
-        self._fresh &= ~going
+        self._from = torch.where(wide, point, self._from)
+        self._direction = torch.where(wide, direction, self._direction)
         trial = self._from + search.step[:, None].to(variables.dtype) * self._direction
         return torch.where(search.searching[:, None], trial, point), ended, self._finished
 
@@ -435,5 +411,3 @@ class _SearchingRun(_LBFGSRun):
     def select(self, rows: Tensor) -> None:
         super().select(rows)
         self._search.select(rows)
-        for name in ("_evaluations", "_from", "_direction"):
-            setattr(self, name, getattr(self, name)[rows])

@@ -4,14 +4,12 @@ Unlike TimberStrike (Di Gennaro et al., 2025), which goes tree by tree, all leav
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from fl_privacy.attacks.trees.counts import FirstTree, Training, gradient_sums
 from fl_privacy.attacks.trees.exchanges import OwnTree
 from fl_privacy.attacks.trees.grid import Grid, leaf_masks, leaf_of
-from fl_privacy.attacks.trees.model import Tree
 from fl_privacy.errors import UserError
 
 WIDEST, NARROWEST = 2.0, 0.1
@@ -28,25 +26,6 @@ REPEATED = 2.0
 
 STRENGTH = 5.0
 """Number of rows that a feature's even prior counts for, next to the current rows."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Chain:
-    """The rows at which one chain ended.
-
-    Attributes:
-        states: (N, F) intervals of the grid.
-        labels: (N,) 0 or 1.
-        home: (N,) known row behind each, -1 for none.
-        misfit: root mean square residual of gradient sums.
-        start_misfit: the same for the first rows.
-    """
-
-    states: np.ndarray
-    labels: np.ndarray
-    home: np.ndarray
-    misfit: float
-    start_misfit: float
 
 
 class BoxProblem:
@@ -73,9 +52,12 @@ class BoxProblem:
         possible: np.ndarray | None = None,
     ) -> None:
         self.grid, self.first, self.known = grid, first, known
-        trees, self.before = _distinct(own)
-        place = {tree.digest: number for number, tree in enumerate(trees)}
+        distinct = {tree.digest: tree for one in own for tree in (*one.before, one.tree)}
+        trees, place = list(distinct.values()), {digest: number for number, digest in enumerate(distinct)}
         self.mine = np.array([place[one.tree.digest] for one in own])
+        self.before = np.zeros((len(trees), len(own)))
+        for number, one in enumerate(own):
+            np.add.at(self.before, ([place[tree.digest] for tree in one.before], number), 1.0)
         self.masks = leaf_masks(trees, grid)
         self.base = np.array([float(one.base_margin[0]) for one in own])
         widths = np.array([len(tree.leaves) for tree in trees])
@@ -115,7 +97,10 @@ class BoxProblem:
         home = np.full(self.rows, -1)
         for leaf, label in {(int(a), int(b)) for a, b in zip(place, labels, strict=True)}:
             chosen = np.flatnonzero((place == leaf) & (labels == label))
-            fits = self._known_in(leaf, label)
+            fits = np.empty(0, dtype=int)
+            if self.known is not None:
+                here = self.known_parts[0][:, 0] == leaf
+                fits = np.flatnonzero((self.known[1] == label) & (here | (leaf < 0)))
             if len(fits):
                 turns = -(-len(chosen) // len(fits))
                 home[chosen] = np.concatenate([rng.permutation(fits) for _ in range(turns)])[: len(chosen)]
@@ -124,20 +109,8 @@ class BoxProblem:
                 states[chosen] = self._drawn(leaf, len(chosen), rng)
         return states, labels, home
 
-    def _known_in(self, leaf: int, label: int) -> np.ndarray:
-        if self.known is None:
-            return np.empty(0, dtype=int)
-        fits = self.known[1] == label
-        if leaf >= 0:
-            fits &= self.known_parts[0][:, 0] == leaf
-        return np.flatnonzero(fits)
-
     def _drawn(self, leaf: int, number: int, rng: np.random.Generator) -> np.ndarray:
-        """Draw (number, F) states within a leaf of the first tree.
-
-        Raises:
-            UserError: no state reaches it.
-        """
+        """Draw (number, F) states within a leaf of the first tree."""
         possible = np.ones(len(self.masks), dtype=bool)
         if leaf >= 0:
             word, bit = divmod(leaf, 64)
@@ -148,21 +121,28 @@ class BoxProblem:
             raise UserError("A leaf that holds rows is expected to be reached by some, but its thresholds leave none.")
         return np.stack([rng.choice(len(part), number, p=part / part.sum()) for part in parts], 1)
 
-    def climb(self, rng: np.random.Generator, sweeps: int) -> Chain:
-        rows = _Rows(self, *self.start(rng))
-        begun = rows.misfit
-        features = len(self.grid.edges)
-        for width in np.geomspace(max(begun, WIDEST), NARROWEST, sweeps):
-            for feature in rng.permutation(features):
+    def climb(self, rng: np.random.Generator, sweeps: int) -> "Chain":
+        rows = Chain(self, *self.start(rng))
+        for width in np.geomspace(max(rows.start_misfit, WIDEST), NARROWEST, sweeps):
+            for feature in rng.permutation(len(self.grid.edges)):
                 for row in rng.permutation(self.rows):
                     rows.redraw(int(row), int(feature), float(width), rng)
             if self.known is not None:
                 for row in rng.permutation(self.rows):
                     rows.replace(int(row), float(width), rng)
-        return Chain(states=rows.states, labels=rows.labels, home=rows.home, misfit=rows.misfit, start_misfit=begun)
+        return rows
 
 
-class _Rows:
+class Chain:
+    """The rows of one chain.
+
+    Attributes:
+        states: (N, F) intervals of the grid.
+        labels: (N,) 0 or 1.
+        home: (N,) known row behind each, -1 for none.
+        start_misfit: ``misfit`` of the first rows.
+    """
+
     def __init__(self, problem: BoxProblem, states: np.ndarray, labels: np.ndarray, home: np.ndarray) -> None:
         self.problem, self.states, self.labels, self.home = problem, states, labels, home
         grid = problem.grid
@@ -173,9 +153,11 @@ class _Rows:
         np.subtract.at(self.left[1], self.slots, self.hessians)
         self.counts = np.bincount((grid.first + states).ravel(), minlength=len(problem.masks)).astype(float)
         self.used = np.bincount(home[home >= 0], minlength=1 if problem.known is None else len(problem.known[1]))
+        self.start_misfit = self.misfit
 
     @property
     def misfit(self) -> float:
+        """Return the root mean square residual of gradient sums."""
         return float(np.sqrt(np.mean(self.left[0] ** 2)))
 
     def redraw(self, row: int, feature: int, width: float, rng: np.random.Generator) -> None:
@@ -250,16 +232,3 @@ class _Rows:
         self.slots[row], self.gradients[row], self.hessians[row] = slot, gradient, hessian
         self.left[0][slot] -= gradient
         self.left[1][slot] -= hessian
-
-
-def _distinct(own: Sequence[OwnTree]) -> tuple[list[Tree], np.ndarray]:
-    trees: list[Tree] = []
-    place: dict[bytes, int] = {}
-    for tree in [each for one in own for each in (*one.before, one.tree)]:
-        if tree.digest not in place:
-            place[tree.digest] = len(trees)
-            trees.append(tree)
-    before = np.zeros((len(trees), len(own)))
-    for number, one in enumerate(own):
-        np.add.at(before, ([place[tree.digest] for tree in one.before], number), 1.0)
-    return trees, before

@@ -178,7 +178,10 @@ def count_first_tree(
     gradient, hessian = gradient_sums(own[0], training)
     if objective in LOGISTIC:
         p = float(1 / (1 + np.exp(-margin[0])))
-        counts = _logistic_counts(gradient, hessian, p, positive_weight)
+        # H = (n_0 + s n_1) p (1 - p) and G = n_0 p - s n_1 (1 - p), with s the weight of positives
+        weighted = hessian / (p * (1 - p))
+        positive = (weighted * p - gradient) / positive_weight
+        counts = np.stack([weighted - positive_weight * positive, positive], 1)
     elif objective in SQUARED:
         counts = hessian[:, None]
     elif objective in SOFTMAX:
@@ -200,16 +203,6 @@ def count_first_tree(
         for row, bounds in zip(near, leaf_bounds(tree), strict=True)
     )
     return FirstTree(leaves=leaves, whole=whole, exact=whole and int(near.sum()) == rows)
-
-
-def _logistic_counts(gradient: np.ndarray, hessian: np.ndarray, p: float, weight: float) -> np.ndarray:
-    """Return (L, 2) negatives and positives of each leaf.
-
-    They solve H = (n0 + s n1) p (1 - p) and G = n0 p - s n1 (1 - p).
-    """
-    weighted = hessian / (p * (1 - p))
-    positive = (weighted * p - gradient) / weight
-    return np.stack([weighted - weight * positive, positive], 1)
 
 
 def thresholds(own: Sequence[OwnTree], features: int) -> list[np.ndarray]:

@@ -60,7 +60,11 @@ def leaf_masks(trees: Sequence[Tree], grid: Grid) -> np.ndarray:
     words = max(1, -(-max((len(tree.leaves) for tree in trees), default=1) // WORD))
     masks = np.full((int(grid.states.sum()), len(trees), words), np.uint64(2**64 - 1))
     for number, tree in enumerate(trees):
-        below = _leaves_below(tree, words)
+        below = np.zeros((len(tree.left), words), dtype=np.uint64)  # the leaves beneath each node
+        for place, leaf in enumerate(tree.leaves):
+            below[leaf, place // WORD] = np.uint64(1) << np.uint64(place % WORD)
+        for node in tree.inner[::-1]:  # children come after their parents
+            below[node] = below[tree.left[node]] | below[tree.right[node]]
         masks[:, number] &= below[0]
         for node in tree.inner:
             feature = int(tree.feature[node])
@@ -71,16 +75,6 @@ def leaf_masks(trees: Sequence[Tree], grid: Grid) -> np.ndarray:
             barred = np.where(goes_left[:, None], below[tree.right[node]], below[tree.left[node]])
             masks[first : first + states, number] &= ~barred
     return masks
-
-
-def _leaves_below(tree: Tree, words: int) -> np.ndarray:
-    """Return (nodes, W) bit masks of the leaves beneath each node."""
-    below = np.zeros((len(tree.left), words), dtype=np.uint64)
-    for place, leaf in enumerate(tree.leaves):
-        below[leaf, place // WORD] = np.uint64(1) << np.uint64(place % WORD)
-    for node in tree.inner[::-1]:  # children come after their parents
-        below[node] = below[tree.left[node]] | below[tree.right[node]]
-    return below
 
 
 def leaf_of(masks: np.ndarray) -> np.ndarray:

@@ -4,7 +4,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -55,26 +55,25 @@ class Tree:
     round: int = 0
 
     @cached_property
-    def leaves(self) -> np.ndarray:
+    def nodes(self) -> np.ndarray:
+        """Return the reachable nodes, each before its children, whose right one comes first."""
         found, stack = [], [0]
         while stack:
             node = stack.pop()
-            if self.left[node] < 0:
-                found.append(node)
-            else:
-                stack += [int(self.right[node]), int(self.left[node])]
+            found.append(node)
+            if self.left[node] >= 0:
+                stack += [int(self.left[node]), int(self.right[node])]
         return np.array(found)
 
     @cached_property
+    def leaves(self) -> np.ndarray:
+        """Return the reachable leaves, from left to right."""
+        return np.asarray(self.nodes[self.left[self.nodes] < 0][::-1])
+
+    @cached_property
     def inner(self) -> np.ndarray:
-        """Return the reachable nodes that split."""
-        found, stack = [], [0]
-        while stack:
-            node = stack.pop()
-            if self.left[node] >= 0:
-                found.append(node)
-                stack += [int(self.left[node]), int(self.right[node])]
-        return np.array(found, dtype=int)
+        """Return the reachable nodes that split, each before its children."""
+        return np.asarray(self.nodes[self.left[self.nodes] >= 0])
 
     @cached_property
     def digest(self) -> bytes:
@@ -117,10 +116,7 @@ class Trees:
     features: int
     classes: int = 1
     parallel: int = 1
-    names: tuple[str, ...] = ()
-    version: tuple[int, ...] = ()
     positive_weight: float = 1.0
-    _given: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @property
     def base_margin(self) -> np.ndarray:
@@ -157,20 +153,14 @@ def read_model(data: bytes) -> Trees:
         raise UserError(f"A model is expected to have at most {LARGEST_MODEL >> 20} MiB, but has {len(data) >> 20}.")
     if data[:1] != b"{":
         raise UserError("A model is expected to be XGBoost's JSON or UBJSON, but does not begin as one.")
-    told = _parsed(data)
+    try:
+        told = read_ubjson(data) if data[1:2] in b"iUIlL" and data[1:2] else json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"A model is expected to be JSON, but is damaged: {_plain(error)}.") from error
     try:
         return _model(told)
     except (KeyError, TypeError, ValueError, IndexError, OverflowError, AttributeError) as error:
         raise UserError(f"A model is expected to be as XGBoost writes it, but {_plain(error)}.") from error
-
-
-def _parsed(data: bytes) -> Any:
-    if data[1:2] in b"iUIlL" and data[1:2]:
-        return read_ubjson(data)
-    try:
-        return json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"A model is expected to be JSON, but is damaged: {_plain(error)}.") from error
 
 
 def _plain(error: Exception) -> str:
@@ -204,7 +194,9 @@ def _model(told: Mapping[str, Any]) -> Trees:
     positive_weight = float(objective.get("reg_loss_param", {}).get("scale_pos_weight", 1.0))
     if not 0 < positive_weight < math.inf:
         raise ValueError("has a weight of positives that is no number above 0")
-    base_score = _numbers(about["base_score"])
+    base_score = tuple(float(part) for part in str(about["base_score"]).strip().strip("[]").split(","))
+    if not all(map(math.isfinite, base_score)):
+        raise ValueError("has a base score that is no number")
     if len(base_score) not in (1, classes):
         raise ValueError("has not one base score, nor one a class")
     return Trees(
@@ -214,18 +206,8 @@ def _model(told: Mapping[str, Any]) -> Trees:
         features=features,
         classes=classes,
         parallel=parallel,
-        names=tuple(str(name)[:80] for name in learner.get("feature_names", ())),
-        version=tuple(int(part) for part in told.get("version", ()))[:3],
         positive_weight=positive_weight,
     )
-
-
-def _numbers(text: Any) -> tuple[float, ...]:
-    parts = str(text).strip().strip("[]").split(",")
-    found = tuple(float(part) for part in parts)
-    if not all(map(math.isfinite, found)):
-        raise ValueError("has a base score that is no number")
-    return found
 
 
 def _tree(told: Mapping[str, Any], features: int, group: int, round: int) -> Tree:
@@ -244,7 +226,20 @@ def _tree(told: Mapping[str, Any], features: int, group: int, round: int) -> Tre
         raise ValueError("has a tree whose arrays differ in length")
     if any(_array(told.get("split_type", ()), int)):
         raise ValueError("splits by categories, and only splits by thresholds are read")
-    _check_shape(left, right, feature, features)
+    inner = left >= 0
+    children = np.concatenate([left[inner], right[inner]])
+    if (inner != (right >= 0)).any() or (children >= nodes).any() or len(np.unique(children)) < len(children):
+        raise ValueError("has a tree that is none")
+    if (children == 0).any() or ((feature < 0) | (feature >= features))[inner].any():
+        raise ValueError("has a tree that splits by a feature it lacks, or that is none")
+    level = np.zeros(1, dtype=int)
+    for _ in range(DEEPEST + 1):
+        level = level[left[level] >= 0]
+        if not len(level):
+            break
+        level = np.concatenate([left[level], right[level]])
+    else:
+        raise ValueError(f"has a tree of more than {DEEPEST} levels")
     if not all(np.isfinite(values).all() for values in floats.values()) or (floats["sum_hessian"] < 0).any():
         raise ValueError("has thresholds, leaves, covers, weights or gains that are no numbers, or covers below 0")
     conditions = floats["split_conditions"]
@@ -261,24 +256,6 @@ def _tree(told: Mapping[str, Any], features: int, group: int, round: int) -> Tre
         group=group,
         round=round,
     )
-
-
-def _check_shape(left: np.ndarray, right: np.ndarray, feature: np.ndarray, features: int) -> None:
-    """Check that each node has two children or none, and one parent except the root."""
-    inner = left >= 0
-    children = np.concatenate([left[inner], right[inner]])
-    nodes = len(left)
-    if (inner != (right >= 0)).any() or (children >= nodes).any() or len(np.unique(children)) < len(children):
-        raise ValueError("has a tree that is none")
-    if (children == 0).any() or ((feature < 0) | (feature >= features))[inner].any():
-        raise ValueError("has a tree that splits by a feature it lacks, or that is none")
-    level = np.zeros(1, dtype=int)
-    for _ in range(DEEPEST + 1):
-        level = level[left[level] >= 0]
-        if not len(level):
-            return
-        level = np.concatenate([left[level], right[level]])
-    raise ValueError(f"has a tree of more than {DEEPEST} levels")
 
 
 def _array(values: Sequence[Any], dtype: Any) -> np.ndarray:

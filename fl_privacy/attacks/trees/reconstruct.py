@@ -135,11 +135,7 @@ def _checked(exchanges: Sequence[Exchange]) -> Trees:
 
 
 def _grid(own: Sequence[OwnTree], features: int) -> Grid:
-    """Cut features at all thresholds; rows may lack values if a tree sends such rows left.
-
-    Raises:
-        UserError: thresholds times trees are too many.
-    """
+    """Cut features at all thresholds; rows may lack values if a tree sends such rows left."""
     trees = [tree for one in own for tree in (*one.before, one.tree)]
     lacks = np.zeros(features, dtype=bool)
     for tree in trees:
@@ -159,8 +155,13 @@ def _told(found: Sequence[Chain], grid: Grid, knowledge: Knowledge) -> dict[str,
     best = found[0]
     low, high, middle = _bounds(grid, knowledge)
     place = grid.first + best.states
+    rows = middle[place]
+    if knowledge.rows is not None:  # the known row's value if in the cell's interval
+        home = knowledge.rows[best.home]
+        same = (best.home >= 0)[:, None] & (states_of(home, grid) == best.states)
+        rows = np.where(same, home, rows)
     return {
-        "rows": _values(best, middle[place], knowledge, grid),
+        "rows": rows,
         "labels": best.labels,
         "low": low[place],
         "high": high[place],
@@ -196,48 +197,29 @@ def _bounds(grid: Grid, knowledge: Knowledge) -> tuple[np.ndarray, np.ndarray, n
     lows, highs, middles = [], [], []
     for feature, edges in enumerate(grid.edges):
         low, high = np.concatenate([[-np.inf], edges]), np.concatenate([edges, [np.inf]])
-        middle = _middles(edges)
-        known = None if knowledge.rows is None else np.unique(knowledge.rows[:, feature])
+        widths = np.diff(edges) if len(edges) > 1 else np.ones(1)
+        middle = np.zeros(1)
+        if len(edges):
+            inner = (edges[:-1] + edges[1:]) / 2
+            middle = np.concatenate([[edges[0] - widths[0] / 2], inner, [edges[-1] + widths[-1] / 2]])
+            if (edges == np.round(edges)).all():  # whole numbers, as all thresholds are
+                middle = np.floor(middle)
+                middle[0] = min(np.ceil(edges[0] - widths[0] / 2 - 0.5), edges[0] - 1)
+            middle += 0.0  # no negative zero
+        known = None if knowledge.rows is None else knowledge.rows[:, feature]
         for options in (knowledge.categories.get(feature), known):
-            if options is not None:
-                middle = _nearest(np.asarray(options, dtype=float), middle, low, high)
+            values = np.unique(np.asarray([] if options is None else options, dtype=float))
+            values = values[~np.isnan(values)]
+            if len(values):  # the one nearest to the middle, if any is in the interval
+                inside = (values >= low[:, None]) & (values < high[:, None])
+                apart = np.where(inside, np.abs(values - middle[:, None]), np.inf)
+                middle = np.where(inside.any(1), values[apart.argmin(1)], middle)
         if grid.missing[feature]:
             low, high, middle = (np.append(each, np.nan) for each in (low, high, middle))
         lows.append(low)
         highs.append(high)
         middles.append(middle)
     return np.concatenate(lows), np.concatenate(highs), np.concatenate(middles)
-
-
-def _values(chain: Chain, middle: np.ndarray, knowledge: Knowledge, grid: Grid) -> np.ndarray:
-    """Return (N, F) values: the known row's if in the cell's interval, else the interval's."""
-    if knowledge.rows is None:
-        return middle
-    home = knowledge.rows[chain.home]
-    same = (chain.home >= 0)[:, None] & (states_of(home, grid) == chain.states)
-    return np.where(same, home, middle)
-
-
-def _middles(edges: np.ndarray) -> np.ndarray:
-    """Return the intervals' middles, whole if all thresholds are."""
-    if not len(edges):
-        return np.zeros(1)
-    widths = np.diff(edges) if len(edges) > 1 else np.ones(1)
-    middle = np.concatenate([[edges[0] - widths[0] / 2], (edges[:-1] + edges[1:]) / 2, [edges[-1] + widths[-1] / 2]])
-    if (edges == np.round(edges)).all():
-        middle = np.concatenate([[np.ceil(edges[0] - widths[0] / 2 - 0.5)], np.floor(middle[1:])])
-        middle[0] = min(middle[0], edges[0] - 1)
-    return middle + 0.0  # no negative zero
-
-
-def _nearest(options: np.ndarray, middle: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """Return for each interval the option nearest to its middle, or the middle if there is none."""
-    options = np.unique(options[~np.isnan(options)])
-    if not len(options):
-        return middle
-    inside = (options >= low[:, None]) & (options < high[:, None])
-    apart = np.where(inside, np.abs(options - middle[:, None]), np.inf)
-    return np.where(inside.any(1), options[apart.argmin(1)], middle)
 
 
 def _agreement(chains: Sequence[Chain]) -> np.ndarray:
