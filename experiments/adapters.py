@@ -39,6 +39,8 @@ LONGEST = {"bert_tiny": 24, "gpt_tiny": 24, "minilm": 16}
 """Tokens of a text, at most."""
 VICTIMS = {1: 4, 4: 3, 16: 2}
 """Updates of each batch size."""
+LEAST = 0.05
+"""Least F1 of a row of the page's tables."""
 
 
 def trained(model: TextModel, batch: Batch, optimizer: str, dtype: torch.dtype) -> Tensors:
@@ -171,14 +173,18 @@ def table(rows: RowFile, model: str) -> str:
     ranks = [r for r in RANKS if rows.find({"model": model, "rank": r})]
     heads = [f"step {step}: r={ranks[0]}" if rank == ranks[0] else f"r={rank}" for step in STEPS for rank in ranks]
     lines = ["| Trained | Batch | Words | " + " | ".join(heads) + " |", "|---|---|---|" + "---|" * len(heads)]
+    left_out = []
     for optimizer, dtype, batch in product(OPTIMIZERS, DTYPES, BATCHES):
         key = {"model": model, "optimizer": optimizer, "dtype": dtype, "batch": batch}
         found = [rows.find({**key, "step": step, "rank": rank}) for step in STEPS for rank in ranks]
-        if any(found):
+        if all(found) and all(row["f1"] < LEAST for row in found if row):
+            left_out.append(f"{optimizer}, {dtype}, batch {batch}")
+        elif any(found):
             words = next(f"{row['tokens']:.0f}" for row in found if row)
             shown = ["-" if row is None else f"{row['f1']:.2f}" + _exact(row) for row in found]
             lines.append(f"| {optimizer}, {dtype} | {batch} | {words} | " + " | ".join(shown) + " |")
-    return "\n".join(lines)
+    below = f"\n\nBelow {LEAST:g} at every rank and step: {'; '.join(left_out)}." if left_out else ""
+    return "\n".join(lines) + below
 
 
 def _exact(row: Row) -> str:
