@@ -44,12 +44,12 @@ KINDS: Mapping[str, tuple[str, ...]] = {
 
 
 def kinds_table(rows: Sequence[Row]) -> str:
-    """Render a line for each kind; of ``rows`` those without a page are told below."""
+    """Render a line for each kind, from the ``rows`` with a page."""
     pages = {str(row["example"]): row for row in rows if "headline" in row}
     known = {name for names in KINDS.values() for name in names}
     kinds = {**KINDS, "Others": tuple(sorted(set(pages) - known))}
     lines = [_line(kind, [pages[name] for name in names if name in pages]) for kind, names in kinds.items()]
-    heads = ["Flower's examples", "audited", "single examples", "whole training", "sent in clear"]
+    heads = ["Flower's examples", "audited", "single examples", "whole training", "sent in the clear"]
     return markdown(heads, [line for line in lines if line])
 
 
@@ -60,17 +60,17 @@ def _line(kind: str, own: Sequence[Row]) -> list[str]:
     asked = [row for row in own if any(one["found"] for one in row.get("survivors", ()))]
     clear = [row for row in own if any(finding["severity"] != "look" for finding in row["findings"])]
     read = sum(row["tone"] == "leak" and str(row["headline"]).startswith("The server read") for row in single)
-    told = sum(any(map(_is_told, row["survivors"])) for row in asked)
+    leaking = sum(any(map(_leaks, row["survivors"])) for row in asked)
     return [
         kind,
         str(len(own)),
-        f"read in {read} of {len(single)}" if single else "not attacked",
-        f"told more in {told} of {len(asked)}" if asked else "not asked",
+        f"reconstructed in {read} of {len(single)}" if single else "not attacked",
+        f"leaks in {leaking} of {len(asked)}" if asked else "not asked",
         f"in {len(clear)}" if clear else "-",
     ]
 
 
-def _is_told(one: Row) -> bool:
+def _leaks(one: Row) -> bool:
     """Say by the present rule whether a question about a whole training was answered better than by chance."""
     found, control = (each and Estimate(**each, chance=CHANCE[one["name"]]) for each in (one["found"], one["control"]))
     return Answer(question=one["name"], estimate=found, control=control).leaks

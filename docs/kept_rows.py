@@ -168,7 +168,7 @@ reproducing it quote that table: of 8 over 50 batches, labels known; of 128 they
 _OF_BATCHES = {
     "cells": "cells right",
     "rows": "rows right",
-    "read": "rows read",
+    "read": "rows above the control",
     "their_cells": "cells, authors' program",
     "their_rows": "rows, authors' program",
     "usual_cells": "cells of the usual row",

@@ -79,7 +79,7 @@ def leaderboard(track: str, kept: Path = KEPT) -> str:
         lines.append([str(rank) if counts else "", *_cells(place)])
     metric = next((place["metric"] for place in told["ranked"]), "psnr")
     kind, column = KINDS.get(metric, ("images", "PSNR at most, dB"))
-    heads = ["rank", "defense", f"{kind} read", column, "worst attacker", "accuracy loss, points"]
+    heads = ["rank", "defense", f"{kind} reconstructed", column, "worst attacker", "accuracy loss, points"]
     who = {"malicious": "Malicious servers", "adaptive": "Attackers that know the defense"}[told["threat"]]
     parts = [
         f"[The page of the track `{track}`](benchmarks/{track}.html), version {told['track']['version']}:"

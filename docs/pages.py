@@ -47,7 +47,7 @@ REFERENCE = {
     "fl_privacy.types": "The nouns: what is trained, uploaded, observed and reconstructed.",
     "fl_privacy.attacks": "Attacks on intercepted updates.",
     "fl_privacy.defenses": "Defenses of clients.",
-    "fl_privacy.effects": "What a defense does, as a value that accountants and attackers read.",
+    "fl_privacy.effects": "What a defense does, as a value for accountants and attackers.",
     "fl_privacy.measure": "How much of an image a reconstruction shows.",
     "fl_privacy.models": "Networks of the papers.",
     "fl_privacy.data": "Data sets and partitions.",
@@ -56,7 +56,7 @@ REFERENCE = {
     "fl_privacy.defenses.guard": "What clients look at in a model before they train on it.",
     "fl_privacy.data.transformations": "Image operations and policies.",
     "fl_privacy.auditing.regression": "Whether an app leaks more than it did.",
-    "fl_privacy.errors": "The error that a user is meant to read.",
+    "fl_privacy.errors": "The error for users, in one line.",
 }
 FORMULA = re.compile(r"^\$\$(.+?)\$\$$", re.MULTILINE)
 
@@ -136,10 +136,10 @@ def method_page(kind: str, name: str, told: dict[str, Any]) -> str:
     parts.append(_seen(f"{kind}-{told['options'][0]}", told.get("needs")))
     if published := told.get("published"):
         parts.append(
-            f"Published: {published}. Settings differ; [results](../results.md) has ours beside it where it was run."
+            f"Published: {published}. Settings differ; [results](../results.md) has ours next to it if it was run."
         )
     if rows := told.get("rows"):
-        parts += ["## Beside the others\n", attacks_table(rows)]
+        parts += ["## Compared with the others\n", attacks_table(rows)]
     for kept, title in (("measured", "Measured"), ("tried", "Tried, and left out")):
         if shown_rows := told.get(kept):
             parts += [f"## {title}\n", shown_rows["about"], rows_table(shown_rows["rows"])]
@@ -163,9 +163,9 @@ def _seen(name: str, needs: str | None) -> str:
     table = "\n".join(["| | PSNR, dB, with 95 % interval | Refiner's count (15 dB or more) |", "|---|---|---|", *rows])
     order = " and ".join(f"by the {who} attacker" for who in found["by"])
     return (
-        f"![Originals, and what was read of them](../assets/gallery/{name}.png)\n\nFrom above: the originals, what was"
-        f" read {order}.\n\n{table}\n\n```sh\n{found['command']}\n```\n\nSix digits behind an untrained network and a"
-        " short attack: an illustration, not a verdict."
+        f"![Originals and their reconstructions](../assets/gallery/{name}.png)\n\nFrom above: the originals, their"
+        f" reconstructions {order}.\n\n{table}\n\n```sh\n{found['command']}\n```\n\nSix digits behind an"
+        " untrained network and a short attack: an illustration, not a verdict."
     )
 
 

@@ -56,13 +56,13 @@ def load_items(file: Path = DOCS / "papers_items.yaml") -> dict[str, tuple[str, 
     return found
 
 
-def counts_table() -> str:
-    """Render the table of counts: a line for each paper and one for all."""
+def counts_table(columns: int | None = None) -> str:
+    """Render the first ``columns`` (``None``: all) of the table of counts: a line for each paper and one for all."""
     papers = load_items()
-    lines = [[title, *_counts(items)] for title, items in papers.values()]
-    lines.append(["**all**", *_counts([item for _, items in papers.values() for item in items])])
+    lines = [[title, *_counts(items)][:columns] for title, items in papers.values()]
+    lines.append(["**all**", *_counts([item for _, items in papers.values() for item in items])][:columns])
     heads = ["", "items", "as published", "by a named option", "not", "before: there and alike", "unlike", "missing"]
-    return markdown(heads, lines)
+    return markdown(heads[:columns], lines)
 
 
 def _counts(items: Sequence[Item]) -> list[str]:
@@ -76,9 +76,9 @@ def _counts(items: Sequence[Item]) -> list[str]:
 
 
 def with_counts(page: str) -> str:
-    """Replace the table of counts between the marks of ``page``."""
+    """Replace the table of present counts between the marks of ``page``."""
     before, _, rest = page.partition(BEGIN)
-    return f"{before}{BEGIN}\n{counts_table()}\n{END}{rest.partition(END)[2]}"
+    return f"{before}{BEGIN}\n{counts_table(5)}\n{END}{rest.partition(END)[2]}"
 
 
 def items_page(made: str) -> str:

@@ -35,7 +35,9 @@ def _weights(rows: Sequence[Row]) -> str:
         clip = "none" if row["clip_norm"] is None else f"{row['clip_norm']:g}"
         shares = [f"{100 * row[name]:.1f} %" for name in ("bits_read", "best_decoder_expected", "control")]
         lines.append([clip, noise, *shares])
-    return markdown(["clip norm", "noise multiplier", "bits read", "by theory", "guessed without the update"], lines)
+    return markdown(
+        ["clip norm", "noise multiplier", "bits recovered", "by theory", "guessed without the update"], lines
+    )
 
 
 def _honest(rows: Sequence[Row]) -> str:

@@ -16,7 +16,7 @@ METHODS: Mapping[str, str] = {
     "fedmia_loss": "FedMIA, loss",
     "min_k": "least likely tokens",
     "final_loss": "final model, loss",
-    "final_reference": "final model, loss beside the first",
+    "final_reference": "final model, loss compared with the first",
     "final_min_k": "final model, least likely tokens",
 }
 
@@ -42,7 +42,7 @@ def _defenses() -> str:
         for defense in table.defenses:
             line = lines.setdefault(defense.name, [defense.name, *["-"] * 3 * len(tables)])
             line[1 + 3 * number : 4 + 3 * number] = _defended(defense)
-    heads = [f"{MEASURED[data]}: {head}" for data in tables for head in ("accuracy", "texts read", "F1")]
+    heads = [f"{MEASURED[data]}: {head}" for data in tables for head in ("accuracy", "texts reconstructed", "F1")]
     return markdown(["", *heads], list(lines.values()))
 
 

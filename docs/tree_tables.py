@@ -50,7 +50,7 @@ def _settings(rows: Sequence[Row]) -> str:
         values = f"{row['values']} of {row['distinct']}"
         counts = {True: "exact", False: "wrong", None: "none"}[row["counts_right"]]
         lines.append([name, *_figures(row)[:1], counts, values, f"{row['auc']:.3f}", f"{row['seconds']:.0f}"])
-    heads = ["changed", "cells right", "counts of the first tree", "values given away", "AUC", "seconds"]
+    heads = ["changed", "cells right", "counts of the first tree", "values leaked", "AUC", "seconds"]
     return markdown(heads, lines) if lines else ""
 
 
@@ -96,7 +96,7 @@ def _best(rows: Sequence[Row]) -> str:
                 truth, guess, right = each["cells"][name]
                 cells += [_word(truth), f"**{_word(guess)}**" if right else _word(guess)]
             lines.append([name.replace("_", " "), *cells])
-        heads = ["", *(f"{what} {k}" for k in range(1, len(row["best"]) + 1) for what in ("row", "read"))]
+        heads = ["", *(f"{what} {k}" for k in range(1, len(row["best"]) + 1) for what in ("row", "guess"))]
         parts.append(f"**{HOSPITALS[row['client']]}**\n\n{markdown(heads, lines)}")
     return "\n\n".join(parts)
 

@@ -39,6 +39,8 @@ LONGEST = {"bert_tiny": 24, "gpt_tiny": 24, "minilm": 16}
 """Tokens of a text, at most."""
 VICTIMS = {1: 4, 4: 3, 16: 2}
 """Updates of each batch size."""
+LEAST = 0.05
+"""Least F1 of a row of the page's tables."""
 
 
 def trained(model: TextModel, batch: Batch, optimizer: str, dtype: torch.dtype) -> Tensors:
@@ -169,18 +171,20 @@ def cells(options: argparse.Namespace) -> Iterator[Row]:
 def table(rows: RowFile, model: str) -> str:
     """Write the rows of ``model`` as a table: F1 of words and what was read of the texts, by rank and batch."""
     ranks = [r for r in RANKS if rows.find({"model": model, "rank": r})]
-    lines = [
-        "| Optimizer | Precision | Step | Batch | Words | " + " | ".join(f"r = {r}" for r in ranks) + " |",
-        "|---|---|---|---|---|" + "---|" * len(ranks),
-    ]
-    for optimizer, dtype, step, batch in product(OPTIMIZERS, DTYPES, STEPS, BATCHES):
-        key = {"model": model, "optimizer": optimizer, "dtype": dtype, "step": step, "batch": batch}
-        found = [rows.find({**key, "rank": rank}) for rank in ranks]
-        if any(found):
+    heads = [f"step {step}: r={ranks[0]}" if rank == ranks[0] else f"r={rank}" for step in STEPS for rank in ranks]
+    lines = ["| Trained | Batch | Words | " + " | ".join(heads) + " |", "|---|---|---|" + "---|" * len(heads)]
+    left_out = []
+    for optimizer, dtype, batch in product(OPTIMIZERS, DTYPES, BATCHES):
+        key = {"model": model, "optimizer": optimizer, "dtype": dtype, "batch": batch}
+        found = [rows.find({**key, "step": step, "rank": rank}) for step in STEPS for rank in ranks]
+        if all(found) and all(row["f1"] < LEAST for row in found if row):
+            left_out.append(f"{optimizer}, {dtype}, batch {batch}")
+        elif any(found):
             words = next(f"{row['tokens']:.0f}" for row in found if row)
             shown = ["-" if row is None else f"{row['f1']:.2f}" + _exact(row) for row in found]
-            lines.append(f"| {optimizer} | {dtype} | {step} | {batch} | {words} | " + " | ".join(shown) + " |")
-    return "\n".join(lines)
+            lines.append(f"| {optimizer}, {dtype} | {batch} | {words} | " + " | ".join(shown) + " |")
+    below = f"\n\nBelow {LEAST:g} at every rank and step: {'; '.join(left_out)}." if left_out else ""
+    return "\n".join(lines) + below
 
 
 def _exact(row: Row) -> str:
@@ -204,25 +208,26 @@ def page(rows: RowFile) -> str:
     """Write the page of all rows."""
     every = rows.rows
     seconds = statistics.median(row["cpu_seconds"] for row in every)
+    alike = any("alike" in row and row["false"] for row in every)
     parts = [
         "# Adapters, cell by cell",
         "<!-- Written by experiments/adapters.py --page; do not edit. -->",
-        "What the upload of one step gives away of sentences of SST-2 where clients train LoRA adapters beside queries"
-        " and values, and the head. A figure is the F1 of the different words of an update, special tokens left out;"
-        " *step 1* has B still zero, *step 10* comes after nine steps on others' texts; uploads are weights, as `peft`"
-        f" saves them. SGD has a rate of {OPTIMIZERS['sgd']:g}, AdamW of {OPTIMIZERS['adamw']:g}. *Words* is how many"
-        " different ones an update has. In brackets, where there are any: texts read word for word, those of them that"
-        " are proven, and words named on average that are not there; where it was measured as well, *alike* is how many"
-        " of the words named the attack, which does not know the truth, says to be there for no more than being like"
-        " others.",
-        f"In {len(every)} cells {sum(row['wrongly_proven'] for row in every)} texts were wrongly proven. Words named of"
-        f" an update, added up over the cells: {_false_of_each(every)}; of a pretrained model these are mostly words"
-        " that it holds for nearly the same as one that is there, which the attack counts apart from what chance has."
+        "What the upload of one step reveals of SST-2 sentences when clients train LoRA adapters next to queries and"
+        " values, and the head. Figures are the F1 of an update's different words, without special tokens. In *step 1*"
+        " B is still zero; *step 10* follows nine steps on others' texts. Uploads are weights, as `peft` saves them."
+        f" Learning rates are {OPTIMIZERS['sgd']:g} (SGD) and {OPTIMIZERS['adamw']:g} (AdamW). *Words* is the number of"
+        " different words of an update. In brackets, if any: texts reconstructed word for word, proven ones, and the"
+        " mean number of words named that are not there"
+        + (", *alike* those that the attack itself marks as named for their likeness only" if alike else "")
+        + ".",
+        f"In {len(every)} cells {sum(row['wrongly_proven'] for row in every)} texts were wrongly proven. Words named in"
+        f" all cells: {_false_of_each(every)}; a pretrained model's false words mostly have embeddings like those of"
+        " true ones, and the attack counts them apart from chance."
         " The control, the same words against another client's texts, has an F1 of at most"
-        f" {max(row['control_f1'] for row in every):.2f}: words that most sentences have. The median is"
+        f" {max(row['control_f1'] for row in every):.2f}, from words that most sentences have. The median cost is"
         f" {seconds:.1f} CPU seconds an update.",
-        "`python experiments/adapters.py --models minilm --minutes 30 --out experiments/rows/adapters` goes on with"
-        " cells that are empty here, and `--page` writes this page.",
+        "`python experiments/adapters.py --models minilm --minutes 30 --out experiments/rows/adapters` measures empty"
+        " cells; `--page` writes this page.",
     ]
     for model in dict.fromkeys(row["model"] for row in every):
         longest = LONGEST[model]

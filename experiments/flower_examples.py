@@ -294,13 +294,13 @@ def table() -> str:
         "<!-- Written by experiments/flower_examples.py --table; do not edit. -->",
         "",
         "For each of Flower's examples this page says what its clients upload,"
-        " and how much of their data the server can read of it.",
+        " and how much of their data the server can reconstruct from it.",
         "",
         f"Of {len(rows)} folders in Flower's `examples`, `fl-privacy audit` made a page on what clients of {len(pages)}"
         " upload,"
         f" {len(measured)} of them with a measured attack; of the others the reason is named. Nothing was edited."
-        " *Read* is how many single examples, or examples of a batch, the quick attack read of those attacked,"
-        " beside how many guesses at other examples' uploads would have read; *Fitted*: rows behind a model that is not"
+        " *Read* is how many of the attacked single examples, or examples of a batch, the quick attack reconstructed,"
+        " next to how many guesses at other examples' uploads match; *Fitted*: rows behind a model that is not"
         " trained by steps. The three columns on whole trainings are"
         " asked of what clients really uploaded: how the shares of classes in which clients differ correlate with what"
         " the last bias says (0 is guessing), how well losses tell a client's examples from another's (0.5 is"

@@ -271,7 +271,7 @@ def table(rows: list[dict[str, Any]]) -> str:
         "<!-- Written by experiments/third_party_apps.py --table; do not edit. -->",
         "",
         "For apps that others have published this page says what clients upload,"
-        " and how much of their data the server can read of it.",
+        " and how much of their data the server can reconstruct from it.",
         "",
         f"{len(rows)} apps of public repositories were found by searching and run by `fl-privacy audit APP --sandbox`,"
         f" not a line of them edited: {len(pages)} ended in a page on what their clients upload,"

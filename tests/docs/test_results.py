@@ -306,6 +306,6 @@ def test_a_board_of_rows_speaks_of_cells_and_of_the_attackers_it_had(docs: Any, 
     (folder / "benchmark.json").write_text(told)
     leaderboard.keep(folder, kept)
     told = leaderboard.leaderboard("table", kept)
-    assert "| rows read | cells right at most |" in told
+    assert "| rows reconstructed | cells right at most |" in told
     assert "| 1 | pruning (rate 1) | 1 of 8 | 62% | auto | 2.5 |" in told
     assert "alicious" not in told and "Attackers that know the defense count too" in told

@@ -93,8 +93,8 @@ class InterceptSettings:
 
     uploads: Literal["probe", "update"] = setting(
         ATTACK,
-        "`probe`: victims are extra batches that clients send through their own defended update without training on"
-        " them; `update`: the training updates themselves, where `victims` and `batch_size` have no effect",
+        "`probe`: victims are extra batches, defended and sent but not trained on; `update`: the training updates"
+        " themselves (`victims` and `batch_size` have no effect)",
         captured=True,
     )
     rounds: Literal["first", "last", "ends", "all"] | int | list[int] = setting(
@@ -114,33 +114,32 @@ class ThreatModelSettings:
     """Settings of the group ``threat_model``: the attacker's knowledge beyond the protocol."""
 
     knows_labels: bool = setting(ATTACK, "the true labels")
-    knows_lengths: bool = setting(ATTACK, "of texts, how many tokens each has, as published attacks assume")
+    knows_lengths: bool = setting(ATTACK, "number of tokens of each text, as published attacks assume")
     knows_defense: bool = setting(
         ATTACK,
-        "each victim is attacked a second time, by an adaptive attacker that knows the public description of the"
-        " defense and which updates of different rounds come from the same examples",
+        "attack also with knowledge of the public description of the defense and of updates from the same examples",
     )
     public_images: int | None = setting(
         ATTACK,
-        "number of images, or texts, of the split that is not attacked, from which `auto` learns its prior, and"
-        " for `attack.start=public_mean` and `attack=lamp`; `null`: what there is, up to 5,000",
+        "number of images or texts, not attacked, for the prior of `auto`, `attack.start=public_mean` and"
+        " `attack=lamp`; `null`: all, up to 5,000",
         within=(0, 1_000_000),
     )
     colluder: int | None = setting(
         ATTACK,
-        "a client that colludes: its private layers stand in for those of the victims, its own data are not attacked;"
-        " `null`: the attacker draws some",
+        "client whose private layers stand in for the victims' and whose data are not attacked; `null`: the attacker"
+        " draws some",
         captured=True,
     )
-    knows_features: bool = setting(ATTACK, "what the victims' private layers put out", captured=True)
+    knows_features: bool = setting(ATTACK, "outputs of the victims' private layers", captured=True)
     features_at: str | None = setting(
         ATTACK,
-        "the module whose input that is; `null`: the first public layer, `activation`: behind the private layers'"
-        " activation (with nothing private: the second layer, behind the first activation)",
+        "module whose input they are; `null`: the first public layer, `activation`: behind the private layers'"
+        " activation (nothing private: the first activation)",
         captured=True,
     )
     features_of: Literal["sent", "trained"] = setting(
-        ATTACK, "of the model as it was `sent`, or of each client's own after its training", captured=True
+        ATTACK, "outputs of the model as `sent`, or of each client's after training", captured=True
     )
 
 
@@ -150,10 +149,10 @@ class PrivacySettings:
 
     epsilon: float | None = setting(
         RUNTIME,
-        "sets the noise of `dp_sgd`, or of `dp_noise` with a `clip_norm`, such that the worst-off client spends it by"
-        " the last round; `defense=none` stays as it is",
+        "sets the noise of `dp_sgd`, or of `dp_noise` with a `clip_norm`, so that no client spends more by the last"
+        " round; `defense=none` stays",
     )  # becomes noise of the defense before the run is hashed
-    delta: float = setting(DEFENSE, "at which epsilon is reported, where the defense gives a guarantee")
+    delta: float = setting(DEFENSE, "delta of the reported epsilon, if there is a guarantee")
     accountant: Literal["rdp", "prv"] = setting(DEFENSE, "`prv` is tighter and slower")
 
 
@@ -165,8 +164,7 @@ class BpkiSettings:
     smoothing: float = setting(ATTACK, "pixels added to each of them, so that none is empty", within=(0, 1e12))
     prior: Literal["public"] | None = setting(
         ATTACK,
-        "what the attacker knows of pixels before: `public` is the histogram of the images that nobody attacks (`null`:"
-        " nothing, all intervals alike)",
+        "the attacker's prior on pixels: `public` is the histogram of images that nobody attacks (`null`: uniform)",
     )
 
 
@@ -179,22 +177,22 @@ class RunSettings:
     model: Options = group(TRAINING, "the network")
     federation: FederationSettings = group(TRAINING, "how clients and server train")
     defense: Options = group(DEFENSE, "what clients do to their updates")
-    guard: Options = group(DEFENSE, "whether clients look at a model before they train on it, and refuse some")
+    guard: Options = group(DEFENSE, "whether clients check a model before training, and refuse some")
     attack: Options = group(
         ATTACK,
-        "what is tried on intercepted updates",
+        "attack on intercepted updates",
         runtime=("shards",),
         within={"iterations": (0, 100_000_000), "restarts": (1, 10_000), "history": (1, 10_000)},
     )
     inference: Options = group(
         ATTACK,
-        "what else than images is asked of intercepted updates; several as `[membership,source]`",
+        "other questions about intercepted updates; several as `[membership,source]`",
     )
     threat_model: ThreatModelSettings = group(ATTACK, "what the attacker is given", shown=False)
-    server: Options = group(TRAINING, "whether the server follows the protocol, or what it sends instead")
+    server: Options = group(TRAINING, "`honest`, or what a malicious server sends instead")
     secure_aggregation: Options = group(
         TRAINING,
-        "whether the server reads single updates",
+        "whether the server sees single updates",
         shown=False,
         within={"levels": (2, 2**32)},
         names=("none", "secagg", "ckks"),
@@ -207,66 +205,64 @@ class RunSettings:
     privacy: PrivacySettings = field()
     films: int = setting(
         RUNTIME,
-        "number of victims, the first of each attacked round, of which a dozen snapshots are kept for the page to play;"
-        " 0 keeps none",
+        "number of first victims of each attacked round whose reconstruction the page plays; 0: none",
         within=(0, 64),
     )
     baseline: bool = setting(
         RUNTIME,
-        "compare accuracy with the same training without defense: found among the runs in `out`, else trained",
+        "compare accuracy with the same training undefended: a run in `out`, else trained",
     )
     evaluate_every: int = setting(
-        TRAINING, "rounds between measurements of the test accuracy; the last is measured, too", within=(1, 10_000_000)
+        TRAINING,
+        "rounds between measurements of the test accuracy; the last is always measured",
+        within=(1, 10_000_000),
     )
     holdout: int = setting(
         TRAINING,
-        "number of training examples that no client gets: those that membership inference tells members from; with 0"
-        " these are test examples",
+        "number of training examples that no client gets, as non-members for membership inference; 0: test examples",
         within=(0, 10_000_000),
     )
     split: Literal["train", "test"] = setting(ATTACK, "`attack` takes its victims from this split of the data")
     weights: str | None = setting(
-        TRAINING, "the model starts at these (`model.safetensors` of a run, or its folder) instead of fresh values"
+        TRAINING, "the model's start: a run's `model.safetensors` or folder (`null`: fresh values)"
     )
     captured: str | None = setting(ATTACK, "`attack` takes what the run in this folder captured")
     truth: str | None = setting(
         ATTACK,
-        "`attack` on what was captured of somebody else's Flower app compares with these images: a folder of them, or"
-        " the name of a data set (`null`: reconstructions are shown alone)",
+        "originals for an `attack` on a captured Flower app: a folder of images, or the name of a data set (`null`:"
+        " reconstructions are shown alone)",
     )
     trust: str | list[str] | None = setting(
         RUNTIME,
-        "what a captured configuration may name beside what is registered: import paths of models and defenses, modules"
-        " that define them, names of data sets; naming code means running it",
+        "unregistered names that a captured configuration may use: import paths of models and defenses, their modules,"
+        " names of data sets; naming code means running it",
     )
     candidates: int = setting(
-        ATTACK, "public images to tell each original from; below 100 none is identified", within=(0, 100_000)
+        ATTACK, "public images compared with each original; below 100 none is identified", within=(0, 100_000)
     )
     evaluator: str | None = setting(
-        ATTACK, "also measure the noise ratio of reconstructions, by this file of `train-evaluator`"
+        ATTACK, "file of `train-evaluator` that measures the noise ratio of reconstructions"
     )
     tracing: int | None = setting(
         ATTACK,
-        "number of participants to whom victims of a single client are dealt, to tell their images apart (`null`: 10)",
+        "number of participants among whom tracing divides the victims of a single client (`null`: 10)",
         within=(1, 1_000_000),
     )
     tracing_queries: int | None = setting(
         ATTACK,
-        "number of images of the attacked clients that tracing asks for, with those attacked (`null`: these alone)",
+        "number of the attacked clients' images that tracing compares (`null`: the attacked ones)",
         within=(1, 10_000_000),
     )
     bpki: BpkiSettings = field()
-    device: str = setting(RUNTIME, "`auto` takes a GPU where there is one")
+    device: str = setting(RUNTIME, "`auto`: a GPU, if there is one")
     client_threads: int = setting(
         TRAINING, "CPU threads of one client; they decide the last bits of a sum", within=(1, 256)
     )
-    attack_threads: int = setting(
-        ATTACK, "CPU threads of an attack; layers of little work take one whatever is set", within=(1, 1024)
-    )
+    attack_threads: int = setting(ATTACK, "CPU threads of an attack; small layers take one", within=(1, 1024))
     jobs: int | None = setting(
         RUNTIME,
-        "processes that attack parts of the victims at once, of which each takes `attack_threads` (`null`: as many as"
-        " there are cores for); no result depends on it",
+        "processes that attack parts of the victims, each with `attack_threads` (`null`: by the cores); no result"
+        " depends on it",
         within=(1, 4096),
     )
     out: str = setting(RUNTIME, "folder of the runs' folders")
