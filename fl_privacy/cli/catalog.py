@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from omegaconf import DictConfig, OmegaConf
 from rich.table import Table
 
 from fl_privacy.errors import UserError
@@ -14,6 +13,7 @@ from fl_privacy.runs.config.building import locate_target
 from fl_privacy.runs.config.keys import groups
 from fl_privacy.runs.config.plugins import register_plugin_metrics
 from fl_privacy.runs.config.study import GRIDS, TRACKS, grid_names, track_names
+from fl_privacy.site.gate.plain_yaml import loaded
 
 GROUPS = (*groups(), "experiment")
 
@@ -29,15 +29,14 @@ def catalog_tables(kinds: Sequence[str] = ()) -> list[Table]:
     for kind in wanted:
         if kind not in there:
             raise UserError(f"What to list is expected to be a kind of parts, but got {kind!r}{suggest(kind, there)}")
-    return [_table(kind) for kind in there if kind in wanted]
-
-
-def _table(kind: str) -> Table:
-    table = Table(title=kind if kind in _OTHERS else f"{kind}=", title_justify="left", box=None, show_header=False)
-    rows = _OTHERS[kind]() if kind in _OTHERS else {name: describe_option(kind, name) for name in options(kind)}
-    for name, line in rows.items():
-        table.add_row(f"  [bold]{name}[/bold]", line)
-    return table
+    tables = []
+    for kind in (kind for kind in there if kind in wanted):
+        table = Table(title=kind if kind in _OTHERS else f"{kind}=", title_justify="left", box=None, show_header=False)
+        rows = _OTHERS[kind]() if kind in _OTHERS else {name: describe_option(kind, name) for name in options(kind)}
+        for name, line in rows.items():
+            table.add_row(f"  [bold]{name}[/bold]", line)
+        tables.append(table)
+    return tables
 
 
 def _metrics() -> dict[str, str]:
@@ -58,8 +57,8 @@ def describe_option(group: str, name: str) -> str:
     path = options(group)[name]
     if comment := comment_of(path):
         return comment
-    section = OmegaConf.load(path)
-    if not isinstance(section, DictConfig) or "_target_" not in section:
+    section = loaded(path.read_bytes(), str(path))
+    if not isinstance(section, dict) or "_target_" not in section:
         return ""
     return (locate_target(section, group).__doc__ or "").strip().split("\n")[0]
 

@@ -1,6 +1,11 @@
-"""Shell completion of overrides: keys, and the options of a group after ``=``."""
+"""Options that several commands have, and shell completion of overrides: keys, and options of a group after ``=``."""
 
 import os
+from typing import Annotated
+
+import typer
+
+from fl_privacy.checks import number
 
 
 def completes() -> bool:
@@ -22,3 +27,22 @@ def complete_override(incomplete: str) -> list[str]:
         return []
     chosen, comma, last = value.rpartition(",")
     return [f"{key}={chosen}{comma}{name}" for name in options(key) if name.startswith(last)]
+
+
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[KEY=VALUE]...", help="Hydra overrides.", autocompletion=complete_override),
+]
+OpenPage = Annotated[bool, typer.Option("--open", help="Open the page in the browser at the end.")]
+Jobs = Annotated[
+    int | None, typer.Option("--jobs", "-j", help="How many at once, one CPU thread each; all cores by default.")
+]
+OnlyReport = Annotated[bool, typer.Option("--only-report", help="Write the page over what has finished.")]
+PsnrBelow = Annotated[
+    float | None,
+    typer.Option(
+        "--psnr-below",
+        help="dB; a defense is only chosen if no attacked image reaches this either.",
+        callback=lambda value: None if value is None else number("--psnr-below", value, at_least=0, example=12),
+    ),
+]

@@ -74,6 +74,19 @@ SHOWN_ROUNDS = 8
 SECONDS_BETWEEN_LINES = 10
 
 
+def progress_bar(console: Console, *columns: str) -> Progress:
+    """Make a bar behind texts with Rich's markup, with counts and times; nothing without a terminal."""
+    return Progress(
+        *map(TextColumn, columns),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        disable=not console.is_terminal,
+    )
+
+
 class RichMonitor(Monitor):
     """Show a run on ``console``; on a pipe or in a log file only changes, as plain lines."""
 
@@ -90,7 +103,7 @@ class RichMonitor(Monitor):
     @contextmanager
     def training(self, rounds: int) -> Iterator[None]:
         self._rounds.clear()
-        self._total, self._done, bar = rounds, 0, self._progress("Training")
+        self._total, self._done, bar = rounds, 0, progress_bar(self.console, "Training")
         task, left, doing = bar.add_task("", total=rounds), Remaining(), Text("", style="dim")
         shown = Live(console=self.console, refresh_per_second=4, transient=not self.console.is_terminal)
         with self._lines() as lines, shown as live:
@@ -153,7 +166,7 @@ class RichMonitor(Monitor):
             if not self.console.is_terminal:
                 yield self._tenths(title, lambda: f", {working}" if working else "")
                 return
-            with self._progress(title, "{task.description}") as bar:
+            with progress_bar(self.console, title, "{task.description}") as bar:
                 task = bar.add_task("", total=None)
                 show = lambda text: bar.update(task, description=text)  # noqa: E731
                 yield lambda done, total: bar.update(task, completed=done, total=total)
@@ -164,7 +177,7 @@ class RichMonitor(Monitor):
             tell = self._tenths(title)
             yield lambda done: tell(done, total)
             return
-        with self._progress(title) as bar:
+        with progress_bar(self.console, title) as bar:
             task = bar.add_task("", total=total)
             yield lambda done: bar.update(task, completed=done)
 
@@ -173,18 +186,6 @@ class RichMonitor(Monitor):
 
     def _tenths(self, title: str, beside: Callable[[], str] = str) -> AttackProgress:
         return ShareLines(self.say, title, beside, pause=SECONDS_BETWEEN_LINES)
-
-    def _progress(self, title: str, beside: str = "") -> Progress:
-        return Progress(
-            TextColumn(title),
-            *([TextColumn(beside)] if beside else []),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            console=self.console,
-            disable=not self.console.is_terminal,
-        )
 
     def _table(self) -> Table:
         guaranteed = any(epsilon is not None for _, _, epsilon in self._rounds)

@@ -45,7 +45,12 @@ def in_a_line(error: BaseException) -> str:
 def recognized(error: BaseException) -> BaseException | None:
     """Return ``error`` as one of ``FAULTS``; ``None`` for a defect of a program."""
     if isinstance(error, click.ClickException):
-        return UserError(_of_the_command_line(error))
+        said = error.message if "Did you mean" in error.message else error.format_message()  # one suggestion
+        words, context = list[str](), error.ctx if isinstance(error, click.UsageError) else None
+        while context is not None and context.parent is not None:
+            words.insert(0, context.info_name or "")
+            context = context.parent
+        return UserError(f"{said} `{' '.join(['fl-privacy', *words])} --help` shows how to go on.")
     if isinstance(error, ImportError) and not is_out_of_memory(error):
         return missing_extra(error)
     if isinstance(error, SystemExit):
@@ -70,16 +75,6 @@ def end_quietly() -> int:
     """Keep Python from reporting the closed output at its end."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return EXIT_ERROR
-
-
-def _of_the_command_line(error: click.ClickException) -> str:
-    """Return Click's message with one suggestion, and name the ``--help`` command to run."""
-    told = error.message if "Did you mean" in error.message else error.format_message()
-    words, context = list[str](), error.ctx if isinstance(error, click.UsageError) else None
-    while context is not None and context.parent is not None:
-        words.insert(0, context.info_name or "")
-        context = context.parent
-    return f"{told} `{' '.join(['fl-privacy', *words])} --help` shows how to go on."
 
 
 def _of_the_system(error: OSError) -> str:

@@ -6,7 +6,7 @@ import os
 import shlex
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -77,30 +77,42 @@ def run_on_nodes(grid: Grid, context: Context) -> None:
         UserError: it can't be run; one line, without a traceback of causes.
     """
     try:
-        _run_on_nodes(grid, context)
+        overrides = _sized(_overrides(context), lambda: partitions_of(grid))
+        config, monitor = calibrated(compose_run(overrides)), RichMonitor(Terminal(soft_wrap=True))
+        clients = Whereabouts(
+            simulated=is_simulation() or in_simulation_engine(grid),
+            own_data=bool(context.run_config.get(OWN_DATA_RUN, False)),
+        )
+        asked = {
+            f"attack={config.choices['attack']}": "_target_" in config.attack,
+            f"inference={config.choices['inference']}": config.choices["inference"] != "none",
+            "intercept.save=true": config.intercept.save,
+            "baseline=true": config.compares,
+            "privacy.epsilon": "privacy.epsilon" in str(context.run_config["overrides"]),
+        }
+        if clients.own_data and (wrong := [name for name, wanted in asked.items() if wanted]):
+            raise UserError(
+                f"With {OWN_DATA_RUN}=true nothing is expected that needs the clients' data, but got {wrong[0]}; use"
+                " attack=none intercept.save=false baseline=false, and noise of a fixed strength."
+            )
+        if not clients.simulated:
+            made = build_setup(config)
+            plan, audit, defense = made.server.local_plan, made.audit, made.defense
+            if audit.rounds and (audit.uploads == "update" or sees_other_images(defense, plan, audit.uploads)):
+                raise UserError(
+                    "The examples behind an attacked update are expected to be known, but deployed clients choose and"
+                    " transform them by secrets of their own; use intercept.uploads=probe without a defense of the"
+                    f" data, attack=none, or {SIMULATION_VARIABLE}=1 in the environment of simulated nodes and server."
+                )
+            # a simulation with these settings is another run
+            config = replace(config, out=str(Path(config.out) / DEPLOYED))
+        backend = _backend_on(PromptGrid(grid), config, context, clients)
+        run_baseline(config, plain_loop, monitor)  # here, since the clients behind the grid defend themselves
+        folder = run_experiment(config, backend, monitor, clients=clients).absolute()
+        say(f"{run_in_words(folder)}\n{folder / PAGE}")
     except UserError as error:
         logger.error("%s", error)
         raise UserError(str(error)) from None
-
-
-def _run_on_nodes(grid: Grid, context: Context) -> None:
-    overrides = _sized(_overrides(context), lambda: partitions_of(grid))
-    config, monitor = calibrated(compose_run(overrides)), RichMonitor(Terminal(soft_wrap=True))
-    clients = Whereabouts(
-        simulated=is_simulation() or in_simulation_engine(grid),
-        own_data=bool(context.run_config.get(OWN_DATA_RUN, False)),
-    )
-    if clients.own_data:
-        _expect_nothing_known(config, context)
-    if not clients.simulated:
-        _expect_known_examples(config)
-        config = replace(
-            config, out=str(Path(config.out) / DEPLOYED)
-        )  # a simulation with these settings is another run
-    backend = _backend_on(PromptGrid(grid), config, context, clients)
-    run_baseline(config, plain_loop, monitor)  # in this process, since the clients behind the grid defend themselves
-    folder = run_experiment(config, backend, monitor, clients=clients).absolute()
-    say(f"{run_in_words(folder)}\n{folder / PAGE}")
 
 
 def _sized(overrides: list[str], partitions: Callable[[], int | None]) -> list[str]:
@@ -130,27 +142,18 @@ def _backend_on(grid: Grid, config: RunSettings, context: Context, clients: Wher
         return rounds_on_grid(grid, server, timeout=timeout, rules=rules, **settings)
 
     def secured(server: Server, clients: Any, **settings: Any) -> Generator[Round, None, object]:
-        from fl_privacy.flower.secagg import (  # noqa: PLC0415
-            Masking,
-            secure_rounds_on_grid,
-        )
+        from fl_privacy.flower.secagg import Masking, secure_rounds_on_grid  # noqa: PLC0415
 
-        settings_of_masks = plain_settings(config.secure_aggregation)
-        masking = Masking(**{key: value for key, value in settings_of_masks.items() if key != "name"})
+        masking = Masking(**{key: v for key, v in plain_settings(config.secure_aggregation).items() if key != "name"})
         nodes = Nodes(server.clients, **asdict(rules))
         return secure_rounds_on_grid(grid, server, nodes=nodes, masking=masking, timeout=timeout, **settings)
 
     return partial(unattacked, secured) if name == SECAGG else on_grid
 
 
-@dataclass(frozen=True)
-class _Order:
-    config: RunSettings
-
-
 @lru_cache(maxsize=8)
-def _composed(overrides: tuple[str, ...], trusted: tuple[str, ...], unread: frozenset[str] | None) -> _Order:
-    """Compose the order, once in a process; ``unread`` are settings that a node ignores.
+def _composed(overrides: tuple[str, ...], trusted: tuple[str, ...], unread: frozenset[str] | None) -> RunSettings:
+    """Compose the settings, once in a process; ``unread`` are settings that a node ignores.
 
     Overrides come over the network: a node builds only what is registered or trusted, and checks them first, since
     noise for a budget counts the clients' examples.
@@ -161,15 +164,14 @@ def _composed(overrides: tuple[str, ...], trusted: tuple[str, ...], unread: froz
     if unread is not None:
         expect_no_place(list(overrides), where="A run started elsewhere", unread=unread)
     with _untold_places():
-        config = calibrated(compose_run(list(overrides)))
-    return _Order(config)
+        return calibrated(compose_run(list(overrides)))
 
 
 def _is_simulated() -> bool:
     return is_simulation() or in_actor()
 
 
-def _order(context: Context) -> _Order:
+def _settings(context: Context) -> RunSettings:
     unread, given = None, _overrides(context)
     total = context.node_config.get(PARTITIONS)
     if isinstance(total, int) and 1 <= total <= MOST_NODES:
@@ -198,21 +200,21 @@ def make_client(context: Context) -> PrivacyClient:
 
     It draws from the node's own secret and keeps its private part in a file of the node, except in a simulation.
     """
-    order = _order(context)
-    client, memory = _client(order, context), None if _is_simulated() else node_memory(context)
+    config = _settings(context)
+    client, memory = _client(config, context), None if _is_simulated() else node_memory(context)
     if memory is not None:
-        client = replace(client, seed=node_secret(context), audit_seed=order.config.seed)
+        client = replace(client, seed=node_secret(context), audit_seed=config.seed)
     made: PrivacyClient
-    if order.config.secure_aggregation["name"] == SECAGG:
-        made = MaskableClient(client, memory or context.state, clip=order.config.secure_aggregation["clip"])
+    if config.secure_aggregation["name"] == SECAGG:
+        made = MaskableClient(client, memory or context.state, clip=config.secure_aggregation["clip"])
     else:
         made = PrivacyClient(client, memory or context.state)
-    made.last_round = order.config.federation.rounds
+    made.last_round = config.federation.rounds
     return made
 
 
-def _client(order: _Order, context: Context) -> Client:
-    partition, number = int(context.node_config[PARTITION]), order.config.federation.clients
+def _client(config: RunSettings, context: Context) -> Client:
+    partition, number = int(context.node_config[PARTITION]), config.federation.clients
     if not 0 <= partition < number:
         raise UserError(
             f"Partitions 0..{number - 1} are expected on the nodes, but this one holds {partition};"
@@ -220,9 +222,9 @@ def _client(order: _Order, context: Context) -> Client:
         )
     if DATA_PATH not in context.node_config:
         with _untold_places():
-            return clients_of(order.config)[partition]
+            return clients_of(config)[partition]
     try:
-        return client_of_folder(order.config, str(context.node_config[DATA_PATH]), partition)
+        return client_of_folder(config, str(context.node_config[DATA_PATH]), partition)
     except OpenSettingError:
         raise
     except UserError as error:  # nothing about the operator's folder leaves, not even names
@@ -234,24 +236,24 @@ def _client(order: _Order, context: Context) -> Client:
 
 def _is_audited(context: Context) -> bool:
     """Return ``True`` if probes are answered: only for public data, without secure aggregation."""
-    order = _order(context)
-    return DATA_PATH not in context.node_config and order.config.secure_aggregation["name"] == "none"
+    config = _settings(context)
+    return DATA_PATH not in context.node_config and config.secure_aggregation["name"] == "none"
 
 
 class _NodeApp(ClientApp):
     """Answer training messages plainly or, if so configured, only under SecAgg+."""
 
     def __call__(self, message: Message, context: Context) -> Message:
-        reply = attempt(lambda: self._app(message, context)(message, context))
-        return Message(Error(CLIENT_RAISED, reply.reason), reply_to=message) if isinstance(reply, Failure) else reply
+        def answered() -> Message:
+            app: ClientApp = _plain_app
+            if is_training(message):  # in any spelling: train.default is train to Flower
+                config = _settings(context)
+                if config.secure_aggregation["name"] == SECAGG:
+                    app = _masking_app("_target_" in config.guard)
+            return app(message, context)
 
-    def _app(self, message: Message, context: Context) -> ClientApp:
-        if not is_training(message):  # in any spelling: train.default is train to Flower
-            return _plain_app
-        config = _order(context).config
-        if config.secure_aggregation["name"] != SECAGG:
-            return _plain_app
-        return _masking_app("_target_" in config.guard)
+        reply = attempt(answered)
+        return Message(Error(CLIENT_RAISED, reply.reason), reply_to=message) if isinstance(reply, Failure) else reply
 
 
 @lru_cache(maxsize=2)
@@ -270,34 +272,6 @@ def _masking_app(guarded: bool) -> ClientApp:
 _plain_app = numpy_client_app(make_client, audited=_is_audited, simulated=_is_simulated)
 
 client_app = _NodeApp()
-
-
-def _expect_known_examples(config: RunSettings) -> None:
-    """Refuse attacks on deployed clients, whose examples only they know."""
-    federation = build_setup(config)
-    plan, audit, defense = federation.server.local_plan, federation.audit, federation.defense
-    if audit.rounds and (audit.uploads == "update" or sees_other_images(defense, plan, audit.uploads)):
-        raise UserError(
-            "The examples behind an attacked update are expected to be known, but deployed clients choose and transform"
-            " them by secrets of their own; use intercept.uploads=probe without a defense of the data, attack=none, or"
-            f" {SIMULATION_VARIABLE}=1 in the environment of simulated nodes and server."
-        )
-
-
-def _expect_nothing_known(config: RunSettings, context: Context) -> None:
-    """Refuse settings that need the data of clients with their own folders."""
-    asked = {
-        f"attack={config.choices['attack']}": "_target_" in config.attack,
-        f"inference={config.choices['inference']}": config.choices["inference"] != "none",
-        "intercept.save=true": config.intercept.save,
-        "baseline=true": config.compares,
-        "privacy.epsilon": "privacy.epsilon" in str(context.run_config["overrides"]),
-    }
-    if wrong := [name for name, wanted in asked.items() if wanted]:
-        raise UserError(
-            f"With {OWN_DATA_RUN}=true nothing is expected that needs the clients' data, but got {wrong[0]}; use"
-            " attack=none intercept.save=false baseline=false, and noise of a fixed strength."
-        )
 
 
 def _seconds(context: Context, key: str) -> float:

@@ -44,8 +44,12 @@ def run_jobs(
     with _loading():
         configs = [compose_run(jobs[0])]
     configs += [compose_run(job) for job in jobs[1:]]
-    if not multirun:
-        _expect_budget_spent(configs[0])
+    privacy = configs[0].privacy
+    if not multirun and privacy.epsilon is not None and configs[0].choices["defense"] == "none":  # a sweep may have it
+        raise UserError(
+            f"privacy.epsilon={privacy.epsilon:g} is expected with a defense whose noise it sets, but got defense=none;"
+            " set defense=dp_sgd, or privacy.epsilon=null."
+        )
     if show_config:
         for config in configs:
             say(to_yaml(config))
@@ -114,15 +118,6 @@ def _run_sweep(
     if failed:
         raise UserError(f"{len(failed)} of {len(jobs)} runs failed; the first: {failed[0]}")
     expect_reconstructions(folders)
-
-
-def _expect_budget_spent(config: RunSettings) -> None:
-    """Refuse a single run with ``privacy.epsilon`` but without a defense; a sweep may include one."""
-    if config.privacy.epsilon is not None and config.choices["defense"] == "none":
-        raise UserError(
-            f"privacy.epsilon={config.privacy.epsilon:g} is expected with a defense whose noise it sets, but got"
-            " defense=none; set defense=dp_sgd, or privacy.epsilon=null."
-        )
 
 
 def end_with(sentence: str, page: Path, *, open_page: bool) -> None:

@@ -13,8 +13,7 @@ import click
 import typer
 from rich.logging import RichHandler
 
-from fl_privacy.checks import number
-from fl_privacy.cli.completion import complete_override, completes
+from fl_privacy.cli.completion import OpenPage, Overrides, PsnrBelow, completes
 from fl_privacy.cli.dp_check import check_dp
 from fl_privacy.cli.faults import (
     STOPPING,
@@ -29,7 +28,7 @@ from fl_privacy.cli.faults import (
 from fl_privacy.cli.leakage import check_leakage
 from fl_privacy.cli.nodes import deploy, node_cost, supernode
 from fl_privacy.cli.policy import app as policy_app
-from fl_privacy.cli.studies import advise, benchmark
+from fl_privacy.cli.studies import advise, benchmark, trade_off
 from fl_privacy.cli.terminal import Terminal
 from fl_privacy.cli.untouched import audit, review
 from fl_privacy.cli.watching import watch
@@ -45,29 +44,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-Overrides = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="[KEY=VALUE]...", help="Hydra overrides.", autocompletion=complete_override),
-]
 Multirun = Annotated[
     bool, typer.Option("-m", "--multirun", help="Run every combination of values listed as key=a,b; resumable.")
 ]
-OpenPage = Annotated[bool, typer.Option("--open", help="Open the page in the browser at the end.")]
 ShowConfig = Annotated[bool, typer.Option("--cfg", help="Print the resolved configuration and stop.")]
-
-
-def _decibels(value: float | None) -> float | None:
-    return None if value is None else number("--psnr-below", value, at_least=0, example=12)
-
-
-PsnrBelow = Annotated[
-    float | None,
-    typer.Option(
-        "--psnr-below",
-        help="dB; a defense is only chosen if no attacked image reaches this either.",
-        callback=_decibels,
-    ),
-]
 
 
 def _show_version(asked: bool) -> None:
@@ -119,33 +99,7 @@ def attack(
     run_jobs("attack", overrides or [], console=_console(), **asked)
 
 
-@app.command("trade-off")
-def trade_off(  # noqa: PLR0917
-    grid: Annotated[str, typer.Argument(help="A name that `fl-privacy list` shows, or your own YAML file.")],
-    overrides: Overrides = None,
-    jobs: Annotated[
-        int | None, typer.Option("--jobs", "-j", help="How many at once, one CPU thread each; all cores by default.")
-    ] = None,
-    only_report: Annotated[bool, typer.Option("--only-report", help="Write the page over what has finished.")] = False,
-    psnr_below: PsnrBelow = None,
-    open_page: OpenPage = False,
-) -> None:
-    """Accuracy against leakage: every defense of a grid at every strength, one page with curves.
-
-    Each defense is trained once and then attacked by every attack of the grid. Killed and started again, the sweep goes
-    on where it stopped. Overrides apply to all jobs: `trade-off quick federation.rounds=50 victims=5 --jobs 2`.
-    """
-    from fl_privacy.cli.studies import run_trade_off  # noqa: PLC0415
-
-    run_trade_off(
-        grid,
-        overrides or [],
-        processes=jobs,
-        only_report=only_report,
-        psnr_below=psnr_below,
-        console=_console(),
-        open_page=open_page,
-    )
+app.command("trade-off")(trade_off)
 
 
 @app.command("train-evaluator")

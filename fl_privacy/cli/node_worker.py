@@ -23,7 +23,13 @@ def serve_node(address: str, app: str, told: str, policy: str = "") -> None:
     secret = b""
     while len(secret) < SECRET_BYTES and (piece := os.read(0, SECRET_BYTES - len(secret))):
         secret += piece
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+    def end_with_parent() -> None:
+        while os.read(0, 1):  # unbuffered, since a thread in a buffer would block the end
+            pass
+        os._exit(0)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
     loaded = attempt(lambda: gated_app(app, policy) if policy else installed_app(app))
     if isinstance(loaded, Failure):
         write_private(Path(told), loaded.reason.removeprefix("UserError: "))
@@ -60,12 +66,6 @@ def installed_app(reference: str) -> Any:
     if not callable(found):
         raise UserError(f"--app is expected to be a ClientApp, but {reference} is a {type(found).__name__}.")
     return found
-
-
-def _end_with_parent() -> None:
-    while os.read(0, 1):  # unbuffered, since a thread in a buffer would block the end
-        pass
-    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from fl_privacy.files.foreign import expanded
 from fl_privacy.site.gate import READY
 
 if TYPE_CHECKING:
-    from fl_privacy.site.gate.policy import SitePolicy
+    pass
 
 app = typer.Typer(help="A site's own policy of what may leave: say it, try it on an app, show what has left.")
 
@@ -87,19 +87,14 @@ def try_app(  # noqa: PLR0917
     )
     for line in try_policy(policy, read_app(place), settings):
         say(line)
-    for line in _course(policy):
-        say(line)
-
-
-def _course(policy: SitePolicy) -> list[str]:
     if policy.noising is None:
-        return ["Epsilon: infinite from the first reply on, since no noise is on the weights."]
+        say("Epsilon: infinite from the first reply on, since no noise is on the weights.")
+        return
     from fl_privacy.site.gate.sentences import course_of, replies_within  # noqa: PLC0415
 
     told = ", ".join(f"{course_of(policy, replies):.2f} after {replies}" for replies in COURSE)
     last = replies_within(policy)
-    within = f"; the budget ends after {last}" if last else ""
-    return [f"Epsilon of a site that answers every round: {told}{within}."]
+    say(f"Epsilon of a site that answers every round: {told}{f'; the budget ends after {last}' if last else ''}.")
 
 
 @app.command("show-ledger")

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from fl_privacy.checks import number, one_of, whole
-from fl_privacy.cli.completion import complete_override
+from fl_privacy.cli.completion import Jobs, OnlyReport, OpenPage, Overrides, PsnrBelow, complete_override
 from fl_privacy.cli.jobs import end_with, expect_reconstructions, say_what_takes_time
 from fl_privacy.cli.terminal import Terminal
 from fl_privacy.errors import UserError, say
@@ -23,7 +23,6 @@ from fl_privacy.files import CONFIG_DIR
 if TYPE_CHECKING:
     from fl_privacy.runs.config.study import Track
     from fl_privacy.runs.folder.measured import MeasuredTable
-    from fl_privacy.runs.folder.study import Threat
     from fl_privacy.runs.study import Job, StudyPlan
 
 
@@ -42,11 +41,9 @@ def benchmark(  # noqa: PLR0917
         str | None,
         typer.Option("--entry", help="Your own defense: my_defense.py, my_defense.py:FUNCTION or an import path."),
     ] = None,
-    jobs: Annotated[
-        int | None, typer.Option("--jobs", "-j", help="How many at once, one CPU thread each; all cores by default.")
-    ] = None,
-    only_report: Annotated[bool, typer.Option("--only-report", help="Write the page over what has finished.")] = False,
-    open_page: Annotated[bool, typer.Option("--open", help="Open the page in the browser at the end.")] = False,
+    jobs: Jobs = None,
+    only_report: OnlyReport = False,
+    open_page: OpenPage = False,
 ) -> None:
     """Rank defenses by what attackers read: a fixed track, one leaderboard.
 
@@ -54,45 +51,35 @@ def benchmark(  # noqa: PLR0917
     `--entry my_defense.py defense.share=0.01,0.1` your own defense is ranked beside the shipped ones.
     `fl-privacy advise --table FOLDER` answers from what was measured.
     """
-    how = {"entry": entry, "processes": jobs, "only_report": only_report, "open_page": open_page}
-    run_benchmark(track, overrides or [], console=Terminal(), **how)  # type: ignore[arg-type]
-
-
-def run_benchmark(
-    name: str,
-    overrides: Sequence[str],
-    *,
-    entry: str | None,
-    processes: int | None,
-    only_report: bool,
-    console: Console,
-    open_page: bool = False,
-) -> None:
-    """Run the unfinished jobs of the track ``name`` and write its page.
-
-    Raises:
-        UserError: the track or the entry is wrong, or jobs failed.
-    """
-    processes = _processes(processes)
-    strengths = [override for override in overrides if override.startswith("defense.")]
+    processes = _processes(jobs)
+    strengths = [override for override in overrides or [] if override.startswith("defense.")]
     if strengths and entry is None:
         raise UserError(f"{strengths[0]} is expected with --entry, whose strength it sets; the track fixes all others.")
     from fl_privacy.runs.config.study import load_track  # noqa: PLC0415
 
-    track = load_track(name, [override for override in overrides if override not in strengths])
+    loaded = load_track(track, [override for override in overrides or [] if override not in strengths])
     say_what_takes_time()
     if entry is not None:
         from fl_privacy.runs.study import find_entry  # noqa: PLC0415
 
-        track = track.entered(*find_entry(entry, strengths))
+        loaded = loaded.entered(*find_entry(entry, strengths))
+    _rank(loaded, processes, Terminal(), only_report=only_report, open_page=open_page)
+
+
+def _rank(track: Track, processes: int, console: Console, *, only_report: bool, open_page: bool) -> None:
     from fl_privacy.report.benchmark_page import benchmark_in_words  # noqa: PLC0415
     from fl_privacy.runs.study import plan_study, read_problems, write_problems  # noqa: PLC0415
     from fl_privacy.runs.study_results import measured_by, write_benchmark  # noqa: PLC0415
 
     with console.status("Planning") if console.is_terminal else nullcontext():
         planned = plan_study(track)
-    if not only_report:
-        _make_evaluators(planned, console)
+    if planned.evaluators and not only_report:
+        from fl_privacy.cli.train_evaluator import train  # noqa: PLC0415
+
+        for file, own in planned.evaluators.items():
+            console.print(f"Evaluation network {file}", highlight=False)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            train([*own, f"out='{file}'"], console=console)
     failed = read_problems(planned.out)
     for stage, problems in _stages(planned, processes, console, only_report=only_report):
         if not only_report:
@@ -108,37 +95,23 @@ def run_benchmark(
         )
 
 
-def _make_evaluators(planned: StudyPlan[Track], console: Console) -> None:
-    if not planned.evaluators:
-        return
-    from fl_privacy.cli.train_evaluator import train  # noqa: PLC0415
-
-    for file, overrides in planned.evaluators.items():
-        console.print(f"Evaluation network {file}", highlight=False)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        train([*overrides, f"out='{file}'"], console=console)
-
-
-def run_trade_off(
-    grid: str,
-    overrides: Sequence[str],
-    *,
-    processes: int | None,
-    only_report: bool,
-    psnr_below: float | None,
-    console: Console,
-    open_page: bool = False,
+def trade_off(  # noqa: PLR0917
+    grid: Annotated[str, typer.Argument(help="A name that `fl-privacy list` shows, or your own YAML file.")],
+    overrides: Overrides = None,
+    jobs: Jobs = None,
+    only_report: OnlyReport = False,
+    psnr_below: PsnrBelow = None,
+    open_page: OpenPage = False,
 ) -> None:
-    """Run the unfinished jobs of the grid ``grid`` and write its page.
+    """Accuracy against leakage: every defense of a grid at every strength, one page with curves.
 
-    Raises:
-        UserError: the grid is wrong, or jobs failed.
-        NothingReconstructedError: an attack failed on all of its victims.
+    Each defense is trained once and then attacked by every attack of the grid. Killed and started again, the sweep goes
+    on where it stopped. Overrides apply to all jobs: `trade-off quick federation.rounds=50 victims=5 --jobs 2`.
     """
-    processes = _processes(processes)
+    processes, console = _processes(jobs), Terminal()
     from fl_privacy.runs.config.study import load_grid  # noqa: PLC0415
 
-    loaded = load_grid(grid, overrides)
+    loaded = load_grid(grid, overrides or [])
     say_what_takes_time()
     from fl_privacy.report import trade_off_in_words, write_trade_off  # noqa: PLC0415
     from fl_privacy.runs.folder.ongoing import write_planned  # noqa: PLC0415
@@ -153,7 +126,7 @@ def run_trade_off(
         failed |= problems
     entries = sweep.entries()
     page = write_trade_off(entries, sweep.out / "trade_off.html", psnr_below=psnr_below)
-    write_sweep_table(sweep, grid, overrides)
+    write_sweep_table(sweep, grid, overrides or [])
     end_with(trade_off_in_words(entries, psnr_below=psnr_below), page, open_page=open_page)
     if failed:
         raise UserError(f"{len(failed)} jobs failed, the page leaves them out; the first: {_first(failed)}")
@@ -249,7 +222,13 @@ def advise(
     of images, `fl-privacy advise data=mnist_mini`, of rows, `fl-privacy advise data=adult`, and of texts,
     `fl-privacy advise data=sst2` or `data=ag_news`.
     """
-    bounds, settings = _asked(asked or [])
+    bounds, settings = dict(ASKED), list[str]()
+    for argument in asked or []:
+        key, _, value = re.sub(r"\s*<=?\s*", "=", argument, count=1).partition("=")
+        if key in ASKED:
+            bounds[key] = value
+        else:
+            settings.append(argument)
     if grid is not None and table is not None:
         raise UserError("--grid and --table are expected one at a time, but got both; leave one out.")
     one_of(THREAT, bounds[THREAT], KNOWN)
@@ -265,32 +244,17 @@ def advise(
         from fl_privacy.runs.folder.measured import write_tables  # noqa: PLC0415
 
         write_tables(save, tables)
-    say("\n\n".join(_answers(tables, threat=threat, **told)))
-
-
-def _answers(tables: Sequence[MeasuredTable], *, threat: Threat, **told: Any) -> list[str]:
     from fl_privacy.report.advice import advice_from  # noqa: PLC0415
 
     found, refused = list[str](), list[UserError]()
-    for table in tables:
+    for one in tables:
         try:
-            found.append("\n".join(advice_from(table, threat=threat, **told)))
+            found.append("\n".join(advice_from(one, threat=threat, **told)))
         except UserError as error:
-            refused.append(UserError(f"Not answered from {' '.join(table.settings)}: {error}"))
+            refused.append(UserError(f"Not answered from {' '.join(one.settings)}: {error}"))
     if not found:
         raise refused[0]
-    return [*found, *map(str, refused)]
-
-
-def _asked(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    bounds, settings = dict(ASKED), []
-    for argument in arguments:
-        key, _, value = re.sub(r"\s*<=?\s*", "=", argument, count=1).partition("=")
-        if key in ASKED:
-            bounds[key] = value
-        else:
-            settings.append(argument)
-    return bounds, settings
+    say("\n\n".join([*found, *map(str, refused)]))
 
 
 def _number(key: str, value: str) -> float:
@@ -313,9 +277,8 @@ def _in_file(path: Path, settings: Sequence[str]) -> list[MeasuredTable]:
     tables = read_tables(file)
     if found := [table for table in tables if table.matches(settings)]:
         return found
-    raise UserError(
-        f"Settings that were measured are expected, but got {' '.join(settings)}; {file} is of {_there(tables)}."
-    )
+    there = "; ".join(" ".join(table.settings) for table in tables)
+    raise UserError(f"Settings that were measured are expected, but got {' '.join(settings)}; {file} is of {there}.")
 
 
 def _shipped(settings: Sequence[str]) -> list[MeasuredTable]:
@@ -344,10 +307,6 @@ def _loader_of(setting: str) -> str:
     if key != "data" or not name.isidentifier() or not file.is_file():
         return ""
     return next((one for one in ("load_table", "load_text") if one in file.read_text(encoding="utf-8")), "")
-
-
-def _there(tables: Sequence[MeasuredTable]) -> str:
-    return "; ".join(" ".join(table.settings) for table in tables)
 
 
 def _of_grid(name: str, settings: Sequence[str]) -> MeasuredTable:

@@ -65,16 +65,12 @@ def run_node(arguments: Sequence[str], *, app: str, patience: float, policy: str
     time.sleep(float(os.environ.pop(PAUSE_VARIABLE, "0")))
     started, secret = time.monotonic(), secrets.token_bytes(SECRET_BYTES)
     with tempfile.TemporaryDirectory(prefix="fl-privacy-node-") as folder:
-        told = Path(folder) / "app"
-        command = [
-            sys.executable,
-            "-m",
-            "fl_privacy.cli.node_worker",
-            _runtime_address(arguments),
-            app,
-            str(told),
-            policy,
-        ]
+        parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+        parser.add_argument("--host", default="127.0.0.1")
+        parser.add_argument("--port", default="9094")
+        runtime, told = parser.parse_known_args(arguments)[0], Path(folder) / "app"
+        command = [sys.executable, "-m", "fl_privacy.cli.node_worker", f"{runtime.host}:{runtime.port}"]
+        command += [app, str(told), policy]
         worker = _started(command, secret)
         _expect_loaded(app, worker, told)
         threading.Thread(target=_keep_alive, args=(worker, command, secret), daemon=True).start()
@@ -87,17 +83,13 @@ def run_node(arguments: Sequence[str], *, app: str, patience: float, policy: str
         reason = f"The SuperLink failed, and this node gets no more messages ({ended.lost})"
     if (ended.not_admitted or ended.lost) and left > 0:
         logger.warning("%s: trying again", reason)
-        _start_again(arguments, app, policy, left)
+        # the same command replaces this process at once, before Flower ends it
+        again = [sys.executable, "-m", "fl_privacy", "supernode", "--app", app, "--patience", f"{left:.1f}"]
+        again += ["--policy", policy] if policy else []
+        os.execve(sys.executable, [*again, *arguments], {**os.environ, PAUSE_VARIABLE: str(AGAIN_SECONDS)})
     if ended.lost:
         raise UserError(f"{reason}; look at the SuperLink's log and start the node again.")
     return ended.status
-
-
-def _start_again(arguments: Sequence[str], app: str, policy: str, left: float) -> None:
-    """Replace this process by the same command at once, before Flower ends it."""
-    again = [sys.executable, "-m", "fl_privacy", "supernode", "--app", app, "--patience", f"{left:.1f}"]
-    again += ["--policy", policy] if policy else []
-    os.execve(sys.executable, [*again, *arguments], {**os.environ, PAUSE_VARIABLE: str(AGAIN_SECONDS)})
 
 
 def _expect_policy(policy: str, arguments: Sequence[str], app: str) -> None:
@@ -146,14 +138,6 @@ def _expect_app(app: str, *, here: bool) -> None:
         found = False
     if not found:
         raise UserError(f"--app is expected to name an installed module, but there is no {module}; install the app.")
-
-
-def _runtime_address(arguments: Sequence[str]) -> str:
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", default="9094")
-    known, _ = parser.parse_known_args(arguments)
-    return f"{known.host}:{known.port}"
 
 
 def _started(command: list[str], secret: bytes) -> "subprocess.Popen[bytes]":

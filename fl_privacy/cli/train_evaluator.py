@@ -9,18 +9,11 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress as Bar,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 from rich.table import Table
 from torch import Tensor, nn
 
 from fl_privacy.checks import one_of, whole
+from fl_privacy.cli.console import progress_bar
 from fl_privacy.data import LabelledExamples, TextExamples, expect_images, texts_of
 from fl_privacy.errors import UserError
 from fl_privacy.files import user_cache_folder
@@ -93,7 +86,11 @@ def train(overrides: Sequence[str], *, console: Console) -> Path:
         console.print(f"Found it trained: {file}", highlight=False)
     else:
         expect_writable(file)
-        network = _train(work.train, device, console)
+        with progress_bar(console, "Training, loss {task.fields[loss]:.4f}") as bar:
+            task = bar.add_task("", total=None, loss=float("nan"))
+            network = work.train(
+                device, lambda done, total, loss: bar.update(task, completed=done, total=total, loss=loss)
+            )
         about = {"key": work.key, "data": dataset.name, "settings": json.dumps(settings)}
         save_evaluator(network, file, {**about, **work.about})
     trained = load_evaluator(file)
@@ -142,15 +139,11 @@ def _images(
         on_device = None if teacher is None else copy.deepcopy(teacher).to(device)
         return train_evaluator(public, plan, seed=seed, device=device, progress=progress, teacher=on_device)
 
-    taught = () if teacher is None else (_hash_of_values(teacher),)
-    return _Work(key=_key(plan, seed, public, *taught), about={}, train=train, curve=curve)
-
-
-def _hash_of_values(network: nn.Module) -> str:
-    content = hashlib.sha256()
-    for value in network.state_dict().values():
-        content.update(value.cpu().contiguous().numpy().tobytes())
-    return content.hexdigest()
+    taught = hashlib.sha256()
+    for value in () if teacher is None else teacher.state_dict().values():
+        taught.update(value.cpu().contiguous().numpy().tobytes())
+    key = _key(plan, seed, public, *([] if teacher is None else [taught.hexdigest()]))
+    return _Work(key=key, about={}, train=train, curve=curve)
 
 
 def _words(
@@ -193,14 +186,6 @@ def _key(plan: EvaluatorPlan, seed: int, examples: Tensor, *more: str) -> str:
     content = hashlib.sha256(examples.contiguous().numpy().tobytes())
     content.update(json.dumps([examples.shape, seed, asdict(plan), *more]).encode())
     return content.hexdigest()[:16]
-
-
-def _train(train: Callable[[torch.device, Progress], Evaluator], device: torch.device, console: Console) -> Evaluator:
-    columns = (TextColumn("Training, loss {task.fields[loss]:.4f}"), BarColumn(), MofNCompleteColumn())
-    bar = Bar(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, disable=not console.is_terminal)
-    with bar:
-        task = bar.add_task("", total=None, loss=float("nan"))
-        return train(device, lambda done, total, loss: bar.update(task, completed=done, total=total, loss=loss))
 
 
 def _table(networks: Mapping[str, Evaluator | None], curve: Callable[[Evaluator], Tensor]) -> Table:

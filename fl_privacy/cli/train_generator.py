@@ -11,10 +11,9 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from fl_privacy.checks import one_of, whole
-from fl_privacy.cli.console import SECONDS_BETWEEN_LINES
+from fl_privacy.cli.console import SECONDS_BETWEEN_LINES, progress_bar
 from fl_privacy.data import Dataset, Examples, expect_images
 from fl_privacy.errors import UserError
 from fl_privacy.files import user_cache_folder
@@ -101,7 +100,9 @@ def make_generator(overrides: Sequence[str], *, console: Console) -> Path:
         public=_public(dataset, settings["split"], settings["images"]),
         device=resolve_device(settings["device"]),
     )
-    key, file = order.key, _target(settings["out"], order)
+    key, shape = order.key, "x".join(map(str, order.public.input_shape))
+    name = f"generator-{order.data.replace('/', '--')}-{order.split}-{shape}-{key}.safetensors"
+    file = user_cache_folder() / name if settings["out"] is None else expanded(settings["out"])
     if not settings["overwrite"] and file.exists():
         if read_generator_header(file).get("key") != key:
             raise UserError(
@@ -137,14 +138,6 @@ def _public(dataset: Dataset, split: str, number: int | None) -> Examples:
     return examples.subset(torch.arange(len(examples))[:: max(1, len(examples) // number)][:number])
 
 
-def _target(out: str | None, order: _Order) -> Path:
-    if out is not None:
-        return expanded(out)
-    shape = "x".join(map(str, order.public.input_shape))
-    name = f"generator-{order.data.replace('/', '--')}-{order.split}-{shape}-{order.key}.safetensors"
-    return user_cache_folder() / name
-
-
 def _train(training: GeneratorTraining, state: Path, key: str, console: Console) -> None:
     if (before := load_training(state, key)) is not None:
         training.load(before)
@@ -173,12 +166,8 @@ def _train(training: GeneratorTraining, state: Path, key: str, console: Console)
 
 @contextmanager
 def _shown(console: Console) -> Iterator[Told]:
-    columns = (TextColumn("Training, losses {task.fields[losses]}"), BarColumn(), MofNCompleteColumn())
-    bar = Progress(
-        *columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, disable=not console.is_terminal
-    )
     told_at = time.monotonic()
-    with bar:
+    with progress_bar(console, "Training, losses {task.fields[losses]}") as bar:
         task = bar.add_task("", total=None, losses="")
 
         def show(done: int, total: int, discriminator: float, generator: float) -> None:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
 from fl_privacy.attacks import no_progress
-from fl_privacy.cli.console import SECONDS_BETWEEN_LINES, Lines
+from fl_privacy.cli.console import SECONDS_BETWEEN_LINES, Lines, progress_bar
 from fl_privacy.federation import Evaluation, RoundReport
 from fl_privacy.progress import Remaining, Stage, describe, listening, share_done, time_left
 from fl_privacy.runs.destination import Monitor
@@ -54,18 +53,18 @@ class Underway:
     """A bar over jobs with their progress; without a terminal an occasional line."""
 
     def __init__(self, title: str, folders: Sequence[Path], console: Console) -> None:
-        columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
         self._console, self._title = console, title
-        self._bar = Progress(*columns, console=console, disable=not console.is_terminal)
+        self._bar = progress_bar(console, title)
         self._task = self._bar.add_task("", total=len(folders))
         self._doing = Text("", style="dim", no_wrap=True, overflow="ellipsis")
         self._left, self._total = list(folders), len(folders)
         self._since, self._over, self._remaining = time.time(), threading.Event(), Remaining()
-        self._lines = Lines(self._say, SECONDS_BETWEEN_LINES, silent=console.is_terminal)
+        self._lines = Lines(
+            lambda text: console.print(text, highlight=False, markup=False),
+            SECONDS_BETWEEN_LINES,
+            silent=console.is_terminal,
+        )
         self._remaining(title, 0)
-
-    def _say(self, text: str) -> None:
-        self._console.print(text, highlight=False, markup=False)
 
     def ended(self, folder: Path) -> str:
         """Remove the job of ``folder``; return ``3/18 finished`` and the time left."""
@@ -73,7 +72,12 @@ class Underway:
         return f"{self._total - len(self._left)}/{self._total} finished: {folder.name}{self._look()}"
 
     def _look(self) -> str:
-        found = [(folder, told) for folder in list(self._left) if (told := self._told(folder)) is not None]
+        found = list[tuple[Path, Ongoing]]()
+        for folder in list(self._left):
+            with suppress(OSError):
+                recent = (folder / PROGRESS).stat().st_mtime >= self._since  # else it is an earlier process's
+                if recent and (told := read_ongoing(folder)) is not None:
+                    found.append((folder, told))
         done = self._total - len(self._left) + sum(told.share for _, told in found)
         self._bar.update(self._task, completed=done)
         self._doing.plain = "; ".join(f"{folder.name}: {told.what}" for folder, told in found)
@@ -82,14 +86,6 @@ class Underway:
             number = self._total - len(self._left)
             self._lines.tell(f"{self._title}, {number}/{self._total} finished; {self._doing.plain}{left}")
         return left
-
-    def _told(self, folder: Path) -> Ongoing | None:
-        """Return a job's progress, unless it is an earlier process's."""
-        try:
-            recent = (folder / PROGRESS).stat().st_mtime >= self._since
-        except OSError:
-            return None
-        return read_ongoing(folder) if recent else None
 
     @contextmanager
     def shown(self) -> Iterator[None]:

@@ -36,11 +36,6 @@ PATIENCE = 5.0
 """Time limit of a cluster's answer in seconds."""
 
 
-def expect_ray(setting: str) -> None:
-    """Raise ``UserError`` if Ray, which ``setting`` (``KEY=VALUE``) needs, is not installed."""
-    expect_package("ray", setting)
-
-
 def joins_cluster() -> bool:
     """Return ``True`` if RAY_ADDRESS names a cluster."""
     return bool(os.environ.get("RAY_ADDRESS"))
@@ -156,7 +151,7 @@ class ShardedAttack:
     device: torch.device
 
     def __post_init__(self) -> None:
-        expect_ray(f"attack.shards={self.shards}")
+        expect_package("ray", f"attack.shards={self.shards}")
         expect_answer()
 
     def __call__(

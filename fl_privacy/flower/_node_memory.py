@@ -156,7 +156,15 @@ def kept_secret(path: Path, key: bytes | None = None) -> Secret:
     """
     try:
         if not path.exists():
-            _make(path, key)
+            make_missing_private(path.parent)
+            drawn = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+            content = secrets.token_bytes(SECRET_BYTES)
+            try:
+                write_private(drawn, content if key is None else seal(content, key, path.name))
+                with contextlib.suppress(FileExistsError):
+                    os.link(drawn, path)
+            finally:
+                drawn.unlink(missing_ok=True)
         return _read(path, key)
     except OSError as error:
         raise UserError(
@@ -175,18 +183,6 @@ def is_simulation() -> bool:
     if value not in ("", "0", "1"):
         raise UserError(f"{SIMULATION_VARIABLE} is expected to be 0 or 1, but is {value!r}.")
     return value == "1"
-
-
-def _make(path: Path, key: bytes | None) -> None:
-    make_missing_private(path.parent)
-    drawn = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    content = secrets.token_bytes(SECRET_BYTES)
-    try:
-        write_private(drawn, content if key is None else seal(content, key, path.name))
-        with contextlib.suppress(FileExistsError):
-            os.link(drawn, path)
-    finally:
-        drawn.unlink(missing_ok=True)
 
 
 def _read(path: Path, key: bytes | None) -> Secret:

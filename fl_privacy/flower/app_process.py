@@ -89,7 +89,13 @@ class Cell:
         Raises:
             RefusedError: it failed, took too long, or replied no message.
         """
-        apart = self._running()
+        if self._apart is None or not self._apart.is_quiet:
+            try:
+                self.start()
+            except UserError as error:
+                raise RefusedError("isolation", str(error)) from error
+        apart = self._apart
+        assert apart is not None
         asked = [context_bytes(context), *message_parts(message)]
         deadline = time.monotonic() + self.limits.seconds
         try:
@@ -108,15 +114,6 @@ class Cell:
         if answer is None:
             raise RefusedError("app", failed.decode(errors="replace")[:1000])
         return answer
-
-    def _running(self) -> Apart:
-        if self._apart is None or not self._apart.is_quiet:
-            try:
-                self.start()
-            except UserError as error:
-                raise RefusedError("isolation", str(error)) from error
-        assert self._apart is not None
-        return self._apart
 
     def close(self) -> None:
         """End the process with everything it has started; a second call does nothing."""

@@ -71,11 +71,17 @@ def numpy_client_app(
     """
     app = ClientApp(mods=list(mods))
 
-    def is_audited(context: Context) -> bool:
-        return audited(context) if callable(audited) else audited
+    def prober(client: NumPyClient, context: Context) -> Fit:
+        if not (audited(context) if callable(audited) else audited):
+            raise UserError("A probe is expected by audited clients only, but this one is not; see numpy_client_app.")
+        return _privacy_client(client, "A probed client").probe
 
     def answer(message: Message, context: Context, work: Callable[[NumPyClient], RecordDict]) -> Message:
-        content = attempt(lambda: work(_unwrapped(make_client(context))))
+        def called() -> RecordDict:
+            client = make_client(context)
+            return work(cast(NumPyClient, getattr(client, "numpy_client", client)))
+
+        content = attempt(called)
         if isinstance(content, Failure):
             return Message(Error(CLIENT_RAISED, content.reason), reply_to=message)
         content[CLIENT] = _identity(context)
@@ -91,19 +97,14 @@ def numpy_client_app(
         return answered
 
     app.train()(once(_only("train"), lambda client, m, _: partial(_train, _fitter(client, m.content), m.content)))
-    app.train("probe")(
-        once(_probed_images, lambda client, m, c: partial(_train, _prober(client, is_audited(c)), m.content))
-    )
+    app.train("probe")(once(_probed_images, lambda client, m, c: partial(_train, prober(client, c), m.content)))
     app.evaluate()(once(_only("evaluate"), lambda client, m, _: partial(_evaluate, client.evaluate, m.content)))
+    who = "A client that personalizes"
     app.evaluate("personalize")(
-        once(_only("personalize"), lambda client, m, _: partial(_evaluate, _personalizer(client), m.content))
+        once(_only("personalize"), lambda c, m, _: partial(_evaluate, _privacy_client(c, who).personalize, m.content))
     )
     _answer_queries(app, make_client, simulated)
     return app
-
-
-def _unwrapped(client: object) -> NumPyClient:
-    return cast(NumPyClient, getattr(client, "numpy_client", client))
 
 
 def _answer_queries(app: ClientApp, make_client: MakeClient, simulated: Callable[[], bool]) -> None:
@@ -114,7 +115,8 @@ def _answer_queries(app: ClientApp, make_client: MakeClient, simulated: Callable
 
     @app.query("examples")
     def examples(message: Message, context: Context) -> Message:
-        count = attempt(lambda: _number_of_examples(make_client(context)))
+        who = "A client that is asked for its number of examples"
+        count = attempt(lambda: _privacy_client(make_client(context), who).wrapped.number_of_examples)
         if isinstance(count, Failure):
             return Message(Error(CLIENT_RAISED, count.reason), reply_to=message)
         return Message(RecordDict({CLIENT: ConfigRecord({NUM_EXAMPLES: count})}), reply_to=message)
@@ -156,24 +158,16 @@ def _train(fit: Fit, content: RecordDict) -> RecordDict:
     arrays, num_examples, metrics = fit([array_values(a) for a in sent.values()], _config(content, sent))
     names = json.loads(str(metrics[NAMES])) if NAMES in metrics else list(sent)
     reply = {n: np.asarray(a) for n, a in zip(names, arrays, strict=True)}
-    records: dict[str, ArrayRecord | MetricRecord | ConfigRecord] = dict(_like_request(content, reply))
+    records: dict[str, ArrayRecord | MetricRecord | ConfigRecord] = {}
+    if PARAMETERS in content.array_records:
+        buffers = content.array_records[BUFFERS]
+        records[PARAMETERS] = ArrayRecord({n: shortest(a) for n, a in reply.items() if n not in buffers})
+        records[BUFFERS] = ArrayRecord({n: plain_array(a) for n, a in reply.items() if n in buffers})
+    else:  # a stock strategy needs all names that it sent
+        for key, record in content.array_records.items():
+            records[key] = ArrayRecord({n: plain_array(reply[n]) if n in reply else a for n, a in record.items()})
     records[METRICS] = MetricRecord({NUM_EXAMPLES: int(num_examples), **_numbers(metrics)})
     return RecordDict(records)
-
-
-def _like_request(content: RecordDict, reply: Mapping[str, np.ndarray]) -> dict[str, ArrayRecord]:
-    """Put the reply's arrays into the request's records; a stock strategy needs all names it sent."""
-    sent = content.array_records
-    if PARAMETERS in sent:
-        buffers = sent[BUFFERS]
-        return {
-            PARAMETERS: ArrayRecord({n: shortest(a) for n, a in reply.items() if n not in buffers}),
-            BUFFERS: ArrayRecord({n: plain_array(a) for n, a in reply.items() if n in buffers}),
-        }
-    return {
-        key: ArrayRecord({n: plain_array(reply[n]) if n in reply else a for n, a in record.items()})
-        for key, record in sent.items()
-    }
 
 
 def _evaluate(evaluate: Callable[[Arrays, Config], tuple[float, int, Config]], content: RecordDict) -> RecordDict:
@@ -197,29 +191,10 @@ def _fitter(client: NumPyClient, content: RecordDict) -> Fit:
     return client.fit
 
 
-def _prober(client: NumPyClient, audited: bool) -> Fit:
-    if not audited:
-        raise UserError("A probe is expected by audited clients only, but this one is not; see numpy_client_app.")
+def _privacy_client(client: NumPyClient, who: str) -> PrivacyClient:
     if not isinstance(client, PrivacyClient):
-        raise UserError(f"A probed client is expected to be a PrivacyClient, but is a {type(client).__name__}.")
-    return client.probe
-
-
-def _personalizer(client: NumPyClient) -> Callable[[Arrays, Config], tuple[float, int, Config]]:
-    if not isinstance(client, PrivacyClient):
-        raise UserError(
-            f"A client that personalizes is expected to be a PrivacyClient, but is a {type(client).__name__}."
-        )
-    return client.personalize
-
-
-def _number_of_examples(client: NumPyClient) -> int:
-    if not isinstance(client, PrivacyClient):
-        raise UserError(
-            f"A client that is asked for its number of examples is expected to be a PrivacyClient, but is a"
-            f" {type(client).__name__}."
-        )
-    return client.wrapped.number_of_examples
+        raise UserError(f"{who} is expected to be a PrivacyClient, but is a {type(client).__name__}.")
+    return client
 
 
 def _config(content: RecordDict, sent: Iterable[str]) -> Config:

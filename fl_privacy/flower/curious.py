@@ -4,7 +4,6 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
@@ -15,7 +14,7 @@ from fl_privacy.federation.interception import Interceptor
 from fl_privacy.federation.interception.interceptor import States, no_states
 from fl_privacy.federation.replies import MOST_EXAMPLES, attempt
 from fl_privacy.flower.audit_protocol import asked_probe
-from fl_privacy.flower.grids import pair
+from fl_privacy.flower.grids import RelayGrid, pair
 from fl_privacy.flower.records import BATCH_SIZE, CLIENT, NUM_EXAMPLES, PARTITION, VICTIM, read_state, read_upload
 from fl_privacy.flower.strategy import PROBE
 from fl_privacy.flower.wrappers import StrategyAround
@@ -57,7 +56,9 @@ class HonestButCurious(StrategyAround):
     ) -> Iterable[Message]:
         """Return the messages of ``strategy``, and capture the probes that it sends meanwhile."""
         self._node_ids = sorted(grid.get_node_ids())
-        self._before = self._held(server_round)
+        self._before, helpers = self.states, self.interceptor.side_information
+        if helpers is not None and self.states is not no_states and server_round in self.audit.rounds:
+            self._before = {client: self.states(client) for client in helpers.clients}.__getitem__
         tapped = _TappedGrid(grid, self, server_round)
         self._sent = list(self.strategy.configure_train(server_round, arrays, config, tapped))
         return self._sent
@@ -85,7 +86,11 @@ class HonestButCurious(StrategyAround):
     def _capture(self, round: int, message: Message, reply: Message, states: dict[tuple[int, ...], ModelState]) -> None:
         client = self.client_of(message, reply)
         victim = VictimId(round, client)
-        asked = _asked(message)
+        if message.metadata.message_type == PROBE:
+            (config,) = (record for record in message.content.config_records.values() if VICTIM in record)
+            asked: tuple[int, int] | None = int(config[VICTIM]), int(config[BATCH_SIZE])  # type: ignore[arg-type]
+        else:
+            asked = asked_probe(message.content)
         if asked is not None:
             probe = Probe(client, asked[0])
             victim = probe.in_round(round)
@@ -102,15 +107,12 @@ class HonestButCurious(StrategyAround):
         while (key := getattr(strategy, "weighted_by_key", None)) is None and hasattr(strategy, "strategy"):
             strategy = strategy.strategy
         upload = read_upload(reply.content, model, key if isinstance(key, str) else NUM_EXAMPLES)
-        _expect_claim(upload.num_examples, None if asked is None else asked[1])
+        number, most = upload.num_examples, MOST_EXAMPLES if asked is None else asked[1]
+        if not 1 <= number <= most:
+            what = "A reply" if asked is None else "An answer to a probe"
+            got = f"{number:.3g}" if abs(number) > MOST_EXAMPLES else str(number)
+            raise UserError(f"{what} is expected to be of 1 to {most} examples, but says that it is of {got}")
         self.interceptor.capture(victim, sent=states[shared], upload=upload, states=self._before)
-
-    def _held(self, round: int) -> States:
-        helpers = self.interceptor.side_information
-        if helpers is None or self.states is no_states or round not in self.audit.rounds:
-            return self.states
-        held = {client: self.states(client) for client in helpers.clients}
-        return held.__getitem__
 
     def client_of(self, message: Message, reply: Message) -> int:
         """Return the client that answered ``message``; raise ``UserError`` if it claims another node's partition."""
@@ -124,52 +126,16 @@ class HonestButCurious(StrategyAround):
         return client
 
 
-class _TappedGrid(Grid):
+class _TappedGrid(RelayGrid):
     """``grid`` that also captures messages exchanged while a strategy configures its round."""
 
     def __init__(self, grid: Grid, listener: HonestButCurious, round: int) -> None:
-        self._grid, self._listener, self._round = grid, listener, round
+        super().__init__(grid)
+        self._listener, self._round = listener, round
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         sent = list(messages)
-        replies = list(self._grid.send_and_receive(sent, timeout=timeout))
+        replies = list(self.grid.send_and_receive(sent, timeout=timeout))
         probes = [message for message in sent if message.metadata.message_type == PROBE]
         self._listener.read(self._round, probes, replies)
         return replies
-
-    def set_run(self, run: Any) -> None:
-        self._grid.set_run(run)
-
-    @property
-    def run(self) -> Any:
-        return self._grid.run
-
-    def create_message(self, *args: Any, **kwargs: Any) -> Message:
-        return self._grid.create_message(*args, **kwargs)
-
-    def get_node_ids(self) -> Iterable[int]:
-        return self._grid.get_node_ids()
-
-    def get_nodes(self) -> Any:
-        return self._grid.get_nodes()
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        return self._grid.push_messages(messages)
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        return self._grid.pull_messages(message_ids)
-
-
-def _asked(message: Message) -> tuple[int, int] | None:
-    if message.metadata.message_type != PROBE:
-        return asked_probe(message.content)
-    (config,) = (record for record in message.content.config_records.values() if VICTIM in record)
-    return int(config[VICTIM]), int(config[BATCH_SIZE])  # type: ignore[arg-type]
-
-
-def _expect_claim(number: int, asked: int | None) -> None:
-    most = MOST_EXAMPLES if asked is None else asked
-    if not 1 <= number <= most:
-        what = "A reply" if asked is None else "An answer to a probe"
-        got = f"{number:.3g}" if abs(number) > MOST_EXAMPLES else str(number)
-        raise UserError(f"{what} is expected to be of 1 to {most} examples, but says that it is of {got}")

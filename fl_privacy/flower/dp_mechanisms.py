@@ -3,7 +3,7 @@
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial, reduce
+from functools import reduce
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -35,68 +35,47 @@ def stated_by(subject: object, *, rounds: int = 1) -> Stated | None:
     strategy's mean.
     """
     if isinstance(subject, LocalDpMod):
+        if subject.epsilon and 0 < subject.delta < 1:  # the mod's own formula
+            std = subject.sensitivity * math.sqrt(2 * math.log(1.25 / subject.delta)) / subject.epsilon
+            facts = Facts(noise_multiplier=std / subject.clipping_norm, rounds=rounds)
+        else:
+            formula = "the noise: its formula has no value at this epsilon and delta"
+            facts = Facts(noise_multiplier=None, rounds=rounds, missing=(formula,))
         return Stated(
             claim=Claim(epsilon=subject.epsilon, delta=subject.delta, unit="client", by="LocalDpMod"),
-            facts=_facts_of(subject, rounds),
+            facts=facts,
             clip_norm=subject.clipping_norm,
         )
-    if isinstance(subject, DifferentialPrivacyFixedClippingBase | DifferentialPrivacyAdaptiveBase):
-        return _stated_by_strategy(subject, rounds)
-    return None
-
-
-def _facts_of(mod: LocalDpMod, rounds: int) -> Facts:
-    """Compute the noise by the mod's own formula, undefined at an epsilon or a delta of 0."""
-    if not (mod.epsilon and 0 < mod.delta < 1):
-        formula = "the noise: its formula has no value at this epsilon and delta"
-        return Facts(noise_multiplier=None, rounds=rounds, missing=(formula,))
-    std = mod.sensitivity * math.sqrt(2 * math.log(1.25 / mod.delta)) / mod.epsilon
-    return Facts(noise_multiplier=std / mod.clipping_norm, rounds=rounds)
-
-
-def _stated_by_strategy(
-    strategy: DifferentialPrivacyFixedClippingBase | DifferentialPrivacyAdaptiveBase, rounds: int
-) -> Stated:
+    if not isinstance(subject, DifferentialPrivacyFixedClippingBase | DifferentialPrivacyAdaptiveBase):
+        return None
     missing = ["that all clients count the same in the mean (a larger num-examples moves it by more than is noised)"]
-    claim, accountant = None, getattr(strategy, "accountant", None)
-    if accountant is not None and isinstance(strategy, DifferentialPrivacyFixedClippingBase):
+    claim, accountant = None, getattr(subject, "accountant", None)
+    if accountant is not None and isinstance(subject, DifferentialPrivacyFixedClippingBase):
         missing = []  # with an accountant, the strategy refuses replies that count differently
         if (most := accountant.config.max_epsilon) is not None:
-            if rounds := _rounds_within_budget(strategy, rounds):
+            done = accountant.get_privacy_spent().num_releases
+            event = GaussianPrivacyEvent(
+                noise_multiplier=subject.noise_multiplier,
+                sample_size=min(subject.num_sampled_clients, accountant.config.population_size),
+                population_size=accountant.config.population_size,
+            )
+            counts = range(1, max(0, rounds - done) + 1)
+            exceeds = lambda count: accountant.would_exceed(event, count=count)  # noqa: E731
+            if rounds := done + bisect_left(counts, True, key=exceeds):
                 delta = accountant.config.target_delta
-                claim = Claim(epsilon=most, delta=delta, rounds=rounds, by=type(strategy).__name__)
+                claim = Claim(epsilon=most, delta=delta, rounds=rounds, by=type(subject).__name__)
             else:
                 missing = [
                     "a noise that fits into max_epsilon: its accountant ends the training before the first round"
                 ]
+    multiplier, count = float(subject.noise_multiplier), getattr(subject, "clipped_count_stddev", None)
+    if count is not None and multiplier != 0:  # 1 / z^2 of mean and noised count, two Gaussian releases, adds up
+        multiplier = float((multiplier**-2 + count**-2) ** -0.5) if count > 0 else 0.0
     return Stated(
         claim=claim,
-        facts=Facts(
-            noise_multiplier=_multiplier_of(strategy), rounds=max(1, rounds), missing=tuple(missing), seen_by="model"
-        ),
-        clip_norm=strategy.clipping_norm,
+        facts=Facts(noise_multiplier=multiplier, rounds=max(1, rounds), missing=tuple(missing), seen_by="model"),
+        clip_norm=subject.clipping_norm,
     )
-
-
-def _rounds_within_budget(strategy: DifferentialPrivacyFixedClippingBase, rounds: int) -> int:
-    accountant = strategy.accountant
-    assert accountant is not None
-    done = accountant.get_privacy_spent().num_releases
-    event = GaussianPrivacyEvent(
-        noise_multiplier=strategy.noise_multiplier,
-        sample_size=min(strategy.num_sampled_clients, accountant.config.population_size),
-        population_size=accountant.config.population_size,
-    )
-    counts = range(1, max(0, rounds - done) + 1)
-    return done + bisect_left(counts, True, key=lambda count: accountant.would_exceed(event, count=count))
-
-
-def _multiplier_of(strategy: DifferentialPrivacyFixedClippingBase | DifferentialPrivacyAdaptiveBase) -> float:
-    """Return the noise multiplier of mean and noised count; 1 / z^2 of two Gaussian releases adds up."""
-    of_mean, count = float(strategy.noise_multiplier), getattr(strategy, "clipped_count_stddev", None)
-    if count is None or of_mean == 0:
-        return of_mean
-    return float((of_mean**-2 + count**-2) ** -0.5) if count > 0 else 0.0
 
 
 def mechanism_of_mod(
@@ -141,15 +120,11 @@ def together(mods: Sequence[Mod]) -> Mod:
 
     def around(inner: Mod, outer: Mod) -> Mod:
         def both(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-            return outer(message, context, partial(_called, inner, call_next))
+            return outer(message, context, lambda asked, given: inner(asked, given, call_next))
 
         return both
 
     return reduce(around, reversed(mods[:-1]), mods[-1])
-
-
-def _called(mod: Mod, call_next: ClientAppCallable, message: Message, context: Context) -> Message:
-    return mod(message, context, call_next)
 
 
 def mechanism_of_strategy(

@@ -3,7 +3,7 @@
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ from flwr.serverapp.strategy import (
 
 from fl_privacy.defenses import Defense
 from fl_privacy.dp_check.check import DpCheckRequest, tested
-from fl_privacy.dp_check.draws import Mechanism
 from fl_privacy.dp_check.of_defense import on_defense
 from fl_privacy.dp_check.verdict import ClaimVerdict
 from fl_privacy.errors import UserError
@@ -67,7 +66,13 @@ def verdicts_on(
     if isinstance(subject, Defense):
         return on_defense(subject, asked)
     if isinstance(subject, Strategy):
-        return [_on_strategy(subject, asked, mods, name)]
+        sampled: Any = getattr(subject, "num_sampled_clients", 2)
+        if not mods and isinstance(subject, DifferentialPrivacyClientSideFixedClipping):
+            mods = (fixedclipping_mod,)
+        if not mods and isinstance(subject, DifferentialPrivacyClientSideAdaptiveClipping):
+            mods = (adaptiveclipping_mod,)
+        mean = mechanism_of_strategy(subject, clients=int(asked.clients or sampled), mods=mods)
+        return [tested(name, mean, stated_by(subject, rounds=asked.rounds), asked)]
     if not callable(subject) or isinstance(subject, type):
         arguments = None
     else:
@@ -82,23 +87,11 @@ def verdicts_on(
     stated = stated_by(subject, rounds=asked.rounds)
     if arguments == 3:
         return [tested(name, mechanism_of_mod(subject), stated, asked)]  # type: ignore[arg-type]
-    return [tested(name, _of_tensors(subject), stated, asked)]  # type: ignore[arg-type]
 
+    function: Any = subject
 
-def _of_tensors(function: Callable[[Any], Any]) -> Mechanism:
     def mechanism(update: Any) -> Tensors:
         sent = function(update)
         return {"value": torch.as_tensor(sent)} if not hasattr(sent, "items") else sent
 
-    return mechanism
-
-
-def _on_strategy(strategy: Strategy, asked: DpCheckRequest, mods: Sequence[Any], name: str) -> ClaimVerdict:
-    stated = stated_by(strategy, rounds=asked.rounds)
-    sampled: Any = getattr(strategy, "num_sampled_clients", 2)
-    clients = int(asked.clients or sampled)
-    if not mods and isinstance(strategy, DifferentialPrivacyClientSideFixedClipping):
-        mods = (fixedclipping_mod,)
-    if not mods and isinstance(strategy, DifferentialPrivacyClientSideAdaptiveClipping):
-        mods = (adaptiveclipping_mod,)
-    return tested(name, mechanism_of_strategy(strategy, clients=clients, mods=mods), stated, asked)
+    return [tested(name, mechanism, stated, asked)]

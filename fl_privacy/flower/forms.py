@@ -5,8 +5,6 @@ from collections.abc import Sequence
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-from fl_privacy.flower.inside.serialized import bytes_of, records_of
-
 FORMS = "fl-privacy.forms"
 """Record of ``context.state`` with the form of answers by kind, if there are no files."""
 
@@ -38,15 +36,3 @@ def like_form(form: RecordDict, arrays: Sequence[np.ndarray]) -> RecordDict | No
 def seconds_of(form: RecordDict) -> float:
     """Return the seconds of work behind the answer."""
     return float(form.config_records[_TOOK]["seconds"])  # type: ignore[arg-type]
-
-
-def form_in(records: RecordDict, kind: str) -> RecordDict | None:
-    """Return the form that ``keep_form_in`` kept for a kind of message; ``None`` without one."""
-    held = records.config_records[FORMS].get(kind) if FORMS in records.config_records else None
-    return records_of(held) if isinstance(held, bytes) else None
-
-
-def keep_form_in(records: RecordDict, kind: str, form: RecordDict) -> None:
-    """Store ``form`` among ``records``, those of a node's context."""
-    kept = dict(records.config_records[FORMS]) if FORMS in records.config_records else {}
-    records[FORMS] = ConfigRecord({**kept, kind: bytes_of(form)})

@@ -70,7 +70,11 @@ class Gate:
         self._models: OrderedDict[int, dict[str, Any]] = OrderedDict()
         self._told: set[int] = set()
         self._took: dict[str, float] = {}
-        self._defend = _defense(self.policy)
+        self._defend: Defend | None = None
+        if (protect := self.policy.protect) is not None and protect.defense is not None:
+            from fl_privacy.flower.gate_defense import defend_records  # noqa: PLC0415  (brings PyTorch)
+
+            self._defend = defend_records(protect.defense, protect.options)
 
     def around(self, app: ClientAppCallable) -> ClientAppCallable:
         return lambda message, context: self(message, context, app)
@@ -248,11 +252,3 @@ def flower_records(records: Records) -> RecordDict:
     for name, config in records.config.items():
         content[name] = ConfigRecord(dict(config))
     return content
-
-
-def _defense(policy: SitePolicy) -> Defend | None:
-    if policy.protect is None or policy.protect.defense is None:
-        return None
-    from fl_privacy.flower.gate_defense import defend_records  # noqa: PLC0415  (brings PyTorch)
-
-    return defend_records(policy.protect.defense, policy.protect.options)

@@ -160,16 +160,14 @@ def pair(sent: Sequence[Message], replies: Iterable[Message]) -> list[tuple[Mess
     An error for a dead node names no node.
     """
     by_id = {reply.metadata.reply_to_message_id: reply for reply in replies}
-    return [(message, _content_or_failure(by_id.get(message.metadata.message_id))) for message in sent]
-
-
-def _content_or_failure(reply: Message | None) -> Message | Failure:
-    if reply is None:
-        return SILENCE
-    if reply.has_content():
-        return reply
-    lines = (reply.error.reason or "").strip().splitlines()
-    return Failure(lines[0] if lines else f"Flower's error {reply.error.code}")
+    pairs = list[tuple[Message, Message | Failure]]()
+    for message in sent:
+        reply: Message | Failure = by_id.get(message.metadata.message_id, SILENCE)
+        if isinstance(reply, Message) and not reply.has_content():
+            lines = (reply.error.reason or "").strip().splitlines()
+            reply = Failure(lines[0] if lines else f"Flower's error {reply.error.code}")
+        pairs.append((message, reply))
+    return pairs
 
 
 NOT_COUNTED = "its reply does not count"
@@ -203,9 +201,12 @@ class Traffic(RelayGrid):
             message.content = copy.deepcopy(message.content)
         received = list(self.grid.send_and_receive(sent, timeout=timeout))
         client_of = {node: client for client, node in self.nodes.items()}
-        pairs = zip(asked, pair(sent, received), strict=True)
-        answered = [(message, self._checked(record, reply)) for record, (message, reply) in pairs]
-        for message, reply in answered:
+        answered = list[tuple[Message, Message | Failure]]()
+        for stated, (message, reply) in zip(asked, pair(sent, received), strict=True):
+            if self.expected is not None and not isinstance(reply, Failure):
+                fault = self.expected.fault(stated, reply.content, self.nodes.values())
+                reply = reply if fault is None else Failure(f"{NOT_COUNTED}: {fault}")  # noqa: PLW2901
+            answered.append((message, reply))
             client = client_of[message.metadata.dst_node_id]
             if isinstance(reply, Failure):
                 self.failed.setdefault(client, reply.reason)
@@ -222,9 +223,3 @@ class Traffic(RelayGrid):
             if vectors := record and record.get(SecAggKey.MASKED_PARAMETERS):
                 self.masked[client] = [bytes_to_ndarray(piece) for piece in vectors]  # type: ignore[union-attr,arg-type]
         return [error_reply(m, r) if isinstance(r, Failure) else r for m, r in answered if r is not SILENCE]
-
-    def _checked(self, asked: Mapping[str, Any], reply: Message | Failure) -> Message | Failure:
-        if isinstance(reply, Failure) or self.expected is None:
-            return reply
-        reason = self.expected.fault(asked, reply.content, self.nodes.values())
-        return reply if reason is None else Failure(f"{NOT_COUNTED}: {reason}")

@@ -43,8 +43,21 @@ class Malicious(StrategyAround):
         sent = list(self.strategy.configure_train(server_round, arrays, config, grid))
         if not self._attacks(server_round):
             return sent
-        nodes = sorted(grid.get_node_ids())
-        return [self._crafted(message, nodes.index(message.metadata.dst_node_id)) for message in sent]
+        nodes, crafted = sorted(grid.get_node_ids()), list[Message]()
+        for message in sent:
+            content, metadata = message.content, message.metadata
+            client = nodes.index(metadata.dst_node_id)
+            made = self.attack.craft(self.model, read_state(content, self.model), client)
+            values = {**made.parameters, **made.buffers}
+            names = named(all_arrays(content), list(self.model.state_dict()))
+            own = dict(zip(all_arrays(content), names, strict=True))
+            records = {
+                place: ArrayRecord({key: Array.from_numpy_ndarray(to_array(values[own[key]])) for key in record})
+                for place, record in content.array_records.items()
+            }
+            changed, kind, group = RecordDict({**content, **records}), metadata.message_type, metadata.group_id
+            crafted.append(Message(changed, metadata.dst_node_id, kind, ttl=metadata.ttl, group_id=group))
+        return crafted
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -54,21 +67,3 @@ class Malicious(StrategyAround):
 
     def _attacks(self, round: int) -> bool:
         return self.rounds is None or round in self.rounds
-
-    def _crafted(self, message: Message, client: int) -> Message:
-        content, metadata = message.content, message.metadata
-        made = self.attack.craft(self.model, read_state(content, self.model), client)
-        values = {**made.parameters, **made.buffers}
-        names = list(named(all_arrays(content), list(self.model.state_dict())))
-        keys = dict(zip(all_arrays(content), names, strict=True))
-        records = {
-            place: ArrayRecord({key: Array.from_numpy_ndarray(to_array(values[keys[key]])) for key in record})
-            for place, record in content.array_records.items()
-        }
-        return Message(
-            RecordDict({**content, **records}),
-            metadata.dst_node_id,
-            metadata.message_type,
-            ttl=metadata.ttl,
-            group_id=metadata.group_id,
-        )

@@ -64,8 +64,9 @@ class MaskedReplies:
 
     def _vectors_fault(self, got: ConfigRecord, reply: RecordDict) -> str | None:
         answer: FitRes = recorddict_to_fitres(reply, True)
-        if reason := self._count_fault(answer.num_examples):
-            return reason
+        number: Any = answer.num_examples
+        if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= self.most:
+            return f"expected 1 to {self.most} examples, got {str(number)[:30]}"
         if not all(isinstance(answer.metrics.get(key, 0.0), int | float) for key in (TRAIN_LOSS, DEFENSE_SECONDS)):
             return "its loss or seconds are no numbers"
         names = json.loads(str(answer.metrics.get(NAMES)))
@@ -78,11 +79,6 @@ class MaskedReplies:
         if not isinstance(vectors, list) or len(vectors) != len(shapes):
             return f"expected {len(shapes)} masked arrays"
         return next(filter(None, map(_vector_fault, vectors, shapes)), None)
-
-    def _count_fault(self, number: Any) -> str | None:
-        if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= self.most:
-            return f"expected 1 to {self.most} examples, got {str(number)[:30]}"
-        return None
 
     def _buffers_fault(self, told: Any) -> str | None:
         if not isinstance(told, dict) or told.keys() != self.counts.keys():

@@ -4,6 +4,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, field
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
@@ -49,12 +50,13 @@ def partitions_of(grid: Grid) -> int | None:
     return number if 2 * votes > told.total() else None
 
 
+@dataclass(eq=False)
 class Nodes:
     """Nodes of the partitions ``clients``; each node is asked once for its partition, since node ids are random.
 
     A partition belongs to the first node that claims it, until that node leaves.
 
-    Args:
+    Attributes:
         patience: seconds to wait for all of them before the first round.
         bound: ``True`` if nodes are authenticated, so that a node's id stands for its key and keeps its partition.
         simulated: required answer of nodes about their clients; ``None`` accepts both.
@@ -62,28 +64,19 @@ class Nodes:
         reconnect: seconds to wait at the start of each later round for nodes that have left.
     """
 
-    def __init__(
-        self,
-        clients: Sequence[int],
-        *,
-        patience: float = 60.0,
-        bound: bool = False,
-        simulated: bool | None = None,
-        own_data: bool | None = None,
-        reconnect: float = 0.0,
-    ) -> None:
-        self._clients = clients
-        self._patience = patience
-        self._bound = bound
-        self._simulated = simulated
-        self._own_data = own_data
-        self._reconnect = reconnect
-        self._node: dict[int, int] = {}
-        self._claims: dict[int, int] = {}
-        self._aside: dict[int, str] = {}
-        self._tries: Counter[int] = Counter()
-        self._foreign: dict[int, int] = {}
-        self._connected: set[int] = set()
+    clients: Sequence[int]
+    _: KW_ONLY
+    patience: float = 60.0
+    bound: bool = False
+    simulated: bool | None = None
+    own_data: bool | None = None
+    reconnect: float = 0.0
+    _node: dict[int, int] = field(default_factory=dict, init=False)
+    _claims: dict[int, int] = field(default_factory=dict, init=False)
+    _aside: dict[int, str] = field(default_factory=dict, init=False)
+    _tries: Counter[int] = field(default_factory=Counter, init=False)
+    _foreign: dict[int, int] = field(default_factory=dict, init=False)
+    _connected: set[int] = field(default_factory=set, init=False)
 
     def refresh(self, grid: Grid) -> None:
         """Ask new nodes: before the first round until all partitions are there, later for ``reconnect`` seconds.
@@ -91,26 +84,30 @@ class Nodes:
         Raises:
             UserError: before the first round partitions have no node.
         """
-        if len(self._node) == len(self._clients):
-            self._look_again(grid)
-            return
-        deadline = time.monotonic() + self._patience
+        if len(self._node) == len(self.clients):
+            deadline = time.monotonic() + self.reconnect
+            while True:
+                result = attempt(lambda: self._ask(grid))
+                if isinstance(result, Failure):
+                    logger.warning("Nodes that joined could not be asked: %s", result.reason)
+                if all(client in self for client in self.clients) or time.monotonic() >= deadline:
+                    return
+                time.sleep(POLL_SECONDS)
+        deadline = time.monotonic() + self.patience
         self._ask(grid)
-        while len(self._node) < len(self._clients):
-            if time.monotonic() > deadline or self._is_hopeless():
-                raise self._missing()
+        while len(self._node) < len(self.clients):
+            nodes = self._connected
+            failed = len(nodes) >= len(self.clients) and all(self._tries[node] >= TRIES for node in nodes)
+            of_others = len(nodes) > 1 and {self._foreign.get(node) for node in nodes} == {len(nodes)}
+            if time.monotonic() > deadline or failed or of_others:
+                reasons = [self._aside[node] for node in sorted(nodes & self._aside.keys())]
+                few = (
+                    f"A node for each of {len(self.clients)} clients is expected, but {len(self._node)} are connected;"
+                    f" start more SuperNodes or set federation.clients={max(1, len(self._node))}."
+                )
+                raise UserError(reasons[0] if reasons else few)
             time.sleep(POLL_SECONDS)
             self._ask(grid)
-
-    def _look_again(self, grid: Grid) -> None:
-        deadline = time.monotonic() + self._reconnect
-        while True:
-            result = attempt(lambda: self._ask(grid))
-            if isinstance(result, Failure):
-                logger.warning("Nodes that joined could not be asked: %s", result.reason)
-            if all(client in self for client in self._clients) or time.monotonic() >= deadline:
-                return
-            time.sleep(POLL_SECONDS)
 
     def __contains__(self, client: int) -> bool:
         return self._node.get(client) in self._connected
@@ -137,57 +134,39 @@ class Nodes:
                 self._aside.pop(node, None)
                 self._claims[node] = claim
         for node, client in self._claims.items():
-            self._give(client, node)
+            holder = self._node.get(client)
+            if holder == node or node not in self._connected:
+                continue
+            if holder is None or (holder not in self._connected and not self.bound):
+                self._node[client] = node
+            elif node not in self._aside:
+                self._leave(node, f"partition {client}, which it claims, belongs to node {holder}")
 
     def _claimed(self, node: int, reply: Message) -> int:
         identity = reply.content.config_records[CLIENT]
         client, total = _integer(identity, PARTITION), _integer(identity, PARTITIONS)
-        if client not in self._clients or total != len(self._clients):
+        if client not in self.clients or total != len(self.clients):
             self._foreign[node] = total
             raise UserError(
-                f"Partitions 0..{len(self._clients) - 1} are expected on the nodes, but one holds {client} of {total};"
-                f" set federation.clients={total}, or start {len(self._clients)} SuperNodes."
+                f"Partitions 0..{len(self.clients) - 1} are expected on the nodes, but one holds {client} of {total};"
+                f" set federation.clients={total}, or start {len(self.clients)} SuperNodes."
             )
-        if self._simulated is not None and bool(identity.get(SIMULATED, 0)) != self._simulated:
+        if self.simulated is not None and bool(identity.get(SIMULATED, 0)) != self.simulated:
             raise UserError(
-                f"Nodes are expected to be {'simulated' if self._simulated else 'deployed'}, but the one of partition"
+                f"Nodes are expected to be {'simulated' if self.simulated else 'deployed'}, but the one of partition"
                 f" {client} is not; set FL_PRIVACY_SIMULATION alike for server and nodes."
             )
-        if self._own_data is not None and bool(identity.get(OWN_DATA, 0)) != self._own_data:
-            wanted = "folders of their own" if self._own_data else "the data that the run names"
+        if self.own_data is not None and bool(identity.get(OWN_DATA, 0)) != self.own_data:
+            wanted = "folders of their own" if self.own_data else "the data that the run names"
             raise UserError(
                 f"Nodes are expected to train on {wanted}, but the one of partition {client} does not; give"
                 f" {DATA_PATH} in the node config of all nodes and own-data=true in the run config, or neither."
             )
         return client
 
-    def _give(self, client: int, node: int) -> None:
-        holder = self._node.get(client)
-        if holder == node or node not in self._connected:
-            return
-        if holder is None or (holder not in self._connected and not self._bound):
-            self._node[client] = node
-        elif node not in self._aside:
-            self._leave(node, f"partition {client}, which it claims, belongs to node {holder}")
-
     def _leave(self, node: int, reason: str) -> None:
         self._aside[node] = reason
         logger.warning("Node %d is left aside: %s", node, reason)
-
-    def _is_hopeless(self) -> bool:
-        nodes = self._connected
-        if len(nodes) >= len(self._clients) and all(self._tries[node] >= TRIES for node in nodes):
-            return True
-        return len(nodes) > 1 and {self._foreign.get(node) for node in nodes} == {len(nodes)}
-
-    def _missing(self) -> UserError:
-        reasons = [self._aside[node] for node in sorted(self._connected & self._aside.keys())]
-        if reasons:
-            return UserError(reasons[0])
-        return UserError(
-            f"A node for each of {len(self._clients)} clients is expected, but {len(self._node)} are connected;"
-            f" start more SuperNodes or set federation.clients={max(1, len(self._node))}."
-        )
 
 
 def _integer(record: ConfigRecord, key: str) -> int:

@@ -95,7 +95,16 @@ class OpacusWatch:
                     notes=tuple(notes),
                 )
             )
-        return [*found, *(self._one_step(asked) if self.multipliers else [])]
+        if self.multipliers and self.inputs is not None and len(self.inputs):
+            once = Stated(
+                claim=None, facts=Facts(noise_multiplier=float(self.optimizer.noise_multiplier)),
+                clip_norm=float(self.optimizer.max_grad_norm), unit="example",
+            )  # fmt: skip
+            question = DpCheckRequest(delta=asked.delta, draws=asked.draws or MOST_DRAWS, seed=asked.seed)
+            mechanism, pair = step_of(self.module, self.optimizer, self.inputs)
+            what = "one step of Opacus on a batch with the record"
+            found.append(tested(what, mechanism, once, question, pair=pair))
+        return found
 
     def _claim(self, asked: DpCheckRequest) -> Claim | None:
         """Return the accountant's claim; else, after steps without noise, what the noise promised for one."""
@@ -164,18 +173,6 @@ class OpacusWatch:
         owned = any(id(p) in self._parameters for group in optimizer.param_groups for p in group["params"])
         self.beside += owned
         self.others += not owned
-
-    def _one_step(self, asked: DpCheckRequest) -> list[ClaimVerdict]:
-        if self.inputs is None or len(self.inputs) < 1:
-            return []
-        once = Stated(
-            claim=None, facts=Facts(noise_multiplier=float(self.optimizer.noise_multiplier)),
-            clip_norm=float(self.optimizer.max_grad_norm), unit="example",
-        )  # fmt: skip
-        draws = asked.draws or MOST_DRAWS
-        question = DpCheckRequest(delta=asked.delta, draws=draws, seed=asked.seed)
-        mechanism, pair = step_of(self.module, self.optimizer, self.inputs)
-        return [tested("one step of Opacus on a batch with the record", mechanism, once, question, pair=pair)]
 
 
 def _poisson_rate(sampler: Any) -> float | None:

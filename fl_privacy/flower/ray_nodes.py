@@ -15,9 +15,10 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from fl_privacy.checks import number, whole
+from fl_privacy.checks.packages import expect_package
 from fl_privacy.errors import UserError
 from fl_privacy.federation import ClientSource, Failure
-from fl_privacy.federation.parallel import expect_ray, joins_cluster, one_line, ray_cluster
+from fl_privacy.federation.parallel import joins_cluster, one_line, ray_cluster
 from fl_privacy.flower.client_app import simulated_client_app
 from fl_privacy.flower.grids import LocalGrid, error_reply
 from fl_privacy.progress import counted
@@ -211,7 +212,7 @@ def check_request(num_cpus: float = 1, num_gpus: float = 0, actors: int | None =
     cpus, gpus = os.cpu_count() or 1, torch.cuda.device_count()
     if not joins_cluster() and min(cpus / num_cpus, gpus / num_gpus if num_gpus else 1) < 1:
         raise _does_not_fit(num_cpus, num_gpus, cpus, gpus)
-    expect_ray("backend=ray")
+    expect_package("ray", "backend=ray")
 
 
 def _machines() -> frozenset[str]:

@@ -36,7 +36,7 @@ def array_values(array: Array) -> np.ndarray:
     dtype, shape = array.dtype, tuple(array.shape)
     if array.stype == NUMPY and dtype in _PLAIN:
         header = _header(dtype, shape)
-        if len(array.data) == len(header) + _PLAIN[dtype] * _size(shape) and array.data.startswith(header):
+        if len(array.data) == len(header) + _PLAIN[dtype] * math.prod(shape) and array.data.startswith(header):
             return np.frombuffer(array.data, dtype=dtype, offset=len(header)).reshape(shape)
     values: np.ndarray = array.numpy()
     return values
@@ -55,13 +55,6 @@ def _header(dtype: str, shape: tuple[int, ...]) -> bytes:
     described = {"descr": np.lib.format.dtype_to_descr(np.dtype(dtype)), "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(buffer, described)
     return buffer.getvalue()
-
-
-def _size(shape: tuple[int, ...]) -> int:
-    total = 1
-    for length in shape:
-        total *= length
-    return total
 
 
 PARAMETERS = "parameters"
@@ -103,7 +96,13 @@ def places_of_model(content: RecordDict, like: Tensors, *, whole: bool = False) 
     if whole:
         _expect_whole(list(places), like)
         for record in content.array_records:
-            _expect_in_order([name for name, (place, _) in places.items() if place == record], like)
+            names = [name for name, (place, _) in places.items() if place == record]
+            ordered = [name for name in like if name in names]
+            if moved := [got for got, wanted in zip(names, ordered, strict=True) if got != wanted]:
+                raise UserError(
+                    f"The model is expected in the order of its state_dict(), but {moved[0]} stands in another place:"
+                    " who reads it by position would read something else."
+                )
     return places
 
 
@@ -128,19 +127,15 @@ def _expect_fits(name: str, array: Array, like: Tensors) -> None:
             f"{name} is expected to have the shape {tuple(known.shape)}, but has {tuple(array.shape)};"
             " it is not of the architecture agreed on."
         )
-    fits = array.dtype in FLOATING if known.is_floating_point() else _kind(array.dtype) in "fiub"
+    try:
+        fits = array.dtype in FLOATING if known.is_floating_point() else np.dtype(array.dtype).kind in "fiub"
+    except TypeError:
+        fits = False
     if not fits:  # strategies turn counters into fractions: these may come as either
         raise UserError(
             f"{name} is expected to be of {str(known.dtype).removeprefix('torch.')} as in the model, but is of"
             f" {array.dtype}; the message is refused."
         )
-
-
-def _kind(dtype: str) -> str:
-    try:
-        return np.dtype(dtype).kind
-    except TypeError:
-        return "?"
 
 
 def _expect_whole(names: Sequence[str], like: Tensors) -> None:
@@ -155,15 +150,6 @@ def _expect_whole(names: Sequence[str], like: Tensors) -> None:
     if missing and missing not in kept_by_some:
         gone = next(name for name in like if name in missing)
         raise UserError(f"The whole model is expected in a message, but {gone} is missing; send all of it.")
-
-
-def _expect_in_order(names: Sequence[str], like: Tensors) -> None:
-    expected = [name for name in like if name in names]
-    if moved := [got for got, wanted in zip(names, expected, strict=True) if got != wanted]:
-        raise UserError(
-            f"The model is expected in the order of its state_dict(), but {moved[0]} stands in another place: who reads"
-            " it by position would read something else."
-        )
 
 
 def expect_listed(names: Sequence[str], listed: Sequence[str]) -> None:
@@ -327,16 +313,11 @@ def read_state(content: RecordDict, model: nn.Module, *, whole: bool = False) ->
     like = model_tensors(model)
     first, buffers = first_names(model), dict(model.named_buffers(remove_duplicate=False))
     values = model_values(content, like, whole=whole)
-    return ModelState(
-        once_each(model, {n: t for n, t in values.items() if n in first}),
-        {n: _counted(t, buffers[n]) for n, t in values.items() if n not in first},
-    )
-
-
-def _counted(buffer: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Round ``buffer`` if the model has integers, since other strategies turn counters into fractions."""
-    counts = buffer.is_floating_point() and not like.is_floating_point()
-    return buffer.round().to(like.dtype) if counts else buffer
+    others = {n: t for n, t in values.items() if n not in first}
+    for name, value in others.items():
+        if value.is_floating_point() and not buffers[name].is_floating_point():  # strategies average counters too
+            others[name] = value.round().to(buffers[name].dtype)
+    return ModelState(once_each(model, {n: t for n, t in values.items() if n in first}), others)
 
 
 def read_upload(content: RecordDict, model: nn.Module, weighted_by: str = NUM_EXAMPLES) -> Upload:
@@ -403,13 +384,12 @@ def read_result(content: RecordDict, sent: ModelState) -> LocalResult:
         train_loss=math.nan if withheld else number(TRAIN_LOSS),
         seconds=math.nan if timeless else number(SECONDS),
         defense_seconds=math.nan if timeless else number(DEFENSE_SECONDS),
-        bytes_up=sum(_bytes_of(array) for record in arrays.values() for array in record.values()),
+        bytes_up=sum(  # without NumPy's header, as ``federation.server.upload_bytes`` counts
+            len(a.data) if a.stype == STYPE else math.prod(a.shape) * np.dtype(a.dtype).itemsize
+            for record in arrays.values()
+            for a in record.values()
+        ),
     )
-
-
-def _bytes_of(array: Array) -> int:
-    """Count the bytes without NumPy's header, as ``federation.server.upload_bytes`` does."""
-    return len(array.data) if array.stype == STYPE else math.prod(array.shape) * np.dtype(array.dtype).itemsize
 
 
 STYPE = "fl_privacy.encoded"

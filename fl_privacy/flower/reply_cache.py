@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from filelock import FileLock
-from flwr.app import Array, Context, Error, Message, RecordDict
+from flwr.app import Array, ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp.typing import ClientAppCallable, Mod
 
 from fl_privacy.errors import UserError
@@ -33,7 +33,7 @@ from fl_privacy.flower._node_memory import (
     write_own,
 )
 from fl_privacy.flower.audit_protocol import PROBED, asked_probe, is_evaluation, is_training, merged_config
-from fl_privacy.flower.forms import form_in, form_of, keep_form_in, seconds_of
+from fl_privacy.flower.forms import FORMS, form_of, seconds_of
 from fl_privacy.flower.inside.serialized import bytes_of, records_of
 from fl_privacy.flower.records import CLIENT_RAISED, ROUND, UNFIT
 
@@ -85,10 +85,15 @@ class Answers:
                 the run has no such round.
             UnansweredError: this message was refused before.
         """
-        if self._in_file().get(kind) == round and (kept := self._kept(kind, question)) is not None:
-            if isinstance(kept, Failure):
+        counted = self._in_file().get(kind) == round
+        if counted and not self.forgets and (path := self._path_of_answer(kind)).exists():
+            with _written_down():
+                asked, _, content = read_own(path, state_key(self.context)).partition(b"\n")
+                kept = records_of(content) if asked.decode() == question else None
+            if asked.decode() == question + REFUSED:
                 raise UnansweredError(WITHHELD)
-            return kept
+            if kept is not None:
+                return kept
         self.expect_new(kind, round)
         return None
 
@@ -139,7 +144,9 @@ class Answers:
             made = None if instead is None or form is None or not len(form) else instead(form)
             if form is None or made is None:
                 if instead is not None:
-                    self._ask_no_more(first)
+                    until = "the run ends" if self.forgets else f"its operator removes {self._path_of_form(first)}"
+                    logger.error("The app failed before it ever replied, so it is not asked again until %s.", until)
+                    self._keep_form(first, RecordDict())
                 self.keep(first, question, None)
                 raise
             answer = made
@@ -150,7 +157,10 @@ class Answers:
 
     def expect_new(self, kind: str, round: int) -> None:
         """Raise ``UserError`` if this round or a later one was answered, or the run has no such round."""
-        counted, most = self._in_file(), self._most()
+        counted, most = self._in_file(), self.rounds
+        if most is None:
+            told = self.context.run_config.get(ROUNDS_OF_RUN)
+            most = told if isinstance(told, int) and not isinstance(told, bool) else None
         if most is None:
             expect_near(max(last_of_all(self.context.state), *counted.values(), -1), round)
         elif not 0 <= round <= most:
@@ -199,7 +209,16 @@ class Answers:
         with _written_down():
             path.unlink(missing_ok=True)
             if len(content) <= MOST_KEPT:
-                _make_room(self._client(), state_folder(self.context), len(content))
+                found = []
+                for older in state_folder(self.context).glob(f"run-*/{self._client()}.*{KEPT}"):
+                    with suppress(FileNotFoundError):
+                        status = older.stat()
+                        found.append((status.st_mtime, status.st_size, older))
+                left = sum(held for _, held, _ in found) + len(content)
+                for _, held, older in sorted(found):
+                    if left > MOST_KEPT:
+                        older.unlink(missing_ok=True)
+                        left -= held
                 write_own(path, f"{asked}\n".encode() + content, state_key(self.context))
 
     @property
@@ -207,23 +226,11 @@ class Answers:
         """Return ``True`` if the node is simulated: by its operator's setting, in this process, or in Ray."""
         return isinstance(self.context, SimulatedContext) or is_simulation() or in_actor()
 
-    def _most(self) -> int | None:
-        told = self.context.run_config.get(ROUNDS_OF_RUN)
-        own = told if isinstance(told, int) and not isinstance(told, bool) else None
-        return own if self.rounds is None else self.rounds
-
-    def _kept(self, kind: str, question: str) -> RecordDict | Failure | None:
-        if self.forgets or not (path := self._path_of_answer(kind)).exists():
-            return None
-        with _written_down():
-            asked, _, content = read_own(path, state_key(self.context)).partition(b"\n")
-            if asked.decode() == question + REFUSED:
-                return Failure(WITHHELD)
-            return records_of(content) if asked.decode() == question else None
-
     def _form(self, kind: str) -> RecordDict | None:
         if self.forgets:
-            return form_in(self.context.state, kind)
+            records = self.context.state.config_records
+            held = records[FORMS].get(kind) if FORMS in records else None
+            return records_of(held) if isinstance(held, bytes) else None
         if not (path := self._path_of_form(kind)).exists():
             return None
         with _written_down():
@@ -231,17 +238,13 @@ class Answers:
 
     def _keep_form(self, kind: str, form: RecordDict) -> None:
         if self.forgets:
-            keep_form_in(self.context.state, kind, form)
+            records = self.context.state.config_records
+            self.context.state[FORMS] = ConfigRecord({**records.get(FORMS, {}), kind: bytes_of(form)})
             return
         with _written_down():
             path = self._path_of_form(kind)
             make_missing_private(path.parent)
             write_own(path, bytes_of(form), state_key(self.context))
-
-    def _ask_no_more(self, kind: str) -> None:
-        where = "the run ends" if self.forgets else f"its operator removes {self._path_of_form(kind)}"
-        logger.error("The app failed before it ever replied, so it is not asked again until %s.", where)
-        self._keep_form(kind, RecordDict())
 
     def _in_file(self) -> Mapping[str, int]:
         if self.forgets or not (path := self._path(COUNTED)).exists():
@@ -284,20 +287,6 @@ def _written_down() -> Iterator[None]:
         raise UserError(
             "What this node answers is expected to be written down, but can't be; its own log says why."
         ) from None
-
-
-def _make_room(client: str, folder: Path, size: int) -> None:
-    found = []
-    for path in folder.glob(f"run-*/{client}.*{KEPT}"):
-        with suppress(FileNotFoundError):
-            status = path.stat()
-            found.append((status.st_mtime, status.st_size, path))
-    left = sum(held for _, held, _ in found) + size
-    for _, held, path in sorted(found):
-        if left <= MOST_KEPT:
-            return
-        path.unlink(missing_ok=True)
-        left -= held
 
 
 def digest_of(message: Message) -> str:

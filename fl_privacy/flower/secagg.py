@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -85,9 +85,16 @@ def local_dp_mod(
     mod = LocalDpMod(clip_norm, clip_norm if sensitivity is None else sensitivity, round_epsilon, delta)
 
     def on_upload(tensors: Tensors, state: ClientState, rng: torch.Generator) -> Tensors:
-        sent, reply = (_Letter(_content(values)) for values in (_zeros_like(tensors), tensors))
+        sent, reply = (
+            _Letter(RecordDict({_ARRAYS: ArrayRecord(OrderedDict((n, t.detach().cpu()) for n, t in values.items()))}))
+            for values in ({name: torch.zeros_like(t) for name, t in tensors.items()}, tensors)
+        )
+        if isinstance(rng, SecretGenerator):
+            seed: int | np.ndarray = np.frombuffer(rng.next_bytes(4 * 624), dtype="<u4")
+        else:
+            seed = int(torch.randint(2**32, (), generator=rng, device=rng.device))
         call: Any = mod
-        with _numpy_stream(_numpy_seed(rng)):
+        with _numpy_stream(seed):
             answer = call(sent, None, lambda message, context: reply)
         noised = answer.content.array_records[_ARRAYS].to_torch_state_dict()
         return {name: noised[name].to(t) for name, t in tensors.items()}
@@ -107,15 +114,6 @@ class _Letter:
         return False
 
 
-def _zeros_like(tensors: Tensors) -> Tensors:
-    return {name: torch.zeros_like(t) for name, t in tensors.items()}
-
-
-def _content(tensors: Tensors) -> RecordDict:
-    values = OrderedDict((name, t.detach().cpu()) for name, t in tensors.items())
-    return RecordDict({_ARRAYS: ArrayRecord(values)})
-
-
 def reproducible_mod(seed: int) -> Mod:
     """Build a mod that seeds a client's random rounding, for which Flower uses NumPy's global stream, by ``seed``."""
 
@@ -126,12 +124,6 @@ def reproducible_mod(seed: int) -> Mod:
             return call_next(message, context)
 
     return mod
-
-
-def _numpy_seed(rng: torch.Generator) -> int | np.ndarray:
-    if isinstance(rng, SecretGenerator):
-        return np.frombuffer(rng.next_bytes(4 * 624), dtype="<u4")
-    return int(torch.randint(2**32, (), generator=rng, device=rng.device))
 
 
 @contextmanager
@@ -279,22 +271,20 @@ class _Summing(LegacyStrategy):
     def configure_fit(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
     ) -> list[tuple[ClientProxy, FitIns]]:
-        proxies = {}
+        asked = list[tuple[ClientProxy, FitIns]]()
         for client in self.server.select(server_round):
             if client in self.traffic.breaking:  # left out, since Flower needs the shares of all clients asked
                 self.traffic.failed[client] = self.traffic.breaking[client]
             elif client in self.traffic.nodes:
-                proxies[client] = GridClientProxy(self.traffic.nodes[client], self.traffic, 1)
+                state = self.server.sent_to(client, server_round)
+                values = {**state.parameters, **state.buffers}
+                config: dict[str, Scalar] = {ROUND: server_round, ATTEMPT: self.attempt, MOST_COUNTED: self.most}
+                config[NAMES] = json.dumps(list(values))
+                sent = FitIns(ndarrays_to_parameters([to_array(t) for t in values.values()]), config)
+                asked.append((GridClientProxy(self.traffic.nodes[client], self.traffic, 1), sent))
             else:
                 self.traffic.failed[client] = "its node is not connected"
-        return [(proxy, self._instructions(client, server_round)) for client, proxy in proxies.items()]
-
-    def _instructions(self, client: int, round: int) -> FitIns:
-        state = self.server.sent_to(client, round)
-        values = {**state.parameters, **state.buffers}
-        config: dict[str, Scalar] = {ROUND: round, ATTEMPT: self.attempt, MOST_COUNTED: self.most}
-        config[NAMES] = json.dumps(list(values))
-        return FitIns(ndarrays_to_parameters([to_array(t) for t in values.values()]), config)
+        return asked
 
     def aggregate_fit(
         self, server_round: int, results: Fits, failures: list[Any]
@@ -309,10 +299,14 @@ class _Summing(LegacyStrategy):
         tensors = {name: to_tensor(array).view_as(values[name]).to(values[name].dtype) for name, array in arrays}
         parameters = self.server.state.parameters
         examples = sum(reply.num_examples for reply in replies.values())
+        counted = [
+            {n: torch.tensor(v, dtype=values[n].dtype) for n, v in json.loads(str(reply.metrics[COUNTS])).items()}
+            for reply in replies.values()
+        ]
         mean = Upload(
             tensors={n: t for n, t in tensors.items() if n in parameters},
             buffers=unrounded({n: t for n, t in tensors.items() if n not in parameters})
-            | self._counts(replies.values()),
+            | weighted_mean(counted, [reply.num_examples for reply in replies.values()]),
             num_examples=examples,
             rounding=rounding_of_mean(self.step, examples=examples, clients=len(replies), most=self.most),
         )
@@ -332,12 +326,6 @@ class _Summing(LegacyStrategy):
             upload_bytes=received,
         )
         return None, {}
-
-    def _counts(self, replies: Collection[FitRes]) -> dict[str, torch.Tensor]:
-        buffers = self.server.state.buffers
-        each = [json.loads(str(reply.metrics[COUNTS])) for reply in replies]
-        tensors = [{n: torch.tensor(v, dtype=buffers[n].dtype) for n, v in counts.items()} for counts in each]
-        return weighted_mean(tensors, [reply.num_examples for reply in replies])
 
     def initialize_parameters(self, client_manager: ClientManager) -> Parameters | None:
         return None
@@ -418,8 +406,7 @@ class _Retrying:
             self.nodes.refresh(self.grid)
             self.traffic.nodes = {client: self.nodes[client] for client in self.server.clients if client in self.nodes}
             if self._workflow is None:
-                most = _most_examples(self.traffic, self.timeout, self.server.plan.norm_factor)
-                self._workflow = self.masking.workflow(most, self.timeout)
+                self._workflow = self.masking.workflow(self._most_examples(), self.timeout)
             try:
                 return train_secure_round(
                     self.server,
@@ -435,17 +422,17 @@ class _Retrying:
                 logger.warning("Round %d is tried again: %s", round, error)
         raise AssertionError("the last try returns or raises")
 
+    def _most_examples(self) -> int:
+        """Return the largest number of examples of a node, which scales all weights.
 
-def _most_examples(traffic: Traffic, timeout: float, factor: float) -> int:
-    """Return the largest number of examples of a node, which scales all weights.
-
-    It is at most ``factor`` times the lower median: a claim of 2^62 would erase the others' updates.
-    """
-    questions = [Message(RecordDict(), node, EXAMPLES) for node in traffic.nodes.values()]
-    replies = [r for _, r in pair(questions, traffic.send_and_receive(questions, timeout=timeout))]
-    told = [attempt(lambda: r.content.config_records[CLIENT][NUM_EXAMPLES]) for r in replies if isinstance(r, Message)]  # noqa: B023
-    numbers = sorted(n for n in told if isinstance(n, int) and not isinstance(n, bool) and 0 < n <= MOST_EXAMPLES)
-    if not numbers:
-        reason = next((r.reason for r in replies if isinstance(r, Failure)), "none is positive")
-        raise UserError(f"Nodes are expected to say how many examples they have, but failed: {reason}")
-    return int(min(numbers[-1], factor * numbers[(len(numbers) - 1) // 2]))
+        It is at most ``norm_factor`` times the lower median: a claim of 2^62 would erase the others' updates.
+        """
+        questions = [Message(RecordDict(), node, EXAMPLES) for node in self.traffic.nodes.values()]
+        replies = [r for _, r in pair(questions, self.traffic.send_and_receive(questions, timeout=self.timeout))]
+        answered = [reply for reply in replies if isinstance(reply, Message)]
+        told = [attempt(lambda: r.content.config_records[CLIENT][NUM_EXAMPLES]) for r in answered]  # noqa: B023
+        numbers = sorted(n for n in told if isinstance(n, int) and not isinstance(n, bool) and 0 < n <= MOST_EXAMPLES)
+        if not numbers:
+            reason = next((r.reason for r in replies if isinstance(r, Failure)), "none is positive")
+            raise UserError(f"Nodes are expected to say how many examples they have, but failed: {reason}")
+        return int(min(numbers[-1], self.server.plan.norm_factor * numbers[(len(numbers) - 1) // 2]))

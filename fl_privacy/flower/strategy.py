@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
@@ -102,7 +103,15 @@ class Federated(Strategy):
             UserError: the nodes do not hold the partitions of this federation.
         """
         self._nodes.refresh(grid)
-        self._send_probes(server_round, grid)
+        probes = [probe for probe in self.audit.probes_of(server_round) if probe.client in self._nodes]
+        messages = [
+            self._message(p.client, PROBE, server_round, **{VICTIM: p.number, BATCH_SIZE: self.audit.batch_size})
+            for p in probes
+        ]
+        replies = grid.send_and_receive(messages, timeout=self.timeout) if messages else ()
+        for probe, (_, reply) in zip(probes, pair(messages, replies), strict=True):
+            if isinstance(reply, Failure):
+                logger.warning("The probe %s failed: %s", probe.in_round(server_round), reply.reason)
         self._started = time.perf_counter()
         self._asked = [client for client in self.server.select(server_round) if client in self._nodes]
         self._absent = [client for client in self.server.select(server_round) if client not in self._nodes]
@@ -119,7 +128,10 @@ class Federated(Strategy):
         """
         results: dict[int, LocalResult | Failure] = {c: Failure("its node is not connected") for c in self._absent}
         for client, (_, reply) in zip(self._asked, pair(self._messages, replies), strict=True):
-            results[client] = reply if isinstance(reply, Failure) else _read(reply, self.server.state)
+            if isinstance(reply, Message):
+                results[client] = attempt(lambda: read_result(reply.content, self.server.state))  # noqa: B023
+            else:
+                results[client] = reply
         self._messages = []
         self._report = report = finish_round(self.server, results, round=server_round, started=self._started)
         if not self.server.personal:
@@ -139,24 +151,23 @@ class Federated(Strategy):
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> None:
         if not self.server.personal or self._report is None:
             return
+
+        def read(reply: Message) -> Personalized:
+            record = reply.content.metric_records[METRICS]
+            metrics = {key: finite_number(record, key) for key in record}
+            tested, number = metrics.get("accuracy"), int(metrics[NUM_EXAMPLES])
+            if tested is not None and not (0 <= tested <= 1 and number > 0):
+                raise UserError(f"accuracy is expected in [0, 1] of at least 1 example, got {tested} of {number}")
+            evaluation = None if tested is None else Evaluation(tested, metrics["loss"], number)
+            return Personalized(seconds=metrics.get(SECONDS, 0.0), evaluation=evaluation)
+
         paired = zip(self._asked, pair(self._messages, replies), strict=True)
-        ends = {c: end if isinstance(end, Failure) else _read_end(end) for c, (_, end) in paired}
+        ends = {c: end if isinstance(end, Failure) else attempt(partial(read, end)) for c, (_, end) in paired}
         self._messages = []
         self.on_round(with_personalized(self._report, ends))
 
     def summary(self) -> None:
         logger.info("%d clients, %s", len(self.server.clients), self.server.plan)
-
-    def _send_probes(self, round: int, grid: Grid) -> None:
-        probes = [probe for probe in self.audit.probes_of(round) if probe.client in self._nodes]
-        messages = [
-            self._message(p.client, PROBE, round, **{VICTIM: p.number, BATCH_SIZE: self.audit.batch_size})
-            for p in probes
-        ]
-        replies = grid.send_and_receive(messages, timeout=self.timeout) if messages else ()
-        for probe, (_, reply) in zip(probes, pair(messages, replies), strict=True):
-            if isinstance(reply, Failure):
-                logger.warning("The probe %s failed: %s", probe.in_round(round), reply.reason)
 
     def _message(self, client: int, kind: str, round: int, **config: int) -> Message:
         records = self._records(self.server.sent_to(client, round))
@@ -167,21 +178,3 @@ class Federated(Strategy):
         if self._latest is None or self._latest[0] is not state:
             self._latest = state, state_records(state)
         return self._latest[1]
-
-
-def _read(reply: Message, sent: ModelState) -> LocalResult | Failure:
-    return attempt(lambda: read_result(reply.content, sent))
-
-
-def _read_end(reply: Message) -> Personalized | Failure:
-    def read() -> Personalized:
-        record = reply.content.metric_records[METRICS]
-        metrics = {key: finite_number(record, key) for key in record}
-        tested = metrics.get("accuracy")
-        number = int(metrics[NUM_EXAMPLES])
-        if tested is not None and not (0 <= tested <= 1 and number > 0):
-            raise UserError(f"accuracy is expected in [0, 1] of at least 1 example, got {tested} of {number}")
-        evaluation = None if tested is None else Evaluation(tested, metrics["loss"], number)
-        return Personalized(seconds=metrics.get(SECONDS, 0.0), evaluation=evaluation)
-
-    return attempt(read)

@@ -13,9 +13,9 @@ from fl_privacy.defenses.privacy import promises_privacy
 from fl_privacy.effects import ClippedExamples, Noise, PrivateRelease
 from fl_privacy.errors import UserError
 from fl_privacy.federation.replies import UnfitMessageError, norm
-from fl_privacy.flower.records import STATISTICS
+from fl_privacy.flower.records import ROUND, STATISTICS
 from fl_privacy.models.unwrap_model import all_parameter_names, first_names
-from fl_privacy.rng import streams_put_back
+from fl_privacy.rng import Secret, SecretGenerator, derive_generator, streams_put_back
 from fl_privacy.types import Tensors
 
 BufferPolicy = Literal["kept", "withheld", "defended"]
@@ -88,14 +88,25 @@ class GuardedUpload:
         buffers: BufferPolicy,
         shares: Shares = "weights",
     ) -> "GuardedUpload":
-        """Put ``defense`` on the parameters of ``model``, or on those among ``names``, else on all arrays."""
+        """Put ``defense`` on the parameters of ``model``, or on those among ``names``, else on all arrays.
+
+        Raises:
+            UserError: ``model`` is not a model, or both are given.
+        """
+        if model is None:
+            own = None if names is None else frozenset(name for name in names if not is_statistic(name))
+            return cls(defense=defense, parameters=own, buffers=buffers, shares=shares)
+        if names is not None:
+            raise UserError("model and names are expected one at a time, but got both; leave names out.")
+        made = made_of(model)
+        trained = made.named_parameters(remove_duplicate=False)
         return cls(
             defense=defense,
-            parameters=parameter_names(model, names),
+            parameters=all_parameter_names(made),
             buffers=buffers,
-            tied=tied_names(model),
-            of_model=model is not None,
-            frozen=frozen_names(model),
+            tied={name: first for name, first in first_names(made).items() if name != first},
+            of_model=True,
+            frozen=frozenset(name for name, parameter in trained if not parameter.requires_grad),
             shares=shares,
         )
 
@@ -136,12 +147,19 @@ class GuardedUpload:
         start = self._start(before)
         change: Tensors = {name: after[name] - start[name] for name in own}
         if self.shares == "weights":
-            _expect_weights(after, change)
+            replied, moved = (norm({name: held[name] for name in change}) for held in (after, change))
+            if replied < LOOKS_LIKE_CHANGE * moved:  # near zero and far from the model sent: the change itself
+                raise UserError(
+                    "A defended client is expected to reply its weights, but replies their change: most of what would"
+                    " leave were the weights that were sent; say shares='change'."
+                )
         for hook in self.defense.upload:
             change = hook(change, state, rng)
         defended = {name: start[name] + change[name] if name in change else start[name] for name in own}
         defended |= {name: defended[self.tied[name]] for name in acted if name in self.tied}
-        return {n: defended[n] if n in defended else self._beside(n, start, before, after) for n in before}
+        others = set[str]() if self.parameters is None else before.keys() - self.parameters
+        kept = after if self.buffers == "kept" else before
+        return {n: defended[n] if n in defended else kept[n] if n in others else start[n] for n in before}
 
     def unchanged(self, before: Tensors, kinds: Mapping[str, torch.dtype]) -> dict[str, torch.Tensor]:
         """Return the reply of a client that has changed nothing, in the dtypes ``kinds``."""
@@ -160,20 +178,23 @@ class GuardedUpload:
             )
         return named and floating and name not in self.frozen
 
-    def _beside(self, name: str, start: Tensors, before: Tensors, after: Tensors) -> torch.Tensor:
-        if self.parameters is not None and name not in self.parameters:
-            return after[name] if self.buffers == "kept" else before[name]
-        return start[name]
 
+def generator_of_round(
+    seed: int | None, config: Mapping[str, object], client: int | str, *purpose: str
+) -> torch.Generator:
+    """Return the generator of a defense's draws in a round; without a ``seed``, it is the operating system's.
 
-def _expect_weights(after: Tensors, change: Tensors) -> None:
-    """Refuse a reply near zero and far from the model sent: it is the change itself."""
-    replied, moved = (norm({name: held[name] for name in change}) for held in (after, change))
-    if replied < LOOKS_LIKE_CHANGE * moved:
+    Raises:
+        UserError: there is a seed, and ``config`` has no round.
+    """
+    if seed is None:
+        return SecretGenerator(Secret.draw())
+    if ROUND not in config:
         raise UserError(
-            "A defended client is expected to reply its weights, but replies their change: most of what would leave"
-            " were the weights that were sent; say shares='change'."
+            f"A seeded defense expects the number of the round as {ROUND!r} in the server's config, but it is"
+            " missing; send it, or leave seed out."
         )
+    return derive_generator(seed, "client", client, f"round-{config[ROUND]!r}", *purpose, "defense")
 
 
 def is_statistic(name: str) -> bool:
@@ -184,34 +205,6 @@ def is_statistic(name: str) -> bool:
 def is_differentially_private(defense: Defense) -> bool:
     """Return ``True`` if a part of ``defense`` adds noise that accountants count."""
     return any(isinstance(part.effect, Noise | ClippedExamples | PrivateRelease) for part in defense.parts)
-
-
-def parameter_names(
-    model: nn.Module | Callable[[], nn.Module] | None, names: Sequence[str] | None
-) -> frozenset[str] | None:
-    """Return the names of the parameters of ``model``, or those of ``names`` that are no statistics.
-
-    Raises:
-        UserError: ``model`` is not a model, or both are given.
-    """
-    if model is None:
-        return None if names is None else frozenset(name for name in names if not is_statistic(name))
-    if names is not None:
-        raise UserError("model and names are expected one at a time, but got both; leave names out.")
-    return all_parameter_names(made_of(model))
-
-
-def tied_names(model: nn.Module | Callable[[], nn.Module] | None) -> dict[str, str]:
-    """Map the second names of tied weights of ``model`` to their first; empty without a model."""
-    return {} if model is None else {name: own for name, own in first_names(made_of(model)).items() if name != own}
-
-
-def frozen_names(model: nn.Module | Callable[[], nn.Module] | None) -> frozenset[str]:
-    """Return the names of the parameters of ``model`` that need no gradient; empty without a model."""
-    if model is None:
-        return frozenset()
-    pairs = made_of(model).named_parameters(remove_duplicate=False)
-    return frozenset(name for name, parameter in pairs if not parameter.requires_grad)
 
 
 def made_of(model: object, options: Mapping[str, object] | None = None) -> nn.Module:

@@ -5,14 +5,13 @@ import os
 import signal
 import subprocess
 import sys
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fl_privacy.cli import workers
 from fl_privacy.cli.main import run_command_line
+from fl_privacy.federation.processes import end_workers, worker_processes
 from fl_privacy.runs import study_results
 from fl_privacy.runs.config.study import load_grid
 from tests.experiment.runs import run, stamps, wait_until
@@ -84,11 +83,22 @@ def test_a_killed_sweep_ends_with_the_same_table(grid: Path, page: Path, tmp_pat
     assert {path: at for path, at in stamps(out).items() if path in finished} == before
 
 
-def test_a_worker_has_the_environment_of_its_command() -> None:
-    """Not that of the process which it is forked from."""
-    with ProcessPoolExecutor(1, workers._context(), workers._start, ({"HOME": "/nowhere"},)) as pool:
-        assert pool.submit(os.getenv, "HOME").result() == "/nowhere"
-        assert pool.submit(os.getenv, "PATH").result() is None
+@pytest.mark.long
+def test_a_worker_has_the_environment_and_the_folder_of_its_command(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Not those of an earlier command whose workers are kept."""
+    monkeypatch.setenv("HOME", "/elsewhere")
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        monkeypatch.setenv("NOTED", name)
+        with worker_processes(1, threads=1, environment={"HOME": "/nowhere"}) as pool:
+            found = [pool.submit(os.getenv, key) for key in ("HOME", "NOTED")]
+            folder = pool.submit(os.getcwd)
+        assert [one.result() for one in found] == ["/nowhere", name]
+        assert folder.result() == str(tmp_path / name)
+    end_workers()
 
 
 def test_a_finished_sweep_only_reports(grid: Path, page: Path) -> None:

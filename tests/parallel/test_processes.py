@@ -33,7 +33,7 @@ def started_at_once():
         patch.setattr(processes, "STARTED", -1e9)
         patch.setattr(processes, "_LOOK_EVERY", 0.0)
         yield
-    processes._end_all()
+    processes.end_workers()
 
 
 def where(number: int, done: Done) -> tuple[int, int, int]:
@@ -53,15 +53,20 @@ def test_parts_are_done_by_several_processes_of_one_thread_and_come_back_in_orde
     assert shares == sorted(shares) and shares[-1] == 1.0
 
 
+def no_other_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget processes that run already, and fail where one is started."""
+    monkeypatch.setattr(processes, "worker_processes", None)
+    monkeypatch.setattr(processes, "_pool", processes._Pool())
+
+
 def test_a_single_process_starts_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes._Others, "do", None)
+    no_other_starts(monkeypatch)
     done = in_processes([partial(where, n) for n in range(3)], weights=[1.0] * 3, processes=1)
     assert {process for _, process, _ in done} == {os.getpid()}
 
 
 def test_what_is_over_in_seconds_starts_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes._Others, "do", None)
-    monkeypatch.setattr(processes._Others, "running", False)
+    no_other_starts(monkeypatch)
     monkeypatch.setattr(processes, "STARTING", 4.0)
     in_processes([partial(where, n) for n in range(3)], weights=[1.0] * 3, processes=2)
 
@@ -77,8 +82,7 @@ def ends_early(number: int, done: Done) -> int:
 def test_what_may_end_early_starts_others_only_where_much_is_saved(
     unsure: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(processes._Others, "do", None)
-    monkeypatch.setattr(processes._Others, "running", False)
+    no_other_starts(monkeypatch)
     monkeypatch.setattr(processes, "_WATCHED", 0.2)
     monkeypatch.setattr(processes, "STARTING", 1.5)  # of two parts of 5 seconds each, as they say, 5 would be saved
     monkeypatch.setattr(processes, "_UNSURE", unsure)

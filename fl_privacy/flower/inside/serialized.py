@@ -16,18 +16,6 @@ from flwr.proto.message_pb2 import Context as ProtoContext, Message as ProtoMess
 from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
-__all__ = [
-    "bytes_of",
-    "context_bytes",
-    "context_of",
-    "message_bytes",
-    "message_from_parts",
-    "message_of",
-    "message_parts",
-    "message_with",
-    "records_of",
-]
-
 
 def bytes_of(records: RecordDict) -> bytes:
     """Serialize ``records``; the same records give the same bytes."""

@@ -147,7 +147,17 @@ def answer_messages(node: SuperNodeAddress, app: Callable[[Message, Context], Me
 
 def _answer(node: SuperNodeAddress, token: str, app: Callable[[Message, Context], Message]) -> None:
     client = node.client(RuntimeTokenHttpInterceptor(token))
-    alive = HeartbeatSender(lambda: _beat(client))
+
+    def beat() -> bool:
+        try:
+            client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
+        except httpx.TransportError:
+            return False
+        except httpx.HTTPStatusError as error:
+            return error.response.status_code < httpx.codes.INTERNAL_SERVER_ERROR
+        return True
+
+    alive = HeartbeatSender(beat)
     alive.start()
     context: Context | None = None
     status, details = SubStatus.COMPLETED, ""
@@ -163,13 +173,3 @@ def _answer(node: SuperNodeAddress, token: str, app: Callable[[Message, Context]
         if alive.is_running:
             alive.stop()
         client.close()
-
-
-def _beat(client: RuntimeHttpClient) -> bool:
-    try:
-        client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
-    except httpx.TransportError:
-        return False
-    except httpx.HTTPStatusError as error:
-        return error.response.status_code < httpx.codes.INTERNAL_SERVER_ERROR
-    return True

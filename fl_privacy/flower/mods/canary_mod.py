@@ -203,16 +203,13 @@ def _like(message: Message, mods: Sequence[Mod]) -> dict[str, Tensor]:
     (record,) = message.content.array_records.values()
     sizes = {name: array.shape for name, array in record.items() if array.dtype.startswith("float")}
     total = sum(math.prod(shape) for shape in sizes.values())
-    if sizes and all(_module(mod).partition(".")[0] == "flwr" for mod in mods):
+    packages = {str(getattr(mod, "__module__", type(mod).__module__)).partition(".")[0] for mod in mods}
+    if sizes and packages <= {"flwr"}:
         return {next(iter(sizes)): torch.zeros(min(total, MOST_COORDINATES))}
     if total <= MOST_COORDINATES:
         return {name: torch.zeros(tuple(shape)) for name, shape in sizes.items()}
     share = MOST_COORDINATES / total
     return {name: torch.zeros(max(1, int(math.prod(shape) * share))) for name, shape in sizes.items()}
-
-
-def _module(mod: Mod) -> str:
-    return str(getattr(mod, "__module__", type(mod).__module__))
 
 
 def _let_pass(
@@ -243,12 +240,8 @@ def _let_pass(
             )
         parts = (direction * norm * there).split(sizes)
         sent = mechanism({n: part.view(v.shape) for (n, v), part in zip(like.items(), parts, strict=True)})
-        whole = torch.cat([_row(sent.get(name), value) for name, value in like.items()])
-        found[canary] = float(whole @ direction.double())
+        rows = [sent[n].detach().double().flatten() if n in sent else v.flatten().double() for n, v in like.items()]
+        found[canary] = float(torch.cat(rows) @ direction.double())
     scores = scores + found if same and len(scores) else np.concatenate([scores, found])
     context.state[CANARIES] = ConfigRecord(asdict(replace(about, rounds=about.rounds + 1)))
     context.state[SCORES] = ArrayRecord({"scores": Array.from_numpy_ndarray(scores)})
-
-
-def _row(sent: Tensor | None, like: Tensor) -> Tensor:
-    return torch.zeros(like.numel(), dtype=torch.float64) if sent is None else sent.detach().double().flatten()

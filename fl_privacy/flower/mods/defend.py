@@ -14,14 +14,13 @@ from torch import nn
 from fl_privacy.defenses import Defense
 from fl_privacy.defenses.privacy import promises_privacy
 from fl_privacy.errors import UserError
-from fl_privacy.federation.replies import expect_sound
+from fl_privacy.federation.replies import attempt, expect_sound
 from fl_privacy.flower._node_memory import SimulatedContext
 from fl_privacy.flower.clients import NAMES, Arrays, Config, NumPyClient, Reply
 from fl_privacy.flower.forms import like_form
 from fl_privacy.flower.records import ROUND, kinds_of_arrays, load_state, rounded, save_state, to_array, to_tensor
 from fl_privacy.flower.reply_cache import Answers, Instead, digest_of_records
-from fl_privacy.flower.upload_defense import BufferPolicy, GuardedUpload, Shares, made_of
-from fl_privacy.rng import Secret, SecretGenerator, derive_generator
+from fl_privacy.flower.upload_defense import BufferPolicy, GuardedUpload, Shares, generator_of_round, made_of
 from fl_privacy.types import Tensors
 
 LOSS = "loss"
@@ -121,13 +120,32 @@ class DefendedClient(NumPyClient):
         work: Callable[[], RecordDict],
         instead: Instead | None = None,
     ) -> RecordDict:
-        round, question = self._round(config), digest_of_records(kind, _records(parameters, 0, config))
-        known = self.memory
+        round = config.get(ROUND)
+        if not isinstance(round, int) or isinstance(round, bool):
+            raise UserError(
+                f"A defended client expects the number of the round as {ROUND!r} in the server's config, but got"
+                f" {round!r}: the same round could be asked for until the noise is averaged away."
+            )
+        if round < 0 or (self.rounds is not None and round > self.rounds):
+            raise UserError(f"A round of 0 to {self.rounds} is expected, but got {round}; the question is refused.")
+        question, known = digest_of_records(kind, _records(parameters, 0, config)), self.memory
         context = known if isinstance(known, Context) else SimulatedContext(0, 0, {}, known, {})
         return Answers(context, self.rounds).once([kind], round, question, work, instead=instead)
 
     def _sent(self, parameters: Arrays, config: Config) -> dict[str, torch.Tensor]:
-        names = self._names(len(parameters), config)
+        number = len(parameters)
+        if self.names is not None:
+            names = list(self.names)
+        elif NAMES in config:
+            text = str(config[NAMES])
+            told: Any = attempt(lambda: json.loads(text))
+            if not isinstance(told, list) or not all(isinstance(n, str) for n in told) or len({*told}) < len(told):
+                raise UserError(f"{NAMES} is expected to be a list of names in JSON, each once, but got {text!r:.100}.")
+            names = told
+        else:
+            names = [str(i) for i in range(number)]
+        if len(names) != number:
+            raise UserError(f"{number} names are expected, one for each array, but got {len(names)}.")
         return {n: to_tensor(np.asarray(a)) for n, a in zip(names, parameters, strict=True)}
 
     def _defended(self, sent: Tensors, parameters: Arrays, config: Config) -> Reply:
@@ -145,51 +163,9 @@ class DefendedClient(NumPyClient):
     def _guarded(self, sent: Tensors, replied: Tensors, config: Config) -> Arrays:
         records = self.memory.state if isinstance(self.memory, Context) else self.memory
         state = load_state(records)
-        defended = self.guard(sent, replied, state, self._generator(config))
+        defended = self.guard(sent, replied, state, generator_of_round(self.seed, config, self.client))
         save_state(records, state)
         return [to_array(defended[n]) for n in sent]
-
-    def _round(self, config: Config) -> int:
-        number = config.get(ROUND)
-        if not isinstance(number, int) or isinstance(number, bool):
-            raise UserError(
-                f"A defended client expects the number of the round as {ROUND!r} in the server's config, but got"
-                f" {number!r}: the same round could be asked for until the noise is averaged away."
-            )
-        if number < 0 or (self.rounds is not None and number > self.rounds):
-            raise UserError(f"A round of 0 to {self.rounds} is expected, but got {number}; the question is refused.")
-        return number
-
-    def _generator(self, config: Config) -> torch.Generator:
-        if self.seed is None:
-            return SecretGenerator(Secret.draw())
-        if ROUND not in config:
-            raise UserError(
-                f"A seeded defense expects the number of the round as {ROUND!r} in the server's config, but it is"
-                " missing; send it, or leave seed out."
-            )
-        return derive_generator(self.seed, "client", self.client, f"round-{config[ROUND]!r}", "defense")
-
-    def _names(self, number: int, config: Config) -> list[str]:
-        if self.names is not None:
-            names = list(self.names)
-        elif NAMES in config:
-            names = _listed(str(config[NAMES]))
-        else:
-            names = [str(i) for i in range(number)]
-        if len(names) != number:
-            raise UserError(f"{number} names are expected, one for each array, but got {len(names)}.")
-        return names
-
-
-def _listed(text: str) -> list[str]:
-    try:
-        names = json.loads(text)
-    except (ValueError, RecursionError):
-        names = None
-    if not isinstance(names, list) or not all(isinstance(n, str) for n in names) or len(set(names)) < len(names):
-        raise UserError(f"{NAMES} is expected to be a list of names in JSON, each once, but got {text!r:.100}.")
-    return names
 
 
 def _records(arrays: Arrays, number: int, settings: Config) -> RecordDict:

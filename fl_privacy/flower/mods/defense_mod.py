@@ -26,7 +26,6 @@ from fl_privacy.flower.forms import like_form
 from fl_privacy.flower.records import (
     NUM_EXAMPLES,
     PARTITION,
-    ROUND,
     all_arrays,
     expect_listed,
     kinds_of_arrays,
@@ -40,8 +39,14 @@ from fl_privacy.flower.records import (
     to_tensors,
 )
 from fl_privacy.flower.reply_cache import answered_once, content_of, refusing
-from fl_privacy.flower.upload_defense import BufferPolicy, GuardedUpload, Shares, is_differentially_private, made_of
-from fl_privacy.rng import Secret, SecretGenerator, derive_generator
+from fl_privacy.flower.upload_defense import (
+    BufferPolicy,
+    GuardedUpload,
+    Shares,
+    generator_of_round,
+    is_differentially_private,
+    made_of,
+)
 from fl_privacy.types import Tensors
 
 logger = logging.getLogger(__name__)
@@ -91,16 +96,25 @@ def defense_mod(
     guard = GuardedUpload.around(defense, model, names, buffers, shares)
     made = None if model is None else made_of(model)
     if made is not None and buffers == "kept" and is_differentially_private(defense):
-        _warn_of_buffers(made, defense)
-    read = _Reader(None if made is None else model_tensors(made), names)
+        shown = [name for name, buffer in made.named_buffers() if buffer.is_floating_point()]
+        if shown:
+            logger.warning(
+                "The noise of %s is on the parameters; %d buffers such as %s are uploaded as they are, and no guarantee"
+                " covers them (buffers='withheld' keeps them back).",
+                defense.name,
+                len(shown),
+                shown[0],
+            )
+    like = None if made is None else model_tensors(made)
     promised = metrics if promises_privacy(defense) else None
-    return refusing(_Defending(guard=guard, read=read, metrics=promised, rounds=rounds, seed=seed))
+    return refusing(_Defending(guard=guard, like=like, names=names, metrics=promised, rounds=rounds, seed=seed))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Defending:
     guard: GuardedUpload
-    read: "_Reader"
+    like: Tensors | None
+    names: Sequence[str] | None
     metrics: Sequence[str] | None
     rounds: int | None
     seed: int | None
@@ -127,72 +141,7 @@ class _Defending:
             return answered_once(message, context, answer, rounds=self.rounds, instead=private)
         return answer(message, context)
 
-    def _stated(self, content: RecordDict) -> RecordDict:
-        _expect_no_arrays(content)
-        if self.metrics is not None:
-            withhold(content, self.metrics)
-        elif self.seed is None:
-            for name in [*content.metric_records, *content.config_records]:
-                if name not in OWN_RECORDS:
-                    told: Any = {k: v if k == NUM_EXAMPLES else rounded(v) for k, v in content[name].items()}
-                    content[name] = (MetricRecord if name in content.metric_records else ConfigRecord)(told)
-        return content
-
-    def _defended(self, sent: Tensors, message: Message, context: Context, content: RecordDict) -> RecordDict:
-        replied = _expect_like(self.read(content), sent)
-        values = self._guarded(sent, replied, message, context)
-        (name, record), *_ = content.array_records.items()
-        content[name] = ArrayRecord(
-            {key: Array.from_numpy_ndarray(to_array(value)) for key, value in zip(record, values, strict=True)}
-        )
-        if self.metrics is not None:
-            withhold(content, self.metrics)
-        introduce(content, context)
-        tell_defense(content, self.guard.defense.parts)
-        return content
-
-    def _guarded(self, sent: Tensors, replied: Tensors, message: Message, context: Context) -> list[torch.Tensor]:
-        state = load_state(context.state)
-        values = self.guard(sent, replied, state, _generator(self.seed, context, message))
-        save_state(context.state, state)
-        return list(values.values())
-
-
-def withhold(reply: RecordDict, metrics: Sequence[str]) -> None:
-    """Remove from a reply all figures but ``metrics``, and all settings but this package's."""
-    for name, record in list(reply.metric_records.items()):
-        reply[name] = MetricRecord({key: value for key, value in record.items() if key in metrics})
-    for name in [name for name in reply.config_records if name not in OWN_RECORDS]:
-        del reply[name]
-
-
-def _expect_no_arrays(reply: RecordDict) -> None:
-    """Refuse arrays in replies other than to training, since no defense would act on them."""
-    if any(reply.array_records.values()):
-        raise UserError(
-            "A defended client is expected to reply arrays to training messages alone, where its defense acts on them;"
-            " these are kept back."
-        )
-
-
-def _warn_of_buffers(model: nn.Module, defense: Defense) -> None:
-    shown = [name for name, buffer in model.named_buffers() if buffer.is_floating_point()]
-    if shown:
-        logger.warning(
-            "The noise of %s is on the parameters; %d buffers such as %s are uploaded as they are, and no guarantee"
-            " covers them (buffers='withheld' keeps them back).",
-            defense.name,
-            len(shown),
-            shown[0],
-        )
-
-
-@dataclass(frozen=True)
-class _Reader:
-    like: Tensors | None
-    names: Sequence[str] | None
-
-    def __call__(self, content: RecordDict) -> dict[str, torch.Tensor]:
+    def read(self, content: RecordDict) -> dict[str, torch.Tensor]:
         if len(content.array_records) != 1:
             raise UserError(
                 "A defended training message is expected to hold one record of arrays, but has"
@@ -206,25 +155,52 @@ class _Reader:
             expect_listed(list(arrays), self.names)
         return to_tensors(arrays)
 
+    def _stated(self, content: RecordDict) -> RecordDict:
+        if any(content.array_records.values()):  # on which no defense would act
+            raise UserError(
+                "A defended client is expected to reply arrays to training messages alone, where its defense acts on"
+                " them; these are kept back."
+            )
+        if self.metrics is not None:
+            withhold(content, self.metrics)
+        elif self.seed is None:
+            for name in [*content.metric_records, *content.config_records]:
+                if name not in OWN_RECORDS:
+                    told: Any = {k: v if k == NUM_EXAMPLES else rounded(v) for k, v in content[name].items()}
+                    content[name] = (MetricRecord if name in content.metric_records else ConfigRecord)(told)
+        return content
 
-def _expect_like(replied: Tensors, sent: Tensors) -> Tensors:
-    if {n: t.shape for n, t in replied.items()} != {n: t.shape for n, t in sent.items()}:
-        raise UserError(
-            "A defended client is expected to reply the weights it was sent, under the same names and of the same"
-            f" shapes, but replied {len(replied)} arrays for {len(sent)} or others; the defense is on their change."
+    def _defended(self, sent: Tensors, message: Message, context: Context, content: RecordDict) -> RecordDict:
+        replied = self.read(content)
+        if {n: t.shape for n, t in replied.items()} != {n: t.shape for n, t in sent.items()}:
+            raise UserError(
+                "A defended client is expected to reply the weights it was sent, under the same names and of the same"
+                f" shapes, but replied {len(replied)} arrays for {len(sent)} or others; the defense is on their change."
+            )
+        values = self._guarded(sent, {name: replied[name] for name in sent}, message, context)
+        (name, record), *_ = content.array_records.items()
+        content[name] = ArrayRecord(
+            {key: Array.from_numpy_ndarray(to_array(value)) for key, value in zip(record, values, strict=True)}
         )
-    return {name: replied[name] for name in sent}
+        if self.metrics is not None:
+            withhold(content, self.metrics)
+        introduce(content, context)
+        tell_defense(content, self.guard.defense.parts)
+        return content
+
+    def _guarded(self, sent: Tensors, replied: Tensors, message: Message, context: Context) -> list[torch.Tensor]:
+        state, probe = load_state(context.state), asked_probe(message.content)
+        purpose = "update" if probe is None else f"victim-{probe[0]}"
+        client = str(context.node_config.get(PARTITION, context.node_id))
+        rng = generator_of_round(self.seed, merged_config(context, message.content), client, purpose)
+        values = self.guard(sent, replied, state, rng)
+        save_state(context.state, state)
+        return list(values.values())
 
 
-def _generator(seed: int | None, context: Context, message: Message) -> torch.Generator:
-    if seed is None:
-        return SecretGenerator(Secret.draw())
-    config = merged_config(context, message.content)
-    if ROUND not in config:
-        raise UserError(
-            f"A seeded defense expects the number of the round as {ROUND!r} in the server's config, but it is"
-            " missing; send it, or leave seed out."
-        )
-    client, probe = context.node_config.get(PARTITION, context.node_id), asked_probe(message.content)
-    purpose = "update" if probe is None else f"victim-{probe[0]}"
-    return derive_generator(seed, "client", str(client), f"round-{config[ROUND]!r}", purpose, "defense")
+def withhold(reply: RecordDict, metrics: Sequence[str]) -> None:
+    """Remove from a reply all figures but ``metrics``, and all settings but this package's."""
+    for name, record in list(reply.metric_records.items()):
+        reply[name] = MetricRecord({key: value for key, value in record.items() if key in metrics})
+    for name in [name for name in reply.config_records if name not in OWN_RECORDS]:
+        del reply[name]

@@ -2,7 +2,7 @@
 
 import copy
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -84,10 +84,21 @@ def probe_mod(
     def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         asked = asked_probe(message.content) if is_training(message) else None
         if asked is not None:
-            _expect_allowed(*asked, budget)
+            probe, size = asked
+            if (probe + 1) * size > budget:
+                raise UserError(
+                    f"A probe of the first {budget} examples is expected, to which this client agrees, but got number"
+                    f" {probe} of {size}; ask for fewer victims, or let the client say"
+                    f" probe_mod(images={(probe + 1) * size})."
+                )
             answers, each = Answers(context, rounds), images_of_probe(*asked)  # each image leaves once a round
+            number = merged_config(context, message.content).get(ROUND)
+            if not isinstance(number, int) or isinstance(number, bool):
+                raise UserError(
+                    f"A probe is expected with the number of its round as {ROUND!r} in its config, but has none."
+                )
             work = partial(answer, message, context)
-            return Message(answers.once(each, _round_of(message, context), digest_of(message), work), reply_to=message)
+            return Message(answers.once(each, number, digest_of(message), work), reply_to=message)
         reply = call_next(message, context)
         if is_training(message) and not reply.has_error():
             keep_own_norms(message.content, reply.content, architecture, context)
@@ -96,21 +107,6 @@ def probe_mod(
         return reply
 
     return refusing(mod)
-
-
-def _expect_allowed(probe: int, size: int, budget: int) -> None:
-    if (probe + 1) * size > budget:
-        raise UserError(
-            f"A probe of the first {budget} examples is expected, to which this client agrees, but got number {probe}"
-            f" of {size}; ask for fewer victims, or let the client say probe_mod(images={(probe + 1) * size})."
-        )
-
-
-def _round_of(message: Message, context: Context) -> int:
-    number = merged_config(context, message.content).get(ROUND)
-    if not isinstance(number, int) or isinstance(number, bool):
-        raise UserError(f"A probe is expected with the number of its round as {ROUND!r} in its config, but has none.")
-    return number
 
 
 def _answer(  # noqa: PLR0917
@@ -132,7 +128,8 @@ def _answer(  # noqa: PLR0917
             train(trained, loader)
     values = trained.to("cpu").state_dict()
     (name, record), *_ = message.content.array_records.items()
-    arrays = zip(record, (values[n] for n in _order(record, values)), strict=True)
+    names = list(values) if list(record) == [str(i) for i in range(len(values))] else list(record)
+    arrays = zip(record, (values[n] for n in names), strict=True)
     reply = RecordDict(
         {
             name: ArrayRecord({key: Array.from_numpy_ndarray(to_array(t)) for key, t in arrays}),
@@ -158,7 +155,7 @@ class _Examples:
     def batch(self, probe: int, size: int) -> list[object]:
         data = self.data()
         if isinstance(data, IterableDataset) or not hasattr(data, "__getitem__"):
-            examples = list(islice(_iterated(data), probe * size, (probe + 1) * size))
+            examples = list(islice(iter(data), probe * size, (probe + 1) * size))  # type: ignore[call-overload]
         else:
             examples = [data[k] for k in range(probe * size, min((probe + 1) * size, len(data)))]  # type: ignore[arg-type]
         if len(examples) < size:
@@ -194,10 +191,6 @@ class _Few(Dataset[object]):
         return self._examples[index]
 
 
-def _iterated(data: object) -> Iterator[object]:
-    return iter(data)  # type: ignore[call-overload]
-
-
 def _copy_with(model: nn.Module, content: RecordDict) -> nn.Module:
     copied = copy.deepcopy(model)
     try:
@@ -210,11 +203,6 @@ def _copy_with(model: nn.Module, content: RecordDict) -> nn.Module:
             f"probe_mod's model is expected to be the app's, but does not take its values: {reason}"
         ) from error
     return copied
-
-
-def _order(arrays: Any, values: Any) -> list[str]:
-    names, own = list(arrays), list(values)
-    return own if names == [str(i) for i in range(len(own))] else names
 
 
 def _takes_config(train: Train) -> bool:

@@ -69,11 +69,11 @@ def train_step(
         )
     memory = RecordDict() if context is None else context.state
     client = "0" if context is None else str(context.node_config.get(PARTITION, context.node_id))
-    once = None if seed is not None or context is None else _Once(Answers(context), round)
+    answers = None if seed is not None or context is None else Answers(context)
     if seed is None:
         seed = Secret.draw() if context is None else node_secret(context)
     return DefendedTraining(
-        defense, net, memory, LocalPlan(lr=lr, batch_norm="train"), normalization, _Draws(seed, client), once
+        defense, net, memory, LocalPlan(lr=lr, batch_norm="train"), normalization, _Draws(seed, client), answers, round
     )
 
 
@@ -119,16 +119,25 @@ class DefendedTraining:
     plan: LocalPlan
     normalization: Normalization | None
     draws: "_Draws"
-    once: "_Once | None" = None
+    answers: Answers | None = None
+    round: int | None = None
     _state: ClientState = field(default_factory=ClientState, init=False)
     _kept: frozenset[str] = field(default=frozenset(), init=False)
     _model: nn.Module | None = field(default=None, init=False)
     _private: ModelState = field(default_factory=lambda: ModelState({}, {}), init=False)
 
     def __enter__(self) -> Self:
-        if self.once is not None:
+        if self.answers is not None:
             expect_sound(self.net.state_dict())
-            self.once.begin()
+            if self.round is not None:
+                number = whole("round", self.round, at_least=0, example=1)
+                self.answers.expect_new(_KIND, number)
+                self.answers.note(number, _KIND)
+            elif not self.answers.forgets:
+                raise UserError(
+                    "train_step is expected to get round=, the server-round of the message's config, but got none: the"
+                    " same round could be asked for until what the defense draws is averaged away."
+                )
         device = next(self.net.parameters()).device
         self._state = load_state(self.memory, device).of_client(self.draws.number)
         self._rng = self.draws.once("defense")
@@ -169,12 +178,14 @@ class DefendedTraining:
         gradients = {**private, **shared}
         for name, parameter in self.net.named_parameters():
             parameter.grad = gradients[name].to(parameter) if name in shared else None
-        self._step_private(gradients)
+        lr, own = self.plan.lr, self._private.parameters
+        moved_private = {n: p - lr * gradients[n] if n in gradients else p for n, p in own.items()}
+        self._private = replace(self._private, parameters=moved_private)
         with torch.no_grad():
             for name, buffer in self.net.named_buffers():
                 if name not in self._kept:
                     buffer.copy_(plain.buffers[name])
-        withheld = self.once is not None and promises_privacy(self.defense)
+        withheld = self.answers is not None and promises_privacy(self.defense)
         return torch.full_like(plain.loss, torch.nan) if withheld else plain.loss
 
     def __exit__(
@@ -199,31 +210,8 @@ class DefendedTraining:
             self._model = model if self.normalization is None else normalized(model, self.normalization)
         return self._model
 
-    def _step_private(self, gradients: Tensors) -> None:
-        moved = {
-            n: p - self.plan.lr * gradients[n] if n in gradients else p for n, p in self._private.parameters.items()
-        }
-        self._private = replace(self._private, parameters=moved)
-
 
 _KIND = "train-step"
-
-
-@dataclass(frozen=True)
-class _Once:
-    answers: Answers
-    round: int | None
-
-    def begin(self) -> None:
-        if self.round is not None:
-            number = whole("round", self.round, at_least=0, example=1)
-            self.answers.expect_new(_KIND, number)
-            self.answers.note(number, _KIND)
-        elif not self.answers.forgets:
-            raise UserError(
-                "train_step is expected to get round=, the server-round of the message's config, but got none: the same"
-                " round could be asked for until what the defense draws is averaged away."
-            )
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,10 @@ from fl_privacy.files import CONFIG_DIR
 from fl_privacy.runs.config._options import config_folders, options, search_path, suggest
 from fl_privacy.runs.config.building import Signature, signature_of
 from fl_privacy.runs.config.settings import RunSettings
+from fl_privacy.site.gate.plain_yaml import loaded
 
 FEW = 3
-"""Compositions after which each section is composed once and cached, as in a sweep."""
+"""Compositions after which each section is composed by itself, once, as in a sweep."""
 
 _PLAIN = re.compile(r"[a-z_]+=\w+")
 
@@ -34,17 +35,17 @@ def composed(base: str, chosen: Sequence[str]) -> tuple[DictConfig, Mapping[str,
     Raises:
         HydraException, OmegaConfBaseException: they do not fit each other.
     """
-    places, stamp = tuple(search_path()), _stamp()
+    stamp = _stamp()
     apart = dict(filter(None, map(_apart, chosen)))
     if _composed.cache_info().misses >= FEW and len(apart) == len(chosen):
-        base_config, base_choices = _composed(base, (), places, stamp)
-        if apart.keys() <= base_config.keys():
-            config = deepcopy(base_config)
+        config, choices = _composed(base, (), stamp)
+        if apart.keys() <= config.keys():
+            config = deepcopy(config)
             with open_dict(config):
                 for group, option in apart.items():
-                    config[group] = deepcopy(_section(group, option, places, stamp))
-            return config, {**base_choices, **apart}
-    config, choices = _composed(base, tuple(chosen), places, stamp)
+                    config[group] = deepcopy(_composed(f"{group}/{option}", (), stamp)[0][group])
+            return config, {**choices, **apart}
+    config, choices = _composed(base, tuple(chosen), stamp)
     return deepcopy(config), choices
 
 
@@ -58,34 +59,27 @@ def _apart(override: str) -> tuple[str, str] | None:
     return None if "@package" in text or ("defaults:" in text and "_self_" not in text) else (group, option)
 
 
-@lru_cache(maxsize=512)
-def _section(group: str, option: str, places: tuple[str, ...], stamp: int) -> DictConfig:
+@lru_cache(maxsize=256)
+def _composed(base: str, chosen: tuple[str, ...], stamp: int) -> tuple[DictConfig, Mapping[str, str | None]]:
+    """Compose by Hydra; ``stamp`` is of the files."""
     with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
-        config = compose(f"{group}/{option}", overrides=[*places])
-    return config[group]
-
-
-@lru_cache(maxsize=32)
-def _composed(
-    base: str, chosen: tuple[str, ...], places: tuple[str, ...], stamp: int
-) -> tuple[DictConfig, Mapping[str, str | None]]:
-    with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
-        config = compose(base, overrides=[*chosen, *places], return_hydra_config=True)
+        config = compose(base, overrides=[*chosen, *search_path()], return_hydra_config=True)
     choices = dict(config.hydra.runtime.choices)
     with open_dict(config):
         del config["hydra"]
     return config, choices
 
 
-@cache
-def own_keys(base: str) -> frozenset[str]:
-    """Return the keys that the file ``base`` of ``conf`` sets itself."""
-    return frozenset(map(str, OmegaConf.load(CONFIG_DIR / f"{base}.yaml").keys()))
-
-
 def _stamp() -> int:
     paths = (path for folder in config_folders() for path in folder.rglob("*.yaml"))
     return hash(tuple((str(path), path.stat().st_mtime_ns) for path in sorted(paths)))
+
+
+@cache
+def _file(base: str) -> dict[str, Any]:
+    content = loaded((CONFIG_DIR / f"{base}.yaml").read_bytes(), f"{base}.yaml")
+    assert isinstance(content, dict)
+    return content
 
 
 def put_settings(config: DictConfig, overrides: Sequence[Override]) -> None:
@@ -215,28 +209,43 @@ def compose_file(base: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
     Raises:
         UserError: an override does not parse, or names an unknown group, option or key.
     """
-    parsed = parse_overrides(overrides)
+    parsed, choices, settings = parse_overrides(overrides), list[str](), list[Override]()
     for override in parsed:
         if override.is_sweep_override():
             raise UserError(f"{override.input_line} lists several values; add -m to run each of them.")
         if override.key_or_group.replace("/", ".").partition(".")[0] == "hydra":
             raise UserError(f"Settings of a run are expected, but got Hydra's own {override.input_line}; leave it out.")
-    _check_groups(parsed)
+    for override in parsed:
+        group, option = override.key_or_group, override.value()
+        section, _, setting = group.partition(".")
+        if group not in _groups() and not (section in COMPLETED and setting == "_target_"):
+            settings.append(override)
+            continue
+        choices.append(override.input_line or "")
+        if group not in _groups() or override.is_delete() or (group == "experiment" and option is None):
+            continue
+        for name in option if isinstance(option, list) and group in NESTED else [option]:
+            if str(name) not in options(group):
+                raise UserError(f"{group} has no option {name!r}{suggest(str(name), options(group), group=group)}")
     try:
-        choices, settings = _parted(parsed)
         config, chosen = composed(base, choices)
-        if model := _model_of_data(config, chosen, parsed):
+        data, usual = config.get("data"), next(e["model"] for e in _file("config")["defaults"] if "model" in e)
+        is_named = any(override.key_or_group in ("model", "model._target_") for override in parsed)
+        model = _MODELS.get(str(data.get("_target_"))) if isinstance(data, DictConfig) else None
+        if model and not is_named and chosen.get("model") == usual:
             config, chosen = composed(base, [*choices, f"model={model}"])
         put_settings(config, _check_keys(settings, config, chosen))
+        named = {group: chosen.get(group) for group in sorted(_groups())}
+        for group in NESTED:
+            below = (config.get(group) or {}).items()
+            named[group] = "+".join(str(key) for key, section in below if isinstance(section, DictConfig)) or "none"
         with open_dict(config):
-            config.choices = {
-                group: _together(config, group) if group in NESTED else chosen.get(group) for group in sorted(_groups())
-            }
+            config.choices = named
         complete(config)
         content = OmegaConf.to_container(config, resolve=True)
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(" ".join(str(error).split())) from error
-    known = own_keys(base) | _groups() | {"choices"}
+    known = _file(base).keys() | _groups() | {"choices"}
     if unknown := sorted(str(key) for key in config if key not in known):
         raise UserError(f"Unknown key {unknown[0]}{suggest(unknown[0], map(str, known), above='')}")
     check_types(config)
@@ -246,20 +255,6 @@ def compose_file(base: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
 
 _MODELS = {"fl_privacy.data.load_table": "table_mlp", "fl_privacy.data.load_text": "bert_tiny"}
 """Loader of rows or texts -> default model."""
-
-
-def _model_of_data(config: DictConfig, chosen: Mapping[str, str | None], overrides: Sequence[Override]) -> str:
-    data = config.get("data")
-    named = any(override.key_or_group in ("model", "model._target_") for override in overrides)
-    if named or chosen.get("model") != _usual_model() or not isinstance(data, DictConfig):
-        return ""
-    return _MODELS.get(str(data.get("_target_")), "")
-
-
-@cache
-def _usual_model() -> str:
-    entries = OmegaConf.load(CONFIG_DIR / "config.yaml").defaults
-    return next(str(entry.model) for entry in entries if isinstance(entry, DictConfig) and "model" in entry)
 
 
 def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
@@ -321,20 +316,7 @@ def parse_overrides(overrides: Sequence[str]) -> list[Override]:
 @lru_cache(maxsize=1024)
 def _parsed(text: str) -> Override:
     """Parse one override, cached since the parser takes milliseconds."""
-    _expect_short(text)
-    try:
-        (parsed,) = OverridesParser.create().parse_overrides([text])
-    except HydraException as error:
-        key, sign, value = text.partition("=")
-        if sign and not value.isascii() and _BEYOND_ASCII.fullmatch(value):  # the grammar is ASCII only
-            return _parsed(f'{key}="{value}"')
-        raise UserError(f"Overrides are expected as key=value, but got {text[:200]!r}; {_remedy(text)}.") from error
-    return parsed
-
-
-def _expect_short(text: str) -> None:
-    """Refuse long or nested overrides, since parsing takes time quadratic in a list's length."""
-    depth = deepest = 0
+    depth = deepest = 0  # parsing takes time quadratic in a list's length
     for letter in text[:LONGEST]:
         depth += (letter in "[{(") - (letter in "]})")
         deepest = max(deepest, depth)
@@ -343,6 +325,14 @@ def _expect_short(text: str) -> None:
             f"An override is expected to have at most {LONGEST} letters, and {DEEPEST} brackets within each other, but"
             f" {text[:40]!r}... has {len(text)}, and {deepest}; write less."
         )
+    try:
+        (parsed,) = OverridesParser.create().parse_overrides([text])
+    except HydraException as error:
+        key, sign, value = text.partition("=")
+        if sign and not value.isascii() and _BEYOND_ASCII.fullmatch(value):  # the grammar is ASCII only
+            return _parsed(f'{key}="{value}"')
+        raise UserError(f"Overrides are expected as key=value, but got {text[:200]!r}; {_remedy(text)}.") from error
+    return parsed
 
 
 def _values(override: Override) -> list[str]:
@@ -373,28 +363,6 @@ def _remedy(text: str) -> str:
     return "check that quotes and brackets are closed"
 
 
-def _check_groups(overrides: Sequence[Override]) -> None:
-    for override in overrides:
-        group, option = override.key_or_group, override.value()
-        if group == "experiment" and option is None:
-            continue
-        if group not in _groups() or override.type is OverrideType.DEL:
-            continue
-        for name in option if isinstance(option, list) and group in NESTED else [option]:
-            if str(name) not in options(group):
-                raise UserError(f"{group} has no option {name!r}{suggest(str(name), options(group), group=group)}")
-
-
-def _parted(overrides: Sequence[Override]) -> tuple[list[str], list[Override]]:
-    groups, choices, settings = _groups(), list[str](), list[Override]()
-    for override in overrides:
-        if override.key_or_group in groups or _names_target(override):
-            choices.append(override.input_line or "")
-        else:
-            settings.append(override)
-    return choices, settings
-
-
 def _check_keys(overrides: Sequence[Override], config: DictConfig, chosen: Mapping[str, str | None]) -> list[Override]:
     """Refuse unknown keys, except ``+key=value``; turn settings missing in files into ``++key=value``."""
     full = deepcopy(config)
@@ -408,34 +376,19 @@ def _check_keys(overrides: Sequence[Override], config: DictConfig, chosen: Mappi
         key = override.key_or_group
         adds = False
         if override.type is OverrideType.CHANGE:
-            _check_key(key, full, chosen)
+            section, parts = full, key.split(".")
+            for depth, part in enumerate(parts):
+                allowed = [str(key) for key in section] if isinstance(section, DictConfig) else []
+                if part not in allowed:
+                    above = ".".join(parts[:depth])
+                    allowed = sorted({*allowed, *(_groups() if not above else ())})
+                    beside = f"{above}={chosen[above]}" if chosen.get(above) else ""
+                    wrong = suggest(part, allowed, beside, above=above)
+                    raise UserError(f"Unknown key {'.'.join(parts[: depth + 1])}{wrong}")
+                section = section.get(part)
             adds = any(
                 key.startswith(f"{section}.") and key[len(section) + 1 :].partition(".")[0] not in names
                 for section, names in written.items()
             )  # also if it is set twice: the last one wins
         checked.append(replace(override, type=OverrideType.FORCE_ADD) if adds else override)
     return checked
-
-
-def _together(config: DictConfig, group: str) -> str:
-    section = config.get(group) or {}
-    return "+".join(str(key) for key, below in section.items() if isinstance(below, DictConfig)) or "none"
-
-
-def _names_target(override: Override) -> bool:
-    section, _, setting = override.key_or_group.partition(".")
-    return section in COMPLETED and setting == "_target_"
-
-
-def _check_key(key: str, config: DictConfig, chosen: Mapping[str, str | None]) -> None:
-    section: object = config
-    parts = key.split(".")
-    for depth, part in enumerate(parts):
-        allowed = [str(key) for key in section] if isinstance(section, DictConfig) else []
-        if part not in allowed:
-            above = ".".join(parts[:depth])
-            allowed = sorted({*allowed, *(_groups() if not above else ())})
-            beside = f"{above}={chosen[above]}" if chosen.get(above) else ""
-            raise UserError(f"Unknown key {'.'.join(parts[: depth + 1])}{suggest(part, allowed, beside, above=above)}")
-        assert isinstance(section, DictConfig)
-        section = section.get(part)

@@ -2,11 +2,10 @@
 
 from functools import cache
 
-from omegaconf import DictConfig, OmegaConf
-
 from fl_privacy.errors import UserError
 from fl_privacy.measure import Metric, register_metric
 from fl_privacy.runs.config._options import options
+from fl_privacy.site.gate.plain_yaml import loaded
 
 
 @cache
@@ -19,8 +18,8 @@ def register_plugin_metrics() -> None:
     for name, path in options("metric").items():
         from fl_privacy.runs.config.building import instantiate  # noqa: PLC0415 (Hydra, which reading a run does without)
 
-        section = OmegaConf.load(path)
-        metric = instantiate(section, f"metric.{name}") if isinstance(section, DictConfig) else None
+        section = loaded(path.read_bytes(), str(path))
+        metric = instantiate(section, f"metric.{name}") if isinstance(section, dict) else None
         if not isinstance(metric, Metric):
             raise UserError(f"{path} is expected to make a Metric, but makes a {type(metric).__name__}; repair it.")
         register_metric(name, metric)

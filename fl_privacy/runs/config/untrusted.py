@@ -8,11 +8,9 @@ import importlib
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import yaml
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from fl_privacy.errors import UserError
 from fl_privacy.runs.config._options import options, suggest
@@ -20,6 +18,7 @@ from fl_privacy.runs.config.building import own_modules
 from fl_privacy.runs.config.compose import NAMING, compose_file, expand_sweep, parse_overrides
 from fl_privacy.runs.config.keys import captured_groups, captured_keys, declared_settings, groups
 from fl_privacy.runs.config.parse import select
+from fl_privacy.site.gate.plain_yaml import PlainLoader
 
 MOST_BYTES = 1 << 17
 MOST_VALUES = 20_000
@@ -30,17 +29,37 @@ _TARGET = "_target_"
 _IMPORT_PATH = re.compile(r"[A-Za-z]\w*(\.[A-Za-z]\w*)+", re.ASCII)
 
 
+class _Loader(PlainLoader):
+    """Reads dates as text."""
+
+    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {
+        letter: [(tag, form) for tag, form in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+        for letter, resolvers in PlainLoader.yaml_implicit_resolvers.items()
+    }
+
+
 def read_settings(path: Path) -> dict[str, Any]:
     """Return the YAML file ``path`` as a mapping of text, numbers, booleans, lists and mappings.
 
     Raises:
         UserError: it can't be read, is larger or deeper than a configuration, or has aliases, tags or interpolations.
     """
-    text = _text_of(path)
+    try:
+        if not path.is_file():
+            _refuse(path, "is no file")
+        with path.open("rb") as file:
+            read = file.read(MOST_BYTES + 1)
+        if len(read) > MOST_BYTES:
+            _refuse(path, f"is larger than {MOST_BYTES >> 10} KiB")
+        text = read.decode()
+    except OSError as error:
+        _refuse(path, f"can't be read ({error.strerror})")
+    except UnicodeDecodeError:
+        _refuse(path, "is no text")
     try:
         _expect_small(path, text)
-        content = OmegaConf.to_container(OmegaConf.create(text), resolve=False) if text.strip() else {}
-    except (yaml.YAMLError, OmegaConfBaseException, ValueError, TypeError, AttributeError) as error:
+        content = yaml.load(text, _Loader)
+    except (yaml.YAMLError, ValueError) as error:
         _refuse(path, f"is none: {' '.join(str(error).split())[:200]}")
     if not isinstance(content, dict) or not content:
         _refuse(path, "holds a list" if isinstance(content, list) else "is empty")
@@ -65,16 +84,7 @@ def recorded_parts(path: Path, trust: Collection[str] = ()) -> dict[str, Any]:
         UserError: the file is no configuration of this version, or names something unregistered.
     """
     found, parts = read_settings(path), captured_groups()
-    choices: dict[str, Any] = found["choices"] if isinstance(found.get("choices"), dict) else {}
-    for part in parts:
-        option = choices.get(part)
-        if not isinstance(option, str) or option not in options(part):
-            _refuse(path, f"has choices.{part}={option!r}{suggest(str(option), options(part), group=part)}")
-    registered = compose_file("config", [f"{part}={choices[part]}" for part in parts])
-    for part in parts:
-        if not isinstance(found.get(part), dict):
-            _refuse(path, f"has {part}={found.get(part)!r}")
-        expect_registered(part, found[part], registered[part], trust, where=f"{path} (its option {part}=)")
+    choices = _choices(path, found, parts, trust)
     declared = [key for key, _ in declared_settings()]
     for key in (f"{name}.{key}" for name in ("intercept", "threat_model") for key in found.get(name) or ()):
         if key not in declared:
@@ -92,15 +102,23 @@ def recorded_parts(path: Path, trust: Collection[str] = ()) -> dict[str, Any]:
 def registered_run(path: Path, trust: Collection[str] = ()) -> dict[str, Any]:
     """Return all settings of the run that wrote ``path``; ``UserError`` unless registered or trusted."""
     found = read_settings(path)
+    _choices(path, found, [part for part in groups() if isinstance(found.get(part), dict)], trust)
+    return found
+
+
+def _choices(path: Path, found: Mapping[str, Any], parts: Iterable[str], trust: Collection[str]) -> dict[str, Any]:
+    """Return the options that ``found`` names, whose ``parts`` must be registered or trusted."""
     choices: dict[str, Any] = found["choices"] if isinstance(found.get("choices"), dict) else {}
-    parts = [part for part in groups() if isinstance(found.get(part), dict)]
     for part in parts:
-        if choices.get(part) not in options(part):
-            _refuse(path, f"has choices.{part}={choices.get(part)!r}")
+        option = choices.get(part)
+        if not isinstance(option, str) or option not in options(part):
+            _refuse(path, f"has choices.{part}={option!r}{suggest(str(option), options(part), group=part)}")
     registered = compose_file("config", [f"{part}={choices[part]}" for part in parts])
     for part in parts:
+        if not isinstance(found.get(part), dict):
+            _refuse(path, f"has {part}={found.get(part)!r}")
         expect_registered(part, found[part], registered[part], trust, where=f"{path} (its option {part}=)")
-    return found
+    return choices
 
 
 def expect_plain(overrides: Sequence[str], trust: Collection[str], *, where: str) -> None:
@@ -172,37 +190,21 @@ def _expect_trusted(key: str, target: object, trust: Collection[str], where: str
             " remove that."
         )
     module, _, name = target.rpartition(".")
-    if target in trust or (module in trust and _is_defined_in(module, name)):
+    if target in trust:
         return
+    if module in trust:
+        try:
+            with own_modules(module):
+                found = getattr(importlib.import_module(module), name, None)
+        except ImportError as error:
+            raise UserError(f"trust={module} is expected to be a module, but can't be imported ({error}).") from error
+        home = str(getattr(found, "__module__", ""))
+        if home == module or home.startswith(f"{module}."):
+            return
     raise UserError(
         f"{where} is expected to name only what this package or an installed plugin registers, but has {key}={target};"
         f" running it runs code that the file names. If you know it and trust it, say trust={target}."
     )
-
-
-def _is_defined_in(module: str, name: str) -> bool:
-    try:
-        with own_modules(module):
-            found = getattr(importlib.import_module(module), name, None)
-    except ImportError as error:
-        raise UserError(f"trust={module} is expected to be a module, but can't be imported ({error}).") from error
-    home = str(getattr(found, "__module__", ""))
-    return home == module or home.startswith(f"{module}.")
-
-
-def _text_of(path: Path) -> str:
-    try:
-        if not path.is_file():
-            _refuse(path, "is no file")
-        with path.open("rb") as file:
-            content = file.read(MOST_BYTES + 1)
-        if len(content) > MOST_BYTES:
-            _refuse(path, f"is larger than {MOST_BYTES >> 10} KiB")
-        return content.decode()
-    except OSError as error:
-        _refuse(path, f"can't be read ({error.strerror})")
-    except UnicodeDecodeError:
-        _refuse(path, "is no text")
 
 
 def _expect_small(path: Path, text: str) -> None:

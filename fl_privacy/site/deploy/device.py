@@ -64,7 +64,11 @@ def run_limited(command: Sequence[str], *, memory: int, core: int, environment: 
         finally:
             process.kill()
             process.wait()
-        too_large = peak > memory if group is None else _killed_for_memory(group)
+        too_large = peak > memory
+        if group is not None:
+            files = (group / "memory.oom_control", group / "memory.events")
+            told = next((file.read_text() for file in files if file.exists()), "")
+            too_large = int(dict(line.split() for line in told.splitlines()).get("oom_kill", 0)) > 0
         out.seek(0)
         complaint.seek(0)
         return LimitedOutcome(
@@ -126,14 +130,6 @@ def _cgroup(memory: int) -> Iterator[Path | None]:
     yield None
 
 
-def _killed_for_memory(group: Path) -> bool:
-    for name in ("memory.oom_control", "memory.events"):
-        if (file := group / name).exists():
-            told = dict(line.split() for line in file.read_text().splitlines())
-            return int(told.get("oom_kill", 0)) > 0
-    return False
-
-
 def _own_bytes(pid: int) -> int:
     """Return the anonymous, else the resident memory of a process; 0 once it is gone."""
     try:
@@ -168,9 +164,21 @@ def measure_nodes(
         raise UserError(f"--repeats is expected to be at least 1, but got {repeats}.")
     if memory < 128 * MIB:
         raise UserError(f"--memory is expected to be at least 128 MiB, but got {memory / MIB:g}.")
-    chosen = [run for folder in runs for run in _runs_in(folder)]
-    for run in chosen:
-        yield _measure(run, memory, core, repeats, trust)
+    one = min(os.sched_getaffinity(0)) if core is None and hasattr(os, "sched_getaffinity") else core or 0
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    for run in [run for folder in runs for run in _runs_in(folder)]:
+        command = [sys.executable, "-m", "fl_privacy.site.deploy.device", str(run.resolve()), str(repeats), *trust]
+        ended = run_limited(command, memory=memory, core=one, environment=environment)
+        if ended.too_large:
+            _append(run, fits=False, memory=memory, peak_bytes=ended.peak, held_by=ended.held_by)
+            yield f"{run.name}: does not fit into {memory / MIB:g} MiB"
+            continue
+        if ended.status:
+            why = (ended.complaint.strip().splitlines() or [f"status {ended.status}"])[-1]
+            raise UserError(f"A client of {run} is expected to train on the node, but did not ({why}).")
+        cost = json.loads(ended.out.splitlines()[-1])
+        _append(run, fits=True, memory=memory, peak_bytes=ended.peak, held_by=ended.held_by, **cost)
+        yield f"{run.name}: {cost['cpu_seconds']:.3g} CPU s a round, {ended.peak / MIB:.0f} MiB at most"
 
 
 def _runs_in(folder: Path) -> list[Path]:
@@ -184,26 +192,6 @@ def _runs_in(folder: Path) -> list[Path]:
     if not trained:
         raise UserError(f"{folder} is expected to hold runs that trained, but holds none; give what `run` printed.")
     return trained
-
-
-def _measure(run: Path, memory: int, core: int | None, repeats: int, trust: Sequence[str]) -> str:
-    chosen = min(os.sched_getaffinity(0)) if core is None and hasattr(os, "sched_getaffinity") else core or 0
-    command = [sys.executable, "-m", "fl_privacy.site.deploy.device", str(run.resolve()), str(repeats), *trust]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    ended = run_limited(command, memory=memory, core=chosen, environment=environment)
-    if ended.too_large:
-        _append(run, fits=False, memory=memory, peak_bytes=ended.peak, held_by=ended.held_by)
-        return f"{run.name}: does not fit into {memory / MIB:g} MiB"
-    if ended.status:
-        raise UserError(f"A client of {run} is expected to train on the node, but did not ({_why(ended)}).")
-    cost = json.loads(ended.out.splitlines()[-1])
-    _append(run, fits=True, memory=memory, peak_bytes=ended.peak, held_by=ended.held_by, **cost)
-    return f"{run.name}: {cost['cpu_seconds']:.3g} CPU s a round, {ended.peak / MIB:.0f} MiB at most"
-
-
-def _why(ended: LimitedOutcome) -> str:
-    said = ended.complaint.strip().splitlines()
-    return said[-1] if said else f"status {ended.status}"
 
 
 def _one_client(run: Path, repeats: int, trust: Sequence[str]) -> dict[str, Any]:

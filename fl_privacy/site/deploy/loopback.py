@@ -67,7 +67,12 @@ class LoopbackFederation:
         return f"{ADDRESS}:{self.port}"
 
     def start_superlink(self) -> None:
-        self._write_config()
+        home = self.folder / "flwr"
+        home.mkdir(parents=True, exist_ok=True)
+        trust = f"root-certificates = {json.dumps(str(self.secured.authority))}" if self.secured else "insecure = true"
+        (home / "config.toml").write_text(
+            f'[superlink]\ndefault = "loopback"\n\n[superlink.loopback]\naddress = "{self.address}"\n{trust}\n'
+        )
         command = ["flower-superlink", "--host", ADDRESS, "--port", str(self.port)]
         held = ":flwr-in-memory:" if self.database is None else str(self.folder / self.database)
         command += ["--database", held, "--disable-runtime-dependency-installation"]
@@ -77,7 +82,15 @@ class LoopbackFederation:
         else:
             command += ["--insecure"]
         self.start("superlink", command)
-        self.wait_for("superlink", lambda: _answers(self.port), "listen")
+
+        def listens() -> bool:
+            try:
+                socket.create_connection((ADDRESS, self.port), timeout=1).close()
+            except OSError:
+                return False
+            return True
+
+        self.wait_for("superlink", listens, "listen")
 
     def register(self, public_key: Path) -> None:
         self.flwr("supernode", "register", str(public_key), "loopback")
@@ -207,14 +220,6 @@ class LoopbackFederation:
         }
         return {**os.environ, **told, **self.environment}
 
-    def _write_config(self) -> None:
-        home = self.folder / "flwr"
-        home.mkdir(parents=True, exist_ok=True)
-        trust = f"root-certificates = {json.dumps(str(self.secured.authority))}" if self.secured else "insecure = true"
-        (home / "config.toml").write_text(
-            f'[superlink]\ndefault = "loopback"\n\n[superlink.loopback]\naddress = "{self.address}"\n{trust}\n'
-        )
-
 
 @contextmanager
 def loopback_federation(federation: LoopbackFederation) -> Iterator[LoopbackFederation]:
@@ -224,14 +229,6 @@ def loopback_federation(federation: LoopbackFederation) -> Iterator[LoopbackFede
         yield federation
     finally:
         federation.stop()
-
-
-def _answers(port: int) -> bool:
-    try:
-        socket.create_connection((ADDRESS, port), timeout=1).close()
-    except OSError:
-        return False
-    return True
 
 
 def _signal(process: "subprocess.Popen[bytes]", number: int) -> None:
@@ -268,9 +265,23 @@ def check_deployment(folder: Path, say: Callable[[str], None]) -> int:
             f"--check is expected without policies, since it tries this package's own clients, but {behind[0]} has a"
             " site.yaml; move it away for the trial."
         )
+
+    def expect_private() -> None:
+        nodes = [deployment.node(number) for number in range(deployment.nodes)]
+        own = [node / name for node in nodes for name in ("node.key", "state.key")]
+        for key in (deployment.superlink / "superlink.key", *own):
+            if stat.S_IMODE(key.stat().st_mode) & 0o077:
+                raise UserError(
+                    f"{key} is expected to be its owner's alone, but others may read it; run chmod 600 on it."
+                )
+
+    def certificate() -> str:
+        end = expect_valid(deployment.superlink / "superlink.crt", deployment.authority[0], deployment.host)
+        return f"for {deployment.host} until {end:%Y-%m-%d}"
+
     trial = _Trial(deployment, say)
-    trial.step("private keys are their owner's alone", lambda: _expect_private(deployment))
-    trial.step("the SuperLink's certificate", lambda: _certificate(deployment))
+    trial.step("private keys are their owner's alone", expect_private)
+    trial.step("the SuperLink's certificate", certificate)
     with tempfile.TemporaryDirectory(prefix="fl-privacy-deploy-") as work:
         server = deployment.superlink
         secured = Secured(server / "ca.crt", server / "superlink.crt", server / "superlink.key")
@@ -365,19 +376,6 @@ def _refused(federation: LoopbackFederation, name: str, start: Callable[[], None
     if status == 0:
         raise UserError(f"{name} is expected to be refused, but ended well; see its log.")
     return f"it ended with status {status}"
-
-
-def _certificate(deployment: Deployment) -> str:
-    end = expect_valid(deployment.superlink / "superlink.crt", deployment.authority[0], deployment.host)
-    return f"for {deployment.host} until {end:%Y-%m-%d}"
-
-
-def _expect_private(deployment: Deployment) -> None:
-    nodes = [deployment.node(number) for number in range(deployment.nodes)]
-    keys = [deployment.superlink / "superlink.key", *(n / name for n in nodes for name in ("node.key", "state.key"))]
-    for key in keys:
-        if stat.S_IMODE(key.stat().st_mode) & 0o077:
-            raise UserError(f"{key} is expected to be its owner's alone, but others may read it; run chmod 600 on it.")
 
 
 def _expect_sealed(folder: Path, nodes: int) -> str:

@@ -91,7 +91,12 @@ def write_deployment(folder: Path, *, nodes: int, host: str, port: int, policy: 
     _write_keys(deployment)
     _write_texts(deployment)
     if policy:
-        _write_policies(deployment, policy)
+        ready = (files("fl_privacy.site.gate") / "policies" / f"{policy}.yaml").read_text(encoding="utf-8")
+        own = ready.replace("~/.local/share/fl_privacy/ledger", "ledger/ledger").replace("reads: []", "reads: [data]")
+        for node in map(deployment.node, range(nodes)):
+            _private_folder(node / "data")
+            if not (node / "site.yaml").exists():
+                write_private(node / "site.yaml", own)
     told = {key: value for key, value in asdict(deployment).items() if key != "folder"}
     write_whole(folder / "deployment.json", json.dumps(told, indent=1) + "\n")
     return folder / "README.md"
@@ -141,16 +146,6 @@ def _write_texts(deployment: Deployment) -> None:
     (folder / "app").mkdir(exist_ok=True)
     _write(folder / "flwr" / "config.toml", "config.toml", values | {"ca": json.dumps(str(deployment.authority[0]))})
     _write(folder / "app" / "pyproject.toml", "app.toml", values)
-
-
-def _write_policies(deployment: Deployment, name: str) -> None:
-    ready = (files("fl_privacy.site.gate") / "policies" / f"{name}.yaml").read_text(encoding="utf-8")
-    own = ready.replace("~/.local/share/fl_privacy/ledger", "ledger/ledger").replace("reads: []", "reads: [data]")
-    for number in range(deployment.nodes):
-        node = deployment.node(number)
-        _private_folder(node / "data")
-        if not (node / "site.yaml").exists():
-            write_private(node / "site.yaml", own)
 
 
 def installed_versions() -> list[str]:

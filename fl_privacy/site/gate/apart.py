@@ -77,13 +77,18 @@ class Apart:
                 if hasattr(fcntl, "F_SETPIPE_SZ"):
                     with suppress(OSError):  # as large as allowed, so that weights take fewer turns
                         fcntl.fcntl(ends[mine], fcntl.F_SETPIPE_SZ, PIECE)
+            given = {name: os.environ[name] for name in GIVEN if name in os.environ}
+            if paths := given.get("PYTHONPATH"):  # the process has another working folder
+                absolute = [str(Path(one).absolute()) for one in paths.split(os.pathsep) if one]
+                given["PYTHONPATH"] = os.pathsep.join(absolute)
+            own = {"HOME": str(work), "TMPDIR": str(work), "PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1"}
             self._process = subprocess.Popen(
                 [sys.executable, "-m", module],
                 stdin=theirs[1],
                 stdout=theirs[0],
                 stderr=subprocess.PIPE,
                 cwd=work,
-                env=_environment(work, variables),
+                env={**given, **own, **variables},
                 start_new_session=True,
             )
             threading.Thread(target=_relay, args=(self._process.stderr,), daemon=True).start()
@@ -221,20 +226,6 @@ def remove(folder: Path) -> None:
         folder.rmdir()
     except OSError as error:
         logger.warning("The folder %s could not be removed: %s", folder, error)
-
-
-def _environment(work: Path, variables: Mapping[str, str]) -> dict[str, str]:
-    given = {name: os.environ[name] for name in GIVEN if name in os.environ}
-    if paths := given.get("PYTHONPATH"):  # the process has another working folder
-        given["PYTHONPATH"] = os.pathsep.join(str(Path(one).absolute()) for one in paths.split(os.pathsep) if one)
-    return {
-        **given,
-        "HOME": str(work),
-        "TMPDIR": str(work),
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "PYTHONUNBUFFERED": "1",
-        **variables,
-    }
 
 
 def _relay(said: IO[bytes]) -> None:

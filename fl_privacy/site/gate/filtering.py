@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from fl_privacy.site.gate.policy import Arrays, SitePolicy, Values
 from fl_privacy.site.gate.protecting import noised
-from fl_privacy.site.gate.rules import RefusedError, Rule
+from fl_privacy.site.gate.rules import RefusedError
 
 NUMPY = "numpy.ndarray"
 """Flower's name for NumPy's own format."""
@@ -110,26 +110,6 @@ def noise_alone(policy: SitePolicy, kind: str, received: Records) -> Records | N
 def _released_arrays(
     policy: SitePolicy, rule: Arrays, received: Records, replied: Records
 ) -> dict[str, dict[str, RawArray]]:
-    placed = _matched(rule, received, replied)
-    before = {place: array_values("/".join(place), received.arrays[place[0]][place[1]]) for place in placed}
-    after = {place: _checked(place, before[place], array, rule) for place, array in placed.items()}
-    floats = [place for place, array in before.items() if array.dtype.kind == "f"]
-    if policy.noising is None:
-        for place in floats:
-            _expect_finite("/".join(place), after[place])
-    else:
-        if not all(np.isfinite(after[place]).all() for place in floats):
-            after |= {place: before[place] for place in floats}  # no change, since noise does not cover a refusal
-        moved = noised([before[place] for place in floats], [after[place] for place in floats], policy.noising)
-        after |= {place: _sane(place, array) for place, array in zip(floats, moved, strict=True)}
-    renamed = {name: rule.record or name for name in received.arrays}
-    found: dict[str, dict[str, RawArray]] = {renamed[name]: {} for name, record in received.arrays.items() if record}
-    for (name, key), array in after.items():
-        found[renamed[name]][key] = raw_array(array, fortran=_is_fortran(before[name, key]))
-    return found
-
-
-def _matched(rule: Arrays, received: Records, replied: Records) -> dict[tuple[str, str], RawArray]:
     sent = {name: record for name, record in replied.arrays.items() if record}
     came = {name: record for name, record in received.arrays.items() if record}
     if rule.record is not None and len(came) == 1 and sent.keys() == {rule.record}:
@@ -140,7 +120,28 @@ def _matched(rule: Arrays, received: Records, replied: Records) -> dict[tuple[st
         if record.keys() != came[name].keys():
             odd = sorted(record.keys() ^ came[name].keys())
             raise RefusedError("arrays", f"{name} has other arrays than came in, such as {odd[:2]!r:.400}")
-    return {(name, key): sent[name][key] for name, record in came.items() for key in record}
+    placed = {(name, key): sent[name][key] for name, record in came.items() for key in record}
+    before = {place: array_values("/".join(place), received.arrays[place[0]][place[1]]) for place in placed}
+    after = {place: _checked(place, before[place], array, rule) for place, array in placed.items()}
+    floats = [place for place, array in before.items() if array.dtype.kind == "f"]
+    if policy.noising is None:
+        for place in floats:
+            _expect_finite("/".join(place), after[place])
+    else:
+        if not all(np.isfinite(after[place]).all() for place in floats):
+            after |= {place: before[place] for place in floats}  # no change, since noise does not cover a refusal
+        came_in, went_out = ([held[place] for place in floats] for held in (before, after))
+        moved: list[npt.NDArray[Any]] = noised(came_in, went_out, policy.noising)
+        for place, array in zip(floats, moved, strict=True):  # finite, and variances of at least 0
+            limit = np.finfo(array.dtype).max
+            finite = np.clip(array, -limit, limit)
+            after[place] = np.maximum(finite, 0) if place[1].rpartition(".")[2] == VARIANCE else finite
+    renamed = {name: rule.record or name for name in received.arrays}
+    found: dict[str, dict[str, RawArray]] = {renamed[name]: {} for name in came}
+    for (name, key), array in after.items():
+        flags = before[name, key].flags
+        found[renamed[name]][key] = raw_array(array, fortran=flags.f_contiguous and not flags.c_contiguous)
+    return found
 
 
 def _checked(place: tuple[str, str], before: npt.NDArray[Any], array: RawArray, rule: Arrays) -> npt.NDArray[Any]:
@@ -157,13 +158,6 @@ def _checked(place: tuple[str, str], before: npt.NDArray[Any], array: RawArray, 
     return array_values(where, array)
 
 
-def _sane(place: tuple[str, str], array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Clip noised values to finite ones, and variances to at least 0."""
-    limit = np.finfo(array.dtype).max
-    array = np.clip(array, -limit, limit)
-    return np.maximum(array, 0) if place[1].rpartition(".")[2] == VARIANCE else array
-
-
 def _kept(
     where: str, values: Values, held: Mapping[str, Mapping[str, Any]], *, drops: bool
 ) -> dict[str, dict[str, Any]]:
@@ -175,16 +169,16 @@ def _kept(
             continue
         if not drops and (odd := [key for key in record if key not in values.rules]):
             raise RefusedError("key", f"{where} in the record {name!r:.400} has {odd[0]!r:.400}")
-        free = {key: rule for key, rule in values.rules.items() if rule.value is None and key in record}
-        found[name] = {key: _passed(f"{name}/{key}", rule, record[key]) for key, rule in free.items()}
+        found[name] = {}
+        for key, rule in values.rules.items():
+            if rule.value is None and key in record:
+                value, exact = record[key], rule.exact and rule.length is None
+                plain = isinstance(value, bool) and exact
+                found[name][key] = value if plain else rule.apply(f"{name}/{key}", value)
     fixed = {key: rule.fixed for key, rule in values.rules.items() if rule.value is not None}
     if fixed:  # whatever the app replies or omits
         found.setdefault(values.records[0], {}).update(fixed)
     return {name: found[name] for name in values.records if name in found}
-
-
-def _passed(where: str, rule: Rule, value: Any) -> Any:
-    return value if isinstance(value, bool) and rule.exact and rule.length is None else rule.apply(where, value)
 
 
 def _expect_finite(where: str, values: npt.NDArray[Any]) -> None:
@@ -212,10 +206,6 @@ def raw_array(values: npt.NDArray[Any], *, fortran: bool = False) -> RawArray:
     """Encode ``values`` byte for byte as Flower does, in Fortran order if asked for."""
     dtype, shape = str(values.dtype), tuple(values.shape)
     return RawArray(dtype, shape, NUMPY, _header(dtype, shape, fortran) + values.tobytes("F" if fortran else "C"))
-
-
-def _is_fortran(values: npt.NDArray[Any]) -> bool:
-    return values.flags.f_contiguous and not values.flags.c_contiguous
 
 
 @lru_cache(maxsize=4096)

@@ -106,17 +106,15 @@ class Isolation:
         return OWN_ROOT in self.files and "seccomp" in self.network and bool(self.bounds)
 
     def in_words(self) -> str:
-        held = [f"{what}: {', '.join(by) or 'OPEN'}" for what, by in self._held()]
+        means = {
+            "the network": self.network,
+            "files": self.files,
+            "other processes": self.processes,
+            "more memory, processes and files than it may have": self.bounds or [ONE_BY_ONE],
+        }
+        held = [f"{what}: {', '.join(by) or 'OPEN'}" for what, by in means.items()]
         missing = f" Not to be had: {'; '.join(self.missing)}." if self.missing else ""
         return f"The app is kept from {'; '.join(held)}.{missing}"
-
-    def _held(self) -> list[tuple[str, list[str]]]:
-        return [
-            ("the network", self.network),
-            ("files", self.files),
-            ("other processes", self.processes),
-            ("more memory, processes and files than it may have", self.bounds or [ONE_BY_ONE]),
-        ]
 
 
 OWN_ROOT = "a root of its own"
@@ -176,11 +174,25 @@ def _enter_namespaces(held: Isolation, wishes: Wishes) -> bool:
     ready, tell = os.pipe()
     if child := os.fork():
         os.close(tell)
-        _wait_outside(child, parent, ready, wishes)
+        _close_all(ready)
+        if os.read(ready, 1) == b"1":  # the root has changed for this process too
+            room = Room(wishes.most_bytes, wishes.most_processes)
+            os._exit(watched(child, parent, room, wishes.temporary))  # count the app's resources until it has ended
+        kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+        _, status = os.waitpid(child, 0)
+        os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
     os.close(ready)
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     if own_root := _change_root(wishes, held):
-        _bound(wishes)
+        tasks = Room(wishes.most_bytes, wishes.most_processes).most_tasks
+        for place, value in (("sys/kernel/pid_max", tasks), ("self/oom_score_adj", 1000)):
+            try:
+                Path(f"/proc/{place}").write_text(str(value), encoding="ascii")
+            except OSError:  # an older kernel has one number for the whole machine
+                continue
+        kernel.mount("", "/proc", None, _LOCKED | kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
+        if tuple(map(int, os.uname().release.split("-")[0].split(".")[:2])) >= (5, 14):  # by user and namespace since
+            resource.setrlimit(resource.RLIMIT_NPROC, (tasks, tasks))
         held.bounds.append("what all its processes use together is counted from outside")
     os.write(tell, b"1" if own_root else b"0")
     os.close(tell)
@@ -195,17 +207,6 @@ def _enter_namespaces(held: Isolation, wishes: Wishes) -> bool:
     os._exit(os.waitstatus_to_exitcode(ended[1]) & 0xFF)
 
 
-def _wait_outside(child: int, parent: int, ready: int, wishes: Wishes) -> None:
-    """Count the app's resources until it has ended, and end this process with it."""
-    _close_all(ready)
-    own_root = os.read(ready, 1)
-    if own_root == b"1":  # the root has changed for this process too
-        os._exit(watched(child, parent, Room(wishes.most_bytes, wishes.most_processes), wishes.temporary))
-    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
-    _, status = os.waitpid(child, 0)
-    os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
-
-
 def _close_all(*but: int) -> None:
     for number in range(64):
         if number not in (2, *but):
@@ -213,18 +214,6 @@ def _close_all(*but: int) -> None:
                 os.close(number)
             except OSError:
                 continue
-
-
-def _bound(wishes: Wishes) -> None:
-    tasks = Room(wishes.most_bytes, wishes.most_processes).most_tasks
-    for place, value in (("sys/kernel/pid_max", tasks), ("self/oom_score_adj", 1000)):
-        try:
-            Path(f"/proc/{place}").write_text(str(value), encoding="ascii")
-        except OSError:  # an older kernel has one number for the whole machine
-            continue
-    kernel.mount("", "/proc", None, _LOCKED | kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
-    if tuple(map(int, os.uname().release.split("-")[0].split(".")[:2])) >= (5, 14):  # by user and namespace since
-        resource.setrlimit(resource.RLIMIT_NPROC, (tasks, tasks))
 
 
 _LOCKED = kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY
@@ -356,16 +345,12 @@ def _bind(place: str, root: str, *, source: str = "", read_only: bool = False) -
     elif not os.path.exists(target):  # noqa: PTH110
         Path(target).touch()
     kernel.mount(source, target, None, kernel.MS_BIND | kernel.MS_REC)
-    if read_only:
-        _make_read_only(os.path.realpath(target))
-
-
-def _make_read_only(target: str) -> None:
-    for place, flags in ({target: 0} | _mounts_within(target)).items():
+    real = os.path.realpath(target)
+    for held, flags in ({real: 0} | _mounts_within(real)).items() if read_only else ():
         try:
-            kernel.mount("", place, None, _LOCKED | flags)
+            kernel.mount("", held, None, _LOCKED | flags)
         except OSError as error:  # hidden under another mount, or in a folder of another user
-            if place == target or error.errno not in {errno.ENOENT, errno.EINVAL, errno.EACCES}:
+            if held == real or error.errno not in {errno.ENOENT, errno.EINVAL, errno.EACCES}:
                 raise
 
 

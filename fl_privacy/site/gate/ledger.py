@@ -125,23 +125,15 @@ class Ledger:
         return found
 
     def _next(self, account: Account, **told: Any) -> Entry:
-        moment = self._moment()
-        about = {"clock": moment.clock, "boot": moment.boot, "up": moment.up, "before": account.digest}
-        return Entry(**{"number": account.entries + 1, **told, **about, "when": self._now(account, moment)})
-
-    def _moment(self) -> Moment:
-        told = self._clock()
-        moment = told if isinstance(told, Moment) else Moment(told)
-        if not is_date(moment.clock):
-            raise LedgerError(f"The clock is expected to say a date, but says {moment.clock} s since 1970; set it.")
-        return moment
-
-    def _now(self, account: Account, moment: Moment) -> float:
-        """Return the ledger's time, which advances by the time since its last line, or the last call.
+        """Make the next entry at the ledger's own time, which goes on from its last line or the last call.
 
         A clock set forward frees nothing, and one set back locks nothing for longer than a day; then the clock is
         trusted.
         """
+        now = self._clock()
+        moment = now if isinstance(now, Moment) else Moment(now)
+        if not is_date(moment.clock):
+            raise LedgerError(f"The clock is expected to say a date, but says {moment.clock} s since 1970; set it.")
         if not account.entries:
             self._time = moment.clock
         elif (passed := moment.since(account.moment)) is not None:
@@ -151,7 +143,8 @@ class Ledger:
         self._looked = moment
         if self._time >= account.when + DAY:
             self._time = max(self._time, moment.clock)
-        return self._time
+        about = {"clock": moment.clock, "boot": moment.boot, "up": moment.up, "before": account.digest}
+        return Entry(**{"number": account.entries + 1, **told, **about, "when": self._time})
 
     def _write(self, descriptor: int, account: Account, entry: Entry) -> Account:
         line = entry.line
@@ -164,7 +157,8 @@ class Ledger:
             raise LedgerError(f"The ledger {self.path} is expected to be given an entry, but got {entry}.") from error
         anchored = False
         try:
-            _write_all(descriptor, line)
+            if (written := os.write(descriptor, line)) != len(line):
+                raise OSError(None, f"only {written} of {len(line)} bytes fit")
             if after.entries > account.entries:
                 os.fsync(descriptor)
                 anchored = True
@@ -216,42 +210,39 @@ class Ledger:
         if size > LARGEST_LEDGER:
             raise LedgerError(f"The ledger is expected to have at most {LARGEST_LEDGER >> 20} MiB, but is larger.")
         entries, digest = self._anchored(size)
-        account = self._known.copy() if self._known.size <= size and self._is_known(descriptor) else Account()
+        known = self._known
+        tail = os.pread(descriptor, min(known.size, LARGEST_LINE), max(0, known.size - LARGEST_LINE))
+        last = hashlib.sha256(tail[:-1].rpartition(b"\n")[2] + b"\n").hexdigest()
+        account = known.copy() if 0 < known.size <= size and last == known.digest else Account()
         seen = account.asked if account.entries == entries else None
         for line in _lines(descriptor, account.size, size):
-            self._add(account, line)
+            if not line.endswith(b"\n") and len(line) < LARGEST_LINE:
+                raise LedgerError(
+                    f"The ledger {self.path} ends in a torn line; `fl-privacy policy show-ledger SITE.yaml --mend`"
+                    " counts it as one reply."
+                )
+            try:
+                entry = Entry.read(line)
+            except (ValueError, TypeError, RecursionError) as error:
+                raise LedgerError(
+                    f"The ledger {self.path} has a line that is no entry, after {account.entries}."
+                ) from error
+            try:
+                account.add(entry, line)
+            except ValueError as error:
+                raise LedgerError(
+                    f"The ledger {self.path} was changed: entry {entry.number} does not follow."
+                ) from error
             seen = account.asked if account.entries == entries else seen
         if seen not in {None, digest}:
             raise LedgerError(f"The ledger {self.path} is not the one that {self.anchor} knows: its past was changed.")
-        if account.entries < (known := max(entries, self._known.entries)):
+        if account.entries < (most := max(entries, known.entries)):
             raise LedgerError(
-                f"The ledger {self.path} is older than it was: it has {account.entries} entries of the {known}"
+                f"The ledger {self.path} is older than it was: it has {account.entries} entries of the {most}"
                 f" that {self.anchor} knows of; put the newest one back."
             )
         self._known = account
         return account
-
-    def _add(self, account: Account, line: bytes) -> None:
-        if not line.endswith(b"\n") and len(line) < LARGEST_LINE:
-            raise LedgerError(
-                f"The ledger {self.path} ends in a torn line; `fl-privacy policy show-ledger SITE.yaml --mend` counts"
-                " it as one reply."
-            )
-        try:
-            entry = Entry.read(line)
-        except (ValueError, TypeError, RecursionError) as error:
-            raise LedgerError(
-                f"The ledger {self.path} has a line that is no entry, after {account.entries}."
-            ) from error
-        try:
-            account.add(entry, line)
-        except ValueError as error:
-            raise LedgerError(f"The ledger {self.path} was changed: entry {entry.number} does not follow.") from error
-
-    def _is_known(self, descriptor: int) -> bool:
-        tail = os.pread(descriptor, min(self._known.size, LARGEST_LINE), max(0, self._known.size - LARGEST_LINE))
-        line = tail[:-1].rpartition(b"\n")[2] + b"\n"
-        return self._known.size > 0 and hashlib.sha256(line).hexdigest() == self._known.digest
 
     def _anchored(self, size: int) -> tuple[int, str]:
         try:
@@ -286,11 +277,6 @@ def _regular(path: Path, flags: int) -> int:
         return open_regular(path, flags, PRIVATE_FILE)
     except UserError as error:
         raise LedgerError(str(error)) from error
-
-
-def _write_all(descriptor: int, line: bytes) -> None:
-    if (written := os.write(descriptor, line)) != len(line):
-        raise OSError(None, f"only {written} of {len(line)} bytes fit")
 
 
 def _sync_folder(folder: Path) -> None:

@@ -169,24 +169,20 @@ def restrict_files(reads: Iterable[str], writes: Iterable[str], abi: int) -> Non
     try:
         for rights, places in ((READ, reads), (handled, writes)):
             for place in places:
-                _allow(rules, place, rights & handled)
+                try:
+                    descriptor = os.open(place, os.O_PATH | os.O_CLOEXEC)
+                except OSError:  # a missing place needs no rule
+                    continue
+                try:
+                    allowed = rights & handled if Path(place).is_dir() else rights & handled & FILE_RIGHTS
+                    rule = struct.pack("=Qi", allowed, descriptor)
+                    _checked(_LIBC.syscall(LANDLOCK_ADD, rules, 1, rule, 0), "landlock_add_rule")
+                finally:
+                    os.close(descriptor)
         prctl(PR_SET_NO_NEW_PRIVS, 1)
         _checked(_LIBC.syscall(LANDLOCK_RESTRICT, rules, 0), "landlock_restrict_self")
     finally:
         os.close(rules)
-
-
-def _allow(rules: int, place: str, rights: int) -> None:
-    try:
-        descriptor = os.open(place, os.O_PATH | os.O_CLOEXEC)
-    except OSError:  # a missing place needs no rule
-        return
-    try:
-        rights = rights if Path(place).is_dir() else rights & FILE_RIGHTS
-        rule = struct.pack("=Qi", rights, descriptor)
-        _checked(_LIBC.syscall(LANDLOCK_ADD, rules, 1, rule, 0), "landlock_add_rule")
-    finally:
-        os.close(descriptor)
 
 
 class _Program(ctypes.Structure):

@@ -11,7 +11,9 @@ _NUMBER = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+")
 """Numbers with an exponent, which are texts without a point in YAML 1.1, the version of PyYAML."""
 
 
-class _Loader(yaml.SafeLoader):
+class PlainLoader(yaml.SafeLoader):
+    """Builds texts, numbers, lists and mappings alone, and refuses aliases and duplicate keys."""
+
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set[Any]()
         for key, _ in node.value:
@@ -29,7 +31,7 @@ class _Loader(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
 
-_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-+.0123456789"))
+PlainLoader.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-+.0123456789"))
 
 
 def loaded(content: bytes, name: str) -> object:
@@ -39,7 +41,7 @@ def loaded(content: bytes, name: str) -> object:
         UserError: it is no YAML of texts, numbers, lists and mappings, or has a duplicate key.
     """
     try:
-        return yaml.load(content, _Loader)
+        return yaml.load(content, PlainLoader)
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"{name} is expected to be YAML, but is not: {reason}.") from error

@@ -255,7 +255,12 @@ def _policy(given: object, folder: Path, digest: str) -> SitePolicy:
         raise UserError(
             "protect.noise and rounds_per_day are expected with a budget, whose ledger counts, but there is none."
         )
-    _expect_apart(policy)
+    places = {"ledger": policy.budget.ledger, "anchor": policy.budget.anchor} if policy.budget else {}
+    for name, place in places.items():
+        if within := holder_of(place, (*policy.app.reads, *policy.app.writes)):
+            raise UserError(
+                f"budget.{name} is expected to be away from what the app reads, but is in {within}; move it."
+            )
     if policy.protect and any(reply.arrays and reply.arrays.counters == "sent" for reply in policy.sends.values()):
         raise UserError(
             "counters is expected to be received with protect, but whole numbers that leave as the app sent them are"
@@ -264,16 +269,6 @@ def _policy(given: object, folder: Path, digest: str) -> SitePolicy:
     if policy.budget and policy.budget.epsilon is not None and policy.noising is None:
         raise UserError("budget.epsilon is expected with protect.noise, but nothing makes noise; leave epsilon out.")
     return policy
-
-
-def _expect_apart(policy: SitePolicy) -> None:
-    if policy.budget is None:
-        return
-    for name, place in (("ledger", policy.budget.ledger), ("anchor", policy.budget.anchor)):
-        if within := holder_of(place, (*policy.app.reads, *policy.app.writes)):
-            raise UserError(
-                f"budget.{name} is expected to be away from what the app reads, but is in {within}; move it."
-            )
 
 
 def holder_of(place: Path, given: Iterable[Path]) -> Path | None:
@@ -303,26 +298,25 @@ def _reply(kind: str, given: object) -> Reply | None:
     category, _, action = kind.partition(".")
     if category not in KINDS or (action and not action.isidentifier()):
         raise UserError(f"sends is expected to name train, evaluate, query or query.ACTION, but got {kind!r}.")
-    told = _table(f"sends.{kind}", given, "arrays", "metrics", "config")
+    told, where = _table(f"sends.{kind}", given, "arrays", "metrics", "config"), f"sends.{kind}.arrays"
+    arrays: Arrays | None = None
+    if told.get("arrays") not in (None, False):
+        stated = _table(where, told["arrays"], "like", "finite", "dtype", "counters", "record")
+        counters, dtype = stated.get("counters", "received"), stated.get("dtype", "float32")
+        checks.one_of(f"{where}.like", stated.get("like"), ("received",))
+        checks.one_of(f"{where}.finite", stated.get("finite", True), (True,))
+        checks.one_of(f"{where}.counters", counters, ("received", "sent"))
+        dtypes = (dtype,) if isinstance(dtype, str) else tuple(dtype) if isinstance(dtype, list) else (dtype,)
+        for one in dtypes:
+            checks.one_of(f"{where}.dtype", one, DTYPES)
+        if (record := stated.get("record")) is not None and not isinstance(record, str):
+            raise UserError(f"{where}.record is expected to be a name, but got {record!r}.")
+        arrays = Arrays(dtypes=dtypes, counters=counters, record=record)
     return Reply(
-        arrays=None if told.get("arrays") in (None, False) else _arrays(f"sends.{kind}.arrays", told["arrays"]),
+        arrays=arrays,
         metrics=_values(f"sends.{kind}.metrics", told.get("metrics"), ("metrics",), Rule()),
         config=_values(f"sends.{kind}.config", told.get("config"), ("config",), Rule()),
     )
-
-
-def _arrays(where: str, given: object) -> Arrays:
-    told = _table(where, given, "like", "finite", "dtype", "counters", "record")
-    checks.one_of(f"{where}.like", told.get("like"), ("received",))
-    checks.one_of(f"{where}.finite", told.get("finite", True), (True,))
-    checks.one_of(f"{where}.counters", told.get("counters", "received"), ("received", "sent"))
-    dtype = told.get("dtype", "float32")
-    dtypes = (dtype,) if isinstance(dtype, str) else tuple(dtype) if isinstance(dtype, list) else (dtype,)
-    for one in dtypes:
-        checks.one_of(f"{where}.dtype", one, DTYPES)
-    if (record := told.get("record")) is not None and not isinstance(record, str):
-        raise UserError(f"{where}.record is expected to be a name, but got {record!r}.")
-    return Arrays(dtypes=dtypes, counters=told.get("counters", "received"), record=record)
 
 
 def _protect(given: object) -> Protect:
@@ -348,20 +342,18 @@ def _budget(given: object, folder: Path) -> Budget:
     if "ledger" not in told:
         raise UserError("budget.ledger is expected to name a file, but is missing; try ledger: ledger.")
     ledger = _place("budget.ledger", told["ledger"], folder)
-    anchor = _place("budget.anchor", told["anchor"], folder) if "anchor" in told else _usual_anchor(ledger)
+    if "anchor" in told:
+        anchor = _place("budget.anchor", told["anchor"], folder)
+    else:  # in the user's state folder, which no backup restores together with the ledger
+        import platformdirs  # noqa: PLC0415
+
+        name = hashlib.sha256(str(ledger).encode()).hexdigest()[:16]
+        anchor = Path(platformdirs.user_state_dir("fl_privacy")) / "anchors" / name
     Ledger(ledger, anchor)  # checks that they are two places
     if (epsilon := told.get("epsilon")) is not None:
         checks.number("budget.epsilon", epsilon, above=0, at_most=1e6, example=8)
     delta = checks.number("budget.delta", told.get("delta", 1e-5), above=0, below=1, example=1e-5)
     return Budget(epsilon=epsilon, delta=delta, ledger=ledger, anchor=anchor)
-
-
-def _usual_anchor(ledger: Path) -> Path:
-    """Choose the anchor's place in the user's state folder, which no backup restores together with the ledger."""
-    import platformdirs  # noqa: PLC0415
-
-    name = hashlib.sha256(str(ledger).encode()).hexdigest()[:16]
-    return Path(platformdirs.user_state_dir("fl_privacy")) / "anchors" / name
 
 
 def _app(given: object, folder: Path) -> AppLimits:

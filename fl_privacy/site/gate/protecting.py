@@ -1,7 +1,7 @@
 """Clipping and noise on a grid, so that no floating-point rounding reveals the change of the parameters."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -72,7 +72,8 @@ def noised(
         replied: finite arrays of the same shapes.
         draw: function from a number to that many values of noise; only tests replace it.
     """
-    pieces = list(_pieces(received, replied))
+    flat = [(before.reshape(-1), after.reshape(-1)) for before, after in zip(received, replied, strict=True)]
+    pieces = [piece for pair in flat for piece in zip(*map(_cut, pair), strict=True)]
     steps = clipped(pieces, noising)
     steps += draw(len(steps))
     made = [np.empty(before.shape, before.dtype) for before in received]
@@ -92,7 +93,10 @@ def clipped(pieces: Sequence[Piece], noising: Noising) -> Integers:
     ``pieces`` are finite values before and after, each pair (n,).
     """
     largest = max((float(np.abs(_change(*piece)).max(initial=0.0)) for piece in pieces), default=0.0)
-    norm = largest * math.sqrt(sum(_squares(_change(*piece) / largest) for piece in pieces)) if largest > 0 else 0.0
+    norm = 0.0
+    if largest > 0:
+        squares = (float(np.square(_change(*piece) / largest).sum()) for piece in pieces)
+        norm = largest * math.sqrt(sum(squares))
     with np.errstate(over="ignore"):
         factor = min(1.0, noising.clip_norm / norm) if norm > 0 else 1.0
     steps: Integers = np.empty(sum(len(before) for before, _ in pieces), np.int64)
@@ -110,20 +114,11 @@ def clipped(pieces: Sequence[Piece], noising: Noising) -> Integers:
         factor *= min(math.sqrt(noising.longest / length), 1 - _SHRINK)
 
 
-def _squares(values: npt.NDArray[np.float64]) -> float:
-    return float(np.square(values, out=values).sum())
-
-
 def _change(before: npt.NDArray[np.generic], after: npt.NDArray[np.generic]) -> npt.NDArray[np.float64]:
     """Compute a change in float64, limited to float64's largest number."""
     with np.errstate(over="ignore"):
         change = after.astype(np.float64) - before.astype(np.float64)
     return np.clip(change, -LARGEST, LARGEST, out=change)
-
-
-def _pieces(received: Sequence[npt.NDArray[np.generic]], replied: Sequence[npt.NDArray[np.generic]]) -> Iterator[Piece]:
-    for before, after in zip(received, replied, strict=True):
-        yield from zip(_cut(before.reshape(-1)), _cut(after.reshape(-1)), strict=True)
 
 
 def _cut(values: npt.NDArray[np.generic]) -> list[npt.NDArray[np.generic]]:

@@ -145,13 +145,6 @@ class Rule:
             raise RefusedError("type", f"{where} is a {type(value).__name__}, and one number is expected")
         if not math.isfinite(value):
             raise RefusedError("finite", f"{where} is {value}")
-        return self._rounded(where, value)
-
-    @property
-    def fixed(self) -> int | float | None:
-        return int(self.value) if self.value is not None and self.value == int(self.value) else self.value
-
-    def _rounded(self, where: str, value: int | float) -> int | float:
         whole = isinstance(value, int)
         if self.integer and not whole and value != int(value):
             raise RefusedError("type", f"{where} is {value}, and a whole number is expected")
@@ -159,14 +152,16 @@ class Rule:
         if not low <= value <= high:
             raise RefusedError("range", f"{where} is {value}, and {low:g} to {high:g} is expected")
         if not self.exact:
-            value = self._coarse(value)
+            if self.round_to is not None:
+                value = round(value / self.round_to) * self.round_to
+            else:
+                value = 0 if abs(value) < SMALLEST else float(f"{value:.{self.digits - 1}e}")
             value = min(max(value, low), high)
         return int(value) if whole or self.integer else float(value) + 0.0
 
-    def _coarse(self, value: int | float) -> int | float:
-        if self.round_to is not None:
-            return round(value / self.round_to) * self.round_to
-        return 0 if abs(value) < SMALLEST else float(f"{value:.{self.digits - 1}e}")
+    @property
+    def fixed(self) -> int | float | None:
+        return int(self.value) if self.value is not None and self.value == int(self.value) else self.value
 
     @property
     def bounds(self) -> tuple[float, float]:

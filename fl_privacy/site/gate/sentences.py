@@ -4,8 +4,7 @@ import math
 from collections.abc import Iterable, Iterator
 
 from fl_privacy.site.gate.accounting import FACTORS, epsilon_of, most_rho
-from fl_privacy.site.gate.policy import MIB, AppLimits, Protect, Reply, SitePolicy, Values
-from fl_privacy.site.gate.protecting import Noising
+from fl_privacy.site.gate.policy import MIB, AppLimits, Reply, SitePolicy
 
 UNITS = {
     "client": "whether the site's change of a round is there or zero",
@@ -71,7 +70,11 @@ def _received(policy: SitePolicy) -> Iterator[str]:
     arrays = _listed(receives.arrays)
     yield f"The app is given arrays in the record {arrays}." if arrays else "The app is given no arrays."
     if receives.config.rules:
-        yield f"The app is given these settings of a message: {_values(receives.config)}."
+        alike: dict[str, list[str]] = {}
+        for key, rule in receives.config.rules.items():
+            alike.setdefault(rule.in_words(), []).append(key)
+        settings = "; ".join(f"{_listed(keys)} {words}" for words, keys in alike.items())
+        yield f"The app is given these settings of a message: {settings}."
     else:
         yield "The app is given no settings of a message."
     if receives.run_config is None:
@@ -108,16 +111,13 @@ def _protected(policy: SitePolicy) -> Iterator[str]:
     elif protect.noising is None:
         yield f"The defense {protect.defense} acts on the change of the weights before it leaves."
     else:
-        yield from _noised(protect, protect.noising)
-
-
-def _noised(protect: Protect, noising: Noising) -> Iterator[str]:
-    yield f"The change of the weights is clipped to a norm of {noising.clip_norm:g} over all arrays."
-    yield (
-        f"Discrete Gaussian noise of standard deviation {noising.clip_norm * noising.noise_multiplier:g} is added to"
-        f" each value of it, on a grid of {noising.step:.3g}."
-    )
-    yield f"Epsilon is about {UNITS[protect.unit]}."
+        noising = protect.noising
+        yield f"The change of the weights is clipped to a norm of {noising.clip_norm:g} over all arrays."
+        yield (
+            f"Discrete Gaussian noise of standard deviation {noising.clip_norm * noising.noise_multiplier:g} is added"
+            f" to each value of it, on a grid of {noising.step:.3g}."
+        )
+        yield f"Epsilon is about {UNITS[protect.unit]}."
 
 
 def _counted(policy: SitePolicy) -> Iterator[str]:
@@ -159,13 +159,6 @@ def _app(limits: AppLimits) -> Iterator[str]:
         f"The app has {limits.seconds:g} s for a message, and {limits.most_bytes // MIB} MiB of memory and"
         f" {limits.most_processes} processes in all, where the kernel has namespaces; else each process has the memory."
     )
-
-
-def _values(values: Values) -> str:
-    alike: dict[str, list[str]] = {}
-    for key, rule in values.rules.items():
-        alike.setdefault(rule.in_words(), []).append(key)
-    return "; ".join(f"{_listed(keys)} {words}" for words, keys in alike.items())
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -3,7 +3,7 @@
 import os
 import signal
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,7 +76,12 @@ def _beyond(room: Room, scratch: str) -> int:
     numbers = [name for name in os.listdir("/proc") if name.isdigit() and int(name) != _INIT]  # noqa: PTH208
     if len(numbers) > room.most_processes:  # checked before each is counted, which takes long for many
         return PROCESSES
-    processes = list(_processes(numbers))
+    processes = list[tuple[str, Mapping[str, int]]]()
+    for number in numbers:
+        try:
+            processes.append((number, _figures(Path(f"/proc/{number}/status").read_bytes())))
+        except OSError:
+            continue
     threads = sum(told.get("Threads", 1) for _, told in processes)
     if threads > room.most_tasks:
         return PROCESSES
@@ -91,14 +96,6 @@ def _beyond(room: Room, scratch: str) -> int:
         return 0
     exact = sum(_share(number, _own(told)) for number, told in processes)  # forks share much of their own memory
     return MEMORY if rest + exact > room.most_bytes else 0
-
-
-def _processes(numbers: Iterable[str]) -> Iterator[tuple[str, Mapping[str, int]]]:
-    for number in numbers:
-        try:
-            yield number, _figures(Path(f"/proc/{number}/status").read_bytes())
-        except OSError:
-            continue
 
 
 def _figures(text: bytes) -> dict[str, int]:
