@@ -1,7 +1,7 @@
 """Score guesses against the originals."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -9,14 +9,14 @@ from torch import Tensor
 from fl_privacy.errors import UserError
 from fl_privacy.measure.distractors import (
     Distractors,
-    Figures,
-    bag_figures,
     compare_images,
     compare_rows,
     compare_texts,
+    compare_words,
 )
 from fl_privacy.measure.images import MetricFunction
 from fl_privacy.measure.matching import Match, hard_labels, match
+from fl_privacy.measure.outcome import Comparison, ImageScore
 from fl_privacy.measure.registry import METRICS
 from fl_privacy.measure.tables import WrittenRows, match_rows, right_cells, written_rows
 from fl_privacy.measure.texts import Language, match_texts, widened, without
@@ -26,25 +26,6 @@ from fl_privacy.types.schema import Schema
 
 CHUNK = 256
 """Images compared at a time; bounds the memory of LPIPS's features."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class ImageScore:
-    """Score of one image.
-
-    Attributes:
-        guess: index in the reconstruction's batch; ``None`` without a guess.
-        values: metrics by name in ``METRICS``; NaN if not computable, empty after a failure.
-        failure: why nothing can be compared.
-        compared: figures of the outcome, by name in ``OUTCOME_COLUMNS``; empty if not requested.
-    """
-
-    image: int
-    guess: int | None
-    values: dict[str, float]
-    failure: str | None = None
-    certainty: Certainty = Certainty.APPROXIMATE
-    compared: Mapping[str, float | int | bool] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -170,7 +151,7 @@ def _of_texts(
     matches = [match_texts(r, t) for r, t in zip(reconstructions, truths, strict=True)]
     compared = None if others is None else [compare_texts(m, others, language) for m in matches]
     scored = _scored(reconstructions, matches, _measure_texts(matches, language), compared)
-    bags = [bag_figures(r, t, others, language) for r, t in zip(reconstructions, truths, strict=True)]
+    bags = [compare_words(r, t, others, language) for r, t in zip(reconstructions, truths, strict=True)]
     return [_with_words(score, *bag) for score, bag in zip(scored, bags, strict=True)]
 
 
@@ -197,9 +178,9 @@ def _scored(
     reconstructions: Sequence[Reconstruction],
     matches: Sequence[Match],
     measured: Sequence[dict[str, float]],
-    compared: Sequence[Sequence[Figures]] | None = None,
+    compared: Sequence[Sequence[Comparison]] | None = None,
 ) -> list[VictimScore]:
-    figures: Sequence[Figures] = [{} for _ in measured] if compared is None else [f for each in compared for f in each]
+    figures = [Comparison() for _ in measured] if compared is None else [one for each in compared for one in each]
     rows = iter(zip(measured, figures, strict=True))
     return [
         VictimScore(
@@ -218,9 +199,9 @@ def _scored(
     ]
 
 
-def _with_words(score: VictimScore, values: Mapping[str, float], figures: Figures) -> VictimScore:
+def _with_words(score: VictimScore, values: Mapping[str, float], figures: Comparison) -> VictimScore:
     images = tuple(
-        replace(image, values={**image.values, **values}, compared={**image.compared, **figures})
+        replace(image, values={**image.values, **values}, compared=replace(image.compared, **figures.as_record()))
         if image.failure is None
         else image
         for image in score.images
@@ -334,7 +315,7 @@ def _images(found: Sequence[Match], matches: Sequence[Match]) -> tuple[Tensor, T
 def _score(
     image: int,
     guess: int,
-    rows: Iterator[tuple[dict[str, float], Figures]],
+    rows: Iterator[tuple[dict[str, float], Comparison]],
     failure: str | None,
     reconstruction: Reconstruction,
 ) -> ImageScore:

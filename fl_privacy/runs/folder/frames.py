@@ -84,7 +84,7 @@ def _of_score(score: VictimScore) -> list[dict[str, Any]]:
             "image": one.image,
             "guess": one.guess,
             **one.values,
-            **one.compared,
+            **one.compared.as_record(),
             "label_source": score.label_source,
             "certainty": str(one.certainty),
             "member": score.member,

@@ -157,7 +157,7 @@ class RunFolder:
                 client=id.client,
                 image=image.image,
                 **image.values,
-                **image.compared,
+                **image.compared.as_record(),
                 label_source=score.label_source,
                 certainty=image.certainty,
                 member=score.member,
