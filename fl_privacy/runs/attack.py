@@ -17,7 +17,6 @@ from fl_privacy.runs.build import attack_of_run, build_inferences
 from fl_privacy.runs.config import RunSettings
 from fl_privacy.runs.destination import Destination, Monitor
 from fl_privacy.runs.folder import RunFolder
-from fl_privacy.runs.inference_judge import Spending
 from fl_privacy.runs.inference_stage import InferenceStage
 from fl_privacy.runs.privacy import calibrated
 from fl_privacy.runs.setup import Setup, build_setup, build_untrained
@@ -117,7 +116,7 @@ def attack_and_infer(
     if inference := InferenceStage.of(setup, folder, monitor):
         for observation in observations:
             inference.see(observation)
-        inference.finish(Spending(epsilon=lambda round: None, delta=setup.config.privacy.delta))
+        inference.finish()
 
 
 def attack_app(config: RunSettings, captures: Path, monitor: Monitor) -> Path:

@@ -16,7 +16,7 @@ from fl_privacy.attacks.exact.first_layer import NotFullyConnectedError, find_fi
 from fl_privacy.attacks.gradient_inversion.targets import is_sum_of_gradients
 from fl_privacy.data import Vocabulary
 from fl_privacy.federation import Client, Failure, Replay
-from fl_privacy.federation.interception import ids_of
+from fl_privacy.federation.interception import WaitingUpdates, ids_of
 from fl_privacy.federation.parallel import attack_by_all_cores
 from fl_privacy.federation.replies import attempt
 from fl_privacy.measure import MetricFunction, VictimScore, evaluate_all, unjudged
@@ -375,6 +375,34 @@ class AttackStage:
                 logger.warning("The defense of %s could not be measured: %s", observation.id, measured.reason)
             else:
                 self.folder.add_update_distortion(observation.id, *measured)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class WaitingAttack:
+    """Reader of a run that attacks the updates of a training after each round, or at the end.
+
+    Attributes:
+        of_training: ``True`` to attack the updates that train the model, else the probes.
+        during: ``True`` to attack after each round.
+    """
+
+    stage: AttackStage
+    waiting: WaitingUpdates
+    of_training: bool
+    during: bool
+
+    def see(self, observation: Observation) -> None:
+        if (observation.id.probe is None) == self.of_training:
+            self.waiting.append(observation)
+
+    def end_round(self) -> None:
+        if self.during:
+            self.finish()
+
+    def finish(self) -> None:
+        if self.waiting:
+            self.stage.run(self.waiting)
+            self.waiting.clear()
 
 
 def _in_words(round: int, start: int, number: int, total: int) -> str:

@@ -34,6 +34,7 @@ class CanaryStage:
 
     setup: Setup
     canaries: Canaries
+    privacy: Privacy
     folder: RunFolder
     monitor: Monitor
     _sent: Observation | None = field(default=None, init=False)
@@ -48,9 +49,9 @@ class CanaryStage:
         self._state = ClientState()
 
     @classmethod
-    def of(cls, setup: Setup, folder: RunFolder, monitor: Monitor) -> "CanaryStage | None":
+    def of(cls, setup: Setup, folder: RunFolder, monitor: Monitor, privacy: Privacy) -> "CanaryStage | None":
         found = [i for i in build_inferences(setup.config.inference).values() if isinstance(i, Canaries)]
-        return cls(setup=setup, canaries=found[0], folder=folder, monitor=monitor) if found else None
+        return cls(setup=setup, canaries=found[0], privacy=privacy, folder=folder, monitor=monitor) if found else None
 
     @property
     def unit(self) -> Unit:
@@ -70,7 +71,7 @@ class CanaryStage:
         if observation.id.probe is None and self._sent is None:
             self._sent = observation
 
-    def read(self) -> None:
+    def end_round(self) -> None:
         if self._sent is None:
             return
         sent, self._sent = self._sent, None
@@ -79,9 +80,9 @@ class CanaryStage:
         with self.monitor.working(f"Canaries in round {sent.id.round}"):
             self._scores += self._by_examples(sent) if self.unit == "example" else self._by_clients(sent)
 
-    def finish(self, privacy: Privacy) -> None:
-        self.read()
-        delta = self.setup.config.privacy.delta
+    def finish(self) -> None:
+        self.end_round()
+        delta, privacy = self.setup.config.privacy.delta, self.privacy
         if not self._rounds:
             return
         test = canary_test(

@@ -27,15 +27,20 @@ def save_observation(observation: Observation, folder: Path) -> Path:
 
 @dataclass(eq=False)
 class CaptureWriter:
-    """Sink of an ``Interceptor`` that writes observations below ``folder``."""
+    """Reader of a run that writes observations below ``folder``."""
 
     folder: Path
     _written: WeakKeyDictionary[ModelState | Knowledge, str] = field(
         default_factory=WeakKeyDictionary, init=False, repr=False
     )
 
-    def __call__(self, observation: Observation) -> None:
+    def see(self, observation: Observation) -> None:
         self.write(observation)
+
+    def end_round(self) -> None:
+        """Do nothing: each observation is written at once."""
+
+    finish = end_round
 
     def write(self, observation: Observation) -> Path:
         description = _to_json(

@@ -27,7 +27,10 @@ class WaitingUpdates(LazyObservations):
         self._folder, self._most, self._written = folder, most, written
         self.clear()  # remains of a killed run
 
-    def _restart(self) -> None:
+    def clear(self) -> None:
+        """Forget all updates, and remove their files unless written by another."""
+        if not self._written:
+            shutil.rmtree(self._folder, ignore_errors=True)
         self.ids: Sequence[VictimId] = []
         self._held: list[Observation] = []
         self._bytes = 0
@@ -61,11 +64,6 @@ class WaitingUpdates(LazyObservations):
             return self._held[place]
         model = self._models[self._model_of[place]]
         return read_observation(self._folder, self.ids[place], model, model, self._shared, finite=False)
-
-    def clear(self) -> None:
-        self._restart()
-        if not self._written:
-            shutil.rmtree(self._folder, ignore_errors=True)
 
     def _write(self, observation: Observation) -> None:
         assert self._writer is not None

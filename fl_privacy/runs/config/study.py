@@ -134,14 +134,7 @@ def load_grid(name: str, overrides: Sequence[str] = ()) -> Study:
     if not path.is_file():
         raise UserError(f"A grid is expected to be a YAML file or one of {', '.join(grid_names())}, but got {name!r}.")
     raw, trust = read_settings(path), trust_in(overrides)
-    for key in raw:
-        if key not in _SECTIONS:
-            raise UserError(f"Unknown key {key} in the grid {name}{suggest(str(key), _SECTIONS)}")
-    for key, annotation in _SECTIONS.items():
-        if key not in raw or not fits(raw[key], annotation):
-            raise UserError(
-                f"{key} in the grid {name} is expected to be {in_words(annotation)}, but got {raw.get(key)!r}."
-            )
+    _expect_sections(raw, _SECTIONS, f"the grid {name}")
     _expect_defended(raw["defenses"], f"the grid {name}")
     for own in (raw["settings"], raw["train"], raw["attack"], *raw["attacks"].values(), *raw["defenses"].values()):
         expect_plain(own, trust, where=f"The grid {name}")

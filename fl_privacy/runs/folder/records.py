@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
 from fl_privacy.checks import fits, in_words
 from fl_privacy.errors import UserError
@@ -16,6 +16,7 @@ from fl_privacy.measure import METRICS
 from fl_privacy.measure.inferred import FINDING
 from fl_privacy.runs.config.keys import sections
 from fl_privacy.runs.config.parse import select
+from fl_privacy.runs.folder.identity import Identity
 from fl_privacy.types.victim_ids import Attacker, VictimId
 
 Text = Mapping[str, str]
@@ -96,14 +97,6 @@ AMOUNTS = frozenset(
 MOST = 1e18
 """Largest such amount."""
 
-IDENTITY: dict[str, Any] = {
-    "label": str,
-    "hash": str,
-    "training": str,
-    "repeat": str,
-    "undefended": bool,
-    "config": Mapping[str, Any],
-}
 PARTITION: dict[str, Any] = {"class_names": list[str], "counts": list[list[int]]}
 ENVIRONMENT: dict[str, Any] = {"date": str, "packages": Text, "gpus": list[str]}
 SENTENCES = list[str]
@@ -135,7 +128,7 @@ def wrong_field(content: object, fields: Mapping[str, Any]) -> str | None:
 
 def wrong_identity(content: object) -> str | None:
     """Describe the error in the content of ``run.json``; ``None`` if valid."""
-    if (wrong := wrong_field(content, IDENTITY)) or not isinstance(content, Mapping):
+    if (wrong := wrong_field(content, get_type_hints(Identity))) or not isinstance(content, Mapping):
         return wrong
     config = content["config"]
     strange = [name for name in sections() if not isinstance(config.get(name, {}), Mapping)]
