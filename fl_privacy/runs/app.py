@@ -66,8 +66,8 @@ def write_note(folder: Path, note: Note) -> None:
     """Write ``note`` into the folder of an audit, readable only by its owner."""
     content = {
         "model": note.model,
-        **_plainly(note.normalization),
-        "normalizations": {str(client): _plainly(one) for client, one in note.normalizations.items()},
+        **plainly(note.normalization),
+        "normalizations": {str(client): plainly(one) for client, one in note.normalizations.items()},
         "defense": to_plain(note.defense),
         "defenses": {str(client): to_plain(parts) for client, parts in note.defenses.items()},
         "fingerprints": {key: list(value) for key, value in note.fingerprints.items()},
@@ -76,7 +76,8 @@ def write_note(folder: Path, note: Note) -> None:
     write_private(folder / NOTE, json.dumps(content, indent=1))
 
 
-def _plainly(normalization: Normalization | None) -> dict[str, list[float] | None]:
+def plainly(normalization: Normalization | None) -> dict[str, list[float] | None]:
+    """Return mean and standard deviation of each channel for JSON."""
     if normalization is None:
         return {"mean": None, "std": None}
     return {"mean": list(normalization.mean), "std": list(normalization.std)}
@@ -197,24 +198,31 @@ def report_app(
         chosen = at_typical_rates(chosen)
     own = [] if chosen else rehearsed(app.observations, truth, app.victims)
     if own:
-        chosen, truth = own, _of_own_images(own, truth, app.victims)
+        images = truth.first(app.victims)
+        chosen, truth = own, KnownImages(given={id: images[id.probe or 0] for id in ids_of(own)})
         said.append(REHEARSED)
     said += _not_found(chosen, truth)
+    described = describe_app(app.observations, app.defense, app.found, app.defenses)
+    wrong = [f"Went wrong: {problem}." for problem in app.problems[:5]]
     captured = Captured(
         observations=chosen if attack else (),
         truth=truth,
         defense=app.defense,
         defenses=app.defenses,
         adaptive=app.adaptive and (bool(app.defense) or any(app.defenses.values())),
-        sentences=_sentences(app, said),
+        sentences=[*described, *app.said, *said, *wrong],
         rehearsed=bool(own),
     )
+    others, attacked = Distractors(), captured.observations
+    if attacked:
+        shape = attacked[0].input_shape
+        others = others_of_app(app.truth(), ids_of(attacked), truth, shape, candidates, seed=seed, nodes=app.nodes)
     plan = CapturedAttackPlan(
-        attack=attack or _nothing,
+        attack=attack or (lambda *args, **kwargs: []),
         seed=seed,
         threads=threads,
         jobs=jobs,
-        others=_others(app, captured, candidates, seed),
+        others=others,
     )
     attack_captured(captured, plan, folder, monitor or Monitor())
     folder.finish()
@@ -226,18 +234,6 @@ def report_app(
     )
     found = f"{headline_of(verdict_of(run)).text}{_mean_psnr(run.summary)}.".replace("?.", "?")
     return f"audit: captured {_what(app.observations)}; {done} {found} Page: {page}"
-
-
-def _others(app: AppReport, captured: Captured, number: int, seed: int) -> Distractors:
-    if not captured.observations:
-        return Distractors()
-    shape, attacked = captured.observations[0].input_shape, ids_of(captured.observations)
-    return others_of_app(app.truth(), attacked, captured.truth, shape, number, seed=seed, nodes=app.nodes)
-
-
-def _sentences(app: AppReport, said: Sequence[str]) -> list[str]:
-    described = describe_app(app.observations, app.defense, app.found, app.defenses)
-    return [*described, *app.said, *said, *[f"Went wrong: {problem}." for problem in app.problems[:5]]]
 
 
 def _not_found(chosen: Sequence[Observation], truth: KnownImages) -> list[str]:
@@ -261,11 +257,6 @@ def _mean_psnr(summary: Summary) -> str:
     return f"; mean PSNR {statistic.mean:.1f} dB{whose}"
 
 
-def _of_own_images(own: Sequence[Observation], truth: KnownImages, number: int) -> KnownImages:
-    images = truth.first(number)
-    return KnownImages(given={id: images[id.probe or 0] for id in ids_of(own)})
-
-
 def _what(observations: Sequence[Observation]) -> str:
     ids = ids_of(observations)
     probes = [id for id in ids if id.probe is not None]
@@ -277,7 +268,3 @@ def _what(observations: Sequence[Observation]) -> str:
         f"{' and '.join(filter(None, parts))} of {clients} client{'s' * (clients > 1)}"
         f" in round{'s' * (len(rounds) > 1)} {', '.join(map(str, rounds))}"
     )
-
-
-def _nothing(*args: object, **kwargs: object) -> list[Any]:
-    return []

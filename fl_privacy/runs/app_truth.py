@@ -209,20 +209,18 @@ def _looked_into(data: object, *, of_client: OfClient | None = None, name: str |
         raise UserError("data is expected to hold images, but is empty.")
     classes = data.train.num_classes if isinstance(data, Dataset) else None
     classes = data.num_classes if isinstance(data, Examples) else classes
-    own = isinstance(data, Dataset | Examples)
+    normalization = None
+    if not isinstance(data, Dataset | Examples):
+        with own_streams_put_back(data):
+            normalization = find_normalization(data)
     return NamedImages(
         name=name or (data.name if isinstance(data, Dataset) else "its own data"),
         data=None if of_client else data,
         of_client=of_client,
         input_shape=tuple(first[0][0].shape),
         num_classes=classes,
-        normalization=None if own else _normalization(data),
+        normalization=normalization,
     )
-
-
-def _normalization(data: object) -> Normalization | None:
-    with own_streams_put_back(data):
-        return find_normalization(data)
 
 
 def _examples(data: object) -> Images:

@@ -78,7 +78,7 @@ def attack_captured(captured: Captured, plan: CapturedAttackPlan, folder: RunFol
         threads=plan.threads,
         jobs=plan.jobs,
         knowledge=AttackerKnowledge(
-            same_data=_same_data,
+            same_data=lambda victim: None if victim.probe is None else victim.source,  # probes stay the same
             defense=captured.defense if captured.adaptive else None,
             defenses=captured.defenses,
         ),
@@ -216,8 +216,3 @@ def _steps(observation: Observation) -> int:
 def _span(numbers: Sequence[int]) -> str:
     low, high = min(numbers), max(numbers)
     return str(high) if low == high else f"{low} to {high}"
-
-
-def _same_data(victim: VictimId) -> str | None:
-    """Name a probe's examples, equal in every round; ``None`` for a training update."""
-    return None if victim.probe is None else victim.source

@@ -188,24 +188,22 @@ class Setup:
         )
 
     def stage(self, attack: ReconstructionAttack, folder: RunFolder, monitor: Monitor) -> AttackStage:
-        truth = self.ground_truth()
+        truth, public = self.ground_truth(), self.config.threat_model.public_images
+        # with an image prior, guesses need a control
+        prior = self.dataset.train.modality.pixels and (
+            public != 0 or trained_on(attack, self._input_shape) is not None
+        )
         return AttackStage(
             attack=ServerReading(server=self.server_attack, attack=attack) if self.server_attack else attack,
             seed=self.config.seed,
             threads=self.config.attack_threads,
             jobs=self.config.jobs,
             knowledge=self.knowledge(truth),
-            judge=replace(self.judge(truth), prior=self._has_prior(attack)),
+            judge=replace(self.judge(truth), prior=prior),
             folder=folder,
             monitor=monitor,
             films=self.config.films,
         )
-
-    def _has_prior(self, attack: ReconstructionAttack) -> bool:
-        """Return ``True`` if the attacker has an image prior, so that guesses need a control."""
-        if not self.dataset.train.modality.pixels:
-            return False
-        return self.config.threat_model.public_images != 0 or trained_on(attack, self._input_shape) is not None
 
     @property
     def _vocabulary(self) -> Vocabulary | None:

@@ -34,7 +34,8 @@ def composed(base: str, chosen: Sequence[str]) -> tuple[DictConfig, Mapping[str,
     Raises:
         HydraException, OmegaConfBaseException: they do not fit each other.
     """
-    places, stamp = tuple(search_path()), _stamp()
+    paths = sorted(path for folder in config_folders() for path in folder.rglob("*.yaml"))
+    places, stamp = tuple(search_path()), hash(tuple((str(path), path.stat().st_mtime_ns) for path in paths))
     apart = dict(filter(None, map(_apart, chosen)))
     if _composed.cache_info().misses >= FEW and len(apart) == len(chosen):
         base_config, base_choices = _composed(base, (), places, stamp)
@@ -81,11 +82,6 @@ def _composed(
 def own_keys(base: str) -> frozenset[str]:
     """Return the keys that the file ``base`` of ``conf`` sets itself."""
     return frozenset(map(str, OmegaConf.load(CONFIG_DIR / f"{base}.yaml").keys()))
-
-
-def _stamp() -> int:
-    paths = (path for folder in config_folders() for path in folder.rglob("*.yaml"))
-    return hash(tuple((str(path), path.stat().st_mtime_ns) for path in sorted(paths)))
 
 
 def put_settings(config: DictConfig, overrides: Sequence[Override]) -> None:
@@ -230,7 +226,13 @@ def compose_file(base: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
         put_settings(config, _check_keys(settings, config, chosen))
         with open_dict(config):
             config.choices = {
-                group: _together(config, group) if group in NESTED else chosen.get(group) for group in sorted(_groups())
+                group: "+".join(
+                    str(key) for key, below in (config.get(group) or {}).items() if isinstance(below, DictConfig)
+                )
+                or "none"
+                if group in NESTED
+                else chosen.get(group)
+                for group in sorted(_groups())
             }
         complete(config)
         content = OmegaConf.to_container(config, resolve=True)
@@ -388,7 +390,8 @@ def _check_groups(overrides: Sequence[Override]) -> None:
 def _parted(overrides: Sequence[Override]) -> tuple[list[str], list[Override]]:
     groups, choices, settings = _groups(), list[str](), list[Override]()
     for override in overrides:
-        if override.key_or_group in groups or _names_target(override):
+        section, _, setting = override.key_or_group.partition(".")
+        if override.key_or_group in groups or (section in COMPLETED and setting == "_target_"):
             choices.append(override.input_line or "")
         else:
             settings.append(override)
@@ -415,16 +418,6 @@ def _check_keys(overrides: Sequence[Override], config: DictConfig, chosen: Mappi
             )  # also if it is set twice: the last one wins
         checked.append(replace(override, type=OverrideType.FORCE_ADD) if adds else override)
     return checked
-
-
-def _together(config: DictConfig, group: str) -> str:
-    section = config.get(group) or {}
-    return "+".join(str(key) for key, below in section.items() if isinstance(below, DictConfig)) or "none"
-
-
-def _names_target(override: Override) -> bool:
-    section, _, setting = override.key_or_group.partition(".")
-    return section in COMPLETED and setting == "_target_"
 
 
 def _check_key(key: str, config: DictConfig, chosen: Mapping[str, str | None]) -> None:

@@ -286,7 +286,9 @@ def load_track(name: str, overrides: Sequence[str] = ()) -> Track:
         if not raw[key]:
             raise UserError(f"{key} of the track {name} is expected to have an entry, but has none.")
     _expect_defended(raw["defenses"], f"the track {name}")
-    for own in _overrides_of(raw):
+    of_uploads = [own for entry in raw["uploads"].values() for own in (entry["attack"], *entry["servers"].values())]
+    named = [own for key in ("trainings", "defenses", "evaluators") for own in raw[key].values()]
+    for own in (raw["settings"], raw["attack"], *of_uploads, *named):
         expect_plain(own, (), where=f"The track {name}")
         if name not in track_names():
             expect_below_here(own, where=f"The track {name}")
@@ -366,12 +368,6 @@ def _upload_kind(entry: Mapping[str, Any]) -> UploadKind:
         servers={server: tuple(own) for server, own in entry["servers"].items()},
         server_states=tuple(entry["server_states"]),
     )
-
-
-def _overrides_of(raw: Mapping[str, Any]) -> list[list[str]]:
-    of_uploads = [own for entry in raw["uploads"].values() for own in (entry["attack"], *entry["servers"].values())]
-    named = [own for key in ("trainings", "defenses", "evaluators") for own in raw[key].values()]
-    return [raw["settings"], raw["attack"], *of_uploads, *named]
 
 
 def _expect_sections(raw: object, sections: Mapping[str, Any], what: str) -> None:

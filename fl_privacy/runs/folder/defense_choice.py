@@ -1,7 +1,7 @@
 """Candidates for a defense, and which may be chosen: those behind which no attack tried reconstructed anything."""
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fl_privacy.attacks.inference.kinds import About
@@ -135,9 +135,8 @@ class Candidate:
             About.MEMBERSHIP: lambda m: m.high <= MEMBERSHIP_AT_MOST,
             About.ATTRIBUTE: lambda m: m.high <= m.chance + ATTRIBUTE_AT_MOST,
         }
-        return [
-            about for about, kept in limits.items() if about in self.inferred and not _holds(kept, self.inferred[about])
-        ]
+        asked = [(about, kept, self.inferred[about]) for about, kept in limits.items() if about in self.inferred]
+        return [about for about, kept, measure in asked if measure is None or not kept(measure)]
 
     @property
     def unknown(self) -> int:
@@ -175,10 +174,6 @@ class Candidate:
     @property
     def rests_on_few(self) -> bool:
         return self.groups < FEW
-
-
-def _holds(kept: Callable[[Measure], bool], measure: Measure | None) -> bool:
-    return measure is not None and kept(measure)
 
 
 def candidate_of(

@@ -308,7 +308,13 @@ def _read_film(path: Path) -> tuple[Attacker, Sequence[Film | TextFilm]]:
         if not fits(rows, list[Mapping[str, str | int | list[int]]]) or len(rows) != len(names):
             raise ValueError("it does not say whose films it holds")
         tensors = [file.get_tensor(_name(k)) for k in range(len(rows))]
-    return Attacker(told["attacker"]), [_film(row, frames) for row, frames in zip(rows, tensors, strict=True)]
+    films = []
+    for row, frames in zip(rows, tensors, strict=True):
+        usual = frames.dtype == np.uint8 and frames.ndim == 4 and frames.size and len(frames) <= FRAMES_AT_MOST
+        if not usual or max(frames.shape[2:]) > LARGEST:
+            raise ValueError(f"it holds frames of shape {frames.shape} and type {frames.dtype}")
+        films.append(Film(*_whose(row, len(frames)), tuple(frames)))
+    return Attacker(told["attacker"]), films
 
 
 def _read_texts(path: Path) -> tuple[Attacker, Sequence[Film | TextFilm]]:
@@ -328,13 +334,6 @@ def _read_texts(path: Path) -> tuple[Attacker, Sequence[Film | TextFilm]]:
 
 def _name(number: int) -> str:
     return f"film-{number:02d}"
-
-
-def _film(row: Mapping[str, object], frames: Pixels) -> Film:
-    usual = frames.dtype == np.uint8 and frames.ndim == 4 and frames.size and len(frames) <= FRAMES_AT_MOST
-    if not usual or max(frames.shape[2:]) > LARGEST:
-        raise ValueError(f"it holds frames of shape {frames.shape} and type {frames.dtype}")
-    return Film(*_whose(row, len(frames)), tuple(frames))
 
 
 def _whose(row: Mapping[str, object], frames: int) -> tuple[str, int, str, tuple[int, ...]]:

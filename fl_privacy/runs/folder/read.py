@@ -134,7 +134,11 @@ def read_run(path: Path) -> Run:
         environment=environment,
         threat_model=tuple(threats),
         strengths=tuple(strength for part in defense if (strength := part.get("strength"))),
-        partition=_partition(partition) if partition else None,
+        partition=PartitionTable(
+            class_names=tuple(partition["class_names"]), counts=tuple(tuple(row) for row in partition["counts"])
+        )
+        if partition
+        else None,
         records=tuple(records),
         summary=summary or summarize(records, finished=False, undefended_accuracy=None, total_seconds=None),
         finished=summary is not None,
@@ -205,12 +209,6 @@ def _summary(path: Path, stored: object, records: Sequence[Mapping[str, Any]]) -
 
 def _damaged(path: Path, what: str) -> UserError:
     return UserError(f"{path} is expected to be as `fl-privacy` wrote it, but is damaged: {what}; remove it.")
-
-
-def _partition(content: Mapping[str, Any]) -> PartitionTable:
-    return PartitionTable(
-        class_names=tuple(content["class_names"]), counts=tuple(tuple(row) for row in content["counts"])
-    )
 
 
 def failed_attackers(path: Path) -> dict[Attacker, str]:

@@ -159,13 +159,10 @@ def wrong_record(record: Mapping[str, Any]) -> str | None:
         return f"of a {kind}, id is {_shown(record['id'])}"
     for name, value in record.items():
         annotation = OPTIONAL.get(kind, {}).get(name, Number | bool if name in METRICS else _PLAIN)
-        if (name not in fields and not fits(value, annotation)) or (name in AMOUNTS and not _is_amount(value)):
+        amount = value is None or (isinstance(value, int | float) and fits(value, float) and 0 <= value <= MOST)
+        if (name not in fields and not fits(value, annotation)) or (name in AMOUNTS and not amount):
             return f"of a {kind}, {name} is {_shown(value)}"
     return "of a tracing, participants is 0" if record.get("participants", 1) < 1 else None
-
-
-def _is_amount(value: object) -> bool:
-    return value is None or (isinstance(value, int | float) and fits(value, float) and 0 <= value <= MOST)
 
 
 def _is_uncounted(value: object) -> bool:

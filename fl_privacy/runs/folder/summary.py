@@ -219,7 +219,10 @@ def summarize(
         attacked=tuple(_attacked(records)),
         countermeasures=tuple(dict.fromkeys(sentence for a in adaptive for sentence in a["countermeasures"])),
         batch_norm=tuple(sorted({mode for a in plain if (mode := a.get("batch_norm"))})),
-        update_distortion=_statistics([r for r in records if r["kind"] == "update_distortion"], group=_batch),
+        update_distortion=_statistics(
+            [r for r in records if r["kind"] == "update_distortion"],
+            group=lambda record: VictimId.parse(str(record["id"])).source,
+        ),
         upload=_upload(rounds) | _on_node(records),
         privacy=_spent(records, rounds),
         tested=tuple(tested),
@@ -366,10 +369,6 @@ def _statistics(
             split = name in METRICS and is_split([v for _, v in pairs], groups=statistic.groups)
             found[name] = replace(statistic, ci95=None) if split else statistic
     return found
-
-
-def _batch(record: Mapping[str, Any]) -> str:
-    return VictimId.parse(str(record["id"])).source
 
 
 def _total(records: Iterable[Mapping[str, Any]], field: str) -> float:
