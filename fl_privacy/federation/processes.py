@@ -276,13 +276,6 @@ class _Others:
         return future
 
 
-def _end_all() -> None:
-    executor, _pool.executor = _pool.executor, None
-    if executor is not None:
-        with suppress(Exception):
-            executor.shutdown(wait=True, kill_workers=True)
-
-
 @contextmanager
 def _unheard() -> Iterator[None]:
     if not hasattr(signal, "pthread_sigmask"):
@@ -349,3 +342,10 @@ class _Kept(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         record.msg, record.args, record.exc_info = record.getMessage(), None, None
         self.records.append(record)
+
+
+def _end_all() -> None:
+    executor, _pool.executor = _pool.executor, None
+    if executor is not None:
+        with suppress(Exception):
+            executor.shutdown(wait=True, kill_workers=True)

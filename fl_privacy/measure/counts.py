@@ -101,7 +101,7 @@ class Counts:
     def by_chance(self) -> float:
         """Return the probability that guesses without the update identify or recognize at least as many.
 
-        It is ``chance`` for rows and texts. For images it follows from their leads, see ``outcome.chance_of``, or is 1
+        It is ``chance`` for rows and texts. For images it follows from their leads, see ``ImageScore.chance``, or is 1
         / (candidates + 1) each if leads are not known; 0 with exact ones, and ``luck`` for recognizable ones.
         """
         if self.chance is not None:

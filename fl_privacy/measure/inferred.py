@@ -54,7 +54,7 @@ class Finding:
         return {**asdict(self), "measures": measures, **lists}
 
 
-FINDING: Mapping[str, Any] = {
+FINDING: dict[str, Any] = {
     **{field.name: field.type for field in fields(Finding)},
     "measures": Mapping[str, list[float | None]],
 }

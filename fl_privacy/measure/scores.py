@@ -15,7 +15,7 @@ from fl_privacy.measure.distractors import (
     compare_words,
 )
 from fl_privacy.measure.images import MetricFunction
-from fl_privacy.measure.matching import Match, hard_labels, match
+from fl_privacy.measure.matching import Match, hard_labels, match, no_guess
 from fl_privacy.measure.outcome import Comparison, ImageScore
 from fl_privacy.measure.registry import METRICS
 from fl_privacy.measure.tables import WrittenRows, match_rows, right_cells, written_rows
@@ -152,7 +152,16 @@ def _of_texts(
     compared = None if others is None else [compare_texts(m, others, language) for m in matches]
     scored = _scored(reconstructions, matches, _measure_texts(matches, language), compared)
     bags = [compare_words(r, t, others, language) for r, t in zip(reconstructions, truths, strict=True)]
-    return [_with_words(score, *bag) for score, bag in zip(scored, bags, strict=True)]
+    found = []
+    for score, (values, figures) in zip(scored, bags, strict=True):
+        images = tuple(
+            replace(one, values={**one.values, **values}, compared=replace(one.compared, **figures.as_record()))
+            if one.failure is None
+            else one
+            for one in score.images
+        )
+        found.append(replace(score, images=images))
+    return found
 
 
 def _of_rows(
@@ -199,25 +208,16 @@ def _scored(
     ]
 
 
-def _with_words(score: VictimScore, values: Mapping[str, float], figures: Comparison) -> VictimScore:
-    images = tuple(
-        replace(image, values={**image.values, **values}, compared=replace(image.compared, **figures.as_record()))
-        if image.failure is None
-        else image
-        for image in score.images
-    )
-    return replace(score, images=images)
-
-
 def unjudged(reconstruction: Reconstruction, shape: tuple[int, ...], modality: Modality = IMAGES) -> VictimScore:
     """Report a guess (B, C, H, W) without known originals.
 
     Args:
         shape: expected shape (B, C, H, W), or (B, L) for texts and (B, F) for rows.
     """
-    if not modality.continuous:
-        return _unjudged_texts(reconstruction, shape)
     batch, failure = reconstruction.batch, reconstruction.failure
+    if not modality.continuous:
+        tokens = torch.full(shape, -1) if batch is None else batch.inputs.detach().cpu().long()
+        return _without_truth(reconstruction, tokens, None, failure)
     guesses, labels, several = torch.zeros(shape), None, f"{modality.one}s"
     if batch is not None and tuple(batch.inputs.shape) != tuple(shape):
         got = tuple(batch.inputs.shape)
@@ -230,17 +230,10 @@ def unjudged(reconstruction: Reconstruction, shape: tuple[int, ...], modality: M
     return _without_truth(reconstruction, guesses, labels, failure)
 
 
-def _unjudged_texts(reconstruction: Reconstruction, shape: tuple[int, ...]) -> VictimScore:
-    batch = reconstruction.batch
-    guesses = torch.full(shape, -1) if batch is None else batch.inputs.detach().cpu().long()
-    return _without_truth(reconstruction, guesses, None, reconstruction.failure)
-
-
 def _without_truth(
     reconstruction: Reconstruction, guesses: Tensor, labels: Tensor | None, failure: str | None
 ) -> VictimScore:
-    if reconstruction.batch is None:
-        failure = failure or "The attack made no guess."
+    failure = failure or no_guess(reconstruction)
     images = (
         ImageScore(image=k, guess=None, values={}, failure=failure)
         if failure

@@ -10,24 +10,23 @@ from pathlib import Path
 from typing import Any
 
 from fl_privacy.attacks import ReconstructionAttack
+from fl_privacy.attacks.attack import trained_on
 from fl_privacy.checks import fits
 from fl_privacy.effects import Description, from_plain, to_plain
 from fl_privacy.errors import UserError
-from fl_privacy.federation.interception import at_typical_rates, ids_of
+from fl_privacy.federation.interception import at_typical_rates, by_id, ids_of
 from fl_privacy.files import write_private
-from fl_privacy.measure.distractors import Distractors
 from fl_privacy.report import write_report
 from fl_privacy.report.headline import headline_of
 from fl_privacy.runs.app_truth import KnownImages, NamedImages
+from fl_privacy.runs.attack_stage import AttackStage, Judge
+from fl_privacy.runs.attacker_knowledge import AttackerKnowledge
 from fl_privacy.runs.destination import Monitor
 from fl_privacy.runs.distractors import MOST
 from fl_privacy.runs.distractors_of_app import others_of_app
-from fl_privacy.runs.folder import RunFolder, Summary, read_run, verdict_of
+from fl_privacy.runs.folder import RunFolder, read_run, verdict_of
 from fl_privacy.runs.folder.leakage import REHEARSED, readings_of, worst_by
 from fl_privacy.runs.foreign_app import (
-    Captured,
-    CapturedAttackPlan,
-    attack_captured,
     describe_app,
     rehearsed,
     worth_attacking,
@@ -192,48 +191,59 @@ def report_app(
         jobs: most processes that attack at once; ``None`` takes all cores.
         candidates: most distractors of each original.
     """
-    truth, started = app.truth(), time.perf_counter()
+    started, monitor = time.perf_counter(), monitor or Monitor()
+    chosen, truth, said = _worth_attacking(app, changes=attack is not None)
+    wrong = [f"Went wrong: {problem}." for problem in app.problems[:5]]
+    described = describe_app(app.observations, app.defense, app.found, app.defenses)
+    folder.write_environment(seed=seed)
+    folder.write_threat_model([*described, *app.said, *said, *wrong])
+    folder.write_defense(app.defense)
+    if attack is not None and chosen:
+        shape, adaptive = chosen[0].input_shape, app.adaptive and (bool(app.defense) or any(app.defenses.values()))
+        stage = AttackStage(
+            attack=attack,
+            seed=seed,
+            threads=threads,
+            jobs=jobs,
+            knowledge=AttackerKnowledge(
+                same_data=lambda victim: None if victim.probe is None else victim.source,  # probes stay the same
+                defense=app.defense if adaptive else None,
+                defenses=app.defenses,
+            ),
+            judge=Judge(
+                truth=truth,
+                others=others_of_app(app.truth(), ids_of(chosen), truth, shape, candidates, seed=seed, nodes=app.nodes),
+                prior=any(trained_on(attack, o.input_shape) is not None for o in chosen),
+            ),
+            folder=folder,
+            monitor=monitor,
+            rehearsed=REHEARSED in said,
+        )
+        stage.run(by_id(chosen))
+        done = f"attacked {len(chosen)} by {name} in {time.perf_counter() - started:.0f} s."
+    else:
+        done = "attacked none, which says nothing of what uploads give away."
+    folder.finish()
+    page, run = write_report([folder.path]), read_run(folder.path)
+    readings, mean = readings_of(run.summary), ""
+    if (worst := worst_by("psnr", readings)) is not None and (statistic := worst.statistic("psnr")) is not None:
+        whose = f" ({worst.among(readings)})" if worst.among(readings) else ""
+        mean = f"; mean PSNR {statistic.mean:.1f} dB{whose}"
+    found = f"{headline_of(verdict_of(run)).text}{mean}.".replace("?.", "?")
+    return f"audit: captured {_what(app.observations)}; {done} {found} Page: {page}"
+
+
+def _worth_attacking(app: AppReport, *, changes: bool) -> tuple[Sequence[Observation], KnownImages, list[str]]:
+    """Choose uploads to attack, or else compute some of the server's own; return also their truth, and sentences."""
+    truth = app.truth()
     chosen, said = worth_attacking(app.observations, every=app.every)
-    if app.rates_estimated and attack is not None:
+    if app.rates_estimated and changes:
         chosen = at_typical_rates(chosen)
-    own = [] if chosen else rehearsed(app.observations, truth, app.victims)
-    if own:
+    if not chosen and (own := rehearsed(app.observations, truth, app.victims)):
         images = truth.first(app.victims)
         chosen, truth = own, KnownImages(given={id: images[id.probe or 0] for id in ids_of(own)})
         said.append(REHEARSED)
-    said += _not_found(chosen, truth)
-    described = describe_app(app.observations, app.defense, app.found, app.defenses)
-    wrong = [f"Went wrong: {problem}." for problem in app.problems[:5]]
-    captured = Captured(
-        observations=chosen if attack else (),
-        truth=truth,
-        defense=app.defense,
-        defenses=app.defenses,
-        adaptive=app.adaptive and (bool(app.defense) or any(app.defenses.values())),
-        sentences=[*described, *app.said, *said, *wrong],
-        rehearsed=bool(own),
-    )
-    others, attacked = Distractors(), captured.observations
-    if attacked:
-        shape = attacked[0].input_shape
-        others = others_of_app(app.truth(), ids_of(attacked), truth, shape, candidates, seed=seed, nodes=app.nodes)
-    plan = CapturedAttackPlan(
-        attack=attack or (lambda *args, **kwargs: []),
-        seed=seed,
-        threads=threads,
-        jobs=jobs,
-        others=others,
-    )
-    attack_captured(captured, plan, folder, monitor or Monitor())
-    folder.finish()
-    page, run = write_report([folder.path]), read_run(folder.path)
-    done = (
-        f"attacked {len(captured.observations)} by {name} in {time.perf_counter() - started:.0f} s."
-        if captured.observations
-        else "attacked none, which says nothing of what uploads give away."
-    )
-    found = f"{headline_of(verdict_of(run)).text}{_mean_psnr(run.summary)}.".replace("?.", "?")
-    return f"audit: captured {_what(app.observations)}; {done} {found} Page: {page}"
+    return chosen, truth, [*said, *_not_found(chosen, truth)]
 
 
 def _not_found(chosen: Sequence[Observation], truth: KnownImages) -> list[str]:
@@ -246,15 +256,6 @@ def _not_found(chosen: Sequence[Observation], truth: KnownImages) -> list[str]:
         f"The images behind {lost} of {len(chosen)} attacked uploads are not in data: they are others, or changed"
         " by a transform that draws at random. They are shown without a figure."
     ]
-
-
-def _mean_psnr(summary: Summary) -> str:
-    found = readings_of(summary)
-    worst = worst_by("psnr", found)
-    if worst is None or (statistic := worst.statistic("psnr")) is None:
-        return ""
-    whose = f" ({worst.among(found)})" if worst.among(found) else ""
-    return f"; mean PSNR {statistic.mean:.1f} dB{whose}"
 
 
 def _what(observations: Sequence[Observation]) -> str:

@@ -185,21 +185,17 @@ def find_images(data: object) -> NamedImages:
     if data is None:
         return NamedImages()
     if isinstance(data, str | Path):
-        return _named(str(data))
+        name, path = str(data), expanded(str(data))
+        if not (path.exists() or path.is_absolute() or name.startswith(".")):
+            return _looked_into(load_data(name), name=name)
+        if path.is_file():
+            raise UserError(f"data is expected to be a folder of images, one folder a class, but {name} is a file.")
+        return _looked_into(load_data("image_folder", root=str(path)), name=path.name)
     if isinstance(data, type):
         raise UserError(f"data is expected to be a data set, but got the class {data.__name__}; make one of it first.")
     if callable(data) and not hasattr(data, "__getitem__"):
         return _looked_into(data(0), of_client=data)
     return _looked_into(data)
-
-
-def _named(name: str) -> NamedImages:
-    path = expanded(name)
-    if path.exists() or path.is_absolute() or name.startswith("."):
-        if path.is_file():
-            raise UserError(f"data is expected to be a folder of images, one folder a class, but {name} is a file.")
-        return _looked_into(load_data("image_folder", root=str(path)), name=path.name)
-    return _looked_into(load_data(name), name=name)
 
 
 def _looked_into(data: object, *, of_client: OfClient | None = None, name: str | None = None) -> NamedImages:

@@ -33,7 +33,9 @@ def attack_experiment(config: RunSettings, monitor: Monitor) -> Path:
     Raises:
         UserError: a setting is wrong, or there is nothing to attack.
     """
-    expect_readable_sums(config)
+    name = config.secure_aggregation["name"]
+    if name != SUMS or config.captured or "_target_" in config.server:
+        expect_readable_updates(name, "The command attack")
     config = calibrated(config)
     if config.captured and (captures := app_captures(config.captured)) is not None:
         return attack_app(config, captures, monitor)
@@ -79,13 +81,6 @@ def attack_experiment(config: RunSettings, monitor: Monitor) -> Path:
             folder.finish()
         place.write_page()
     return place.path
-
-
-def expect_readable_sums(config: RunSettings) -> None:
-    """Raise ``UserError`` for secure aggregation unless an honest server sees sums of fresh updates."""
-    name = config.secure_aggregation["name"]
-    if name != SUMS or config.captured or "_target_" in config.server:
-        expect_readable_updates(name, "The command attack")
 
 
 def _expect_questions(

@@ -331,12 +331,25 @@ class AttackStage:
         self.folder.save_films(result, scores, pieces=self.judge.pieces, attacker=attacker)
         return scores
 
+    def _measure_distortion(self, observations: Sequence[Observation]) -> None:
+        for observation in counted("update", observations):
+            measured = attempt(partial(update_distortion, self.judge.truth, observation))
+            if isinstance(measured, Failure):
+                logger.warning("The defense of %s could not be measured: %s", observation.id, measured.reason)
+            else:
+                self.folder.add_update_distortion(observation.id, *measured)
+
     def _reconstruct(self, asked: Sequence[Observation], who: str, attacker: Attacker) -> list[Reconstruction]:
         """Reconstruct each of ``asked``; return failures if the attack raised or gave no answer.
 
         A failure on several clients' updates is retried for each client alone, since one client may have caused it.
         """
-        found = self._attempted(asked, who)
+        with self.monitor.attacking(who) as shown:
+            progress = self.folder.teller.telling(f"Attacking {who}", shown)
+            work = partial(attack_by_all_cores, self.attack, asked, seed=self.seed, threads=self.threads)
+            with viewed_by(partial(self.folder.teller.picture, pieces=self.judge.pieces)):
+                found = attempt(lambda: _expect_answers(work(processes=self.jobs, progress=progress), asked))
+        self.folder.teller.clear()
         if not isinstance(found, Failure):
             return found
         logger.warning("The %s attack on round %d failed: %s", attacker, asked[-1].id.round, found.reason)
@@ -350,23 +363,6 @@ class AttackStage:
             alone = self._reconstruct([asked[place] for place in places], f"{who}, client {client} alone", attacker)
             made |= dict(zip(places, alone, strict=True))
         return [made[place] for place in range(len(asked))]
-
-    def _attempted(self, asked: Sequence[Observation], who: str) -> list[Reconstruction] | Failure:
-        with self.monitor.attacking(who) as shown:
-            progress = self.folder.teller.telling(f"Attacking {who}", shown)
-            work = partial(attack_by_all_cores, self.attack, asked, seed=self.seed, threads=self.threads)
-            with viewed_by(partial(self.folder.teller.picture, pieces=self.judge.pieces)):
-                found = attempt(lambda: _expect_answers(work(processes=self.jobs, progress=progress), asked))
-        self.folder.teller.clear()
-        return found
-
-    def _measure_distortion(self, observations: Sequence[Observation]) -> None:
-        for observation in counted("update", observations):
-            measured = attempt(partial(update_distortion, self.judge.truth, observation))
-            if isinstance(measured, Failure):
-                logger.warning("The defense of %s could not be measured: %s", observation.id, measured.reason)
-            else:
-                self.folder.add_update_distortion(observation.id, *measured)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

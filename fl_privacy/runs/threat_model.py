@@ -71,11 +71,7 @@ def describe_threats(
     if secure_aggregation != "none":
         known = knowledge.describe(modality_of(model)) if server is None and secure_aggregation == "secagg" else []
         return [*_server(server), _SECURE[secure_aggregation], *known, defended]
-    lines = [
-        *_server(server),
-        f"Each client uploads {_SHARED[plan.shares]}.",
-        *_attacked(audit),
-    ]
+    lines = [*_server(server), f"Each client uploads {_SHARED[plan.shares]}.", *_attacked(audit)]
     if plan.augments:
         like = "likewise" if plan.augment_probes else "not"
         left = f", those of the extra batches are {like}" if audit.uploads == "probe" else ""
@@ -97,11 +93,11 @@ def describe_threats(
     lines += knowledge.describe(modality_of(model))
     if knowledge.defense is not None:
         lines.append("That is the adaptive attacker; a plain one that knows nothing of the defense attacks as well.")
-        known: Description = knowledge.defense
+        parts_known: Description = knowledge.defense
         alone = audit.uploads == "probe" and audit.batch_size == 1
-        if alone and knowledge.public_images is not None and mixing(known) is not None:
-            known = tuple(part for part in known if not isinstance(part.effect, Mixed))
-        if names := uncountered(known):
+        if alone and knowledge.public_images is not None and mixing(parts_known) is not None:
+            parts_known = tuple(part for part in parts_known if not isinstance(part.effect, Mixed))
+        if names := uncountered(parts_known):
             lines.append(
                 f"Not tested: an attacker that makes use of what it knows of {' and '.join(names)}; there is no"
                 " countermeasure against it here, and the adaptive attacker attacks it as if unknown."

@@ -13,7 +13,7 @@ from fl_privacy.errors import UserError
 from fl_privacy.federation.interception import captures as layout
 from fl_privacy.federation.interception.captures import tensor_file, with_prefix
 from fl_privacy.files import make_private_folder, write_private
-from fl_privacy.types import Knowledge, ModelState, Observation, Tensors, Upload, VictimId
+from fl_privacy.types import Knowledge, ModelState, Observation, Tensors
 
 
 def save_observation(observation: Observation, folder: Path) -> Path:
@@ -37,34 +37,43 @@ class CaptureWriter:
     def see(self, observation: Observation) -> None:
         self.write(observation)
 
+    __call__ = see
+
     def end_round(self) -> None:
         """Do nothing: each observation is written at once."""
 
     finish = end_round
 
     def write(self, observation: Observation) -> Path:
-        description = _to_json(
-            {
-                "format": layout.FORMAT,
-                "id": str(observation.id),
-                "plan": asdict(observation.plan),
-                "input_shape": list(observation.input_shape),
-                "num_classes": observation.num_classes,
-                "num_examples": observation.upload.num_examples,
-                "rounding": observation.upload.rounding,
-                "sent": self._store_once(observation.sent, _of_state(observation.sent)),
-                "upload": self._store(_of_upload(observation.upload)),
-                "knowledge": self._store_once(observation.knowledge, _of_knowledge(observation.knowledge)),
-                "defense": None if (told := observation.knowledge.defense) is None else to_plain(told),
-                "same_data": observation.knowledge.same_data,
-                "features_at": observation.knowledge.features_at,
-                "colluder": observation.knowledge.colluder,
-            },
-            observation.id,
-        )
+        sent, upload = observation.sent, observation.upload
+        state = with_prefix(layout.PARAMETERS, sent.parameters) | with_prefix(layout.BUFFERS, sent.buffers)
+        update = with_prefix(layout.UPDATE, upload.tensors) | with_prefix(layout.BUFFERS, upload.buffers)
+        description = {
+            "format": layout.FORMAT,
+            "id": str(observation.id),
+            "plan": asdict(observation.plan),
+            "input_shape": list(observation.input_shape),
+            "num_classes": observation.num_classes,
+            "num_examples": upload.num_examples,
+            "rounding": upload.rounding,
+            "sent": self._store_once(sent, state),
+            "upload": self._store(update),
+            "knowledge": self._store_once(observation.knowledge, _of_knowledge(observation.knowledge)),
+            "defense": None if (told := observation.knowledge.defense) is None else to_plain(told),
+            "same_data": observation.knowledge.same_data,
+            "features_at": observation.knowledge.features_at,
+            "colluder": observation.knowledge.colluder,
+        }
+        try:
+            content = json.dumps(description, indent=2).encode()
+        except TypeError as error:
+            raise UserError(
+                f"The public description of a defense is expected to be numbers and text, but {observation.id} has"
+                f" other values ({error}); leave them out of it."
+            ) from error
         path = self.folder / f"{observation.id}.json"
         make_private_folder(path.parent, self.folder)
-        write_private(path, description)
+        write_private(path, content)
         return path
 
     def _store_once(self, owner: ModelState | Knowledge, tensors: Tensors) -> str:
@@ -80,14 +89,6 @@ class CaptureWriter:
             make_private_folder(path.parent, self.folder)
             write_private(path, data)
         return digest
-
-
-def _of_state(state: ModelState) -> Tensors:
-    return with_prefix(layout.PARAMETERS, state.parameters) | with_prefix(layout.BUFFERS, state.buffers)
-
-
-def _of_upload(upload: Upload) -> Tensors:
-    return with_prefix(layout.UPDATE, upload.tensors) | with_prefix(layout.BUFFERS, upload.buffers)
 
 
 def _of_knowledge(knowledge: Knowledge) -> Tensors:
@@ -106,13 +107,3 @@ def _of_knowledge(knowledge: Knowledge) -> Tensors:
         if state is not None:
             told |= with_prefix(parameters, state.parameters) | with_prefix(buffers, state.buffers)
     return told
-
-
-def _to_json(description: dict[str, object], id: VictimId) -> bytes:
-    try:
-        return json.dumps(description, indent=2).encode()
-    except TypeError as error:
-        raise UserError(
-            f"The public description of a defense is expected to be numbers and text, but {id} has other values"
-            f" ({error}); leave them out of it."
-        ) from error

@@ -28,14 +28,18 @@ FEW = 3
 _PLAIN = re.compile(r"[a-z_]+=\w+")
 
 
+def _stamp() -> int:
+    paths = (path for folder in config_folders() for path in folder.rglob("*.yaml"))
+    return hash(tuple((str(path), path.stat().st_mtime_ns) for path in sorted(paths)))
+
+
 def composed(base: str, chosen: Sequence[str]) -> tuple[DictConfig, Mapping[str, str | None]]:
     """Compose the file ``base`` of ``conf`` with the options ``chosen``; return also the option of each group.
 
     Raises:
         HydraException, OmegaConfBaseException: they do not fit each other.
     """
-    paths = sorted(path for folder in config_folders() for path in folder.rglob("*.yaml"))
-    places, stamp = tuple(search_path()), hash(tuple((str(path), path.stat().st_mtime_ns) for path in paths))
+    places, stamp = tuple(search_path()), _stamp()
     apart = dict(filter(None, map(_apart, chosen)))
     if _composed.cache_info().misses >= FEW and len(apart) == len(chosen):
         base_config, base_choices = _composed(base, (), places, stamp)
@@ -76,12 +80,6 @@ def _composed(
     with open_dict(config):
         del config["hydra"]
     return config, choices
-
-
-@cache
-def own_keys(base: str) -> frozenset[str]:
-    """Return the keys that the file ``base`` of ``conf`` sets itself."""
-    return frozenset(map(str, OmegaConf.load(CONFIG_DIR / f"{base}.yaml").keys()))
 
 
 def put_settings(config: DictConfig, overrides: Sequence[Override]) -> None:
@@ -153,17 +151,6 @@ def completed_sections(config: DictConfig) -> Iterator[tuple[str, Any, Mapping[s
     """Yield name, content and further settings of each section that ``complete`` adds to."""
     yield from ((name, config.get(name), own) for name, own in COMPLETED.items())
     yield from _nested(config)
-
-
-def check_types(config: DictConfig) -> None:
-    """Raise ``UserError`` for settings of a wrong type, before anything is built."""
-    plain = [(name, config.get(name), others) for name, others in _CHECKED.items()]
-    for name, section, others in [*plain, *_nested(config)]:
-        if (signature := _signature(section, name)) is None:
-            continue
-        settings = OmegaConf.to_container(section, resolve=True)
-        assert isinstance(settings, dict)
-        signature.check({str(key): value for key, value in settings.items() if key not in others}, name)
 
 
 def _nested(config: DictConfig) -> Iterator[tuple[str, Any, Mapping[str, Any]]]:
@@ -238,10 +225,15 @@ def compose_file(base: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
         content = OmegaConf.to_container(config, resolve=True)
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(" ".join(str(error).split())) from error
-    known = own_keys(base) | _groups() | {"choices"}
+    known = {*map(str, OmegaConf.load(CONFIG_DIR / f"{base}.yaml")), *_groups(), "choices"}
     if unknown := sorted(str(key) for key in config if key not in known):
         raise UserError(f"Unknown key {unknown[0]}{suggest(unknown[0], map(str, known), above='')}")
-    check_types(config)
+    plain = [(name, config.get(name), others) for name, others in _CHECKED.items()]
+    for name, section, others in [*plain, *_nested(config)]:
+        if (signature := _signature(section, name)) is not None:
+            own = OmegaConf.to_container(section, resolve=True)
+            assert isinstance(own, dict)
+            signature.check({str(key): value for key, value in own.items() if key not in others}, name)
     assert isinstance(content, dict)
     return {str(key): value for key, value in content.items()}
 

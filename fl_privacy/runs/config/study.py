@@ -295,8 +295,7 @@ def load_track(name: str, overrides: Sequence[str] = ()) -> Track:
     free = _of_runtime(name, overrides)
     of_attacks = [o for o, key in zip(free, override_keys(free), strict=True) if key.startswith("attack.")]
     settings = (*raw["settings"], *(o for o in free if o not in of_attacks))
-    attack = (*raw["attack"], *of_attacks)
-    trainings = {training: tuple(own) for training, own in raw["trainings"].items()}
+    attack, trainings = (*raw["attack"], *of_attacks), {name: tuple(own) for name, own in raw["trainings"].items()}
     uploads = {upload: _upload_kind(entry) for upload, entry in raw["uploads"].items()}
     return Track(
         name=Path(name).stem,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -106,6 +106,8 @@ def read_claims(folder: Path) -> tuple[ClaimRecord, ...]:
     if not isinstance(claims, list):
         raise wrong
     try:
-        return tuple(made(ClaimRecord, claim, "a claim", ignored=True) for claim in claims)
-    except ValueError as error:
+        known = [field.name for field in fields(ClaimRecord)]  # a later version may have more
+        plain = [{name: claim[name] for name in known} for claim in claims]
+        return tuple(made(ClaimRecord, claim, "a claim") for claim in plain)
+    except (ValueError, KeyError, TypeError) as error:
         raise wrong from error

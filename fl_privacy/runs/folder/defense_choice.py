@@ -11,7 +11,6 @@ from fl_privacy.measure.intervals import share_at_most
 from fl_privacy.measure.registry import IMAGE_METRIC
 from fl_privacy.measure.rule import above_chance
 from fl_privacy.runs.folder.leakage import (
-    WORST,
     Extent,
     LeakageResult,
     extent_of,
@@ -260,15 +259,5 @@ def best_unread(candidates: Sequence[Candidate], psnr_below: float | None = None
     """
     if not comparable(candidates) or unread_undefended(candidates):
         return None
-    return most_accurate([c for c in candidates if c.unread(psnr_below)])
-
-
-def most_accurate(candidates: Sequence[Candidate]) -> Candidate | None:
-    """Return the most accurate candidate; of equals the one that leaks less, ``None`` if there are none."""
-    least_first = sorted(candidates, key=lambda c: c.extent)
+    least_first = sorted((c for c in candidates if c.unread(psnr_below)), key=lambda c: c.extent)
     return max(least_first, key=lambda c: c.accuracy, default=None)
-
-
-def extent_or_worst(candidate: Candidate | None, *, complete: bool = True) -> Extent:
-    """Return the leakage of a candidate; the worst if it is unknown or incomplete."""
-    return candidate.extent if candidate is not None and complete else WORST

@@ -15,11 +15,10 @@ Part = Callable[[object, str], object]
 """Builds a field from its value and place; raises ``ValueError``."""
 
 
-def made(kind: type[T], told: object, where: str, *, ignored: bool = False, **parts: Part) -> T:
+def made(kind: type[T], told: object, where: str, **parts: Part) -> T:
     """Build a dataclass from JSON, and the dataclasses that its fields hold.
 
     Args:
-        ignored: ``True`` to leave out unknown fields, as of a later version.
         parts: builders of fields; all others are checked by their annotations.
 
     Raises:
@@ -29,13 +28,11 @@ def made(kind: type[T], told: object, where: str, *, ignored: bool = False, **pa
         raise ValueError(f"{where} is {beginning(told)}")
     known: dict[str, Field[Any]] = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
     needed = {name for name, field in known.items() if field.default is field.default_factory is MISSING}
-    if wrong := sorted(needed - told.keys()) or sorted([] if ignored else told.keys() - known):
+    if wrong := sorted(needed - told.keys()) or sorted(told.keys() - known):
         raise ValueError(f"{where} should {'have' if wrong[0] in needed else 'not have'} {wrong[0]}")
     hints = get_type_hints(kind)
     values = {
-        name: parts.get(name, partial(_of_type, hints[name]))(value, f"{where}.{name}")
-        for name, value in told.items()
-        if name in known
+        name: parts.get(name, partial(_of_type, hints[name]))(value, f"{where}.{name}") for name, value in told.items()
     }
     return kind(**values)
 

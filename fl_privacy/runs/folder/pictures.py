@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, count
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,6 +53,25 @@ class Pair:
     transformed: Pixels | None = None
 
 
+def new_file(folder: Path, name: str, attacker: Attacker, suffix: str) -> Path:
+    """Return the path of a new file in a private folder, numbered from the second one of an attacker on."""
+    make_private_folder(folder, folder)
+    name = name if attacker == Attacker.PLAIN else f"{name}-{attacker}"
+    names = chain([name], (f"{name}-{number}" for number in count(1)))
+    return next(path for each in names if not (path := folder / f"{each}{suffix}").exists())
+
+
+def read_each(paths: Iterable[Path], read: Callable[[Path], None]) -> list[str]:
+    """Read untrusted files in order of their names; return a line on each unreadable one."""
+    problems = []
+    for path in sorted(paths):
+        try:
+            read(path)
+        except UNREADABLE as error:
+            problems.append(f"{path.name} can't be read ({' '.join(str(error).split())[:200]})")
+    return problems
+
+
 def write_pairs(folder: Path, round: int, scores: Sequence[VictimScore], attacker: Attacker = Attacker.PLAIN) -> Path:
     """Write the reconstructions of ``round``; a second call for a round adds a file."""
     images = [image for score in scores for image in score.images]
@@ -67,11 +87,7 @@ def write_pairs(folder: Path, round: int, scores: Sequence[VictimScore], attacke
     if len(replaced) == len(scores):
         tensors["transformed"] = np.concatenate(replaced)
     ids = [[str(score.id), image.image] for score in scores for image in score.images]
-    make_private_folder(folder, folder)
-    name = f"round-{round:04d}" + ("" if attacker == Attacker.PLAIN else f"-{attacker}")
-    path, number = folder / f"{name}.safetensors", 1
-    while path.exists():
-        path, number = folder / f"{name}-{number}.safetensors", number + 1
+    path = new_file(folder, f"round-{round:04d}", attacker, ".safetensors")
     told = {"round": round, "attacker": attacker, "ids": ids}
     # one entry, since the order of several varies: equal runs write equal bytes
     write_private(path, save(tensors, metadata={"told": json.dumps(told)}))
@@ -81,17 +97,13 @@ def write_pairs(folder: Path, round: int, scores: Sequence[VictimScore], attacke
 def read_pairs(folder: Path) -> tuple[Mapping[tuple[str, int], Pair], list[str]]:
     """Return the pairs of all files in ``folder`` by (victim id, image), and a line on each unreadable file."""
     pairs: dict[tuple[str, int], Pair] = {}
-    problems = []
-    for path in sorted(folder.glob("round-*.safetensors")):
-        try:
-            for key, original, guess, attacker, transformed in _read(path):
-                pair = pairs.setdefault(key, Pair(original, None, transformed=transformed))
-                pairs[key] = (
-                    replace(pair, adaptive=guess) if attacker == Attacker.ADAPTIVE else replace(pair, guess=guess)
-                )
-        except UNREADABLE as error:
-            problems.append(f"{path.name} can't be read ({' '.join(str(error).split())[:200]})")
-    return pairs, problems
+
+    def read(path: Path) -> None:
+        for key, original, guess, attacker, transformed in _read(path):
+            pair = pairs.setdefault(key, Pair(original, None, transformed=transformed))
+            pairs[key] = replace(pair, adaptive=guess) if attacker == Attacker.ADAPTIVE else replace(pair, guess=guess)
+
+    return pairs, read_each(folder.glob("round-*.safetensors"), read)
 
 
 def _read(path: Path) -> Iterator[tuple[tuple[str, int], Pixels | None, Pixels | None, str, Pixels | None]]:
@@ -166,11 +178,7 @@ def write_sentences(
         for score in scores
         for image, (original, guess) in zip(score.images, score.sentences, strict=True)
     ]
-    make_private_folder(folder, folder)
-    name = f"sentences-{round:04d}" + ("" if attacker == Attacker.PLAIN else f"-{attacker}")
-    path, number = folder / f"{name}.json", 1
-    while path.exists():
-        path, number = folder / f"{name}-{number}.json", number + 1
+    path = new_file(folder, f"sentences-{round:04d}", attacker, ".json")
     write_private(path, json.dumps({"attacker": attacker, "sentences": rows}, ensure_ascii=False))
     return path
 
@@ -178,25 +186,26 @@ def write_sentences(
 def read_sentences(folder: Path) -> tuple[Mapping[tuple[str, int], Sentence], list[str]]:
     """Return the sentences of all files in ``folder`` by (victim id, number), and a line on each unreadable one."""
     found: dict[tuple[str, int], Sentence] = {}
-    problems = []
-    for path in sorted(folder.glob(SENTENCE_FILES)):
-        try:
-            if path.stat().st_size > _MOST_BYTES:
-                raise ValueError("it is too large")
-            content = json.loads(path.read_text(encoding="utf-8"))
-            for row in content["sentences"]:
-                key, original, guess = (row["id"], row["image"]), row["original"], row["guess"]
-                if not fits(list(key), list[str | int]) or not all(
-                    fits(t, list[str] | None) for t in (original, guess)
-                ):
-                    raise ValueError("a sentence is none")
-                known = found.setdefault(key, Sentence(original if original is None else tuple(original)))
-                read = guess if guess is None else tuple(guess)
-                adaptive = content["attacker"] == Attacker.ADAPTIVE
-                found[key] = replace(known, adaptive=read) if adaptive else replace(known, guess=read)
-        except UNREADABLE as error:
-            problems.append(f"{path.name} can't be read ({' '.join(str(error).split())[:200]})")
-    return found, problems
+
+    def read(path: Path) -> None:
+        content = read_small(path, _MOST_BYTES)
+        for row in content["sentences"]:
+            key, original, guess = (row["id"], row["image"]), row["original"], row["guess"]
+            if not fits(list(key), list[str | int]) or not fits([original, guess], list[list[str] | None]):
+                raise ValueError("a sentence is none")
+            known = found.setdefault(key, Sentence(original if original is None else tuple(original)))
+            tokens = guess if guess is None else tuple(guess)
+            adaptive = content["attacker"] == Attacker.ADAPTIVE
+            found[key] = replace(known, adaptive=tokens) if adaptive else replace(known, guess=tokens)
+
+    return found, read_each(folder.glob(SENTENCE_FILES), read)
+
+
+def read_small(path: Path, most: int) -> Any:
+    """Load JSON of at most ``most`` bytes; ``ValueError`` if it is larger or damaged."""
+    if path.stat().st_size > most:
+        raise ValueError("it is too large")
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 FRAMES_AT_MOST = 64
@@ -288,15 +297,12 @@ def _free(folder: Path, rest: str) -> Path:
 def read_films(folder: Path) -> tuple[Mapping[Attacker, Sequence[Film | TextFilm]], list[str]]:
     """Return films of all files in ``folder`` by attacker, and a line on each unreadable file."""
     found: dict[Attacker, list[Film | TextFilm]] = {}
-    problems = []
-    for path in sorted([*folder.glob("film-*.safetensors"), *folder.glob("film-*.json")]):
-        try:
-            attacker, films = (_read_texts if path.suffix == ".json" else _read_film)(path)
-        except UNREADABLE as error:
-            problems.append(f"{path.name} can't be read ({' '.join(str(error).split())[:200]})")
-        else:
-            found.setdefault(attacker, []).extend(films)
-    return found, problems
+
+    def read(path: Path) -> None:
+        attacker, films = (_read_texts if path.suffix == ".json" else _read_film)(path)
+        found.setdefault(attacker, []).extend(films)
+
+    return found, read_each([*folder.glob("film-*.safetensors"), *folder.glob("film-*.json")], read)
 
 
 def _read_film(path: Path) -> tuple[Attacker, Sequence[Film | TextFilm]]:
@@ -318,9 +324,7 @@ def _read_film(path: Path) -> tuple[Attacker, Sequence[Film | TextFilm]]:
 
 
 def _read_texts(path: Path) -> tuple[Attacker, Sequence[Film | TextFilm]]:
-    if path.stat().st_size > _MOST_BYTES_OF_FILM:
-        raise ValueError("it is too large")
-    told = json.loads(path.read_text(encoding="utf-8"))
+    told = read_small(path, _MOST_BYTES_OF_FILM)
     if not fits(told["films"], list[Mapping[str, str | int | list[int] | list[list[str]]]]):
         raise ValueError("it does not say whose films it holds")
     films = []

@@ -240,7 +240,12 @@ def read_records(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
         if not line.strip():
             continue
         try:
-            records.append(_record(line))
+            record = parse_json(line.decode())
+            if not isinstance(record, dict) or "kind" not in record:
+                raise ValueError("not a record")
+            if wrong := wrong_record(record):
+                raise ValueError(wrong)
+            records.append(record)
         except ValueError as error:
             if number < len(lines):
                 raise UserError(
@@ -254,15 +259,6 @@ def read_records(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
 def records_of(records: Iterable[Mapping[str, Any]], kind: str, attacker: Attacker) -> list[Mapping[str, Any]]:
     """Return the records of one kind and attacker; without an attacker they belong to the plain one."""
     return [r for r in records if r["kind"] == kind and r.get("attacker", Attacker.PLAIN) == attacker]
-
-
-def _record(line: bytes) -> dict[str, Any]:
-    record = parse_json(line.decode())
-    if not isinstance(record, dict) or "kind" not in record:
-        raise ValueError("not a record")
-    if wrong := wrong_record(record):
-        raise ValueError(wrong)
-    return record
 
 
 def dump_json(value: Any, *, indent: int | None = None) -> str:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fl_privacy.checks import fits
-from fl_privacy.files import make_private_folder, write_private
-from fl_privacy.runs.folder.pictures import UNREADABLE
+from fl_privacy.files import write_private
+from fl_privacy.runs.folder.pictures import new_file, read_each, read_small
 from fl_privacy.types.victim_ids import Attacker
 
 if TYPE_CHECKING:
@@ -72,11 +72,7 @@ def write_rows(folder: Path, round: int, scores: Sequence[VictimScore], attacker
                     "certain": [float(f"{share:.2f}") for share in certain],
                 }
             )
-    make_private_folder(folder, folder)
-    name = f"rows-{round:04d}" + ("" if attacker == Attacker.PLAIN else f"-{attacker}")
-    path, number = folder / f"{name}.json", 1
-    while path.exists():
-        path, number = folder / f"{name}-{number}.json", number + 1
+    path = new_file(folder, f"rows-{round:04d}", attacker, ".json")
     content = {"attacker": attacker, "columns": list(columns), "rows": found}
     write_private(path, json.dumps(content, ensure_ascii=False))
     return path
@@ -85,23 +81,19 @@ def write_rows(folder: Path, round: int, scores: Sequence[VictimScore], attacker
 def read_rows(folder: Path) -> tuple[Mapping[tuple[str, int], RowPair], list[str]]:
     """Return the rows of all files in ``folder`` by (victim id, number), and a line on each unreadable one."""
     found: dict[tuple[str, int], RowPair] = {}
-    problems = []
-    for path in sorted(folder.glob(ROW_FILES)):
-        try:
-            if path.stat().st_size > _MOST_BYTES:
-                raise ValueError("it is too large")
-            content = json.loads(path.read_text(encoding="utf-8"))
-            columns, adaptive = content["columns"], content["attacker"] == Attacker.ADAPTIVE
-            if not fits(columns, list[str]):
-                raise ValueError("its columns are none")
-            for row in content["rows"]:
-                key = (row["id"], row["image"])
-                original, guess = _read(row, columns)
-                known = found.setdefault(key, RowPair(tuple(columns), original))
-                found[key] = replace(known, adaptive=guess) if adaptive else replace(known, guess=guess)
-        except UNREADABLE as error:
-            problems.append(f"{path.name} can't be read ({' '.join(str(error).split())[:200]})")
-    return found, problems
+
+    def read(path: Path) -> None:
+        content = read_small(path, _MOST_BYTES)
+        columns, adaptive = content["columns"], content["attacker"] == Attacker.ADAPTIVE
+        if not fits(columns, list[str]):
+            raise ValueError("its columns are none")
+        for row in content["rows"]:
+            key = (row["id"], row["image"])
+            original, guess = _read(row, columns)
+            known = found.setdefault(key, RowPair(tuple(columns), original))
+            found[key] = replace(known, adaptive=guess) if adaptive else replace(known, guess=guess)
+
+    return found, read_each(folder.glob(ROW_FILES), read)
 
 
 def _read(row: Mapping[str, Any], columns: Sequence[str]) -> tuple[tuple[str, ...] | None, RowGuess | None]:

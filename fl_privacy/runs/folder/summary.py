@@ -214,6 +214,11 @@ def summarize(
         if r.get("accuracy") is not None
     ]
     accuracy = tested[-1].accuracy if tested else None
+    replies = [(r, len(r["clients"])) for r in rounds if r["clients"]]
+    uploads = {
+        "upload_bytes": [r["upload_bytes"] / number for r, number in replies],
+        "defense_seconds": [took / number for r, number in replies if (took := r["defense_seconds"]) is not None],
+    }
     return Summary(
         finished=finished,
         attacked=tuple(_attacked(records)),
@@ -223,7 +228,7 @@ def summarize(
             [r for r in records if r["kind"] == "update_distortion"],
             group=lambda record: VictimId.parse(str(record["id"])).source,
         ),
-        upload=_upload(rounds) | _on_node(records),
+        upload={n: s for n, values in uploads.items() if (s := aggregate(values, within=_SIZE))} | _on_node(records),
         privacy=_spent(records, rounds),
         tested=tuple(tested),
         final_accuracy=accuracy,
@@ -239,15 +244,6 @@ def summarize(
         upload_bytes=int(_total(rounds, "upload_bytes")),
         inferred=tuple(finding_of(r) for r in records if r["kind"] == "inference"),
     )
-
-
-def _upload(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Statistic]:
-    replies = [(r, len(r["clients"])) for r in rounds if r["clients"]]
-    columns = {
-        "upload_bytes": [r["upload_bytes"] / number for r, number in replies],
-        "defense_seconds": [took / number for r, number in replies if (took := r["defense_seconds"]) is not None],
-    }
-    return {name: s for name, values in columns.items() if (s := aggregate(values, within=_SIZE))}
 
 
 def _on_node(records: Sequence[Mapping[str, Any]]) -> dict[str, Statistic]:
