@@ -10,7 +10,7 @@ from torch import Tensor
 from fl_privacy.measure.chance import Coincidences, chance_of_upload, chance_of_words, either
 from fl_privacy.measure.identification import aligned, control, identify, near_lead
 from fl_privacy.measure.matching import Match
-from fl_privacy.measure.outcome import LEAD, MARGIN_PSNR, PROVEN_PSNR, ROUNDING, SAME, Comparison
+from fl_privacy.measure.outcome import LEAD, MARGIN_PSNR, PROVEN_PSNR, ROUNDING, SAME, GuessComparison
 from fl_privacy.measure.public_images import PublicImages
 from fl_privacy.measure.tables import control_cells, exact_rows, misfit
 from fl_privacy.measure.texts import (
@@ -96,7 +96,9 @@ def other_updates(victims: Sequence[VictimId], guesses: Sequence[Tensor | None],
     return found
 
 
-def compare_images(match: Match, others: Distractors, victim: VictimId, fed: Tensor | None = None) -> list[Comparison]:
+def compare_images(
+    match: Match, others: Distractors, victim: VictimId, fed: Tensor | None = None
+) -> list[GuessComparison]:
     """Compare each image of a victim that has a guess.
 
     Args:
@@ -110,7 +112,7 @@ def compare_images(match: Match, others: Distractors, victim: VictimId, fed: Ten
     originals = (match.originals if fed is None else fed.detach().cpu())[found].float()
     exact = _is_exact(guesses, originals) | _is_exact(guesses, match.originals[found].float())
     extra = list(others.controls.get(victim, torch.empty(0)).float())
-    figures, nearest = [Comparison(exact=same) for same in exact.tolist()], torch.arange(len(found))
+    figures, nearest = [GuessComparison(exact=same) for same in exact.tolist()], torch.arange(len(found))
     if (rest := (~exact).nonzero().flatten()).numel():
         seen = identify(guesses[rest], originals[rest], others.candidates)
         nearest[rest] = rest[seen.guess]
@@ -126,7 +128,7 @@ def compare_images(match: Match, others: Distractors, victim: VictimId, fed: Ten
     if bool(exact.any()):
         different = None if others.candidates is None else int((~others.candidates.equal(originals)).sum())
         rank = None if different is None else 1
-        same = Comparison(exact=True, likeness=1.0, candidates=different or 0, best_rank=rank)
+        same = GuessComparison(exact=True, likeness=1.0, candidates=different or 0, best_rank=rank)
         figures = [same if own.exact else own for own in figures]
     for place, (truth, label) in enumerate(zip(originals, match.labels[found].tolist(), strict=True)):
         top_psnr, top_ssim = control(truth, label, others.candidates, extra)
@@ -160,7 +162,7 @@ def _stand_ins(others: Tensor, number: int) -> Tensor:
     return others[torch.linspace(0, len(others) - 1, most).long()] if len(others) > most else others
 
 
-def compare_texts(match: Match, others: Distractors, language: Language | None = None) -> list[Comparison]:
+def compare_texts(match: Match, others: Distractors, language: Language | None = None) -> list[GuessComparison]:
     """Compare each text of a victim that has a guess.
 
     ``control_f1`` is the token F1 of the most frequent public tokens; ``chance`` is the probability that the guesses
@@ -168,7 +170,7 @@ def compare_texts(match: Match, others: Distractors, language: Language | None =
     """
     truths = match.originals[match.found]
     if others.texts is None or not len(truths):
-        return [Comparison() for _ in truths]
+        return [GuessComparison() for _ in truths]
     special = language.special if language else frozenset[int]()
     truths, guesses = without(truths, special), without(match.guesses[match.found], special)
     public = without(others.texts.long(), special)
@@ -178,7 +180,7 @@ def compare_texts(match: Match, others: Distractors, language: Language | None =
     exact = int((torch.eq(*widened([guesses, truths]))).all(1).sum())
     chance = either(chance, _coincidences(public).chance(exact, len(truths)) if exact else 1.0)
     return [
-        Comparison(control_f1=_round(value), chance=round(chance, _DIGITS_OF_CHANCE))
+        GuessComparison(control_f1=_round(value), chance=round(chance, _DIGITS_OF_CHANCE))
         for value in token_f1(*widened([usual, truths])).tolist()
     ]
 
@@ -188,7 +190,7 @@ def _coincidences(public: Tensor) -> Coincidences:
     return Coincidences.counted((times[of] - 1).numpy())
 
 
-def compare_rows(match: Match, others: Distractors, schema: Schema) -> list[Comparison]:
+def compare_rows(match: Match, others: Distractors, schema: Schema) -> list[GuessComparison]:
     """Compare each row of a victim that has a guess.
 
     ``chance`` is the probability that the guesses fit as many public rows equally well.
@@ -197,7 +199,7 @@ def compare_rows(match: Match, others: Distractors, schema: Schema) -> list[Comp
     truths, guesses = schema.cells(match.originals), schema.cells(match.guesses)
     exact = exact_rows(schema, guesses, truths)[found].tolist()
     if others.rows is None or not len(others.rows) or not exact:
-        return [Comparison(exact=each) for each in exact]
+        return [GuessComparison(exact=each) for each in exact]
     control = control_cells(others.rows, truths, schema)[found].tolist()
     pool, classes = torch.cat([truths[found], _stand_ins(others.rows, len(found))]), None
     if others.labels is not None:
@@ -205,7 +207,7 @@ def compare_rows(match: Match, others: Distractors, schema: Schema) -> list[Comp
     chance = chance_of_upload(-misfit(schema, guesses[found], pool).T.numpy(), len(found), classes=classes)
     chance = either(chance, _coincidences(others.rows).chance(sum(exact), len(found)) if any(exact) else 1.0)
     return [
-        Comparison(exact=each, control_cells=_round(own), chance=round(chance, _DIGITS_OF_CHANCE))
+        GuessComparison(exact=each, control_cells=_round(own), chance=round(chance, _DIGITS_OF_CHANCE))
         for each, own in zip(exact, control, strict=True)
     ]
 
@@ -214,7 +216,7 @@ def _is_exact(guesses: Tensor, originals: Tensor) -> Tensor:
     return (guesses - originals).abs().flatten(1).amax(1) <= ROUNDING + 1e-6
 
 
-def _control_lead(original: Tensor, own: Comparison, extra: Sequence[Tensor], others: Distractors) -> float:
+def _control_lead(original: Tensor, own: GuessComparison, extra: Sequence[Tensor], others: Distractors) -> float:
     """Return the largest lead at ``original`` (C, H, W) without its update; minus infinity without any.
 
     These are guesses at other updates, and the nearest public image if it is almost the original or its twin. A guess
@@ -240,14 +242,14 @@ _DIGITS_OF_CHANCE = 9
 
 def compare_words(
     reconstruction: Reconstruction, truth: Batch, others: Distractors | None, language: Language | None
-) -> tuple[dict[str, float], Comparison]:
+) -> tuple[dict[str, float], GuessComparison]:
     """Compute metrics and figures of the words found in all texts of one victim together; empty without words.
 
     Special tokens are excluded. The control is the token F1 of as many most frequent public words; ``word_chance`` the
     probability that the guesses fit the words of as many public texts equally well.
     """
     if reconstruction.words is None:
-        return {}, Comparison()
+        return {}, GuessComparison()
     special = language.special if language else frozenset[int]()
     read, there = (without(t.reshape(1, -1).cpu().long(), special) for t in (reconstruction.words, truth.inputs))
     kinds: list[Tensor] = [torch.unique(tokens[tokens >= 0])[None] for tokens in (read, there)]
@@ -260,7 +262,7 @@ def compare_words(
         "word_recall": float(token_recall(guesses, truths)),
         "count_f1": float(token_f1(*widened([read, there]))),
     }
-    figures = Comparison(words_there=total, words_read=common, words_false=number - common, words_of=len(truth))
+    figures = GuessComparison(words_there=total, words_read=common, words_false=number - common, words_of=len(truth))
     if others is None or others.texts is None:
         return values, figures
     public = without(others.texts.long(), special)

@@ -102,8 +102,8 @@ READ = frozenset({Outcome.EXACT, Outcome.IDENTIFIED, Outcome.RECOGNIZABLE})
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """Figures of a guess compared with its original, candidates and controls; ``None`` if not measured.
+class GuessComparison:
+    """Figures of a guess next to its original, candidates and controls; ``None`` if not measured.
 
     Fields are recorded in this order. Correlations and shares are in [0, 1], PSNRs in dB, leads in standard deviations
     of the candidates; a control is the same figure of the best guess that never saw the update.
@@ -112,7 +112,6 @@ class Comparison:
         exact: ``True`` if image or row are equal up to rounding.
         best_rank: original's place among itself and the candidates, by the best of several ways of comparing: that of
             an empty guess is 1 more often than once in as many candidates. Older versions called it ``rank``.
-        foreign: largest correlation with others of the guess's part beyond the original.
         chance: probability that guesses without the update score as well on the upload.
         words_read: number of right words in all texts of the upload, of ``words_there`` in ``words_of`` texts.
         words_false: number of guessed words that are in no text.
@@ -141,7 +140,7 @@ class Comparison:
     word_chance: float | None = None
 
     @classmethod
-    def of_record(cls, record: Mapping[str, Any]) -> "Comparison":
+    def of_record(cls, record: Mapping[str, Any]) -> "GuessComparison":
         numbers = {field.name: _number(record.get(field.name)) for field in fields(cls) if field.name != "exact"}
         if numbers["best_rank"] is None:
             numbers["best_rank"] = _number(record.get("rank"))
@@ -187,7 +186,7 @@ class ImageScore:
     values: Mapping[str, float]
     failure: str | None = None
     certainty: Certainty = Certainty.APPROXIMATE
-    compared: Comparison = Comparison()
+    compared: GuessComparison = GuessComparison()
 
     @classmethod
     def of_record(cls, record: Mapping[str, Any]) -> "ImageScore":
@@ -199,7 +198,7 @@ class ImageScore:
             values={name: record[name] for name in METRICS if name in record},
             failure=None if failure is None else str(failure),
             certainty=next((known for known in Certainty if known == certainty), Certainty.APPROXIMATE),
-            compared=Comparison.of_record(record),
+            compared=GuessComparison.of_record(record),
         )
 
     @cached_property

@@ -16,7 +16,7 @@ from fl_privacy.measure.distractors import (
 )
 from fl_privacy.measure.images import MetricFunction
 from fl_privacy.measure.matching import Match, hard_labels, match, no_guess
-from fl_privacy.measure.outcome import Comparison, ImageScore
+from fl_privacy.measure.outcome import GuessComparison, ImageScore
 from fl_privacy.measure.registry import METRICS
 from fl_privacy.measure.tables import WrittenRows, match_rows, right_cells, written_rows
 from fl_privacy.measure.texts import Language, match_texts, widened, without
@@ -187,9 +187,9 @@ def _scored(
     reconstructions: Sequence[Reconstruction],
     matches: Sequence[Match],
     measured: Sequence[dict[str, float]],
-    compared: Sequence[Sequence[Comparison]] | None = None,
+    compared: Sequence[Sequence[GuessComparison]] | None = None,
 ) -> list[VictimScore]:
-    figures = [Comparison() for _ in measured] if compared is None else [one for each in compared for one in each]
+    figures = [GuessComparison() for _ in measured] if compared is None else [one for each in compared for one in each]
     rows = iter(zip(measured, figures, strict=True))
     return [
         VictimScore(
@@ -308,7 +308,7 @@ def _images(found: Sequence[Match], matches: Sequence[Match]) -> tuple[Tensor, T
 def _score(
     image: int,
     guess: int,
-    rows: Iterator[tuple[dict[str, float], Comparison]],
+    rows: Iterator[tuple[dict[str, float], GuessComparison]],
     failure: str | None,
     reconstruction: Reconstruction,
 ) -> ImageScore:

@@ -22,8 +22,7 @@ from fl_privacy.report.words import glossary_of
 from fl_privacy.runs.folder import LeakageResult, Run, Verdict, read_run, verdict_of
 from fl_privacy.runs.folder.defense_choice import HEADLINE, TOLD, strongest
 from fl_privacy.runs.folder.leakage import worst_by
-from fl_privacy.runs.folder.pictures import SENTENCE_FILES
-from fl_privacy.runs.folder.row_files import ROW_FILES
+from fl_privacy.runs.folder.pictures import ROW_FILES, SENTENCE_FILES
 from fl_privacy.runs.folder.summary import Spent
 from fl_privacy.runs.folder.verdict import Ground
 from fl_privacy.types.modality import ROWS, TEXTS

@@ -143,9 +143,7 @@ def extremes(ranked: Sequence[Mapping[str, Any]]) -> list[tuple[str, Mapping[str
     return [(rank, ranked[places[rank]]) for rank in ranks]
 
 
-def described(
-    record: Mapping[str, Any], kind: str, metrics: Sequence[str], more: Sequence[str] = ()
-) -> dict[str, Any]:
+def described(record: Mapping[str, Any], kind: str, metrics: Sequence[str], more: Sequence[str] = ()) -> dict[str, Any]:
     """Return place, figures, label and failure of an example in words, as fields of its view.
 
     Args:

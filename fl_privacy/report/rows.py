@@ -8,7 +8,7 @@ from fl_privacy.measure.registry import TABLE_METRIC
 from fl_privacy.report.gallery import SHOWN, described, from_many, rank_by
 from fl_privacy.report.numbers import metric
 from fl_privacy.runs.folder import Run
-from fl_privacy.runs.folder.row_files import RowGuess, RowPair
+from fl_privacy.runs.folder.pictures import RowGuess, RowPair
 
 CAPTION = ("cells_right", "categories_right", "numbers_right")
 

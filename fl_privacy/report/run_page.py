@@ -30,7 +30,7 @@ from fl_privacy.runs.folder.leakage import (
     readings_of,
     worst_by,
 )
-from fl_privacy.runs.folder.row_files import RowPair
+from fl_privacy.runs.folder.pictures import RowPair
 from fl_privacy.runs.folder.verdict import tone_of
 from fl_privacy.types.modality import ROWS, TEXTS, Modality
 from fl_privacy.types.victim_ids import Certainty

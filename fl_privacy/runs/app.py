@@ -234,7 +234,6 @@ def report_app(
 
 
 def _worth_attacking(app: AppReport, *, changes: bool) -> tuple[Sequence[Observation], KnownImages, list[str]]:
-    """Choose uploads to attack, or else compute some of the server's own; return also their truth, and sentences."""
     truth = app.truth()
     chosen, said = worth_attacking(app.observations, every=app.every)
     if app.rates_estimated and changes:

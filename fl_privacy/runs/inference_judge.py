@@ -200,7 +200,6 @@ class InferenceJudge:
         attributes: (V,) attributes of the victims, -1 if not known.
         epsilon: largest epsilon of a client by the last observed round; ``None`` without guarantee.
         clients: ids in the order of the answers' columns.
-        rounds: number of observed rounds.
     """
 
     asked: InferenceQuestions

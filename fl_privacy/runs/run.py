@@ -13,7 +13,7 @@ from fl_privacy.data import images_of, partition_table
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Failure, attempt, evaluate_model
 from fl_privacy.federation.interception import CaptureWriter, WaitingUpdates
-from fl_privacy.federation.interception.observation_buffer import MOST_HELD
+from fl_privacy.federation.interception.capture_writer import MOST_HELD
 from fl_privacy.runs.attack_stage import WaitingAttack
 from fl_privacy.runs.build import attack_of_run, clients_of
 from fl_privacy.runs.canary_stage import CanaryStage
@@ -155,7 +155,7 @@ def readers_of(
     privacy: Privacy,
     clients: Whereabouts,
 ) -> list[Reader]:
-    """Build the stages of a run, in the order in which they see observations and write results."""
+    """Build the stages of a run, in the order of their results."""
     config, found = setup.config, list[Reader]()
     if config.intercept.save:
         found.append(CaptureWriter(folder.path / CAPTURES))

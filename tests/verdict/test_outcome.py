@@ -16,7 +16,7 @@ from fl_privacy.measure.outcome import (
     READ,
     SAME,
     SURE,
-    Comparison,
+    GuessComparison,
     Outcome,
     outcome_of,
 )
@@ -72,9 +72,9 @@ def test_outcome_of_a_record(record, outcome):
 
 def test_no_metric_can_be_called_like_a_figure():
     """A record is written and loaded figure by figure."""
-    assert {field.name for field in fields(Comparison)} <= NOT_METRICS | set(METRICS)
-    full = Comparison(**{field.name: True if field.name == "exact" else 0.25 for field in fields(Comparison)})
-    assert Comparison.of_record(full.as_record()) == full and Comparison().as_record() == {}
+    assert {field.name for field in fields(GuessComparison)} <= NOT_METRICS | set(METRICS)
+    full = GuessComparison(**{field.name: True if field.name == "exact" else 0.25 for field in fields(GuessComparison)})
+    assert GuessComparison.of_record(full.as_record()) == full and GuessComparison().as_record() == {}
 
 
 def test_all_but_nothing_is_a_leak():

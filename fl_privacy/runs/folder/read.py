@@ -13,7 +13,17 @@ from fl_privacy.runs.config.plugins import register_plugin_metrics
 from fl_privacy.runs.folder.claims import ClaimRecord, read_claims
 from fl_privacy.runs.folder.identity import FORMAT, Identity, training_hash
 from fl_privacy.runs.folder.ongoing import CAPTURES, CONFIG, IDENTITY, METRICS, SUMMARY, WAITING
-from fl_privacy.runs.folder.pictures import Film, Pair, Sentence, TextFilm, read_films, read_pairs, read_sentences
+from fl_privacy.runs.folder.pictures import (
+    Film,
+    Pair,
+    RowPair,
+    Sentence,
+    TextFilm,
+    read_films,
+    read_pairs,
+    read_rows,
+    read_sentences,
+)
 from fl_privacy.runs.folder.records import (
     ENVIRONMENT,
     PARTS,
@@ -25,7 +35,6 @@ from fl_privacy.runs.folder.records import (
     wrong_identity,
     wrong_partition,
 )
-from fl_privacy.runs.folder.row_files import RowPair, read_rows
 from fl_privacy.runs.folder.share import Shared, shared_as
 from fl_privacy.runs.folder.summary import Summary, summarize
 from fl_privacy.types.victim_ids import Attacker

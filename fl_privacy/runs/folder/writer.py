@@ -28,9 +28,8 @@ from fl_privacy.runs.folder.ongoing import (
     move_aside,
     release,
 )
-from fl_privacy.runs.folder.pictures import film_of, write_films, write_pairs, write_sentences
+from fl_privacy.runs.folder.pictures import film_of, write_films, write_pairs, write_rows, write_sentences
 from fl_privacy.runs.folder.records import RecordWriter, dump_json, read_records
-from fl_privacy.runs.folder.row_files import write_rows
 from fl_privacy.runs.folder.summary import Summary, summarize
 from fl_privacy.runs.folder.verdict import judged
 from fl_privacy.types.victim_ids import Attacker, VictimId
