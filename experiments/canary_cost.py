@@ -32,7 +32,7 @@ TRAINING = "federation=fedavg federation.clients=4 federation.plan.batch_size=32
 def measured(words: str) -> tuple[float, float]:
     """Measure median processor seconds of a round and of its canaries, without the first round."""
     reads: list[tuple[float, float]] = []
-    read = CanaryStage.read
+    read = CanaryStage.end_round
 
     def timed(stage: CanaryStage) -> None:
         waiting, began = stage._sent is not None, time.process_time()
@@ -40,7 +40,7 @@ def measured(words: str) -> tuple[float, float]:
         if waiting:
             reads.append((began, time.process_time()))
 
-    CanaryStage.read = timed  # type: ignore[method-assign]
+    CanaryStage.end_round = timed  # type: ignore[method-assign]
     try:
         with tempfile.TemporaryDirectory() as folder:
             common = f"run {TRAINING} federation.rounds={ROUNDS} attack=none intercept.rounds=all baseline=false"
@@ -48,7 +48,7 @@ def measured(words: str) -> tuple[float, float]:
                 [*f"{common} evaluate_every={ROUNDS} inference=canaries {words}".split(), f"out={folder}"]
             )
     finally:
-        CanaryStage.read = read  # type: ignore[method-assign]
+        CanaryStage.end_round = read  # type: ignore[method-assign]
     assert status == 0 and len(reads) == ROUNDS
     rounds = [begin - end for (_, end), (begin, _) in itertools.pairwise(reads)]
     return statistics.median(rounds[:-1]), statistics.median([end - begin for begin, end in reads[1:]])

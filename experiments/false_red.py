@@ -74,7 +74,7 @@ class Kind:
         records = [
             {
                 **{"kind": "image", "attacker": "plain", "id": str(one.id), "round": 1, "client": one.id.client},
-                **{"image": image.image, **image.values, **image.compared, "label_source": "inferred"},
+                **{"image": image.image, **image.values, **image.compared.as_record(), "label_source": "inferred"},
                 **{"certainty": image.certainty, "member": "", "attack_loss": 0.0, "failure": image.failure},
             }
             for one in scores

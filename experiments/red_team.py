@@ -26,7 +26,6 @@ from row_file import Row, RowFile, takes_rows
 from fl_privacy.attacks import AutoAttack, ReconstructionAttack
 from fl_privacy.defenses.defense import ClientState, Defense
 from fl_privacy.effects import Part
-from fl_privacy.measure.outcome import outcome_of
 from fl_privacy.runs.config.compose import compose_run
 from fl_privacy.runs.setup import Setup, build_untrained
 from fl_privacy.types import Observation, Reconstruction, Tensors
@@ -168,9 +167,7 @@ def exchanged(found: Sequence[Reconstruction]) -> list[Reconstruction]:
 def judged(scores: Sequence[Any]) -> Row:
     """Count what was read, by the verdict's own rule."""
     images = [image for score in scores for image in score.images]
-    outcomes = [
-        str(outcome_of({**i.values, **i.compared, "failure": i.failure, "certainty": i.certainty})) for i in images
-    ]
+    outcomes = [str(i.outcome) for i in images]
     values = [min(image.values["psnr"], 100.0) for image in images if "psnr" in image.values]
     return {
         "images": len(images),

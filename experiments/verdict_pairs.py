@@ -65,7 +65,9 @@ def judged(guesses: Tensor, s: Subjects, others: Distractors) -> list[Row]:
     truths = [Batch(x[None], y[None]) for x, y in zip(s.images, s.labels, strict=True)]
     scores = evaluate_all(made, truths, others=others)
     return [
-        {"failure": i.failure, "certainty": i.certainty, **i.values, **i.compared} for v in scores for i in v.images
+        {"failure": i.failure, "certainty": i.certainty, **i.values, **i.compared.as_record()}
+        for v in scores
+        for i in v.images
     ]
 
 

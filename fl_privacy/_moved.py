@@ -24,7 +24,9 @@ _NAMES = """
     experiment.ladder_problem=auditing.scenario_problem experiment.ladder_scores=auditing.scenario_scores
     experiment.ladder_words=auditing.scenario_words experiment.run_folder=runs.destination
     experiment.server_reading=runs.server_attack experiment.unattacked=runs.distractors_of_app
-    federation.audit=federation.interception_plan film=types.film fitted=attacks.fitted flower._audit=auditing.strategy
+    federation.audit=federation.interception_plan
+    federation.interception.observation_buffer=federation.interception.capture_writer
+    film=types.film fitted=attacks.fitted flower._audit=auditing.strategy
     flower._defend=flower.mods.defend flower._defense_mod=flower.mods.defense_mod
     flower._guard_mod=flower.mods.guard_mod flower._train_step=flower.mods.train_step flower.answers=flower.reply_cache
     flower.app_claims=auditing.app_claims flower.audit_report=auditing.strategy_report
@@ -37,14 +39,15 @@ _NAMES = """
     gradients.fastest=models.gradients.choose_method guard=defenses.guard inference=attacks.inference
     interception=federation.interception interception.kept_norms=federation.interception.local_batch_norm
     interception.recognition=federation.interception.infer_plan
-    interception.waiting=federation.interception.observation_buffer losses=models.losses malicious=attacks.malicious
+    interception.waiting=federation.interception.capture_writer losses=models.losses malicious=attacks.malicious
     malicious.reading=attacks.malicious.from_layer metrics=measure metrics.controls=measure.distractors
     metrics.looks=measure.descriptors modality=types.modality network_files=files.networks packages=checks.packages
     parallel=federation.parallel pieces=types.modality plain_models=models.unwrap_model plan=types.plan
     policy_search=defenses.policy_search pretrained=models.pretrained processes=federation.processes
     regression=auditing.regression results=runs.folder results.candidates=runs.folder.defense_choice
     results.counts=measure.counts results.findings=measure.inferred results.folder=runs.folder.writer
-    results.made=runs.folder.from_json results.readings=runs.folder.leakage results.rule=measure.rule
+    results.made=runs.folder.from_json results.row_files=runs.folder.pictures
+    runs.folder.row_files=runs.folder.pictures results.readings=runs.folder.leakage results.rule=measure.rule
     results.survivors=measure.aggregate_leakage schema=types.schema shared_gradients=types.user_gradients
     shared_updates=types.user_updates tally=federation.cores tapping=auditing.instrument
     tapping.copies=auditing.clear_text.copies tapping.findings=auditing.clear_text.findings

@@ -14,7 +14,7 @@ from fl_privacy.auditing.scenario_problem import StepProblem
 from fl_privacy.measure import evaluate_all
 from fl_privacy.measure.answer import Answer, Shown
 from fl_privacy.measure.chance import Coincidences, chance_of_upload, combined, either
-from fl_privacy.measure.counts import Counts, counts_of
+from fl_privacy.measure.counts import Counts, count
 from fl_privacy.measure.descriptors import COARSE, Moved, Standing, largest
 from fl_privacy.measure.distractors import Distractors
 from fl_privacy.measure.identification import laid_otherwise
@@ -138,18 +138,16 @@ def _images(
         else replace(guess, batch=None, failure="a guess of another size")
         for guess, truth in zip(found, truths, strict=True)
     ]
-    records, pictures = [], []
+    scored, pictures = [], []
     for result in evaluate_all(shaped, list(truths), others=others):
         for place, image in enumerate(result.images):
-            record = {"id": str(result.id), **image.values, **image.compared, "certainty": image.certainty}
-            record |= {} if image.failure is None else {"failure": image.failure}
-            records.append(record)
-            read = counts_of([record]).read > 0
+            scored.append((str(result.id), image))
+            read = count(scored[-1:]).read > 0
             guess = result.guesses[place] if image.guess is not None else None
             assert result.originals is not None
             pictures.append(Shown(original=result.originals[place], guess=guess, reconstructed=read))
     pictures.sort(key=lambda one: not one.reconstructed)
-    return counts_of(records), pictures
+    return count(scored), pictures
 
 
 def _rows(problem: StepProblem, truths: Sequence[Batch], loaded: Sequence[Tensor]) -> Tensor:

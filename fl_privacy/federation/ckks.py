@@ -186,7 +186,11 @@ def _round(
     total = sum(u.num_examples for u in uploads)
     # the largest absolute share (N,) that any client has in each element's tensor; 1 where all are zero
     sizes = torch.tensor([t.numel() for t in _all(uploads[0])])
-    peaks = torch.stack([_peaks(u) * (u.num_examples / total) for u in uploads]).amax(0)
+    most = [
+        torch.stack([t.double().abs().amax() if t.numel() else torch.zeros(()).double() for t in _all(u)])
+        for u in uploads
+    ]
+    peaks = torch.stack([peak * (u.num_examples / total) for peak, u in zip(most, uploads, strict=True)]).amax(0)
     largest = torch.where(peaks > 0, peaks, 1.0).repeat_interleave(sizes)
     shares = (u.num_examples / total * torch.cat([t.flatten().double() for t in _all(u)]) / largest for u in uploads)
     summed = keys.decrypt(adder.add(keys.encrypt(packing.pack(share)) for share in shares))
@@ -221,10 +225,6 @@ def _usable(
     ((usual, _),) = Counter(layouts.values()).most_common(1)
     excluded |= {c: "its update has other tensors than most" for c, own in layouts.items() if own != usual}
     return {c: r for c, r in results.items() if isinstance(r, LocalResult) and c not in excluded}, excluded
-
-
-def _peaks(upload: Upload) -> Tensor:
-    return torch.stack([t.double().abs().amax() if t.numel() else torch.tensor(0.0).double() for t in _all(upload)])
 
 
 def _all(upload: Upload) -> Sequence[Tensor]:

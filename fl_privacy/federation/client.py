@@ -260,12 +260,15 @@ class Client:
         return LocalWork(order=order, batches=batches, plan=plan, purpose=purpose, num_examples=batch_size)
 
     def do(self, work: LocalWork, sent: ModelState, state: ClientState) -> LocalResult:
+        number, order = work.num_examples, work.order
+        if not number:
+            number = len(order[0]) if len(order) == 1 else len(torch.cat(list(order)).unique())
         with self._streams(self._once(work.purpose, "torch")):
             result = local_update(
                 _placed(self.model, self.device),
                 sent.to(self.device),
                 work.batches,
-                num_examples=work.num_examples or _visited(work.order),
+                num_examples=number,
                 plan=work.plan,
                 defense=self.defense,
                 state=state.of_client(self.id),
@@ -351,10 +354,6 @@ def _placed(model: nn.Module, device: torch.device | str) -> nn.Module:
     """Move ``model`` to ``device`` if needed; moving one that is there costs as much as a small layer."""
     values, wanted = itertools.chain(model.parameters(), model.buffers()), torch.device(device)
     return model if all(value.device == wanted for value in values) else model.to(device)
-
-
-def _visited(order: Sequence[Tensor]) -> int:
-    return len(order[0]) if len(order) == 1 else len(torch.cat(list(order)).unique())
 
 
 ClientSource = Callable[[], Mapping[int, Client]]

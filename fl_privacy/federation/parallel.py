@@ -327,7 +327,10 @@ def attack_by_all_cores(
         threads: CPU threads of each process; ``None`` takes one, or PyTorch's for a single part.
         processes: most processes; ``None`` takes all cores.
     """
-    apart = not isinstance(attack, ShardedAttack) and len(observations) > 1 and not _on_gpu(attack, observations[0])
+    devices = {str(getattr(one, "device", None) or "cpu") for one in (attack, getattr(attack, "attack", attack))}
+    devices |= {str(value.device) for one in observations[:1] for value in one.upload.tensors.values()}
+    on_cpu = all(device.startswith("cpu") for device in devices)
+    apart = not isinstance(attack, ShardedAttack) and len(observations) > 1 and on_cpu
     parts = cut(observations, -(-len(observations) // victims_of_a_part(observations))) if apart else []
     if len(parts) < 2:
         return attack(observations, seed=seed, progress=progress)
@@ -347,13 +350,6 @@ def attack_by_all_cores(
     for part, own in zip(parts, found, strict=True):
         by_place |= zip(part, own, strict=True)
     return [by_place[place] for place in range(len(observations))]
-
-
-def _on_gpu(attack: ReconstructionAttack, observation: Observation) -> bool:
-    inner = getattr(attack, "attack", attack)
-    devices = {str(getattr(one, "device", None) or "cpu") for one in (attack, inner)}
-    devices |= {str(value.device) for value in observation.upload.tensors.values()}
-    return any(not device.startswith("cpu") for device in devices)
 
 
 def _attack_apart(

@@ -269,7 +269,12 @@ def take_steps(
     parameters = {name: p.clone().requires_grad_() for name, p in values.parameters.items()}
     buffers: Tensors = values.buffers
     trained = [p for name, p in parameters.items() if name not in still]
-    optimizer = _optimizer(trained, plan) if trained else None
+    optimizer: torch.optim.Optimizer | _Descent | None = None
+    if trained and plan.optimizer == "sgd":
+        optimizer = _Descent(trained, plan)
+    elif trained:
+        kind = torch.optim.Adam if plan.optimizer == "adam" else torch.optim.AdamW
+        optimizer = kind(trained, lr=plan.lr, weight_decay=plan.weight_decay)
     held = plan.held(public)
     losses, gradients = [], dict[str, Tensor]()
     for batch in counted("training step", batches):
@@ -356,10 +361,3 @@ class _Descent:
             )
         for place, momentum in zip(places, momenta, strict=True):
             self._momenta[place] = momentum
-
-
-def _optimizer(parameters: Sequence[Tensor], plan: LocalPlan) -> torch.optim.Optimizer | _Descent:
-    if plan.optimizer != "sgd":
-        kind = torch.optim.Adam if plan.optimizer == "adam" else torch.optim.AdamW
-        return kind(parameters, lr=plan.lr, weight_decay=plan.weight_decay)
-    return _Descent(parameters, plan)

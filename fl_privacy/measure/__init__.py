@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         share_at_most as share_at_most,
     )
     from fl_privacy.measure.lpips import noise_ratio as noise_ratio
+    from fl_privacy.measure.outcome import ImageScore as ImageScore
     from fl_privacy.measure.registry import (
         LARGEST_PSNR as LARGEST_PSNR,
         METRICS as METRICS,
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
         register_metric as register_metric,
     )
     from fl_privacy.measure.scores import (
-        ImageScore as ImageScore,
         VictimScore as VictimScore,
         evaluate as evaluate,
         evaluate_all as evaluate_all,

@@ -1,18 +1,15 @@
 """Count the examples reconstructed by one attacker in one round, and the chance of that count."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from fl_privacy.measure.chance import combined, either
 from fl_privacy.measure.intervals import binomial_tail, share_at_most, share_interval
-from fl_privacy.measure.outcome import Outcome, chance_of, outcome_of, words_are_read
+from fl_privacy.measure.outcome import ImageScore, Outcome
 from fl_privacy.measure.registry import TEXT_METRIC
 from fl_privacy.types.modality import MODALITIES
 from fl_privacy.types.victim_ids import Certainty
-
-_JUDGED_SINCE = ("likeness", "control_psnr", "control_f1", "control_cells")
-"""Columns missing in records of older versions."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +101,7 @@ class Counts:
     def by_chance(self) -> float:
         """Return the probability that guesses without the update identify or recognize at least as many.
 
-        It is ``chance`` for rows and texts. For images it follows from their leads, see ``outcome.chance_of``, or is 1
+        It is ``chance`` for rows and texts. For images it follows from their leads, see ``ImageScore.chance``, or is 1
         / (candidates + 1) each if leads are not known; 0 with exact ones, and ``luck`` for recognizable ones.
         """
         if self.chance is not None:
@@ -122,25 +119,28 @@ class Counts:
         return {**asdict(self), "read": self.read, "judged": self.judged, "interval95": list(self.interval)}
 
 
-def counts_of(records: Sequence[Mapping[str, Any]]) -> Counts:
+def counts_of(records: Iterable[Mapping[str, Any]]) -> Counts:
     """Count the ``image`` records of one attacker and round."""
-    found = dict.fromkeys(Outcome, 0)
+    return count((str(record["id"]), ImageScore.of_record(record)) for record in records)
+
+
+def count(scores: Iterable[tuple[str, ImageScore]]) -> Counts:
+    """Count the scores of one attacker and round, each with the id of its upload."""
+    found, scores = dict.fromkeys(Outcome, 0), list(scores)
     failures = unknown = older = 0
-    groups, candidates, judged = set[str](), list[int](), list[tuple[Outcome, Mapping[str, Any]]]()
-    for record in records:
-        outcome = None if record.get("failure") is not None else outcome_of(record)
-        if record.get("failure") is not None:
+    judged = list[tuple[str, ImageScore]]()
+    for id, score in scores:
+        compared, has_original = score.compared, any(modality.metric in score.values for modality in MODALITIES)
+        since = (compared.likeness, compared.control_psnr, compared.control_f1, compared.control_cells)
+        if score.failure is not None:
             failures += 1
-        elif _has_original(record) and not any(name in record for name in _JUDGED_SINCE):
+        elif has_original and all(figure is None for figure in since):
             older += 1
-        elif outcome is None or (outcome is Outcome.NOTHING and not _has_original(record)):
+        elif score.outcome is None or (score.outcome is Outcome.NOTHING and not has_original):
             unknown += 1
         else:
-            found[outcome] += 1
-            judged.append((outcome, record))
-            groups.add(str(record["id"]))
-            if record.get("candidates"):
-                candidates.append(int(record["candidates"]))
+            found[score.outcome] += 1
+            judged.append((id, score))
     return Counts(
         exact=found[Outcome.EXACT],
         identified=found[Outcome.IDENTIFIED],
@@ -149,58 +149,55 @@ def counts_of(records: Sequence[Mapping[str, Any]]) -> Counts:
         failures=failures,
         unknown=unknown,
         older=older,
-        groups=len(groups),
-        candidates=min(candidates, default=0),
-        words=_words_of(records),
+        groups=len({id for id, _ in judged}),
+        candidates=min((int(s.compared.candidates) for _, s in judged if s.compared.candidates), default=0),
+        words=_words_of(scores),
         luck=_luck_of(judged),
-        chance=_chance_of([record for _, record in judged]),
+        chance=_chance_of(judged),
         identified_by_chance=_chance_of_identified(judged),
     )
 
 
-def _chance_of(judged: Sequence[Mapping[str, Any]]) -> float | None:
+def _chance_of(judged: Sequence[tuple[str, ImageScore]]) -> float | None:
     """Return ``Counts.chance`` of rows and texts, 0 if proven; ``None`` for images and older records."""
-    known = [record for record in judged if "chance" in record]
+    known = [(id, score.compared) for id, score in judged if score.compared.chance is not None]
     if not known:
         return None
-    if any(record.get("certainty") == Certainty.PROVEN and outcome_of(record) is Outcome.EXACT for record in judged):
+    if any(score.certainty == Certainty.PROVEN and score.outcome is Outcome.EXACT for _, score in judged):
         return 0.0
-    asked = {str(r["id"]): [r[name] for name in ("chance", "word_chance") if r.get(name) is not None] for r in known}
+    asked = {id: [p for p in (of.chance, of.word_chance) if p is not None] for id, of in known}
     return combined([either(*each) for each in asked.values()])
 
 
-def _chance_of_identified(judged: Sequence[tuple[Outcome, Mapping[str, Any]]]) -> float | None:
+def _chance_of_identified(judged: Sequence[tuple[str, ImageScore]]) -> float | None:
     """Return ``Counts.identified_by_chance``: the smaller one for the largest lead and for all."""
-    chances = sorted(chance_of(r) for what, r in judged if what in ("identified", "recognizable") and "likeness" in r)
-    if not chances:
+    likely = [s for _, s in judged if s.outcome in ("identified", "recognizable") and s.compared.likeness is not None]
+    if not likely:
         return None
+    chances = sorted(score.chance for score in likely)
     ends = {1: chances[0], len(chances): chances[-1]}
     return min(1.0, len(ends) * min(binomial_tail(number, len(judged), p) for number, p in ends.items()))
 
 
-def _luck_of(judged: Sequence[tuple[Outcome, Mapping[str, Any]]]) -> float:
+def _luck_of(judged: Sequence[tuple[str, ImageScore]]) -> float:
     """Return ``Counts.luck``; texts of one upload, reconstructed by their words, are one."""
     every, lucky = set[tuple[str, int]](), dict[tuple[str, int], float]()
-    for outcome, record in judged:
-        key = str(record["id"]), 0 if TEXT_METRIC in record else int(record.get("image", 0))
+    for id, score in judged:
+        key = id, 0 if TEXT_METRIC in score.values else score.image
         every.add(key)
-        if outcome is Outcome.RECOGNIZABLE:
-            lucky[key] = min(chance_of(record), lucky.get(key, 1.0))
+        if score.outcome is Outcome.RECOGNIZABLE:
+            lucky[key] = min(score.chance, lucky.get(key, 1.0))
     if not lucky or not all(lucky.values()):
         return 0.0
     return binomial_tail(len(lucky), len(every), max(lucky.values()))
 
 
-def _words_of(records: Sequence[Mapping[str, Any]]) -> Words:
-    uploads = {str(record["id"]): record for record in records if record.get("words_there")}
-    beyond = [record for record in uploads.values() if words_are_read(record)]
+def _words_of(scores: Sequence[tuple[str, ImageScore]]) -> Words:
+    uploads = {id: score for id, score in scores if score.compared.words_there}
+    above = [score.compared for score in uploads.values() if score.words_are_read]
     return Words(
-        read=sum(int(record["words_read"]) for record in beyond),
-        there=sum(int(record["words_there"]) for record in uploads.values()),
-        wrong=sum(int(record["words_false"]) for record in beyond),
-        texts=sum(int(record["words_of"]) for record in uploads.values()),
+        read=sum(int(figures.words_read or 0) for figures in above),
+        there=sum(int(score.compared.words_there or 0) for score in uploads.values()),
+        wrong=sum(int(figures.words_false or 0) for figures in above),
+        texts=sum(int(score.compared.words_of or 0) for score in uploads.values()),
     )
-
-
-def _has_original(record: Mapping[str, Any]) -> bool:
-    return any(modality.metric in record for modality in MODALITIES)

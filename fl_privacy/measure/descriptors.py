@@ -84,10 +84,9 @@ class Standing:
         if (blur, window) not in self._made:
             gray = small(self.images.float().mean(1, keepdim=True), self.sight.side)
             edges = shift_reach(gray.shape[-2]), shift_reach(gray.shape[-1])
-            inner = _inner(
-                with_detail(blurred(gray, BLURS[blur]) if blur < _MOSAIC else _mosaic(gray, *MOSAICS[blur - _MOSAIC])),
-                *edges,
-            )
+            changed = blurred(gray, BLURS[blur]) if blur < _MOSAIC else _mosaic(gray, *MOSAICS[blur - _MOSAIC])
+            bottom, right = gray.shape[-2] - edges[0], gray.shape[-1] - edges[1]
+            inner = with_detail(changed)[..., edges[0] : bottom, edges[1] : right]
             for number, cut in enumerate(_windows(*inner.shape[-2:], self.sight.gap)):
                 self._made[blur, number] = _unit(inner[..., cut[0], cut[1]])
         return self._made[blur, window]
@@ -180,11 +179,6 @@ def _between(image: Tensor, side: int) -> Iterator[Tensor]:
 def with_detail(gray: Tensor) -> Tensor:
     """Stack images (N, 1, H, W) unchanged and without their coarse brightness, (N, 2, H, W)."""
     return torch.cat([gray, gray - blurred(gray, _DETAIL)], dim=1)
-
-
-def _inner(images: Tensor, edge_y: int, edge_x: int) -> Tensor:
-    height, width = images.shape[-2:]
-    return images[..., edge_y : height - edge_y, edge_x : width - edge_x]
 
 
 @lru_cache(maxsize=64)

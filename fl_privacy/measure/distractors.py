@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from fl_privacy.measure.chance import Coincidences, chance_of_upload, chance_of_words, either
-from fl_privacy.measure.comparison import Identified
 from fl_privacy.measure.identification import aligned, control, identify, near_lead
 from fl_privacy.measure.matching import Match
-from fl_privacy.measure.outcome import LEAD, MARGIN_PSNR, PROVEN_PSNR, ROUNDING, SAME
+from fl_privacy.measure.outcome import LEAD, MARGIN_PSNR, PROVEN_PSNR, ROUNDING, SAME, GuessComparison
 from fl_privacy.measure.public_images import PublicImages
 from fl_privacy.measure.tables import control_cells, exact_rows, misfit
 from fl_privacy.measure.texts import (
@@ -26,9 +25,6 @@ from fl_privacy.measure.texts import (
 )
 from fl_privacy.types import Batch, Reconstruction, VictimId
 from fl_privacy.types.schema import Schema
-
-Figures = dict[str, float | int | bool]
-"""Figures of one image or text, by name in ``OUTCOME_COLUMNS``."""
 
 _DIGITS = 4
 """Recorded decimals; further ones depend on the number of images compared at once."""
@@ -87,10 +83,11 @@ def other_updates(victims: Sequence[VictimId], guesses: Sequence[Tensor | None],
         guesses: (B, C, H, W) at each; ``None`` without a guess.
         truths: (B, C, H, W) of each.
     """
-    found = {}
+    found, flat = {}, [truth.flatten(1).float() for truth in truths]
     for place, victim in enumerate(victims):
         following = [(place + step) % len(victims) for step in range(1, len(victims))]
-        apart = [other for other in following if not _share(truths[other], truths[place])]
+        distances = {other: torch.cdist(flat[other], flat[place]) / flat[other].shape[1] ** 0.5 for other in following}
+        apart = [other for other in following if not bool((distances[other] <= NEARLY).any())]
         foreign = [other for other in apart if victims[other].client != victim.client]
         apart = foreign or (apart if len({each.client for each in victims}) == 1 else [])
         made = [guess for guess in (guesses[other] for other in apart) if guess is not None][:OTHER_UPDATES]
@@ -99,13 +96,10 @@ def other_updates(victims: Sequence[VictimId], guesses: Sequence[Tensor | None],
     return found
 
 
-def _share(ones: Tensor, others: Tensor) -> bool:
-    apart = torch.cdist(ones.flatten(1).float(), others.flatten(1).float()) / ones[0].numel() ** 0.5
-    return bool((apart <= NEARLY).any())
-
-
-def compare_images(match: Match, others: Distractors, victim: VictimId, fed: Tensor | None = None) -> list[Figures]:
-    """Compute the figures of each image of a victim that has a guess.
+def compare_images(
+    match: Match, others: Distractors, victim: VictimId, fed: Tensor | None = None
+) -> list[GuessComparison]:
+    """Compare each image of a victim that has a guess.
 
     Args:
         fed: (B, C, H, W) originals after the client's own crops and flips, if known; they replace the originals.
@@ -118,28 +112,38 @@ def compare_images(match: Match, others: Distractors, victim: VictimId, fed: Ten
     originals = (match.originals if fed is None else fed.detach().cpu())[found].float()
     exact = _is_exact(guesses, originals) | _is_exact(guesses, match.originals[found].float())
     extra = list(others.controls.get(victim, torch.empty(0)).float())
-    figures: list[Figures] = [{} for _ in found]
-    for place, (truth, label) in enumerate(zip(originals, match.labels[found].tolist(), strict=True)):
-        top_psnr, top_ssim = control(truth, label, others.candidates, extra)
-        figures[place] = {"exact": bool(exact[place]), **_rounded(control_psnr=top_psnr, control_ssim=top_ssim)}
-    nearest = torch.arange(len(found))
+    figures, nearest = [GuessComparison(exact=same) for same in exact.tolist()], torch.arange(len(found))
     if (rest := (~exact).nonzero().flatten()).numel():
         seen = identify(guesses[rest], originals[rest], others.candidates)
         nearest[rest] = rest[seen.guess]
-        for place, own in zip(rest.tolist(), _of_each(seen), strict=True):
-            figures[place] |= own
-        for place in (place for place in rest.tolist() if figures[place].get("best_rank") == 1):
-            lead = _control_lead(originals[place], figures[place], extra, others)
-            figures[place] |= _rounded(control_lead=lead) if lead > -math.inf else {}
-    for place in exact.nonzero().flatten().tolist():
-        figures[place] |= _of_exact(originals, others.candidates)
-    for place, truth in enumerate(originals):
+        for number, place in enumerate(rest.tolist()):
+            own = replace(figures[place], likeness=_round(seen.likeness[number]), candidates=seen.candidates)
+            if seen.rank is not None and seen.lead is not None and seen.foreign is not None:
+                own = replace(own, best_rank=int(seen.rank[number]), lead=_round(seen.lead[number]))
+            if own.best_rank == 1:
+                lead = _control_lead(originals[place], own, extra, others)
+                own = replace(own, control_lead=_round(lead) if lead > -math.inf else None)
+                own = replace(own, foreign=_round(seen.foreign[number]) if seen.foreign is not None else None)
+            figures[place] = own
+    if bool(exact.any()):
+        different = None if others.candidates is None else int((~others.candidates.equal(originals)).sum())
+        rank = None if different is None else 1
+        same = GuessComparison(exact=True, likeness=1.0, candidates=different or 0, best_rank=rank)
+        figures = [same if own.exact else own for own in figures]
+    for place, (truth, label) in enumerate(zip(originals, match.labels[found].tolist(), strict=True)):
+        top_psnr, top_ssim = control(truth, label, others.candidates, extra)
         tries = {place, int(nearest[place])}
         values = [aligned(guesses[guess], truth) for guess in sorted(tries)]
-        figures[place] |= _rounded(aligned_psnr=max(v for v, _ in values), aligned_ssim=max(v for _, v in values))
-        if "likeness" in figures[place] and figures[place]["aligned_psnr"] >= PROVEN_PSNR:
+        figures[place] = own = replace(
+            figures[place],
+            control_psnr=_round(top_psnr),
+            control_ssim=_round(top_ssim),
+            aligned_psnr=_round(max(value for value, _ in values)),
+            aligned_ssim=_round(max(value for _, value in values)),
+        )
+        if own.likeness is not None and own.aligned_psnr is not None and own.aligned_psnr >= PROVEN_PSNR:
             alike = max(correlation(guesses[guess], truth) for guess in tries)  # candidates are looked at coarsely
-            figures[place] |= _rounded(likeness=max(figures[place]["likeness"], alike))
+            figures[place] = replace(own, likeness=_round(max(own.likeness, alike)))
     return figures
 
 
@@ -158,15 +162,15 @@ def _stand_ins(others: Tensor, number: int) -> Tensor:
     return others[torch.linspace(0, len(others) - 1, most).long()] if len(others) > most else others
 
 
-def compare_texts(match: Match, others: Distractors, language: Language | None = None) -> list[Figures]:
-    """Compute the figures of each text of a victim that has a guess.
+def compare_texts(match: Match, others: Distractors, language: Language | None = None) -> list[GuessComparison]:
+    """Compare each text of a victim that has a guess.
 
     ``control_f1`` is the token F1 of the most frequent public tokens; ``chance`` is the probability that the guesses
     fit as many public texts equally well.
     """
     truths = match.originals[match.found]
     if others.texts is None or not len(truths):
-        return [{} for _ in truths]
+        return [GuessComparison() for _ in truths]
     special = language.special if language else frozenset[int]()
     truths, guesses = without(truths, special), without(match.guesses[match.found], special)
     public = without(others.texts.long(), special)
@@ -176,7 +180,7 @@ def compare_texts(match: Match, others: Distractors, language: Language | None =
     exact = int((torch.eq(*widened([guesses, truths]))).all(1).sum())
     chance = either(chance, _coincidences(public).chance(exact, len(truths)) if exact else 1.0)
     return [
-        {**_rounded(control_f1=value), "chance": round(chance, _DIGITS_OF_CHANCE)}
+        GuessComparison(control_f1=_round(value), chance=round(chance, _DIGITS_OF_CHANCE))
         for value in token_f1(*widened([usual, truths])).tolist()
     ]
 
@@ -186,8 +190,8 @@ def _coincidences(public: Tensor) -> Coincidences:
     return Coincidences.counted((times[of] - 1).numpy())
 
 
-def compare_rows(match: Match, others: Distractors, schema: Schema) -> list[Figures]:
-    """Compute exactness, control and chance of each row of a victim that has a guess.
+def compare_rows(match: Match, others: Distractors, schema: Schema) -> list[GuessComparison]:
+    """Compare each row of a victim that has a guess.
 
     ``chance`` is the probability that the guesses fit as many public rows equally well.
     """
@@ -195,7 +199,7 @@ def compare_rows(match: Match, others: Distractors, schema: Schema) -> list[Figu
     truths, guesses = schema.cells(match.originals), schema.cells(match.guesses)
     exact = exact_rows(schema, guesses, truths)[found].tolist()
     if others.rows is None or not len(others.rows) or not exact:
-        return [{"exact": bool(each)} for each in exact]
+        return [GuessComparison(exact=each) for each in exact]
     control = control_cells(others.rows, truths, schema)[found].tolist()
     pool, classes = torch.cat([truths[found], _stand_ins(others.rows, len(found))]), None
     if others.labels is not None:
@@ -203,7 +207,7 @@ def compare_rows(match: Match, others: Distractors, schema: Schema) -> list[Figu
     chance = chance_of_upload(-misfit(schema, guesses[found], pool).T.numpy(), len(found), classes=classes)
     chance = either(chance, _coincidences(others.rows).chance(sum(exact), len(found)) if any(exact) else 1.0)
     return [
-        {"exact": bool(each), **_rounded(control_cells=own), "chance": round(chance, _DIGITS_OF_CHANCE)}
+        GuessComparison(exact=each, control_cells=_round(own), chance=round(chance, _DIGITS_OF_CHANCE))
         for each, own in zip(exact, control, strict=True)
     ]
 
@@ -212,90 +216,65 @@ def _is_exact(guesses: Tensor, originals: Tensor) -> Tensor:
     return (guesses - originals).abs().flatten(1).amax(1) <= ROUNDING + 1e-6
 
 
-def _of_each(seen: Identified) -> list[Figures]:
-    figures = []
-    for place, likeness in enumerate(seen.likeness.tolist()):
-        own = {**_rounded(likeness=likeness), "candidates": seen.candidates}
-        if seen.rank is not None and seen.lead is not None and seen.foreign is not None:
-            own |= {"best_rank": int(seen.rank[place]), **_rounded(lead=float(seen.lead[place]))}
-            own |= _rounded(foreign=float(seen.foreign[place])) if own["best_rank"] == 1 else {}
-        figures.append(own)
-    return figures
-
-
-def _control_lead(original: Tensor, own: Figures, extra: Sequence[Tensor], others: Distractors) -> float:
+def _control_lead(original: Tensor, own: GuessComparison, extra: Sequence[Tensor], others: Distractors) -> float:
     """Return the largest lead at ``original`` (C, H, W) without its update; minus infinity without any.
 
     These are guesses at other updates, and the nearest public image if it is almost the original or its twin. A guess
-    must
-    lead by more, unless its ``own`` likeness is closer by a margin; next to a twin no lead is enough.
+    must lead by more, unless its ``own`` likeness is closer by a margin; next to a twin no lead is enough.
     """
     if others.candidates is None:
         return -math.inf
     found = [identify(each[None], original[None], others.candidates).lead for each in extra]
     lead, near = near_lead(original, others.candidates)
     leads = [float(each) for each in found if each is not None]
-    if (near >= SAME or lead >= TWIN) and 1 - own["likeness"] ** 2 > CLOSER * (1 - near**2):
-        leads.append(float(own["lead"]) if lead >= TWIN else lead - LEAD)
+    if (near >= SAME or lead >= TWIN) and 1 - (own.likeness or 0.0) ** 2 > CLOSER * (1 - near**2):
+        leads.append(own.lead or 0.0 if lead >= TWIN else lead - LEAD)
     return max(leads, default=-math.inf)
 
 
-def _of_exact(originals: Tensor, candidates: PublicImages | None) -> Figures:
-    if candidates is None:
-        return {"likeness": 1.0, "candidates": 0}
-    return {"likeness": 1.0, "candidates": int((~candidates.equal(originals)).sum()), "best_rank": 1}
-
-
-def _rounded(**values: float) -> Figures:
-    return {name: round(value, _DIGITS) for name, value in values.items()}
+def _round(value: float | Tensor) -> float:
+    return round(float(value), _DIGITS)
 
 
 _DIGITS_OF_F1 = 6
 _DIGITS_OF_CHANCE = 9
 
 
-def bag_figures(
+def compare_words(
     reconstruction: Reconstruction, truth: Batch, others: Distractors | None, language: Language | None
-) -> tuple[dict[str, float], Figures]:
+) -> tuple[dict[str, float], GuessComparison]:
     """Compute metrics and figures of the words found in all texts of one victim together; empty without words.
 
-    Special tokens are excluded. Figures: ``words_there`` distinct words of the ``words_of`` texts; ``words_read``
-    reconstructed ones; ``words_false`` guessed words in no text; ``word_control_f1`` of as many most frequent public
-    words; ``word_chance``, the probability that the guesses fit the words of as many public texts equally well.
+    Special tokens are excluded. The control is the token F1 of as many most frequent public words; ``word_chance`` the
+    probability that the guesses fit the words of as many public texts equally well.
     """
     if reconstruction.words is None:
-        return {}, {}
+        return {}, GuessComparison()
     special = language.special if language else frozenset[int]()
     read, there = (without(t.reshape(1, -1).cpu().long(), special) for t in (reconstruction.words, truth.inputs))
-    kinds = [_different(t) for t in (read, there)]
+    kinds: list[Tensor] = [torch.unique(tokens[tokens >= 0])[None] for tokens in (read, there)]
     guesses, truths = widened(kinds)
-    common = int(torch.isin(kinds[0][kinds[0] >= 0], kinds[1][kinds[1] >= 0]).sum())
-    number, total = (int((t >= 0).sum()) for t in kinds)
+    common = int(torch.isin(*kinds).sum())
+    number, total = (len(words[0]) for words in kinds)
     values = {
         "word_f1": float(token_f1(guesses, truths)),
         "word_precision": float(token_precision(guesses, truths)),
         "word_recall": float(token_recall(guesses, truths)),
         "count_f1": float(token_f1(*widened([read, there]))),
     }
-    figures: Figures = {
-        "words_there": total, "words_read": common, "words_false": number - common, "words_of": len(truth)
-    }  # fmt: skip
-    if others is not None and others.texts is not None:
-        public = without(others.texts.long(), special)
-        counts = public[public >= 0].bincount()
-        control = counts.argsort(descending=True, stable=True)[None, : min(total, int((counts > 0).sum()))]
-        figures["word_control_f1"] = round(float(token_f1(*widened([control, kinds[1]]))), _DIGITS_OF_F1)
-        texts = [set(text[text >= 0].tolist()) for text in _stand_ins(public, len(truth))]
-        own = [set(text[text >= 0].tolist()) for text in without(truth.inputs.cpu().long(), special)]
-        chance = chance_of_words(set(kinds[0][kinds[0] >= 0].tolist()), own, texts, few=True)
-        figures["word_chance"] = round(chance, _DIGITS_OF_CHANCE)
-    return values, figures
-
-
-def _different(tokens: Tensor) -> Tensor:
-    """Return the distinct tokens (1, k) of (1, n), without -1."""
-    different: Tensor = torch.unique(tokens[tokens >= 0])
-    return different[None]
+    figures = GuessComparison(words_there=total, words_read=common, words_false=number - common, words_of=len(truth))
+    if others is None or others.texts is None:
+        return values, figures
+    public = without(others.texts.long(), special)
+    counts = public[public >= 0].bincount()
+    control = counts.argsort(descending=True, stable=True)[None, : min(total, int((counts > 0).sum()))]
+    texts = [set(text[text >= 0].tolist()) for text in _stand_ins(public, len(truth))]
+    own = [set(text[text >= 0].tolist()) for text in without(truth.inputs.cpu().long(), special)]
+    return values, replace(
+        figures,
+        word_control_f1=round(float(token_f1(*widened([control, kinds[1]]))), _DIGITS_OF_F1),
+        word_chance=round(chance_of_words(set(kinds[0][0].tolist()), own, texts, few=True), _DIGITS_OF_CHANCE),
+    )
 
 
 Others = Distractors

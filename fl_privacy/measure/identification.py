@@ -205,14 +205,9 @@ def _best_place(guess: Tensor, original: Tensor) -> Tensor:
     best = int((places @ still).abs().argmax()) % (2 * down * across)
     mirrored, place = divmod(best, down * across)
     row, column = divmod(place, across)
-    down_by = round((edge_y - row) * original.shape[-2] / height)
-    right_by = round((edge_x - column) * original.shape[-1] / width)
-    return _shifted(guess.flip(-1) if mirrored else guess, down_by, right_by)
-
-
-def _shifted(image: Tensor, down: int, right: int) -> Tensor:
-    """Move an image (C, H, W) by ``down`` and ``right`` pixels, repeating its edge."""
-    height, width = image.shape[-2:]
-    edges = max(right, 0), max(-right, 0), max(down, 0), max(-down, 0)
-    padded = functional.pad(image[None], edges, "replicate")[0]
-    return padded[:, max(-down, 0) :, max(-right, 0) :][:, :height, :width]
+    lower = round((edge_y - row) * original.shape[-2] / height)
+    right = round((edge_x - column) * original.shape[-1] / width)
+    guess = guess.flip(-1) if mirrored else guess
+    edges = max(right, 0), max(-right, 0), max(lower, 0), max(-lower, 0)
+    padded = functional.pad(guess[None], edges, "replicate")[0]
+    return padded[:, max(-lower, 0) :, max(-right, 0) :][:, : guess.shape[-2], : guess.shape[-1]]

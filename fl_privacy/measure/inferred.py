@@ -1,7 +1,7 @@
 """Results of inference attacks, as recorded by a run."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from fl_privacy.measure.roc import Estimate
@@ -55,23 +55,8 @@ class Finding:
 
 
 FINDING: dict[str, Any] = {
-    "about": str,
-    "method": str,
-    "title": str,
-    "source": str,
-    "rounds": int,
-    "last_round": int,
-    "positives": int,
-    "negatives": int,
+    **{field.name: field.type for field in fields(Finding)},
     "measures": Mapping[str, list[float | None]],
-    "fpr": list[float],
-    "tpr": list[float],
-    "epsilon": float | None,
-    "delta": float | None,
-    "proven_epsilon": float | None,
-    "notes": list[str],
-    "failure": str | None,
-    "seconds": float | None,
 }
 """Fields and types of an ``inference`` record."""
 

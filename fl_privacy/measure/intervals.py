@@ -63,7 +63,9 @@ def aggregate(
     known = ~np.isnan(sample)
     if not known.any():
         return None
-    labels = np.arange(sample.size) if groups is None else _numbered(groups)
+    numbers: dict[Hashable, int] = {}
+    numbered = range(sample.size) if groups is None else [numbers.setdefault(one, len(numbers)) for one in groups]
+    labels = np.asarray(numbered, dtype=np.int64)
     sample, labels = sample[known], np.unique(labels[known], return_inverse=True)[1]
     mean = float(sample.mean())
     return Statistic(
@@ -181,11 +183,6 @@ def binomial_upper(counts: np.ndarray, n: int, error: float) -> np.ndarray:
     """Return upper ends of shares of which ``counts`` of ``n`` were seen, each wrong with probability ``error``."""
     found = _special().betaincinv(counts + 1, np.maximum(n - counts, 1), 1 - error)
     return np.where(counts < n, found, 1.0)
-
-
-def _numbered(groups: Sequence[Hashable]) -> np.ndarray:
-    numbers: dict[Hashable, int] = {}
-    return np.asarray([numbers.setdefault(group, len(numbers)) for group in groups], dtype=np.int64)
 
 
 def _interval(

@@ -37,12 +37,21 @@ class Match:
         return (self.order >= 0).nonzero().flatten()
 
 
+def no_guess(reconstruction: Reconstruction) -> str | None:
+    """Say why there is no guess; ``None`` if there is one."""
+    if reconstruction.failure is not None:
+        return reconstruction.failure
+    return "The attack made no guess." if reconstruction.batch is None else None
+
+
 def match(reconstruction: Reconstruction, truth: Batch) -> Match:
     """Assign the guesses of ``reconstruction``, clamped to [0, 1], to the images of ``truth``."""
     originals, labels = truth.inputs.detach().cpu(), hard_labels(truth.labels.detach().cpu())
     order = torch.full((len(originals),), -1)
     guesses, guessed_labels = torch.zeros_like(originals), torch.full_like(labels, -1)
-    failure = _failure(reconstruction, originals)
+    failure, expected = no_guess(reconstruction), tuple(originals.shape[1:])
+    if reconstruction.batch is not None and (got := tuple(reconstruction.batch.inputs.shape[1:])) != expected:
+        failure = failure or f"The guess is expected to have the shape {expected}, but has {got}."
     if failure is None and reconstruction.batch is not None:
         batch = reconstruction.batch
         inputs = batch.inputs.detach().cpu().to(originals.dtype)
@@ -57,16 +66,6 @@ def match(reconstruction: Reconstruction, truth: Batch) -> Match:
     return Match(
         originals=originals, labels=labels, guesses=guesses, guessed_labels=guessed_labels, order=order, failure=failure
     )
-
-
-def _failure(reconstruction: Reconstruction, originals: Tensor) -> str | None:
-    if reconstruction.failure is not None:
-        return reconstruction.failure
-    if reconstruction.batch is None:
-        return "The attack made no guess."
-    if (got := tuple(reconstruction.batch.inputs.shape[1:])) != (expected := tuple(originals.shape[1:])):
-        return f"The guess is expected to have the shape {expected}, but has {got}."
-    return None
 
 
 def assign(guesses: Tensor, truths: Tensor) -> Tensor:

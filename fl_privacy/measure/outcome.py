@@ -1,11 +1,13 @@
-"""Decide what an attack reconstructed of one image, text or row, by its record in ``metrics.jsonl``, without PyTorch.
+"""Decide what an attack reconstructed of one image, text or row, by its typed record, without PyTorch.
 
 The constants were fixed on training splits; ``experiments/verdict_pairs.py`` measures them on others.
 """
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from enum import StrEnum
+from functools import cached_property
 from typing import Any
 
 from fl_privacy.measure.chance import BAND
@@ -98,183 +100,219 @@ class Outcome(StrEnum):
 READ = frozenset({Outcome.EXACT, Outcome.IDENTIFIED, Outcome.RECOGNIZABLE})
 """Outcomes that count as a leak."""
 
-OUTCOME_COLUMNS = (
-    "exact",
-    "likeness",
-    "best_rank",
-    "rank",
-    "lead",
-    "candidates",
-    "aligned_psnr",
-    "aligned_ssim",
-    "control_psnr",
-    "control_ssim",
-    "control_lead",
-    "foreign",
-    "control_f1",
-    "control_cells",
-    "words_read",
-    "words_there",
-    "words_false",
-    "words_of",
-    "word_control_f1",
-    "chance",
-    "word_chance",
-)
-"""Figures of a record that only this rule needs.
 
-``best_rank`` is the original's place among itself and the candidates, by the best of several ways of comparing: that of
-an empty guess is 1 more often than once in as many candidates. Older versions called it ``rank``.
-"""
+@dataclass(frozen=True, kw_only=True)
+class GuessComparison:
+    """Figures of a guess next to its original, candidates and controls; ``None`` if not measured.
+
+    Fields are recorded in this order. Correlations and shares are in [0, 1], PSNRs in dB, leads in standard deviations
+    of the candidates; a control is the same figure of the best guess that never saw the update.
+
+    Attributes:
+        exact: ``True`` if image or row are equal up to rounding.
+        best_rank: original's place among itself and the candidates, by the best of several ways of comparing: that of
+            an empty guess is 1 more often than once in as many candidates. Older versions called it ``rank``.
+        chance: probability that guesses without the update score as well on the upload.
+        words_read: number of right words in all texts of the upload, of ``words_there`` in ``words_of`` texts.
+        words_false: number of guessed words that are in no text.
+        word_chance: ``chance`` by words.
+    """
+
+    exact: bool | None = None
+    control_psnr: float | None = None
+    control_ssim: float | None = None
+    likeness: float | None = None
+    candidates: float | None = None
+    best_rank: float | None = None
+    lead: float | None = None
+    foreign: float | None = None
+    control_lead: float | None = None
+    aligned_psnr: float | None = None
+    aligned_ssim: float | None = None
+    control_f1: float | None = None
+    control_cells: float | None = None
+    chance: float | None = None
+    words_there: float | None = None
+    words_read: float | None = None
+    words_false: float | None = None
+    words_of: float | None = None
+    word_control_f1: float | None = None
+    word_chance: float | None = None
+
+    @classmethod
+    def of_record(cls, record: Mapping[str, Any]) -> "GuessComparison":
+        numbers = {field.name: _number(record.get(field.name)) for field in fields(cls) if field.name != "exact"}
+        if numbers["best_rank"] is None:
+            numbers["best_rank"] = _number(record.get("rank"))
+        return cls(exact=record.get("exact") is True, **numbers)
+
+    def as_record(self) -> dict[str, Any]:
+        """Return the measured figures by name, as in ``metrics.jsonl``."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+    def is_above(self, name: str, margin: float) -> bool:
+        """Return ``True`` if the aligned ``psnr`` or ``ssim`` exceeds its control by ``margin``."""
+        value, control = getattr(self, f"aligned_{name}"), getattr(self, f"control_{name}")
+        # nothing beats a control that equals the image: both are infinite then
+        return value is not None and control is not None and control < math.inf and value >= control + margin
+
+    @property
+    def leads_controls(self) -> bool:
+        lead, control = self.lead or 0.0, self.control_lead
+        return control is None or lead >= control + LEAD or self.is_above("psnr", MUCH_PSNR)
+
+    @property
+    def is_nearest(self) -> bool:
+        """Return ``True`` if the original is nearer to a guess than all candidates, and not by their common part."""
+        likeness, foreign = self.likeness or 0.0, self.foreign
+        of_others = foreign is not None and foreign > FOREIGN and likeness < SAME
+        alike = likeness >= LIKENESS and not (of_others and not self.is_above("psnr", FAR_PSNR))
+        return self.best_rank == 1 and ((self.lead or 0.0) >= SURE or alike)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ImageScore:
+    """Score of one image, text or row, by which its outcome is decided.
+
+    Attributes:
+        guess: index in the reconstruction's batch; ``None`` without a guess, or if read from a record.
+        values: metrics by name in ``METRICS``; NaN if not computable, empty after a failure.
+        failure: why nothing can be compared.
+        compared: figures of the outcome; without any if not requested.
+    """
+
+    image: int
+    guess: int | None
+    values: Mapping[str, float]
+    failure: str | None = None
+    certainty: Certainty = Certainty.APPROXIMATE
+    compared: GuessComparison = GuessComparison()
+
+    @classmethod
+    def of_record(cls, record: Mapping[str, Any]) -> "ImageScore":
+        """Build the score from an ``image`` record of ``metrics.jsonl``."""
+        failure, certainty = record.get("failure"), record.get("certainty")
+        return cls(
+            image=int(record.get("image", 0)),
+            guess=None,
+            values={name: record[name] for name in METRICS if name in record},
+            failure=None if failure is None else str(failure),
+            certainty=next((known for known in Certainty if known == certainty), Certainty.APPROXIMATE),
+            compared=GuessComparison.of_record(record),
+        )
+
+    @cached_property
+    def outcome(self) -> Outcome | None:
+        """Return the outcome; ``None`` if the original is not known, or an older version did not measure it.
+
+        A guess claimed as proven is exact unless a known original contradicts it.
+        """
+        values, compared = self.values, self.compared
+        if self.failure is not None:
+            return Outcome.NOTHING
+        plain = compared.control_psnr is not None and compared.control_psnr >= ROUNDING_PSNR
+        if (self.certainty == Certainty.PROVEN and not self._contradicted) or (compared.exact and not plain):
+            return Outcome.EXACT
+        if TEXT_METRIC in values or TABLE_METRIC in values:
+            return self._outcome_of_text if TEXT_METRIC in values else self._outcome_of_row
+        if compared.likeness is None:
+            return None
+        leads = (compared.lead or 0.0) >= LEAD and compared.is_nearest and compared.leads_controls
+        if (compared.candidates or 0.0) >= LEAST_CANDIDATES and leads:
+            return Outcome.IDENTIFIED
+        return Outcome.RECOGNIZABLE if self._is_recognizable else Outcome.NOTHING
+
+    @property
+    def _outcome_of_text(self) -> Outcome | None:
+        if self.values.get("exact_match") == 1:
+            return Outcome.EXACT
+        if self.words_are_read or self._above_frequency:
+            return Outcome.RECOGNIZABLE
+        return None if self.compared.control_f1 is None else Outcome.NOTHING
+
+    @property
+    def _outcome_of_row(self) -> Outcome | None:
+        found, control = _number(self.values[TABLE_METRIC]), self.compared.control_cells
+        if found is None or control is None:
+            return None
+        above = found > control + ROUNDED and not _is_chance(self.compared.chance)
+        return Outcome.RECOGNIZABLE if above else Outcome.NOTHING
+
+    @property
+    def chance(self) -> float:
+        """Return the probability that a guess without the update scores as well as this example.
+
+        For an image it follows from the lead, and is 0 if recognizable far above its control; for rows it is 1 -
+        ``BAND``; for words it is the binomial tail, and 0 above the control by a margin.
+        """
+        if TABLE_METRIC in self.values:
+            return 1 - BAND
+        if TEXT_METRIC in self.values:
+            return 0.0 if self._above_frequency else self._chance_of_words(self.compared.word_control_f1 or 0.0)
+        if self._is_recognizable and self.compared.is_above("psnr", MUCH_PSNR):
+            return 0.0
+        lead = LEAD if self.compared.lead is None else self.compared.lead
+        return min(1.0, CHANCE * math.exp(min(10.0, (LEAD - lead) / CHANCE_FALLS)))
+
+    @property
+    def words_are_read(self) -> bool:
+        """Return ``True`` if the words found in an upload's texts exceed their frequency control."""
+        found, control = _number(self.values.get(WORDS_METRIC)), self.compared.word_control_f1
+        if found is None or control is None or _is_chance(self.compared.word_chance):
+            return False
+        few_are_sure = int(self.compared.words_read or 0) >= FEW_WORDS and self._chance_of_words(control) < BY_FREQUENCY
+        return (METRICS[WORDS_METRIC].is_leak(found) and found >= control + MARGIN_F1) or few_are_sure
+
+    @property
+    def _contradicted(self) -> bool:
+        if self.values.get(TABLE_METRIC) is not None:
+            return self.values.get("row_right") == 0
+        psnr = _number(self.values.get("psnr"))
+        return self.values.get("exact_match") == 0 or (psnr is not None and psnr < PROVEN_PSNR)
+
+    @property
+    def _above_frequency(self) -> bool:
+        compared = self.compared
+        pairs = (
+            (TEXT_METRIC, compared.control_f1, compared.chance),
+            (WORDS_METRIC, compared.word_control_f1, compared.word_chance),
+        )
+        return any(
+            (found := _number(self.values.get(name))) is not None
+            and control is not None
+            and not _is_chance(chance)
+            and METRICS[name].is_leak(found)
+            and found >= control + MARGIN_F1
+            for name, control, chance in pairs
+        )
+
+    @property
+    def _is_recognizable(self) -> bool:
+        compared = self.compared
+        if (compared.candidates or 0.0) >= LEAST_CANDIDATES and not compared.is_nearest:
+            return False
+        if not compared.leads_controls:
+            return False
+        margins = {"psnr": MARGIN_PSNR, "ssim": MARGIN_SSIM}
+        above = [name for name, margin in margins.items() if compared.is_above(name, margin)]
+        lpips = _number(self.values.get("lpips"))
+        perceived = bool(above) and lpips is not None and METRICS["lpips"].is_leak(lpips)
+        return perceived or any(METRICS[name].is_leak(getattr(compared, f"aligned_{name}")) for name in above)
+
+    def _chance_of_words(self, control: float) -> float:
+        right, wrong = int(self.compared.words_read or 0), int(self.compared.words_false or 0)
+        return binomial_tail(right, right + wrong, control)
 
 
 def outcome_of(record: Mapping[str, Any]) -> Outcome | None:
-    """Decide the outcome of an ``image`` record of ``metrics.jsonl``.
-
-    Returns:
-        Outcome; ``None`` if the original is not known, or an older version did not measure it. A guess claimed as
-        proven is exact unless a known original contradicts it.
-    """
-    if record.get("failure") is not None:
-        return Outcome.NOTHING
-    proven = record.get("certainty") == Certainty.PROVEN and not _is_denied(record)
-    if proven or (record.get("exact") is True and not _is_plain(record)):
-        return Outcome.EXACT
-    if TEXT_METRIC in record or TABLE_METRIC in record:
-        return _of_text(record) if TEXT_METRIC in record else _of_row(record)
-    if _number(record, "likeness") is None:
-        return None
-    if _is_identified(record):
-        return Outcome.IDENTIFIED
-    return Outcome.RECOGNIZABLE if _is_recognizable(record) else Outcome.NOTHING
+    """Decide the outcome of an ``image`` record of ``metrics.jsonl``; see :class:`ImageScore`."""
+    return ImageScore.of_record(record).outcome
 
 
-def _is_plain(record: Mapping[str, Any]) -> bool:
-    control = _number(record, "control_psnr")
-    return control is not None and control >= ROUNDING_PSNR
-
-
-def _is_denied(record: Mapping[str, Any]) -> bool:
-    psnr = _number(record, "psnr")
-    if record.get(TABLE_METRIC) is not None:
-        return record.get("row_right") == 0
-    return record.get("exact_match") == 0 or (psnr is not None and psnr < PROVEN_PSNR)
-
-
-def _of_text(record: Mapping[str, Any]) -> Outcome | None:
-    if record.get("exact_match") == 1:
-        return Outcome.EXACT
-    if words_are_read(record):
-        return Outcome.RECOGNIZABLE
-    if _number(record, "control_f1") is None:
-        return None
-    return Outcome.RECOGNIZABLE if _beats_frequency(record) else Outcome.NOTHING
-
-
-def _beats_frequency(record: Mapping[str, Any]) -> bool:
-    pairs = ((TEXT_METRIC, "control_f1", "chance"), (WORDS_METRIC, "word_control_f1", "word_chance"))
-    read = [
-        (METRICS[name], _number(record, name), _number(record, control))
-        for name, control, chance in pairs
-        if not _is_chance(record, chance)
-    ]
-    return any(
-        found is not None and control is not None and metric.is_leak(found) and found >= control + MARGIN_F1
-        for metric, found, control in read
-    )
-
-
-def _of_row(record: Mapping[str, Any]) -> Outcome | None:
-    found, control = _number(record, TABLE_METRIC), _number(record, "control_cells")
-    if found is None or control is None:
-        return None
-    beyond = found > control + ROUNDED and not _is_chance(record, "chance")
-    return Outcome.RECOGNIZABLE if beyond else Outcome.NOTHING
-
-
-def _is_chance(record: Mapping[str, Any], name: str) -> bool:
+def _is_chance(chance: float | None) -> bool:
     """Return ``True`` if one guess in twenty without the update scores as well on the upload."""
-    chance = _number(record, name)
     return chance is not None and chance > 1 - BAND
 
 
-def words_are_read(record: Mapping[str, Any]) -> bool:
-    """Return ``True`` if the words found in an upload's texts exceed their frequency control."""
-    found, control = _number(record, WORDS_METRIC), _number(record, "word_control_f1")
-    if found is None or control is None or _is_chance(record, "word_chance"):
-        return False
-    return (METRICS[WORDS_METRIC].is_leak(found) and found >= control + MARGIN_F1) or _few_are_sure(record, control)
-
-
-def chance_of(record: Mapping[str, Any]) -> float:
-    """Return the probability that a guess without the update scores as well as this example.
-
-    For an image it follows from the lead, and is 0 if recognizable far above its control; for rows it is 1 - ``BAND``;
-    for words it is the binomial tail, and 0 above the control by a margin.
-    """
-    if TABLE_METRIC in record:
-        return 1 - BAND
-    if TEXT_METRIC not in record:
-        if _is_recognizable(record) and _beats(record, "psnr", MUCH_PSNR):
-            return 0.0
-        lead = _number(record, "lead")
-        return min(1.0, CHANCE * math.exp(min(10.0, (LEAD - (LEAD if lead is None else lead)) / CHANCE_FALLS)))
-    if _beats_frequency(record):
-        return 0.0
-    right, wrong = (int(_number(record, name) or 0) for name in ("words_read", "words_false"))
-    return binomial_tail(right, right + wrong, _number(record, "word_control_f1") or 0.0)
-
-
-def _few_are_sure(record: Mapping[str, Any], control: float) -> bool:
-    right, wrong = (int(_number(record, name) or 0) for name in ("words_read", "words_false"))
-    return right >= FEW_WORDS and binomial_tail(right, right + wrong, control) < BY_FREQUENCY
-
-
-def _is_identified(record: Mapping[str, Any]) -> bool:
-    enough, lead = _number(record, "candidates") or 0.0, _number(record, "lead") or 0.0
-    return enough >= LEAST_CANDIDATES and lead >= LEAD and _is_nearest(record) and _leads_controls(record, lead)
-
-
-def _is_nearest(record: Mapping[str, Any]) -> bool:
-    """Return ``True`` if the original is nearer to a guess than all candidates, and not by their common part."""
-    sure = (_number(record, "lead") or 0.0) >= SURE
-    alike = (_number(record, "likeness") or 0.0) >= LIKENESS and not _is_of_others(record)
-    return record.get("best_rank", record.get("rank")) == 1 and (sure or alike)
-
-
-def _leads_controls(record: Mapping[str, Any], lead: float) -> bool:
-    control = _number(record, "control_lead")
-    return control is None or lead >= control + LEAD or _beats(record, "psnr", MUCH_PSNR)
-
-
-def _is_of_others(record: Mapping[str, Any]) -> bool:
-    """Return ``True`` if a guess is nearest only by what the original shares with others."""
-    foreign, same = _number(record, "foreign"), (_number(record, "likeness") or 0.0) >= SAME
-    return foreign is not None and foreign > FOREIGN and not same and not _beats(record, "psnr", FAR_PSNR)
-
-
-def _is_recognizable(record: Mapping[str, Any]) -> bool:
-    if (_number(record, "candidates") or 0.0) >= LEAST_CANDIDATES and not _is_nearest(record):
-        return False
-    if not _leads_controls(record, _number(record, "lead") or 0.0):
-        return False
-    beats = {name: _beats(record, name, margin) for name, margin in (("psnr", MARGIN_PSNR), ("ssim", MARGIN_SSIM))}
-    lpips = _number(record, "lpips")
-    perceived = lpips is not None and METRICS["lpips"].is_leak(lpips)
-    return any(beats[name] and _passes(record, name) for name in beats) or (perceived and any(beats.values()))
-
-
-def _passes(record: Mapping[str, Any], name: str) -> bool:
-    value = _number(record, f"aligned_{name}")
-    return value is not None and METRICS[name].is_leak(value)
-
-
-def _beats(record: Mapping[str, Any], name: str, margin: float) -> bool:
-    value, control = _number(record, f"aligned_{name}"), _number(record, f"control_{name}")
-    # nothing beats a control that equals the image: both are infinite then
-    return value is not None and control is not None and control < math.inf and value >= control + margin
-
-
-def _number(record: Mapping[str, Any], name: str) -> float | None:
-    value = record.get(name)
+def _number(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

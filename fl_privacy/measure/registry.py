@@ -319,19 +319,8 @@ NOT_METRICS = frozenset(
     {
         *("kind", "attacker", "id", "round", "client", "image", "failure"),
         *("label", "label_source", "certainty", "member", "attack_loss"),
-        *(
-            "exact",
-            "best_rank",
-            "rank",
-            "lead",
-            "candidates",
-            "control_psnr",
-            "control_ssim",
-            "control_lead",
-            "control_f1",
-            "control_cells",
-            "foreign",
-        ),
+        *("exact", "best_rank", "rank", "lead", "candidates", "foreign"),
+        *("control_psnr", "control_ssim", "control_lead", "control_f1", "control_cells"),
         *("words_read", "words_there", "words_false", "words_of", "word_control_f1", "chance", "word_chance"),
     }
 )

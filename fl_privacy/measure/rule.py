@@ -29,16 +29,12 @@ def above_chance(
         low_leaks: ``True`` if low figures mean more leakage, such as an error.
     """
     if isinstance(found, Estimate):
-        sign = -1 if low_leaks else 1
-        end = sure_end(found.value, found.high if low_leaks else found.low, among=among)
+        sign, end = (-1, found.high) if low_leaks else (1, found.low)
+        # move the end of the 95 % interval, with normal errors, to the level
+        end = found.value + (end - found.value) * -NormalDist().inv_cdf(LEVEL / max(1, among)) / _QUANTILE
         floors = [found.chance, *([control.value] if isinstance(control, Estimate) else [])]
         return all(sign * end > sign * floor for floor in floors)
     chance = found.by_chance
     if isinstance(control, Counts) and control.read:
         chance = max(chance, binomial_tail(found.read, found.judged, control.share or 0.0))
     return found.read > 0 and chance < LEVEL / max(1, among)
-
-
-def sure_end(value: float, end: float, *, among: int = 1) -> float:
-    """Move the ``end`` of a 95 % interval of ``value``, with normal errors, to the level ``LEVEL / among``."""
-    return value + (end - value) * -NormalDist().inv_cdf(LEVEL / max(1, among)) / _QUANTILE

@@ -1,7 +1,7 @@
 """Score guesses against the originals."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -9,14 +9,14 @@ from torch import Tensor
 from fl_privacy.errors import UserError
 from fl_privacy.measure.distractors import (
     Distractors,
-    Figures,
-    bag_figures,
     compare_images,
     compare_rows,
     compare_texts,
+    compare_words,
 )
 from fl_privacy.measure.images import MetricFunction
-from fl_privacy.measure.matching import Match, hard_labels, match
+from fl_privacy.measure.matching import Match, hard_labels, match, no_guess
+from fl_privacy.measure.outcome import GuessComparison, ImageScore
 from fl_privacy.measure.registry import METRICS
 from fl_privacy.measure.tables import WrittenRows, match_rows, right_cells, written_rows
 from fl_privacy.measure.texts import Language, match_texts, widened, without
@@ -26,25 +26,6 @@ from fl_privacy.types.schema import Schema
 
 CHUNK = 256
 """Images compared at a time; bounds the memory of LPIPS's features."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class ImageScore:
-    """Score of one image.
-
-    Attributes:
-        guess: index in the reconstruction's batch; ``None`` without a guess.
-        values: metrics by name in ``METRICS``; NaN if not computable, empty after a failure.
-        failure: why nothing can be compared.
-        compared: figures of the outcome, by name in ``OUTCOME_COLUMNS``; empty if not requested.
-    """
-
-    image: int
-    guess: int | None
-    values: dict[str, float]
-    failure: str | None = None
-    certainty: Certainty = Certainty.APPROXIMATE
-    compared: Mapping[str, float | int | bool] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -170,8 +151,17 @@ def _of_texts(
     matches = [match_texts(r, t) for r, t in zip(reconstructions, truths, strict=True)]
     compared = None if others is None else [compare_texts(m, others, language) for m in matches]
     scored = _scored(reconstructions, matches, _measure_texts(matches, language), compared)
-    bags = [bag_figures(r, t, others, language) for r, t in zip(reconstructions, truths, strict=True)]
-    return [_with_words(score, *bag) for score, bag in zip(scored, bags, strict=True)]
+    bags = [compare_words(r, t, others, language) for r, t in zip(reconstructions, truths, strict=True)]
+    found = []
+    for score, (values, figures) in zip(scored, bags, strict=True):
+        images = tuple(
+            replace(one, values={**one.values, **values}, compared=replace(one.compared, **figures.as_record()))
+            if one.failure is None
+            else one
+            for one in score.images
+        )
+        found.append(replace(score, images=images))
+    return found
 
 
 def _of_rows(
@@ -197,9 +187,9 @@ def _scored(
     reconstructions: Sequence[Reconstruction],
     matches: Sequence[Match],
     measured: Sequence[dict[str, float]],
-    compared: Sequence[Sequence[Figures]] | None = None,
+    compared: Sequence[Sequence[GuessComparison]] | None = None,
 ) -> list[VictimScore]:
-    figures: Sequence[Figures] = [{} for _ in measured] if compared is None else [f for each in compared for f in each]
+    figures = [GuessComparison() for _ in measured] if compared is None else [one for each in compared for one in each]
     rows = iter(zip(measured, figures, strict=True))
     return [
         VictimScore(
@@ -218,25 +208,16 @@ def _scored(
     ]
 
 
-def _with_words(score: VictimScore, values: Mapping[str, float], figures: Figures) -> VictimScore:
-    images = tuple(
-        replace(image, values={**image.values, **values}, compared={**image.compared, **figures})
-        if image.failure is None
-        else image
-        for image in score.images
-    )
-    return replace(score, images=images)
-
-
 def unjudged(reconstruction: Reconstruction, shape: tuple[int, ...], modality: Modality = IMAGES) -> VictimScore:
     """Report a guess (B, C, H, W) without known originals.
 
     Args:
         shape: expected shape (B, C, H, W), or (B, L) for texts and (B, F) for rows.
     """
-    if not modality.continuous:
-        return _unjudged_texts(reconstruction, shape)
     batch, failure = reconstruction.batch, reconstruction.failure
+    if not modality.continuous:
+        tokens = torch.full(shape, -1) if batch is None else batch.inputs.detach().cpu().long()
+        return _without_truth(reconstruction, tokens, None, failure)
     guesses, labels, several = torch.zeros(shape), None, f"{modality.one}s"
     if batch is not None and tuple(batch.inputs.shape) != tuple(shape):
         got = tuple(batch.inputs.shape)
@@ -249,17 +230,10 @@ def unjudged(reconstruction: Reconstruction, shape: tuple[int, ...], modality: M
     return _without_truth(reconstruction, guesses, labels, failure)
 
 
-def _unjudged_texts(reconstruction: Reconstruction, shape: tuple[int, ...]) -> VictimScore:
-    batch = reconstruction.batch
-    guesses = torch.full(shape, -1) if batch is None else batch.inputs.detach().cpu().long()
-    return _without_truth(reconstruction, guesses, None, reconstruction.failure)
-
-
 def _without_truth(
     reconstruction: Reconstruction, guesses: Tensor, labels: Tensor | None, failure: str | None
 ) -> VictimScore:
-    if reconstruction.batch is None:
-        failure = failure or "The attack made no guess."
+    failure = failure or no_guess(reconstruction)
     images = (
         ImageScore(image=k, guess=None, values={}, failure=failure)
         if failure
@@ -334,7 +308,7 @@ def _images(found: Sequence[Match], matches: Sequence[Match]) -> tuple[Tensor, T
 def _score(
     image: int,
     guess: int,
-    rows: Iterator[tuple[dict[str, float], Figures]],
+    rows: Iterator[tuple[dict[str, float], GuessComparison]],
     failure: str | None,
     reconstruction: Reconstruction,
 ) -> ImageScore:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fl_privacy.errors import UserError
 from fl_privacy.measure.chance import BAND
-from fl_privacy.measure.matching import Match, hard_labels, pair_labels
+from fl_privacy.measure.matching import Match, hard_labels, no_guess, pair_labels
 from fl_privacy.types import Batch, Reconstruction
 from fl_privacy.types.schema import Schema
 
@@ -75,7 +75,13 @@ def match_rows(reconstruction: Reconstruction, truth: Batch, schema: Schema) -> 
     """Assign guesses to the rows (B, F) of ``truth`` with most right cells."""
     originals, labels = truth.inputs.detach().cpu().float(), hard_labels(truth.labels.detach().cpu())
     order, guesses = torch.full((len(originals),), -1), torch.zeros_like(originals)
-    guessed_labels, failure = torch.full_like(labels, -1), _failure(reconstruction, originals.shape[1])
+    guessed_labels, failure = torch.full_like(labels, -1), no_guess(reconstruction)
+    if failure is None and reconstruction.batch is not None:
+        found, width = reconstruction.batch.inputs, originals.shape[1]
+        if found.dim() != 2 or found.shape[1] != width or not found.is_floating_point():
+            failure = f"The guess is expected to be rows (B, {width}), but has {tuple(found.shape)} {found.dtype}."
+        elif not bool(found.isfinite().all()):
+            failure = "There is no guess with finite values."
     if failure is None and reconstruction.batch is not None:
         batch = reconstruction.batch
         inputs = batch.inputs.detach().cpu().float()
@@ -88,17 +94,6 @@ def match_rows(reconstruction: Reconstruction, truth: Batch, schema: Schema) -> 
     return Match(
         originals=originals, labels=labels, guesses=guesses, guessed_labels=guessed_labels, order=order, failure=failure
     )
-
-
-def _failure(reconstruction: Reconstruction, width: int) -> str | None:
-    if reconstruction.failure is not None:
-        return reconstruction.failure
-    if reconstruction.batch is None:
-        return "The attack made no guess."
-    inputs = reconstruction.batch.inputs
-    if inputs.dim() != 2 or inputs.shape[1] != width or not inputs.is_floating_point():
-        return f"The guess is expected to be rows (B, {width}), but has {tuple(inputs.shape)} {inputs.dtype}."
-    return None if bool(inputs.isfinite().all()) else "There is no guess with finite values."
 
 
 def cells_right(right: Tensor, numbers: Tensor) -> Tensor:

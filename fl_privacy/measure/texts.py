@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fl_privacy.errors import UserError
-from fl_privacy.measure.matching import Match, hard_labels, pair_labels
+from fl_privacy.measure.matching import Match, hard_labels, no_guess, pair_labels
 from fl_privacy.types import Batch, Reconstruction
 
 _RIGHT_PLACE = 2.0
@@ -33,7 +33,11 @@ def match_texts(reconstruction: Reconstruction, truth: Batch) -> Match:
     labels = hard_labels(truth.labels.detach().cpu()) if truth.labels.dim() == 1 else truth.labels[:, 0].detach().cpu()
     order, guesses = torch.full((len(originals),), -1), torch.full_like(originals, -1)
     guessed_labels = torch.full_like(labels, -1)
-    failure = _failure(reconstruction)
+    failure = no_guess(reconstruction)
+    if failure is None and reconstruction.batch is not None:
+        found = reconstruction.batch.inputs
+        if found.dim() != 2 or found.is_floating_point():
+            failure = f"The guess is expected to be tokens (B, L), but has {tuple(found.shape)} {found.dtype}."
     if failure is None and reconstruction.batch is not None:
         batch = reconstruction.batch
         inputs, originals = widened([batch.inputs.detach().cpu().long(), originals])
@@ -95,7 +99,11 @@ def rouge_1(guesses: Tensor, truths: Tensor) -> Tensor:
 
 def rouge_2(guesses: Tensor, truths: Tensor) -> Tensor:
     """Compute the F1 of pairs of neighboring words; (N,) float64, NaN for texts of a single word."""
-    pairs = [_pairs(words) for words in (guesses, truths)]
+    pairs = []  # a number for each two neighboring words, (N, W - 1)
+    for words in (guesses, truths):
+        first, second = words[:, :-1], words[:, 1:]
+        mixed = ((first * 0x9E3779B1 + second) % (1 << 40)).masked_fill((first < 0) | (second < 0), -1)
+        pairs.append(mixed if words.shape[1] > 1 else words.new_full((len(words), 1), -1))
     found = token_f1(*pairs)
     return found.masked_fill(_count(pairs[1]) == 0, torch.nan)
 
@@ -134,17 +142,6 @@ def exact_match(guesses: Tensor, truths: Tensor) -> Tensor:
     return (guesses == truths).all(1).double()
 
 
-def _failure(reconstruction: Reconstruction) -> str | None:
-    if reconstruction.failure is not None:
-        return reconstruction.failure
-    if reconstruction.batch is None:
-        return "The attack made no guess."
-    inputs = reconstruction.batch.inputs
-    if inputs.dim() != 2 or inputs.is_floating_point():
-        return f"The guess is expected to be tokens (B, L), but has {tuple(inputs.shape)} {inputs.dtype}."
-    return None
-
-
 def _assign(guesses: Tensor, truths: Tensor) -> Tensor:
     """Assign each text the index of its guess (B,), -1 without one."""
     order = torch.full((len(truths),), -1)
@@ -180,14 +177,6 @@ def _numbered(tokens: Tensor) -> Tensor:
 
 def _count(tokens: Tensor) -> Tensor:
     return (tokens >= 0).sum(1).double()
-
-
-def _pairs(words: Tensor) -> Tensor:
-    """Return a number for each two neighboring words, (N, W - 1)."""
-    if words.shape[1] < 2:
-        return words.new_full((len(words), 1), -1)
-    first, second = words[:, :-1], words[:, 1:]
-    return ((first * 0x9E3779B1 + second) % (1 << 40)).masked_fill((first < 0) | (second < 0), -1)
 
 
 def _share(part: Tensor, of: Tensor) -> Tensor:

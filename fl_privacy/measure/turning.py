@@ -186,14 +186,6 @@ def _windows(images: Tensor, slack: float) -> tuple[Tensor, Tensor]:
     return windows.flatten(4).flatten(2, 3), length.transpose(0, 1).flatten(2)
 
 
-def _slid(rows: Tensor, images: Tensor, slack: float) -> Tensor:
-    """Return the largest absolute correlation (P, N) of middles (P, L, h, w) with windows of images (N, L, H, W)."""
-    windows, lengths = _windows(images, slack)
-    found = windows.flatten(1, 2) @ rows.flatten(2).permute(1, 2, 0)
-    found = (found.view(*lengths.shape, -1) / lengths[..., None]).mean(0)
-    return found.abs_().amax(1).T
-
-
 def _slid_each(rows: Tensor, images: Tensor, slack: float) -> Tensor:
     """Return the correlation (K, S, V) of S middles (K, S, L, h, w) of each image (K, L, H, W) with its windows."""
     windows, lengths = _windows(images, slack)
@@ -287,7 +279,10 @@ class Turning:
             drawn = _looks(every.drawn(gray[None]), side)
             for slack in sorted(set(every.slack.tolist())):
                 which = every.slack == slack
-                found[number, which] = _slid(_middle(drawn[which], slack), images, slack)
+                middles, (windows, lengths) = _middle(drawn[which], slack), _windows(images, slack)
+                slid = windows.flatten(1, 2) @ middles.flatten(2).permute(1, 2, 0)
+                slid = (slid.view(*lengths.shape, -1) / lengths[..., None]).mean(0)
+                found[number, which] = slid.abs_().amax(1).T
         return found.flatten(0, 1)
 
     def _in_pieces(self, grid: int) -> Way:

@@ -61,15 +61,19 @@ def advice_from(
     affordable = [d for d in known if d.accuracy >= undefended.accuracy - accuracy_loss / 100 - ROUNDING]
     safe = [d for d in affordable if d.by_threat[threat].unread(psnr_below)]
     allowed = f"{accuracy_loss:g} points of accuracy"
+    unknown = [*table.unknown, *(d.name for d in defended if d not in known)]
     lines = [
         f"Measured on {_measured_on(table)}: {len(known)} defenses, of which {len(affordable)} cost at most"
         f" {allowed} and {len(safe)} of these have {goal_in_words(candidates, psnr_below)}.",
-        *_unknown([*table.unknown, *(d.name for d in defended if d not in known)]),
+        *([f"Not known, since not all of it was measured: {', '.join(unknown)}."] if unknown else []),
         f"Undefended: {_figures(undefended, undefended, threat)}.",
     ]
     pixels = modality_judged_by(candidates[0].judged_by).pixels
+    least = min(affordable, key=lambda d: _leak(d, threat), default=None)
     if why := _open(table, batch_size) if pixels else withheld(candidates[0]):
-        return [*lines, why, *_least_read(affordable, threat)]
+        if least is None:
+            return [*lines, why]
+        return [*lines, why, f"Of what was tried, least was read of {least.name}: {read_of(least.by_threat[threat])}."]
     if fit := [d for d in safe if not withheld(d.by_threat[threat])]:
         best = min(fit, key=lambda d: (_cost(d), _leak(d, threat)))
         lines.append(
@@ -80,8 +84,7 @@ def advice_from(
     if safe:
         return [*lines, *_withheld(safe, table, threat)]
     lines.append(f"None does both: no defense here costs at most {allowed} and hides every one.")
-    if affordable:
-        least = min(affordable, key=lambda d: _leak(d, threat))
+    if least is not None:
         lines.append(
             f"The least is read behind {least.name}, which is not enough: {_figures(least, undefended, threat)}."
         )
@@ -131,13 +134,6 @@ def _numbers(sizes: Sequence[int]) -> str:
     return f"{' or '.join(map(str, sizes))} example{'' if list(sizes) == [1] else 's'}"
 
 
-def _least_read(affordable: Sequence[MeasuredDefense], threat: Threat) -> list[str]:
-    if not affordable:
-        return []
-    least = min(affordable, key=lambda d: _leak(d, threat))
-    return [f"Of what was tried, least was read of {least.name}: {read_of(least.by_threat[threat])}."]
-
-
 def _withheld(unread: Sequence[MeasuredDefense], table: MeasuredTable, threat: Threat) -> list[str]:
     cheapest = min(unread, key=lambda d: (_cost(d), _leak(d, threat)))
     nor = " Nor is any other behind which nothing was read." if len(unread) > 1 else ""
@@ -152,10 +148,6 @@ def _not_measured(table: MeasuredTable, threat: Threat) -> UserError:
     return UserError(
         f"threat is expected to be one that was measured, {' or '.join(known)}, but got {threat}; {remedy}."
     )
-
-
-def _unknown(names: Sequence[str]) -> list[str]:
-    return [f"Not known, since not all of it was measured: {', '.join(names)}."] if names else []
 
 
 def _cost(defense: MeasuredDefense) -> tuple[float, float]:

@@ -7,8 +7,8 @@ from itertools import product
 
 from fl_privacy.measure.registry import IMAGE_METRIC
 from fl_privacy.runs.config.study import Track
-from fl_privacy.runs.folder.defense_choice import ROUNDING, extent_or_worst
-from fl_privacy.runs.folder.leakage import Extent, main_of
+from fl_privacy.runs.folder.defense_choice import ROUNDING
+from fl_privacy.runs.folder.leakage import WORST, Extent, main_of
 from fl_privacy.runs.folder.study import StudyRow, Threat, threats_of
 
 
@@ -84,7 +84,8 @@ class MeasuredBenchmark:
 
 def extent_of(row: StudyRow, threat: Threat) -> Extent:
     """Return the leakage by attackers up to ``threat``; the worst if not known."""
-    return extent_or_worst(row.candidate(threat), complete=not row.missing(threat))
+    candidate = row.candidate(threat)
+    return WORST if candidate is None or row.missing(threat) else candidate.extent
 
 
 def _board(standings: Sequence[StudyRow], threat: Threat, loss: float) -> Board:

@@ -144,7 +144,7 @@ def render_benchmark(measured: MeasuredBenchmark) -> str:
         picture=_picture(measured, chosen),
         fixed=_fixed(measured),
         left_out=track.left_out,
-        lost=lost_in_words,
+        lost=lambda points: f"{round(points, 1) + 0.0:.1f}",  # without a negative zero
     )
 
 
@@ -159,11 +159,6 @@ def why_incomplete(standing: StudyRow) -> str:
     cells = [cell.title for cell in standing.missing("malicious")]
     where = "; ".join([*(["training"] if len(folders) > len(cells) else []), *cells])
     return f"{where} ({'; '.join(reasons) or 'not finished, or the attack failed on all victims'})"
-
-
-def lost_in_words(points: float) -> str:
-    """Format points lost, ``1.2``, or gained, ``-0.4``, without a negative zero."""
-    return f"{round(points, 1) + 0.0:.1f}"
 
 
 def _rows(board: Board, uploads: Sequence[str]) -> list[PageRow]:
@@ -318,7 +313,15 @@ def benchmark_as_plain(measured: MeasuredBenchmark) -> dict[str, Any]:
         "data": dict(measured.data),
         "jobs": {"planned": measured.jobs, "finished": measured.jobs_done},
         "settings": [_setting(standing, measured.threats) for standing in measured.standings],
-        "boards": [_board(board) for board in measured.boards],
+        "boards": [
+            {
+                "threat": board.threat,
+                "accuracy_loss": board.accuracy_loss,
+                "ranked": [_place(standing) for standing in board.ranked],
+                "beyond": [_place(standing) for standing in board.beyond],
+            }
+            for board in measured.boards
+        ],
         "clock": {
             "seconds": round(measured.seconds, 1),
             "hardware": measured.hardware,
@@ -388,15 +391,6 @@ def _statistic(statistic: Statistic) -> dict[str, Any]:
         "max": statistic.max,
         "n": statistic.n,
         "groups": statistic.groups,
-    }
-
-
-def _board(board: Board) -> dict[str, Any]:
-    return {
-        "threat": board.threat,
-        "accuracy_loss": board.accuracy_loss,
-        "ranked": [_place(standing) for standing in board.ranked],
-        "beyond": [_place(standing) for standing in board.beyond],
     }
 
 

@@ -1,6 +1,7 @@
 """Render one page on a run for decision makers: result, evidence and open questions."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -21,8 +22,7 @@ from fl_privacy.report.words import glossary_of
 from fl_privacy.runs.folder import LeakageResult, Run, Verdict, read_run, verdict_of
 from fl_privacy.runs.folder.defense_choice import HEADLINE, TOLD, strongest
 from fl_privacy.runs.folder.leakage import worst_by
-from fl_privacy.runs.folder.pictures import SENTENCE_FILES
-from fl_privacy.runs.folder.row_files import ROW_FILES
+from fl_privacy.runs.folder.pictures import ROW_FILES, SENTENCE_FILES
 from fl_privacy.runs.folder.summary import Spent
 from fl_privacy.runs.folder.verdict import Ground
 from fl_privacy.types.modality import ROWS, TEXTS
@@ -86,12 +86,16 @@ def render_brief(run: Run) -> str:
         *risks,
     ]
     words += [f"{fact.name} {fact.value} {fact.note}" for fact in facts]
+    date = ""
+    with suppress(ValueError):
+        day = datetime.fromisoformat(str(run.environment.get("date", "")))
+        date = f"{day.day} {day:%B %Y}"
     return render(
         "brief.html.j2",
         run=run,
         verdict=said,
         claims=claim_views(run.claims),
-        date=_date(run),
+        date=date,
         facts=facts,
         meaning=meaning,
         attacked=attacked,
@@ -100,14 +104,6 @@ def render_brief(run: Run) -> str:
         risks=risks,
         glossary=glossary_of(words),
     )
-
-
-def _date(run: Run) -> str:
-    try:
-        day = datetime.fromisoformat(str(run.environment.get("date", "")))
-    except ValueError:
-        return ""
-    return f"{day.day} {day:%B %Y}"
 
 
 def _meaning(verdict: Verdict, kind: str) -> str:
@@ -144,7 +140,10 @@ def _meaning(verdict: Verdict, kind: str) -> str:
 def _facts(run: Run, verdict: Verdict, kind: str) -> list[Fact]:
     facts, summary, found = [], run.summary, verdict.readings
     if verdict.most is not None:
-        facts.append(Fact("Read", read_in_words(verdict.counts), _of(verdict.most, found, _ways(verdict))))
+        counts, ways = verdict.counts, "95 % confidence"
+        if counts.read:
+            ways = f"{counts.exact} exactly, {counts.identified} identified, {counts.recognizable} recognizable"
+        facts.append(Fact("Read", read_in_words(counts), _of(verdict.most, found, ways)))
     for name in dict.fromkeys([*(reading.main for reading in found), "label_correct"]):
         worst = worst_by(name, found)
         statistic = worst.statistic(name) if worst else None
@@ -172,13 +171,6 @@ def _facts(run: Run, verdict: Verdict, kind: str) -> list[Fact]:
         note = f"at delta {ratio(summary.privacy.delta)}{little}"
         facts.append(Fact("Epsilon", ratio(summary.privacy.epsilon), note))
     return facts
-
-
-def _ways(verdict: Verdict) -> str:
-    counts = verdict.counts
-    if not counts.read:
-        return "95 % confidence"
-    return f"{counts.exact} exactly, {counts.identified} identified, {counts.recognizable} recognizable"
 
 
 def _of(reading: LeakageResult, others: Sequence[LeakageResult], words: str) -> str:

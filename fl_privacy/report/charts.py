@@ -166,20 +166,17 @@ def scatter_chart(
         axes.set(xlabel=x, ylabel=y)
         (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
         near = _LABEL_SIZE[0] * (right - left), _LABEL_SIZE[1] * (high - low)
-        for place, label in _labels([((p.x, min(p.y, top)), p) for p in points], near):
-            axes.annotate(label, place, xytext=(6, 5), textcoords="offset points", fontweight="bold")
+        labels: dict[tuple[float, float], list[str]] = {}
+        for point in points:
+            place = point.x, min(point.y, top)
+            at = next(
+                (p for p in labels if all(abs(a - b) <= c for a, b, c in zip(place, p, near, strict=True))), place
+            )
+            labels.setdefault(at, []).append(f"{point.label} {EXACT}" if math.isinf(point.y) else point.label)
+        for place, names in labels.items():
+            axes.annotate(", ".join(names), place, xytext=(6, 5), textcoords="offset points", fontweight="bold")
 
     return draw_svg(draw, alt)
-
-
-def _labels(
-    points: Sequence[tuple[tuple[float, float], ChartPoint]], near: tuple[float, float]
-) -> list[tuple[tuple[float, float], str]]:
-    labels: dict[tuple[float, float], list[str]] = {}
-    for (x, y), point in points:
-        at = next((p for p in labels if abs(x - p[0]) <= near[0] and abs(y - p[1]) <= near[1]), (x, y))
-        labels.setdefault(at, []).append(f"{point.label} {EXACT}" if math.isinf(point.y) else point.label)
-    return [(place, ", ".join(names)) for place, names in labels.items()]
 
 
 def partition_chart(counts: Sequence[Sequence[int]], class_names: Sequence[str], *, alt: str) -> Markup:

@@ -29,28 +29,21 @@ def _rows(record: ClaimRecord) -> list[tuple[str, str]]:
     sure = f", with {percent(record.confidence)} confidence" if record.confidence is not None else ""
     over = "" if record.rounds in (None, 1) else f" over {record.rounds} rounds"
     most = record.estimate is not None or (record.noticed or 0.0) <= (record.claimed or 0.0)
+    recomputed = MISSING
+    if record.rdp is not None and record.pld is not None:
+        recomputed = f"{ratio(record.rdp)} (Renyi), {ratio(record.pld)} (privacy loss distribution)"
     rows = [
         ("Promised", MISSING if record.claimed is None else f"epsilon {ratio(record.claimed)}{over}"),
-        ("Recomputed from what is stated", _recomputed(record)),
+        ("Recomputed from what is stated", recomputed),
         ("Shown by tests", MISSING if record.lower is None else f"at least {ratio(record.lower)}{sure}"),
         (
             "Such a test can show at most" if most else "A false claim would have been noticed from",
-            _epsilon(record.noticed),
+            MISSING if record.noticed is None else ratio(record.noticed),
         ),
     ]
     if record.estimate is not None:
         rows.append(("Estimated of one training, no bound", f"about {ratio(record.estimate)}"))
     return rows
-
-
-def _recomputed(record: ClaimRecord) -> str:
-    if record.rdp is None or record.pld is None:
-        return MISSING
-    return f"{ratio(record.rdp)} (Renyi), {ratio(record.pld)} (privacy loss distribution)"
-
-
-def _epsilon(value: float | None) -> str:
-    return MISSING if value is None else ratio(value)
 
 
 def render_claims(records: Sequence[ClaimRecord], *, title: str) -> str:

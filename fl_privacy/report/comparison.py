@@ -113,6 +113,7 @@ def render_comparison(runs: Sequence[Run], out: Path, *, psnr_below: float | Non
     It names the most accurate training behind which nothing was reconstructed, nor reached ``psnr_below`` dB if given.
     """
     own, shared = names(runs)
+    letters = [ascii_uppercase[k % 26] + (str(k // 26) if k >= 26 else "") for k in range(len(runs))]
     rows = [
         RunRow(
             letter=letter,
@@ -123,7 +124,7 @@ def render_comparison(runs: Sequence[Run], out: Path, *, psnr_below: float | Non
             pmm=pmm_of(run, runs),
             link=link_to(run.path, out),
         )
-        for run, letter, name, difference in zip(runs, _letters(len(runs)), own, differences(runs), strict=True)
+        for run, letter, name, difference in zip(runs, letters, own, differences(runs), strict=True)
     ]
     shown = [name for name in METRICS if any(row.worst(name) for row in rows)]
     compared = [name for names_of_kind in COMPARED.values() for name in names_of_kind]
@@ -184,7 +185,13 @@ def _charts(rows: Sequence[RunRow]) -> dict[str, Markup]:
             + ", ".join(f"{p.label} at {p.x:.1f} %, {metric(p.y, name)}" for p in points),
         )
     for about, axis in AXES.items():
-        if told := _inferred_points(tested, about, use_pmm=use_pmm):
+        told = []
+        for row in tested:
+            if found := strongest(row.summary.inferred, about):
+                measure, x = found[1], _utility(row, use_pmm=use_pmm)
+                interval = 100 * measure.low, 100 * measure.high
+                told.append(ChartPoint(x=x, y=100 * measure.value, label=row.letter, y_range=interval))
+        if told:
             charts[f"{axis} beside accuracy"] = scatter_chart(
                 told,
                 x="Accuracy kept, percent" if use_pmm else "Test accuracy, percent",
@@ -192,16 +199,6 @@ def _charts(rows: Sequence[RunRow]) -> dict[str, Markup]:
                 alt=f"{axis} against accuracy: " + ", ".join(f"{p.label} at {p.x:.1f} %, {p.y:.1f} %" for p in told),
             )
     return charts
-
-
-def _inferred_points(rows: Sequence[RunRow], about: str, *, use_pmm: bool) -> list[ChartPoint]:
-    points = []
-    for row in rows:
-        if found := strongest(row.summary.inferred, about):
-            measure, x = found[1], _utility(row, use_pmm=use_pmm)
-            interval = 100 * measure.low, 100 * measure.high
-            points.append(ChartPoint(x=x, y=100 * measure.value, label=row.letter, y_range=interval))
-    return points
 
 
 def _points(rows: Sequence[RunRow], name: str, *, use_pmm: bool) -> list[ChartPoint]:
@@ -300,8 +297,3 @@ def _candidates(rows: Sequence[RunRow]) -> list[Candidate]:
             )
         )
     return [candidate for candidate in found if candidate is not None]
-
-
-def _letters(count: int) -> list[str]:
-    """Return A to Z, then A1 to Z1 and so on."""
-    return [ascii_uppercase[k % 26] + (str(k // 26) if k >= 26 else "") for k in range(count)]

@@ -132,12 +132,32 @@ def view_all(run: Run, pairs: Mapping[tuple[str, int], Pair]) -> list[ImageView]
 
 def view_extremes(run: Run, pairs: Mapping[tuple[str, int], Pair]) -> list[ImageView]:
     """View the best, median and worst reconstruction by PSNR, if there are that many."""
-    ranked = rank_by(run, IMAGE_METRIC)
-    places = {"Best": 0, "Median": len(ranked) // 2, "Worst": len(ranked) - 1}
-    if len(ranked) < 3:
-        places = dict(list({"Best": 0, "Worst": len(ranked) - 1}.items())[: len(ranked)])
     adaptive = _adaptive_images(run)
-    return [_view(ranked[place], pairs, adaptive, rank) for rank, place in places.items()]
+    return [_view(image, pairs, adaptive, rank) for rank, image in extremes(rank_by(run, IMAGE_METRIC))]
+
+
+def extremes(ranked: Sequence[Mapping[str, Any]]) -> list[tuple[str, Mapping[str, Any]]]:
+    """Return the best, median and worst of ``ranked`` with their ranks, if there are that many."""
+    ranks = ("Best", "Median", "Worst") if len(ranked) > 2 else ("Best", "Worst")[: len(ranked)]
+    places = {"Best": 0, "Median": len(ranked) // 2, "Worst": len(ranked) - 1}
+    return [(rank, ranked[places[rank]]) for rank in ranks]
+
+
+def described(record: Mapping[str, Any], kind: str, metrics: Sequence[str], more: Sequence[str] = ()) -> dict[str, Any]:
+    """Return place, figures, label and failure of an example in words, as fields of its view.
+
+    Args:
+        metrics: names of the figures; those not measured are left out.
+        more: further figures in words.
+    """
+    figures = [f"{title(name)} {metric(record[name], name)}" for name in metrics if record.get(name) is not None]
+    said = [whose_label(record), certainty_of(record), record["member"]]
+    return {
+        "where": f"Round {record['round']}, {place_of(record, kind)}",
+        "figures": " · ".join(figure.replace(" ", "\u00a0") for figure in [*figures, *more]),
+        "label": "" if record.get("failure") else ", ".join(filter(None, said)),
+        "failure": record.get("failure"),
+    }
 
 
 def rank_by(run: Run, metric_name: str) -> list[Mapping[str, Any]]:

@@ -86,7 +86,11 @@ def _clauses(verdict: Verdict, kind: str) -> list[_Clause]:
         by = _by_methods(verdict.asked, verdict.told)
         return [_Clause(f"{known[0].upper()}{known[1:]}"), _Clause(f", {by}{nothing}", leads=False)]
     joint = "; " if verdict.ground is Ground.READ else ", but "
-    return [*_of_examples(verdict, kind), *([_Clause(f"{joint}{known}")] if known else [])]
+    said = _of_attacked(verdict, kind)
+    if verdict.facts.source is AttackedUploads.SERVER and verdict.ground is not Ground.BOUNDED:
+        first = said[0].text
+        said = [_Clause(f"No client's upload was attacked: {first[0].lower()}{first[1:]}"), *said[1:]]
+    return [*said, *([_Clause(f"{joint}{known}")] if known else [])]
 
 
 def _by_methods(found: Sequence[Finding], about: Collection[str]) -> str:
@@ -97,38 +101,30 @@ def _by_methods(found: Sequence[Finding], about: Collection[str]) -> str:
     return f"{by}, asked {examples:,} questions" if examples else by
 
 
-def _of_examples(verdict: Verdict, kind: str) -> list[_Clause]:
-    said = _of_attacked(verdict, kind)
-    if verdict.facts.source is not AttackedUploads.SERVER or verdict.ground is Ground.BOUNDED:
-        return said
-    first = said[0].text
-    return [_Clause(f"No client's upload was attacked: {first[0].lower()}{first[1:]}"), *said[1:]]
-
-
 def _of_attacked(verdict: Verdict, kind: str) -> list[_Clause]:
     if verdict.most is None or verdict.ground in (Ground.FAILED, Ground.NO_TRUTH):
         return _without_verdict(verdict, kind)
     who, counts = _who(verdict), verdict.most.counts
     if verdict.ground is Ground.BOUNDED:
-        bounded, for_whom = _bounded(verdict, kind)
+        bound = verdict.bound
+        assert bound is not None, "only a bound makes it green"
+        bounded = f"Bounded: no attacker picks the right {kind} out of {bound.candidates + 1:,} more than"
+        protected = "one example" if bound.unit == "example" else "all that a client sends"
+        rounds = f"{bound.rounds} round{'' if bound.rounds == 1 else 's'}"
+        for_whom = f" (epsilon {ratio(bound.epsilon)} at delta {ratio(bound.delta)} for {protected}, over {rounds})"
         read = f"; {_few_words(counts)} {_verb(counts)} read by {who}"
-        return [_Clause(bounded), _Clause(f"{for_whom}{read}", leads=False)]
+        return [_Clause(f"{bounded} {percent(bound.at_most)} of the time"), _Clause(f"{for_whom}{read}", leads=False)]
     chance = " (no more than chance allows)" if verdict.ground is Ground.BY_CHANCE else ""
     first = _Clause(f"{_subject(counts, kind)} read by {who}{chance}")
     uploads = _Clause(f", {uploads_in_words(verdict.facts, kind)}", leads=False)
     exposed = _Clause(_exposed(verdict, kind))
+    read_words = ""
+    if (words := counts.words).read:
+        texts = f"{words.texts} text{'' if words.texts == 1 else 's'}"
+        read_words = f"; {words.read} of {words.there} words of {texts} {_PLURAL[words.read == 1]} read"
     if not counts.read:
-        return [first, uploads, exposed, _Clause(f"; {_at_most(counts, kind)}")]
-    return [first, uploads, exposed, _Clause(_other_rounds(verdict), leads=False), _Clause(words_in_words(counts))]
-
-
-def words_in_words(counts: Counts) -> str:
-    """Count words, such as ``; 41 of 44 words of 8 texts were read``; empty if not above their frequency control."""
-    words = counts.words
-    if not words.read:
-        return ""
-    texts = f"{words.texts} text{'' if words.texts == 1 else 's'}"
-    return f"; {words.read} of {words.there} words of {texts} {_PLURAL[words.read == 1]} read"
+        return [first, uploads, exposed, _Clause(f"; up to {_upper(counts)} of such {kind}s may be readable")]
+    return [first, uploads, exposed, _Clause(_other_rounds(verdict), leads=False), _Clause(read_words)]
 
 
 def _subject(counts: Counts, kind: str) -> str:
@@ -146,10 +142,6 @@ def _few_words(counts: Counts) -> str:
 
 def _verb(counts: Counts) -> str:
     return _PLURAL[counts.read <= 1]
-
-
-def _at_most(counts: Counts, kind: str) -> str:
-    return f"up to {_upper(counts)} of such {kind}s may be readable"
 
 
 def _upper(counts: Counts) -> str:
@@ -194,18 +186,6 @@ def _other_rounds(verdict: Verdict) -> str:
     return f", in round {most.round}{beside}"
 
 
-def _bounded(verdict: Verdict, kind: str) -> tuple[str, str]:
-    bound = verdict.bound
-    assert bound is not None, "only a bound makes it green"
-    protected = "one example" if bound.unit == "example" else "all that a client sends"
-    rounds = f"{bound.rounds} round{'' if bound.rounds == 1 else 's'}"
-    return (
-        f"Bounded: no attacker picks the right {kind} out of {bound.candidates + 1:,} more than"
-        f" {percent(bound.at_most)} of the time",
-        f" (epsilon {ratio(bound.epsilon)} at delta {ratio(bound.delta)} for {protected}, over {rounds})",
-    )
-
-
 def _exposed(verdict: Verdict, kind: str) -> str:
     exposed = verdict.exposed
     if exposed is None or exposed.recognizable <= verdict.counts.read:
@@ -248,7 +228,12 @@ def _basis(verdict: Verdict, kind: str) -> list[str]:
         )
     if verdict.most is not None and verdict.counts.read:
         sentences.append(_ways(verdict.counts, kind, verdict.most.statistic(IMAGE_METRIC)))
-        sentences += _of_words(verdict.counts)
+        if (words := verdict.counts.words).read:
+            wrong = f"{words.wrong or 'none'} named beside them {_PLURAL[words.wrong <= 1]} in no text"
+            sentences.append(
+                "Words are the different ones, in no order, beyond what their frequency in public texts tells;"
+                f" {wrong}."
+            )
     sentences.append(tried_in_words(verdict, kind))
     sentences += _others(verdict)
     counts = [reading.counts for reading in verdict.readings]
@@ -284,14 +269,6 @@ def _ways(counts: Counts, kind: str, psnr: Statistic | None) -> str:
         f"Read: {', '.join(filter(None, ways))}.{apart * bool(counts.identified)} Of such {kind}s, {100 * low:.0f} to"
         f" {100 * high:.0f} % can be read like this (95 % confidence)."
     )
-
-
-def _of_words(counts: Counts) -> list[str]:
-    words = counts.words
-    if not words.read:
-        return []
-    wrong = f"{words.wrong or 'none'} named beside them {_PLURAL[words.wrong <= 1]} in no text"
-    return [f"Words are the different ones, in no order, beyond what their frequency in public texts tells; {wrong}."]
 
 
 def tried_in_words(verdict: Verdict, kind: str) -> str:

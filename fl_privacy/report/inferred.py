@@ -122,11 +122,6 @@ def views_of(findings: Sequence[Finding]) -> list[InferredView]:
     return [_view(about, findings) for about in dict.fromkeys(f.about for f in findings)]
 
 
-def tone_of_measure(name: str, measure: Measure, *, among: int = 1) -> Tone:
-    """Return red if the measure is above chance as the best of ``among``, else gray."""
-    return CHANCE_TONES[is_above_chance(name, measure, among=among)]
-
-
 def sentence(findings: Sequence[Finding], about: str) -> str:
     """Describe the strongest method's answer; empty without one."""
     own, among = [f for f in findings if f.about == about], number_of_measures(findings)
@@ -199,7 +194,7 @@ def _cell(name: str, measure: Measure | None, among: int) -> MeasureCell | None:
         interval=f"[{shown.show(measure.low)}, {shown.show(measure.high)}]",
         chance=shown.show(measure.chance),
         bound="" if measure.bound is None else shown.show(measure.bound),
-        tone=tone_of_measure(name, measure, among=among),
+        tone=CHANCE_TONES[is_above_chance(name, measure, among=among)],
     )
 
 

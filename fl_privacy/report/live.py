@@ -220,11 +220,18 @@ class WatchedFolder:
         return pages
 
     def _pages_of(self, path: Path, front: str) -> dict[str, Callable[[], str]]:
+        def status() -> str:
+            told = self._read(path)
+            if isinstance(told, UserError):
+                raise told
+            standing = LiveRun.of(path, told)
+            return self._status([standing], over=standing.finished)
+
         return {
             f"{front}report.html" if front else "": lambda: self._made(
                 str(path), signature(path), lambda: page_of_run(read_run(path), live=True)
             ),
-            f"{front}status": lambda: self._status_of(path),
+            f"{front}status": status,
         }
 
     def _folders(self) -> list[Path]:
@@ -270,13 +277,6 @@ class WatchedFolder:
                     self._seen = (path, signature(path)), view_extremes(run, run.read_pairs()[0])
                 return path.name, self._seen[1]
         return None
-
-    def _status_of(self, path: Path) -> str:
-        told = self._read(path)
-        if isinstance(told, UserError):
-            raise told
-        standing = LiveRun.of(path, told)
-        return self._status([standing], over=standing.finished)
 
     def _status_of_all(self) -> str:
         standings = self._standings()

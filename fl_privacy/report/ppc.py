@@ -94,7 +94,16 @@ def sample_of(
 ) -> Sample | None:
     """Build the sample of one attacker over all rounds; ``None`` without accuracy or distortion."""
     ratio = update_distortion.get("signal_to_distortion")
-    distances = _least([distances_of(leakage) for leakage in leakages])
+    measured = []
+    for leakage in leakages:
+        rmse, labels = leakage.metrics.get("rmse"), leakage.metrics.get("label_correct")
+        known = {
+            "reconstruction": None if rmse is None or math.isinf(rmse.mean) else rmse.mean,
+            "label": None if labels is None else 1 - labels.mean,
+            "tracing": None if leakage.tracing is None else leakage.tracing.mean,
+        }
+        measured.append({name: mean for name, mean in known.items() if mean is not None})
+    distances = _least(measured)
     if accuracy is None or ratio is None or not distances:
         return None
     return Sample(
@@ -119,19 +128,6 @@ def with_worst(samples: Sequence[Sample]) -> list[Sample]:
         if len({sample.versus.attacker for sample in of_training}) > 1:
             distances = _least([sample.distances for sample in of_training])
             found.append(replace(of_training[0], versus=Versus(attack, "worst"), distances=distances))
-    return found
-
-
-def distances_of(leakage: Leakage) -> dict[str, float]:
-    """Return mean distances of the three attacks by name."""
-    metrics = leakage.metrics
-    found = {}
-    if "rmse" in metrics and not math.isinf(metrics["rmse"].mean):
-        found["reconstruction"] = metrics["rmse"].mean
-    if "label_correct" in metrics:
-        found["label"] = 1 - metrics["label_correct"].mean
-    if leakage.tracing:
-        found["tracing"] = leakage.tracing.mean
     return found
 
 

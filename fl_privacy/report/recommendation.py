@@ -87,12 +87,21 @@ def answer(candidates: Sequence[Candidate], psnr_below: float | None = None) -> 
     if quiet := unread_undefended(candidates):
         return nothing_told(quiet)
     best = best_unread(candidates, psnr_below)
-    goal = goal_in_words(candidates, psnr_below) + _limits(candidates)
+    asked = {about for candidate in candidates for about in candidate.inferred}
+    limits = {
+        About.MEMBERSHIP: f", with at most {percent(MEMBERSHIP_AT_MOST)} of the members found at 1 % FPR",
+        About.ATTRIBUTE: f", and an attribute told at most {100 * ATTRIBUTE_AT_MOST:.0f} points above guessing",
+    }
+    goal = goal_in_words(candidates, psnr_below) + "".join(words for about, words in limits.items() if about in asked)
     if best is None:
         least = min(candidates, key=lambda c: c.extent)
+        said = f"None of {len(candidates)} has {goal}; {least.name} comes closest ({leakage_in_words(least)})."
+        quiet_ones = [c for c in candidates if c.images and not (c.undefended or c.read or c.unknown or c.exposed)]
+        open_ones = [c.name for c in quiet_ones if None in c.inferred.values()]
+        if not open_ones:
+            return said
         return (
-            f"None of {len(candidates)} has {goal}; {least.name} comes closest ({leakage_in_words(least)})."
-            f"{_never_asked(candidates)}"
+            f"{said} Behind {', '.join(open_ones)} no {kind_in_words(candidates[0])} was read; the rest is not known."
         )
     number = sum(c.unread(psnr_below) for c in candidates)
     kept = f", {points(best.pmm)} of the undefended" if best.pmm is not None else ""
@@ -119,26 +128,6 @@ def leakage_in_words(candidate: Candidate) -> str:
     return (
         f"{read_of(candidate)}{by}{exposed}, mean {title_within(name)} {about}, {best} for the {kind} that was"
         f" read best{failed}{told_beside(candidate)}"
-    )
-
-
-def _limits(candidates: Sequence[Candidate]) -> str:
-    asked = {about for candidate in candidates for about in candidate.inferred}
-    limits = {
-        About.MEMBERSHIP: f"with at most {percent(MEMBERSHIP_AT_MOST)} of the members found at 1 % FPR",
-        About.ATTRIBUTE: f"and an attribute told at most {100 * ATTRIBUTE_AT_MOST:.0f} points above guessing",
-    }
-    return "".join(f", {words}" for about, words in limits.items() if about in asked)
-
-
-def _never_asked(candidates: Sequence[Candidate]) -> str:
-    open_ones = [
-        c.name
-        for c in candidates
-        if c.images and not (c.undefended or c.read or c.unknown or c.exposed) and None in c.inferred.values()
-    ]
-    return f" Behind {', '.join(open_ones)} no {kind_in_words(candidates[0])} was read; the rest is not known." * bool(
-        open_ones
     )
 
 

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from fl_privacy.measure.registry import TABLE_METRIC
-from fl_privacy.report.gallery import SHOWN, certainty_of, from_many, place_of, rank_by, whose_label
-from fl_privacy.report.numbers import metric, title
+from fl_privacy.report.gallery import SHOWN, described, from_many, rank_by
+from fl_privacy.report.numbers import metric
 from fl_privacy.runs.folder import Run
-from fl_privacy.runs.folder.row_files import RowGuess, RowPair
+from fl_privacy.runs.folder.pictures import RowGuess, RowPair
 
 CAPTION = ("cells_right", "categories_right", "numbers_right")
 
@@ -69,27 +69,17 @@ def best_rows(run: Run, found: Mapping[tuple[str, int], RowPair]) -> list[RowVie
 
 def best_rows_in_words(run: Run) -> str:
     """Describe the control, and the choice of :func:`best_rows`."""
-    ranked = rank_by(run, TABLE_METRIC)
-    return " ".join(filter(None, [_control_in_words(run), _which(ranked)]))
-
-
-def _control_in_words(run: Run) -> str:
+    ranked, said = rank_by(run, TABLE_METRIC), []
     found = [record["control_cells"] for record in run.of_kind("image") if record.get("control_cells") is not None]
-    if not found:
-        return ""
-    return (
-        f"Without any update a guess has up to {metric(sum(found) / len(found), TABLE_METRIC)} of the cells of a row"
-        " right (95 % of guesses, mean of the rows)."
-    )
-
-
-def _which(ranked: Sequence[Mapping[str, Any]]) -> str:
-    if len(from_many(ranked, 3, "row")) < 2:
-        return ""
-    source = "clients" if len({record["client"] for record in ranked}) > 1 else "uploads"
-    if _equal(ranked):
-        return f"Rows of different {source}: all were read equally well."
-    return f"The rows of which most cells were read, of different {source}."
+    if found:
+        share = metric(sum(found) / len(found), TABLE_METRIC)
+        of_rows = "of the cells of a row right (95 % of guesses, mean of the rows)."
+        said.append(f"Without any update a guess has up to {share} {of_rows}")
+    if len(from_many(ranked, 3, "row")) >= 2:
+        source = "clients" if len({record["client"] for record in ranked}) > 1 else "uploads"
+        most = f"The rows of which most cells were read, of different {source}."
+        said.append(f"Rows of different {source}: all were read equally well." if _equal(ranked) else most)
+    return " ".join(said)
 
 
 def _equal(ranked: Sequence[Mapping[str, Any]]) -> bool:
@@ -98,22 +88,11 @@ def _equal(ranked: Sequence[Mapping[str, Any]]) -> bool:
 
 def _view(record: Mapping[str, Any], found: Mapping[tuple[str, int], RowPair], rank: str = "") -> RowView:
     pair = found.get((record["id"], record["image"]), RowPair((), None))
-    failed, original = record.get("failure"), pair.original
-    figures = [
-        f"{title(name)} {metric(record[name], name)}".replace(" ", "\u00a0")
-        for name in CAPTION
-        if record.get(name) is not None
-    ]
-    if record.get("control_cells") is not None:
-        without = f"without the update up to {metric(record['control_cells'], TABLE_METRIC)}"
-        figures.append(without.replace(" ", "\u00a0"))
-    said = [whose_label(record), certainty_of(record), record["member"]]
+    original, control = pair.original, record.get("control_cells")
+    without = [] if control is None else [f"without the update up to {metric(control, TABLE_METRIC)}"]
     return RowView(
+        **described(record, "row", CAPTION, without),
         rank=rank,
-        where=f"Round {record['round']}, {place_of(record, 'row')}",
-        figures=" · ".join(figures),
-        label="" if failed else ", ".join(filter(None, said)),
-        failure=failed,
         lines=[
             RowLine(
                 column=column,

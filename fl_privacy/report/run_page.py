@@ -30,7 +30,7 @@ from fl_privacy.runs.folder.leakage import (
     readings_of,
     worst_by,
 )
-from fl_privacy.runs.folder.row_files import RowPair
+from fl_privacy.runs.folder.pictures import RowPair
 from fl_privacy.runs.folder.verdict import tone_of
 from fl_privacy.types.modality import ROWS, TEXTS, Modality
 from fl_privacy.types.victim_ids import Certainty
@@ -140,7 +140,12 @@ def uploads_of(run: Run) -> str:
     config, trained = run.identity.config, bool(run.of_kind("round"))
     plan, uploads = select(config, "federation.plan"), select(config, "intercept.uploads") or "probe"
     plan = plan if isinstance(plan, Mapping) else {}
-    return _probed(run, plan, trained) if uploads == "probe" or not plan else _updates(run, plan)
+    if uploads == "probe" or not plan:
+        return _probed(run, plan, trained)
+    said = "Attacked were the training updates themselves, each"
+    if plan.get("shares", "gradient") == "gradient":
+        return f"{said} the gradient of {_batch(run, plan)} {modality_attacked(readings_of(run.summary)).one}s."
+    return f"{said} of {_local_training(run, plan)}."
 
 
 def said_together(said: Iterable[tuple[str, str]]) -> str:
@@ -164,13 +169,6 @@ def _probed(run: Run, plan: Mapping[str, Any], trained: bool) -> str:
     if plan.get("shares", "gradient") == "gradient":
         return f"{attacked}; the training batches of {_batch(run, plan)} were not attacked."
     return f"{attacked}; the training updates, each of {_local_training(run, plan)}, were not attacked."
-
-
-def _updates(run: Run, plan: Mapping[str, Any]) -> str:
-    if plan.get("shares", "gradient") == "gradient":
-        kind = modality_attacked(readings_of(run.summary)).one
-        return f"Attacked were the training updates themselves, each the gradient of {_batch(run, plan)} {kind}s."
-    return f"Attacked were the training updates themselves, each of {_local_training(run, plan)}."
 
 
 def _batch(run: Run, plan: Mapping[str, Any]) -> str:
@@ -409,7 +407,7 @@ def _charts(run: Run) -> dict[str, Markup]:
     histories = [h["loss"] for h in run.of_kind("history") if len(h["loss"]) > 1]
     if histories:
         charts["The attacker's loss"] = line_chart(
-            [Curve(x=_shares(len(h)), y=h) for h in histories[:CURVES_SHOWN]],
+            [Curve(x=[100 * k / max(1, len(h) - 1) for k in range(len(h))], y=h) for h in histories[:CURVES_SHOWN]],
             x="Share of the iterations, percent",
             y="Attack loss",
             log=all(value is not None and value > 0 for h in histories[:CURVES_SHOWN] for value in h),
@@ -417,10 +415,6 @@ def _charts(run: Run) -> dict[str, Markup]:
             alt=f"The attacker's own loss over its iterations, a line for each of {len(histories)} victims",
         )
     return charts
-
-
-def _shares(length: int) -> list[float]:
-    return [100 * k / max(1, length - 1) for k in range(length)]
 
 
 def _partition(run: Run) -> Markup | None:

@@ -65,7 +65,12 @@ def differences(runs: Sequence[Run]) -> list[list[str]]:
     flat = [telling_settings(run) for run in runs]
     values = {key: {settings.get(key) for settings in flat} for key in dict.fromkeys(k for s in flat for k in s)}
     keys = sorted((k for k, found in values.items() if len(found) > 1), key=lambda k: len(values[k] - {None}) == 1)
-    return [_shorten([f"{k}={settings[k]}" for k in keys if k in settings]) for settings in flat]
+    found = []
+    for settings in flat:
+        words = [f"{k}={settings[k]}" for k in keys if k in settings]
+        left = len(words) - DIFFERENCES_SHOWN
+        found.append([*words[:DIFFERENCES_SHOWN], f"and {left} more"] if left > 0 else words)
+    return found
 
 
 def telling_settings(run: Run) -> dict[str, str]:
@@ -90,11 +95,6 @@ def names(runs: Sequence[Run]) -> tuple[list[str], str]:
         " · ".join(f"{group}={options[group][k]}" for group in varying if options[group][k]) for k in range(len(runs))
     ]
     return [name or run.identity.label for name, run in zip(own, runs, strict=True)], " · ".join(shared)
-
-
-def _shorten(words: list[str]) -> list[str]:
-    left = len(words) - DIFFERENCES_SHOWN
-    return [*words[:DIFFERENCES_SHOWN], f"and {left} more"] if left > 0 else words
 
 
 def flat_settings(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from fl_privacy.errors import visible
 from fl_privacy.report.headline import headline_of
-from fl_privacy.runs.folder import Run, read_run, verdict_of
+from fl_privacy.runs.folder import read_run, verdict_of
 from fl_privacy.runs.folder.verdict import Ground, Verdict
 from fl_privacy.types.modality import ROWS, TEXTS
 
@@ -33,11 +33,7 @@ _GRIDS = {TEXTS: "text", ROWS: "tables"}
 
 def run_in_words(run_dir: Path) -> str:
     """Describe the result of the run in ``run_dir`` and the next step."""
-    return answer_of(read_run(run_dir))
-
-
-def answer_of(run: Run) -> str:
-    """Describe the result of ``run`` and the next step."""
+    run = read_run(run_dir)
     verdict = verdict_of(run)
     return visible(f"{headline_of(verdict).text}. {to_do(verdict, run.path)}".replace("?.", "?"))
 

@@ -5,8 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from fl_privacy.report.gallery import SHOWN, certainty_of, place_of, rank_by, whose_label
-from fl_privacy.report.numbers import metric, title
+from fl_privacy.report.gallery import SHOWN, described, extremes, place_of, rank_by
 from fl_privacy.runs.folder import Run, Sentence
 from fl_privacy.types.modality import as_shown
 from fl_privacy.types.victim_ids import Attacker
@@ -56,10 +55,7 @@ def extreme_sentences(run: Run, found: Mapping[tuple[str, int], Sentence], by: s
     if len({record.get(by) for record in ranked}) == 1 and not run.of_kind("image", Attacker.ADAPTIVE):
         different = {place_of(record, "text"): record for record in reversed(ranked)}
         return [_view(record, found) for record in list(different.values())[::-1][:3]]
-    places = {"Best": 0, "Median": len(ranked) // 2, "Worst": len(ranked) - 1}
-    if len(ranked) < 3:
-        places = dict(list({"Best": 0, "Worst": len(ranked) - 1}.items())[: len(ranked)])
-    return [_view(ranked[place], found, rank) for rank, place in places.items()]
+    return [_view(record, found, rank) for rank, record in extremes(ranked)]
 
 
 def colored(guess: Sequence[str], original: Sequence[str] | None) -> list[Piece]:
@@ -89,19 +85,10 @@ def _readable(token: str, kind: Kind) -> tuple[str, Kind, bool]:
 
 def _view(record: Mapping[str, Any], found: Mapping[tuple[str, int], Sentence], rank: str = "") -> SentenceView:
     sentence = found.get((record["id"], record["image"]), Sentence(None))
-    failed, original = record.get("failure"), sentence.original
-    figures = [
-        f"{title(name)} {metric(record[name], name)}".replace(" ", "\u00a0")
-        for name in CAPTION
-        if record.get(name) is not None
-    ]
-    said = [whose_label(record), certainty_of(record), record["member"]]
+    original = sentence.original
     return SentenceView(
+        **described(record, "text", CAPTION),
         rank=rank,
-        where=f"Round {record['round']}, {place_of(record, 'text')}",
-        figures=" · ".join(figures),
-        label="" if failed else ", ".join(filter(None, said)),
-        failure=failed,
         original=uncolored(original or ()),
         guess=colored(sentence.guess or (), original),
         adaptive=None if sentence.adaptive is None else colored(sentence.adaptive, original),

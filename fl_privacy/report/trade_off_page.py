@@ -273,7 +273,12 @@ def row_as_plain(row: StudyRow) -> dict[str, Any]:
         "update_distortion": {name: asdict(statistic) for name, statistic in row.update_distortion.items()},
         "bytes_per_upload": row.upload["upload_bytes"].mean if row.training else None,
         "inferred": [finding.as_record() | {"seconds": None, "fpr": [], "tpr": []} for finding in row.findings],
-        "leakage": [{"attack": v.attack, "attacker": v.attacker} | _figures(of) for v, of in row.leakage.items()],
+        "leakage": [
+            {"attack": v.attack, "attacker": v.attacker}
+            | {name: asdict(of)[name] for name in ("images", "failures", "metrics", "thresholds")}
+            | {"counts": of.counts.as_plain()}
+            for v, of in row.leakage.items()
+        ],
     }
 
 

@@ -160,7 +160,11 @@ def share_report(
         destination.parent.mkdir(parents=True, exist_ok=True)
         if with_originals:
             make_private_folder(part, part)
-        copies = _copy_all(sources, part, with_originals=with_originals)
+        copies: list[Path] = []
+        for source in sources:
+            number = sum(copy.name.startswith(source.name) for copy in copies)
+            copies.append(part / (f"{source.name}-{number + 1}" if number else source.name))
+            copy_run(source, copies[-1], with_originals=with_originals)
         pages = [write_report([copy]) for copy in copies]
         page = pages[0]
         if len(copies) > 1 or cap:
@@ -171,12 +175,3 @@ def share_report(
     finally:
         shutil.rmtree(part, ignore_errors=True)
     return destination / page.relative_to(part)
-
-
-def _copy_all(sources: Sequence[Path], out: Path, *, with_originals: bool) -> list[Path]:
-    copies: list[Path] = []
-    for source in sources:
-        number = sum(copy.name.startswith(source.name) for copy in copies)
-        copies.append(out / (f"{source.name}-{number + 1}" if number else source.name))
-        copy_run(source, copies[-1], with_originals=with_originals)
-    return copies

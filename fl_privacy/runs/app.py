@@ -10,24 +10,23 @@ from pathlib import Path
 from typing import Any
 
 from fl_privacy.attacks import ReconstructionAttack
+from fl_privacy.attacks.attack import trained_on
 from fl_privacy.checks import fits
 from fl_privacy.effects import Description, from_plain, to_plain
 from fl_privacy.errors import UserError
-from fl_privacy.federation.interception import at_typical_rates, ids_of
+from fl_privacy.federation.interception import at_typical_rates, by_id, ids_of
 from fl_privacy.files import write_private
-from fl_privacy.measure.distractors import Distractors
 from fl_privacy.report import write_report
 from fl_privacy.report.headline import headline_of
 from fl_privacy.runs.app_truth import KnownImages, NamedImages
+from fl_privacy.runs.attack_stage import AttackStage, Judge
+from fl_privacy.runs.attacker_knowledge import AttackerKnowledge
 from fl_privacy.runs.destination import Monitor
 from fl_privacy.runs.distractors import MOST
 from fl_privacy.runs.distractors_of_app import others_of_app
-from fl_privacy.runs.folder import RunFolder, Summary, read_run, verdict_of
+from fl_privacy.runs.folder import RunFolder, read_run, verdict_of
 from fl_privacy.runs.folder.leakage import REHEARSED, readings_of, worst_by
 from fl_privacy.runs.foreign_app import (
-    Captured,
-    CapturedAttackPlan,
-    attack_captured,
     describe_app,
     rehearsed,
     worth_attacking,
@@ -66,8 +65,8 @@ def write_note(folder: Path, note: Note) -> None:
     """Write ``note`` into the folder of an audit, readable only by its owner."""
     content = {
         "model": note.model,
-        **_plainly(note.normalization),
-        "normalizations": {str(client): _plainly(one) for client, one in note.normalizations.items()},
+        **plainly(note.normalization),
+        "normalizations": {str(client): plainly(one) for client, one in note.normalizations.items()},
         "defense": to_plain(note.defense),
         "defenses": {str(client): to_plain(parts) for client, parts in note.defenses.items()},
         "fingerprints": {key: list(value) for key, value in note.fingerprints.items()},
@@ -76,7 +75,8 @@ def write_note(folder: Path, note: Note) -> None:
     write_private(folder / NOTE, json.dumps(content, indent=1))
 
 
-def _plainly(normalization: Normalization | None) -> dict[str, list[float] | None]:
+def plainly(normalization: Normalization | None) -> dict[str, list[float] | None]:
+    """Return mean and standard deviation of each channel for JSON."""
     if normalization is None:
         return {"mean": None, "std": None}
     return {"mean": list(normalization.mean), "std": list(normalization.std)}
@@ -191,53 +191,58 @@ def report_app(
         jobs: most processes that attack at once; ``None`` takes all cores.
         candidates: most distractors of each original.
     """
-    truth, started = app.truth(), time.perf_counter()
-    chosen, said = worth_attacking(app.observations, every=app.every)
-    if app.rates_estimated and attack is not None:
-        chosen = at_typical_rates(chosen)
-    own = [] if chosen else rehearsed(app.observations, truth, app.victims)
-    if own:
-        chosen, truth = own, _of_own_images(own, truth, app.victims)
-        said.append(REHEARSED)
-    said += _not_found(chosen, truth)
-    captured = Captured(
-        observations=chosen if attack else (),
-        truth=truth,
-        defense=app.defense,
-        defenses=app.defenses,
-        adaptive=app.adaptive and (bool(app.defense) or any(app.defenses.values())),
-        sentences=_sentences(app, said),
-        rehearsed=bool(own),
-    )
-    plan = CapturedAttackPlan(
-        attack=attack or _nothing,
-        seed=seed,
-        threads=threads,
-        jobs=jobs,
-        others=_others(app, captured, candidates, seed),
-    )
-    attack_captured(captured, plan, folder, monitor or Monitor())
+    started, monitor = time.perf_counter(), monitor or Monitor()
+    chosen, truth, said = _worth_attacking(app, changes=attack is not None)
+    wrong = [f"Went wrong: {problem}." for problem in app.problems[:5]]
+    described = describe_app(app.observations, app.defense, app.found, app.defenses)
+    folder.write_environment(seed=seed)
+    folder.write_threat_model([*described, *app.said, *said, *wrong])
+    folder.write_defense(app.defense)
+    if attack is not None and chosen:
+        shape, adaptive = chosen[0].input_shape, app.adaptive and (bool(app.defense) or any(app.defenses.values()))
+        stage = AttackStage(
+            attack=attack,
+            seed=seed,
+            threads=threads,
+            jobs=jobs,
+            knowledge=AttackerKnowledge(
+                same_data=lambda victim: None if victim.probe is None else victim.source,  # probes stay the same
+                defense=app.defense if adaptive else None,
+                defenses=app.defenses,
+            ),
+            judge=Judge(
+                truth=truth,
+                others=others_of_app(app.truth(), ids_of(chosen), truth, shape, candidates, seed=seed, nodes=app.nodes),
+                prior=any(trained_on(attack, o.input_shape) is not None for o in chosen),
+            ),
+            folder=folder,
+            monitor=monitor,
+            rehearsed=REHEARSED in said,
+        )
+        stage.run(by_id(chosen))
+        done = f"attacked {len(chosen)} by {name} in {time.perf_counter() - started:.0f} s."
+    else:
+        done = "attacked none, which says nothing of what uploads give away."
     folder.finish()
     page, run = write_report([folder.path]), read_run(folder.path)
-    done = (
-        f"attacked {len(captured.observations)} by {name} in {time.perf_counter() - started:.0f} s."
-        if captured.observations
-        else "attacked none, which says nothing of what uploads give away."
-    )
-    found = f"{headline_of(verdict_of(run)).text}{_mean_psnr(run.summary)}.".replace("?.", "?")
+    readings, mean = readings_of(run.summary), ""
+    if (worst := worst_by("psnr", readings)) is not None and (statistic := worst.statistic("psnr")) is not None:
+        whose = f" ({worst.among(readings)})" if worst.among(readings) else ""
+        mean = f"; mean PSNR {statistic.mean:.1f} dB{whose}"
+    found = f"{headline_of(verdict_of(run)).text}{mean}.".replace("?.", "?")
     return f"audit: captured {_what(app.observations)}; {done} {found} Page: {page}"
 
 
-def _others(app: AppReport, captured: Captured, number: int, seed: int) -> Distractors:
-    if not captured.observations:
-        return Distractors()
-    shape, attacked = captured.observations[0].input_shape, ids_of(captured.observations)
-    return others_of_app(app.truth(), attacked, captured.truth, shape, number, seed=seed, nodes=app.nodes)
-
-
-def _sentences(app: AppReport, said: Sequence[str]) -> list[str]:
-    described = describe_app(app.observations, app.defense, app.found, app.defenses)
-    return [*described, *app.said, *said, *[f"Went wrong: {problem}." for problem in app.problems[:5]]]
+def _worth_attacking(app: AppReport, *, changes: bool) -> tuple[Sequence[Observation], KnownImages, list[str]]:
+    truth = app.truth()
+    chosen, said = worth_attacking(app.observations, every=app.every)
+    if app.rates_estimated and changes:
+        chosen = at_typical_rates(chosen)
+    if not chosen and (own := rehearsed(app.observations, truth, app.victims)):
+        images = truth.first(app.victims)
+        chosen, truth = own, KnownImages(given={id: images[id.probe or 0] for id in ids_of(own)})
+        said.append(REHEARSED)
+    return chosen, truth, [*said, *_not_found(chosen, truth)]
 
 
 def _not_found(chosen: Sequence[Observation], truth: KnownImages) -> list[str]:
@@ -252,20 +257,6 @@ def _not_found(chosen: Sequence[Observation], truth: KnownImages) -> list[str]:
     ]
 
 
-def _mean_psnr(summary: Summary) -> str:
-    found = readings_of(summary)
-    worst = worst_by("psnr", found)
-    if worst is None or (statistic := worst.statistic("psnr")) is None:
-        return ""
-    whose = f" ({worst.among(found)})" if worst.among(found) else ""
-    return f"; mean PSNR {statistic.mean:.1f} dB{whose}"
-
-
-def _of_own_images(own: Sequence[Observation], truth: KnownImages, number: int) -> KnownImages:
-    images = truth.first(number)
-    return KnownImages(given={id: images[id.probe or 0] for id in ids_of(own)})
-
-
 def _what(observations: Sequence[Observation]) -> str:
     ids = ids_of(observations)
     probes = [id for id in ids if id.probe is not None]
@@ -277,7 +268,3 @@ def _what(observations: Sequence[Observation]) -> str:
         f"{' and '.join(filter(None, parts))} of {clients} client{'s' * (clients > 1)}"
         f" in round{'s' * (len(rounds) > 1)} {', '.join(map(str, rounds))}"
     )
-
-
-def _nothing(*args: object, **kwargs: object) -> list[Any]:
-    return []

@@ -14,7 +14,7 @@ from fl_privacy.federation.interception import changed, ids_of, stored_observati
 from fl_privacy.federation.interception.captures import CaptureFile
 from fl_privacy.files.foreign import expect_regular_files
 from fl_privacy.models import normalized
-from fl_privacy.runs.app import NOTE, AppReport, Note, read_note
+from fl_privacy.runs.app import NOTE, AppReport, Note, plainly, read_note
 from fl_privacy.runs.app_truth import find_images
 from fl_privacy.runs.build import ANY_MODEL, build_network_for
 from fl_privacy.runs.config import RunSettings
@@ -54,7 +54,9 @@ def load_app(captures: Path, config: RunSettings) -> tuple[AppReport, Note]:
             f" model._target_={note.model}, which runs its code."
         )
     shape, classes = _first_shape(captures)
-    model = build_network_for(config.model, shape, classes, seed=config.seed, **_normalizing(config.model, note))
+    fixed = any(key in config.model for key in ANY_MODEL[1:])
+    scale = {} if note.normalization is None or fixed else plainly(note.normalization)
+    model = build_network_for(config.model, shape, classes, seed=config.seed, **scale)
     observations = _as_clients_normalize(stored_observations(captures, model), config.model, note)
     source = find_images(config.truth)
     app = AppReport(
@@ -68,12 +70,6 @@ def load_app(captures: Path, config: RunSettings) -> tuple[AppReport, Note]:
         rates_estimated=note.rates_estimated,
     )
     return app, note
-
-
-def _normalizing(section: Mapping[str, Any], note: Note) -> Mapping[str, Any]:
-    if note.normalization is None or any(key in section for key in ANY_MODEL[1:]):
-        return {}
-    return {"mean": list(note.normalization.mean), "std": list(note.normalization.std)}
 
 
 def _as_clients_normalize(
@@ -163,18 +159,14 @@ def expect_not_taken(config: RunSettings, keys: Sequence[str]) -> None:
     groups = captured_groups()
     for key in keys:
         where = f"choices.{key}" if key in groups else key
-        if key.partition(".")[0] not in groups and not any(is_same_key(key, taken) for taken in captured_keys()):
+        same = any(f"{key}.".startswith(f"{taken}.") or taken.startswith(f"{key}.") for taken in captured_keys())
+        if key.partition(".")[0] not in groups and not same:
             continue
         asked, recorded = select(config.plain(), where), select(found.plain(), where)
         if asked != recorded:
             raise UserError(
                 f"captured={config.captured} brings {key}={recorded} along, but got {key}={asked}; leave {key} out."
             )
-
-
-def is_same_key(key: str, taken: str) -> bool:
-    """Return ``True`` if one dotted key equals or contains the other."""
-    return key == taken or key.startswith(f"{taken}.") or taken.startswith(f"{key}.")
 
 
 def _expect_unchanged(taken: Mapping[str, Any], run: Path) -> None:

@@ -185,21 +185,17 @@ def find_images(data: object) -> NamedImages:
     if data is None:
         return NamedImages()
     if isinstance(data, str | Path):
-        return _named(str(data))
+        name, path = str(data), expanded(str(data))
+        if not (path.exists() or path.is_absolute() or name.startswith(".")):
+            return _looked_into(load_data(name), name=name)
+        if path.is_file():
+            raise UserError(f"data is expected to be a folder of images, one folder a class, but {name} is a file.")
+        return _looked_into(load_data("image_folder", root=str(path)), name=path.name)
     if isinstance(data, type):
         raise UserError(f"data is expected to be a data set, but got the class {data.__name__}; make one of it first.")
     if callable(data) and not hasattr(data, "__getitem__"):
         return _looked_into(data(0), of_client=data)
     return _looked_into(data)
-
-
-def _named(name: str) -> NamedImages:
-    path = expanded(name)
-    if path.exists() or path.is_absolute() or name.startswith("."):
-        if path.is_file():
-            raise UserError(f"data is expected to be a folder of images, one folder a class, but {name} is a file.")
-        return _looked_into(load_data("image_folder", root=str(path)), name=path.name)
-    return _looked_into(load_data(name), name=name)
 
 
 def _looked_into(data: object, *, of_client: OfClient | None = None, name: str | None = None) -> NamedImages:
@@ -209,20 +205,18 @@ def _looked_into(data: object, *, of_client: OfClient | None = None, name: str |
         raise UserError("data is expected to hold images, but is empty.")
     classes = data.train.num_classes if isinstance(data, Dataset) else None
     classes = data.num_classes if isinstance(data, Examples) else classes
-    own = isinstance(data, Dataset | Examples)
+    normalization = None
+    if not isinstance(data, Dataset | Examples):
+        with own_streams_put_back(data):
+            normalization = find_normalization(data)
     return NamedImages(
         name=name or (data.name if isinstance(data, Dataset) else "its own data"),
         data=None if of_client else data,
         of_client=of_client,
         input_shape=tuple(first[0][0].shape),
         num_classes=classes,
-        normalization=None if own else _normalization(data),
+        normalization=normalization,
     )
-
-
-def _normalization(data: object) -> Normalization | None:
-    with own_streams_put_back(data):
-        return find_normalization(data)
 
 
 def _examples(data: object) -> Images:

@@ -17,7 +17,6 @@ from fl_privacy.runs.build import attack_of_run, build_inferences
 from fl_privacy.runs.config import RunSettings
 from fl_privacy.runs.destination import Destination, Monitor
 from fl_privacy.runs.folder import RunFolder
-from fl_privacy.runs.inference_judge import Spending
 from fl_privacy.runs.inference_stage import InferenceStage
 from fl_privacy.runs.privacy import calibrated
 from fl_privacy.runs.setup import Setup, build_setup, build_untrained
@@ -34,7 +33,9 @@ def attack_experiment(config: RunSettings, monitor: Monitor) -> Path:
     Raises:
         UserError: a setting is wrong, or there is nothing to attack.
     """
-    expect_readable_sums(config)
+    name = config.secure_aggregation["name"]
+    if name != SUMS or config.captured or "_target_" in config.server:
+        expect_readable_updates(name, "The command attack")
     config = calibrated(config)
     if config.captured and (captures := app_captures(config.captured)) is not None:
         return attack_app(config, captures, monitor)
@@ -82,13 +83,6 @@ def attack_experiment(config: RunSettings, monitor: Monitor) -> Path:
     return place.path
 
 
-def expect_readable_sums(config: RunSettings) -> None:
-    """Raise ``UserError`` for secure aggregation unless an honest server sees sums of fresh updates."""
-    name = config.secure_aggregation["name"]
-    if name != SUMS or config.captured or "_target_" in config.server:
-        expect_readable_updates(name, "The command attack")
-
-
 def _expect_questions(
     attack: ReconstructionAttack | None, inferences: Mapping[str, Inference], *, trained: bool
 ) -> None:
@@ -117,7 +111,7 @@ def attack_and_infer(
     if inference := InferenceStage.of(setup, folder, monitor):
         for observation in observations:
             inference.see(observation)
-        inference.finish(Spending(epsilon=lambda round: None, delta=setup.config.privacy.delta))
+        inference.finish()
 
 
 def attack_app(config: RunSettings, captures: Path, monitor: Monitor) -> Path:

@@ -11,12 +11,12 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from fl_privacy.attacks import Progress, ReconstructionAttack
+from fl_privacy.attacks import ReconstructionAttack
 from fl_privacy.attacks.exact.first_layer import NotFullyConnectedError, find_first_layer
 from fl_privacy.attacks.gradient_inversion.targets import is_sum_of_gradients
 from fl_privacy.data import Vocabulary
 from fl_privacy.federation import Client, Failure, Replay
-from fl_privacy.federation.interception import ids_of
+from fl_privacy.federation.interception import WaitingUpdates, ids_of
 from fl_privacy.federation.parallel import attack_by_all_cores
 from fl_privacy.federation.replies import attempt
 from fl_privacy.measure import MetricFunction, VictimScore, evaluate_all, unjudged
@@ -59,7 +59,12 @@ class Tracer:
 
         Images without a guess count as traced wrongly. Left out are failed victims, unknown originals, texts and rows.
         """
-        known = [(score, score.originals) for score in scores if score.originals is not None and _counts(score)]
+        known = [
+            (score, score.originals)
+            for score in scores
+            if score.originals is not None
+            and not (score.sentences or score.rows is not None or any(one.failure is not None for one in score.images))
+        ]
         if not known:
             return None
         scores = [score for score, _ in known]
@@ -97,10 +102,6 @@ class Tracer:
 
 def _dealt(number: int, owners: Tensor) -> Tensor:
     return owners[torch.arange(number) * len(owners) // max(1, number)]
-
-
-def _counts(score: VictimScore) -> bool:
-    return not score.sentences and score.rows is None and all(image.failure is None for image in score.images)
 
 
 class Truth(Protocol):
@@ -165,6 +166,11 @@ class Judge:
     def _judged(
         self, found: Sequence[Reconstruction], truths: Sequence[Batch], transformed: Sequence[Batch] | None
     ) -> list[VictimScore]:
+        others = self.others
+        if self.prior:
+            guesses = [None if each.batch is None else each.batch.inputs for each in found]
+            controls = other_updates([each.id for each in found], guesses, [truth.inputs for truth in truths])
+            others = replace(others, controls={**others.controls, **controls})
         scores = evaluate_all(
             found,
             truths,
@@ -172,17 +178,12 @@ class Judge:
             transformed=transformed,
             language=self.vocabulary,
             schema=self.schema,
-            others=self._with_controls(found, truths) if self.prior else self.others,
+            others=others,
             augmented=self.augments,
         )
         if self.vocabulary is None:
             return scores
         return [replace(score, sentences=_sentences(score, self.vocabulary)) for score in scores]
-
-    def _with_controls(self, found: Sequence[Reconstruction], truths: Sequence[Batch]) -> Distractors:
-        guesses = [None if each.batch is None else each.batch.inputs for each in found]
-        controls = other_updates([each.id for each in found], guesses, [truth.inputs for truth in truths])
-        return replace(self.others, controls={**self.others.controls, **controls})
 
 
 def _sentences(
@@ -310,7 +311,8 @@ class AttackStage:
         who = which if self.knowledge.defense is None else f"{which}, {attacker} attacker"
         result = self._reconstruct([*earlier, *observations], who, attacker)[len(earlier) :]
         self.knowledge.remember(result, attacker)
-        # batch norm mode of the client; ``None`` for a model without batch norm
+        trained = all(observation.id.probe is None for observation in observations)
+        uploads = AttackedUploads.TRAINING if trained else AttackedUploads.PROBES
         self.folder.add_attack(
             round=round,
             victims=len(result),
@@ -319,7 +321,7 @@ class AttackStage:
             attacker=attacker,
             countermeasures=list(dict.fromkeys(sentence for r in result for sentence in r.countermeasures)),
             candidates_from=None if (others := self.judge.others.candidates) is None else others.name,
-            uploads=self._uploads(observations),
+            uploads=AttackedUploads.SERVER if self.rehearsed else uploads,
         )
         with self.monitor.working(f"Judging what was made of {who}"):
             scores = self.judge.scores(result, observations)
@@ -329,18 +331,25 @@ class AttackStage:
         self.folder.save_films(result, scores, pieces=self.judge.pieces, attacker=attacker)
         return scores
 
-    def _uploads(self, observations: Sequence[Observation]) -> AttackedUploads:
-        if self.rehearsed:
-            return AttackedUploads.SERVER
-        trained = all(observation.id.probe is None for observation in observations)
-        return AttackedUploads.TRAINING if trained else AttackedUploads.PROBES
+    def _measure_distortion(self, observations: Sequence[Observation]) -> None:
+        for observation in counted("update", observations):
+            measured = attempt(partial(update_distortion, self.judge.truth, observation))
+            if isinstance(measured, Failure):
+                logger.warning("The defense of %s could not be measured: %s", observation.id, measured.reason)
+            else:
+                self.folder.add_update_distortion(observation.id, *measured)
 
     def _reconstruct(self, asked: Sequence[Observation], who: str, attacker: Attacker) -> list[Reconstruction]:
         """Reconstruct each of ``asked``; return failures if the attack raised or gave no answer.
 
         A failure on several clients' updates is retried for each client alone, since one client may have caused it.
         """
-        found = self._attempted(asked, who)
+        with self.monitor.attacking(who) as shown:
+            progress = self.folder.teller.telling(f"Attacking {who}", shown)
+            work = partial(attack_by_all_cores, self.attack, asked, seed=self.seed, threads=self.threads)
+            with viewed_by(partial(self.folder.teller.picture, pieces=self.judge.pieces)):
+                found = attempt(lambda: _expect_answers(work(processes=self.jobs, progress=progress), asked))
+        self.folder.teller.clear()
         if not isinstance(found, Failure):
             return found
         logger.warning("The %s attack on round %d failed: %s", attacker, asked[-1].id.round, found.reason)
@@ -355,26 +364,33 @@ class AttackStage:
             made |= dict(zip(places, alone, strict=True))
         return [made[place] for place in range(len(asked))]
 
-    def _attempted(self, asked: Sequence[Observation], who: str) -> list[Reconstruction] | Failure:
-        with self.monitor.attacking(who) as shown:
-            progress = self.folder.teller.telling(f"Attacking {who}", shown)
-            with viewed_by(partial(self.folder.teller.picture, pieces=self.judge.pieces)):
-                found = attempt(lambda: _expect_answers(self._attack(asked, progress), asked))
-        self.folder.teller.clear()
-        return found
 
-    def _attack(self, asked: Sequence[Observation], progress: Progress) -> list[Reconstruction]:
-        return attack_by_all_cores(
-            self.attack, asked, seed=self.seed, threads=self.threads, processes=self.jobs, progress=progress
-        )
+@dataclass(frozen=True, kw_only=True, eq=False)
+class WaitingAttack:
+    """Reader of a run that attacks the updates of a training after each round, or at the end.
 
-    def _measure_distortion(self, observations: Sequence[Observation]) -> None:
-        for observation in counted("update", observations):
-            measured = attempt(partial(update_distortion, self.judge.truth, observation))
-            if isinstance(measured, Failure):
-                logger.warning("The defense of %s could not be measured: %s", observation.id, measured.reason)
-            else:
-                self.folder.add_update_distortion(observation.id, *measured)
+    Attributes:
+        of_training: ``True`` to attack the updates that train the model, else the probes.
+        during: ``True`` to attack after each round.
+    """
+
+    stage: AttackStage
+    waiting: WaitingUpdates
+    of_training: bool
+    during: bool
+
+    def see(self, observation: Observation) -> None:
+        if (observation.id.probe is None) == self.of_training:
+            self.waiting.append(observation)
+
+    def end_round(self) -> None:
+        if self.during:
+            self.finish()
+
+    def finish(self) -> None:
+        if self.waiting:
+            self.stage.run(self.waiting)
+            self.waiting.clear()
 
 
 def _in_words(round: int, start: int, number: int, total: int) -> str:

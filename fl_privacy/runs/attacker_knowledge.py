@@ -93,7 +93,11 @@ def data_names(clients: Mapping[int, Client]) -> Callable[[VictimId], str | None
 
     def same_data(victim: VictimId) -> str | None:
         client = clients[victim.client]
-        changes = not _trains_on_everything(client) if victim.probe is None else client.plan.augment_probes
+        changes = client.plan.augment_probes
+        if victim.probe is None:
+            number = client.number_of_examples
+            batches = local_batches(number, client.plan, derive_generator(0))
+            changes = client.plan.augments or len({int(i) for batch in batches for i in batch}) != number
         redrawn = client.defense.changes_images and mixing(client.defense.parts) is None
         return None if changes or redrawn else victim.source
 
@@ -157,11 +161,3 @@ def public_examples(count: int | None, unattacked: LabelledExamples) -> Batch | 
             f" attacked, but got {count}."
         )
     return unattacked.batch(torch.arange(count)) if count else None
-
-
-def _trains_on_everything(client: Client) -> bool:
-    if client.plan.augments:
-        return False
-    number = client.number_of_examples
-    batches = local_batches(number, client.plan, derive_generator(0))
-    return len({int(i) for batch in batches for i in batch}) == number

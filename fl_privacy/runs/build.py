@@ -18,7 +18,6 @@ from fl_privacy.checks import whole
 from fl_privacy.data import (
     Dataset,
     LabelledExamples,
-    TableExamples,
     expect_images,
     texts_of,
 )
@@ -101,30 +100,16 @@ ANY_MODEL = ("init", "mean", "std", "lora_rank", "lora_alpha")
 def build_network(section: Mapping[str, Any], dataset: Dataset, *, seed: int) -> nn.Module:
     """Build the model of ``section`` with initial values of ``seed``, and check that it fits the data."""
     train = dataset.train
-    return _CHECKS[train.modality](_network(section, train.architecture, seed), train)
+    model = _network(section, train.architecture, seed)
+    return _CHECKS[train.modality](model, train) or model
 
 
-def _checked_on_images(model: nn.Module, train: LabelledExamples) -> nn.Module:
-    check_model(model, train.input_shape, train.num_classes)
-    return model
-
-
-def _checked_on_texts(model: nn.Module, train: LabelledExamples) -> nn.Module:
-    check_text_model(model, train.input_shape[0], train.num_classes)
-    return model
-
-
-def _checked_on_rows(model: nn.Module, train: LabelledExamples) -> nn.Module:
-    assert isinstance(train, TableExamples)
-    return check_table_model(model, train.schema, train.num_classes)
-
-
-_CHECKS: Mapping[Modality, Callable[[nn.Module, LabelledExamples], nn.Module]] = {
-    IMAGES: _checked_on_images,
-    TEXTS: _checked_on_texts,
-    ROWS: _checked_on_rows,
+_CHECKS: Mapping[Modality, Callable[[nn.Module, Any], nn.Module | None]] = {
+    IMAGES: lambda model, train: check_model(model, train.input_shape, train.num_classes),
+    TEXTS: lambda model, train: check_text_model(model, train.input_shape[0], train.num_classes),
+    ROWS: lambda model, train: check_table_model(model, train.schema, train.num_classes),
 }
-"""Modality -> check that a model fits its examples."""
+"""Modality -> check that a model fits its examples; returns another model if it has to."""
 
 
 def build_network_for(
@@ -252,20 +237,16 @@ def prepare_defense(defense: Defense, dataset: Dataset, model: nn.Module) -> Non
             inform(public.batch(rows), public.attributes[rows])
 
 
-def _suits_rows(defense: Defense) -> bool:
-    return not (defense.prepare or defense.data or defense.examples or defense.model)
-
-
-def _suits_texts(defense: Defense) -> bool:
-    of_pixels = any(isinstance(part.effect, MutedFeatures | SlicedNoise) for part in defense.parts)
-    looks = len(defense.texts) < len(defense.prepare)
-    return not (of_pixels or looks or defense.data or defense.examples or defense.model)
-
-
 _SUITS: Mapping[Modality, Callable[[Defense], bool]] = {
     IMAGES: lambda defense: True,
-    TEXTS: _suits_texts,
-    ROWS: _suits_rows,
+    TEXTS: lambda defense: (
+        not (
+            any(isinstance(part.effect, MutedFeatures | SlicedNoise) for part in defense.parts)
+            or len(defense.texts) < len(defense.prepare)
+            or (defense.data or defense.examples or defense.model)
+        )
+    ),
+    ROWS: lambda defense: not (defense.prepare or defense.data or defense.examples or defense.model),
 }
 """Modality -> ``True`` for a defense that only needs data that such examples have."""
 

@@ -34,6 +34,7 @@ class CanaryStage:
 
     setup: Setup
     canaries: Canaries
+    privacy: Privacy
     folder: RunFolder
     monitor: Monitor
     _sent: Observation | None = field(default=None, init=False)
@@ -48,9 +49,9 @@ class CanaryStage:
         self._state = ClientState()
 
     @classmethod
-    def of(cls, setup: Setup, folder: RunFolder, monitor: Monitor) -> "CanaryStage | None":
+    def of(cls, setup: Setup, folder: RunFolder, monitor: Monitor, privacy: Privacy) -> "CanaryStage | None":
         found = [i for i in build_inferences(setup.config.inference).values() if isinstance(i, Canaries)]
-        return cls(setup=setup, canaries=found[0], folder=folder, monitor=monitor) if found else None
+        return cls(setup=setup, canaries=found[0], privacy=privacy, folder=folder, monitor=monitor) if found else None
 
     @property
     def unit(self) -> Unit:
@@ -70,7 +71,7 @@ class CanaryStage:
         if observation.id.probe is None and self._sent is None:
             self._sent = observation
 
-    def read(self) -> None:
+    def end_round(self) -> None:
         if self._sent is None:
             return
         sent, self._sent = self._sent, None
@@ -79,9 +80,9 @@ class CanaryStage:
         with self.monitor.working(f"Canaries in round {sent.id.round}"):
             self._scores += self._by_examples(sent) if self.unit == "example" else self._by_clients(sent)
 
-    def finish(self, privacy: Privacy) -> None:
-        self.read()
-        delta = self.setup.config.privacy.delta
+    def finish(self) -> None:
+        self.end_round()
+        delta, privacy = self.setup.config.privacy.delta, self.privacy
         if not self._rounds:
             return
         test = canary_test(
@@ -93,22 +94,20 @@ class CanaryStage:
         if epsilon is not None:
             claim = Claim(epsilon=epsilon, delta=delta, unit=unit, rounds=self.setup.rounds, by="this run")
         recomputed, missing = self._recomputed(delta)
+        note = "Canary clients upload an update of the clipping norm each round; none enters the mean."
+        if self.unit == "example":
+            note = (
+                "Canary examples have a gradient of the clipping norm, and are sampled in each local step at the rate"
+                " of the client's batches; the client that trains with them enters no mean."
+            )
         verdict = ClaimVerdict(
             subject=f"{self._defense.name} over the {self._rounds} intercepted of {self.setup.rounds} rounds",
             claim=claim,
             recomputed=recomputed,
             canaries=test,
-            notes=(*missing, *self._notes()),
+            notes=(*missing, note),
         )
         write_claims(self.folder.path, records_of([verdict]))
-
-    def _notes(self) -> tuple[str, ...]:
-        if self.unit == "client":
-            return ("Canary clients upload an update of the clipping norm each round; none enters the mean.",)
-        return (
-            "Canary examples have a gradient of the clipping norm, and are sampled in each local step at the rate of"
-            " the client's batches; the client that trains with them enters no mean.",
-        )
 
     def _recomputed(self, delta: float) -> tuple[Recomputed | None, tuple[str, ...]]:
         found = guarantees(self.setup, delta=delta, accountant="rdp")[0]
@@ -141,14 +140,6 @@ class CanaryStage:
         unit = torch.linalg.qr(drawn)[0] if together else drawn / drawn.norm(dim=0)
         self._directions = unit.T.contiguous()
 
-    def _update(self, along: Tensor, like: Tensors) -> Tensors:
-        """Put values (s,) on the chosen coordinates into tensors like ``like``."""
-        assert self._coordinates is not None
-        flat = torch.zeros(sum(value.numel() for value in like.values()))
-        flat[self._coordinates] = along
-        parts = flat.split([value.numel() for value in like.values()])
-        return {name: part.view(value.shape) for (name, value), part in zip(like.items(), parts, strict=True)}
-
     def _by_clients(self, sent: Observation) -> Tensor:
         """Score clients (m,) whose update is the canary, or nothing, after the upload's hooks.
 
@@ -174,7 +165,8 @@ class CanaryStage:
 
     def _by_examples(self, sent: Observation) -> Tensor:
         """Score gradients (m,) added to a client's local steps."""
-        assert self._directions is not None
+        assert self._directions is not None and self._coordinates is not None
+        places = self._coordinates
         client: Client = next(iter(self.setup.clients.values()))
         like, norm, directions = sent.upload.tensors, clip_norm_of(self._defense) or 1.0, self._directions
         rng, examples = self._rng("sampling", sent.id.round), len(client.indices)
@@ -182,7 +174,10 @@ class CanaryStage:
         def with_canaries(gradients: Tensors, step: LocalStep) -> Tensors:
             size = len(step.batch)
             sampled = (torch.rand(len(directions), generator=rng) < size / examples) & self._taken
-            added = self._update(sampled.to(directions) @ directions * (norm / size), like)
+            flat = torch.zeros(sum(value.numel() for value in like.values()))
+            flat[places] = sampled.to(directions) @ directions * (norm / size)
+            parts = zip(like.items(), flat.split([value.numel() for value in like.values()]), strict=True)
+            added = {name: part.view(value.shape) for (name, value), part in parts}
             return {n: g + added[n].to(g) if n in added else g for n, g in gradients.items()}
 
         defense = replace(self._defense, gradient=(*self._defense.gradient, with_canaries))
@@ -192,8 +187,6 @@ class CanaryStage:
         if client.plan.shares == "weights":
             found = {name: value - sent.sent.parameters[name].cpu() for name, value in found.items()}
         # take the chosen coordinates (s,) of ``update``; withheld values are 0
-        assert self._coordinates is not None
         whole = [found[name].flatten() if name in found else torch.zeros(v.numel()) for name, v in like.items()]
-        return sign * (directions @ torch.cat([part.cpu().to(torch.float32) for part in whole])[self._coordinates]).to(
-            torch.float64
-        )
+        chosen = torch.cat([part.cpu().to(torch.float32) for part in whole])[places]
+        return sign * (directions @ chosen).to(torch.float64)

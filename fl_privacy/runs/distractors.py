@@ -4,12 +4,13 @@ import hashlib
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fl_privacy.data import Examples, LabelledExamples, TableExamples, TextExamples, images_of, load_data
+from fl_privacy.data import Examples, LabelledExamples, images_of, load_data
 from fl_privacy.errors import UserError
 from fl_privacy.measure.distractors import Distractors
 from fl_privacy.measure.public_images import PublicImages
@@ -73,18 +74,15 @@ def _shared(images: Tensor, labels: Tensor | None, name: str, more: Tensor | Non
     return found
 
 
-def _texts(examples: LabelledExamples, chosen: Tensor) -> Distractors:
-    assert isinstance(examples, TextExamples)
-    return Distractors(texts=examples.tokens[chosen])
-
-
-def _rows(examples: LabelledExamples, chosen: Tensor) -> Distractors:
-    assert isinstance(examples, TableExamples)
-    labels = examples.labels[chosen] if examples.labels.dim() == 1 and not examples.labels.is_floating_point() else None
-    return Distractors(rows=examples.schema.cells(examples.inputs[chosen]), labels=labels)
-
-
-_FEW: Mapping[Modality, Callable[[LabelledExamples, Tensor], Distractors]] = {TEXTS: _texts, ROWS: _rows}
+_FEW: Mapping[Modality, Callable[[Any, Tensor], Distractors]] = {
+    TEXTS: lambda examples, chosen: Distractors(texts=examples.tokens[chosen]),
+    ROWS: lambda examples, chosen: Distractors(
+        rows=examples.schema.cells(examples.inputs[chosen]),
+        labels=examples.labels[chosen]
+        if examples.labels.dim() == 1 and not examples.labels.is_floating_point()
+        else None,
+    ),
+}
 """Modality -> choice of controls without a number."""
 
 
@@ -99,7 +97,10 @@ def shipped_others(shape: tuple[int, ...], number: int = MOST, *, seed: int) -> 
     if len(shape) != 3 or not (number := at_most(number, shape)):
         return Distractors()
     rng = derive_generator(seed, "candidates")
-    digits = _digits(shape, number // 2, rng) if shape[0] == 1 else torch.empty(0, *shape)
+    digits = torch.empty(0, *shape)
+    if shape[0] == 1 and (found := next(_shipped(_DIGITS), None)) is not None:
+        chosen = found.images[torch.randperm(len(found), generator=rng)[: number // 2]].float() / 255
+        digits = functional.interpolate(chosen, size=shape[1:], mode="bilinear", antialias=True).clamp(0, 1)
     cuts = _cuts(shape, number - len(digits), rng)
     if not len(images := torch.cat([digits, cuts])):
         return Distractors()
@@ -110,14 +111,6 @@ def shipped_others(shape: tuple[int, ...], number: int = MOST, *, seed: int) -> 
 def at_most(number: int, shape: tuple[int, ...]) -> int:
     """Return ``number``, limited by the memory of images of ``shape``."""
     return min(number, _MOST_VALUES // max(1, int(torch.tensor(shape).prod())))
-
-
-def _digits(shape: tuple[int, ...], number: int, rng: torch.Generator) -> Tensor:
-    found = next(_shipped(_DIGITS), None)
-    if found is None:
-        return torch.empty(0, *shape)
-    images = found.images[torch.randperm(len(found), generator=rng)[:number]].float() / 255
-    return functional.interpolate(images, size=shape[1:], mode="bilinear", antialias=True).clamp(0, 1)
 
 
 def _cuts(shape: tuple[int, ...], number: int, rng: torch.Generator) -> Tensor:

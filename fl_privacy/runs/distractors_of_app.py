@@ -174,7 +174,10 @@ def _drawn_at(
     with streams_put_back():
         data = known.data if place is None or known.of_client is None else known.of_client(place)
         rng = derive_generator(seed, "candidates", place or 0)
-        second = _second_half(data)
+        pair = isinstance(data, tuple | list) and len(data) > 1
+        second = data.test if isinstance(data, Dataset) else None
+        if pair and all(isinstance(part, DataLoader | TorchDataset) for part in data[:2]):  # type: ignore[index]
+            second = data[1]  # type: ignore[index]
         held = (
             []
             if second is None
@@ -190,15 +193,6 @@ def _some(known: KnownImages, data: object, rng: torch.Generator, most: int) -> 
     with own_streams_put_back(data):
         drawn = islice(_indexed_at_random(data, set(), rng), most)
         return [(index, known.plain(image), label) for index, (image, label) in drawn]
-
-
-def _second_half(data: object) -> object | None:
-    if isinstance(data, Dataset):
-        return data.test
-    pair = isinstance(data, tuple | list) and len(data) > 1
-    if pair and all(isinstance(part, DataLoader | TorchDataset) for part in data[:2]):  # type: ignore[index]
-        return data[1]  # type: ignore[index]
-    return None
 
 
 def at_random(data: Any, taken: set[int], rng: torch.Generator) -> Iterator[tuple[Tensor, int]]:

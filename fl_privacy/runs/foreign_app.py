@@ -1,27 +1,19 @@
-"""Attack intercepted updates of third-party clients, and describe their app."""
+"""Choose uploads of third-party clients to attack, and describe their app."""
 
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import torch
 
-from fl_privacy.attacks import ReconstructionAttack
-from fl_privacy.attacks.attack import trained_on
 from fl_privacy.defenses import ClientState, Defense
 from fl_privacy.effects import Description, settings_in_words
 from fl_privacy.federation import local_update
-from fl_privacy.federation.interception import by_id, describe_model, ids_of, only
-from fl_privacy.measure import MetricFunction
-from fl_privacy.measure.distractors import Distractors
+from fl_privacy.federation.interception import describe_model, ids_of, only
 from fl_privacy.models import has_batch_norm, normalization_of
 from fl_privacy.models.gradients.choose_method import number_of_steps
 from fl_privacy.runs.app_truth import KnownImages
-from fl_privacy.runs.attack_stage import AttackStage, Judge
-from fl_privacy.runs.attacker_knowledge import AttackerKnowledge
-from fl_privacy.runs.destination import Monitor
-from fl_privacy.runs.folder import RunFolder
 from fl_privacy.types import Observation, VictimId
 
 MOST_FOUND = 12
@@ -34,65 +26,6 @@ reveals next to nothing of single images, whatever one image would reveal."""
 
 MOST_PIXELS, MOST_REPLAYED = 1 << 26, 10_000
 """Values of a guess, and local steps, above which an update is never attacked."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Captured:
-    """Intercepted updates of a Flower app.
-
-    Attributes:
-        defenses: client -> stated defense.
-        adaptive: ``True`` to attack also with knowledge of the defense.
-        rehearsed: ``True`` if the server made these updates itself.
-    """
-
-    observations: Sequence[Observation]
-    truth: KnownImages
-    defense: Description = ()
-    defenses: Mapping[int, Description] = field(default_factory=dict)
-    adaptive: bool = False
-    sentences: Sequence[str] = ()
-    rehearsed: bool = False
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class CapturedAttackPlan:
-    """An attack on captured updates, with its seed, threads, processes, metrics and distractors."""
-
-    attack: ReconstructionAttack
-    seed: int = 0
-    threads: int | None = 1
-    jobs: int | None = None
-    functions: Mapping[str, MetricFunction] = field(default_factory=dict)
-    others: Distractors = field(default_factory=Distractors)
-
-
-def attack_captured(captured: Captured, plan: CapturedAttackPlan, folder: RunFolder, monitor: Monitor) -> None:
-    """Attack, score against known originals, and record in ``folder``, which stays unfinished."""
-    folder.write_environment(seed=plan.seed)
-    folder.write_threat_model(list(captured.sentences))
-    folder.write_defense(captured.defense)
-    stage = AttackStage(
-        attack=plan.attack,
-        seed=plan.seed,
-        threads=plan.threads,
-        jobs=plan.jobs,
-        knowledge=AttackerKnowledge(
-            same_data=_same_data,
-            defense=captured.defense if captured.adaptive else None,
-            defenses=captured.defenses,
-        ),
-        judge=Judge(
-            truth=captured.truth,
-            functions=plan.functions,
-            others=plan.others,
-            prior=any(trained_on(plan.attack, o.input_shape) is not None for o in captured.observations),
-        ),
-        folder=folder,
-        monitor=monitor,
-        rehearsed=captured.rehearsed,
-    )
-    stage.run(by_id(captured.observations))
 
 
 def worth_attacking(
@@ -216,8 +149,3 @@ def _steps(observation: Observation) -> int:
 def _span(numbers: Sequence[int]) -> str:
     low, high = min(numbers), max(numbers)
     return str(high) if low == high else f"{low} to {high}"
-
-
-def _same_data(victim: VictimId) -> str | None:
-    """Name a probe's examples, equal in every round; ``None`` for a training update."""
-    return None if victim.probe is None else victim.source

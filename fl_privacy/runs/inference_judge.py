@@ -1,7 +1,7 @@
 """Draw the examples for inference attacks, and compare answers with the truth."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -94,12 +94,16 @@ def ask(setup: Setup, members: int, others: int) -> InferenceQuestions:
     parts, known = [own.batch(chosen), source.batch(outside)], setup.unattacked.attributes
     inside, outer, *rest = _as_wide([*parts, setup.unattacked.batch(public)] if len(public) else parts, source)
     alike = _alike(owners[chosen], own.labels[chosen], source.labels[outside], rng)
+    shares = []
+    for _, client in sorted(clients.items()):
+        counts = client.examples.labels[client.indices].bincount(minlength=client.examples.num_classes)
+        shares.append(counts / counts.sum())
     return InferenceQuestions(
         examples=Batch(torch.cat([inside.inputs, outer.inputs]), torch.cat([inside.labels, outer.labels])),
         members=members,
         clients=torch.cat([owners[chosen], alike]),
         from_test=from_test,
-        shares=torch.stack([_shares(client) for _, client in sorted(clients.items())]),
+        shares=torch.stack(shares),
         public=rest[0] if rest else None,
         public_attributes=known[public] if known is not None else None,
         public_rows=public,
@@ -115,11 +119,6 @@ def _as_wide(batches: Sequence[Batch], source: LabelledExamples) -> list[Batch]:
         return F.pad(tokens, (0, widest - tokens.shape[1]), value=none)
 
     return [Batch(filled(b.inputs, -1), b.labels if b.labels.dim() == 1 else filled(b.labels, -100)) for b in batches]
-
-
-def _shares(client: Client) -> Tensor:
-    counts = client.examples.labels[client.indices].bincount(minlength=client.examples.num_classes)
-    return counts / counts.sum()
 
 
 def _alike(owners: Tensor, labels: Tensor, wanted: Tensor, rng: torch.Generator) -> Tensor:
@@ -193,38 +192,27 @@ FROM_TEST = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Spending:
-    """Largest epsilon of a client by round, ``None`` without guarantee, and its delta."""
-
-    epsilon: Callable[[int], float | None]
-    delta: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class WatchedRounds:
-    """Rounds that an inference attack observed: their number, the last one, and the client ids in column order."""
-
-    rounds: int
-    last_round: int
-    clients: tuple[int, ...]
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class InferenceJudge:
     """Compares the answers of inference attacks with the truth.
 
     Attributes:
         attributes: (V,) attributes of the victims, -1 if not known.
+        epsilon: largest epsilon of a client by the last observed round; ``None`` without guarantee.
+        clients: ids in the order of the answers' columns.
     """
 
     asked: InferenceQuestions
     attributes: Tensor
-    spending: Spending
+    epsilon: float | None
+    delta: float
     seed: int
+    clients: tuple[int, ...]
+    rounds: int
+    last_round: int
 
     def findings(
-        self, about: About, answers: Mapping[str, Tensor], titles: Mapping[str, tuple[str, str]], watched: WatchedRounds
+        self, about: About, answers: Mapping[str, Tensor], titles: Mapping[str, tuple[str, str]]
     ) -> list[Finding]:
         judges = {
             About.MEMBERSHIP: self._membership,
@@ -240,16 +228,15 @@ class InferenceJudge:
                     method=name,
                     title=titles[name][0],
                     source=titles[name][1],
-                    rounds=watched.rounds,
-                    last_round=watched.last_round,
+                    rounds=self.rounds,
+                    last_round=self.last_round,
                 ),
-                watched,
             )
             for name, answer in answers.items()
         ]
 
-    def _membership(self, scores: Tensor, finding: Finding, watched: WatchedRounds) -> Finding:
-        columns = _columns(watched.clients, self.asked.clients)
+    def _membership(self, scores: Tensor, finding: Finding) -> Finding:
+        columns = _columns(self.clients, self.asked.clients)
         own = scores[torch.arange(len(scores)), columns].double()
         answered = own.isfinite()
         member = self.asked.is_member
@@ -259,7 +246,6 @@ class InferenceJudge:
         if min(len(found.positives), len(found.negatives)) < 2:
             reason = "there is too little evidence, as of too few clients or rounds"
             return replace(finding, failure=reason)
-        epsilon = self.spending.epsilon(watched.last_round)
         left_out = int((~answered).sum())
         notes = [FROM_TEST] * self.asked.from_test
         notes += [f"{left_out} examples of clients that were never read are left out."] * bool(left_out)
@@ -268,17 +254,17 @@ class InferenceJudge:
             finding,
             positives=len(found.positives),
             negatives=len(found.negatives),
-            measures=self._measures(found, epsilon),
+            measures=self._measures(found),
             fpr=fpr,
             tpr=tpr,
-            epsilon=epsilon,
-            delta=self.spending.delta,
-            proven_epsilon=proven_epsilon(found, delta=self.spending.delta if epsilon is not None else 0.0),
+            epsilon=self.epsilon,
+            delta=self.delta,
+            proven_epsilon=proven_epsilon(found, delta=0.0 if self.epsilon is None else self.delta),
             notes=notes,
         )
 
-    def _source(self, scores: Tensor, finding: Finding, watched: WatchedRounds) -> Finding:
-        owners = _columns(watched.clients, self.asked.clients[: self.asked.members])
+    def _source(self, scores: Tensor, finding: Finding) -> Finding:
+        owners = _columns(self.clients, self.asked.clients[: self.asked.members])
         own = scores[: len(owners)]
         answered = own.isfinite().any(1)
         own, owners = own[answered].nan_to_num(nan=-math.inf), owners[answered]
@@ -289,7 +275,7 @@ class InferenceJudge:
         success = answer_success(right, len(owners), majority=majority)
         return replace(finding, positives=len(owners), measures={"asr": _measure(success, None)})
 
-    def _attribute(self, scores: Tensor, finding: Finding, watched: WatchedRounds) -> Finding:
+    def _attribute(self, scores: Tensor, finding: Finding) -> Finding:
         answered = scores.isfinite().all(1) & (self.attributes >= 0)
         guessed, true = scores[answered].argmax(1), self.attributes[answered]
         if not len(true):
@@ -298,7 +284,7 @@ class InferenceJudge:
         success = answer_success(int((guessed == true).sum()), len(true), majority=majority)
         return replace(finding, positives=len(true), measures={"asr": _measure(success, None)})
 
-    def _property(self, guessed: Tensor, finding: Finding, watched: WatchedRounds) -> Finding:
+    def _property(self, guessed: Tensor, finding: Finding) -> Finding:
         answered = guessed.isfinite().all(1)
         guessed, shares = guessed[answered].double(), self.asked.shares[answered].double()
         if len(guessed) < 2:
@@ -319,24 +305,19 @@ class InferenceJudge:
         success = answer_success(int((largest == wanted).sum()), len(wanted), majority=majority)
         return replace(finding, positives=len(guessed), measures={**measures, "asr": _measure(success, None)})
 
-    def _measures(self, found: Separation, epsilon: float | None) -> dict[str, Measure]:
-        measures = {}
+    def _measures(self, found: Separation) -> dict[str, Measure]:
+        measures, budget = {}, {"epsilon": self.epsilon or 0.0, "delta": self.delta}
+        bounded = self.epsilon is not None and math.isfinite(self.epsilon)
         for name, rate in TPR_AT.items():
             if (estimate := tpr_at(found, rate)) is not None:
-                measures[name] = _measure(estimate, self._tpr_bound(rate, epsilon))
-        budget = {"epsilon": epsilon or 0.0, "delta": self.spending.delta}
-        bounded = epsilon is not None and math.isfinite(epsilon)
+                bound = float(tpr_bound(np.array([rate]), **budget)[0]) if bounded else None
+                measures[name] = _measure(estimate, bound)
         measures["auc"] = _measure(auc(found), auc_bound(**budget) if bounded else None)
         measures["balanced_accuracy"] = _measure(
             balanced_accuracy(found), balanced_accuracy_bound(**budget) if bounded else None
         )
         measures["asr"] = _measure(threshold_success(found), None)
         return measures
-
-    def _tpr_bound(self, fpr: float, epsilon: float | None) -> float | None:
-        if epsilon is None or not math.isfinite(epsilon):
-            return None
-        return float(tpr_bound(np.array([fpr]), epsilon=epsilon, delta=self.spending.delta)[0])
 
 
 def _measure(estimate: Estimate, bound: float | None) -> Measure:

@@ -20,13 +20,12 @@ from fl_privacy.runs.folder import Finding, RunFolder
 from fl_privacy.runs.inference_judge import (
     InferenceJudge,
     InferenceQuestions,
-    Spending,
-    WatchedRounds,
     ask,
     attributes_of,
     expect_attributes,
     rehearsing,
 )
+from fl_privacy.runs.privacy import UNKNOWN, Privacy
 from fl_privacy.runs.setup import Setup
 from fl_privacy.types import Batch, ModelState, Observation
 
@@ -58,6 +57,8 @@ class InferenceStage:
     device: torch.device
     folder: RunFolder
     monitor: Monitor
+    privacy: Privacy
+    delta: float
     _watches: dict[str, Watch] = field(default_factory=dict, init=False)
     _failures: dict[str, str] = field(default_factory=dict, init=False)
     _seconds: dict[str, float] = field(default_factory=dict, init=False)
@@ -75,7 +76,9 @@ class InferenceStage:
             self._seconds[name] = 0.0
 
     @classmethod
-    def of(cls, setup: Setup, folder: RunFolder, monitor: Monitor) -> "InferenceStage | None":
+    def of(
+        cls, setup: Setup, folder: RunFolder, monitor: Monitor, privacy: Privacy = UNKNOWN
+    ) -> "InferenceStage | None":
         """Build the stage; ``None`` without inference attacks.
 
         Raises:
@@ -107,15 +110,17 @@ class InferenceStage:
             device=torch.device(next(iter(clients.values())).device),
             folder=folder,
             monitor=monitor,
+            privacy=privacy,
+            delta=config.privacy.delta,
             expected=len(setup.audit.rounds),
         )
 
     def see(self, observation: Observation) -> None:
         if self._waiting and self._waiting[0].id.round != observation.id.round:
-            self.read()
+            self.end_round()
         self._waiting.append(observation)
 
-    def read(self) -> None:
+    def end_round(self) -> None:
         if not self._waiting:
             return
         probed = [o for o in self._waiting if o.id.probe is not None]
@@ -162,27 +167,33 @@ class InferenceStage:
 
         return Rehearsal(attributes=known[order], uploads=uploads)
 
-    def finish(self, spending: Spending) -> None:
-        self.read()
-        judge = InferenceJudge(asked=self.asked, attributes=self.attributes, spending=spending, seed=self.seed)
-        watched = WatchedRounds(rounds=self._rounds, last_round=self._last_round, clients=self.clients)
+    def finish(self) -> None:
+        self.end_round()
+        judge = InferenceJudge(
+            asked=self.asked,
+            attributes=self.attributes,
+            epsilon=self.privacy.epsilon(self._last_round),
+            delta=self.delta,
+            seed=self.seed,
+            clients=self.clients,
+            rounds=self._rounds,
+            last_round=self._last_round,
+        )
         for name, inference in self.inferences.items():
-            for finding in self._findings(judge, name, inference, watched):
+            for finding in self._findings(judge, name, inference):
                 self.folder.add_finding(replace(finding, seconds=self._seconds[name]))
 
-    def _findings(
-        self, judge: InferenceJudge, name: str, inference: Inference, watched: WatchedRounds
-    ) -> Sequence[Finding]:
+    def _findings(self, judge: InferenceJudge, name: str, inference: Inference) -> Sequence[Finding]:
         watch, reason = self._watches[name], self._failures.get(name)
-        if not watched.rounds:
+        if not self._rounds:
             reason = "no update of a client was intercepted"
         if reason is None:
-            found = attempt(lambda: judge.findings(inference.about, watch.answers(), watch.titles(), watched))
+            found = attempt(lambda: judge.findings(inference.about, watch.answers(), watch.titles()))
             if not isinstance(found, Failure):
                 return found
             reason = found.reason
         failed = Finding(about=inference.about, method=name, title=name, failure=reason)
-        return [replace(failed, rounds=watched.rounds, last_round=watched.last_round)]
+        return [replace(failed, rounds=self._rounds, last_round=self._last_round)]
 
     def _on_device(self, batch: Batch) -> Batch:
         return Batch(batch.inputs.to(self.device), batch.labels.to(self.device))

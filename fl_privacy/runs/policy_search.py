@@ -191,7 +191,11 @@ def search_policies(settings: Mapping[str, Any], monitor: Monitor) -> Path:
     try:
         (folder / POLICY_FILE).unlink(missing_ok=True)
         write_whole(folder / CONFIG, to_yaml(plain_value(config)))
-        plain, *scored = _compared(_score_all(config, plans, folder, monitor), plans.privacy)
+        plain, *scored = found = _score_all(config, plans, folder, monitor)
+        if plans.privacy.normalized:
+            means, variances = ([getattr(s, name) for s in found] for name in ("mean", "variance"))
+            scores = normalized_scores(means, variances, plans.privacy)
+            plain, *scored = [replace(s, privacy=score) for s, score in zip(found, scores, strict=True)]
         _write_results(config, plans, folder, scored, plain)
     finally:
         release(lock)
@@ -290,14 +294,6 @@ def _score_all(config: SearchSettings, plans: _Plans, folder: Path, monitor: Mon
                     records.append(_as_record(scored))
                 count(len(found))
     return [found[policy] for policy in wanted]
-
-
-def _compared(scored: Sequence[Scored], plan: PrivacyPlan) -> list[Scored]:
-    if not plan.normalized:
-        return list(scored)
-    means, variances = ([getattr(s, name) for s in scored] for name in ("mean", "variance"))
-    scores = normalized_scores(means, variances, plan)
-    return [replace(s, privacy=score) for s, score in zip(scored, scores, strict=True)]
 
 
 def _write_results(

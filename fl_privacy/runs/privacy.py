@@ -58,8 +58,15 @@ def privacy_of(setup: Setup, *, delta: float, accountant: Accountant) -> Privacy
     distinct = sorted(set(taken_part))
     courses = [dict(zip(distinct, candidate.course(distinct), strict=True)) for candidate in candidates]
     worst, _ = max(zip(candidates, courses, strict=True), key=lambda pair: pair[1][distinct[-1]])
+    sentences = [worst.describe(taken_part[-1])]
+    if promises_little(epsilon=worst.epsilon(taken_part[-1]), delta=worst.delta):
+        sentences.append("An epsilon or delta of that size promises little.")
+    if taken_part[-1] > 1:
+        sentences.append(f"After one round epsilon is {worst.epsilon(1):.4g}.")
+    if worst.sample_rate < 1:
+        sentences.append("This run draws its batches without replacement instead, which the accountant does not cover.")
     return Privacy(
-        statement=_statement(worst, taken_part[-1]),
+        statement=" ".join(sentences),
         missing=None,
         epsilons=tuple(max(course[number] for course in courses) for number in taken_part),
         unit=worst.unit,
@@ -94,17 +101,6 @@ def rounds_taken_part(setup: Setup) -> Sequence[int]:
     """Count the busiest client's rounds up to each round."""
     turns = len(setup.clients) if setup.server.plan.aggregation == "round_robin" else 1
     return [math.ceil(round / turns) for round in range(1, setup.rounds + 1)]
-
-
-def _statement(worst: Guarantee, taken_part: int) -> str:
-    sentences = [worst.describe(taken_part)]
-    if promises_little(epsilon=worst.epsilon(taken_part), delta=worst.delta):
-        sentences.append("An epsilon or delta of that size promises little.")
-    if taken_part > 1:
-        sentences.append(f"After one round epsilon is {worst.epsilon(1):.4g}.")
-    if worst.sample_rate < 1:
-        sentences.append("This run draws its batches without replacement instead, which the accountant does not cover.")
-    return " ".join(sentences)
 
 
 def calibrated(config: RunSettings) -> RunSettings:

@@ -1,26 +1,26 @@
 """Train, intercept, attack, evaluate and report: one configuration, one folder."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
+from typing import Protocol
 
 from fl_privacy.attacks import ReconstructionAttack
 from fl_privacy.data import images_of, partition_table
 from fl_privacy.errors import UserError
-from fl_privacy.federation import Evaluation, Failure, RoundReport, attempt, evaluate_model
+from fl_privacy.federation import Failure, attempt, evaluate_model
 from fl_privacy.federation.interception import CaptureWriter, WaitingUpdates
-from fl_privacy.federation.interception.observation_buffer import MOST_HELD
-from fl_privacy.runs.attack_stage import AttackStage
+from fl_privacy.federation.interception.capture_writer import MOST_HELD
+from fl_privacy.runs.attack_stage import WaitingAttack
 from fl_privacy.runs.build import attack_of_run, clients_of
 from fl_privacy.runs.canary_stage import CanaryStage
 from fl_privacy.runs.config import RunSettings, compose_run
 from fl_privacy.runs.destination import Backend, Destination, Monitor
 from fl_privacy.runs.folder import RunFolder, find_baseline
 from fl_privacy.runs.folder.ongoing import CAPTURES, WAITING
-from fl_privacy.runs.inference_judge import Spending
 from fl_privacy.runs.inference_stage import InferenceStage
 from fl_privacy.runs.privacy import UNKNOWN, Privacy, calibrated, privacy_of
 from fl_privacy.runs.server_attack import expect_readable_sum, hand_over
@@ -32,6 +32,16 @@ from fl_privacy.types import Observation
 logger = logging.getLogger(__name__)
 
 SIMULATED_CLIENTS = Whereabouts()
+
+
+class Reader(Protocol):
+    """Stage that sees what is intercepted: it saves, attacks or questions it, and records its results."""
+
+    def see(self, observation: Observation) -> None: ...
+
+    def end_round(self) -> None: ...
+
+    def finish(self) -> None: ...
 
 
 def run_experiment(
@@ -71,12 +81,18 @@ def run_experiment(
         if folder.finished:
             monitor.say("Another process has just finished it.")
         else:
-            run = _Run.of(setup, attack, folder, monitor, clients)
-            run.describe(prior)
+            delta, accountant = config.privacy.delta, config.privacy.accountant
+            privacy = UNKNOWN if clients.own_data else privacy_of(setup, delta=delta, accountant=accountant)
+            saves = bool(config.intercept.save)
+            waiting = WaitingUpdates(folder.path / (CAPTURES if saves else WAITING), most=MOST_HELD, written=saves)
+            readers = readers_of(setup, attack, waiting, folder, monitor, privacy=privacy, clients=clients)
+            describe(setup, folder, privacy, prior, clients)
             try:
-                run.train(backend)
+                train(setup, backend, readers, folder, monitor, privacy=privacy)
+                for reader in readers:
+                    reader.finish()
             finally:
-                run.waiting.clear()
+                waiting.clear()
             folder.finish(undefended_accuracy=_undefended_accuracy(place) if config.compares else None)
         place.write_page()
     return place.path
@@ -110,124 +126,75 @@ def _undefended_accuracy(place: Destination) -> float | None:
     return baseline.accuracy if baseline else None
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Run:
-    setup: Setup
-    clients: Whereabouts
-    privacy: Privacy
-    stage: AttackStage | None
-    inference: InferenceStage | None
-    canaries: CanaryStage | None
-    capture: CaptureWriter | None
-    folder: RunFolder
-    monitor: Monitor
-    waiting: WaitingUpdates
+def describe(setup: Setup, folder: RunFolder, privacy: Privacy, prior: Sequence[str], clients: Whereabouts) -> None:
+    """Record the threat model, the defense and its guarantee, before the training."""
+    config, train = setup.config, setup.dataset.train
+    start = ["The training starts at weights trained elsewhere."] if config.weights else []
+    folder.write_environment(seed=config.seed)
+    folder.write_threat_model([*setup.threat_model(), *start, *prior, who_draws(clients), privacy.statement])
+    folder.write_defense(setup.defense.parts)
+    folder.add_privacy(
+        delta=config.privacy.delta,
+        accountant=config.privacy.accountant,
+        missing=privacy.missing,
+        unit=privacy.unit,
+        covered=privacy.covered,
+    )
+    if not clients.own_data:
+        table = partition_table(train, [client.indices for client in setup.clients.values()])
+        folder.write_partition(table.tolist(), train.class_names)
 
-    @classmethod
-    def of(
-        cls,
-        setup: Setup,
-        attack: ReconstructionAttack | None,
-        folder: RunFolder,
-        monitor: Monitor,
-        clients: Whereabouts,
-    ) -> "_Run":
-        config = setup.config
-        delta, accountant, saves = config.privacy.delta, config.privacy.accountant, bool(config.intercept.save)
-        return cls(
-            setup=setup,
-            clients=clients,
-            privacy=UNKNOWN if clients.own_data else privacy_of(setup, delta=delta, accountant=accountant),
-            stage=setup.stage(attack, folder, monitor) if attack else None,
-            inference=InferenceStage.of(setup, folder, monitor),
-            canaries=None if clients.own_data else CanaryStage.of(setup, folder, monitor),
-            capture=CaptureWriter(folder.path / CAPTURES) if saves else None,
-            folder=folder,
-            monitor=monitor,
-            waiting=WaitingUpdates(folder.path / (CAPTURES if saves else WAITING), most=MOST_HELD, written=saves),
-        )
 
-    def describe(self, prior: Sequence[str]) -> None:
-        config, train = self.setup.config, self.setup.dataset.train
-        start = ["The training starts at weights trained elsewhere."] if config.weights else []
-        self.folder.write_environment(seed=config.seed)
-        self.folder.write_threat_model(
-            [*self.setup.threat_model(), *start, *prior, who_draws(self.clients), self.privacy.statement]
-        )
-        self.folder.write_defense(self.setup.defense.parts)
-        self.folder.add_privacy(
-            delta=config.privacy.delta,
-            accountant=config.privacy.accountant,
-            missing=self.privacy.missing,
-            unit=self.privacy.unit,
-            covered=self.privacy.covered,
-        )
-        if self.clients.own_data:
-            return
-        table = partition_table(train, [client.indices for client in self.setup.clients.values()])
-        self.folder.write_partition(table.tolist(), train.class_names)
+def readers_of(
+    setup: Setup,
+    attack: ReconstructionAttack | None,
+    waiting: WaitingUpdates,
+    folder: RunFolder,
+    monitor: Monitor,
+    *,
+    privacy: Privacy,
+    clients: Whereabouts,
+) -> list[Reader]:
+    """Build the stages of a run, in the order of their results."""
+    config, found = setup.config, list[Reader]()
+    if config.intercept.save:
+        found.append(CaptureWriter(folder.path / CAPTURES))
+    if attack:
+        stage, of_training = setup.stage(attack, folder, monitor), config.intercept.uploads == "update"
+        during = config.intercept.when == "during"
+        found.append(WaitingAttack(stage=stage, waiting=waiting, of_training=of_training, during=during))
+    if inference := InferenceStage.of(setup, folder, monitor, privacy):
+        found.append(inference)
+    if not clients.own_data and (canaries := CanaryStage.of(setup, folder, monitor, privacy)):
+        found.append(canaries)
+    return found
 
-    def train(self, backend: Backend) -> None:
-        setup, interceptor = self.setup, self.setup.interceptor()
-        audit, attack = setup.audit, setup.server_attack
-        take_means: Callable[[], list[Observation]] = list
-        if attack is not None:
-            audit, take_means = hand_over(setup.server, attack, audit, interceptor)
-        clients = partial(clients_of, setup.config)
-        rounds = backend(setup.server, clients, rounds=setup.rounds, audit=audit, interceptor=interceptor)
-        with self.monitor.training(setup.rounds), closing(rounds):
-            for round in rounds:
-                for observation in round:
-                    self._keep(observation)
-                report = round.report
-                for observation in take_means():
-                    self._keep(observation)
-                self._round_done(report)
-        write_weights(self.folder.path / MODEL, setup.server.state)
-        self._attack_waiting()
-        if self.inference:
-            self.inference.finish(Spending(epsilon=self.privacy.epsilon, delta=self.setup.config.privacy.delta))
-        if self.canaries:
-            self.canaries.finish(self.privacy)
 
-    def _keep(self, observation: Observation) -> None:
-        """Pass on an intercepted update; an error here only costs the attacker."""
-        kept = attempt(partial(self._pass_on, observation))
-        if isinstance(kept, Failure):
-            logger.warning("The update %s could not be intercepted: %s", observation.id, kept.reason)
+def train(
+    setup: Setup, backend: Backend, readers: Sequence[Reader], folder: RunFolder, monitor: Monitor, *, privacy: Privacy
+) -> None:
+    """Run all rounds, and show each intercepted update to all readers; an error there costs only the attacker."""
+    server, device, interceptor = setup.server, setup.device, setup.interceptor()
+    audit, means = hand_over(server, setup.server_attack, setup.audit, interceptor)
+    clients = partial(clients_of, setup.config)
+    rounds = backend(server, clients, rounds=setup.rounds, audit=audit, interceptor=interceptor)
+    with monitor.training(setup.rounds), closing(rounds):
+        for round in rounds:
+            for observation in chain(round, means()):
+                seen = attempt(partial(_show, observation, readers))
+                if isinstance(seen, Failure):
+                    logger.warning("The update %s could not be intercepted: %s", observation.id, seen.reason)
+            report, evaluation = round.report, round.report.evaluation
+            if evaluation is None and report.round in server.tested and not server.personal:
+                model, state = setup.model.to(device), server.state.to(device)
+                evaluation = evaluate_model(model, state, setup.dataset.test, device=device)
+            folder.add_round(report, evaluation, epsilon=privacy.epsilon(report.round))
+            monitor.round_done(report, evaluation, privacy.epsilon(report.round))
+            for reader in readers:
+                reader.end_round()
+    write_weights(folder.path / MODEL, server.state)
 
-    def _pass_on(self, observation: Observation) -> None:
-        if self.capture:
-            self.capture.write(observation)
-        trains = observation.id.probe is None
-        if self.stage and trains == (self.setup.config.intercept.uploads == "update"):
-            self.waiting.append(observation)
-        if self.inference:
-            self.inference.see(observation)
-        if self.canaries:
-            self.canaries.see(observation)
 
-    def _attack_waiting(self) -> None:
-        if self.stage and self.waiting:
-            self.stage.run(self.waiting)
-            self.waiting.clear()
-
-    def _round_done(self, report: RoundReport) -> None:
-        evaluation, epsilon = self._evaluation(report), self.privacy.epsilon(report.round)
-        self.folder.add_round(report, evaluation, epsilon=epsilon)
-        self.monitor.round_done(report, evaluation, epsilon)
-        if self.inference:
-            self.inference.read()
-        if self.canaries:
-            self.canaries.read()
-        if self.setup.config.intercept.when == "during":
-            self._attack_waiting()
-
-    def _evaluation(self, report: RoundReport) -> Evaluation | None:
-        server = self.setup.server
-        if report.evaluation is not None or report.round not in server.tested or server.personal:
-            return report.evaluation
-        device = self.setup.device
-        return evaluate_model(
-            self.setup.model.to(device), server.state.to(device), self.setup.dataset.test, device=device
-        )
+def _show(observation: Observation, readers: Sequence[Reader]) -> None:
+    for reader in readers:
+        reader.see(observation)

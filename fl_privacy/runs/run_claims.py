@@ -38,7 +38,13 @@ def claims_of_run(path: Path, asked: DpCheckRequest) -> list[ClaimVerdict]:
     name = str((config.get("choices") or {}).get("defense", ""))
     settings = config.get("defense")
     if name not in DEFENSES or not isinstance(settings, Mapping):
-        return [ClaimVerdict(subject=name or run.name, claim=None, notes=_why_nothing(run, name))]
+        missing = run.summary.privacy and run.summary.privacy.missing
+        why = (
+            f"The run promises nothing: {missing}."
+            if missing
+            else f"{name or 'The run'} adds no noise that an accountant counts."
+        )
+        return [ClaimVerdict(subject=name or run.name, claim=None, notes=(why,))]
     try:
         defense = DEFENSES[name](**{key: value for key, value in settings.items() if key != "_target_"})
     except TypeError as error:
@@ -98,9 +104,3 @@ def _facts(
     if found.unit == "example":
         notes = ("A step's batch has a fixed size, so that an example counts as replaced by an empty one.",)
     return facts, notes
-
-
-def _why_nothing(run: Run, name: str) -> tuple[str, ...]:
-    if run.summary.privacy is not None and run.summary.privacy.missing:
-        return (f"The run promises nothing: {run.summary.privacy.missing}.",)
-    return (f"{name or 'The run'} adds no noise that an accountant counts.",)

@@ -1,6 +1,6 @@
 """Build a malicious server's attack, apply it to the server, and run its reconstruction as an attack."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -83,21 +83,22 @@ def expect_readable_sum(attack: ServerAttack | None, server: str, *, uploads: st
 
 
 def hand_over(
-    server: Server, attack: ServerAttack, audit: Audit, interceptor: Interceptor
-) -> tuple[Audit, Callable[[], list[Observation]]]:
-    """Make ``server`` send crafted models in the rounds of ``audit``.
+    server: Server, attack: ServerAttack | None, audit: Audit, interceptor: Interceptor
+) -> tuple[Audit, Callable[[], Iterator[Observation]]]:
+    """Make ``server`` send crafted models in the rounds of ``audit``, if it attacks.
 
     Returns:
-        Replies to intercept, and a function to call after each round: if the mean of replies suffices, it returns the
+        Replies to intercept, and a function to call after each round: if the mean of replies suffices, it yields the
             mean as the reply of each client attacked since the last call.
     """
     of_means: list[Observation] = []
 
-    def take_means() -> list[Observation]:
-        taken = of_means.copy()
-        of_means.clear()
-        return taken
+    def means() -> Iterator[Observation]:
+        while of_means:
+            yield of_means.pop(0)
 
+    if attack is None:
+        return audit, means
     crafted: dict[int, tuple[ModelState, ModelState]] = {}
 
     def tamper(state: ModelState, client: int) -> ModelState:
@@ -109,7 +110,7 @@ def hand_over(
 
     server.tamper, server.tampered, server.learns = tamper, audit.rounds, attack.trains
     if not attack.reads_sum:
-        return audit, take_means
+        return audit, means
 
     def heard(round: int, mean: Upload, numbers: Mapping[int, int]) -> None:
         idle = _decay(server.local_plan.in_round(round), numbers, {key: sent for key, (_, sent) in crafted.items()})
@@ -123,7 +124,7 @@ def hand_over(
             of_means.extend([observation] if observation else [])
 
     server.heard = heard
-    return replace(audit, rounds=frozenset()), take_means
+    return replace(audit, rounds=frozenset()), means
 
 
 def _decay(

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 from fl_privacy.attacks import ReconstructionAttack
 from fl_privacy.attacks.attack import trained_on
 from fl_privacy.attacks.malicious import ServerAttack
+from fl_privacy.attacks.malicious.imprint_block import BLOCK
 from fl_privacy.data import Dataset, LabelledExamples, Vocabulary, texts_of
 from fl_privacy.defenses import ClientState, Defense
 from fl_privacy.effects import Description, mixing
@@ -44,7 +46,7 @@ from fl_privacy.runs.ground_truth import ClientStates, GroundTruth, fresh_states
 from fl_privacy.runs.server_attack import ServerReading, build_server_attack
 from fl_privacy.runs.summed_probes import SummedProbes
 from fl_privacy.runs.threat_model import describe_threats
-from fl_privacy.runs.weights import starting_values
+from fl_privacy.runs.weights import load_weights
 from fl_privacy.types import Knowledge, LocalPlan, ModelState, Observation, Upload
 from fl_privacy.types.schema import schema_of
 
@@ -188,24 +190,22 @@ class Setup:
         )
 
     def stage(self, attack: ReconstructionAttack, folder: RunFolder, monitor: Monitor) -> AttackStage:
-        truth = self.ground_truth()
+        truth, public = self.ground_truth(), self.config.threat_model.public_images
+        # with an image prior, guesses need a control
+        prior = self.dataset.train.modality.pixels and (
+            public != 0 or trained_on(attack, self._input_shape) is not None
+        )
         return AttackStage(
             attack=ServerReading(server=self.server_attack, attack=attack) if self.server_attack else attack,
             seed=self.config.seed,
             threads=self.config.attack_threads,
             jobs=self.config.jobs,
             knowledge=self.knowledge(truth),
-            judge=replace(self.judge(truth), prior=self._has_prior(attack)),
+            judge=replace(self.judge(truth), prior=prior),
             folder=folder,
             monitor=monitor,
             films=self.config.films,
         )
-
-    def _has_prior(self, attack: ReconstructionAttack) -> bool:
-        """Return ``True`` if the attacker has an image prior, so that guesses need a control."""
-        if not self.dataset.train.modality.pixels:
-            return False
-        return self.config.threat_model.public_images != 0 or trained_on(attack, self._input_shape) is not None
 
     @property
     def _vocabulary(self) -> Vocabulary | None:
@@ -314,8 +314,11 @@ def server_of(config: RunSettings, clients: Mapping[int, Client]) -> Server:
     """Build the server of ``clients`` at the initial values of ``config``."""
     first, section = next(iter(clients.values())), config.federation
     rounds, every = section.rounds, config.evaluate_every
+    state = public_state(first.model, first.defense)
+    if config.weights:  # the block that a malicious server added is new
+        state = load_weights(Path(config.weights), state, fresh=BLOCK)
     return Server(
-        state=starting_values(config.weights, public_state(first.model, first.defense)),
+        state=state,
         local_plan=first.plan,
         plan=ServerPlan(
             aggregation=section.aggregation,

@@ -107,11 +107,6 @@ def plan_study(study: S) -> StudyPlan[S]:
     return StudyPlan(study=study, out=composed.out, points=points)
 
 
-def planned_job(command: Command, config: RunSettings) -> Job:
-    """Plan the job of ``command`` with ``config``; ``UserError`` if its privacy budget can't be met."""
-    return Job(command, config, Destination(command, calibrated(config)).path)
-
-
 def write_plan(command: Command, configs: Sequence[RunSettings]) -> None:
     """Write the names of the folders that ``command`` will fill, for the live page.
 
@@ -190,8 +185,11 @@ def _planned(study: Study, point: GridPoint, composed: _Composed) -> PlannedPoin
         named = {"name": study.entry[point.family]} if point.family in study.entry else {}
         return {**named, **own, **further}
 
+    def planned(command: Command, config: RunSettings) -> Job:
+        return Job(command, config, Destination(command, calibrated(config)).path)
+
     def training(name: str, *, early: bool) -> Job:
-        return planned_job("run", composed(point, study.training(point, name, early=early), changes(name)))
+        return planned("run", composed(point, study.training(point, name, early=early), changes(name)))
 
     trainings = {name: training(name, early=False) for name in study.trainings}
     early = {name: training(name, early=True) for name in sorted(early_ones)}
@@ -202,7 +200,7 @@ def _planned(study: Study, point: GridPoint, composed: _Composed) -> PlannedPoin
         model = {"untrained": None, "early": early.get(plan.training), "trained": trainings[plan.training]}[plan.state]
         weights = {"weights": str(model.folder)} if model else {}
         own = changes(plan.training, **weights, **noise[plan.training])
-        return planned_job("attack", composed(point, study.attacking(point, cell), own))
+        return planned("attack", composed(point, study.attacking(point, cell), own))
 
     return PlannedPoint(
         point=point, trainings=trainings, early=early, attacks={cell: attack(cell) for cell in study.cells}

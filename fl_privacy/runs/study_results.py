@@ -1,9 +1,8 @@
 """Write the results of a study: pages, figures as JSON, and tables for ``fl-privacy advise``."""
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from fl_privacy.data import images_of
 from fl_privacy.errors import UserError
@@ -41,7 +40,9 @@ def measured_by(plan: StudyPlan[Track]) -> MeasuredBenchmark:
         seconds=sum(summary.seconds.total or 0.0 for summary in summaries),
         jobs=len(jobs),
         jobs_done=len(done),
-        hardware=", ".join(sorted({_hardware(environment) for environment in found})),
+        hardware=", ".join(
+            sorted({" and ".join([str(e.get("cpu", "unknown")), *(e.get("gpus") or [])]) for e in found})
+        ),
     )
 
 
@@ -164,8 +165,3 @@ def _data_hashes(planned: PlannedPoint) -> dict[str, str]:
                     content.update(tensor.contiguous().numpy().tobytes())
         found[name] = content.hexdigest()
     return found
-
-
-def _hardware(environment: Mapping[str, Any]) -> str:
-    gpus = environment.get("gpus") or []
-    return f"{environment.get('cpu', 'unknown')}{''.join(f' and {gpu}' for gpu in gpus)}"

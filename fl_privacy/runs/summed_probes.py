@@ -62,15 +62,13 @@ class SummedProbes:
             client.probe(sent, state, round=round, probe=first + number, batch_size=1).upload
             for number in range(self.clients)
         ]
-        tensors = {
-            name: torch.stack([self._rounded(upload.tensors[name], rng) for upload in uploads]).mean(0)
-            for name in uploads[0].tensors
-        }
+        tensors, step = {}, 2 * self.clip / self.levels
+        for name in uploads[0].tensors:
+            rounded = []  # to the protocol's levels at random, without bias
+            for value in (upload.tensors[name] for upload in uploads):
+                places = (value.double().clamp(-self.clip, self.clip) + self.clip) / step
+                drawn = torch.rand(value.shape, generator=rng)
+                rounded.append(((places + drawn).floor() * step - self.clip).to(value))
+            tensors[name] = torch.stack(rounded).mean(0)
         buffers = {name: torch.stack([u.buffers[name].float() for u in uploads]).mean(0) for name in uploads[0].buffers}
         return Upload(tensors=tensors, buffers=buffers, num_examples=self.clients, rounding=self.rounding)
-
-    def _rounded(self, tensor: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
-        """Round to the protocol's levels at random, without bias."""
-        step = 2 * self.clip / self.levels
-        places = (tensor.double().clamp(-self.clip, self.clip) + self.clip) / step
-        return ((places + torch.rand(tensor.shape, generator=rng)).floor() * step - self.clip).to(tensor)

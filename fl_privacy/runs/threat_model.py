@@ -64,21 +64,28 @@ def describe_threats(
         secure_aggregation: method that hides updates from the server, or ``none``.
         guarded: ``True`` if clients refuse models that look crafted.
     """
-    defended = _describe_defense(defense) + _GUARDED * guarded
+    parts = [(part.name, ", ".join(f"{key}={value}" for key, value in part.settings.items())) for part in defense.parts]
+    named = " and ".join(f"{name} ({settings})" if settings else name for name, settings in parts)
+    defended = f"Clients defend themselves with {named}." if parts else "Clients do not defend themselves."
+    defended += _GUARDED * guarded
     if secure_aggregation != "none":
         known = knowledge.describe(modality_of(model)) if server is None and secure_aggregation == "secagg" else []
         return [*_server(server), _SECURE[secure_aggregation], *known, defended]
-    lines = [
-        *_server(server),
-        f"Each client uploads {_SHARED[plan.shares]}.",
-        *_attacked(audit),
-    ]
+    lines = [*_server(server), f"Each client uploads {_SHARED[plan.shares]}.", *_attacked(audit)]
     if plan.augments:
         like = "likewise" if plan.augment_probes else "not"
         left = f", those of the extra batches are {like}" if audit.uploads == "probe" else ""
-        lines.append(f"Training images are {_augmentation(plan)} at random{left}.")
+        done = " and ".join(["cropped"] * bool(plan.crop_padding) + ["flipped"] * plan.flip)
+        lines.append(f"Training images are {done} at random{left}.")
     if has_batch_norm(model):
-        lines.append(_batch_norm(plan, audit.uploads))
+        mode, same = _MODES[plan.probe_batch_norm], plan.batch_norm == plan.probe_batch_norm
+        of_probes = (
+            f"; that of the attacked batches is in {mode}{' as well' * same}" if audit.uploads == "probe" else ""
+        )
+        lines.append(
+            f"Batch norm of training is in {_MODES[plan.batch_norm]} and its running statistics are"
+            f" {plan.buffers}{of_probes}."
+        )
     if plan.frozen:
         lines.append(f"Neither trained nor uploaded: {', '.join(plan.frozen)}.")
     lines += _OF_MODEL.get(modality_of(model), lambda model, plan: [])(model, plan)
@@ -86,20 +93,16 @@ def describe_threats(
     lines += knowledge.describe(modality_of(model))
     if knowledge.defense is not None:
         lines.append("That is the adaptive attacker; a plain one that knows nothing of the defense attacks as well.")
-        if names := uncountered(_left_of(knowledge, audit)):
+        parts_known: Description = knowledge.defense
+        alone = audit.uploads == "probe" and audit.batch_size == 1
+        if alone and knowledge.public_images is not None and mixing(parts_known) is not None:
+            parts_known = tuple(part for part in parts_known if not isinstance(part.effect, Mixed))
+        if names := uncountered(parts_known):
             lines.append(
                 f"Not tested: an attacker that makes use of what it knows of {' and '.join(names)}; there is no"
                 " countermeasure against it here, and the adaptive attacker attacks it as if unknown."
             )
     return [*lines, defended]
-
-
-def _left_of(knowledge: Knowledge, audit: Audit) -> Description:
-    parts = knowledge.defense or ()
-    alone = audit.uploads == "probe" and audit.batch_size == 1
-    if not alone or knowledge.public_images is None or mixing(parts) is None:
-        return parts
-    return tuple(part for part in parts if not isinstance(part.effect, Mixed))
 
 
 def _embeddings(model: nn.Module, plan: LocalPlan) -> list[str]:
@@ -132,18 +135,15 @@ def _server(attack: ServerAttack | None) -> list[str]:
     return [first, f"Not tested: {', '.join(others)}, clients of the server's own (Sybils)."]
 
 
-def _examples(number: int) -> str:
-    return "one example" if number == 1 else f"{number} examples"
-
-
 def _attacked(audit: Audit) -> list[str]:
     clients = f"{len(audit.clients)} client{'s' * (len(audit.clients) != 1)}"
     if audit.uploads != "probe":
         return [f"Attacked are the training updates of {clients}."]
     sentences = []
     if audit.probes or not audit.listens:
+        size = "one example" if audit.batch_size == 1 else f"{audit.batch_size} examples"
         sentences.append(
-            f"Attacked are {len(audit.probes)} extra batches of {_examples(audit.batch_size)}: each client sends them"
+            f"Attacked are {len(audit.probes)} extra batches of {size}: each client sends them"
             " through its own defended update as if they were all its data; the model is not trained on these uploads."
         )
     if audit.listens:
@@ -178,25 +178,6 @@ def who_draws(clients: Whereabouts) -> str:
     if not clients.own_data:
         return drawn
     return f"{drawn} They train on data of their own, which nobody else has seen: the test data are the server's."
-
-
-def _batch_norm(plan: LocalPlan, uploads: str) -> str:
-    training = f"Batch norm of training is in {_MODES[plan.batch_norm]} and its running statistics are {plan.buffers}"
-    if uploads != "probe":
-        return f"{training}."
-    same = plan.batch_norm == plan.probe_batch_norm
-    return f"{training}; that of the attacked batches is in {_MODES[plan.probe_batch_norm]}{' as well' * same}."
-
-
-def _augmentation(plan: LocalPlan) -> str:
-    return " and ".join(["cropped"] * bool(plan.crop_padding) + ["flipped"] * plan.flip)
-
-
-def _describe_defense(defense: Defense) -> str:
-    if not defense.parts:
-        return "Clients do not defend themselves."
-    parts = [(part.name, ", ".join(f"{key}={value}" for key, value in part.settings.items())) for part in defense.parts]
-    return f"Clients defend themselves with {' and '.join(f'{n} ({s})' if s else n for n, s in parts)}."
 
 
 def expect_readable_updates(aggregation: str, where: str) -> None:

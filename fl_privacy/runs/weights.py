@@ -5,7 +5,6 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
-from fl_privacy.attacks.malicious.imprint_block import BLOCK
 from fl_privacy.errors import UserError
 from fl_privacy.files import write_whole
 from fl_privacy.types import ModelState
@@ -18,11 +17,6 @@ def write_weights(path: Path, state: ModelState) -> None:
     """Write ``state`` as safetensors, atomically."""
     values = {**state.parameters, **state.buffers}
     write_whole(path, save({name: t.detach().cpu().contiguous() for name, t in values.items()}))
-
-
-def starting_values(weights: str | None, initial: ModelState) -> ModelState:
-    """Return ``initial``, or the values in ``weights``, with the block of ``initial`` that a malicious server added."""
-    return load_weights(Path(weights), initial, fresh=BLOCK) if weights else initial
 
 
 def load_weights(path: Path, like: ModelState, *, fresh: str | None = None) -> ModelState:

@@ -104,7 +104,7 @@ def test_a_record_is_read_as_it_was_written_and_a_damaged_one_is_refused(tmp_pat
     assert [record.status for record in records] == ["contradicted", "untested"]
     path = write_claims(tmp_path, records)
     assert read_claims(tmp_path) == tuple(
-        type(r)(**{**vars(r), "missing": list(r.missing), "notes": list(r.notes)}) for r in records
+        type(r)(**{**vars(r), "missing": tuple(r.missing), "notes": tuple(r.notes)}) for r in records
     )
     path.write_text(path.read_text().replace('"status": "untested"', '"status": "true"'))
     with pytest.raises(UserError, match="damaged"):

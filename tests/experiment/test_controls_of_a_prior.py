@@ -33,7 +33,7 @@ def test_a_generator_that_always_makes_the_same_image_reads_nobody(prior, expect
     ]
     judge = Judge(truth=Truth(pair.inputs, pair.labels), others=others, prior=prior)
     first = judge._judged(made, [judge.truth.batch(each.id) for each in made], None)[0].images[0]
-    record = {"failure": first.failure, "certainty": first.certainty, **first.values, **first.compared}
+    record = {"failure": first.failure, "certainty": first.certainty, **first.values, **first.compared.as_record()}
     assert outcome_of(record) is expected
     assert ("control_lead" in record) is prior
 

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from fl_privacy.federation import Audit, RoundReport
+from fl_privacy.federation import Audit
 from fl_privacy.federation.interception import Interceptor
 from fl_privacy.flower import rounds_in_process
+from fl_privacy.runs.attack_stage import WaitingAttack
 from fl_privacy.runs.build import clients_of
 from fl_privacy.runs.config import compose_run
 from fl_privacy.runs.destination import plain_loop
 from fl_privacy.runs.folder.ongoing import move_aside
-from fl_privacy.runs.run import _Run
 from fl_privacy.runs.setup import build_setup
 from fl_privacy.types import Observation, Upload
 from tests.experiment.runs import TINY, run
@@ -77,14 +77,14 @@ def test_updates_that_wait_for_their_attack_are_on_disk_and_read_as_they_were(
         *("intercept.uploads=update", "intercept.rounds=all", "attack.iterations=2", "films=0"),
     )
     held = run("run", *settings, out=tmp_path / "held")
-    counts, files, done = list[int](), list[int](), _Run._round_done
+    counts, files, done = list[int](), list[int](), WaitingAttack.end_round
 
-    def counting(self: _Run, report: RoundReport) -> None:
-        done(self, report)
+    def counting(self: WaitingAttack) -> None:
+        done(self)
         counts.append(alive(Observation, Upload))
-        files.append(len(list((self.folder.path / ".waiting").rglob("*.json"))))
+        files.append(len(list((self.stage.folder.path / ".waiting").rglob("*.json"))))
 
-    monkeypatch.setattr(_Run, "_round_done", counting)
+    monkeypatch.setattr(WaitingAttack, "end_round", counting)
     monkeypatch.setattr("fl_privacy.runs.run.MOST_HELD", 0)
     waited = run("run", *settings, out=tmp_path / "waited")
     assert files == [3, 6, 9, 12, 15]
@@ -97,14 +97,14 @@ def test_updates_that_wait_for_their_attack_are_on_disk_and_read_as_they_were(
 def test_updates_that_waited_do_not_outlive_a_run_that_is_broken_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    there, done = list[Path](), _Run._round_done
+    there, done = list[Path](), WaitingAttack.end_round
 
-    def breaking_off(self: _Run, report: RoundReport) -> None:
-        done(self, report)
-        there.extend((self.folder.path / ".waiting").rglob("*.json"))
+    def breaking_off(self: WaitingAttack) -> None:
+        done(self)
+        there.extend((self.stage.folder.path / ".waiting").rglob("*.json"))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(_Run, "_round_done", breaking_off)
+    monkeypatch.setattr(WaitingAttack, "end_round", breaking_off)
     monkeypatch.setattr("fl_privacy.runs.run.MOST_HELD", 0)
     run("run", *TINY, "intercept.uploads=update", "intercept.rounds=all", out=tmp_path)
     assert there and not list(tmp_path.rglob(".waiting"))

@@ -7,7 +7,7 @@ from torch.utils.data import DataLoader
 
 from fl_privacy.data import Examples
 from fl_privacy.measure import evaluate_all
-from fl_privacy.measure.outcome import READ, outcome_of
+from fl_privacy.measure.outcome import READ
 from fl_privacy.measure.public_images import PublicImages
 from fl_privacy.runs.app_truth import KnownImages
 from fl_privacy.runs.distractors import shipped_others, unattacked_others
@@ -38,11 +38,7 @@ def known(images):
 def read(guesses, images, others):
     found = [Reconstruction(id=id, batch=Batch(g[None], images[1][:1])) for id, g in zip(VICTIMS, guesses, strict=True)]
     scores = evaluate_all(found, [known(images).batch(id) for id in VICTIMS], others=others)
-    return sum(
-        outcome_of({"failure": i.failure, "certainty": i.certainty, **i.values, **i.compared}) in READ
-        for score in scores
-        for i in score.images
-    )
+    return sum(i.outcome in READ for score in scores for i in score.images)
 
 
 def test_what_a_class_has_in_common_is_not_read_and_what_shows_the_image_is(images):

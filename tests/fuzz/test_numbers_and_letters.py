@@ -21,8 +21,7 @@ from fl_privacy.report import write_report
 from fl_privacy.runs.folder import read_run
 from fl_privacy.runs.folder.frames import write_csv
 from fl_privacy.runs.folder.ongoing import read_guesses, read_ongoing
-from fl_privacy.runs.folder.pictures import read_films
-from fl_privacy.runs.folder.row_files import read_rows
+from fl_privacy.runs.folder.pictures import read_films, read_rows
 from fl_privacy.site.gate.policy import parse_policy
 from tests.fuzz.judge import refused
 

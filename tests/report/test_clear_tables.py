@@ -73,5 +73,5 @@ def test_an_image_that_is_all_but_the_original_has_a_likeness_of_all_but_one():
     found = match(Reconstruction(id=VictimId(1, 0, 0), batch=Batch(guess, batch.labels)), batch)
     others = Distractors(candidates=PublicImages(images=torch.rand(150, 1, 16, 16, generator=rng)))
     (figures,) = compare_images(found, others, VictimId(1, 0, 0))
-    assert figures["aligned_psnr"] > 45 and figures["likeness"] > 0.9995 < correlation(guess, original)
+    assert figures.aligned_psnr > 45 and figures.likeness > 0.9995 < correlation(guess, original)
     assert correlation(torch.ones(1, 4, 4), original[0, :, :4, :4]) == 0.0

@@ -35,7 +35,13 @@ def is_red(found: list[Reconstruction], truths: list[Batch], **given: object) ->
     records = [
         {
             **{"kind": "image", "attacker": "plain", "id": str(one.id), "round": 1, "client": 0, "member": ""},
-            **{"image": image.image, **image.values, **image.compared, "certainty": image.certainty, "failure": None},
+            **{
+                "image": image.image,
+                **image.values,
+                **image.compared.as_record(),
+                "certainty": image.certainty,
+                "failure": None,
+            },
         }
         for one in scores
         for image in one.images

@@ -208,7 +208,7 @@ def test_words_of_an_upload_count_once_and_only_beyond_what_their_frequency_tell
 
 def test_the_first_line_says_how_many_words_of_how_many_texts_were_read():
     uploads = [
-        TEXT | {"id": str(k), "words_of": 1, "words_there": 11, "words_read": 10 + (k < 1), "words_false": k == 3}
+        TEXT | {"id": str(k), "words_of": 1, "words_there": 11, "words_read": 10 + (k < 1), "words_false": int(k == 3)}
         for k in range(4)
     ]
     said = headline_of(replace(verdict_on(counts_of(uploads)), modality=TEXTS))

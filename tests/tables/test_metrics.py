@@ -62,14 +62,14 @@ def test_outcomes_of_rows() -> None:
     for inputs, expected in ((truth.inputs, Outcome.EXACT), (flipped, Outcome.RECOGNIZABLE)):
         one = Reconstruction(id=VictimId(0, 0, 0), batch=Batch(inputs, truth.labels))
         (score,) = evaluate_all([one], [truth], schema=schema, others=others)
-        records = [{**image.values, **image.compared, "certainty": image.certainty} for image in score.images]
+        records = [
+            {**image.values, **image.compared.as_record(), "certainty": image.certainty} for image in score.images
+        ]
         assert {outcome_of(record) for record in records} == {expected}
         assert all(record["row_right"] == 1 for record in records)
     nobody = Batch(data.test.inputs[:4], truth.labels)
     (score,) = evaluate_all([Reconstruction(id=VictimId(0, 0, 0), batch=nobody)], [truth], schema=schema, others=others)
-    assert all(
-        outcome_of({**i.values, **i.compared}) is Outcome.NOTHING for i in score.images if i.values["cells_right"] < 0.5
-    )
+    assert all(i.outcome is Outcome.NOTHING for i in score.images if i.values["cells_right"] < 0.5)
 
 
 def test_what_is_called_proven_and_wrong_is_not_exact() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from fl_privacy.cli.main import run_command_line
 from fl_privacy.runs.folder import read_run
-from fl_privacy.runs.folder.row_files import read_rows
+from fl_privacy.runs.folder.pictures import read_rows
 from tests.tables.tables import frame
 
 SMALL = ["model=table_mlp", "federation.clients=2", "federation.rounds=1", "victims=2"]

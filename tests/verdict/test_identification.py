@@ -11,7 +11,7 @@ from fl_privacy.measure import evaluate_all
 from fl_privacy.measure.comparison import LUCK
 from fl_privacy.measure.distractors import Distractors, other_updates
 from fl_privacy.measure.identification import aligned, control, identify
-from fl_privacy.measure.outcome import LEAD, Outcome, outcome_of
+from fl_privacy.measure.outcome import LEAD, Outcome
 from fl_privacy.measure.public_images import PublicImages
 from fl_privacy.measure.texts import most_frequent
 from fl_privacy.types import Batch, Reconstruction, VictimId
@@ -32,9 +32,7 @@ def public(digits):
 def judged(guess, truth, public):
     id = VictimId(0, 0, 0)
     score = evaluate_all([Reconstruction(id=id, batch=guess)], [truth], others=Distractors(candidates=public))[0]
-    return [
-        outcome_of({"failure": i.failure, "certainty": i.certainty, **i.values, **i.compared}) for i in score.images
-    ]
+    return [i.outcome for i in score.images]
 
 
 def test_negative_and_mirrored_are_identified(digits, public):
@@ -143,7 +141,7 @@ def test_what_a_prior_makes_of_other_updates_too_is_not_identified(digits, publi
     for controls in ({}, {id: 1 - digits[0].inputs[:1]}):
         others = Distractors(candidates=public, controls=controls)
         image = evaluate_all([Reconstruction(id=id, batch=guess)], [truth], others=others)[0].images[0]
-        outcomes.append(outcome_of({"failure": None, "certainty": image.certainty, **image.values, **image.compared}))
+        outcomes.append(image.outcome)
     assert outcomes == [Outcome.IDENTIFIED, Outcome.NOTHING]
 
 

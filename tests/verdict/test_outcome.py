@@ -1,5 +1,7 @@
 """One rule says what was read, from the record alone."""
 
+from dataclasses import fields
+
 import pytest
 
 from fl_privacy.measure.outcome import (
@@ -14,9 +16,11 @@ from fl_privacy.measure.outcome import (
     READ,
     SAME,
     SURE,
+    GuessComparison,
     Outcome,
     outcome_of,
 )
+from fl_privacy.measure.registry import METRICS, NOT_METRICS
 
 BARE = {"failure": None, "certainty": "approximate", "exact": False, "likeness": 0.9, "candidates": 1000}
 NEAREST = {**BARE, "rank": 1, "lead": 2.0}
@@ -64,6 +68,13 @@ PSNR = {"aligned_psnr": 20.0, "control_psnr": 20.0 - MARGIN_PSNR, "aligned_ssim"
 )
 def test_outcome_of_a_record(record, outcome):
     assert outcome_of(record) is outcome
+
+
+def test_no_metric_can_be_called_like_a_figure():
+    """A record is written and loaded figure by figure."""
+    assert {field.name for field in fields(GuessComparison)} <= NOT_METRICS | set(METRICS)
+    full = GuessComparison(**{field.name: True if field.name == "exact" else 0.25 for field in fields(GuessComparison)})
+    assert GuessComparison.of_record(full.as_record()) == full and GuessComparison().as_record() == {}
 
 
 def test_all_but_nothing_is_a_leak():

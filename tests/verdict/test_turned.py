@@ -8,7 +8,7 @@ from fl_privacy.data import load_data
 from fl_privacy.measure import evaluate_all
 from fl_privacy.measure.distractors import Distractors
 from fl_privacy.measure.identification import aligned, control, identify
-from fl_privacy.measure.outcome import LEAD, Outcome, outcome_of
+from fl_privacy.measure.outcome import LEAD, Outcome
 from fl_privacy.measure.public_images import PublicImages
 from fl_privacy.measure.turning import Gallery, Turning
 from fl_privacy.types import Batch, Reconstruction, VictimId
@@ -35,11 +35,7 @@ def judged(guesses, truths, candidates):
     scores = evaluate_all(
         made, [Batch(truth[None], torch.zeros(1).long()) for truth in truths], others=Distractors(candidates=candidates)
     )
-    return [
-        outcome_of({"failure": i.failure, "certainty": i.certainty, **i.values, **i.compared})
-        for score in scores
-        for i in score.images
-    ]
+    return [i.outcome for score in scores for i in score.images]
 
 
 def rotated(images, degrees):

@@ -264,11 +264,7 @@ def _most(scores: Sequence[Sequence[VictimScore]]) -> list[Outcome | None]:
 
 
 def _outcomes(scores: Sequence[VictimScore]) -> list[Outcome | None]:
-    return [
-        outcome_of({**image.values, **image.compared, "certainty": image.certainty, "failure": image.failure})
-        for score in scores
-        for image in score.images
-    ]
+    return [image.outcome for score in scores for image in score.images]
 
 
 def _worst(metric: str, values: Sequence[float]) -> float:

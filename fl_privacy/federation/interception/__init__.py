@@ -1,6 +1,6 @@
 """Interception of uploads: observations with an attacker's knowledge, and their files."""
 
-from fl_privacy.federation.interception.capture_writer import CaptureWriter, save_observation
+from fl_privacy.federation.interception.capture_writer import CaptureWriter, WaitingUpdates, save_observation
 from fl_privacy.federation.interception.captures import (
     LazyObservations,
     StoredObservations,
@@ -20,7 +20,6 @@ from fl_privacy.federation.interception.interceptor import (
     States,
     no_states,
 )
-from fl_privacy.federation.interception.observation_buffer import WaitingUpdates
 
 __all__ = [
     "ACTIVATION",

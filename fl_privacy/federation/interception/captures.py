@@ -21,7 +21,7 @@ from safetensors.torch import load
 from torch import Tensor, nn
 
 from fl_privacy.checks import fits
-from fl_privacy.effects import Description, from_plain
+from fl_privacy.effects import from_plain
 from fl_privacy.errors import UserError
 from fl_privacy.federation.replies import MOST_EXAMPLES
 from fl_privacy.files.foreign import expect_regular_files
@@ -206,7 +206,12 @@ def stored_observations(
 
     Arguments and errors are those of ``load_observations``.
     """
-    folder = _within_a_run(Path(folder))
+    folder = Path(folder)
+    audits = [path for path in folder.glob(f"audit-*/{_CAPTURES}") if path.is_dir()]
+    if (folder / _CAPTURES).is_dir():
+        folder = folder / _CAPTURES
+    elif len(audits) == 1:
+        folder = audits[0]
     if folder.is_dir():
         expect_regular_files(folder)
     paths = list(folder.rglob("*.json"))
@@ -217,13 +222,6 @@ def stored_observations(
 
 _CAPTURES = "captures"
 """Folder of captured updates within that of a run or of an audit."""
-
-
-def _within_a_run(folder: Path) -> Path:
-    audits = [path for path in folder.glob(f"audit-*/{_CAPTURES}") if path.is_dir()]
-    if (folder / _CAPTURES).is_dir():
-        return folder / _CAPTURES
-    return audits[0] if len(audits) == 1 else folder
 
 
 def _named(folder: Path, path: Path) -> VictimId:
@@ -322,18 +320,15 @@ class _Reader:
         update, buffers = self._split(self.file.digest(raw, "upload"), UPDATE, BUFFERS)
         if not update:
             self.file.refuse("was answered with no parameter at all")
+        rounding = raw.get("rounding")
+        if not isinstance(rounding, float) or not 0 <= rounding < math.inf:
+            self.file.refuse(f"has the rounding {rounding!r}")
         return Upload(
             tensors=self._parameters(update),
             buffers=self._buffers(buffers),
             num_examples=self._count(raw, "num_examples"),
-            rounding=self._rounding(raw),
+            rounding=rounding,
         )
-
-    def _rounding(self, raw: Mapping[str, Any]) -> float:
-        value = raw.get("rounding")
-        if not isinstance(value, float) or not 0 <= value < math.inf:
-            self.file.refuse(f"has the rounding {value!r}")
-        return value
 
     def _knowledge(self, raw: Mapping[str, Any]) -> Knowledge:
         tensors = self._tensors(self.file.digest(raw, "knowledge"))
@@ -360,9 +355,13 @@ class _Reader:
             features_at and features_at not in dict(self.model.named_modules())
         ):
             self.file.refuse(f"has features that enter {features_at!r}")
+        try:
+            defense = None if (plain := raw.get("defense")) is None else from_plain(plain)
+        except UserError as error:
+            self.file.refuse(f"has a defense that is told otherwise: {error}")
         return Knowledge(
             labels=labels,
-            defense=self._defense(raw.get("defense")),
+            defense=defense,
             same_data=same_data,
             public_images=images,
             public_labels=classes,
@@ -373,12 +372,6 @@ class _Reader:
             features_at=features_at,
             front=self._values(tensors, FRONT_PARAMETERS, FRONT_BUFFERS),
         )
-
-    def _defense(self, raw: object) -> Description | None:
-        try:
-            return None if raw is None else from_plain(raw)
-        except UserError as error:
-            self.file.refuse(f"has a defense that is told otherwise: {error}")
 
     def _expect_images(self, images: Tensor | None, what: str, raw: Mapping[str, Any]) -> None:
         if images is None:

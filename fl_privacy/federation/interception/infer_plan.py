@@ -59,15 +59,12 @@ def describe_model(model: nn.Module) -> list[str]:
 
 def share_of_sent(observation: Observation) -> float:
     """Return the share of the values sent in the upload: about 1 for weights, about 0 for a gradient or a delta."""
-    pairs = [(t.double().flatten(), observation.sent.parameters[n].double().flatten()) for n, t in _both(observation)]
+    sent, norms = observation.sent.parameters, norm_names(observation.model)
+    both = [(n, t) for n, t in observation.upload.tensors.items() if n in sent]
+    both = [pair for pair in both if pair[0] not in norms] or both
+    pairs = [(t.double().flatten(), sent[n].double().flatten()) for n, t in both]
     length = sum(float(s @ s) for _, s in pairs)
     return sum(float(t @ s) for t, s in pairs) / length if length else 0.0
-
-
-def _both(observation: Observation) -> list[tuple[str, torch.Tensor]]:
-    both = [(n, t) for n, t in observation.upload.tensors.items() if n in observation.sent.parameters]
-    norms = norm_names(observation.model)
-    return [pair for pair in both if pair[0] not in norms] or both
 
 
 def _shares(observation: Observation, plan: LocalPlan, told: Collection[str], said: list[str]) -> LocalPlan:

@@ -44,15 +44,12 @@ def instantiate(section: Mapping[str, Any], name: str, **arguments: Any) -> Any:
         cause = error.__cause__
         if isinstance(cause, UserError | OSError | MemoryError):
             raise cause from error
-        raise UserError(f"{_what_failed(cause or error, name, target)}: {in_one_line(cause or error)}") from error
+        failed = cause or error
+        unfit = isinstance(failed, TypeError) and target.rpartition(".")[2] in str(failed)
+        what = f"{name}: {target} does not accept these settings" if unfit else f"{name} can't be made by {target}"
+        raise UserError(f"{what}: {in_one_line(failed)}") from error
     except SystemExit as error:
         raise UserError(f"{name}: {target} raised {in_one_line(error)}; it is expected to return.") from error
-
-
-def _what_failed(error: BaseException, name: str, target: str) -> str:
-    if isinstance(error, TypeError) and target.rpartition(".")[2] in str(error):
-        return f"{name}: {target} does not accept these settings"
-    return f"{name} can't be made by {target}"
 
 
 def plain_settings(section: Mapping[str, Any]) -> dict[str, Any]:
@@ -101,9 +98,10 @@ def locate_target(section: Mapping[str, Any], name: str) -> Any:
         remedy = "check the spelling and that the package is installed"
         if isinstance(why, ModuleNotFoundError) and why.name == target and module:  # its parent was found
             remedy = f"define {wanted} in {module}, of a package import it in its __init__.py, or check the spelling"
+        first_line = (str(why) or type(why).__name__).strip().splitlines()[0]
         raise UserError(
             f"{name}._target_ is expected to be an import path, but {target!r} can't be imported"
-            f" ({_first_line(why)}); {remedy}."
+            f" ({first_line}); {remedy}."
         ) from error
 
 
@@ -131,10 +129,6 @@ def _unlogged() -> Iterator[None]:
         yield
     finally:
         hydra.utils.log.disabled = before
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error) or type(error).__name__).strip().splitlines()[0]
 
 
 FILE = "signatures.json"
@@ -209,17 +203,12 @@ def _decoded(plain: Mapping[str, Any]) -> Signature:
 def _kept() -> dict[str, Any]:
     with suppress(OSError, ValueError, KeyError, TypeError):
         content = json.loads((user_cache_folder() / FILE).read_text())
-        if content["of"] == _stamp() and all(_is_whole(entry) for entry in content["signatures"].values()):
+        kinds = {"defaults": dict, "annotations": dict, "takes_any": bool}
+        entries = content["signatures"].values()
+        whole = all(isinstance(entry[name], kind) for entry in entries for name, kind in kinds.items())
+        if content["of"] == _stamp() and whole:
             return dict(content["signatures"])
     return {}
-
-
-def _is_whole(entry: Mapping[str, Any]) -> bool:
-    return (
-        isinstance(entry["defaults"], dict)
-        and isinstance(entry["annotations"], dict)
-        and isinstance(entry["takes_any"], bool)
-    )
 
 
 @cache

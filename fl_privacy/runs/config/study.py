@@ -134,14 +134,7 @@ def load_grid(name: str, overrides: Sequence[str] = ()) -> Study:
     if not path.is_file():
         raise UserError(f"A grid is expected to be a YAML file or one of {', '.join(grid_names())}, but got {name!r}.")
     raw, trust = read_settings(path), trust_in(overrides)
-    for key in raw:
-        if key not in _SECTIONS:
-            raise UserError(f"Unknown key {key} in the grid {name}{suggest(str(key), _SECTIONS)}")
-    for key, annotation in _SECTIONS.items():
-        if key not in raw or not fits(raw[key], annotation):
-            raise UserError(
-                f"{key} in the grid {name} is expected to be {in_words(annotation)}, but got {raw.get(key)!r}."
-            )
+    _expect_sections(raw, _SECTIONS, f"the grid {name}")
     _expect_defended(raw["defenses"], f"the grid {name}")
     for own in (raw["settings"], raw["train"], raw["attack"], *raw["attacks"].values(), *raw["defenses"].values()):
         expect_plain(own, trust, where=f"The grid {name}")
@@ -293,15 +286,16 @@ def load_track(name: str, overrides: Sequence[str] = ()) -> Track:
         if not raw[key]:
             raise UserError(f"{key} of the track {name} is expected to have an entry, but has none.")
     _expect_defended(raw["defenses"], f"the track {name}")
-    for own in _overrides_of(raw):
+    of_uploads = [own for entry in raw["uploads"].values() for own in (entry["attack"], *entry["servers"].values())]
+    named = [own for key in ("trainings", "defenses", "evaluators") for own in raw[key].values()]
+    for own in (raw["settings"], raw["attack"], *of_uploads, *named):
         expect_plain(own, (), where=f"The track {name}")
         if name not in track_names():
             expect_below_here(own, where=f"The track {name}")
     free = _of_runtime(name, overrides)
     of_attacks = [o for o, key in zip(free, override_keys(free), strict=True) if key.startswith("attack.")]
     settings = (*raw["settings"], *(o for o in free if o not in of_attacks))
-    attack = (*raw["attack"], *of_attacks)
-    trainings = {training: tuple(own) for training, own in raw["trainings"].items()}
+    attack, trainings = (*raw["attack"], *of_attacks), {name: tuple(own) for name, own in raw["trainings"].items()}
     uploads = {upload: _upload_kind(entry) for upload, entry in raw["uploads"].items()}
     return Track(
         name=Path(name).stem,
@@ -373,12 +367,6 @@ def _upload_kind(entry: Mapping[str, Any]) -> UploadKind:
         servers={server: tuple(own) for server, own in entry["servers"].items()},
         server_states=tuple(entry["server_states"]),
     )
-
-
-def _overrides_of(raw: Mapping[str, Any]) -> list[list[str]]:
-    of_uploads = [own for entry in raw["uploads"].values() for own in (entry["attack"], *entry["servers"].values())]
-    named = [own for key in ("trainings", "defenses", "evaluators") for own in raw[key].values()]
-    return [raw["settings"], raw["attack"], *of_uploads, *named]
 
 
 def _expect_sections(raw: object, sections: Mapping[str, Any], what: str) -> None:

@@ -4,7 +4,6 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from fl_privacy.errors import UserError
 from fl_privacy.files import write_whole
@@ -35,12 +34,9 @@ def _rows() -> Iterator[tuple[str, str, str, str]]:
     for key, declared in declared_settings():
         is_group = "group" in declared.metadata
         default = defaults["choices"].get(key) if is_group else select(defaults, key)
-        shown = "" if default is None and is_group else f"`{_in_yaml(default)}`"
+        in_yaml = default if isinstance(default, str) else json.dumps(default)
+        shown = "" if default is None and is_group else f"`{in_yaml}`"
         yield f"`{key}`", shown, declared.metadata["role"], declared.metadata["meaning"].replace("|", "\\|")
-
-
-def _in_yaml(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Candidates for a defense, and which may be chosen: those behind which no attack tried reconstructed anything."""
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fl_privacy.attacks.inference.kinds import About
@@ -11,7 +11,6 @@ from fl_privacy.measure.intervals import share_at_most
 from fl_privacy.measure.registry import IMAGE_METRIC
 from fl_privacy.measure.rule import above_chance
 from fl_privacy.runs.folder.leakage import (
-    WORST,
     Extent,
     LeakageResult,
     extent_of,
@@ -135,9 +134,8 @@ class Candidate:
             About.MEMBERSHIP: lambda m: m.high <= MEMBERSHIP_AT_MOST,
             About.ATTRIBUTE: lambda m: m.high <= m.chance + ATTRIBUTE_AT_MOST,
         }
-        return [
-            about for about, kept in limits.items() if about in self.inferred and not _holds(kept, self.inferred[about])
-        ]
+        asked = [(about, kept, self.inferred[about]) for about, kept in limits.items() if about in self.inferred]
+        return [about for about, kept, measure in asked if measure is None or not kept(measure)]
 
     @property
     def unknown(self) -> int:
@@ -175,10 +173,6 @@ class Candidate:
     @property
     def rests_on_few(self) -> bool:
         return self.groups < FEW
-
-
-def _holds(kept: Callable[[Measure], bool], measure: Measure | None) -> bool:
-    return measure is not None and kept(measure)
 
 
 def candidate_of(
@@ -265,15 +259,5 @@ def best_unread(candidates: Sequence[Candidate], psnr_below: float | None = None
     """
     if not comparable(candidates) or unread_undefended(candidates):
         return None
-    return most_accurate([c for c in candidates if c.unread(psnr_below)])
-
-
-def most_accurate(candidates: Sequence[Candidate]) -> Candidate | None:
-    """Return the most accurate candidate; of equals the one that leaks less, ``None`` if there are none."""
-    least_first = sorted(candidates, key=lambda c: c.extent)
+    least_first = sorted((c for c in candidates if c.unread(psnr_below)), key=lambda c: c.extent)
     return max(least_first, key=lambda c: c.accuracy, default=None)
-
-
-def extent_or_worst(candidate: Candidate | None, *, complete: bool = True) -> Extent:
-    """Return the leakage of a candidate; the worst if it is unknown or incomplete."""
-    return candidate.extent if candidate is not None and complete else WORST

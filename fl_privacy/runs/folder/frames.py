@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,7 +72,11 @@ def _rows(found: Tabled, kind: str | None) -> list[dict[str, Any]]:
             " reconstruction by evaluate(found, Batch(images, labels)) first."
         )
     kinds = _EXAMPLES if kind is None else (kind,)
-    return [_flat(found.name, record) for record in found.records if record.get("kind") in kinds]
+    return [
+        {"run": found.name, **{name: value for name, value in record.items() if name != "kind"}}
+        for record in found.records
+        if record.get("kind") in kinds
+    ]
 
 
 def _of_score(score: VictimScore) -> list[dict[str, Any]]:
@@ -84,7 +88,7 @@ def _of_score(score: VictimScore) -> list[dict[str, Any]]:
             "image": one.image,
             "guess": one.guess,
             **one.values,
-            **one.compared,
+            **one.compared.as_record(),
             "label_source": score.label_source,
             "certainty": str(one.certainty),
             "member": score.member,
@@ -93,7 +97,3 @@ def _of_score(score: VictimScore) -> list[dict[str, Any]]:
         }
         for one in score.images
     ]
-
-
-def _flat(run: str, record: Mapping[str, Any]) -> dict[str, Any]:
-    return {"run": run, **{name: value for name, value in record.items() if name != "kind"}}

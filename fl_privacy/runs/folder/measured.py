@@ -166,16 +166,13 @@ def read_tables(path: Path) -> tuple[MeasuredTable, ...]:
         raw = json.loads(read_text(path))
         if not isinstance(raw, dict) or raw.get("format") != FORMAT:
             raise ValueError(f"it is of no format {FORMAT}")
-        return each(_table, raw.get("tables"), "tables", at_least=1)
+        table = partial(made, MeasuredTable, defenses=partial(each, _defense, at_least=2))
+        return each(table, raw.get("tables"), "tables", at_least=1)
     except (ValueError, RecursionError) as error:
         raise UserError(
             f"{path} is expected to hold tables as `fl-privacy advise --save` writes them, but"
             f" {' '.join(str(error).split())[:200]}; measure and save them anew."
         ) from error
-
-
-def _table(told: object, where: str) -> MeasuredTable:
-    return made(MeasuredTable, told, where, defenses=partial(each, _defense, at_least=2))
 
 
 def _defense(told: object, where: str) -> MeasuredDefense:
@@ -190,7 +187,8 @@ def _defense(told: object, where: str) -> MeasuredDefense:
 def _candidate(told: object, where: str) -> Candidate:
     unbounded = partial(_figure, missing=math.inf)
     figures = dict.fromkeys(("psnr", "upper", "largest"), unbounded)
-    found = made(Candidate, told, where, inferred=partial(_named, _measure, tuple(About)), **figures)
+    measures = partial(_named, lambda one, of: None if one is None else made(Measure, one, of), tuple(About))
+    found = made(Candidate, told, where, inferred=measures, **figures)
     least = min(found.exact, found.identified, found.groups, found.failures, found.unjudged)
     counts = found.exact + found.identified <= found.read <= found.images and found.images > 0 and least >= 0
     highest = min(found.upper, found.largest)
@@ -199,10 +197,6 @@ def _candidate(told: object, where: str) -> Candidate:
     if found.judged_by not in METRICS or not 0 <= found.accuracy <= 1:
         raise ValueError(f"{where} has no accuracy between 0 and 1, or is judged by a metric that there is not")
     return found
-
-
-def _measure(told: object, where: str) -> Measure | None:
-    return None if told is None else made(Measure, told, where)
 
 
 def _named(make: Callable[[object, str], T], names: Collection[str], told: object, where: str) -> dict[str, T]:

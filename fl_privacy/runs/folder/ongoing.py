@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError, safe_open
@@ -180,14 +180,12 @@ def read_guesses(folder: Path) -> list[Pixels]:
             return []
         with safe_open(folder / PICTURES, framework="np") as file:
             names = sorted(file.keys())[:PICTURED]
-            return [file.get_tensor(name) for name in names if _is_image(file.get_slice(name))]
+            told = [(name, file.get_slice(name)) for name in names]
+            shapes = [(name, of.get_shape()) for name, of in told if of.get_dtype() == "U8"]
+            sound = [name for name, shape in shapes if len(shape) == 3 and 0 < math.prod(shape) <= _MOST_BYTES]
+            return [file.get_tensor(name) for name in sound]
     except (SafetensorError, OSError, ValueError):
         return []
-
-
-def _is_image(told: Any) -> bool:
-    shape = told.get_shape()
-    return told.get_dtype() == "U8" and len(shape) == 3 and 0 < math.prod(shape) <= _MOST_BYTES
 
 
 def read_texts(folder: Path) -> list[Pieces]:

@@ -1,12 +1,13 @@
-"""Save and load ``reconstructions/``: originals, guesses and films, readable only by their owner."""
+"""Save and load ``reconstructions/``: images, texts, table rows and films, readable only by their owner."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, count
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,6 +53,25 @@ class Pair:
     transformed: Pixels | None = None
 
 
+def new_file(folder: Path, name: str, attacker: Attacker, suffix: str) -> Path:
+    """Return the path of a new file in a private folder, numbered from the second one of an attacker on."""
+    make_private_folder(folder, folder)
+    name = name if attacker == Attacker.PLAIN else f"{name}-{attacker}"
+    names = chain([name], (f"{name}-{number}" for number in count(1)))
+    return next(path for each in names if not (path := folder / f"{each}{suffix}").exists())
+
+
+def read_each(paths: Iterable[Path], read: Callable[[Path], None]) -> list[str]:
+    """Read untrusted files in order of their names; return a line on each unreadable one."""
+    problems = []
+    for path in sorted(paths):
+        try:
+            read(path)
+        except UNREADABLE as error:
+            problems.append(f"{path.name} can't be read ({' '.join(str(error).split())[:200]})")
+    return problems
+
+
 def write_pairs(folder: Path, round: int, scores: Sequence[VictimScore], attacker: Attacker = Attacker.PLAIN) -> Path:
     """Write the reconstructions of ``round``; a second call for a round adds a file."""
     images = [image for score in scores for image in score.images]
@@ -67,11 +87,7 @@ def write_pairs(folder: Path, round: int, scores: Sequence[VictimScore], attacke
     if len(replaced) == len(scores):
         tensors["transformed"] = np.concatenate(replaced)
     ids = [[str(score.id), image.image] for score in scores for image in score.images]
-    make_private_folder(folder, folder)
-    name = f"round-{round:04d}" + ("" if attacker == Attacker.PLAIN else f"-{attacker}")
-    path, number = folder / f"{name}.safetensors", 1
-    while path.exists():
-        path, number = folder / f"{name}-{number}.safetensors", number + 1
+    path = new_file(folder, f"round-{round:04d}", attacker, ".safetensors")
     told = {"round": round, "attacker": attacker, "ids": ids}
     # one entry, since the order of several varies: equal runs write equal bytes
     write_private(path, save(tensors, metadata={"told": json.dumps(told)}))
@@ -81,17 +97,13 @@ def write_pairs(folder: Path, round: int, scores: Sequence[VictimScore], attacke
 def read_pairs(folder: Path) -> tuple[Mapping[tuple[str, int], Pair], list[str]]:
     """Return the pairs of all files in ``folder`` by (victim id, image), and a line on each unreadable file."""
     pairs: dict[tuple[str, int], Pair] = {}
-    problems = []
-    for path in sorted(folder.glob("round-*.safetensors")):
-        try:
-            for key, original, guess, attacker, transformed in _read(path):
-                pair = pairs.setdefault(key, Pair(original, None, transformed=transformed))
-                pairs[key] = (
-                    replace(pair, adaptive=guess) if attacker == Attacker.ADAPTIVE else replace(pair, guess=guess)
-                )
-        except UNREADABLE as error:
-            problems.append(f"{path.name} can't be read ({' '.join(str(error).split())[:200]})")
-    return pairs, problems
+
+    def read(path: Path) -> None:
+        for key, original, guess, attacker, transformed in _read(path):
+            pair = pairs.setdefault(key, Pair(original, None, transformed=transformed))
+            pairs[key] = replace(pair, adaptive=guess) if attacker == Attacker.ADAPTIVE else replace(pair, guess=guess)
+
+    return pairs, read_each(folder.glob("round-*.safetensors"), read)
 
 
 def _read(path: Path) -> Iterator[tuple[tuple[str, int], Pixels | None, Pixels | None, str, Pixels | None]]:
@@ -166,11 +178,7 @@ def write_sentences(
         for score in scores
         for image, (original, guess) in zip(score.images, score.sentences, strict=True)
     ]
-    make_private_folder(folder, folder)
-    name = f"sentences-{round:04d}" + ("" if attacker == Attacker.PLAIN else f"-{attacker}")
-    path, number = folder / f"{name}.json", 1
-    while path.exists():
-        path, number = folder / f"{name}-{number}.json", number + 1
+    path = new_file(folder, f"sentences-{round:04d}", attacker, ".json")
     write_private(path, json.dumps({"attacker": attacker, "sentences": rows}, ensure_ascii=False))
     return path
 
@@ -178,25 +186,26 @@ def write_sentences(
 def read_sentences(folder: Path) -> tuple[Mapping[tuple[str, int], Sentence], list[str]]:
     """Return the sentences of all files in ``folder`` by (victim id, number), and a line on each unreadable one."""
     found: dict[tuple[str, int], Sentence] = {}
-    problems = []
-    for path in sorted(folder.glob(SENTENCE_FILES)):
-        try:
-            if path.stat().st_size > _MOST_BYTES:
-                raise ValueError("it is too large")
-            content = json.loads(path.read_text(encoding="utf-8"))
-            for row in content["sentences"]:
-                key, original, guess = (row["id"], row["image"]), row["original"], row["guess"]
-                if not fits(list(key), list[str | int]) or not all(
-                    fits(t, list[str] | None) for t in (original, guess)
-                ):
-                    raise ValueError("a sentence is none")
-                known = found.setdefault(key, Sentence(original if original is None else tuple(original)))
-                read = guess if guess is None else tuple(guess)
-                adaptive = content["attacker"] == Attacker.ADAPTIVE
-                found[key] = replace(known, adaptive=read) if adaptive else replace(known, guess=read)
-        except UNREADABLE as error:
-            problems.append(f"{path.name} can't be read ({' '.join(str(error).split())[:200]})")
-    return found, problems
+
+    def read(path: Path) -> None:
+        content = read_small(path, _MOST_BYTES)
+        for row in content["sentences"]:
+            key, original, guess = (row["id"], row["image"]), row["original"], row["guess"]
+            if not fits(list(key), list[str | int]) or not fits([original, guess], list[list[str] | None]):
+                raise ValueError("a sentence is none")
+            known = found.setdefault(key, Sentence(original if original is None else tuple(original)))
+            tokens = guess if guess is None else tuple(guess)
+            adaptive = content["attacker"] == Attacker.ADAPTIVE
+            found[key] = replace(known, adaptive=tokens) if adaptive else replace(known, guess=tokens)
+
+    return found, read_each(folder.glob(SENTENCE_FILES), read)
+
+
+def read_small(path: Path, most: int) -> Any:
+    """Load JSON of at most ``most`` bytes; ``ValueError`` if it is larger or damaged."""
+    if path.stat().st_size > most:
+        raise ValueError("it is too large")
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 FRAMES_AT_MOST = 64
@@ -288,15 +297,12 @@ def _free(folder: Path, rest: str) -> Path:
 def read_films(folder: Path) -> tuple[Mapping[Attacker, Sequence[Film | TextFilm]], list[str]]:
     """Return films of all files in ``folder`` by attacker, and a line on each unreadable file."""
     found: dict[Attacker, list[Film | TextFilm]] = {}
-    problems = []
-    for path in sorted([*folder.glob("film-*.safetensors"), *folder.glob("film-*.json")]):
-        try:
-            attacker, films = (_read_texts if path.suffix == ".json" else _read_film)(path)
-        except UNREADABLE as error:
-            problems.append(f"{path.name} can't be read ({' '.join(str(error).split())[:200]})")
-        else:
-            found.setdefault(attacker, []).extend(films)
-    return found, problems
+
+    def read(path: Path) -> None:
+        attacker, films = (_read_texts if path.suffix == ".json" else _read_film)(path)
+        found.setdefault(attacker, []).extend(films)
+
+    return found, read_each([*folder.glob("film-*.safetensors"), *folder.glob("film-*.json")], read)
 
 
 def _read_film(path: Path) -> tuple[Attacker, Sequence[Film | TextFilm]]:
@@ -308,13 +314,17 @@ def _read_film(path: Path) -> tuple[Attacker, Sequence[Film | TextFilm]]:
         if not fits(rows, list[Mapping[str, str | int | list[int]]]) or len(rows) != len(names):
             raise ValueError("it does not say whose films it holds")
         tensors = [file.get_tensor(_name(k)) for k in range(len(rows))]
-    return Attacker(told["attacker"]), [_film(row, frames) for row, frames in zip(rows, tensors, strict=True)]
+    films = []
+    for row, frames in zip(rows, tensors, strict=True):
+        usual = frames.dtype == np.uint8 and frames.ndim == 4 and frames.size and len(frames) <= FRAMES_AT_MOST
+        if not usual or max(frames.shape[2:]) > LARGEST:
+            raise ValueError(f"it holds frames of shape {frames.shape} and type {frames.dtype}")
+        films.append(Film(*_whose(row, len(frames)), tuple(frames)))
+    return Attacker(told["attacker"]), films
 
 
 def _read_texts(path: Path) -> tuple[Attacker, Sequence[Film | TextFilm]]:
-    if path.stat().st_size > _MOST_BYTES_OF_FILM:
-        raise ValueError("it is too large")
-    told = json.loads(path.read_text(encoding="utf-8"))
+    told = read_small(path, _MOST_BYTES_OF_FILM)
     if not fits(told["films"], list[Mapping[str, str | int | list[int] | list[list[str]]]]):
         raise ValueError("it does not say whose films it holds")
     films = []
@@ -330,13 +340,6 @@ def _name(number: int) -> str:
     return f"film-{number:02d}"
 
 
-def _film(row: Mapping[str, object], frames: Pixels) -> Film:
-    usual = frames.dtype == np.uint8 and frames.ndim == 4 and frames.size and len(frames) <= FRAMES_AT_MOST
-    if not usual or max(frames.shape[2:]) > LARGEST:
-        raise ValueError(f"it holds frames of shape {frames.shape} and type {frames.dtype}")
-    return Film(*_whose(row, len(frames)), tuple(frames))
-
-
 def _whose(row: Mapping[str, object], frames: int) -> tuple[str, int, str, tuple[int, ...]]:
     id, image, member, at = row["id"], row["image"], row["member"], row["at"]
     if not (isinstance(id, str) and isinstance(image, int) and isinstance(member, str) and fits(at, list[int])):
@@ -345,3 +348,93 @@ def _whose(row: Mapping[str, object], frames: int) -> tuple[str, int, str, tuple
     if len(places) != frames or any(place < 0 for place in places):
         raise ValueError("it does not say when each frame was")
     return id, image, member, tuple(places)
+
+
+ROW_FILES = "rows-*.json"
+
+
+@dataclass(frozen=True)
+class RowGuess:
+    """A guess at one row of a table.
+
+    Attributes:
+        cells: cells as the table writes them.
+        right: marks of right cells; empty if the original is not known.
+        certain: attacker's certainty of each cell, in [0, 1].
+    """
+
+    cells: tuple[str, ...]
+    right: tuple[bool, ...]
+    certain: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class RowPair:
+    """A row of a table and its guesses.
+
+    Attributes:
+        original: original cells; ``None`` if not known.
+        guess: plain attacker's guess; ``None`` if its attack failed.
+        adaptive: adaptive attacker's guess; ``None`` without one.
+    """
+
+    columns: tuple[str, ...]
+    original: tuple[str, ...] | None
+    guess: RowGuess | None = None
+    adaptive: RowGuess | None = None
+
+
+def write_rows(folder: Path, round: int, scores: Sequence[VictimScore], attacker: Attacker = Attacker.PLAIN) -> Path:
+    """Write the reconstructed rows of ``round``; a second call for a round adds a file."""
+    found: list[dict[str, Any]] = []
+    columns: Sequence[str] = ()
+    for score in scores:
+        if (own := score.rows) is None:
+            continue
+        columns = own.columns
+        rows = zip(score.images, own.originals, own.guesses, own.right.tolist(), own.certain.tolist(), strict=True)
+        for image, original, guess, right, certain in rows:
+            found.append(
+                {
+                    "id": str(score.id),
+                    "image": image.image,
+                    "original": None if original is None else list(original),
+                    "guess": None if guess is None else list(guess),
+                    "right": [] if original is None else right,
+                    "certain": [float(f"{share:.2f}") for share in certain],
+                }
+            )
+    path = new_file(folder, f"rows-{round:04d}", attacker, ".json")
+    content = {"attacker": attacker, "columns": list(columns), "rows": found}
+    write_private(path, json.dumps(content, ensure_ascii=False))
+    return path
+
+
+def read_rows(folder: Path) -> tuple[Mapping[tuple[str, int], RowPair], list[str]]:
+    """Return the rows of all files in ``folder`` by (victim id, number), and a line on each unreadable one."""
+    found: dict[tuple[str, int], RowPair] = {}
+
+    def read(path: Path) -> None:
+        content = read_small(path, _MOST_BYTES)
+        columns, adaptive = content["columns"], content["attacker"] == Attacker.ADAPTIVE
+        if not fits(columns, list[str]):
+            raise ValueError("its columns are none")
+        for row in content["rows"]:
+            key = (row["id"], row["image"])
+            original, guess = _read_row(row, columns)
+            known = found.setdefault(key, RowPair(tuple(columns), original))
+            found[key] = replace(known, adaptive=guess) if adaptive else replace(known, guess=guess)
+
+    return found, read_each(folder.glob(ROW_FILES), read)
+
+
+def _read_row(row: Mapping[str, Any], columns: Sequence[str]) -> tuple[tuple[str, ...] | None, RowGuess | None]:
+    original, guess, right, certain = (row[name] for name in ("original", "guess", "right", "certain"))
+    sound = fits([row["id"], row["image"]], list[str | int]) and fits(right, list[bool])
+    sound = sound and all(fits(cells, list[str] | None) for cells in (original, guess))
+    sound = sound and fits(certain, list[float])
+    sizes = {len(cells) for cells in (original, guess, right or None, certain) if cells is not None}
+    if not sound or sizes != {len(columns)}:
+        raise ValueError("a row is none")
+    read = None if guess is None else RowGuess(tuple(guess), tuple(right), tuple(map(float, certain)))
+    return None if original is None else tuple(original), read

@@ -13,7 +13,17 @@ from fl_privacy.runs.config.plugins import register_plugin_metrics
 from fl_privacy.runs.folder.claims import ClaimRecord, read_claims
 from fl_privacy.runs.folder.identity import FORMAT, Identity, training_hash
 from fl_privacy.runs.folder.ongoing import CAPTURES, CONFIG, IDENTITY, METRICS, SUMMARY, WAITING
-from fl_privacy.runs.folder.pictures import Film, Pair, Sentence, TextFilm, read_films, read_pairs, read_sentences
+from fl_privacy.runs.folder.pictures import (
+    Film,
+    Pair,
+    RowPair,
+    Sentence,
+    TextFilm,
+    read_films,
+    read_pairs,
+    read_rows,
+    read_sentences,
+)
 from fl_privacy.runs.folder.records import (
     ENVIRONMENT,
     PARTS,
@@ -25,7 +35,6 @@ from fl_privacy.runs.folder.records import (
     wrong_identity,
     wrong_partition,
 )
-from fl_privacy.runs.folder.row_files import RowPair, read_rows
 from fl_privacy.runs.folder.share import Shared, shared_as
 from fl_privacy.runs.folder.summary import Summary, summarize
 from fl_privacy.types.victim_ids import Attacker
@@ -134,7 +143,11 @@ def read_run(path: Path) -> Run:
         environment=environment,
         threat_model=tuple(threats),
         strengths=tuple(strength for part in defense if (strength := part.get("strength"))),
-        partition=_partition(partition) if partition else None,
+        partition=PartitionTable(
+            class_names=tuple(partition["class_names"]), counts=tuple(tuple(row) for row in partition["counts"])
+        )
+        if partition
+        else None,
         records=tuple(records),
         summary=summary or summarize(records, finished=False, undefended_accuracy=None, total_seconds=None),
         finished=summary is not None,
@@ -205,12 +218,6 @@ def _summary(path: Path, stored: object, records: Sequence[Mapping[str, Any]]) -
 
 def _damaged(path: Path, what: str) -> UserError:
     return UserError(f"{path} is expected to be as `fl-privacy` wrote it, but is damaged: {what}; remove it.")
-
-
-def _partition(content: Mapping[str, Any]) -> PartitionTable:
-    return PartitionTable(
-        class_names=tuple(content["class_names"]), counts=tuple(tuple(row) for row in content["counts"])
-    )
 
 
 def failed_attackers(path: Path) -> dict[Attacker, str]:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
 from fl_privacy.checks import fits, in_words
 from fl_privacy.errors import UserError
@@ -16,6 +16,7 @@ from fl_privacy.measure import METRICS
 from fl_privacy.measure.inferred import FINDING
 from fl_privacy.runs.config.keys import sections
 from fl_privacy.runs.config.parse import select
+from fl_privacy.runs.folder.identity import Identity
 from fl_privacy.types.victim_ids import Attacker, VictimId
 
 Text = Mapping[str, str]
@@ -96,14 +97,6 @@ AMOUNTS = frozenset(
 MOST = 1e18
 """Largest such amount."""
 
-IDENTITY: dict[str, Any] = {
-    "label": str,
-    "hash": str,
-    "training": str,
-    "repeat": str,
-    "undefended": bool,
-    "config": Mapping[str, Any],
-}
 PARTITION: dict[str, Any] = {"class_names": list[str], "counts": list[list[int]]}
 ENVIRONMENT: dict[str, Any] = {"date": str, "packages": Text, "gpus": list[str]}
 SENTENCES = list[str]
@@ -135,7 +128,7 @@ def wrong_field(content: object, fields: Mapping[str, Any]) -> str | None:
 
 def wrong_identity(content: object) -> str | None:
     """Describe the error in the content of ``run.json``; ``None`` if valid."""
-    if (wrong := wrong_field(content, IDENTITY)) or not isinstance(content, Mapping):
+    if (wrong := wrong_field(content, get_type_hints(Identity))) or not isinstance(content, Mapping):
         return wrong
     config = content["config"]
     strange = [name for name in sections() if not isinstance(config.get(name, {}), Mapping)]
@@ -166,13 +159,10 @@ def wrong_record(record: Mapping[str, Any]) -> str | None:
         return f"of a {kind}, id is {_shown(record['id'])}"
     for name, value in record.items():
         annotation = OPTIONAL.get(kind, {}).get(name, Number | bool if name in METRICS else _PLAIN)
-        if (name not in fields and not fits(value, annotation)) or (name in AMOUNTS and not _is_amount(value)):
+        amount = value is None or (isinstance(value, int | float) and fits(value, float) and 0 <= value <= MOST)
+        if (name not in fields and not fits(value, annotation)) or (name in AMOUNTS and not amount):
             return f"of a {kind}, {name} is {_shown(value)}"
     return "of a tracing, participants is 0" if record.get("participants", 1) < 1 else None
-
-
-def _is_amount(value: object) -> bool:
-    return value is None or (isinstance(value, int | float) and fits(value, float) and 0 <= value <= MOST)
 
 
 def _is_uncounted(value: object) -> bool:
@@ -250,7 +240,12 @@ def read_records(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
         if not line.strip():
             continue
         try:
-            records.append(_record(line))
+            record = parse_json(line.decode())
+            if not isinstance(record, dict) or "kind" not in record:
+                raise ValueError("not a record")
+            if wrong := wrong_record(record):
+                raise ValueError(wrong)
+            records.append(record)
         except ValueError as error:
             if number < len(lines):
                 raise UserError(
@@ -264,15 +259,6 @@ def read_records(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
 def records_of(records: Iterable[Mapping[str, Any]], kind: str, attacker: Attacker) -> list[Mapping[str, Any]]:
     """Return the records of one kind and attacker; without an attacker they belong to the plain one."""
     return [r for r in records if r["kind"] == kind and r.get("attacker", Attacker.PLAIN) == attacker]
-
-
-def _record(line: bytes) -> dict[str, Any]:
-    record = parse_json(line.decode())
-    if not isinstance(record, dict) or "kind" not in record:
-        raise ValueError("not a record")
-    if wrong := wrong_record(record):
-        raise ValueError(wrong)
-    return record
 
 
 def dump_json(value: Any, *, indent: int | None = None) -> str:

@@ -172,7 +172,9 @@ class StudyRow:
             reading
             for cell, found in self.readings.items()
             for reading in found
-            if _counts(cell, reading, threat) and uploads in (None, cell.uploads)
+            if uploads in (None, cell.uploads)
+            and (threat == "malicious" or not cell.server)
+            and (threat in ("malicious", "adaptive") or reading.attacker is Attacker.PLAIN)
         ]
 
     def knows_defense(self, cell: AttackCell) -> bool:
@@ -269,9 +271,3 @@ def read_study(entries: Sequence[StudyEntry]) -> list[StudyRow]:
         )
         for entry, trainings, found in zip(entries, trained, attacks, strict=True)
     ]
-
-
-def _counts(cell: AttackCell, reading: LeakageResult, threat: Threat) -> bool:
-    if threat == "malicious":
-        return True
-    return not cell.server and (threat == "adaptive" or reading.attacker is Attacker.PLAIN)

@@ -6,11 +6,11 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from fl_privacy.measure import METRICS, NOT_METRICS, Statistic, aggregate, pmm
-from fl_privacy.measure.counts import Counts, counts_of
+from fl_privacy.measure.counts import Counts, count
 from fl_privacy.measure.inferred import Finding, finding_of
 from fl_privacy.measure.intervals import ANY_VALUE, is_split
-from fl_privacy.measure.outcome import OUTCOME_COLUMNS
-from fl_privacy.measure.registry import LARGEST_PSNR
+from fl_privacy.measure.outcome import ImageScore
+from fl_privacy.measure.registry import LARGEST_PSNR, TABLE_METRIC, TEXT_METRIC
 from fl_privacy.measure.roc import promises_little
 from fl_privacy.runs.folder.records import records_of
 from fl_privacy.types.modality import IMAGES, MODALITIES
@@ -214,13 +214,21 @@ def summarize(
         if r.get("accuracy") is not None
     ]
     accuracy = tested[-1].accuracy if tested else None
+    replies = [(r, len(r["clients"])) for r in rounds if r["clients"]]
+    uploads = {
+        "upload_bytes": [r["upload_bytes"] / number for r, number in replies],
+        "defense_seconds": [took / number for r, number in replies if (took := r["defense_seconds"]) is not None],
+    }
     return Summary(
         finished=finished,
         attacked=tuple(_attacked(records)),
         countermeasures=tuple(dict.fromkeys(sentence for a in adaptive for sentence in a["countermeasures"])),
         batch_norm=tuple(sorted({mode for a in plain if (mode := a.get("batch_norm"))})),
-        update_distortion=_statistics([r for r in records if r["kind"] == "update_distortion"], group=_batch),
-        upload=_upload(rounds) | _on_node(records),
+        update_distortion=_statistics(
+            [r for r in records if r["kind"] == "update_distortion"],
+            group=lambda record: VictimId.parse(str(record["id"])).source,
+        ),
+        upload={n: s for n, values in uploads.items() if (s := aggregate(values, within=_SIZE))} | _on_node(records),
         privacy=_spent(records, rounds),
         tested=tuple(tested),
         final_accuracy=accuracy,
@@ -236,15 +244,6 @@ def summarize(
         upload_bytes=int(_total(rounds, "upload_bytes")),
         inferred=tuple(finding_of(r) for r in records if r["kind"] == "inference"),
     )
-
-
-def _upload(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Statistic]:
-    replies = [(r, len(r["clients"])) for r in rounds if r["clients"]]
-    columns = {
-        "upload_bytes": [r["upload_bytes"] / number for r, number in replies],
-        "defense_seconds": [took / number for r, number in replies if (took := r["defense_seconds"]) is not None],
-    }
-    return {name: s for name, values in columns.items() if (s := aggregate(values, within=_SIZE))}
 
 
 def _on_node(records: Sequence[Mapping[str, Any]]) -> dict[str, Statistic]:
@@ -291,9 +290,10 @@ def _attacked(records: Sequence[Mapping[str, Any]]) -> list[AttackedRound]:
 def _leakage(images: Sequence[Mapping[str, Any]], traced: Sequence[Mapping[str, Any]]) -> Leakage:
     columns = {name: [value for _, value in pairs] for name, pairs in _columns(images).items()}
     sources = Counter(v["label_source"] for v in images if v.get("label_source") and not v["failure"])
+    scores = [(str(record["id"]), ImageScore.of_record(record)) for record in images]
     return Leakage(
         metrics=_statistics(images, group=lambda image: image["id"]),
-        counts=counts_of(images),
+        counts=count(scores),
         thresholds=tuple(
             Recognized(
                 metric=name,
@@ -312,20 +312,20 @@ def _leakage(images: Sequence[Mapping[str, Any]], traced: Sequence[Mapping[str, 
         members=dict(Counter(v["member"] for v in images if v["member"] and v.get("failure") is None).most_common()),
         images=len(images),
         failures=sum(r.get("failure") is not None for r in images),
-        over_control=_over_control(images),
+        over_control=_over_control([score for _, score in scores if score.failure is None]),
     )
 
 
-_CONTROLLED = (("token_f1", "control_f1"), ("cells_right", "control_cells"), ("aligned_psnr", "control_psnr"))
-"""Metric of a guess, and the same of the best guess without the update."""
-
-
-def _over_control(images: Sequence[Mapping[str, Any]]) -> float | None:
+def _over_control(scores: Iterable[ImageScore]) -> float | None:
     over = [
-        min(float(record[found]), LARGEST_PSNR) - float(record[control])
-        for record in images
-        for found, control in _CONTROLLED
-        if record.get("failure") is None and record.get(found) is not None and record.get(control) is not None
+        min(found, LARGEST_PSNR) - control
+        for score in scores
+        for found, control in (
+            (score.values.get(TEXT_METRIC), score.compared.control_f1),
+            (score.values.get(TABLE_METRIC), score.compared.control_cells),
+            (score.compared.aligned_psnr, score.compared.control_psnr),
+        )
+        if found is not None and control is not None
     ]
     return sum(over) / len(over) if over else None
 
@@ -349,8 +349,7 @@ def _columns(records: Iterable[Mapping[str, Any]]) -> dict[str, list[tuple[Mappi
     for record in records:
         if record.get("failure") is None:
             for name, value in record.items():
-                unnamed = name in OUTCOME_COLUMNS and name not in METRICS
-                if name not in NOT_METRICS and not unnamed and isinstance(value, int | float):
+                if name not in NOT_METRICS and isinstance(value, int | float):
                     columns.setdefault(name, []).append((record, float(value)))
     return columns
 
@@ -366,10 +365,6 @@ def _statistics(
             split = name in METRICS and is_split([v for _, v in pairs], groups=statistic.groups)
             found[name] = replace(statistic, ci95=None) if split else statistic
     return found
-
-
-def _batch(record: Mapping[str, Any]) -> str:
-    return VictimId.parse(str(record["id"])).source
 
 
 def _total(records: Iterable[Mapping[str, Any]], field: str) -> float:

@@ -183,11 +183,6 @@ def is_read(found: Sequence[LeakageResult]) -> bool:
     return any(above_chance(reading.counts, among=len(found)) for reading in found)
 
 
-def lacks_truth(counts: Counts) -> bool:
-    """Return ``True`` if fewer examples were scored than have no known original."""
-    return counts.unknown > counts.judged
-
-
 def _ground(
     found: Sequence[LeakageResult],
     inferred: Sequence[Finding],
@@ -206,7 +201,7 @@ def _ground(
         (not found, Ground.NOTHING),
         (any(c.older for c in counts), Ground.OLDER),
         (all(c.failures == c.images for c in counts), Ground.FAILED),
-        (not judged or all(lacks_truth(c) for c in counts if c.judged), Ground.NO_TRUTH),
+        (not judged or all(c.unknown > c.judged for c in counts if c.judged), Ground.NO_TRUTH),
         (any(c.read for c in counts), Ground.BY_CHANCE),
         (bound is not None and bound.at_most <= BOUNDED_AT_MOST, Ground.BOUNDED),
     )

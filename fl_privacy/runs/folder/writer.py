@@ -28,9 +28,8 @@ from fl_privacy.runs.folder.ongoing import (
     move_aside,
     release,
 )
-from fl_privacy.runs.folder.pictures import film_of, write_films, write_pairs, write_sentences
+from fl_privacy.runs.folder.pictures import film_of, write_films, write_pairs, write_rows, write_sentences
 from fl_privacy.runs.folder.records import RecordWriter, dump_json, read_records
-from fl_privacy.runs.folder.row_files import write_rows
 from fl_privacy.runs.folder.summary import Summary, summarize
 from fl_privacy.runs.folder.verdict import judged
 from fl_privacy.types.victim_ids import Attacker, VictimId
@@ -157,7 +156,7 @@ class RunFolder:
                 client=id.client,
                 image=image.image,
                 **image.values,
-                **image.compared,
+                **image.compared.as_record(),
                 label_source=score.label_source,
                 certainty=image.certainty,
                 member=score.member,
