@@ -26,7 +26,7 @@ from fl_privacy.attacks.exact.first_layer import (
     residual,
 )
 from fl_privacy.attacks.exact.r_gap import LayerChain, find_chain, recursed
-from fl_privacy.attacks.exact.repeats import with_repeats
+from fl_privacy.attacks.exact.repeats import as_one, repeated, with_repeats
 from fl_privacy.attacks.exact.residual import Residual, find_residual, known_between
 from fl_privacy.attacks.exact.spear import AGREEMENT, NEARLY, columns_of, sparse_factors
 from fl_privacy.attacks.gradient_inversion.grouping import (
@@ -108,7 +108,14 @@ class ExactInversion:
                 return _behind_blocks(group, source, seed, self.evaluations, report)
             return read_group(group, self._reader(group.first, source), name="exact", seed=seed, report=report)
 
-        return attack_in_groups(observations, attack, progress=progress, as_victims=one_each)
+        results = list[Reconstruction | None]([None] * len(observations))
+        for position, one in ((k, own) for k, o in enumerate(observations) if (own := as_one(o)) is not None):
+            (found,) = attack_in_groups([one], attack, progress=no_progress, as_victims=one_each)
+            if found.certainty is not Certainty.APPROXIMATE:
+                results[position] = repeated(found, observations[position].upload.num_examples)
+        rest = [o for o, found in zip(observations, results, strict=True) if found is None]
+        others = iter(attack_in_groups(rest, attack, progress=progress, as_victims=one_each) if rest else ())
+        return [next(others) if found is None else found for found in results]
 
     def _reader(self, first: Observation, source: FirstLayer | PatchEmbedding) -> Reading:
         model = model_as_sent(first)

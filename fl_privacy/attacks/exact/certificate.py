@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fl_privacy.attacks.gradient_inversion import labels as labeling
+from fl_privacy.attacks.gradient_inversion.clients_loss import precision_of
 from fl_privacy.attacks.gradient_inversion.grouping import without_labels
 from fl_privacy.attacks.gradient_inversion.infer_client import DRAWS
 from fl_privacy.attacks.gradient_inversion.solved_labels import Head, labels_behind
@@ -24,6 +25,9 @@ ROUNDING = 1e-3
 
 EXACT = 3e-5
 """The same share for a single image, for which no sign in front of a ReLU confirms the result."""
+
+_HALF = 2
+"""The same share in half precision, in units of its rounding."""
 
 _BEYOND = 0.01
 """Distance by which inputs may leave [0, 1] due to rounding."""
@@ -75,9 +79,18 @@ class Reproduction:
         """
         return self._solved(self.model, self._entering(images))
 
-    def errors(self, images: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Return p and p - y (B, K) of images (B, C, H, W); ``None`` without an output layer."""
-        return self._errors(self.model, self._entering(images))
+    def errors(self, inputs: Tensor, network: nn.Module | None = None) -> tuple[Tensor, Tensor] | None:
+        """Return p and p - y (B, K) of inputs of ``network``, by default the model; ``None`` without an output layer.
+
+        Under other losses p - y is the loss's slope of each, times B.
+        """
+        return self._errors(network or self.model, self._entering(inputs))
+
+    def head(self, inputs: Tensor, network: nn.Module | None = None) -> Head:
+        """Return the output layer's :class:`Head` for inputs of ``network``, by default the model."""
+        output = labeling.output_layer(self.observation.model, self.observation.num_classes)
+        path = "" if output is None else output[0].rpartition(".")[0]
+        return Head.of(network or self.model, self._entering(inputs), path, self.model.get_submodule(path))
 
     def classes(self, images: Tensor) -> Tensor | None:
         """Return the likeliest class (B,) of each image (B, C, H, W); ``None`` without an output layer."""
@@ -90,6 +103,13 @@ class Reproduction:
         rest = Rest(self.model, path, self.observation.input_shape)
         return self._solved(rest, features.to(self._device, torch.float64))
 
+    def equals(self, distance: float) -> bool:
+        """Return ``True`` for a distance of rounding, in the precision in which all of the gradient was computed."""
+        if not ROUNDING <= distance < _HALF * torch.finfo(torch.bfloat16).eps:
+            return distance < ROUNDING
+        kinds = (precision_of(value) for value in as_gradient(self.observation).values() if value.dim() > 1)
+        return distance < _HALF * min(torch.finfo(kind).eps for kind in kinds)
+
     @property
     def loss(self) -> Loss:
         return self.observation.loss or CROSS_ENTROPY
@@ -98,10 +118,7 @@ class Reproduction:
         found = self._errors(network, inputs)
         if found is None or is_plain(self.loss):
             return _labels(found)
-        output = labeling.output_layer(self.observation.model, self.observation.num_classes)
-        path = "" if output is None else output[0].rpartition(".")[0]
-        head = Head.of(network, inputs, path, self.model.get_submodule(path))
-        labels, _ = labels_behind(head, self.loss, found[1] / len(inputs))
+        labels, _ = labels_behind(self.head(inputs, network), self.loss, found[1] / len(inputs))
         return labels
 
     def _errors(self, network: nn.Module, inputs: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -196,7 +213,7 @@ def certified(reproduction: Reproduction, read: Read, *, ordered: bool = True) -
     if labels is None:
         return without_labels(observation)
     apart = reproduction.distance(Batch(read.images, labels))
-    certainty = Certainty.CONSISTENT if apart < ROUNDING else Certainty.APPROXIMATE
+    certainty = Certainty.CONSISTENT if reproduction.equals(apart) else Certainty.APPROXIMATE
     if read.unique and apart < (EXACT if len(read.images) == 1 else ROUNDING):
         certainty = Certainty.PROVEN
     solved = certainty is not Certainty.APPROXIMATE

@@ -7,9 +7,12 @@ from torch import Tensor, nn
 
 from fl_privacy.attacks.attack import timely
 from fl_privacy.attacks.exact.certificate import Reproduction
-from fl_privacy.attacks.exact.spear import AGREEMENT, column_space, sparse_factors
+from fl_privacy.attacks.exact.first_layer import fit
+from fl_privacy.attacks.exact.repeats import times_of
+from fl_privacy.attacks.exact.spear import AGREEMENT, columns_of, sparse_factors
 from fl_privacy.attacks.gradient_inversion.labels import output_layer
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient
+from fl_privacy.models import Rest
 from fl_privacy.models.gradients.hooks import entering, owners
 from fl_privacy.types import Observation
 
@@ -67,18 +70,32 @@ def hidden_features(reproduction: Reproduction, path: str, rng: torch.Generator)
     weight, bias = gradient[f"{path}.weight"], gradient[f"{path}.bias"]
     if count == 1 or not bias.any():
         return None
-    if path == _output(observation) or (basis := column_space(weight, count)) is None:
+    if path == _output(observation) or (basis := columns_of(weight, count)) is None:
         return None
+    if basis.shape[1] < count and len(weight) <= max(count + 1, observation.num_classes):
+        return None  # with so few outputs, different examples have a low rank, too
+    if basis.shape[1] == 1:
+        return _with_labels(reproduction, path, fit(weight[None], bias[None]))
     state = observation.assumed().parameters
     own = state[f"{path}.weight"], state[f"{path}.bias"]
     searched = sparse_factors(weight, bias, own, basis, rng=rng, starts=_STARTS)
     for _, factors in zip(timely(range(_ROUNDS)), searched, strict=False):
         if factors is not None and factors.agreement >= AGREEMENT:
-            labels = reproduction.labels_of(factors.inputs, path)
-            if labels is None or labels.is_floating_point():
-                return None
-            return HiddenFeatures(path, factors.inputs, labels)
+            return _with_labels(reproduction, path, factors.inputs)
     return None
+
+
+def _with_labels(reproduction: Reproduction, path: str, features: Tensor) -> HiddenFeatures | None:
+    """Repeat features (R, N) as often as they occur, with labels; ``None`` if either is not clear."""
+    observation = reproduction.observation
+    rest = Rest(reproduction.model, path, observation.input_shape)
+    if len(features) < observation.upload.num_examples:
+        times = times_of(reproduction, features, rest)(observation.upload.num_examples)
+        if times is None:
+            return None
+        features = features.repeat_interleave(torch.tensor(times, device=features.device), 0)
+    labels = reproduction.labels_of(features, path)
+    return None if labels is None or labels.is_floating_point() else HiddenFeatures(path, features, labels)
 
 
 def _output(observation: Observation) -> str | None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fl_privacy.attacks.attack import timely
+from fl_privacy.attacks.gradient_inversion.clients_loss import precision_of
 
 AGREEMENT = 0.99
 """Share of the signs in front of a ReLU that have to match the zeros behind it; wrong images match in about half."""
@@ -52,6 +53,13 @@ _JUDGED = 2_000_000
 _BLIND = 6
 """Rounds without a finding after which a kind of search is given up."""
 
+_ROUNDED, _CLEAR = 3.0, 0.1
+"""Zeros of a gradient in half precision are below this many units of its rounding, if that is above this share of
+``_ZERO``."""
+
+_HALF = 0.25
+"""Singular values below this many units of half precision, relative to the largest, are its rounding."""
+
 _RIDGE = {torch.float32: 1e-6, torch.float64: 1e-12}
 
 _SPARE = 8
@@ -82,7 +90,7 @@ def column_space(weight: Tensor, count: int) -> Tensor | None:
 def columns_of(weight: Tensor, most: int) -> Tensor | None:
     """Return orthonormal columns (M, R) that span those of a weight's gradient (M, N), in float64.
 
-    ``None`` if the rank R, up to rounding, is above ``most``. After Halko et al. 2011.
+    ``None`` if the rank R, up to rounding in the gradient's own precision, is above ``most``. After Halko et al. 2011.
     """
     gradient = weight.double()
     rng = torch.Generator().manual_seed(0)
@@ -90,6 +98,8 @@ def columns_of(weight: Tensor, most: int) -> Tensor | None:
     basis = torch.linalg.qr(gradient @ mixed)[0]
     directions, values, _ = torch.linalg.svd(basis.T @ gradient, full_matrices=False)
     rank = int((values > _RANK * values[0]).sum())
+    if rank > most and (kind := precision_of(weight)) in (torch.float16, torch.bfloat16):
+        rank = int((values > _HALF * torch.finfo(kind).eps * values[0]).sum())
     return None if rank > most else basis @ directions[:, :rank]
 
 
@@ -110,8 +120,9 @@ def sparse_factors(
         The factors, or ``None`` while fewer than B independent directions are found; it ends if a few rounds find
         nothing sparse, as without a ReLU.
     """
-    rank, search = basis.shape[1], _Search(_live(basis), rng, starts)
-    signs = _Signs.of(weight, bias, layer, basis)
+    rank, noise = basis.shape[1], _rounding(weight, basis)
+    search, zero = _Search(_live(basis), rng, starts, noise), max(_ZERO, _ROUNDED * noise)
+    signs = _Signs.of(weight, bias, layer, basis, zero)
     while True:
         chosen = search.extended()
         if search.hopeless:
@@ -119,7 +130,7 @@ def sparse_factors(
         if chosen.shape[1] < rank:
             yield None
             continue
-        yield _factors(weight, bias, layer, basis, signs.improved(chosen, search.pool.directions))
+        yield _factors(weight, bias, layer, basis, signs.improved(chosen, search.pool.directions), zero)
 
 
 def factors_near(
@@ -130,16 +141,27 @@ def factors_near(
     Args:
         weight, bias, layer, basis: same as for :func:`sparse_factors`.
     """
-    directions, pool = basis.T @ columns, _Pool(_live(basis))
-    directions = directions / directions.norm(dim=0)
-    pool.extend(torch.cat([_sparsest(pool.rows, directions, schedule) for schedule in (_SHARP, _SOFT)], 1))
+    noise = _rounding(weight, basis)
+    zero, directions = max(_ZERO, _ROUNDED * noise), basis.T @ columns
+    pool, directions = _Pool(_live(basis), zero), directions / directions.norm(dim=0)
+    pool.extend(torch.cat([_sparsest(pool.rows, directions, schedule, noise) for schedule in (_SHARP, _SOFT)], 1))
     chosen = _independent(pool.directions)
-    return None if chosen.shape[1] < basis.shape[1] else _factors(weight, bias, layer, basis, chosen)
+    return None if chosen.shape[1] < basis.shape[1] else _factors(weight, bias, layer, basis, chosen, zero)
 
 
-def zeros(columns: Tensor) -> Tensor:
-    """Mark the elements of (..., M, B) that are zero up to rounding."""
-    return columns.abs() < _ZERO * columns.abs().amax(-2, keepdim=True)
+def zeros(columns: Tensor, zero: float = _ZERO) -> Tensor:
+    """Mark the elements of (..., M, B) that are ``zero`` up to rounding, relative to the largest of their column."""
+    return columns.abs() < zero * columns.abs().amax(-2, keepdim=True)
+
+
+def _rounding(weight: Tensor, basis: Tensor) -> float:
+    """Return the rounding of an element of ``_live(basis)``; 0 unless in half precision."""
+    gradient = weight.double()
+    on_basis = basis.T @ gradient
+    freedom = max(1, len(basis) - basis.shape[1]) * max(1, gradient.shape[1] - basis.shape[1])
+    each = float((gradient - basis @ on_basis).norm()) / freedom**0.5
+    noise = each * len(basis) ** 0.5 / float(torch.linalg.svdvals(on_basis)[-1])
+    return noise if noise > _CLEAR * _ZERO else 0.0
 
 
 def _live(basis: Tensor) -> Tensor:
@@ -152,12 +174,12 @@ def _live(basis: Tensor) -> Tensor:
 class _Pool:
     """Different directions with more zeros in ``rows`` (M, B) than any direction has, the ``_KEPT`` sparsest first."""
 
-    def __init__(self, rows: Tensor) -> None:
-        self.rows, self.directions = rows, rows.new_zeros(rows.shape[1], 0)
+    def __init__(self, rows: Tensor, zero: float) -> None:
+        self.rows, self.directions, self._zero = rows, rows.new_zeros(rows.shape[1], 0), zero
         self._zeros = torch.zeros(0, dtype=torch.long, device=rows.device)
 
     def extend(self, found: Tensor) -> int:
-        count = zeros(self.rows @ found).sum(0)
+        count = zeros(self.rows @ found, self._zero).sum(0)
         new = count >= self.rows.shape[1] + 2
         new &= ~_same(self.directions, found).any(0)
         new &= ~torch.triu(_same(found, found) & new[:, None], 1).any(0)
@@ -176,25 +198,27 @@ class _Signs:
         bias: (B,) g.
         before: (B, M) G W^T.
         shift: (M,) b.
+        zero: largest size of a zero, relative to the largest element of its column.
     """
 
     rows: Tensor
     bias: Tensor
     before: Tensor
     shift: Tensor
+    zero: float
 
     @staticmethod
-    def of(weight: Tensor, bias: Tensor, layer: tuple[Tensor, Tensor], basis: Tensor) -> "_Signs":
+    def of(weight: Tensor, bias: Tensor, layer: tuple[Tensor, Tensor], basis: Tensor, zero: float) -> "_Signs":
         norms = basis.norm(dim=1)
         live = norms > _RANK * norms.max()
         before = basis.T @ weight.double() @ layer[0][live].double().T
-        return _Signs(basis[live], basis.T @ bias.double(), before, layer[1][live].double())
+        return _Signs(basis[live], basis.T @ bias.double(), before, layer[1][live].double(), zero)
 
     def agreement(self, chosen: Tensor) -> Tensor:
         """Return the mean share (S,) of signs that agree with zeros, for directions (S, B, B)."""
         scales, failed = torch.linalg.solve_ex(chosen, self.bias.expand(len(chosen), -1))
         found, _ = torch.linalg.solve_ex(chosen * scales[:, None], self.before.expand(len(chosen), -1, -1))
-        right = (found + self.shift > 0) == ~zeros(self.rows @ chosen).mT
+        right = (found + self.shift > 0) == ~zeros(self.rows @ chosen, self.zero).mT
         return torch.where(failed == 0, right.double().mean((1, 2)), -1.0)
 
     def improved(self, chosen: Tensor, pool: Tensor) -> Tensor:
@@ -222,8 +246,9 @@ def _same(some: Tensor, others: Tensor) -> Tensor:
 class _Search:
     """Rounds of local searches of several kinds in turn, every second from what the found directions leave out."""
 
-    def __init__(self, rows: Tensor, rng: torch.Generator, starts: int) -> None:
-        self._rows, self._rng, self._starts, self.pool = rows, rng, starts, _Pool(rows)
+    def __init__(self, rows: Tensor, rng: torch.Generator, starts: int, noise: float) -> None:
+        self._rows, self._rng, self._starts, self._noise = rows, rng, starts, noise
+        self.pool = _Pool(rows, max(_ZERO, _ROUNDED * noise))
         few = (self._null_vectors,) if rows.shape[1] <= _MOST_ROWS else ()
         self._kinds = (*few, self._random_directions)
         self._rounds, self._found = [0] * len(self._kinds), [0] * len(self._kinds)
@@ -251,13 +276,13 @@ class _Search:
         picked = torch.stack([torch.randperm(total, generator=self._rng)[: rank - 1] for _ in range(self._starts)])
         some = self._rows[picked.to(self._rows.device)]
         null = torch.linalg.eigh(some.mT @ some)[1][:, :, 0].T
-        return _sparsest(self._rows, null, _FAR)
+        return _sparsest(self._rows, null, _FAR, self._noise)
 
     def _random_directions(self) -> Tensor:
         directions = self._drawn(self._rows.shape[1])
         blunt = [(0.2 * 0.85 ** max(0, step - 15), 0.5) for step in range(35)]
-        near = _sparsest(self._rows.float(), (directions / directions.norm(dim=0)).float(), blunt)
-        return _sparsest(self._rows, near.to(self._rows), _SHARP)
+        near = _sparsest(self._rows.float(), (directions / directions.norm(dim=0)).float(), blunt, self._noise)
+        return _sparsest(self._rows, near.to(self._rows), _SHARP, self._noise)
 
     def _beside_the_chosen(self) -> Tensor:
         """Search from the complement of the chosen directions, or of all but one, plus a random mixture of them."""
@@ -270,20 +295,20 @@ class _Search:
             apart = beyond @ self._drawn(rank - count)
         mixed = self.chosen @ self._drawn(count) / count**0.5
         directions = apart / apart.norm(dim=0) + mixed
-        return _sparsest(self._rows, directions / directions.norm(dim=0), _FAR)
+        return _sparsest(self._rows, directions / directions.norm(dim=0), _FAR, self._noise)
 
     def _drawn(self, size: int) -> Tensor:
         return torch.randn(size, self._starts, generator=self._rng, dtype=torch.float64).to(self._rows)
 
 
-def _sparsest(rows: Tensor, directions: Tensor, schedule: list[tuple[float, float]]) -> Tensor:
+def _sparsest(rows: Tensor, directions: Tensor, schedule: list[tuple[float, float]], noise: float) -> Tensor:
     """Move directions (B, K) to where rows @ directions is locally sparsest.
 
     Each (smoothing, power) is one step of least squares on the sphere, with weights (y^2 + smoothing^2)^-power.
     """
     ridge = _RIDGE[rows.dtype] * torch.eye(rows.shape[1], dtype=rows.dtype, device=rows.device)
     for smoothing, power in timely(schedule):
-        weights = ((rows @ directions).square() + max(smoothing, 1e-7) ** 2) ** -power
+        weights = ((rows @ directions).square() + max(smoothing, noise, 1e-7) ** 2) ** -power
         curvature = (rows.T[None] * weights.T[:, None]) @ rows
         curvature = curvature / curvature.diagonal(dim1=1, dim2=2).mean(1)[:, None, None] + ridge
         directions = torch.linalg.solve_ex(curvature, directions.T[..., None])[0][..., 0].T
@@ -305,25 +330,25 @@ def _independent(pool: Tensor) -> Tensor:
 
 
 def _factors(
-    weight: Tensor, bias: Tensor, layer: tuple[Tensor, Tensor], basis: Tensor, chosen: Tensor
+    weight: Tensor, bias: Tensor, layer: tuple[Tensor, Tensor], basis: Tensor, chosen: Tensor, zero: float
 ) -> SparseFactors:
     """Build the sparse factors from the directions ``chosen`` (B, B).
 
     If nearly all signs agree, they decide which neurons were silent: small gradients may come from active ones.
     """
     rows = basis * len(basis) ** 0.5
-    silent = zeros(rows @ chosen)
-    found = _factors_behind(weight, bias, layer, basis, silent)
+    silent = zeros(rows @ chosen, zero)
+    found = _factors_behind(weight, bias, layer, basis, silent, zero)
     if found.agreement < NEARLY:
         return found
     before = _before(found.inputs, layer)
-    clear = before.abs() > 30 * _ZERO * before.std(0)
-    signed = _factors_behind(weight, bias, layer, basis, torch.where(clear, before <= 0, silent))
+    clear = before.abs() > 30 * zero * before.std(0)
+    signed = _factors_behind(weight, bias, layer, basis, torch.where(clear, before <= 0, silent), zero)
     return signed if signed.agreement >= found.agreement else found
 
 
 def _factors_behind(
-    weight: Tensor, bias: Tensor, layer: tuple[Tensor, Tensor], basis: Tensor, silent: Tensor
+    weight: Tensor, bias: Tensor, layer: tuple[Tensor, Tensor], basis: Tensor, silent: Tensor, zero: float
 ) -> SparseFactors:
     """Build the sparse factors with columns that are zero at ``silent`` (M, B), exact up to rounding."""
     rows = basis * len(basis) ** 0.5
@@ -332,7 +357,7 @@ def _factors_behind(
     scales = torch.linalg.solve_ex(directions, basis.T @ bias.double())[0]
     columns = basis @ directions * scales
     inputs = torch.linalg.solve_ex(directions * scales, basis.T @ weight.double())[0]
-    return SparseFactors(columns, inputs, _agreement(columns, inputs, *layer))
+    return SparseFactors(columns, inputs, _agreement(columns, inputs, layer, zero))
 
 
 def _before(inputs: Tensor, layer: tuple[Tensor, Tensor]) -> Tensor:
@@ -341,11 +366,12 @@ def _before(inputs: Tensor, layer: tuple[Tensor, Tensor]) -> Tensor:
     return (inputs @ weight.double().T + bias.double()).T
 
 
-def _agreement(columns: Tensor, inputs: Tensor, weight: Tensor, bias: Tensor) -> float:
+def _agreement(columns: Tensor, inputs: Tensor, layer: tuple[Tensor, Tensor], zero: float) -> float:
     """Return the share of neurons that are silent exactly if they get no gradient, for the worst example."""
     size = columns.abs() / columns.abs().amax(0)
-    before = _before(inputs, (weight, bias))
-    clear = ((size < _ZERO / 30) | (size > 30 * _ZERO)) & (before.abs() > 30 * _ZERO * before.std(0))
-    clear &= size.amax(1, keepdim=True) > 30 * _ZERO
-    right = (before > 0) == (size > _ZERO)
+    before = _before(inputs, layer)
+    silent = size < (zero / 30 if zero == _ZERO else zero)
+    clear = (silent | (size > 30 * zero)) & (before.abs() > 30 * zero * before.std(0))
+    clear &= size.amax(1, keepdim=True) > 30 * zero
+    right = (before > 0) == (size > zero)
     return float(((right & clear).sum(0) / clear.sum(0)).nan_to_num(0.0).min())

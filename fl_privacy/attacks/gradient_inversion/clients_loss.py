@@ -65,14 +65,14 @@ def found_loss(observation: Observation, model: nn.Module) -> tuple[Loss, str]:
     like, scale = next(model.parameters()), observation.plan.loss_scale
     sent = {n: g for n, g in as_gradient(observation).items() if n in layer}
     gradient = {n: g.to(like) / scale for n, g in sent.items()}
-    fits = max(_FITS, *(_ROUNDED * torch.finfo(_computed_in(g)).eps for g in sent.values()))
+    fits = max(_FITS, *(_ROUNDED * torch.finfo(precision_of(g)).eps for g in sent.values()))
     if observation.upload.num_examples == 1 and layer[1] in gradient:
         single = SingleExample.of(model, observation.input_shape, layer, gradient)
         return plain if single is None else _of_one(single, fits)
     return plain if observation.num_classes == 1 else _of_many(observation, layer, gradient, fits)
 
 
-def _computed_in(gradient: Tensor) -> torch.dtype:
+def precision_of(gradient: Tensor) -> torch.dtype:
     """Return the type that a gradient was computed in, even if it was scaled afterwards.
 
     Half precision has so few values that many are equal.
