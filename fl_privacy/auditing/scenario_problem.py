@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from fl_privacy.attacks.exact.certificate import CHANGED_BEFORE
 from fl_privacy.auditing.instrument.matching import Matched
 from fl_privacy.auditing.instrument.program import Call, Own, Program, ReplayModel, beside, refs_in, tensors_in
 from fl_privacy.auditing.instrument.watch import Watched
@@ -32,6 +33,11 @@ FEW_ROWS = 10
 
 NEARLY_AS_ONE = 1e-2
 """Largest relative error of a gradient of all examples as one batch."""
+
+MIXED = (
+    "The app's loss is replayed as a whole, and batch norm mixes examples in training: no equations are known here for"
+    " that, so that only descents were tried. Few or no reconstructed examples are no evidence of protection."
+)
 
 OPTIMIZERS = {"SGD": "sgd", "Adam": "adam", "AdamW": "adamw"}
 """PyTorch class -> name in a plan."""
@@ -97,6 +103,7 @@ class StepProblem:
             num_classes=self.num_classes,
             loss=self.loss,
             knowledge=Knowledge(labels=given),
+            notes=tuple(note for note in self.notes if note == CHANGED_BEFORE),
         )
 
 
@@ -131,6 +138,7 @@ def read_problem(seen: Watched, range_of: Sequence[Tensor]) -> StepProblem:
         notes += ("What else enters the network, such as categories, is given to whoever attacks.",)
     output, loss, labels = _loss(plain, variables, batch, seen)
     draws = not torch.equal(_made(plain, output, 1), _made(plain, output, 2))
+    notes += (CHANGED_BEFORE,) * (seen.drawn or draws) + (MIXED,) * (output is None and _normalizes(seen))
     model = ReplayModel(plain, variables, shapes, list(zip(low, scale, strict=True)), output=output, draws=draws)
     values = torch.cat([((t - a) / s).flatten(1) for t, a, s in zip(truths, low, scale, strict=True)], 1)
     shape = shapes[0] if kind == "image" else (1, 1, values.shape[1])
@@ -145,7 +153,6 @@ def read_problem(seen: Watched, range_of: Sequence[Tensor]) -> StepProblem:
         {name: before.get(name, p.detach().clone()) for name, p in model.named_parameters()},
         {name: before.get(name, b.detach().clone()) for name, b in model.named_buffers()},
     )
-    classes = 1 if output is None else _width(plain, output)
     problem = StepProblem(
         kind=kind,
         model=model,
@@ -154,7 +161,7 @@ def read_problem(seen: Watched, range_of: Sequence[Tensor]) -> StepProblem:
         truth=values.reshape(batch, *shape),
         labels=labels,
         input_shape=shape,
-        num_classes=classes,
+        num_classes=1 if output is None else _width(plain, output),
         names=names,
         sent=sent,
         notes=notes,
@@ -173,20 +180,35 @@ def _added_up(problem: StepProblem, seen: Watched) -> StepProblem:
     if not asked:
         raise NotAttackedError("the optimizer's parameters are none of the network's")
     labels = torch.ones(len(problem.truth), 1) if problem.labels is None else problem.labels
+    loss, sizes = problem.loss, problem.model.program.sizes
+    if problem.labels is not None and len(set(sizes)) > 1:  # each batch has a mean of its own
+
+        def of_each(outputs: Tensor, labels: Tensor) -> Tensor:
+            if len(outputs) != sum(sizes):
+                return problem.loss.function(outputs, labels)
+            each = zip(outputs.split(sizes), labels.split(sizes), strict=True)
+            return torch.stack([problem.loss.function(*one) for one in each]).mean()
+
+        loss = replace(loss, function=of_each)
     with streams_put_back():
-        value = problem.loss(still(problem.truth), labels)
+        value = loss(still(problem.truth), labels)
         parts = torch.autograd.grad(value, [p for p, _ in asked], allow_unused=True, materialize_grads=True)
     there, made = torch.cat([g for _, g in asked]).double(), torch.cat([g.flatten() for g in parts]).double()
     factor = float(there @ made / made.square().sum().clamp_min(1e-30))
     if float((there - factor * made).norm()) > NEARLY_AS_ONE * float(there.norm()) or factor <= 0:
-        raise NotAttackedError(
-            f"the gradients of {seen.added} losses are added up before a step, in a way that was not understood"
-        )
+        apart = _normalizes(seen)
+        why = "of batches that batch norm normalizes one by one" if apart else "in a way that was not understood"
+        raise NotAttackedError(f"the gradients of {seen.added} losses are added up before a step, {why}")
     note = f"The gradients of {seen.added} losses are added up before the step; they are attacked as one."
-    loss = problem.loss
+    scaled = loss
     if abs(factor - 1) > NEARLY_AS_ONE:
-        loss = replace(loss, function=lambda outputs, labels: factor * problem.loss.function(outputs, labels))
-    return replace(problem, loss=loss, notes=(*problem.notes, note))
+        scaled = replace(loss, function=lambda outputs, labels: factor * loss.function(outputs, labels))
+    return replace(problem, loss=scaled, notes=(*problem.notes, note))
+
+
+def _normalizes(seen: Watched) -> bool:
+    kind = nn.modules.batchnorm._BatchNorm
+    return seen.training and any(isinstance(each, kind) for part in seen.modules for each in part.modules())
 
 
 def _other_batches(model: ReplayModel) -> bool:

@@ -257,7 +257,7 @@ def test_mixed_precision_is_no_other_loss(dtype: torch.dtype, factor: float) -> 
     assert disclosed([seen])[0].wrong is None
     found = reconstruct(seen, "exact")
     apart = (found.batch.inputs[:, None] - images(4)[None]).abs().flatten(2).amax(2)
-    assert int((apart.amin(0) < 0.01).sum()) >= 3
+    assert bool((apart.amin(0) < 0.01).all())
 
 
 @pytest.mark.parametrize("of", [F.binary_cross_entropy_with_logits, F.mse_loss])

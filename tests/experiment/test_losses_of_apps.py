@@ -7,9 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fl_privacy.attacks.auto import AutoAttack
+from fl_privacy.attacks.exact import ExactInversion
 from fl_privacy.auditing.instrument.watch import MOST_ADDED, TrainingWatch, Watched
 from fl_privacy.auditing.scenario_adapters import entered_apart
-from fl_privacy.auditing.scenario_problem import NotAttackedError, StepProblem, gradient_plan, read_problem
+from fl_privacy.auditing.scenario_problem import MIXED, NotAttackedError, StepProblem, gradient_plan, read_problem
 
 Train = Callable[[nn.Module, torch.optim.Optimizer, Tensor, Tensor], None]
 
@@ -19,8 +21,8 @@ def network() -> nn.Sequential:
     return nn.Sequential(nn.Flatten(), nn.Linear(36, 128), nn.ReLU(), nn.Linear(128, 4))
 
 
-def watched(train: Train) -> tuple[Watched, StepProblem]:
-    net, watch = network(), TrainingWatch(program=True)
+def watched(train: Train, net: nn.Module | None = None) -> tuple[Watched, StepProblem]:
+    net, watch = net or network(), TrainingWatch(program=True)
     inputs = torch.rand(6, 1, 6, 6, generator=torch.Generator().manual_seed(1))
     with watch.looking() as seen:
         train(net, torch.optim.SGD(net.parameters(), 0.1), inputs, torch.tensor([0, 1, 2, 3, 0, 1]))
@@ -49,6 +51,32 @@ def test_half_batches_that_are_added_up_are_one_batch(share: float) -> None:
     made = torch.autograd.grad(loss, list(problem.model.parameters()))
     for (name, _), gradient in zip(problem.model.named_parameters(), made, strict=True):
         torch.testing.assert_close(gradient, seen.gradients[name])
+
+
+def unequal(net: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor) -> None:
+    for part in (slice(0, 4), slice(4, 6)):
+        (F.cross_entropy(net(x[part]), y[part]) / 2).backward()
+    optimizer.step()
+
+
+def test_a_shorter_last_batch_has_a_mean_of_its_own() -> None:
+    seen, problem = watched(unequal)
+    assert problem.labels is not None and problem.labels.tolist() == [0, 1, 2, 3, 0, 1]
+    made = torch.autograd.grad(
+        problem.loss(problem.model(problem.truth), problem.labels), list(problem.model.parameters())
+    )
+    for (name, _), gradient in zip(problem.model.named_parameters(), made, strict=True):
+        torch.testing.assert_close(gradient, seen.gradients[name])
+    (found,) = ExactInversion()([problem.observed(0, seen.gradients, gradient_plan(seen))], seed=0)
+    assert found.batch is not None
+    assert float(torch.cdist(problem.truth.flatten(1), found.batch.inputs.flatten(1)).amin(1).max()) < 1e-2
+
+
+@pytest.mark.parametrize("train", [halves(0.5), unequal])
+def test_batches_that_batch_norm_normalizes_one_by_one_are_not_attacked_as_one(train: Train) -> None:
+    net = nn.Sequential(nn.Flatten(), nn.Linear(36, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 4))
+    with pytest.raises(NotAttackedError, match="that batch norm normalizes one by one"):
+        watched(train, net)
 
 
 def test_two_losses_of_one_batch_are_added_up() -> None:
@@ -108,6 +136,15 @@ def test_inputs_of_triplets_that_have_neurons_of_their_own_are_reconstructed(tra
     errors = torch.cdist(problem.truth.flatten(1), found).amin(1)
     assert float(errors.min()) < 1e-3, "one at least, to the last digits"
     assert torch.equal(problem.model(problem.truth[:1]), problem.model(problem.truth[:1])), "of any number"
+
+
+def test_triplets_behind_batch_norm_are_attacked_and_the_limit_is_said() -> None:
+    net = nn.Sequential(nn.Flatten(), nn.Linear(36, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 4))
+    seen, problem = watched(triplets, net)
+    assert MIXED in problem.notes
+    (found,) = AutoAttack(evaluations=25)([problem.observed(0, seen.gradients, gradient_plan(seen))], seed=0)
+    assert found.failure is None and found.batch is not None
+    assert MIXED not in watched(triplets)[1].notes
 
 
 def many(net: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor) -> None:

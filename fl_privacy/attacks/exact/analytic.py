@@ -77,7 +77,8 @@ class AnalyticInversion:
         gradients = {position: as_gradient(observation) for position, observation in members}
         silent = [(p, o) for p, o in members if not gradients[p][layer.bias].any()]
         members = [(p, o) for p, o in members if gradients[p][layer.bias].any()]
-        failures = _failures(silent, f"A gradient of {layer.bias} is expected, but all of it is zero.")
+        reason = f"A gradient of {layer.bias} is expected, but all of it is zero."
+        failures = {p: failed(o, reason) for p, o in silent}
         if not members:
             return failures
         weights = torch.stack([gradients[position][layer.weight] for position, _ in members])
@@ -93,10 +94,6 @@ class AnalyticInversion:
             position: _reconstruction(observation, layer, found, loss)
             for (position, observation), found, loss in zip(members, inputs, losses.tolist(), strict=True)
         }
-
-
-def _failures(members: Sequence[Numbered], reason: str) -> dict[int, Reconstruction]:
-    return {p: failed(o, reason) for p, o in members}
 
 
 def _reconstruction(observation: Observation, layer: FirstLayer, inputs: Tensor, loss: float) -> Reconstruction:

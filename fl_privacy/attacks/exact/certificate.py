@@ -38,6 +38,12 @@ _ROUNDED = 1e-6
 _MIXED = 0.01
 """Margin of a label's second probability over the others above which labels are mixed, and not smoothed."""
 
+CHANGED_BEFORE = (
+    "The client draws random numbers between its data and its network, as for crops, flips or mixup: the examples that"
+    " entered the network are attacked, and may differ from the originals."
+)
+"""Note of an observation whose client was seen to do so."""
+
 _PROVEN = "What is proven is what entered the first layer, which"
 
 _NEARLY_SAME = 0.01

@@ -3,7 +3,6 @@
 W (V, M, N) and b (V, M) are the gradients of weight and bias, in double precision.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -113,22 +112,18 @@ def probe_first_layer(
 @torch.no_grad()
 def _first_call(model: nn.Module, inputs: Tensor, *, beyond_norms: bool) -> tuple[str, nn.Module, Tensor]:
     owning = owners(model)
-    watched = {
-        name: module
-        for name, module in owning.items()
-        if not (beyond_norms and isinstance(module, nn.modules.batchnorm._BatchNorm))
-        and (isinstance(module, nn.MultiheadAttention) or not _holds(module, owning))
-    }
+    watched = dict[str, nn.Module]()
+    for name, module in owning.items():
+        inner = {id(each) for each in module.modules() if each is not module}
+        holds_others = any(id(other) in inner for other in owning.values())
+        norm = beyond_norms and isinstance(module, nn.modules.batchnorm._BatchNorm)
+        if not norm and (isinstance(module, nn.MultiheadAttention) or not holds_others):
+            watched[name] = module
     with entering(watched) as calls:
         model(inputs)
     if not calls:
         raise NotFullyConnectedError("The model is expected to call a layer with parameters, but calls none.")
     return calls[0].name, calls[0].module, calls[0].inputs
-
-
-def _holds(module: nn.Module, others: Mapping[str, nn.Module]) -> bool:
-    inner = {id(each) for each in module.modules() if each is not module}
-    return any(id(other) in inner for other in others.values())
 
 
 def fit(weights: Tensor, biases: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fl_privacy.attacks.attack import timely
@@ -18,6 +19,9 @@ from fl_privacy.types import Observation
 
 _ROUNDS, _STARTS = 20, 64
 """Numbers of searches for sparse directions in the gradient of a batch, and of their starts."""
+
+_ONE_HOT = 0.01
+"""Largest distance of targets from those of one class."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +74,8 @@ def hidden_features(reproduction: Reproduction, path: str, rng: torch.Generator)
     weight, bias = gradient[f"{path}.weight"], gradient[f"{path}.bias"]
     if count == 1 or not bias.any():
         return None
-    if path == _output(observation) or (basis := columns_of(weight, count)) is None:
+    output = output_layer(observation.model, observation.num_classes)
+    if (output and path == output[0].rpartition(".")[0]) or (basis := columns_of(weight, count)) is None:
         return None
     if basis.shape[1] < count and len(weight) <= max(count + 1, observation.num_classes):
         return None  # with so few outputs, different examples have a low rank, too
@@ -95,9 +100,8 @@ def _with_labels(reproduction: Reproduction, path: str, features: Tensor) -> Hid
             return None
         features = features.repeat_interleave(torch.tensor(times, device=features.device), 0)
     labels = reproduction.labels_of(features, path)
-    return None if labels is None or labels.is_floating_point() else HiddenFeatures(path, features, labels)
-
-
-def _output(observation: Observation) -> str | None:
-    layer = output_layer(observation.model, observation.num_classes)
-    return layer[0].rpartition(".")[0] if layer else None
+    if labels is not None and labels.is_floating_point():
+        classes = labels.argmax(1)
+        one_each = float((labels - F.one_hot(classes, labels.shape[1])).abs().max()) < _ONE_HOT
+        labels = classes if one_each else None
+    return None if labels is None else HiddenFeatures(path, features, labels)

@@ -195,8 +195,12 @@ def find_chain(observation: Observation) -> LayerChain | None:
     own = calls[: 1 + next((k for k, call in enumerate(calls) if _is_start(call, told)), len(calls))]
     if not own or not _is_start(own[-1], told) or any(names.count(call.name) > 1 for call in own):
         return None
-    found = [_chained(call, after) for call, after in pairwise(own)]
-    layers = [*(layer for layer in found if layer is not None), _layer(own[-1], ACTIVATIONS[0])]
+    layers = list[ChainLayer]()
+    for call, after in pairwise(own):
+        linear = isinstance(call.module, nn.Linear) or _is_plain(call.module, call.inputs.shape[1:])
+        activation = activation_between(call.output, after.inputs) if linear else None
+        layers += [] if activation is None else [_layer(call, activation)]
+    layers.append(_layer(own[-1], ACTIVATIONS[0]))
     if len(layers) < len(own) or not isinstance(layers[0].module, nn.Conv2d):
         return None
     if any(len(layer.inputs) != 1 for layer in layers if isinstance(layer.module, nn.Linear)):
@@ -209,13 +213,6 @@ def find_chain(observation: Observation) -> LayerChain | None:
 def _is_start(call: ModuleCall, told: Collection[str]) -> bool:
     """Return ``True`` if the layer's own gradients give its inputs and the slope by its outputs."""
     return isinstance(call.module, nn.Linear) and {f"{call.name}.weight", f"{call.name}.bias"} <= set(told)
-
-
-def _chained(call: ModuleCall, after: ModuleCall) -> ChainLayer | None:
-    if not isinstance(call.module, nn.Linear) and not _is_plain(call.module, call.inputs.shape[1:]):
-        return None
-    activation = activation_between(call.output, after.inputs)
-    return None if activation is None else _layer(call, activation)
 
 
 def _layer(call: ModuleCall, activation: Activation) -> ChainLayer:

@@ -11,9 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from fl_privacy.attacks.exact.certificate import Reproduction
+from fl_privacy.attacks.exact.spear import columns_of
+from fl_privacy.attacks.gradient_inversion.attackable import why_not_attackable
 from fl_privacy.attacks.gradient_inversion.labels import output_layer
 from fl_privacy.attacks.gradient_inversion.solved_labels import labels_behind
-from fl_privacy.attacks.gradient_inversion.targets import as_gradient
+from fl_privacy.attacks.gradient_inversion.targets import as_gradient, is_sum_of_gradients
 from fl_privacy.models.gradients.choose_method import number_of_steps
 from fl_privacy.models.losses import is_plain
 from fl_privacy.types import Batch, Observation, Reconstruction
@@ -25,11 +27,11 @@ _WHOLE = 0.05
 _TARGET = 0.02
 """Largest distance of summed targets from whole numbers."""
 
+_MOST_WAYS = 1000
+"""Largest number of compared combinations of occurrences."""
+
 _MOST = 8
 """Largest mean number of occurrences for a batch of unknown size."""
-
-_ONE = 1e-4
-"""Second singular value of the output layer's gradient, relative to the first, below which examples are all equal."""
 
 Times = Callable[[int], list[int] | None]
 """Occurrences of each different example in a batch of this size; ``None`` if no whole numbers fit."""
@@ -77,28 +79,24 @@ def times_of(victim: Reproduction, inputs: Tensor, network: nn.Module | None = N
     if rank == 1:
         return lambda size: [size]
     found = victim.errors(inputs, network)
-    if found is None:
+    observation = victim.observation
+    if found is None or (not is_plain(loss) and output_layer(observation.model, observation.num_classes) is None):
         return lambda size: None
     probabilities, errors = found
     if is_plain(loss):
         absent = errors > 0
         return _in_proportion((errors * absent).sum(1) / (probabilities * absent).sum(1))
-    if output_layer(victim.observation.model, victim.observation.num_classes) is None:
-        return lambda size: None
     head = victim.head(inputs, network)
     if loss.targets == "classes":
         labels, _ = labels_behind(head, loss, errors / rank)
         slopes = head.slopes(loss, labels)
         return _in_proportion((slopes * errors).sum(1) / slopes.square().sum(1))
-    zeros = torch.zeros_like(errors)
-    base = rank * head.slopes(loss, zeros)
-    change = rank * head.slopes(loss, zeros + 1) - base
+    base = rank * head.slopes(loss, torch.zeros_like(errors))
+    change = rank * head.slopes(loss, torch.ones_like(errors)) - base
     change = torch.where(change.abs() > 0, change, 1)
-    if loss.targets == "values" and errors.shape[1] == 1:
-        return lambda size: None  # one number of each is nothing to count by
 
     def times(size: int) -> list[int] | None:
-        reached: dict[int, list[list[int]]] = {0: [[]]}  # sum of occurrences -> at most two ways to it
+        ways = [([], 0)] if loss.targets == "bits" or errors.shape[1] > 1 else list[tuple[list[int], int]]()
         for own, first, each in zip(errors * size / rank, base, change, strict=True):
             fitting = []
             for number in range(1, size - rank + 2):
@@ -107,13 +105,11 @@ def times_of(victim: Reproduction, inputs: Tensor, network: nn.Module | None = N
                 fits = bool(((targets - whole).abs() < _TARGET).all() & (whole >= 0).all() & (whole <= number).all())
                 if fits and (loss.targets == "bits" or int(whole.sum()) == number):
                     fitting.append(number)
-            longer: dict[int, list[list[int]]] = {}
-            for total, ways in reached.items():
-                for number in fitting:
-                    longer.setdefault(total + number, []).extend([*way, number] for way in ways)
-            reached = {total: ways[:2] for total, ways in longer.items() if total <= size}
-        ways = reached.get(size, [])
-        return ways[0] if len(ways) == 1 else None
+            ways = [([*way, n], total + n) for way, total in ways for n in fitting if total + n <= size]
+            if len(ways) > _MOST_WAYS:
+                return None
+        found = [way for way, total in ways if total == size]
+        return found[0] if len(found) == 1 else None
 
     return times
 
@@ -135,15 +131,14 @@ def as_one(observation: Observation) -> Observation | None:
     """
     size, labels = observation.upload.num_examples, observation.knowledge.labels
     plan = observation.plan
+    one_step = plan.shares == "gradient" or (is_sum_of_gradients(plan) and number_of_steps(size, plan) == 1)
+    if size == 1 or not one_step or why_not_attackable(observation) is not None:
+        return None
     layer = output_layer(observation.model, observation.num_classes)
-    if size == 1 or observation.num_classes < 3 or layer is None or layer[0] not in observation.upload.tensors:
+    if observation.num_classes < 3 or layer is None or layer[0] not in observation.upload.tensors:
         return None
-    if plan.shares != "gradient" and number_of_steps(size, plan) != 1:
-        return None
-    values = torch.linalg.svdvals(as_gradient(observation)[layer[0]].double())
-    if len(values) < 2 or not 0 < float(values[0]) or float(values[1]) > _ONE * float(values[0]):
-        return None
-    if labels is not None and not bool((labels == labels[0]).all()):
+    basis = columns_of(as_gradient(observation)[layer[0]], 1)
+    if basis is None or basis.shape[1] != 1 or (labels is not None and not bool((labels == labels[0]).all())):
         return None
     return replace(
         observation,

@@ -130,7 +130,7 @@ def sparse_factors(
         if chosen.shape[1] < rank:
             yield None
             continue
-        yield _factors(weight, bias, layer, basis, signs.improved(chosen, search.pool.directions), zero)
+        yield _factors(weight, bias, layer, basis, signs.improved(chosen, search.pool.directions), zero=zero)
 
 
 def factors_near(
@@ -146,7 +146,7 @@ def factors_near(
     pool, directions = _Pool(_live(basis), zero), directions / directions.norm(dim=0)
     pool.extend(torch.cat([_sparsest(pool.rows, directions, schedule, noise) for schedule in (_SHARP, _SOFT)], 1))
     chosen = _independent(pool.directions)
-    return None if chosen.shape[1] < basis.shape[1] else _factors(weight, bias, layer, basis, chosen, zero)
+    return None if chosen.shape[1] < basis.shape[1] else _factors(weight, bias, layer, basis, chosen, zero=zero)
 
 
 def zeros(columns: Tensor, zero: float = _ZERO) -> Tensor:
@@ -330,7 +330,7 @@ def _independent(pool: Tensor) -> Tensor:
 
 
 def _factors(
-    weight: Tensor, bias: Tensor, layer: tuple[Tensor, Tensor], basis: Tensor, chosen: Tensor, zero: float
+    weight: Tensor, bias: Tensor, layer: tuple[Tensor, Tensor], basis: Tensor, chosen: Tensor, *, zero: float
 ) -> SparseFactors:
     """Build the sparse factors from the directions ``chosen`` (B, B).
 
@@ -338,17 +338,17 @@ def _factors(
     """
     rows = basis * len(basis) ** 0.5
     silent = zeros(rows @ chosen, zero)
-    found = _factors_behind(weight, bias, layer, basis, silent, zero)
+    found = _factors_behind(weight, bias, layer, basis, silent, zero=zero)
     if found.agreement < NEARLY:
         return found
     before = _before(found.inputs, layer)
     clear = before.abs() > 30 * zero * before.std(0)
-    signed = _factors_behind(weight, bias, layer, basis, torch.where(clear, before <= 0, silent), zero)
+    signed = _factors_behind(weight, bias, layer, basis, torch.where(clear, before <= 0, silent), zero=zero)
     return signed if signed.agreement >= found.agreement else found
 
 
 def _factors_behind(
-    weight: Tensor, bias: Tensor, layer: tuple[Tensor, Tensor], basis: Tensor, silent: Tensor, zero: float
+    weight: Tensor, bias: Tensor, layer: tuple[Tensor, Tensor], basis: Tensor, silent: Tensor, *, zero: float
 ) -> SparseFactors:
     """Build the sparse factors with columns that are zero at ``silent`` (M, B), exact up to rounding."""
     rows = basis * len(basis) ** 0.5

@@ -60,12 +60,14 @@ class Program:
     Attributes:
         constants: detached earlier tensors by number.
         parts: outermost modules that are called.
+        sizes: numbers of examples of the batches that were joined, if any.
     """
 
     calls: tuple[Call, ...]
     constants: Mapping[int, Tensor]
     root: int
     parts: tuple[nn.Module, ...]
+    sizes: tuple[int, ...] = ()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Program":
         return self
@@ -249,7 +251,7 @@ def _loaded(way: Program) -> Program:
 def _as_one_batch(ways: Sequence[Program]) -> Program | None:
     """Return the first of ``ways`` with all batches joined, or ``None``."""
     ways = [_loaded(way) for way in ways]
-    first, joined = ways[0], dict[int, Tensor]()
+    first, joined, sizes = ways[0], dict[int, Tensor](), tuple[int, ...]()
     if any(way.steps() != first.steps() or way.constants.keys() != first.constants.keys() for way in ways):
         return None
     for number, value in first.constants.items():
@@ -258,7 +260,8 @@ def _as_one_batch(ways: Sequence[Program]) -> Program | None:
             joined[number] = value
         elif all(each.shape[1:] == value.shape[1:] for each in every):
             joined[number] = torch.cat(every)
-    return replace(first, constants=joined) if len(joined) == len(first.constants) else None
+            sizes = tuple(map(len, every))
+    return replace(first, constants=joined, sizes=sizes) if len(joined) == len(first.constants) else None
 
 
 class ReplayModel(nn.Module):

@@ -5,12 +5,14 @@ unchanged.
 from __future__ import annotations
 
 import importlib
+import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -47,6 +49,7 @@ class Watched:
         program: computation from the first batch to its loss, or from all batches accumulated in the first step.
         training: ``True`` if the first module was in training mode.
         cut: ``True`` if a loader gave less than it has.
+        drawn: ``True`` if random numbers were drawn in loading a training example, or between it and the network.
     """
 
     modules: list[nn.Module] = field(default_factory=list)
@@ -64,6 +67,7 @@ class Watched:
     added: int = 0
     training: bool = True
     cut: bool = False
+    drawn: bool = False
 
     @property
     def steps(self) -> int:
@@ -122,6 +126,7 @@ class TrainingWatch:
         self._depth, self._bytes = 0, 0
         self._given: set[int] = set()
         self._first: dict[str, Tensor] = {}
+        self._streams: tuple[Any, ...] | None = None
 
     def called(self, func: Any, args: Any, kwargs: Any, made: Any) -> None:
         if self._recorder is not None and self._depth == 0:
@@ -140,6 +145,9 @@ class TrainingWatch:
             stack.enter_context(_replaced(nn.Module, "__call__", self._around_call))
             stack.enter_context(_replaced(DataLoader, "__iter__", self._around_iteration))
             stack.enter_context(_replaced(torch.autograd, "backward", self._around_backward))
+            fetch = importlib.import_module("torch.utils.data._utils.fetch")
+            for fetcher in (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher):
+                stack.enter_context(_replaced(fetcher, "fetch", self._around_fetch))
             if self._asked:
                 stack.enter_context(_Mode(self))
             yield self.seen
@@ -169,6 +177,9 @@ class TrainingWatch:
 
     def _entering(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         seen = self.seen
+        if self._streams is not None:
+            seen.drawn |= _streams() != self._streams
+            self._streams = None
         if not any(module is known for known in seen.modules):
             if not seen.modules:
                 seen.training = module.training and not (self._only is not None and self._only.evaluation)
@@ -188,6 +199,15 @@ class TrainingWatch:
             return False
         self._bytes += size
         return True
+
+    def _around_fetch(self, fetch: Callable[..., Any]) -> Callable[..., Any]:
+        def fetched(fetcher: Any, index: Any) -> Any:
+            before = _streams()
+            batch = fetch(fetcher, index)
+            self.seen.drawn |= torch.is_grad_enabled() and _streams() != before
+            return batch
+
+        return fetched
 
     def _around_iteration(self, iterate: Callable[..., Any]) -> Callable[..., Any]:
         watch = self
@@ -213,6 +233,7 @@ class TrainingWatch:
         if len(whole) == 1 and self.seen.loaded < MOST_LABELS:
             self.seen.labels.append(_kept(whole[0]))
         self.seen.loaded += number
+        self._streams = _streams()
 
     def _some(self, loader: DataLoader[Any], iterate: Callable[..., Any]) -> Iterator[Any]:
         only = self._only
@@ -286,6 +307,12 @@ class TrainingWatch:
             return made
 
         return differentiated
+
+
+def _streams() -> tuple[Any, ...]:
+    """Return the states of the random streams on the CPU, which are equal unless numbers were drawn."""
+    _, numbers, place, *_ = np.random.get_state()
+    return torch.get_rng_state().numpy().tobytes(), np.asarray(numbers).tobytes(), place, random.getstate()
 
 
 @contextmanager

@@ -44,7 +44,7 @@ def victim_gradients(victim_model: VictimModel, inputs: Tensor, labels: Tensor) 
             if isinstance(gradients, Layered):
                 gradients.expect_right_factors(inputs, labels)
             found = with_slope(gradients, inputs, labels)
-        except RuntimeError as error:
+        except (RuntimeError, ValueError) as error:
             reasons.append(str(error).strip().splitlines()[0])
             continue
         if same_gradients(found, expected):

@@ -13,6 +13,7 @@ from fl_privacy.attacks.exact.certificate import Reproduction, model_as_sent
 from fl_privacy.attacks.exact.hidden_layer import HiddenFeatures, first_hidden_layer, hidden_features
 from fl_privacy.attacks.gradient_inversion.grouping import Group
 from fl_privacy.models import Front
+from fl_privacy.models.losses import BINARY_CROSS_ENTROPY, CROSS_ENTROPY, SQUARED_ERROR
 from fl_privacy.types import Batch, LocalPlan, Observation
 from tests.attacks.exact.test_exact import mlp, noise, pruned, victims
 from tests.attacks.victims import CLASSES, examples, observe
@@ -45,6 +46,22 @@ def test_features_of_a_batch_come_with_its_labels_in_front_of_a_relu():
     assert sorted(order.tolist()) == [0, 1, 2, 3]
     assert bool((apart.amin(1) < 1e-6).all())
     assert torch.equal(found.labels, truth.labels[order])
+
+
+@pytest.mark.parametrize("loss", [CROSS_ENTROPY, BINARY_CROSS_ENTROPY, SQUARED_ERROR], ids=lambda loss: loss.name)
+def test_features_of_an_example_that_occurs_twice_are_there_twice(loss):
+    model, order = with_hidden_layer(), [0, 1, 2, 1]
+    truth = Batch(examples(3).inputs[order], torch.tensor([0, 1, 2])[order] % CLASSES)
+    gradients = torch.autograd.grad(loss(model(truth.inputs.double()), truth.labels), list(model.parameters()))
+    seen = Observation.of_gradients(
+        model, gradients, input_shape=tuple(truth.inputs.shape[1:]), batch_size=4, loss=loss
+    )
+    found = read(seen)
+    assert found is not None
+    apart = torch.cdist(found.values, Front(model, "3")(examples(3).inputs.double()))
+    assert bool((apart.amin(1) < 1e-6).all()) and sorted(apart.argmin(1).tolist()) == [0, 1, 1, 2]
+    labels = found.labels.argmax(1) if found.labels.is_floating_point() else found.labels
+    assert torch.equal(labels, apart.argmin(1) % CLASSES)
 
 
 @pytest.mark.parametrize("change", [noise(0.1), pruned(0.9)])

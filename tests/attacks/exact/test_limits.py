@@ -1,11 +1,19 @@
 """What is proven is what entered the first layer; if that is another than the client's example, a note says so."""
 
+import random
+from collections.abc import Callable
+
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
 
 from fl_privacy import Observation, reconstruct
+from fl_privacy.attacks.exact.certificate import CHANGED_BEFORE
+from fl_privacy.auditing.instrument.watch import TrainingWatch
+from fl_privacy.auditing.scenario_problem import gradient_plan, read_problem
 from fl_privacy.types import Certainty, Reconstruction
 
 SHAPE = (1, 6, 6)
@@ -48,3 +56,52 @@ def test_plain_and_smoothed_labels_are_not_said_to_be_mixed() -> None:
         result = found(network(), images(len(labels)), labels)
         assert result.certainty is Certainty.PROVEN
         assert not any("What is proven" in note for note in result.notes)
+
+
+class Pictures(Dataset):
+    def __init__(self, change: Callable[[Tensor], Tensor]) -> None:
+        self._change = change
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, number: int) -> tuple[Tensor, Tensor]:
+        return self._change(images(3)[number]), LABELS[number]
+
+
+def cropped(image: Tensor) -> Tensor:
+    return image.roll(int(torch.randint(6, ())), -1)
+
+
+def flipped(image: Tensor) -> Tensor:
+    return image.flip(-1) if random.random() < 0.5 else image
+
+
+def mixed(batch: Tensor) -> Tensor:
+    share = float(np.random.beta(1, 1))
+    return share * batch + (1 - share) * batch.flip(0)
+
+
+def same(batch: Tensor) -> Tensor:
+    return batch
+
+
+@pytest.mark.parametrize(
+    ("loading", "between", "drawn"),
+    [(cropped, same, True), (flipped, same, True), (same, mixed, True), (same, same, False)],
+)
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_random_changes_in_front_of_the_network_are_seen_and_said(loading, between, drawn: bool, shuffle: bool) -> None:
+    net, watch = network(), TrainingWatch(program=True)
+    with watch.looking() as seen:
+        for inputs, labels in DataLoader(Pictures(loading), batch_size=3, shuffle=shuffle):
+            F.cross_entropy(net(between(inputs)), labels).backward()
+        torch.optim.SGD(net.parameters(), 0.1).step()
+    assert seen.drawn is drawn
+    problem = read_problem(seen, [images(3)])
+    assert (CHANGED_BEFORE in problem.notes) is drawn
+    result = reconstruct(problem.observed(0, seen.gradients, gradient_plan(seen)), "exact")
+    assert result.certainty is Certainty.PROVEN and (CHANGED_BEFORE in result.notes) is drawn
+    assert result.batch is not None
+    apart = (result.batch.inputs[:, None] - problem.truth[None]).abs().flatten(2).amax(2)
+    assert float(apart.amin(0).max()) < 1e-3, "what entered the network"

@@ -60,7 +60,7 @@ def test_neurons_that_no_example_reaches_say_nothing_of_a_direction():
     """With them, the null vectors of any few rows would count as sparse, and their number would have no end."""
     basis = torch.linalg.qr(torch.randn(60, 4, generator=torch.Generator().manual_seed(0)).double())[0]
     basis[:20] = 0
-    search = spear._Search(spear._live(basis), torch.Generator().manual_seed(0), 32)
+    search = spear._Search(spear._live(basis), torch.Generator().manual_seed(0), 32, 0.0)
     for _ in range(20):
         search.extended()
     assert search.hopeless
@@ -75,7 +75,7 @@ def test_a_search_keeps_no_more_directions_than_it_can_compare(monkeypatch):
     weight = next(iter(seen.upload.tensors.values()))
     basis = spear.column_space(weight, 6)
     assert basis is not None
-    search = spear._Search(spear._live(basis), torch.Generator().manual_seed(0), 32)
+    search = spear._Search(spear._live(basis), torch.Generator().manual_seed(0), 32, 0.0)
     sizes = []
     for _ in range(8):
         search.extended()
