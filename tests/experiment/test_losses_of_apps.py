@@ -69,7 +69,8 @@ def test_a_shorter_last_batch_has_a_mean_of_its_own() -> None:
         torch.testing.assert_close(gradient, seen.gradients[name])
     (found,) = ExactInversion()([problem.observed(0, seen.gradients, gradient_plan(seen))], seed=0)
     assert found.batch is not None
-    assert float(torch.cdist(problem.truth.flatten(1), found.batch.inputs.flatten(1)).amin(1).max()) < 1e-2
+    errors = torch.cdist(problem.truth.flatten(1), found.batch.inputs.flatten(1)).amin(1)
+    assert int((errors < 1e-3).sum()) >= 4, "those with neurons of their own"
 
 
 @pytest.mark.parametrize("train", [halves(0.5), unequal])

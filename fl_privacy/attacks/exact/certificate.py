@@ -114,7 +114,7 @@ class Reproduction:
         if not ROUNDING <= distance < _HALF * torch.finfo(torch.bfloat16).eps:
             return distance < ROUNDING
         kinds = (precision_of(value) for value in as_gradient(self.observation).values() if value.dim() > 1)
-        return distance < _HALF * min(torch.finfo(kind).eps for kind in kinds)
+        return distance < _HALF * min((torch.finfo(kind).eps for kind in kinds), default=0.0)
 
     @property
     def loss(self) -> Loss:

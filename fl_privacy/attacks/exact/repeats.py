@@ -96,14 +96,14 @@ def times_of(victim: Reproduction, inputs: Tensor, network: nn.Module | None = N
     change = torch.where(change.abs() > 0, change, 1)
 
     def times(size: int) -> list[int] | None:
-        ways = [([], 0)] if loss.targets == "bits" or errors.shape[1] > 1 else list[tuple[list[int], int]]()
+        ways: list[tuple[list[int], int]] = [([], 0)]
         for own, first, each in zip(errors * size / rank, base, change, strict=True):
             fitting = []
             for number in range(1, size - rank + 2):
                 targets = (own - number * first) / each
                 whole = targets.round()
                 fits = bool(((targets - whole).abs() < _TARGET).all() & (whole >= 0).all() & (whole <= number).all())
-                if fits and (loss.targets == "bits" or int(whole.sum()) == number):
+                if fits and (loss.targets == "bits" or (int(whole.sum()) == number and len(whole) > 1)):
                     fitting.append(number)
             ways = [([*way, n], total + n) for way, total in ways for n in fitting if total + n <= size]
             if len(ways) > _MOST_WAYS:

@@ -311,8 +311,8 @@ class TrainingWatch:
 
 def _streams() -> tuple[Any, ...]:
     """Return the states of the random streams on the CPU, which are equal unless numbers were drawn."""
-    _, numbers, place, *_ = np.random.get_state()
-    return torch.get_rng_state().numpy().tobytes(), np.asarray(numbers).tobytes(), place, random.getstate()
+    numpys = np.random.get_state(legacy=False)["state"]
+    return torch.get_rng_state().numpy().tobytes(), numpys["key"].tobytes(), numpys["pos"], random.getstate()
 
 
 @contextmanager
