@@ -124,11 +124,7 @@ class ExactInversion:
             if not as_gradient(observation)[source.names[-1]].any():
                 return failed(observation, f"A gradient of {source.names[-1]} is expected, but all of it is zero.")
             if isinstance(source, PatchEmbedding):
-                gradient = as_gradient(observation)
-                solution = solve(source, gradient)
-                black = source.cut(-source.shift / source.scale)
-                muted = is_muted(gradient[source.weight].flatten(1), black)
-                found = Read(solution.image[None], solution.error < _SURE and not muted, solution.residual)
+                found = _patched(observation, source)
             else:
                 found = self._connected(Reproduction(observation, model), source, rng, report)
             return certified(Reproduction(observation, model), found)
@@ -191,6 +187,14 @@ class ExactInversion:
                 near = factors.agreement
         alone = distinct_ratios(weight[None], bias[None], count=count, smallest=self.smallest, alike=self.alike)
         return alone[0], False
+
+
+def _patched(observation: Observation, embedding: PatchEmbedding) -> Read:
+    gradient = as_gradient(observation)
+    found = solve(embedding, gradient)
+    shade = -embedding.shift / embedding.scale
+    muted = is_muted(gradient[embedding.weight].flatten(1), embedding.cut(shade))
+    return Read(found.image[None], found.error < _SURE and not muted, found.residual)
 
 
 def _recursed(group: Group, chain: LayerChain, report: Report) -> dict[int, Reconstruction]:

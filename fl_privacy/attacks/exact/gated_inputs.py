@@ -148,9 +148,7 @@ def _gains(own: Equations, gates: Tensor, found: Tensor) -> Tensor:
     step = torch.where(gates, -own.slopes.full, own.slopes.full).flatten(2)  # (V, O, P)
     rest = own.right - left @ found.flatten(2).mT
     rest = rest.reshape(len(rest), outputs, -1, rest.shape[2])  # (V, O, K, C)
-    module, (down, across) = own.layer.module, own.layer.padding
-    seen = F.unfold(found, module.kernel_size, module.dilation, (down, across), module.stride)
-    seen = seen.reshape(len(found), found.shape[1], -1, seen.shape[2])  # (V, C, K, P), what each tap sees
+    seen = _unfolded(own.layer, found)  # (V, C, K, P)
     inner = torch.einsum("vokc,vckp->vop", rest, seen)
     normal = left.mT @ left
     normal.diagonal(dim1=1, dim2=2).add_(_RIDGE * normal.diagonal(dim1=1, dim2=2).mean(1, keepdim=True))
@@ -162,3 +160,11 @@ def _gains(own: Equations, gates: Tensor, found: Tensor) -> Tensor:
     squared = torch.einsum("vokl,vklp->vop", free, torch.einsum("vckp,vclp->vklp", seen, seen))
     gain = 2 * inner * step - step.square() * squared
     return torch.where(gain.isfinite(), gain, 0).reshape(gates.shape)
+
+
+def _unfolded(layer: Convolution, inputs: Tensor) -> Tensor:
+    """Return the inputs (V, C, H, W) that each tap sees for each output: (V, C, K, P)."""
+    module, channels = layer.module, inputs.shape[1]
+    down, across = layer.padding
+    found: Tensor = F.unfold(inputs, module.kernel_size, module.dilation, (down, across), module.stride)
+    return found.reshape(len(found), channels, -1, found.shape[2])

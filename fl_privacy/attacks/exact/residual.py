@@ -117,13 +117,7 @@ def find_residual(observation: Observation) -> Residual | None:
     image = torch.zeros(1, *observation.input_shape, dtype=torch.float64, device=next(graph.module.parameters()).device)
     shapes = _shapes(graph, image)
     found = Residual(graph, graph.logits, shapes)
-    plain = [
-        isinstance(layer, nn.Conv2d)
-        and layer.groups == 1
-        and layer.padding_mode == "zeros"
-        and not isinstance(layer.padding, str)
-        for layer in map(graph.layer, found.convolutions)
-    ]
+    plain = [_is_plain(graph.layer(node)) for node in found.convolutions]
     missing = set(found.names) - observation.upload.tensors.keys()
     return found if plain and all(plain) and not missing and any(_blind(found)) else None
 
@@ -137,6 +131,11 @@ def _shapes(graph: FxGraph, image: Tensor) -> dict[fx.Node, tuple[int, ...]]:
             if isinstance(value, Tensor):
                 shapes[node] = tuple(value.shape[1:])
     return shapes
+
+
+def _is_plain(layer: nn.Module | None) -> bool:
+    assert isinstance(layer, nn.Conv2d)
+    return layer.groups == 1 and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
 
 
 def _blind(network: Residual) -> list[fx.Node]:
@@ -161,10 +160,7 @@ def known_between(network: Residual, gradients: Tensors) -> Known:
         return Known({}, (), found, found, left + 1)
     cuts, started = list(network.cuts), found
     for before in reversed(cuts[: cuts.index(at)]):
-        with torch.enable_grad():
-            inputs = known[at].detach().requires_grad_(True)
-            (by_values,) = torch.autograd.grad((network.graph.run({at: inputs}, network.head) * slopes).sum(), inputs)
-        step = _Step(network, own, before, at, known[at], by_values)
+        step = _Step(network, own, before, at, known[at], _slopes_at(network, at, known[at], slopes))
         if not step.runs():
             break
         known |= step.values
@@ -172,9 +168,7 @@ def known_between(network: Residual, gradients: Tensors) -> Known:
         guess = step.solved()
         if guess is None:
             break
-        apart = (network.graph.run({before: guess}, at) - known[at]).flatten(1).norm(dim=1)
-        missed = apart / known[at].flatten(1).norm(dim=1).clamp_min(torch.finfo(guess.dtype).tiny)
-        missed = torch.where(missed.isfinite(), missed, torch.inf)
+        missed = _missed(network, {before: guess}, at, known[at])
         fits = missed <= _FITS
         if not (found & fits).any():
             break
@@ -182,6 +176,20 @@ def known_between(network: Residual, gradients: Tensors) -> Known:
         left, at = left.maximum(torch.where(found, missed, left)), before
         known[before], equations = guess, []
     return Known(known, equations, started, found, left)
+
+
+def _missed(network: Residual, given: Mapping[fx.Node, Tensor], at: fx.Node, values: Tensor) -> Tensor:
+    apart = (network.graph.run(given, at) - values).flatten(1).norm(dim=1)
+    missed: Tensor = apart / values.flatten(1).norm(dim=1).clamp_min(torch.finfo(values.dtype).tiny)
+    return torch.where(missed.isfinite(), missed, torch.inf)
+
+
+def _slopes_at(network: Residual, node: fx.Node, values: Tensor, slopes: Tensor) -> Tensor:
+    """Return the slopes of the loss (V, C, H, W) by the ``values`` of a node."""
+    with torch.enable_grad():
+        inputs = values.detach().requires_grad_(True)
+        (found,) = torch.autograd.grad((network.graph.run({node: inputs}, network.head) * slopes).sum(), inputs)
+    return found
 
 
 def _started(network: Residual, own: Tensors, slopes: Tensor) -> tuple[fx.Node, Tensor, Tensor]:
