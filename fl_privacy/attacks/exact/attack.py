@@ -29,15 +29,7 @@ from fl_privacy.attacks.exact.r_gap import LayerChain, find_chain, recursed
 from fl_privacy.attacks.exact.repeats import with_repeats
 from fl_privacy.attacks.exact.residual import Residual, find_residual, known_between
 from fl_privacy.attacks.exact.spear import AGREEMENT, NEARLY, columns_of, sparse_factors
-from fl_privacy.attacks.gradient_inversion.grouping import (
-    Group,
-    Reading,
-    attack_in_groups,
-    expect_gradient,
-    failed,
-    one_each,
-    read_group,
-)
+from fl_privacy.attacks.gradient_inversion.grouping import Group, Groups, Reading, expect_gradient, failed, read_group
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient, stack
 from fl_privacy.checks import number, whole
 from fl_privacy.progress import counted
@@ -99,16 +91,20 @@ class ExactInversion:
     def __call__(
         self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
     ) -> list[Reconstruction]:
-        def attack(group: Group, report: Report) -> dict[int, Reconstruction]:
-            expect_gradient(group.first)
-            source = _source(group.first)
-            if isinstance(source, LayerChain):
-                return _recursed(group, source, report)
-            if isinstance(source, Residual):
-                return _behind_blocks(group, source, seed, self.evaluations, report)
-            return read_group(group, self._reader(group.first, source), name="exact", seed=seed, report=report)
+        groups = Groups(observations, progress=progress, rounds="apart")
+        for group in groups:
+            with groups.attempt(group) as report:
+                groups.results |= self._attack(group, seed, report)
+        return groups.reconstructions()
 
-        return attack_in_groups(observations, attack, progress=progress, as_victims=one_each)
+    def _attack(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
+        expect_gradient(group.first)
+        source = _source(group.first)
+        if isinstance(source, LayerChain):
+            return _recursed(group, source, report)
+        if isinstance(source, Residual):
+            return _behind_blocks(group, source, seed, self.evaluations, report)
+        return read_group(group, self._reader(group.first, source), name="exact", seed=seed, report=report)
 
     def _reader(self, first: Observation, source: FirstLayer | PatchEmbedding) -> Reading:
         model = model_as_sent(first)

@@ -10,7 +10,7 @@ from torch import Tensor
 from fl_privacy.attacks.attack import Progress, Report, no_progress
 from fl_privacy.attacks.gradient_inversion.evident_defense import seen_through
 from fl_privacy.attacks.gradient_inversion.execution import check_compiler, fitting_threads, multiplications_of_a_layer
-from fl_privacy.attacks.gradient_inversion.grouping import Group, attack_in_groups, failed
+from fl_privacy.attacks.gradient_inversion.grouping import Group, Groups, failed
 from fl_privacy.attacks.gradient_inversion.minimization import Descent, Minimum, filmed_rows, films_of, minimize, search
 from fl_privacy.attacks.gradient_inversion.preparation import Prepared, PreparedVictim, prepare
 from fl_privacy.attacks.gradient_inversion.problem import Problem
@@ -257,12 +257,12 @@ class GradientInversion(Settings):
     def __call__(
         self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
     ) -> list[Reconstruction]:
-        return attack_in_groups(
-            observations,
-            lambda group, report: self._attack(group, seed, report),
-            progress=progress,
-            see=partial(seen_through, clips=True) if self.evident else list,
-        )
+        see = partial(seen_through, clips=True) if self.evident else list
+        groups = Groups(observations, progress=progress, see=see)
+        for group in groups:
+            with groups.attempt(group) as report:
+                groups.results |= self._attack(group, seed, report)
+        return groups.reconstructions()
 
     def provenance(self, image: Sequence[int]) -> Provenance | None:
         """Return the training data of its generator of images (C, H, W); ``None`` without a generator.

@@ -1,8 +1,11 @@
 """Attack many observations in groups."""
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import torch
 
@@ -50,12 +53,8 @@ def victims_of(observations: Iterable[tuple[int, Observation]]) -> list[Victim]:
         shape = (observation.upload.num_examples, observation.input_shape, observation.num_classes)
         name = (known.same_data, *shape) if joins else position
         together.setdefault(name, []).append((position, observation))
-    return [_victim(rounds) for rounds in together.values()]
-
-
-def _victim(rounds: Sequence[tuple[int, Observation]]) -> Victim:
-    positions, observations = zip(*rounds, strict=True)
-    return Victim(positions[-1], observations[-1], observations[:-1], positions)
+    unzipped = (zip(*rounds, strict=True) for rounds in together.values())
+    return [Victim(places[-1], seen[-1], seen[:-1], places) for places, seen in unzipped]
 
 
 @dataclass(eq=False)
@@ -83,8 +82,9 @@ class Group:
             for own, other in pairs
         )
 
-    def alone(self, position: int) -> "Group":
-        return Group({position: self.observations[position]}, [one.alone(position) for one in self.earlier])
+    def only(self, positions: Iterable[int]) -> "Group":
+        positions = list(positions)
+        return Group({p: self.observations[p] for p in positions}, [one.only(positions) for one in self.earlier])
 
     def add(self, victim: Victim) -> None:
         self.observations[victim.position] = victim.observation
@@ -107,65 +107,82 @@ def group_victims(victims: Sequence[Victim]) -> list[Group]:
     return groups
 
 
-GroupAttack = Callable[[Group, Report], Mapping[int, Reconstruction]]
-"""(group, report of the share of the work done) -> reconstruction of each observation, by position."""
+class Groups:
+    """Groups of observations, and the reconstructions of their attacks.
 
+    A victim with an unforeseen error (:data:`UNFORESEEN`) fails alone: its group comes again, one victim at a time::
 
-@without_checkpointing()
-def attack_in_groups(
-    observations: Sequence[Observation],
-    attack: GroupAttack,
-    *,
-    progress: Progress,
-    wrong: Callable[[Observation], str | None] = why_not_attackable,
-    as_victims: Callable[[Iterable[tuple[int, Observation]]], list[Victim]] = victims_of,
-    see: Callable[[Sequence[Observation]], Sequence[Observation]] = list,
-) -> list[Reconstruction]:
-    """Reconstruct each observation, in order, by attacking them in groups.
+        groups = Groups(observations, progress=progress)
+        for group in groups:
+            with groups.attempt(group) as report:
+                groups.results |= attack(group, report)
+        return groups.reconstructions()
 
     Args:
-        attack: attack on a group, which fails with ``NotAttackableError``; after another error (:data:`UNFORESEEN`)
-            each victim is attacked alone, so that only those with an error fail.
         progress: callback, a thousand parts for each victim.
+        rounds: updates of the same examples are attacked together (``joined``), by the last one (``last``), or each
+            alone (``apart``).
         wrong: reason why an observation can't be attacked, or ``None``.
         see: change of the observations after undisclosed parts were inferred.
+
+    Attributes:
+        results: reconstructions by position.
     """
-    asked, known = observations, disclosed(list(map(as_mixture, observations)))
-    observations = see([one.observation for one in known])
-    reasons = {position: known[position].wrong or wrong(o) for position, o in enumerate(observations)}
-    results = {p: failed(observations[p], reason) for p, reason in reasons.items() if reason is not None}
-    victims = as_victims([(p, o) for p, o in enumerate(observations) if p not in results])
-    total, done = 1000 * len(victims), 0
-    for group in group_victims(victims):
-        size = 1000 * len(group.observations)
 
-        def report(share: float, before: int = done, size: int = size) -> None:
-            progress(before + int(share * size), total)
+    @without_checkpointing()
+    def __init__(
+        self,
+        observations: Sequence[Observation],
+        *,
+        progress: Progress,
+        rounds: Literal["joined", "last", "apart"] = "joined",
+        wrong: Callable[[Observation], str | None] = why_not_attackable,
+        see: Callable[[Sequence[Observation]], Sequence[Observation]] = list,
+    ) -> None:
+        self._asked, self._progress = observations, progress
+        self._known = disclosed(list(map(as_mixture, observations)))
+        self._seen = see([one.observation for one in self._known])
+        reasons = {position: self._known[position].wrong or wrong(o) for position, o in enumerate(self._seen)}
+        self.results = {p: failed(self._seen[p], reason) for p, reason in reasons.items() if reason is not None}
+        sound = [(p, o) for p, o in enumerate(self._seen) if p not in self.results]
+        self._victims = victims_of(sound) if rounds != "apart" else [Victim(p, o, (), (p,)) for p, o in sound]
+        victims = [replace(one, earlier=()) for one in self._victims] if rounds == "last" else self._victims
+        self._left = deque(group_victims(victims))
+        self._done, self._total = 0, 1000 * len(victims)
 
-        results |= _attacked(group, attack, report)
-        report(1.0)
-        done += size
-    for victim in victims:
-        for position in victim.positions:
-            results[position] = replace(results[victim.position], id=observations[position].id)
-    found = [restored(asked[position], known[position], results[position]) for position in range(len(asked))]
-    return unmixed(asked, found)
+    def __iter__(self) -> Iterator[Group]:
+        while self._left:
+            yield self._left.popleft()
 
+    @contextmanager
+    def attempt(self, group: Group) -> Iterator[Report]:
+        """Attack ``group`` in this context, with a report of the share of the work done.
 
-def _attacked(group: Group, attack: GroupAttack, report: Report) -> Mapping[int, Reconstruction]:
-    try:
-        return attack(group, report)
-    except NotAttackableError as reason:
-        return {position: failed(o, str(reason)) for position, o in group.observations.items()}
-    except UNFORESEEN as error:
-        broken = broke_off(group.first, error)  # raises errors that are not a victim's own
-        if len(group.observations) == 1:
-            return dict.fromkeys(group.observations, broken)
-    results = dict[int, Reconstruction]()
-    for position in group.observations:
-        results |= _attacked(group.alone(position), attack, report)
-        report(len(results) / len(group.observations))
-    return results
+        After ``NotAttackableError`` its victims fail, after another error of theirs each is attacked alone.
+        """
+        before, size = self._done, 1000 * len(group.observations)
+        try:
+            with without_checkpointing():
+                yield lambda share: self._progress(before + int(share * size), self._total)
+        except NotAttackableError as reason:
+            self.results |= {position: failed(o, str(reason)) for position, o in group.observations.items()}
+        except UNFORESEEN as error:
+            broken = broke_off(group.first, error)  # raises errors that are not a victim's own
+            if len(group.observations) > 1:
+                self._left.extendleft([group.only([position]) for position in group.observations][::-1])
+                return
+            self.results |= dict.fromkeys(group.observations, broken)
+        self._done += size
+        self._progress(self._done, self._total)
+
+    @without_checkpointing()
+    def reconstructions(self) -> list[Reconstruction]:
+        """Return the reconstruction of each observation, in order."""
+        for victim in self._victims:
+            for position in victim.positions:
+                self.results[position] = replace(self.results[victim.position], id=self._seen[position].id)
+        pairs = enumerate(zip(self._asked, self._known, strict=True))
+        return unmixed(self._asked, [restored(asked, known, self.results[p]) for p, (asked, known) in pairs])
 
 
 def failed(observation: Observation, reason: str) -> Reconstruction:
@@ -185,39 +202,12 @@ def broke_off(observation: Observation, error: Exception) -> Reconstruction:
     return failed(observation, f"The attack broke off by an error of its own: {in_one_line(error)}.")
 
 
-def one_each(observations: Iterable[tuple[int, Observation]]) -> list[Victim]:
-    """Make every observation a victim of its own."""
-    return [Victim(position, observation, (), (position,)) for position, observation in observations]
-
-
 Reading = Callable[[Observation, torch.Generator, Report], Reconstruction]
 """(observation, its random stream, report of the share of the work done) -> its reconstruction."""
 
 
-def read_each(
-    observations: Sequence[Observation],
-    reader: Callable[[Observation], Reading],
-    *,
-    name: str,
-    seed: int,
-    progress: Progress,
-) -> list[Reconstruction]:
-    """Reconstruct each observation by an attack without descent.
-
-    Args:
-        observations: gradients, or steps of SGD.
-        reader: (one of a group) -> attack on each of it; either may raise ``NotAttackableError``.
-    """
-
-    def attack(group: Group, report: Report) -> dict[int, Reconstruction]:
-        expect_gradient(group.first)
-        return read_group(group, reader(group.first), name=name, seed=seed, report=report)
-
-    return attack_in_groups(observations, attack, progress=progress, as_victims=one_each)
-
-
 def read_group(group: Group, read: Reading, *, name: str, seed: int, report: Report) -> dict[int, Reconstruction]:
-    """Reconstruct each of a group, by position; see :func:`read_each`."""
+    """Reconstruct each of a group, by position, by an attack without descent."""
     results, total = dict[int, Reconstruction](), len(group.observations)
     for position, observation in counted(name, list(group.observations.items())):
 

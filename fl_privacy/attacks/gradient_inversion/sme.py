@@ -11,7 +11,7 @@ from torch.func import grad, vmap
 
 from fl_privacy.attacks.attack import Progress, Report, no_progress, seconds_left, timely, within
 from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError
-from fl_privacy.attacks.gradient_inversion.grouping import Group, attack_in_groups, failed
+from fl_privacy.attacks.gradient_inversion.grouping import Group, Groups, failed
 from fl_privacy.attacks.gradient_inversion.objectives import Cosine
 from fl_privacy.attacks.gradient_inversion.preparation import Prepared, PreparedVictim, prepare
 from fl_privacy.attacks.gradient_inversion.settings import DType, Settings
@@ -72,10 +72,11 @@ class SurrogateModel:
     def __call__(
         self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
     ) -> list[Reconstruction]:
-        def attack(group: Group, report: Report) -> dict[int, Reconstruction]:
-            return self.solve(group, seed, report)
-
-        return attack_in_groups(observations, attack, progress=progress)
+        groups = Groups(observations, progress=progress)
+        for group in groups:
+            with groups.attempt(group) as report:
+                groups.results |= self.solve(group, seed, report)
+        return groups.reconstructions()
 
     def solve(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
         """Attack the victims of a ``group``, each at its own model, by position.

@@ -11,7 +11,7 @@ from fl_privacy.attacks.adaptive import AssumedTransform, looks_noisy
 from fl_privacy.attacks.attack import Progress, Report, no_progress, timely
 from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError
 from fl_privacy.attacks.gradient_inversion.evident_defense import seen_through
-from fl_privacy.attacks.gradient_inversion.grouping import Group, attack_in_groups, failed
+from fl_privacy.attacks.gradient_inversion.grouping import Group, Groups, failed
 from fl_privacy.attacks.gradient_inversion.labels import output_layer
 from fl_privacy.attacks.gradient_inversion.matching_targets import PreparedRound
 from fl_privacy.attacks.gradient_inversion.objectives import L2
@@ -172,11 +172,12 @@ class MaximumAPosteriori:
     def __call__(
         self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
     ) -> list[Reconstruction]:
-        def attack(group: Group, report: Report) -> dict[int, Reconstruction]:
-            found = self.explain(group, seed, report)
-            return {position: one.reconstruction for position, one in found.items()}
-
-        return attack_in_groups(observations, attack, progress=progress, see=seen_through)
+        groups = Groups(observations, progress=progress, see=seen_through)
+        for group in groups:
+            with groups.attempt(group) as report:
+                found = self.explain(group, seed, report)
+                groups.results |= {position: one.reconstruction for position, one in found.items()}
+        return groups.reconstructions()
 
     def explain(self, group: Group, seed: int, report: Report) -> dict[int, "WithPosterior"]:
         """Find the likeliest images of a ``group``, by position.

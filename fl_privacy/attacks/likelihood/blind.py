@@ -15,7 +15,7 @@ from fl_privacy.attacks.feature_inversion.features import Recovery
 from fl_privacy.attacks.gradient_inversion.attack import GradientInversion
 from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError, expect_images
 from fl_privacy.attacks.gradient_inversion.evident_defense import seen_through
-from fl_privacy.attacks.gradient_inversion.grouping import Group, attack_in_groups, failed, victims_of
+from fl_privacy.attacks.gradient_inversion.grouping import Group, Groups, failed
 from fl_privacy.attacks.gradient_inversion.labels import choose_labels
 from fl_privacy.attacks.gradient_inversion.objectives import Cosine
 from fl_privacy.attacks.gradient_inversion.starts import Constant
@@ -200,13 +200,11 @@ class BlindDeconvolution:
     def __call__(
         self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
     ) -> list[Reconstruction]:
-        return attack_in_groups(
-            observations,
-            lambda group, report: self.solve(group, seed, report),
-            progress=progress,
-            as_victims=lambda sound: [replace(victim, earlier=()) for victim in victims_of(sound)],
-            see=seen_through,
-        )
+        groups = Groups(observations, progress=progress, rounds="last", see=seen_through)
+        for group in groups:
+            with groups.attempt(group) as report:
+                groups.results |= self.solve(group, seed, report)
+        return groups.reconstructions()
 
     def solve(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
         """Reconstruct each of ``group``, by position.

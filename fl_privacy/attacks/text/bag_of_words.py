@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fl_privacy.attacks.attack import Progress, Report, no_progress
 from fl_privacy.attacks.exact.certificate import model_as_sent
-from fl_privacy.attacks.gradient_inversion.grouping import Group, attack_in_groups, failed, one_each
+from fl_privacy.attacks.gradient_inversion.grouping import Group, Groups, failed
 from fl_privacy.attacks.gradient_inversion.targets import matched_per_uploaded
 from fl_privacy.attacks.text.expected_words import Expected, placed, repeated, simulated
 from fl_privacy.attacks.text.explanation import next_tokens
@@ -199,24 +199,29 @@ class BagOfWords:
     def __call__(
         self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
     ) -> list[Reconstruction]:
-        def attack(group: Group, report: Report) -> dict[int, Reconstruction]:
-            first = group.first
-            model = readable_model(model_as_sent(first))
-            like = next(iter(first.sent.parameters.values()))
-            quick = frozen_copy(first.model, first.assumed(), first.plan, device=like.device, dtype=torch.float32)
-            if not is_text_with_words(first):
-                return _by_first_block(group, model, readable_model(quick), seed)
-            reader = BagReader(readable_model(quick), first, seed)
-            size = max(1, _ROWS_AT_ONCE // model.words.weight.numel())
-            places, found = list(group.observations), dict[int, Reconstruction]()
-            for some in (places[i : i + size] for i in range(0, len(places), size)):
-                seen = [group.observations[place] for place in some]
-                bags = reader.read(seen)
-                found |= {place: _made(o, model, bag) for place, o, bag in zip(some, seen, bags, strict=True)}
-                report(len(found) / len(places))
-            return found
+        groups = Groups(observations, progress=progress, rounds="apart")
+        for group in groups:
+            with groups.attempt(group) as report:
+                groups.results |= _attack(group, seed, report)
+        return groups.reconstructions()
 
-        return attack_in_groups(observations, attack, progress=progress, as_victims=one_each)
+
+def _attack(group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
+    first = group.first
+    model = readable_model(model_as_sent(first))
+    like = next(iter(first.sent.parameters.values()))
+    quick = frozen_copy(first.model, first.assumed(), first.plan, device=like.device, dtype=torch.float32)
+    if not is_text_with_words(first):
+        return _by_first_block(group, model, readable_model(quick), seed)
+    reader = BagReader(readable_model(quick), first, seed)
+    size = max(1, _ROWS_AT_ONCE // model.words.weight.numel())
+    places, found = list(group.observations), dict[int, Reconstruction]()
+    for some in (places[i : i + size] for i in range(0, len(places), size)):
+        seen = [group.observations[place] for place in some]
+        bags = reader.read(seen)
+        found |= {place: _made(o, model, bag) for place, o, bag in zip(some, seen, bags, strict=True)}
+        report(len(found) / len(places))
+    return found
 
 
 def _by_first_block(group: Group, model: TextModel, quick: TextModel, seed: int) -> dict[int, Reconstruction]:

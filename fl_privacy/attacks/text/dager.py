@@ -6,10 +6,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fl_privacy.attacks.attack import Progress, no_progress
+from fl_privacy.attacks.attack import Progress, Report, no_progress
 from fl_privacy.attacks.exact.certificate import ROUNDING, model_as_sent
 from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError
-from fl_privacy.attacks.gradient_inversion.grouping import Reading, failed, read_each, without_labels
+from fl_privacy.attacks.gradient_inversion.grouping import (
+    Group,
+    Groups,
+    expect_gradient,
+    failed,
+    read_group,
+    without_labels,
+)
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient
 from fl_privacy.attacks.text.encoder_assembly import Assembly, assemble
 from fl_privacy.attacks.text.explanation import Explanation
@@ -137,17 +144,27 @@ class Dager:
     def __call__(
         self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
     ) -> list[Reconstruction]:
-        return read_each(observations, self._reader, name="dager", seed=seed, progress=progress)
+        groups = Groups(observations, progress=progress, rounds="apart")
+        for group in groups:
+            with groups.attempt(group) as report:
+                groups.results |= self._attack(group, seed, report)
+        return groups.reconstructions()
 
-    def _reader(self, first: Observation) -> Reading:
+    def _attack(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
+        """Search in the precision of the values sent, and verify in double."""
+        first = group.first
+        expect_gradient(first)
         model, like = readable_model(model_as_sent(first)), next(iter(first.sent.parameters.values()))
-        searched = frozen_copy(first.model, first.assumed(), first.plan, device=like.device, dtype=like.dtype)
-        return lambda observation, rng, report: self._reconstruct(observation, model, readable_model(searched), rng)
+        copy = frozen_copy(first.model, first.assumed(), first.plan, device=like.device, dtype=like.dtype)
+
+        def read(observation: Observation, rng: torch.Generator, _: Report) -> Reconstruction:
+            return self._reconstruct(observation, model, readable_model(copy), rng)
+
+        return read_group(group, read, name="dager", seed=seed, report=report)
 
     def _reconstruct(
         self, observation: Observation, model: TextModel, searched: TextModel, rng: torch.Generator
     ) -> Reconstruction:
-        """Search with ``searched``, in the precision of the values sent, and verify with ``model``, in double."""
         gradient = {name: value.to(model.words.weight.device) for name, value in as_gradient(observation).items()}
         explanation = Explanation(observation, model, gradient)
         read = self._read(explanation, searched, rng)
