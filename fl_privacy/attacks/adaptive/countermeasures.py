@@ -5,7 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import singledispatch
 
-from fl_privacy.attacks.adaptive.bounds import (
+from fl_privacy.attacks.adaptive.constraints import (
+    Clipping,
+    HiddenGradient,
     Rule,
     Transform,
     bare_layers,
@@ -15,8 +17,6 @@ from fl_privacy.attacks.adaptive.bounds import (
     where_shared,
     within_bins,
 )
-from fl_privacy.attacks.adaptive.clip import Clipping
-from fl_privacy.attacks.adaptive.constraints import HiddenGradient
 from fl_privacy.effects import (
     AdversarialPerturbation,
     Clipped,

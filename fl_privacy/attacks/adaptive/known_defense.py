@@ -10,16 +10,21 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from fl_privacy.attacks.adaptive.bounds import Bounds, Transform, widest
-from fl_privacy.attacks.adaptive.clip import Clips
-from fl_privacy.attacks.adaptive.constraints import HiddenGradient, UpdateConstraints
+from fl_privacy.attacks.adaptive.constraints import (
+    Bounds,
+    Clips,
+    HiddenGradient,
+    Transform,
+    UpdateConstraints,
+    estimate_noise_std,
+    widest,
+)
 from fl_privacy.attacks.adaptive.countermeasures import (
     Circumstances,
     Countermeasure,
     countermeasures_against,
     looks_noisy,
 )
-from fl_privacy.attacks.adaptive.estimates import estimate_noise_std
 from fl_privacy.effects import Clipped, Description, Effect, Noise, NoisedLayers, SlicedNoise, Summed
 from fl_privacy.types import Observation, Tensors
 

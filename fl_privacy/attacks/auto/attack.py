@@ -12,9 +12,9 @@ from fl_privacy.attacks.auto.budget import EVALUATIONS, SOLVED, Budget, expect_b
 from fl_privacy.attacks.auto.stages import Search, Stage
 from fl_privacy.attacks.auto.tables import TableMembers
 from fl_privacy.attacks.auto.texts import TextMembers
-from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError
 from fl_privacy.attacks.gradient_inversion.evident_defense import seen_through
 from fl_privacy.attacks.gradient_inversion.grouping import Group, Groups, failed
+from fl_privacy.attacks.gradient_inversion.targets import NotAttackableError
 from fl_privacy.checks import one_of, whole
 from fl_privacy.types import Observation, Reconstruction
 from fl_privacy.types.modality import ROWS, TEXTS, Modality, modality_of
@@ -58,7 +58,7 @@ class AutoAttack:
     used if they were sent. Unproven solutions are starts, too. Features leaked by a hidden layer in front of a ReLU
     give labels to all, and one attempt is held to them. All answer a defense that is known or that the update shows
     (zeros, few levels, empty columns, noise). If it leaves fewer values than pixels, or added noise, images are smooth
-    (:mod:`fl_privacy.attacks.gradient_inversion.noise`).
+    (:mod:`fl_privacy.attacks.gradient_inversion.evident_defense`).
 
     Attributes:
         budget: work for a victim: ``quick``, ``standard`` or ``thorough``, reproducible numbers of evaluations; or

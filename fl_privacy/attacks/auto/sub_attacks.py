@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from fl_privacy.attacks.adaptive import Circumstances, KnownDefense, all_known
 from fl_privacy.attacks.gradient_inversion import GradientInversion
+from fl_privacy.attacks.gradient_inversion.evident_defense import noise_over_gradient
 from fl_privacy.attacks.gradient_inversion.labels import output_layer
-from fl_privacy.attacks.gradient_inversion.noise import noise_over_gradient
 from fl_privacy.attacks.gradient_inversion.objectives import L2, Cosine
 from fl_privacy.attacks.gradient_inversion.priors import BatchNormStatistics, ColorRange, TotalVariation
 from fl_privacy.attacks.gradient_inversion.starts import Blank, PublicMean

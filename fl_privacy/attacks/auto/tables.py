@@ -5,13 +5,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from fl_privacy.attacks._tableak import tableak
 from fl_privacy.attacks.attack import Progress, part_of_work, seconds_left, within
 from fl_privacy.attacks.auto.budget import LEAST, SOLVED, how_to_repeat, seconds_of, time_of_one
 from fl_privacy.attacks.exact import ExactInversion
 from fl_privacy.attacks.exact.certificate import ROUNDING, Reproduction, model_as_sent
 from fl_privacy.attacks.gradient_inversion import GradientInversion
 from fl_privacy.attacks.gradient_inversion.targets import needs_unrolling
+from fl_privacy.attacks.presets import tableak
 from fl_privacy.types import Batch, Certainty, Observation, Reconstruction
 from fl_privacy.types.schema import schema_of
 

@@ -11,8 +11,7 @@ from fl_privacy.attacks.auto.budget import LEAST, SOLVED, how_to_repeat, seconds
 from fl_privacy.attacks.exact.certificate import ROUNDING, Reproduction, model_as_sent
 from fl_privacy.attacks.gradient_inversion import GradientInversion
 from fl_privacy.attacks.gradient_inversion.settings import Rearranging
-from fl_privacy.attacks.lamp_tag import lamp, tag
-from fl_privacy.attacks.presets import inverting_gradients
+from fl_privacy.attacks.presets import inverting_gradients, lamp, tag
 from fl_privacy.attacks.text import BagOfWords, Dager
 from fl_privacy.progress import counted
 from fl_privacy.types import Batch, Certainty, Observation, Reconstruction

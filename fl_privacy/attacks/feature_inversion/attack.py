@@ -11,7 +11,6 @@ from torch.func import functional_call, vmap
 from fl_privacy.attacks.attack import Progress, Report, no_progress
 from fl_privacy.attacks.feature_inversion.features import Recovery, seen_shape
 from fl_privacy.attacks.gradient_inversion.attack import GradientInversion
-from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError, expect_images, why_not_attackable
 from fl_privacy.attacks.gradient_inversion.execution import fitting_threads, multiplications_of_a_layer
 from fl_privacy.attacks.gradient_inversion.grouping import Group, Groups, failed
 from fl_privacy.attacks.gradient_inversion.labels import choose_labels, guessed_outputs, infer_labels, output_layer
@@ -27,7 +26,12 @@ from fl_privacy.attacks.gradient_inversion.starts import (
     project,
     scaled_to_range,
 )
-from fl_privacy.attacks.gradient_inversion.targets import as_gradient
+from fl_privacy.attacks.gradient_inversion.targets import (
+    NotAttackableError,
+    as_gradient,
+    expect_images,
+    why_not_attackable,
+)
 from fl_privacy.attacks.optimizers import LBFGS, Optimizer
 from fl_privacy.effects import PrivateLayers
 from fl_privacy.errors import UserError

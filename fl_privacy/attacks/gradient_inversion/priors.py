@@ -6,7 +6,7 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
-from fl_privacy.attacks.gradient_inversion.closed_forms import absolute_differences
+from fl_privacy.attacks.gradient_inversion.layer_statistics import absolute_differences
 from fl_privacy.models.gradients.hooks import ModuleCall, entering
 
 

@@ -10,11 +10,11 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from fl_privacy.attacks.attack import Progress, Report, no_progress, seconds_left, timely, within
-from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError
 from fl_privacy.attacks.gradient_inversion.grouping import Group, Groups, failed
 from fl_privacy.attacks.gradient_inversion.objectives import Cosine
 from fl_privacy.attacks.gradient_inversion.preparation import Prepared, PreparedVictim, prepare
 from fl_privacy.attacks.gradient_inversion.settings import DType, Settings
+from fl_privacy.attacks.gradient_inversion.targets import NotAttackableError
 from fl_privacy.checks import number, one_of, whole
 from fl_privacy.errors import is_out_of_memory
 from fl_privacy.models.gradients import VictimLoss, differentiable_twice

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError
 from fl_privacy.attacks.gradient_inversion.embeddings import WordEmbeddings
 from fl_privacy.attacks.gradient_inversion.problem import Problem
 from fl_privacy.attacks.gradient_inversion.settings import Rearranging
+from fl_privacy.attacks.gradient_inversion.targets import NotAttackableError
 from fl_privacy.errors import UserError
 from fl_privacy.models import TextModel
 from fl_privacy.models.gradients import differentiable_twice

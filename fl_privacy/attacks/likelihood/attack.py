@@ -9,15 +9,13 @@ from torch import Tensor
 
 from fl_privacy.attacks.adaptive import AssumedTransform, looks_noisy
 from fl_privacy.attacks.attack import Progress, Report, no_progress, timely
-from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError
 from fl_privacy.attacks.gradient_inversion.evident_defense import seen_through
 from fl_privacy.attacks.gradient_inversion.grouping import Group, Groups, failed
 from fl_privacy.attacks.gradient_inversion.labels import output_layer
-from fl_privacy.attacks.gradient_inversion.matching_targets import PreparedRound
 from fl_privacy.attacks.gradient_inversion.objectives import L2
-from fl_privacy.attacks.gradient_inversion.preparation import Prepared, PreparedVictim, prepare
+from fl_privacy.attacks.gradient_inversion.preparation import Prepared, PreparedRound, PreparedVictim, prepare
 from fl_privacy.attacks.gradient_inversion.settings import Settings
-from fl_privacy.attacks.gradient_inversion.targets import matched_per_uploaded
+from fl_privacy.attacks.gradient_inversion.targets import NotAttackableError, matched_per_uploaded
 from fl_privacy.attacks.likelihood.channel import Channel, Clientele, channel
 from fl_privacy.attacks.pixel_prior import FEWEST, PixelPrior, learn_prior, prior_of_photographs
 from fl_privacy.checks import number, one_of, whole

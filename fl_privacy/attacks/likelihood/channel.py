@@ -9,7 +9,7 @@ from typing import Literal, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from fl_privacy.attacks.adaptive.estimates import estimate_clip_norm, estimate_noise_std, estimate_step
+from fl_privacy.attacks.adaptive.constraints import estimate_clip_norm, estimate_noise_std, estimate_step
 from fl_privacy.attacks.likelihood import laws
 from fl_privacy.effects import (
     AdversarialPerturbation,

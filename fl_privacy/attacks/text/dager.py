@@ -8,7 +8,6 @@ from torch import Tensor
 
 from fl_privacy.attacks.attack import Progress, Report, no_progress
 from fl_privacy.attacks.exact.certificate import ROUNDING, model_as_sent
-from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError
 from fl_privacy.attacks.gradient_inversion.grouping import (
     Group,
     Groups,
@@ -17,12 +16,21 @@ from fl_privacy.attacks.gradient_inversion.grouping import (
     read_group,
     without_labels,
 )
-from fl_privacy.attacks.gradient_inversion.targets import as_gradient
+from fl_privacy.attacks.gradient_inversion.targets import NotAttackableError, as_gradient
 from fl_privacy.attacks.text.encoder_assembly import Assembly, assemble
 from fl_privacy.attacks.text.explanation import Explanation
 from fl_privacy.attacks.text.peeling import Peeling
-from fl_privacy.attacks.text.spans import Span, entering_block, readable_model, span_of
-from fl_privacy.attacks.text.token_candidates import CLEAR, Candidates, Lengths, find_candidates, rows_of_words
+from fl_privacy.attacks.text.token_candidates import (
+    CLEAR,
+    Candidates,
+    Lengths,
+    Span,
+    entering_block,
+    find_candidates,
+    readable_model,
+    rows_of_words,
+    span_of,
+)
 from fl_privacy.checks import number, whole
 from fl_privacy.models import TextModel
 from fl_privacy.models.gradients import frozen_copy
@@ -122,7 +130,7 @@ class Dager:
     A token was at a position if and only if its embedding lies in the span of the first attention layer's gradient. The
     second block's span then selects the texts: prefix by prefix in a decoder, by exchanges of tokens in an encoder,
     where the first block's gradient also shows positions and neighbors of words
-    (:mod:`fl_privacy.attacks.text.encoder_batches`, ours) and known texts are subtracted. The embeddings' gradient, if
+    (:mod:`fl_privacy.attacks.text.encoder_assembly`, ours) and known texts are subtracted. The embeddings' gradient, if
     uploaded, limits the tokens; unknown lengths are all tried.
 
     A reconstruction is ``proven`` if the whole update is reproduced, for copies to its very scale, and every

@@ -7,10 +7,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fl_privacy.attacks.text.encoder_assembly import Assembled, Assembly, Enough, assemble
-from fl_privacy.attacks.text.encoder_batches import GuessedTexts, disaggregated, parts_of
-from fl_privacy.attacks.text.spans import Span, span_of
-from fl_privacy.attacks.text.token_candidates import CLEAR, Candidates, Lengths, find_candidates, rows_of_words
+from fl_privacy.attacks.text.encoder_assembly import (
+    Assembled,
+    Assembly,
+    Enough,
+    GuessedTexts,
+    assemble,
+    disaggregated,
+    parts_of,
+)
+from fl_privacy.attacks.text.token_candidates import (
+    CLEAR,
+    Candidates,
+    Lengths,
+    Span,
+    find_candidates,
+    rows_of_words,
+    span_of,
+)
 from fl_privacy.models import TextModel
 from fl_privacy.models.gradients import loss_gradients
 from fl_privacy.types import Batch, ModelState, Tensors
