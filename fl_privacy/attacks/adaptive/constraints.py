@@ -71,13 +71,12 @@ class Clipping:
     scope: Scope
 
     def of(self, matched: Sequence[Tensors], counted: Tensors) -> Clip:
-        return Clip(torch.tensor([self._norm_of(update) for update in matched]), self.scope, counted)
-
-    def _norm_of(self, matched: Tensors) -> float:
-        if self.norm is not None:
-            return self.norm
-        std = estimate_noise_std(matched) if self.noise_std is None else self.noise_std
-        return estimate_clip_norm(matched, std)
+        norm, std = self.norm, self.noise_std
+        norms = [
+            estimate_clip_norm(one, estimate_noise_std(one) if std is None else std) if norm is None else norm
+            for one in matched
+        ]
+        return Clip(torch.tensor(norms), self.scope, counted)
 
 
 Bounds = Mapping[str, tuple[Tensor, Tensor]]

@@ -1,5 +1,6 @@
 """Share out the work on a victim among its attempts."""
 
+import logging
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -9,6 +10,8 @@ from typing import Literal
 from fl_privacy.attacks.attack import seconds_left
 from fl_privacy.checks import number, whole
 from fl_privacy.errors import UserError
+
+logger = logging.getLogger(__name__)
 
 Budget = Literal["quick", "standard", "thorough"]
 
@@ -72,7 +75,7 @@ def expect_budget(budget: object, evaluations: int | None) -> None:
 
 def most_attempts(evaluations: int) -> int:
     """Return the most attempts that ``evaluations`` suffice to compare."""
-    most = [n for n in range(1, _MOST + 1) if n * LEAST * _early(n) <= (1 - _LAST) * evaluations]
+    most = [n for n in range(1, _MOST + 1) if n * LEAST * (len(rungs(evaluations, n)) - 1) <= (1 - _LAST) * evaluations]
     return max(most, default=1)
 
 
@@ -106,17 +109,18 @@ def seconds_of(work: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
+def evaluations_in_time(work: Callable[[int], object], victims: int, *, cut: bool) -> int:
+    """Return how many evaluations of each victim there is time for, and log it; ``work`` does a number of them."""
+    each = time_of_one(lambda number: seconds_of(lambda: work(number)) / number)
+    found = max(LEAST, int(seconds_left() / each))
+    logger.info(how_to_repeat(found, victims, cut=cut))
+    return found
+
+
 def how_to_repeat(evaluations: int, victims: int, *, cut: bool) -> str:
     """Say how many evaluations repeat a budget in seconds; ``cut`` if the clock ended exact solutions."""
     but = ", which repeat the descents but not what they start from: the clock ended a search for exact answers"
     return f"The seconds came to attack.evaluations={evaluations} for {victims} victims{but * cut}."
-
-
-def _early(attempts: int) -> int:
-    numbers = 0
-    while attempts > 1:
-        attempts, numbers = math.ceil(attempts / _KEPT), numbers + 1
-    return numbers
 
 
 def rungs(evaluations: int, attempts: int) -> list[Rung]:

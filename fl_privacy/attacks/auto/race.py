@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fl_privacy.attacks.adaptive import KnownFeatures
-from fl_privacy.attacks.attack import Report
+from fl_privacy.attacks.attack import Report, part_of
 from fl_privacy.attacks.auto.budget import Rung, seconds_of
 from fl_privacy.attacks.auto.judgment import EXACT, Judgment, judge, margin
 from fl_privacy.attacks.auto.sub_attacks import Entry, normalizes_by_batch
@@ -241,11 +241,7 @@ class Race:
                 self._keep(rung.attempts)
                 self._relabel()
             size = rung.attempts * rung.evaluations / total
-
-            def meter(part: float, done: float = done, size: float = size) -> None:
-                report(done + part * size)
-
-            self._rung(rung, meter)
+            self._rung(rung, part_of(report, done, done + size))
             done += size
         self._keep(1)
 
@@ -288,11 +284,8 @@ class Race:
             own_jobs, capacity = jobs[member], self._prepared[member].capacity
             chunks = [own_jobs[begin : begin + capacity] for begin in range(0, len(own_jobs), capacity)]
             for chunk in counted(self._members[member].name, chunks):
-
-                def meter(part: float, done: int = done, size: int = len(chunk)) -> None:
-                    report((done + part * size) / total)
-
-                after = self._staged(member, chunk, rung, meter)
+                shown = part_of(report, done / total, (done + len(chunk)) / total)
+                after = self._staged(member, chunk, rung, shown)
                 done += len(chunk)
                 for (position, before), attempt in zip(chunk, after, strict=True):
                     own = self.attempts[position]
@@ -303,11 +296,8 @@ class Race:
     ) -> Sequence[Attempt]:
         stages = rung.stages if self._members[member].staged else 1
         for stage in range(stages):
-
-            def meter(part: float, stage: int = stage) -> None:
-                report((stage + part) / stages)
-
-            after = self._descend(member, jobs, rung.evaluations // stages, meter)
+            shown = part_of(report, stage / stages, (stage + 1) / stages)
+            after = self._descend(member, jobs, rung.evaluations // stages, shown)
             jobs = [(position, attempt) for (position, _), attempt in zip(jobs, after, strict=True)]
         return [attempt for _, attempt in jobs]
 

@@ -7,14 +7,15 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from fl_privacy.attacks.adaptive import Circumstances, KnownDefense, all_known
+from fl_privacy.attacks.adaptive import KnownDefense, all_known
 from fl_privacy.attacks.gradient_inversion import GradientInversion
 from fl_privacy.attacks.gradient_inversion.evident_defense import noise_over_gradient
 from fl_privacy.attacks.gradient_inversion.labels import output_layer
 from fl_privacy.attacks.gradient_inversion.objectives import L2, Cosine
+from fl_privacy.attacks.gradient_inversion.preparation import circumstances_of
 from fl_privacy.attacks.gradient_inversion.priors import BatchNormStatistics, ColorRange, TotalVariation
 from fl_privacy.attacks.gradient_inversion.starts import Blank, PublicMean
-from fl_privacy.attacks.gradient_inversion.targets import matched_per_uploaded, needs_unrolling
+from fl_privacy.attacks.gradient_inversion.targets import needs_unrolling
 from fl_privacy.attacks.optimizers import LBFGS
 from fl_privacy.attacks.presets import inverting_gradients
 from fl_privacy.effects import Quantized, Sparse
@@ -174,14 +175,9 @@ def _is_noisy(observation: Observation) -> bool:
 
 def _known_defense(observation: Observation) -> KnownDefense:
     layer = output_layer(observation.model, observation.num_classes)
-    plan, size = observation.plan, observation.upload.num_examples
-    unrolls = needs_unrolling(plan, size, "unroll")
-    circumstances = Circumstances(
-        head=layer[0] if layer else None,
-        batch_size=size,
-        plan=plan,
-        unrolls=unrolls,
-        matched_per_uploaded=matched_per_uploaded(plan, size, unrolls=unrolls),
+    circumstances = circumstances_of(
+        observation,
+        unrolls=needs_unrolling(observation.plan, observation.upload.num_examples, "unroll"),
         scales=True,
         complete=True,
         smooths=False,

@@ -7,10 +7,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from fl_privacy.attacks.attack import Progress, Report, no_progress
+from fl_privacy.attacks.attack import Progress, Report, no_progress, part_of
 from fl_privacy.attacks.gradient_inversion.evident_defense import seen_through
 from fl_privacy.attacks.gradient_inversion.execution import check_compiler, fitting_threads, multiplications_of_a_layer
-from fl_privacy.attacks.gradient_inversion.grouping import Group, Groups, failed
+from fl_privacy.attacks.gradient_inversion.grouping import Groups, failed
 from fl_privacy.attacks.gradient_inversion.minimization import Descent, Minimum, filmed_rows, films_of, minimize, search
 from fl_privacy.attacks.gradient_inversion.preparation import Prepared, PreparedVictim, prepare
 from fl_privacy.attacks.gradient_inversion.problem import Problem
@@ -67,11 +67,8 @@ def minimize_in_stages(
     source = prepared.settings.source
     stages, best = 1 if source is None else source.stages, None
     for number in range(stages):
-
-        def meter(share: float, before: int = number) -> None:
-            report((before + share) / stages)
-
-        minimum = _minimum(prepared, problem, variables, generators, meter, filmed=filmed)
+        shown = part_of(report, number / stages, (number + 1) / stages)
+        minimum = _minimum(prepared, problem, variables, generators, shown, filmed=filmed)
         found = _with_images(problem, minimum)
         if source is None or problem.held is None or stages == 1:
             return found
@@ -172,13 +169,10 @@ def attack_victims(prepared: Prepared, report: Report) -> dict[int, Reconstructi
         at_once = left if tried and len(pending) * left <= capacity else together
         jobs = [(victim, tried + extra) for victim in pending for extra in range(at_once)]
         for begin in range(0, len(jobs), capacity):
-            before, chunk = tried / prepared.restarts, jobs[begin : begin + capacity]
-            width = at_once / prepared.restarts / len(jobs)
-
-            def meter(share: float, start: float = before + width * begin, size: float = width * len(chunk)) -> None:
-                report(start + share * size)
-
-            for victim, attempt in _attack_chunk(prepared, chunk, together, meter):
+            chunk, width = jobs[begin : begin + capacity], at_once / prepared.restarts / len(jobs)
+            start = tried / prepared.restarts + width * begin
+            shown = part_of(report, start, start + width * len(chunk))
+            for victim, attempt in _attack_chunk(prepared, chunk, together, shown):
                 attempts[victim.position].append(attempt)
         tried += at_once
         pending = [m for m in pending if not any(a.accepted for a in attempts[m.position])]
@@ -261,7 +255,10 @@ class GradientInversion(Settings):
         groups = Groups(observations, progress=progress, see=see)
         for group in groups:
             with groups.attempt(group) as report:
-                groups.results |= self._attack(group, seed, report)
+                with cpu_threads(1):  # a few evaluations, none known to need more
+                    prepared = prepare(self, group, seed)
+                groups.results |= {p: failed(group.observations[p], why) for p, why in prepared.failures.items()}
+                groups.results |= attack_victims(prepared, report) if prepared.victims else {}
         return groups.reconstructions()
 
     def provenance(self, image: Sequence[int]) -> Provenance | None:
@@ -271,9 +268,3 @@ class GradientInversion(Settings):
             UserError: there is no such generator.
         """
         return None if self.source is None else self.source.provenance(image)
-
-    def _attack(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
-        with cpu_threads(1):  # a few evaluations, none known to need more
-            prepared = prepare(self, group, seed)
-        results = {position: failed(group.observations[position], why) for position, why in prepared.failures.items()}
-        return results | attack_victims(prepared, report) if prepared.victims else results

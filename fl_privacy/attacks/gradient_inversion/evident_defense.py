@@ -1,8 +1,7 @@
 """Infer from an update the defense that made it, without its settings: its noise, zeros or levels."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -13,7 +12,7 @@ from fl_privacy.attacks.adaptive import Constraints
 from fl_privacy.attacks.gradient_inversion.labels import output_layer
 from fl_privacy.attacks.gradient_inversion.layer_statistics import Target
 from fl_privacy.attacks.gradient_inversion.objectives import Cosine
-from fl_privacy.attacks.gradient_inversion.problem import Problem, RoundUpdates
+from fl_privacy.attacks.gradient_inversion.problem import Problem
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient, why_not_attackable
 from fl_privacy.effects import Clipped, Description, MutedFeatures, Noise, Part, Quantized, Sparse
 from fl_privacy.models.gradients import differentiable_twice, loss_gradients, set_mode
@@ -102,14 +101,18 @@ def _smoothing(problem: Problem, ratios: Sequence[float]) -> tuple[Tensor, Tenso
     """
     loud = torch.tensor(ratios).to(problem.zero_loss())
     rng = derive_generator(0, "rehearsed noise")
-    images, other = (_public_images(problem, len(loud), rng).to(loud) for _ in range(2))
+    size, channels, *sides = problem.shape
+    coarse = [torch.rand((size, channels, _COARSE, _COARSE), generator=rng) for _ in range(2)]  # the same for all
+    resized = (F.interpolate(one, sides, mode="bilinear").expand(len(loud), *problem.shape) for one in coarse)
+    images, other = (one.contiguous().to(loud) for one in resized)
     speckled = images + _EDGE * torch.randn(images.shape[1:], generator=rng).to(loud)
     labels = problem.labels
     if labels is None:
         labels = loud.new_full((len(loud), len(images[0]), problem.num_classes), 1 / problem.num_classes)
     own = replace(problem, constraints=Constraints())
     angle = replace(own, settings=replace(problem.settings, objective=Cosine()))
-    gradients = [_gradients(one, images, labels) for one in problem.rounds]
+    with differentiable_twice(), torch.no_grad():
+        gradients = [{n: g.detach() for n, g in one.gradients(images, labels).items()} for one in problem.rounds]
     noise = [{name: torch.randn(t.shape[1:], generator=rng).to(t) for name, t in one.items()} for one in gradients]
     clean = angle.matching([_noisy(one, more, 0 * loud) for one, more in zip(gradients, noise, strict=True)])
     rounds = [_noisy(one, more, loud) for one, more in zip(gradients, noise, strict=True)]
@@ -121,18 +124,6 @@ def _smoothing(problem: Problem, ratios: Sequence[float]) -> tuple[Tensor, Tenso
     weights = strength * _pull(rehearsed, images, labels) * unit, strength * pull / len(rounds)
     known = torch.stack(weights).isfinite().all(0)
     return weights[0].where(known, 0), weights[1].where(known, 0)
-
-
-def _public_images(problem: Problem, number: int, rng: torch.Generator) -> Tensor:
-    """Draw public images (V, B, C, H, W), the same for all victims."""
-    size, channels, *sides = problem.shape
-    coarse = torch.rand((size, channels, _COARSE, _COARSE), generator=rng)
-    return F.interpolate(coarse, sides, mode="bilinear").expand(number, *problem.shape).contiguous()
-
-
-def _gradients(one: RoundUpdates, images: Tensor, labels: Tensor) -> Tensors:
-    with differentiable_twice(), torch.no_grad():
-        return {name: value.detach() for name, value in one.gradients(images, labels).items()}
 
 
 def _noisy(gradients: Tensors, noise: Tensors, loud: Tensor) -> dict[str, Target]:
@@ -204,7 +195,8 @@ def usual_of(observation: Observation) -> Usual:
     for _ in range(3):
         images = torch.rand((count, *observation.input_shape), generator=rng).to(like)
         labels = torch.randint(observation.num_classes, (count,), generator=rng).to(like.device)
-        with _same_draws(like.device):
+        with torch.random.fork_rng(devices=[like.device] if like.device.type == "cuda" else []):
+            torch.manual_seed(0)
             result = loss_gradients(model, state, Batch(images, labels), batch_norm=None, loss_function=loss)
         found = result.gradients
         scattered = max(scattered, scattered_zeros(found))
@@ -213,18 +205,12 @@ def usual_of(observation: Observation) -> Usual:
     return Usual(scattered, columns, noise)
 
 
-@contextmanager
-def _same_draws(device: torch.device) -> Iterator[None]:
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(0)
-        yield
-
-
 def evident_defense(observation: Observation, usual: Usual) -> Description:
     """Infer the parts of a defense that the update shows."""
     update = observation.update()
-    if (effect := _quantized(update)) is not None:
-        return (Part("few levels", effect=effect),)
+    grids = [grid_bits(value) for value in update.values() if value.numel() >= _ENOUGH and bool(value.any())]
+    if grids and None not in grids:
+        return (Part("few levels", effect=Quantized(bits=max(bits for bits in grids if bits is not None))),)
     if scattered_zeros(update) > usual.scattered + _MORE_ZEROS:
         return (Part("zeros", effect=_sparse(update)),)
     if _empty_columns(observation, update) > usual.columns + max(_MORE_ZEROS, 0.2 * usual.columns):
@@ -247,7 +233,10 @@ def seen_through(observations: Sequence[Observation], *, clips: bool = False) ->
             shape = observation.upload.num_examples, observation.input_shape, observation.num_classes
             key = id(observation.model), id(observation.sent), *shape
             if key not in usual:
-                usual[key] = _usual_if_any(observation)
+                try:
+                    usual[key] = usual_of(observation)
+                except (RuntimeError, ValueError, IndexError, TypeError, AttributeError):
+                    usual[key] = None
             own = usual[key]
             found = () if own is None else evident_defense(observation, own)
             if clips and own is not None and all(isinstance(part.effect, Noise) for part in found):
@@ -255,13 +244,6 @@ def seen_through(observations: Sequence[Observation], *, clips: bool = False) ->
             observation = observation.told(defense=found) if found else observation  # noqa: PLW2901
         seen.append(observation)
     return seen
-
-
-def _usual_if_any(observation: Observation) -> Usual | None:
-    try:
-        return usual_of(observation)
-    except (RuntimeError, ValueError, IndexError, TypeError, AttributeError):
-        return None
 
 
 def scattered_zeros(update: Tensors) -> float:
@@ -294,14 +276,6 @@ def _sparse(update: Tensors) -> Sparse:
             near = int((kept <= 2 * kept.min()).sum())
             votes += len(kept) if near >= max(4, _AT_THRESHOLD * len(kept)) else 0
     return Sparse(largest=2 * votes > total, scope="layer")
-
-
-def _quantized(update: Tensors) -> Quantized | None:
-    """Find the grid that every large tensor lies on; ``None`` without a common one."""
-    found = {grid_bits(value) for value in update.values() if value.numel() >= _ENOUGH and bool(value.any())}
-    if len(found) == 0 or None in found:
-        return None
-    return Quantized(bits=max(bits for bits in found if bits is not None))
 
 
 def grid_bits(value: Tensor) -> int | None:

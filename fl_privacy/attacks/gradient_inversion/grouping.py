@@ -45,14 +45,18 @@ def unmixed(observations: Sequence[Observation], found: Sequence[Reconstruction]
     """
     together: dict[object, list[int]] = {}
     for place, (observation, own) in enumerate(zip(observations, found, strict=True)):
-        if own.batch is not None and _can_be_unmixed(observation):
+        public = observation.knowledge.public_images
+        enough = public is not None and public.dim() == 4 and len(public) >= FEWEST
+        alone = own.batch is not None and observation.upload.num_examples == 1
+        if enough and alone and mixing(observation.knowledge.defense) is not None:
             name = observation.knowledge.same_data
             together.setdefault(place if name is None else name, []).append(place)
     results = list(found)
     for places in together.values():
         observation = observations[places[-1]]
         batch = common_image(observation, [batch for place in places if (batch := found[place].batch) is not None])
-        sentence = f"It undoes the signs of {_in_words(len(places))} by what public images look like."
+        mixtures = "a mixture" if len(places) == 1 else f"{len(places)} mixtures with the same image, together"
+        sentence = f"It undoes the signs of {mixtures} by what public images look like."
         for place in places:
             results[place] = replace(
                 found[place],
@@ -63,16 +67,6 @@ def unmixed(observations: Sequence[Observation], found: Sequence[Reconstruction]
                 countermeasures=(*found[place].countermeasures, sentence),
             )
     return results
-
-
-def _can_be_unmixed(observation: Observation) -> bool:
-    public = observation.knowledge.public_images
-    told = public is not None and public.dim() == 4 and len(public) >= FEWEST
-    return told and observation.upload.num_examples == 1 and mixing(observation.knowledge.defense) is not None
-
-
-def _in_words(number: int) -> str:
-    return "a mixture" if number == 1 else f"{number} mixtures with the same image, together"
 
 
 @torch.no_grad()
@@ -88,7 +82,9 @@ def common_image(observation: Observation, mixtures: Sequence[Batch]) -> Batch:
     known, effect = observation.knowledge, mixing(observation.knowledge.defense)
     assert known.public_images is not None and effect is not None
     prior = learn_prior(known.public_images, known.public_labels, observation.num_classes)
-    shares = torch.stack([_of_classes(batch.labels, observation.num_classes) for batch in mixtures]).to(prior.means)
+    labels = [batch.labels[0] for batch in mixtures]
+    hot = [one if one.dim() else torch.nn.functional.one_hot(one, observation.num_classes) for one in labels]
+    shares = torch.stack([one.float().cpu() for one in hot]).to(prior.means)
     labeled = min(1.0, (effect.labeled or 1) / (effect.images or effect.labeled or 1))
     label = shares.sum(0).argmax()
     own = (labeled * shares[:, label]).clamp_min(_LEAST_SHARE)
@@ -100,12 +96,6 @@ def common_image(observation: Observation, mixtures: Sequence[Batch]) -> Batch:
     image = _solved(seen, own, others, prior, label)
     shape = mixtures[0].inputs.shape
     return Batch(image.clamp(0, 1).view(shape).to(mixtures[0].inputs), label[None].to(mixtures[0].inputs.device))
-
-
-def _of_classes(labels: Tensor, classes: int) -> Tensor:
-    """Return the share (K,) of each class in a mixture's labels (1,) or (1, K)."""
-    hot = labels[0] if labels.dim() == 2 else torch.nn.functional.one_hot(labels[0], classes)
-    return hot.float().cpu()
 
 
 def _solved(seen: Tensor, own: Tensor, others: Tensor, prior: PixelPrior, label: Tensor) -> Tensor:

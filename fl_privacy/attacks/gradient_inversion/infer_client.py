@@ -141,26 +141,18 @@ def _denies_softmax(slopes: Tensor, fits: float) -> bool:
 
 
 def _candidates(head: Head) -> list[Loss]:
-    summed = [
-        Loss(f"{loss.name}, summed over the outputs", _Summed(loss), targets=loss.targets, takes="rows")
-        for loss in (BINARY_CROSS_ENTROPY, SQUARED_ERROR)
-    ]
-    found = [CROSS_ENTROPY, BINARY_CROSS_ENTROPY, summed[0], SQUARED_ERROR, summed[1]]
+    def summed(loss: Loss) -> Loss:
+        def total(outputs: Tensor, labels: Tensor) -> Tensor:
+            return outputs.shape[1] * loss.function(outputs, labels)
+
+        return Loss(f"{loss.name}, summed over the outputs", total, targets=loss.targets, takes="rows")
+
+    found = [CROSS_ENTROPY, BINARY_CROSS_ENTROPY, summed(BINARY_CROSS_ENTROPY), SQUARED_ERROR, summed(SQUARED_ERROR)]
     outputs = head.outputs.detach()
     if outputs.min() >= 0 and outputs.max() <= 1:
         bits = Loss("binary cross entropy of probabilities", F.binary_cross_entropy, targets="bits", takes="rows")
         found.insert(0, bits)
     return found
-
-
-class _Summed:
-    """A mean loss times the number of outputs, which is their sum."""
-
-    def __init__(self, loss: Loss) -> None:
-        self._loss = loss
-
-    def __call__(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        return outputs.shape[1] * self._loss.function(outputs, labels)
 
 
 def _likely(loss: Loss, labels: Tensor) -> bool:
@@ -234,21 +226,17 @@ def without_adam(observation: Observation) -> Observation:
         too_long |= bool((step.abs() > 1 + error).any())
         lows[name], highs[name], signs[name] = _size(step.abs() - error), _size(step.abs() + error), step.sign()
     if too_long or longest < _SHORT:
-        return _unlike_adam(observation, longest)
+        note = (
+            f"The longest step is {longest:.2g} learning rates, but a first step of Adam is about one: another"
+            " optimizer or learning rate than was told, a defense, or a gradient of zero. The update was attacked as"
+            " it is."
+        )
+        return observation if note in observation.notes else replace(observation, notes=(*observation.notes, note))
     if observation.upload.num_examples == 1:
         for name in [name for name in lows if name.endswith(".weight") and lows[name].dim() == 2]:
             _complete(lows, highs, signs, name)
     penalty = plan.weight_decay if plan.optimizer == "adam" else 0.0
     return _of_gradient(observation, (lows, highs, signs), penalty)
-
-
-def _unlike_adam(observation: Observation, longest: float) -> Observation:
-    """Note that the longest step, in learning rates, is not Adam's."""
-    note = (
-        f"The longest step is {longest:.2g} learning rates, but a first step of Adam is about one: another optimizer or"
-        " learning rate than was told, a defense, or a gradient of zero. The update was attacked as it is."
-    )
-    return observation if note in observation.notes else replace(observation, notes=(*observation.notes, note))
 
 
 def _quotient(delta: Tensor, sent: Tensor, *, lr: float, decay: float) -> tuple[Tensor, Tensor]:
@@ -340,18 +328,14 @@ _UNIT = (0.0, 1.0)
 
 DRAWS = "The model draws at random in training; the attack computes without, since the draws are the client's secret."
 _RETURNS_MORE = "In training the model returns more than its outputs; it is attacked as in evaluation mode."
+_IN_NO_MODE = (
+    "The model draws at random in evaluation mode, too, so that gradients of guesses can't be compared; let it draw"
+    " only where self.training is set."
+)
 
 
-@dataclass(frozen=True)
-class _Passes:
-    """Reasons, by passes over the same images, why training, or any, mode can't be attacked."""
-
-    not_in_training: str = ""
-    in_no_mode: str = ""
-
-
-_passes: "WeakKeyDictionary[nn.Module, dict[object, _Passes]]" = WeakKeyDictionary()
-"""Findings by model, shape of its images, mode and batch norm."""
+_passes: "WeakKeyDictionary[nn.Module, dict[object, str]]" = WeakKeyDictionary()
+"""Reasons not to attack a mode, by model, shape of its images, mode and batch norm."""
 
 _scaled: "WeakKeyDictionary[nn.Module, dict[tuple[float, float], nn.Module]]" = WeakKeyDictionary()
 """Copies of models that take inputs in [0, 1], by the model's own range."""
@@ -371,7 +355,17 @@ class Disclosed:
 def disclosed(observations: Sequence[Observation]) -> list[Disclosed]:
     """Complete each observation by what can be inferred."""
     states: dict[tuple[int, int], ModelState] = {}
-    return [_disclosed(observation, states) for observation in observations]
+    found = []
+    for observation in observations:
+        seen = observation
+        try:
+            if search_of(observation.model).completed:
+                seen = _in_unit_range(_without_draws(_once_each(observation, states)))
+                seen = without_adam(_with_loss(seen))
+            found.append(Disclosed(seen))
+        except NotAttackableError as reason:
+            found.append(Disclosed(observation, str(reason)))
+    return found
 
 
 def restored(observation: Observation, attacked: Disclosed, found: Reconstruction) -> Reconstruction:
@@ -385,17 +379,6 @@ def restored(observation: Observation, attacked: Disclosed, found: Reconstructio
     if found.batch is not None and observation.input_range != _UNIT:
         found = replace(found, batch=replace(found.batch, inputs=low + (high - low) * found.batch.inputs))
     return found if notes == found.notes else replace(found, notes=notes)
-
-
-def _disclosed(observation: Observation, states: dict[tuple[int, int], ModelState]) -> Disclosed:
-    if not search_of(observation.model).completed:
-        return Disclosed(observation)
-    try:
-        seen = _once_each(observation, states)
-        seen = _in_unit_range(_without_draws(seen))
-        return Disclosed(without_adam(_with_loss(seen)))
-    except NotAttackableError as reason:
-        return Disclosed(observation, str(reason))
 
 
 def _once_each(observation: Observation, states: dict[tuple[int, int], ModelState]) -> Observation:
@@ -419,16 +402,11 @@ def _without_draws(observation: Observation) -> Observation:
     seen, key = _passes.setdefault(observation.model, {}), (observation.input_shape, plan.mode, plan.batch_norm)
     if key not in seen:
         seen[key] = _compared(observation)
-    if seen[key].in_no_mode:
-        raise NotAttackableError(seen[key].in_no_mode)
-    if not seen[key].not_in_training:
+    if seen[key] == _IN_NO_MODE:
+        raise NotAttackableError(_IN_NO_MODE)
+    if not seen[key]:
         return observation
-    notes = (*observation.notes, seen[key].not_in_training)
-    return replace(observation, plan=_evaluating(plan), notes=notes)
-
-
-def _evaluating(plan: LocalPlan) -> LocalPlan:
-    return replace(plan, mode="eval")
+    return replace(observation, plan=replace(plan, mode="eval"), notes=(*observation.notes, seen[key]))
 
 
 def _covers(observation: Observation) -> bool:
@@ -439,23 +417,17 @@ def _covers(observation: Observation) -> bool:
     )
 
 
-def _compared(observation: Observation) -> _Passes:
-    if observation.plan.mode == "train":
-        outputs = _two_passes(observation, observation.plan)
+def _compared(observation: Observation) -> str:
+    why, plan = "", observation.plan
+    if plan.mode == "train":
+        outputs = _two_passes(observation, plan)
         if outputs is not None and _alike(*outputs):
-            return _Passes()
-        evaluated = _two_passes(observation, _evaluating(observation.plan))
-        if evaluated is None:
-            return _Passes()  # the attack reports the reason
-        why = _RETURNS_MORE if outputs is None else DRAWS
-    else:
-        evaluated, why = _two_passes(observation, observation.plan), ""
-    if evaluated is not None and not _alike(*evaluated):
-        return _Passes(
-            in_no_mode="The model draws at random in evaluation mode, too, so that gradients of guesses can't be"
-            " compared; let it draw only where self.training is set."
-        )
-    return _Passes(not_in_training=why)
+            return ""
+        why, plan = _RETURNS_MORE if outputs is None else DRAWS, replace(plan, mode="eval")
+    evaluated = _two_passes(observation, plan)
+    if evaluated is None:  # the attack reports the reason
+        return ""
+    return why if _alike(*evaluated) else _IN_NO_MODE
 
 
 @torch.no_grad()
@@ -504,7 +476,9 @@ def _in_unit_range(observation: Observation) -> Observation:
 def _with_loss(observation: Observation) -> Observation:
     if observation.loss is not None:
         return observation
-    if not _covers(observation) or not _fits(observation.upload.tensors, observation.sent.parameters):
+    sent = observation.sent.parameters
+    fits = all(name in sent and sent[name].shape == value.shape for name, value in observation.upload.tensors.items())
+    if not fits or not _covers(observation):
         return observation
     values = next(iter(observation.assumed().parameters.values()))
     model = frozen_copy(
@@ -517,7 +491,3 @@ def _with_loss(observation: Observation) -> Observation:
             raise
         loss, sentence = CROSS_ENTROPY, ASSUMED  # the gradient depends on the draws
     return replace(observation, loss=loss, notes=(*observation.notes, *((sentence,) if sentence else ())))
-
-
-def _fits(update: Tensors, sent: Tensors) -> bool:
-    return all(name in sent and sent[name].shape == value.shape for name, value in update.items())

@@ -16,7 +16,7 @@ from fl_privacy.models.losses import CROSS_ENTROPY, Loss, is_plain
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Observation, Tensors
 
-OutputNames = tuple[str, str | None]
+OutputLayer = tuple[str, str | None]
 """Names of the weight (K, F) and the bias (K,) of a model's last linear layer."""
 
 _FITS = 1e-3
@@ -114,7 +114,7 @@ class SingleExample:
 
     @classmethod
     def of(
-        cls, model: nn.Module, shape: tuple[int, ...], layer: OutputNames, gradient: Tensors
+        cls, model: nn.Module, shape: tuple[int, ...], layer: OutputLayer, gradient: Tensors
     ) -> "SingleExample | None":
         """Build it from the unscaled ``gradient``; ``None`` if that is incomplete or not of one example.
 
@@ -135,7 +135,7 @@ class SingleExample:
 
 
 def counted_labels(
-    model: nn.Module, loss: Loss, shape: tuple[int, ...], layer: OutputNames, *, evidence: Tensor, size: int
+    model: nn.Module, loss: Loss, shape: tuple[int, ...], layer: OutputLayer, *, evidence: Tensor, size: int
 ) -> Tensor:
     """Find labels (B,), sorted, whose summed slopes point in the direction of ``evidence`` (K,).
 
@@ -158,7 +158,7 @@ def _best_addition(each: Tensor, labels: Sequence[int], evidence: Tensor) -> int
     return int(F.cosine_similarity(total, evidence[None], dim=1, eps=1e-30).argmax())
 
 
-def _slopes_by_class(model: nn.Module, loss: Loss, shape: tuple[int, ...], layer: OutputNames) -> Tensor:
+def _slopes_by_class(model: nn.Module, loss: Loss, shape: tuple[int, ...], layer: OutputLayer) -> Tensor:
     """Return mean slopes (K, K) of an example of each class, in a common unit."""
     like = next(model.parameters())
     noise = torch.rand((2 * _TRIALS, *shape), generator=torch.Generator().manual_seed(0)).to(like)
@@ -171,10 +171,6 @@ def _slopes_by_class(model: nn.Module, loss: Loss, shape: tuple[int, ...], layer
         own, first = slopes[:_TRIALS].mean(0), slopes[_TRIALS:].mean(0)
         found.append(own / first.norm().clamp_min(torch.finfo(like.dtype).tiny))  # a batch may normalize its weights
     return torch.stack(found)
-
-
-OutputLayer = tuple[str, str | None]
-"""Names of the weight (K, F) and the bias (K,) of a model's last linear layer."""
 
 
 def usual_outputs(
@@ -301,7 +297,7 @@ def choose_labels(
     return found, "inferred"
 
 
-def output_layer(model: nn.Module, num_classes: int) -> tuple[str, str | None] | None:
+def output_layer(model: nn.Module, num_classes: int) -> OutputLayer | None:
     """Return the names of weight (K, F) and bias (K,) of the last linear layer with K outputs.
 
     A weight computed from other parameters, as by a spectral norm, has a name without a gradient.
@@ -319,7 +315,7 @@ def output_layer(model: nn.Module, num_classes: int) -> tuple[str, str | None] |
     return first.get(id(weight), f"{prefix}weight"), first.get(id(bias), f"{prefix}bias")
 
 
-def logit_layer(model: nn.Module, num_classes: int) -> tuple[str, str | None] | None:
+def logit_layer(model: nn.Module, num_classes: int) -> OutputLayer | None:
     """Return the names of weight (1, F) and bias (1,) of a last linear layer with one output, as before a sigmoid.
 
     It is the second of two logits of which the first is 0.
@@ -329,7 +325,7 @@ def logit_layer(model: nn.Module, num_classes: int) -> tuple[str, str | None] | 
 
 
 def _labels_of(
-    observation: Observation, model: nn.Module, layer: tuple[str, str | None], gradient: Tensors, policy: LabelPolicy
+    observation: Observation, model: nn.Module, layer: OutputLayer, gradient: Tensors, policy: LabelPolicy
 ) -> tuple[Tensor | None, str]:
     """Find labels under other losses than plain cross entropy: solved for, counted, or optimized."""
     loss, size, shape = observation.loss or CROSS_ENTROPY, observation.upload.num_examples, observation.input_shape
@@ -373,7 +369,7 @@ def nearest_counts(expected: Tensor, total: int, number: int) -> list[Tensor]:
     return [classes.repeat_interleave(counts.long()) for counts in found]
 
 
-def single_label(gradient: Tensors, layer: tuple[str, str | None]) -> Tensor | None:
+def single_label(gradient: Tensors, layer: OutputLayer) -> Tensor | None:
     """Infer the label (1,) of a single example; ``None`` if the output layer's gradient was withheld.
 
     It is the least entry of the bias gradient ``p - y``, or of the weight's row sums (iDLG, Zhao et al. 2020, Eq. 4).
@@ -383,7 +379,7 @@ def single_label(gradient: Tensors, layer: tuple[str, str | None]) -> Tensor | N
 
 
 def infer_labels(
-    gradient: Tensors, layer: tuple[str, str | None], batch_size: int, probabilities: Tensor, features: Tensor
+    gradient: Tensors, layer: OutputLayer, batch_size: int, probabilities: Tensor, features: Tensor
 ) -> Tensor | None:
     """Infer the labels of a batch, sorted; ``None`` if the output layer's gradient was withheld.
 
@@ -398,7 +394,7 @@ def infer_labels(
 
 
 def expected_counts(
-    gradient: Tensors, layer: tuple[str, str | None], batch_size: int, probabilities: Tensor, features: Tensor
+    gradient: Tensors, layer: OutputLayer, batch_size: int, probabilities: Tensor, features: Tensor
 ) -> Tensor | None:
     """Estimate the counts (K,) of the classes before rounding; see :func:`infer_labels`."""
     evidence = _evidence(gradient, layer)
@@ -409,7 +405,7 @@ def expected_counts(
     return batch_size * (probabilities - evidence)
 
 
-def _evidence(gradient: Tensors, layer: tuple[str, str | None]) -> Tensor | None:
+def _evidence(gradient: Tensors, layer: OutputLayer) -> Tensor | None:
     """Return the bias gradient (K,), or the row sums of the weight's; ``None`` if both were withheld."""
     weight, bias = layer
     if bias is not None and bias in gradient:

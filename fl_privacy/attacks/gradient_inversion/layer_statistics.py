@@ -346,11 +346,9 @@ def weighted_distance(
     """
     observed = [torch.cat([targets[name].value for name in formed], 1)] if formed else []
     joined = [torch.cat([gradient.reshape(len(gradient), -1) for gradient in formed.values()], 1)] if formed else []
-    sizes = [targets[name].size for name in formed]
+    spread = [[joined[0].new_full((targets[name].size,), weights[name][k]) for name in formed] for k in (0, 1)]
     plan = _Plan(
-        elementwise=[_spread([weights[name][k] for name in formed], sizes, joined[0]) for k in (0, 1)]
-        if formed
-        else (),
+        elementwise=[torch.cat(each) for each in spread] if formed else (),
         products=[weights[name] for name in factored],
         observed=[*observed, *(targets[name].value for name in factored)],
     )
@@ -423,7 +421,3 @@ def _products(
             torch.bmm(right, slope.mT, out=slopes[0][few])
             torch.bmm(left, slope, out=slopes[1][few])
     return slopes
-
-
-def _spread(weights: Sequence[float], sizes: Sequence[int], like: Tensor) -> Tensor:
-    return torch.cat([like.new_full((size,), weight) for weight, size in zip(weights, sizes, strict=True)])

@@ -141,8 +141,15 @@ def prepare_round(settings: Settings, group: Group, *, device: torch.device, dty
     )
     linear = [path for path, module in model.named_modules() if isinstance(module, nn.Linear)]
     learnable = [f"{path}.weight" for path in linear if f"{path}.weight" in names]
-    circumstances = _circumstances(
-        settings, first, names, unrolls=unrolls, learnable=learnable if isinstance(gradients, Layered) else []
+    pixels = settings.source is None and modality_of(first.model).pixels
+    circumstances = circumstances_of(
+        first,
+        unrolls=unrolls,
+        scales=settings.objective.elementwise,
+        complete=set(names) == set(first.sent.parameters),
+        smooths=not pixels or any(isinstance(prior, TotalVariation) for prior in settings.priors),
+        pixels=pixels,
+        learnable=learnable if isinstance(gradients, Layered) else [],
     )
     known = KnownDefense.of(first, circumstances)
     unknowns = None
@@ -215,20 +222,27 @@ def _unrolled(victim_model: VictimModel, trial: torch.Tensor) -> Unrolled:
     return unrolled
 
 
-def _circumstances(
-    settings: Settings, first: Observation, names: Collection[str], *, unrolls: bool, learnable: Sequence[str]
+def circumstances_of(
+    first: Observation,
+    *,
+    unrolls: bool,
+    scales: bool,
+    complete: bool,
+    smooths: bool,
+    pixels: bool,
+    learnable: Sequence[str],
 ) -> Circumstances:
+    """Describe an attack on the group of ``first`` to the countermeasures."""
     layer = output_layer(first.model, first.num_classes)
-    pixels = settings.source is None and modality_of(first.model).pixels
     return Circumstances(
         head=layer[0] if layer else None,
         batch_size=first.upload.num_examples,
         plan=first.plan,
         unrolls=unrolls,
         matched_per_uploaded=matched_per_uploaded(first.plan, first.upload.num_examples, unrolls=unrolls),
-        scales=settings.objective.elementwise,
-        complete=set(names) == set(first.sent.parameters),
-        smooths=not pixels or any(isinstance(prior, TotalVariation) for prior in settings.priors),
+        scales=scales,
+        complete=complete,
+        smooths=smooths,
         pixels=pixels,
         learnable=learnable,
     )

@@ -74,7 +74,11 @@ class RoundUpdates:
         """
         joined = None if by_layer else self.small
         if not self.factors:
-            gradients = self._gradients(images, labels, hidden)
+            if hidden is None:
+                gradients = self.gradients(images, labels)
+            else:
+                assert isinstance(self.gradients, Layered)
+                gradients = self.gradients(images, labels, hidden)
             gradients = self.clip(gradients) if self.clip else gradients
             return self._explicit(gradients, joined)
         assert isinstance(self.gradients, Layered)
@@ -100,12 +104,6 @@ class RoundUpdates:
             return found
         whole = Explicit(torch.cat([gradients[name].reshape(len(gradients[name]), -1) for name in names], 1), target)
         return {names[0]: whole, **{name: own for name, own in found.items() if name not in names}}
-
-    def _gradients(self, images: Tensor, labels: Tensor, hidden: Tensor | None) -> Tensors:
-        if hidden is None:
-            return self.gradients(images, labels)
-        assert isinstance(self.gradients, Layered)
-        return self.gradients(images, labels, hidden)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "RoundUpdates":
         return RoundUpdates(

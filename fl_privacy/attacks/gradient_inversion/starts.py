@@ -209,7 +209,7 @@ Shape = Sequence[int]
 
 
 class ImageSource(Protocol):
-    """Turns variables (V, n) and fixed values (V, m) into images.
+    """Turns variables (V, n) and fixed values (V, m) into images, by default in one stage without a penalty.
 
     A victim's first values are drawn on the CPU, from its stream alone.
     """
@@ -232,18 +232,19 @@ class ImageSource(Protocol):
 
     def penalty(self, variables: Tensor, shape: Shape) -> Tensor:
         """Return the weighted penalty (V,) of unlikely variables."""
-        ...
+        return variables.new_zeros(len(variables))
 
     def confined(self, variables: Tensor, held: Tensor, shape: Shape) -> Tensor:
         """Bring ``variables`` back to their range after an iteration."""
-        ...
+        return variables
 
     def following(self, variables: Tensor, held: Tensor, labels: Tensor, shape: Shape) -> "NextSource | None":
         """Return the source of the next stage; ``None`` at the end."""
-        ...
+        return None
 
     @property
-    def stages(self) -> int: ...
+    def stages(self) -> int:
+        return 1
 
     def provenance(self, image: Sequence[int]) -> Provenance | None:
         """Return its training data, for images (C, H, W), or ``None``.
@@ -251,7 +252,7 @@ class ImageSource(Protocol):
         Raises:
             UserError: there is no such source for these images.
         """
-        ...
+        return None
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,13 +8,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
-from fl_privacy.attacks.gradient_inversion.starts import Blank, NextSource, Shape
+from fl_privacy.attacks.gradient_inversion.starts import Blank, ImageSource, Shape
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient
 from fl_privacy.errors import UserError
 from fl_privacy.models.gradients import frozen_copy
 from fl_privacy.models.gradients.hooks import leaving
 from fl_privacy.models.losses import CROSS_ENTROPY
-from fl_privacy.models.pretrained.generator import Provenance
 from fl_privacy.types import Observation
 from fl_privacy.types.schema import Schema
 
@@ -148,7 +147,7 @@ _FAR = -1e9
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class TableRows:
+class TableRows(ImageSource):
     """Rows (V, B, F) from free variables: a softmax over each column's categories, and bounded numbers.
 
     Attributes:
@@ -162,7 +161,6 @@ class TableRows:
     bounded: bool = True
     counted: bool = True
     spread: float = 1.0
-    stages: int = 1
 
     def size(self, shape: Shape) -> int:
         return int(torch.Size(shape).numel())
@@ -231,18 +229,6 @@ class TableRows:
             limited = low + (high - low) * own.sigmoid()
             own = torch.where((low + high).isfinite(), limited, own)
         return standard.index_copy(-1, numbers, own)
-
-    def penalty(self, variables: Tensor, shape: Shape) -> Tensor:
-        return variables.new_zeros(len(variables))
-
-    def confined(self, variables: Tensor, held: Tensor, shape: Shape) -> Tensor:
-        return variables
-
-    def following(self, variables: Tensor, held: Tensor, labels: Tensor, shape: Shape) -> NextSource | None:
-        return None
-
-    def provenance(self, image: Sequence[int]) -> Provenance | None:
-        return None
 
 
 def costs(schema: Schema, cells: Tensor, others: Tensor) -> Tensor:
