@@ -118,7 +118,11 @@ def takes(options: type, *, depending: Collection[str] = ()) -> Callable[[Callab
         signature, published = inspect.signature(preset), preset()  # type: ignore[call-arg]
 
         def value(option: str) -> object:
-            return None if option in depending else _value(published, option)
+            if option in depending:
+                return None
+            if option == "start":
+                return next(name for name, start in STARTS.items() if start == published.start)
+            return "pixels" if option == "space" else getattr(published, option, None)
 
         own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
         shared = [
@@ -129,11 +133,3 @@ def takes(options: type, *, depending: Collection[str] = ()) -> Callable[[Callab
         return preset
 
     return named
-
-
-def _value(published: GradientInversion | ModelInversion, option: str) -> object:
-    if option == "start":
-        return next(name for name, start in STARTS.items() if start == published.start)
-    if option == "space":
-        return "pixels"
-    return getattr(published, option) if option in {field.name for field in fields(published)} else None

@@ -47,24 +47,12 @@ _OUTSIDE, _MISFIT, _UNLIKELY = 1.0, 50.0, 0.02
 """Weights of pixels outside of [0, 1], of the features' misfit and of the prior, in the comparison of starts."""
 
 
-def _identity(values: Tensor) -> Tensor:
-    return values
-
-
-def _undo_tanh(values: Tensor) -> Tensor:
-    return torch.atanh(values.clamp(-0.9993, 0.9993))
-
-
-def _undo_sigmoid(values: Tensor) -> Tensor:
-    return torch.logit(values.clamp(0.0005, 0.9995))
-
-
 UNDONE: Mapping[type[nn.Module], Callable[[Tensor], Tensor]] = {
-    nn.Tanh: _undo_tanh,
-    nn.Sigmoid: _undo_sigmoid,
-    nn.Identity: _identity,
-    nn.ReLU: _identity,
-    nn.LeakyReLU: _identity,
+    nn.Tanh: lambda values: torch.atanh(values.clamp(-0.9993, 0.9993)),
+    nn.Sigmoid: lambda values: torch.logit(values.clamp(0.0005, 0.9995)),
+    nn.Identity: lambda values: values,
+    nn.ReLU: lambda values: values,
+    nn.LeakyReLU: lambda values: values,
 }
 """Inverses of activations; those of a ReLU only where it is active, elsewhere its input was at most 0."""
 
@@ -279,15 +267,12 @@ class BlindDeconvolution:
         starts = [means, means + spread, means - spread]
         images, classes = known.public_images, known.public_labels
         assert images is not None
+        every = torch.arange(len(images))
+        of_class = [every if classes is None else every[(classes == int(label)).cpu()] for label in labels]
         for number in range(self.starts):
-            picked = [_of_class(classes, int(label), number, len(images)) for label in labels]
+            picked = [int(own[number % len(own)]) if len(own) else number % len(every) for own in of_class]
             starts.append(images[picked].flatten(1).to(means))
         return torch.stack(starts, 1)
-
-
-def _of_class(classes: Tensor | None, label: int, number: int, total: int) -> int:
-    places = torch.arange(total) if classes is None else (classes == label).nonzero().flatten()
-    return int(places[number % len(places)]) if len(places) else number % total
 
 
 def _has_prior(first: Observation) -> bool:

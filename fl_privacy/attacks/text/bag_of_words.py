@@ -10,10 +10,9 @@ from fl_privacy.attacks.attack import Progress, Report, no_progress
 from fl_privacy.attacks.exact.certificate import model_as_sent
 from fl_privacy.attacks.gradient_inversion.grouping import Group, Groups, failed
 from fl_privacy.attacks.gradient_inversion.targets import matched_per_uploaded
-from fl_privacy.attacks.text.entrances import entrances_of, views_of
 from fl_privacy.attacks.text.explanation import next_tokens
 from fl_privacy.attacks.text.token_candidates import Lengths, readable_model
-from fl_privacy.attacks.text.token_evidence import EvidenceCandidates, Pairs, found_pairs
+from fl_privacy.attacks.text.token_evidence import EvidenceCandidates, Pairs, entrances_of, found_pairs, views_of
 from fl_privacy.attacks.text.word_evidence import (
     Expected,
     FoundWords,
@@ -93,8 +92,9 @@ def _placed(pairs: Pairs | None, lengths: Lengths) -> Placed | str:
             f"None of {pairs.candidates:,} pairs of token and position has more of itself in {views} directions than"
             " chance gives."
         )
+    expected = "fewer than 0.01" if pairs.expected_false < 0.01 else f"up to {pairs.expected_false:.2g}"
     note = (
-        f"{pairs.candidates:,} pairs of token and position were compared; {_in_words(pairs.expected_false)} of the"
+        f"{pairs.candidates:,} pairs of token and position were compared; {expected} of the"
         f" {len(pairs.tokens)} tokens named are expected to be false by chance"
         f"{f', and {pairs.alike} may be named for no more than being like others of them' * bool(pairs.alike)}."
     )
@@ -118,10 +118,6 @@ def _length(evidence: Tensor, lengths: Lengths) -> int:
     own = (evidence >= _NEAR * evidence.amax(1, keepdim=True)) & (evidence >= evidence.amax(0))
     places = own.any(0).nonzero().flatten()
     return int(places[-1]) + 1 if len(places) else evidence.shape[1]
-
-
-def _in_words(expected: float) -> str:
-    return "fewer than 0.01" if expected < 0.01 else f"up to {expected:.2g}"
 
 
 _USUAL = 0.5

@@ -1,6 +1,7 @@
 """Reconstruct texts from an update without any descent, and prove them if possible (DAGER)."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -34,7 +35,7 @@ from fl_privacy.attacks.text.token_candidates import (
 from fl_privacy.checks import number, whole
 from fl_privacy.models import TextModel
 from fl_privacy.models.gradients import frozen_copy
-from fl_privacy.types import Batch, Certainty, Observation, Reconstruction, Tensors
+from fl_privacy.types import Batch, Certainty, Observation, Reconstruction
 
 _AT_ONCE = 256
 _MOST_PREFIXES = 4096
@@ -79,7 +80,8 @@ def grow_prefixes(model: TextModel, span: Span, candidates: Candidates, *, toler
             apart = torch.cat(
                 [span.distance(entering_block(model, part, 1)[:, -1]) for part in torch.split(longer, _AT_ONCE)]
             )
-        within = _within(apart, within, tolerance)
+        if len(apart) and float(apart.max()) >= _TOLD_APART * max(float(apart.min()), _ROUNDED):
+            within = min(within, tolerance * float(apart.max()))  # as a share of the distance of wrong ones
         kept = apart < within
         nearest_given_up = min(nearest_given_up, float(apart[~kept].min()) if bool((~kept).any()) else 1.0)
         if position:
@@ -97,13 +99,6 @@ def grow_prefixes(model: TextModel, span: Span, candidates: Candidates, *, toler
     clear = complete and 0 < number <= texts and nearest_given_up > CLEAR * max(far for _, far, _ in finished)
     worst = max((score for score, _, _ in finished), default=1.0)
     return Grown([prefix for _, _, prefix in finished], worst, clear)
-
-
-def _within(apart: Tensor, before: float, tolerance: float) -> float:
-    """Return the largest distance of a right prefix: ``tolerance`` times that of wrong ones."""
-    if not len(apart) or float(apart.max()) < _TOLD_APART * max(float(apart.min()), _ROUNDED):
-        return before
-    return min(before, tolerance * float(apart.max()))
 
 
 _FULL = 0.9
@@ -239,7 +234,8 @@ class Dager:
             )
         second = span_of(model, gradient, 1)
         full = second.rank >= _FULL * rank and second.rank < second.width
-        full = full and not _one_query_each(model, gradient, lengths.number)
+        with suppress(NotAttackableError):  # the queries' gradient may be withheld
+            full = full and span_of(model, gradient, 1, queries=True).rank > lengths.number
         if model.causal and full:
             grown = grow_prefixes(model, second, candidates, tolerance=self.tolerance, texts=lengths.number)
             return _Read(grown.texts, grown.apart, grown.clear and candidates.hold(grown.texts), rank)
@@ -271,10 +267,3 @@ class Dager:
         tokens = [text.tokens for text in found]
         clear = len(found) > 0 and all(text.clear for text in found) and worst < self.tolerance / CLEAR
         return _Read(tokens, worst, clear and candidates.hold(tokens), rank)
-
-
-def _one_query_each(model: TextModel, gradient: Tensors, texts: int) -> bool:
-    try:
-        return span_of(model, gradient, 1, queries=True).rank <= texts
-    except NotAttackableError:  # the queries' gradient was withheld
-        return False

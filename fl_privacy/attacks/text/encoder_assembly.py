@@ -146,7 +146,11 @@ def narrowed(assembly: Assembly, lengths: Lengths, rng: torch.Generator) -> Asse
     reached = [max(1, lengths.reaching(p)) for p in range(len(tokens))]
     for _ in range(_NARROWINGS):
         drawn = _TRIED * max(len(at) for at in tokens)
-        picked = [_dealt(len(at), drawn, rng) for at in tokens]
+        passes = [range(-(-drawn // len(at))) for at in tokens]  # each token equally often, up to one
+        orders = [
+            [torch.randperm(len(at), generator=rng) for _ in some] for at, some in zip(tokens, passes, strict=True)
+        ]
+        picked = [torch.cat(own)[:drawn] for own in orders]
         texts = torch.stack([at[chosen] for at, chosen in zip(tokens, picked, strict=True)], 1)
         parts = [
             assembly.span.distance(entering_block(assembly.model, part, 1)) for part in torch.split(texts, _AT_ONCE)
@@ -159,12 +163,6 @@ def narrowed(assembly: Assembly, lengths: Lengths, rng: torch.Generator) -> Asse
             kept = max(_SPARE * reached[position], (len(at) + 1) // 2)
             tokens[position] = at[best.argsort()[:kept]]
     return replace(assembly, candidates=replace(assembly.candidates, tokens=tokens))
-
-
-def _dealt(number: int, drawn: int, rng: torch.Generator) -> Tensor:
-    """Draw indices (drawn,) below ``number``, each equally often up to one."""
-    passes = -(-drawn // number)
-    return torch.cat([torch.randperm(number, generator=rng) for _ in range(passes)])[:drawn]
 
 
 def assemble(
@@ -213,8 +211,11 @@ def _searched(
     explained = {pair for text in sure for pair in enumerate(text.tokens.tolist())}
     likely = _likely(assembly.candidates, length, explained)
     position = max(range(length), key=lambda p: len(likely[p]))
-    starts = torch.stack([_start(likely, position, t, rng) for t in likely[position] for _ in range(each)])
-    descended = assembly.descend(starts, position)
+    starts = []
+    for token in likely[position].repeat_interleave(each):
+        drawn = [at[int(torch.randint(len(at), (1,), generator=rng))] for at in likely]
+        starts.append(torch.stack([*drawn[:position], token, *drawn[position + 1 :]]))
+    descended = assembly.descend(torch.stack(starts), position)
     nearest = sorted(descended, key=lambda text: text.residual)
     stuck = list({tuple(text.tokens.tolist()): text.tokens for text in nearest}.values())[:_STUCK]
     if each > 1 and all(text.residual >= tolerance / CLEAR for text in descended):
@@ -229,13 +230,6 @@ def _likely(candidates: Candidates, length: int, explained: set[tuple[int, int]]
         left = [token for token in at.tolist() if (position, token) not in explained]
         found.append(at.new_tensor(left) if left else at)
     return found
-
-
-def _start(likely: list[Tensor], position: int, token: Tensor, rng: torch.Generator) -> Tensor:
-    """Draw a text (L,) of random tokens, with ``token`` at ``position``."""
-    drawn = [at[int(torch.randint(len(at), (1,), generator=rng))] for at in likely]
-    drawn[position] = token
-    return torch.stack(drawn)
 
 
 def _chosen(texts: list[Assembled], lengths: Lengths, *, repeated: bool = True) -> list[Assembled]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -155,7 +156,11 @@ class Peeling:
         few = replace(assembly, candidates=replace(assembly.candidates, tokens=guess.tokens))
         found: list[Assembled] = []
         for attempt in range(_ATTEMPTS):
-            again = [self._refilled(guess, number) for number in range(len(guess.texts))]
+            again = [text.clone() for text in guess.texts]
+            for text, held in zip(again, guess.held, strict=True):
+                for position in (~held).nonzero().flatten().tolist():
+                    choices = guess.tokens[position]
+                    text[position] = choices[torch.randint(len(choices), (1,), generator=self.rng)]
             starts = again if attempt else guess.texts
             for length in lengths.possible:
                 fitting = [
@@ -173,13 +178,6 @@ class Peeling:
                 return nearer
         return []
 
-    def _refilled(self, guess: GuessedTexts, number: int) -> Tensor:
-        text = guess.texts[number].clone()
-        for position in (~guess.held[number]).nonzero().flatten().tolist():
-            choices = guess.tokens[position]
-            text[position] = choices[torch.randint(len(choices), (1,), generator=self.rng)]
-        return text
-
     def _without(self, left: Peeled, text: Tensor) -> Peeled:
         """Subtract ``text`` and its copies, unless no word of it shows or no text of its length is left.
 
@@ -188,7 +186,11 @@ class Peeling:
         seen = self._attended(left, left.gradient) if left.lengths.hold(len(text)) else None
         if seen is None:
             return left
-        gradients = [self._gradient(text, label) for label in range(self.model(text[None]).shape[1])]
+        state = ModelState(dict(self.model.named_parameters()), dict(self.model.named_buffers()))
+        options: dict[str, Any] = {"loss_scale": self.loss_scale, "loss_function": F.cross_entropy}
+        labels = torch.arange(self.model(text[None]).shape[1], device=text.device)[:, None]
+        batches = [Batch(text[None], label) for label in labels]
+        gradients = [loss_gradients(self.model, state, batch, **options).gradients for batch in batches]
         parts = [self._attended(left, gradient) for gradient in gradients]
         own = torch.stack([part for part in parts if part is not None]).flatten(2).movedim(0, 2)  # (V, 2 d, K)
         aim = seen.flatten(1)[..., None]
@@ -208,13 +210,6 @@ class Peeling:
         """Return the parts (V, 2, d) of the words left; ``None`` if they can't be split."""
         parts = parts_of(self.model, gradient, left.words, left.lengths.longest)
         return None if parts is None else parts.attended
-
-    def _gradient(self, text: Tensor, label: int) -> Tensors:
-        state = ModelState(dict(self.model.named_parameters()), dict(self.model.named_buffers()))
-        batch = Batch(text[None], torch.tensor([label], device=text.device))
-        return loss_gradients(
-            self.model, state, batch, loss_scale=self.loss_scale, loss_function=F.cross_entropy
-        ).gradients
 
     @property
     def _device(self) -> torch.device:

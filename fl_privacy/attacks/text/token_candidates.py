@@ -93,10 +93,15 @@ class _EnteredError(Exception):
     """Ends a forward pass early."""
 
 
-@torch.no_grad()
 def entering_block(model: TextModel, inputs: Tensor, block: int) -> Tensor:
     """Return the inputs (B, L, d) of the attention of ``block`` for ``inputs``."""
-    names, length = [name.rpartition(".")[0] for name in model.attention_weights[block]], inputs.shape[1]
+    return entering_layers(model, inputs, [name.rpartition(".")[0] for name in model.attention_weights[block]])
+
+
+@torch.no_grad()
+def entering_layers(model: TextModel, inputs: Tensor, names: Sequence[str]) -> Tensor:
+    """Return the inputs (B, L, d) of the first of the layers ``names`` that is called for ``inputs``."""
+    length = inputs.shape[1]
 
     def stop(states: Tensor) -> Tensor:
         if states.shape[1] == length:  # in a last block the first token alone may have a query
@@ -245,7 +250,9 @@ def find_candidates(model: TextModel, span: Span, *, tokens: Tensor, lengths: Le
         lengths: texts' lengths; if given, and too few tokens are in the span, the nearest are taken.
         tolerance: largest distance of a pair from the span, relative to a random vector's.
     """
-    table = _distances(model, span, tokens, lengths.longest)
+    few = torch.split(tokens, max(1, _AT_ONCE // (lengths.longest * span.width)))
+    each = (entering_block(model, some[:, None].expand(-1, lengths.longest), 0) for some in few)
+    table = torch.cat([span.distance(states) for states in each])
     found, distances, nearest_other, doubt = [], [], 1.0, False
     for position in range(lengths.longest):
         reached = lengths.reaching(position)
@@ -267,10 +274,3 @@ def find_candidates(model: TextModel, span: Span, *, tokens: Tensor, lengths: Le
         found, distances = found[:end], distances[:end]
     farthest = max((float(d.max()) for d in distances if len(d)), default=1.0)
     return Candidates(found, distances, not doubt and nearest_other > CLEAR * farthest, nearest_other)
-
-
-def _distances(model: TextModel, span: Span, tokens: Tensor, longest: int) -> Tensor:
-    parts = []
-    for some in torch.split(tokens, max(1, _AT_ONCE // (longest * span.width))):
-        parts.append(span.distance(entering_block(model, some[:, None].expand(-1, longest), 0)))
-    return torch.cat(parts)

@@ -66,20 +66,18 @@ def simulated(
     classes = _classes(model, labels)
     tokens = _drawn(model, length, public, _TEXTS * len(classes), rng).to(model.words.weight.device)
     slopes = _slopes(model, tokens, classes.repeat_interleave(_TEXTS))
-    usual = _usual_positions(slopes)
-    slopes = slopes[:, usual]
+    each = slopes.square().sum(-1).mean(0)
+    slopes = slopes[:, (each <= _UNUSUAL * each.median()).nonzero().flatten()]  # without a classified position
     energy, number = float(slopes.square().sum(-1).mean()), slopes.shape[1]
     together = float(slopes.sum(1).square().sum(-1).mean()) / number
     common = (together / energy - 1) / (number - 1) if energy and number > 1 else 0.0
     each = slopes.reshape(len(classes), -1, slopes.shape[-1])
     parts = each if texts == 1 else each.reshape(1, -1, slopes.shape[-1])
-    return Expected((*map(_fitted, parts), _without_direction(energy, parts)), energy, min(1.0, max(0.0, common)))
-
-
-def _usual_positions(slopes: Tensor) -> Tensor:
-    """Return the positions of a text (n, L, d) with usual energy, which leaves out a classified one."""
-    energy = slopes.square().sum(-1).mean(0)
-    return (energy <= _UNUSUAL * energy.median()).nonzero().flatten()
+    # an isotropic model, for optimizers that keep signs alone and for wrong simulations
+    width = parts.shape[-1]
+    eye = torch.eye(width, dtype=parts.dtype, device=parts.device)
+    isotropic = WordModel(parts.new_zeros(width), parts.new_full((width,), energy / width), eye)
+    return Expected((*map(_fitted, parts), isotropic), energy, min(1.0, max(0.0, common)))
 
 
 def _classes(model: TextModel, labels: Tensor | None) -> Tensor:
@@ -121,13 +119,6 @@ def _fitted(rows: Tensor) -> WordModel:
     kept = directions[: min(_DIRECTIONS, int((values > 1e-4 * values[0]).sum()) or 1)].T
     spread = ((rows - center) @ kept).square().mean(0)
     return WordModel(center @ kept, spread.clamp_min(1e-12 * float(values[0]) ** 2 / len(rows)), kept)
-
-
-def _without_direction(energy: float, like: Tensor) -> WordModel:
-    """Build an isotropic model, for optimizers that keep signs alone and for wrong simulations."""
-    width = like.shape[-1]
-    eye = torch.eye(width, dtype=like.dtype, device=like.device)
-    return WordModel(like.new_zeros(width), like.new_full((width,), energy / width), eye)
 
 
 _MOST = 8
@@ -355,7 +346,10 @@ def found_words(
     energy = values.square().sum(1)
     if expected is None or is_exact(rows, most, told_noise):
         return _exactly(untouched, energy)
-    variance = _variance(energy, values.shape[1], ~untouched)
+    width, typical = values.shape[1], float(energy.median())
+    variance = typical / width / (1 - 2 / (9 * width)) ** 3
+    if typical == 0:  # most were dropped; those kept are mostly noise
+        variance = 0.0 if bool(untouched.all()) else float(energy[~untouched].median()) / width
     if told_noise:
         variance = min(variance, told_noise**2)
     if variance == 0:
@@ -398,14 +392,6 @@ def is_exact(rows: WordRows, most: int, told_noise: float | None) -> bool:
     """Return ``True`` if most of the first victim's rows are of absent tokens, and few enough are touched."""
     touched = int((~rows.untouched[0]).sum())
     return 2 * touched < rows.untouched.shape[1] and touched <= most and not told_noise
-
-
-def _variance(energy: Tensor, width: int, touched: Tensor) -> float:
-    """Estimate the variance of an element of the noise by the median row."""
-    typical = float(energy.median())
-    if typical == 0:  # most were dropped; those kept are mostly noise
-        return float(energy[touched].median()) / width if bool(touched.any()) else 0.0
-    return typical / width / (1 - 2 / (9 * width)) ** 3
 
 
 @dataclass(frozen=True, eq=False)
