@@ -7,8 +7,6 @@ from fl_privacy.checks.packages import on_demand
 if TYPE_CHECKING:
     from fl_privacy.attacks._refiner_aware import (
         refiner_aware as refiner_aware,
-    )
-    from fl_privacy.attacks._refiner_solved import (
         refiner_solved as refiner_solved,
     )
     from fl_privacy.attacks.attack import (

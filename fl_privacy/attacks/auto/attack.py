@@ -8,14 +8,15 @@ from typing import Literal
 
 from fl_privacy.attacks.attack import Progress, Report, no_progress, part_of, seconds_left, within
 from fl_privacy.attacks.auto import stages
-from fl_privacy.attacks.auto.budget import EVALUATIONS, SOLVED, Budget, expect_budget
+from fl_privacy.attacks.auto.budget import EVALUATIONS, SOLVED, Budget
 from fl_privacy.attacks.auto.stages import Search, Stage
 from fl_privacy.attacks.auto.tables import TableMembers
 from fl_privacy.attacks.auto.texts import TextMembers
 from fl_privacy.attacks.gradient_inversion.evident_defense import seen_through
 from fl_privacy.attacks.gradient_inversion.grouping import Group, Groups, failed
 from fl_privacy.attacks.gradient_inversion.targets import NotAttackableError
-from fl_privacy.checks import one_of, whole
+from fl_privacy.checks import number, one_of, whole
+from fl_privacy.errors import UserError
 from fl_privacy.types import Observation, Reconstruction
 from fl_privacy.types.modality import ROWS, TEXTS, Modality, modality_of
 
@@ -78,7 +79,15 @@ class AutoAttack:
     most_victims: int | None = None
 
     def __post_init__(self) -> None:
-        expect_budget(self.budget, self.evaluations)
+        if not isinstance(self.budget, str):
+            number("attack.budget", self.budget, above=0, example=30)
+        elif self.budget not in EVALUATIONS:
+            raise UserError(
+                f"attack.budget is expected to be {', '.join(EVALUATIONS)} or seconds a victim,"
+                f" but got {self.budget!r}."
+            )
+        if self.evaluations is not None:
+            whole("attack.evaluations", self.evaluations, at_least=1, example=EVALUATIONS["standard"])
         one_of("attack.dtype", self.dtype, ("float32", "float64"))
         if self.most_victims is not None:
             whole("attack.most_victims", self.most_victims, at_least=1, example=64)

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fl_privacy.attacks.attack import seconds_left
-from fl_privacy.checks import number, whole
-from fl_privacy.errors import UserError
 
 logger = logging.getLogger(__name__)
 
@@ -54,23 +52,6 @@ class Rung:
     attempts: int
     evaluations: int
     stages: int = 1
-
-
-def expect_budget(budget: object, evaluations: int | None) -> None:
-    """Check that the budget is a name or seconds.
-
-    Raises:
-        UserError: a value is out of its range.
-    """
-    if isinstance(budget, str):
-        if budget not in EVALUATIONS:
-            raise UserError(
-                f"attack.budget is expected to be {', '.join(EVALUATIONS)} or seconds a victim, but got {budget!r}."
-            )
-    else:
-        number("attack.budget", budget, above=0, example=30)  # type: ignore[arg-type]
-    if evaluations is not None:
-        whole("attack.evaluations", evaluations, at_least=1, example=EVALUATIONS["standard"])
 
 
 def most_attempts(evaluations: int) -> int:

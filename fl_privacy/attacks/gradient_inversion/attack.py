@@ -12,6 +12,7 @@ from fl_privacy.attacks.gradient_inversion.evident_defense import seen_through
 from fl_privacy.attacks.gradient_inversion.execution import check_compiler, fitting_threads, multiplications_of_a_layer
 from fl_privacy.attacks.gradient_inversion.grouping import Groups, failed
 from fl_privacy.attacks.gradient_inversion.minimization import Descent, Minimum, filmed_rows, films_of, minimize, search
+from fl_privacy.attacks.gradient_inversion.other_modalities import Restarted
 from fl_privacy.attacks.gradient_inversion.preparation import Prepared, PreparedVictim, prepare
 from fl_privacy.attacks.gradient_inversion.problem import Problem
 from fl_privacy.attacks.gradient_inversion.settings import Settings
@@ -144,17 +145,6 @@ def _with_images(problem: Problem, minimum: Minimum) -> Solutions:
     )
 
 
-@dataclass(frozen=True, eq=False)
-class _Restarted:
-    restart: int
-    loss: float
-    accepted: bool
-    images: Tensor
-    labels: Tensor
-    history: tuple[float, ...]
-    film: tuple[Snapshot, ...] = ()
-
-
 def attack_victims(prepared: Prepared, report: Report) -> dict[int, Reconstruction]:
     """Attack every victim until an attempt is accepted or the restarts are used up.
 
@@ -162,7 +152,7 @@ def attack_victims(prepared: Prepared, report: Report) -> dict[int, Reconstructi
     """
     together = prepared.attempts_together
     capacity = max(1, prepared.capacity // together) * together
-    attempts: dict[int, list[_Restarted]] = {victim.position: [] for victim in prepared.victims}
+    attempts: dict[int, list[Restarted]] = {victim.position: [] for victim in prepared.victims}
     pending, tried = list(prepared.victims), 0
     while pending and tried < prepared.restarts:
         left = prepared.restarts - tried
@@ -184,7 +174,7 @@ def _attack_chunk(
     jobs: Sequence[tuple[PreparedVictim, int]],
     together: int,
     report: Report,
-) -> list[tuple[PreparedVictim, _Restarted]]:
+) -> list[tuple[PreparedVictim, Restarted]]:
     settings = prepared.settings
     victims, restarts = zip(*jobs, strict=True)
     with cpu_threads(1):
@@ -201,7 +191,7 @@ def _attack_chunk(
     return [
         (
             victim,
-            _Restarted(
+            Restarted(
                 restart=restarts[row],
                 loss=float(found.loss[row]),
                 accepted=accepted[row],
@@ -215,7 +205,7 @@ def _attack_chunk(
     ]
 
 
-def _reconstruction(victim: PreparedVictim, attempts: Sequence[_Restarted], prepared: Prepared) -> Reconstruction:
+def _reconstruction(victim: PreparedVictim, attempts: Sequence[Restarted], prepared: Prepared) -> Reconstruction:
     in_order = sorted(attempts, key=lambda attempt: attempt.restart)
     chosen = next((a for a in in_order if a.accepted), min(in_order, key=lambda a: a.loss))
     if chosen.loss == float("inf"):

@@ -117,7 +117,12 @@ def _smoothing(problem: Problem, ratios: Sequence[float]) -> tuple[Tensor, Tenso
     clean = angle.matching([_noisy(one, more, 0 * loud) for one, more in zip(gradients, noise, strict=True)])
     rounds = [_noisy(one, more, loud) for one, more in zip(gradients, noise, strict=True)]
     pull = _pull(angle.matching(rounds), images, labels)
-    moved = pull / torch.stack([_rise(clean, images, each, labels) for each in (other, speckled)]).amin(0)
+    rises = []  # of the objective towards other images, per half the squared distance
+    with differentiable_twice(), torch.no_grad():
+        for each in (other, speckled):
+            risen = clean.mismatch(each, labels, [None] * len(clean.rounds))
+            rises.append(2 * risen / (each - images).flatten(1).square().sum(1))
+    moved = pull / torch.stack(rises).amin(0)
     strength = _STRENGTH * (moved / _EDGE).clamp(max=1) * (1 + loud.square()).sqrt() * images[0].numel()
     rehearsed = own.matching(rounds)
     unit = problem.zero_loss() / rehearsed.zero_loss()
@@ -134,13 +139,6 @@ def _noisy(gradients: Tensors, noise: Tensors, loud: Tensor) -> dict[str, Target
         name: Target.of(value + each.view(-1, *[1] * (value.dim() - 1)) * noise[name])
         for name, value in gradients.items()
     }
-
-
-def _rise(problem: Problem, images: Tensor, others: Tensor, labels: Tensor) -> Tensor:
-    """Return the objective's rise (V,) towards ``others``, per half the squared distance."""
-    with differentiable_twice(), torch.no_grad():
-        risen = problem.mismatch(others, labels, [None] * len(problem.rounds))
-    return 2 * risen / (others - images).flatten(1).square().sum(1)
 
 
 def _pull(problem: Problem, images: Tensor, labels: Tensor) -> Tensor:

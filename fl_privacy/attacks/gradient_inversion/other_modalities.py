@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, cast
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +16,7 @@ from fl_privacy.attacks.gradient_inversion.table_rows import TableRows, pool
 from fl_privacy.attacks.gradient_inversion.targets import NotAttackableError
 from fl_privacy.models import TextModel
 from fl_privacy.types import Observation
+from fl_privacy.types.film import Snapshot
 from fl_privacy.types.modality import IMAGES, ROWS, TEXTS, Modality, modality_of
 from fl_privacy.types.schema import Schema, schema_of
 
@@ -26,20 +27,17 @@ _CONTRAST = 0.25
 """Standard deviation of their pixels."""
 
 
-class ModalityAttempt(Protocol):
-    """Result of one attempt at a victim's examples."""
+@dataclass(frozen=True, eq=False)
+class Restarted:
+    """Result of one attempt at a victim's examples: ``images`` (B, ...) and ``labels`` (B,) or (B, K)."""
 
-    @property
-    def loss(self) -> float: ...
-
-    @property
-    def accepted(self) -> bool: ...
-
-    @property
-    def images(self) -> Tensor: ...
-
-    @property
-    def labels(self) -> Tensor: ...
+    restart: int
+    loss: float
+    accepted: bool
+    images: Tensor
+    labels: Tensor
+    history: tuple[float, ...]
+    film: tuple[Snapshot, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +67,7 @@ class Search:
     proxies: Callable[[nn.Module, tuple[int, ...], torch.Generator], Tensor]
     corrects: bool = True
     read: Callable[[Settings, Tensor], Tensor]
-    answer: Callable[[Settings, Sequence[ModalityAttempt], ModalityAttempt], tuple[Tensor, Tensor | None]] = (
+    answer: Callable[[Settings, Sequence[Restarted], Restarted], tuple[Tensor, Tensor | None]] = (
         lambda settings, attempts, chosen: (chosen.images, None)
     )
     elementwise_parts: bool = False
@@ -136,7 +134,7 @@ def _seeking_rows(settings: Settings, observation: Observation) -> Settings:
 
 
 def _answer_of_rows(
-    settings: Settings, attempts: Sequence[ModalityAttempt], chosen: ModalityAttempt
+    settings: Settings, attempts: Sequence[Restarted], chosen: Restarted
 ) -> tuple[Tensor, Tensor | None]:
     """Return rows (B, F) and the certainty (B, C) of cells, of the accepted attempt or of all."""
     assert isinstance(settings.source, TableRows)

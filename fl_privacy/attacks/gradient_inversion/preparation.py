@@ -46,7 +46,6 @@ from fl_privacy.attacks.gradient_inversion.targets import (
     as_gradient,
     matched_per_uploaded,
     needs_unrolling,
-    stack,
 )
 from fl_privacy.attacks.gradient_inversion.word_order import Rearranged, rearranged
 from fl_privacy.attacks.optimizers import LBFGS
@@ -91,9 +90,8 @@ class PreparedRound:
     def of(self, positions: Sequence[int]) -> RoundUpdates:
         observations = [self.observations[position] for position in positions]
         parameter = next(self.victim_model.model.parameters())
-        values = stack(
-            [self.matched(o) for o in observations], list(self.victim_model.names), parameter.device, parameter.dtype
-        )
+        matched = [self.matched(observation) for observation in observations]
+        values = {name: torch.stack([one[name].to(parameter) for one in matched]) for name in self.victim_model.names}
         known = self.known.update_constraints(observations, self.matched)
         left = _left_by_optimizers(observations)
         known = replace(known, bounds=widest([known.bounds, left])).to(parameter.device, parameter.dtype)

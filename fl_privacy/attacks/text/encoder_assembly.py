@@ -146,11 +146,10 @@ def narrowed(assembly: Assembly, lengths: Lengths, rng: torch.Generator) -> Asse
     reached = [max(1, lengths.reaching(p)) for p in range(len(tokens))]
     for _ in range(_NARROWINGS):
         drawn = _TRIED * max(len(at) for at in tokens)
-        passes = [range(-(-drawn // len(at))) for at in tokens]  # each token equally often, up to one
-        orders = [
-            [torch.randperm(len(at), generator=rng) for _ in some] for at, some in zip(tokens, passes, strict=True)
-        ]
-        picked = [torch.cat(own)[:drawn] for own in orders]
+        picked = []
+        for at in tokens:  # each equally often, up to one
+            orders = [torch.randperm(len(at), generator=rng) for _ in range(-(-drawn // len(at)))]
+            picked.append(torch.cat(orders)[:drawn])
         texts = torch.stack([at[chosen] for at, chosen in zip(tokens, picked, strict=True)], 1)
         parts = [
             assembly.span.distance(entering_block(assembly.model, part, 1)) for part in torch.split(texts, _AT_ONCE)
