@@ -7,9 +7,8 @@ from typing import Any, Literal, ParamSpec, TypedDict, TypeVar, get_args, get_ty
 
 from fl_privacy.attacks.feature_inversion import FeatureSource, FrontPolicy, ModelInversion
 from fl_privacy.attacks.gradient_inversion import Compile, DType, GradientInversion, LabelPolicy, LocalSteps, Projection
-from fl_privacy.attacks.gradient_inversion.embeddings import TokenReading
 from fl_privacy.attacks.gradient_inversion.network_prior import Untrained
-from fl_privacy.attacks.gradient_inversion.starts import STARTS, Scaling, named_start
+from fl_privacy.attacks.gradient_inversion.settings import STARTS, Scaling, TokenReading, named_start
 from fl_privacy.checks import one_of
 from fl_privacy.errors import UserError
 
@@ -48,7 +47,7 @@ class GenerativeOptions(TypedDict, total=False):
 class GradientOptions(_Options, total=False):
     """Options of :class:`GradientInversion`; ``None`` keeps the paper's value.
 
-    ``start`` is a name of :data:`fl_privacy.attacks.gradient_inversion.starts.STARTS`; ``layers`` are weights of
+    ``start`` is a name of :data:`fl_privacy.attacks.gradient_inversion.settings.STARTS`; ``layers`` are weights of
     tensors by name pattern, 0 mutes. ``space="network"`` optimizes an untrained network that makes the images
     (:class:`fl_privacy.attacks.gradient_inversion.network_prior.Untrained`).
     """

@@ -8,8 +8,8 @@ from typing import Literal
 
 from fl_privacy.attacks.attack import Progress, Report, no_progress, part_of, seconds_left, within
 from fl_privacy.attacks.auto import stages
-from fl_privacy.attacks.auto.budget import EVALUATIONS, SOLVED, Budget
 from fl_privacy.attacks.auto.stages import Search, Stage
+from fl_privacy.attacks.auto.sub_attacks import EVALUATIONS, SOLVED, Budget
 from fl_privacy.attacks.auto.tables import TableMembers
 from fl_privacy.attacks.auto.texts import TextMembers
 from fl_privacy.attacks.gradient_inversion.evident_defense import seen_through

@@ -6,18 +6,18 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from fl_privacy.attacks.attack import Progress, Report, even_share, seconds_left, within
-from fl_privacy.attacks.auto.budget import (
+from fl_privacy.attacks.auto.race import Race
+from fl_privacy.attacks.auto.sub_attacks import (
     EVALUATIONS,
     LEAST,
     affordable,
+    entries,
     how_to_repeat,
     most_attempts,
     rungs,
     seconds_of,
     time_of_one,
 )
-from fl_privacy.attacks.auto.race import Race
-from fl_privacy.attacks.auto.sub_attacks import entries
 from fl_privacy.attacks.exact import CocktailParty, ExactInversion
 from fl_privacy.attacks.exact.attack import BLOCKS
 from fl_privacy.attacks.exact.certificate import ROUNDING, Reproduction, model_as_sent

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from fl_privacy.attacks.attack import Progress, part_of_work, seconds_left, within
-from fl_privacy.attacks.auto.budget import LEAST, SOLVED, evaluations_in_time
+from fl_privacy.attacks.auto.sub_attacks import LEAST, SOLVED, evaluations_in_time
 from fl_privacy.attacks.exact import ExactInversion
 from fl_privacy.attacks.exact.certificate import ROUNDING, Reproduction, model_as_sent
 from fl_privacy.attacks.gradient_inversion import GradientInversion

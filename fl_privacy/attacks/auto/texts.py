@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from fl_privacy.attacks.attack import Limit, Progress, part_of_work, seconds_left, within
-from fl_privacy.attacks.auto.budget import SOLVED, evaluations_in_time
+from fl_privacy.attacks.auto.sub_attacks import SOLVED, evaluations_in_time
 from fl_privacy.attacks.exact.certificate import ROUNDING, Reproduction, model_as_sent
 from fl_privacy.attacks.gradient_inversion import GradientInversion
 from fl_privacy.attacks.gradient_inversion.settings import Rearranging

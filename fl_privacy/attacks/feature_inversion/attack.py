@@ -16,7 +16,7 @@ from fl_privacy.attacks.gradient_inversion.grouping import Group, Groups, failed
 from fl_privacy.attacks.gradient_inversion.labels import choose_labels, guessed_outputs, infer_labels, output_layer
 from fl_privacy.attacks.gradient_inversion.minimization import Descent, Minimum, filmed_rows, films_of, minimize
 from fl_privacy.attacks.gradient_inversion.priors import Guess, Prior, TotalVariation
-from fl_privacy.attacks.gradient_inversion.starts import (
+from fl_privacy.attacks.gradient_inversion.settings import (
     Blank,
     Projection,
     Scaling,

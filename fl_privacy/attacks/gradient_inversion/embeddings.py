@@ -3,18 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from fl_privacy.attacks.gradient_inversion.starts import Blank, ImageSource, Shape, Start
+from fl_privacy.attacks.gradient_inversion.settings import Blank, ImageSource, Shape, Start, TokenReading
 from fl_privacy.models import TextModel
 from fl_privacy.types import Observation
-
-TokenReading = Literal["nearest", "pseudo_inverse"]
-"""Decoding of an embedding: ``nearest`` token by the cosine (TAG, LAMP), or the largest entry of its product with the
-pseudo-inverse of the embeddings (SAPAG)."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

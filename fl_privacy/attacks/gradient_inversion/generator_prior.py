@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fl_privacy.attacks.gradient_inversion.starts import Blank, ImageSource, NextSource, Shape
+from fl_privacy.attacks.gradient_inversion.settings import Blank, ImageSource, NextSource, Shape
 from fl_privacy.errors import UserError
 from fl_privacy.models.pretrained.generator import ImageGenerator, Provenance
 from fl_privacy.models.pretrained.generator_files import TrainedGenerator, find_generator

@@ -11,7 +11,7 @@ from torch import Tensor
 from fl_privacy.attacks.attack import Report
 from fl_privacy.attacks.gradient_inversion.embeddings import WordEmbeddings
 from fl_privacy.attacks.gradient_inversion.problem import Problem
-from fl_privacy.attacks.gradient_inversion.starts import Projection
+from fl_privacy.attacks.gradient_inversion.settings import Projection
 from fl_privacy.attacks.optimizers import EvolutionStrategy, Optimizer
 from fl_privacy.models.gradients import differentiable_twice
 from fl_privacy.types import Observation

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fl_privacy.attacks.gradient_inversion.starts import Blank, ImageSource, Shape
+from fl_privacy.attacks.gradient_inversion.settings import Blank, ImageSource, Shape
 
 _SMALLEST = 4
 """Least side of the network's input in pixels."""

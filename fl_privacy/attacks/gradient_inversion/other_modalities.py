@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fl_privacy.attacks.gradient_inversion.embeddings import WordEmbeddings, longest_text
-from fl_privacy.attacks.gradient_inversion.settings import Settings
-from fl_privacy.attacks.gradient_inversion.starts import Space, scaled_to_range
+from fl_privacy.attacks.gradient_inversion.settings import Settings, Space, scaled_to_range
 from fl_privacy.attacks.gradient_inversion.table_rows import TableRows, pool
 from fl_privacy.attacks.gradient_inversion.targets import NotAttackableError
 from fl_privacy.models import TextModel

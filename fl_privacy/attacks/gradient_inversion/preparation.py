@@ -38,14 +38,14 @@ from fl_privacy.attacks.gradient_inversion.objectives import weighted_names
 from fl_privacy.attacks.gradient_inversion.other_modalities import Search, as_wide, search_of
 from fl_privacy.attacks.gradient_inversion.priors import GroupConsistency, TotalVariation
 from fl_privacy.attacks.gradient_inversion.problem import Problem, RoundUpdates
-from fl_privacy.attacks.gradient_inversion.settings import Settings
-from fl_privacy.attacks.gradient_inversion.starts import Blank
+from fl_privacy.attacks.gradient_inversion.settings import Blank, Settings
 from fl_privacy.attacks.gradient_inversion.targets import (
     NotAttackableError,
     accumulated_gradient,
     as_gradient,
     matched_per_uploaded,
     needs_unrolling,
+    stack,
 )
 from fl_privacy.attacks.gradient_inversion.word_order import Rearranged, rearranged
 from fl_privacy.attacks.optimizers import LBFGS
@@ -90,8 +90,8 @@ class PreparedRound:
     def of(self, positions: Sequence[int]) -> RoundUpdates:
         observations = [self.observations[position] for position in positions]
         parameter = next(self.victim_model.model.parameters())
-        matched = [self.matched(observation) for observation in observations]
-        values = {name: torch.stack([one[name].to(parameter) for one in matched]) for name in self.victim_model.names}
+        matched, names = [self.matched(observation) for observation in observations], list(self.victim_model.names)
+        values = stack(matched, names, parameter.device, parameter.dtype)
         known = self.known.update_constraints(observations, self.matched)
         left = _left_by_optimizers(observations)
         known = replace(known, bounds=widest([known.bounds, left])).to(parameter.device, parameter.dtype)

@@ -19,8 +19,7 @@ from fl_privacy.attacks.gradient_inversion.layer_statistics import (
 )
 from fl_privacy.attacks.gradient_inversion.objectives import SumOfDistances
 from fl_privacy.attacks.gradient_inversion.priors import Guess, TotalVariation, batch_statistics
-from fl_privacy.attacks.gradient_inversion.settings import Settings
-from fl_privacy.attacks.gradient_inversion.starts import Projection, project
+from fl_privacy.attacks.gradient_inversion.settings import Projection, Settings, project
 from fl_privacy.models.gradients import Layered, VictimGradients, differentiable_twice
 from fl_privacy.models.gradients.layered import Factors
 from fl_privacy.models.losses import CROSS_ENTROPY, Loss

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
-from fl_privacy.attacks.gradient_inversion.starts import Blank, ImageSource, Shape
+from fl_privacy.attacks.gradient_inversion.settings import Blank, ImageSource, Shape
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient
 from fl_privacy.errors import UserError
 from fl_privacy.models.gradients import frozen_copy

@@ -144,3 +144,8 @@ def matched_per_uploaded(plan: LocalPlan, num_examples: int, *, unrolls: bool) -
     if unrolls or plan.optimizer != "sgd":
         return 1 / plan.lr
     return 1 / (plan.lr * sgd_factor(number_of_steps(num_examples, plan), plan))
+
+
+def stack(updates: list[Tensors], names: list[str], device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Stack each name's tensors to (V, *shape)."""
+    return {name: torch.stack([u[name].to(device=device, dtype=dtype) for u in updates]) for name in names}

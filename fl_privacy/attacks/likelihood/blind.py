@@ -17,7 +17,7 @@ from fl_privacy.attacks.gradient_inversion.evident_defense import seen_through
 from fl_privacy.attacks.gradient_inversion.grouping import Group, Groups, failed
 from fl_privacy.attacks.gradient_inversion.labels import choose_labels
 from fl_privacy.attacks.gradient_inversion.objectives import Cosine
-from fl_privacy.attacks.gradient_inversion.starts import Constant
+from fl_privacy.attacks.gradient_inversion.settings import Constant
 from fl_privacy.attacks.gradient_inversion.targets import NotAttackableError, expect_images
 from fl_privacy.attacks.optimizers import LBFGS
 from fl_privacy.attacks.pixel_prior import learn_prior
