@@ -130,7 +130,11 @@ def reconstruct(
             [0., 0., 1.]])
     """
     asked = [observed] if isinstance(observed, Observation) else list(observed)
-    _expect_observations(asked)
+    if wrong := [type(one).__name__ for one in asked if not isinstance(one, Observation)]:
+        raise UserError(
+            f"reconstruct is expected to get observations, but got {wrong[0]}; Observation.of_gradients"
+            " makes one of a gradient, Observation.of_update of weights."
+        )
     if isinstance(attack, str):
         one_of("attack", attack, attack_names())
         make = attack_named(attack)
@@ -150,15 +154,6 @@ def reconstruct(
     else:
         found = _on(resolve_device(device), attack, asked, seed, progress)
     return found[0] if isinstance(observed, Observation) else found
-
-
-def _expect_observations(asked: Sequence[object]) -> None:
-    for one in asked:
-        if not isinstance(one, Observation):
-            raise UserError(
-                f"reconstruct is expected to get observations, but got {type(one).__name__}; Observation.of_gradients"
-                " makes one of a gradient, Observation.of_update of weights."
-            )
 
 
 def _on(

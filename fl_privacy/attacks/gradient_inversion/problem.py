@@ -190,16 +190,16 @@ class Problem:
 
     def mismatch(self, images: Tensor, labels: Tensor, hidden: Sequence[Tensor | None]) -> Tensor:
         """Return the objective (V,), summed over the rounds."""
-        terms = [self._of_round(one, images, labels, own) for one, own in zip(self.rounds, hidden, strict=True)]
-        return terms[0] if len(terms) == 1 else torch.stack(terms).sum(0)
-
-    def _of_round(self, one: RoundUpdates, images: Tensor, labels: Tensor, hidden: Tensor | None) -> Tensor:
-        objective = self.settings.objective
-        if one.compared and isinstance(objective, SumOfDistances):
-            weights = objective.coefficients(list(one.targets))
+        objective, terms = self.settings.objective, []
+        for one, own in zip(self.rounds, hidden, strict=True):
+            weights = None
+            if one.compared and isinstance(objective, SumOfDistances):
+                weights = objective.coefficients(list(one.targets))
             if weights is not None:
-                return one.compare(images, labels, hidden, weights)
-        return objective(one.statistics(images, labels, hidden, by_layer=objective.by_layer))
+                terms.append(one.compare(images, labels, own, weights))
+            else:
+                terms.append(objective(one.statistics(images, labels, own, by_layer=objective.by_layer)))
+        return terms[0] if len(terms) == 1 else torch.stack(terms).sum(0)
 
     def zero_loss(self) -> Tensor:
         """Return the objective (V,) of a zero gradient, the unit of the other losses."""

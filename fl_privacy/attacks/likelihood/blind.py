@@ -227,11 +227,14 @@ class BlindDeconvolution:
             model = frozen_copy(first.model, first.assumed(), evaluating, device=device, dtype=torch.float32)
             private = PrivateConvolution.of(model, first)
             images = self._deconvolved(private, features, labels[rows], first)
-            positions = list(group.observations)
-            results |= {
-                positions[row]: _reconstruction(observations[row], image, labels[row], _has_prior(first))
-                for row, image in zip(rows, images, strict=True)
-            }
+            positions, has_prior = list(group.observations), _has_prior(first)
+            for row, image in zip(rows, images, strict=True):
+                results[positions[row]] = Reconstruction(
+                    id=observations[row].id,
+                    batch=Batch(image[None].float().cpu(), labels[row][None].cpu()),
+                    countermeasures=(_BY_TURNS if has_prior else _BY_COMPONENT,),
+                    member="blind deconvolution" if has_prior else "principal component of features",
+                )
         report(1.0)
         return results
 
@@ -396,12 +399,3 @@ _BY_COMPONENT = (
     "It finds what the private layer puts out by the gradients of the public ones, and takes its first principal"
     " component over the channels for the image."
 )
-
-
-def _reconstruction(observation: Observation, image: Tensor, label: Tensor, has_prior: bool) -> Reconstruction:
-    return Reconstruction(
-        id=observation.id,
-        batch=Batch(image[None].float().cpu(), label[None].cpu()),
-        countermeasures=(_BY_TURNS if has_prior else _BY_COMPONENT,),
-        member="blind deconvolution" if has_prior else "principal component of features",
-    )

@@ -198,7 +198,7 @@ def channel(defense: Description, updates: Sequence[Tensors], clientele: Cliente
     found = [(effect, likelihood_of(effect, setting)) for effect in effects]
     known = [step for _, step in found if step is not None]
     unknown = any(step is None for _, step in found)
-    steps = [*known, lambda belief: replace(belief, law="unknown")] if unknown or not effects else known
+    steps: list[Step] = [*known, lambda belief: replace(belief, law="unknown")] if unknown or not effects else known
     return Channel(observed, shapes, steps, own, informative=bool(own) or (bool(known) and not unknown))
 
 

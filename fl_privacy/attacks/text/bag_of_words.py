@@ -202,15 +202,10 @@ class BagReader:
             total = None
         alone = observation.upload.num_examples == 1
         ordered = self._ordered(observation, rows, tokens, total) if alone else None
-        return Bag(tokens, self._times(found, tokens, total, ordered, observation), found.exact, ordered)
-
-    def _times(
-        self, found: FoundWords, tokens: Tensor, total: int | None, ordered: Tensor | None, observation: Observation
-    ) -> Tensor:
         if ordered is not None:
-            return (ordered[:, None] == tokens).sum(0).clamp_min(1)
+            return Bag(tokens, (ordered[:, None] == tokens).sum(0).clamp_min(1), found.exact, ordered)
         common = self._simulated(observation, max(2, len(tokens) // observation.upload.num_examples)).common
-        return repeated(found.energy[tokens], common=common, total=total)
+        return Bag(tokens, repeated(found.energy[tokens], common=common, total=total), found.exact)
 
     def _ordered(self, observation: Observation, rows: WordRows, tokens: Tensor, total: int | None) -> Tensor | None:
         """Order the words of a text by the rows of its positions; ``None`` if these are missing."""
