@@ -93,7 +93,11 @@ class PreparedRound:
         matched, names = [self.matched(observation) for observation in observations], list(self.victim_model.names)
         values = stack(matched, names, parameter.device, parameter.dtype)
         known = self.known.update_constraints(observations, self.matched)
-        left = _left_by_optimizers(observations)
+        each = [bounds for o in observations if (bounds := o.knowledge.bounds) is not None]
+        left: Bounds = {}
+        if len(each) == len(observations):  # what optimizers leave of the gradients
+            pairs = {name: [bounds[name] for bounds in each] for name in each[0]}
+            left = {n: (torch.stack([b for b, _ in p]), torch.stack([b for _, b in p])) for n, p in pairs.items()}
         known = replace(known, bounds=widest([known.bounds, left])).to(parameter.device, parameter.dtype)
         for name, (low, high) in left.items():
             unmatched = (low.isinf() & high.isinf()).to(parameter.device)
@@ -108,17 +112,6 @@ class PreparedRound:
         return RoundUpdates(
             gradients=self.gradients, targets=targets, factors=factors, clip=known.clip, compared=compared
         )
-
-
-def _left_by_optimizers(observations: Sequence[Observation]) -> Bounds:
-    """Stack the bounds that optimizers leave on gradients; empty if a client has none."""
-    each = [o.knowledge.bounds for o in observations]
-    told = [bounds for bounds in each if bounds is not None]
-    if len(told) < len(each):
-        return {}
-    return {
-        name: (torch.stack([b[name][0] for b in told]), torch.stack([b[name][1] for b in told])) for name in told[0]
-    }
 
 
 def prepare_round(settings: Settings, group: Group, *, device: torch.device, dtype: torch.dtype) -> PreparedRound:
