@@ -8,7 +8,7 @@ from typing import Literal
 
 from fl_privacy.attacks.attack import Progress, Report, no_progress, part_of, seconds_left, within
 from fl_privacy.attacks.auto import stages
-from fl_privacy.attacks.auto.stages import Search, Stage
+from fl_privacy.attacks.auto.stages import AutoStage, StageState
 from fl_privacy.attacks.auto.sub_attacks import EVALUATIONS, SOLVED, Budget
 from fl_privacy.attacks.auto.tables import TableMembers
 from fl_privacy.attacks.auto.texts import TextMembers
@@ -23,23 +23,18 @@ from fl_privacy.types.modality import ROWS, TEXTS, Modality, modality_of
 logger = logging.getLogger(__name__)
 
 SOLUTIONS = (
-    Stage("model inversion", lambda first: first.knowledge.features is not None, stages.invert_features, until=0.1),
-    Stage(
-        "cocktail party",
-        lambda first: stages.has_equations(first) and first.upload.num_examples > 1,
-        stages.separate,
-        until=0.05,
-    ),
-    Stage("exact", stages.has_equations, stages.solve, until=0.1),
-    Stage("hidden features", lambda first: first.knowledge.bounds is None, stages.solve_features, until=0.1),
+    AutoStage("model inversion", stages.has_features, stages.invert_features, until=0.1),
+    AutoStage("cocktail party", stages.has_equations_of_batch, stages.separate, until=0.05),
+    AutoStage("exact", stages.has_equations, stages.solve, until=0.1),
+    AutoStage("hidden features", stages.has_gradient, stages.solve_features, until=0.1),
 )
 """Stages that share at most three quarters of a budget in seconds, in order."""
 
 SEARCHES = (
-    Stage("blind deconvolution", stages.has_private_convolution, stages.deconvolve, until=0.9),
-    Stage("surrogate model", stages.has_several_steps, stages.surrogate, until=0.3),
-    Stage("maximum a posteriori", stages.has_likelihood, stages.find_likeliest, until=0.3),
-    Stage("descents", lambda first: True, stages.descend, until=1.0),
+    AutoStage("blind deconvolution", stages.has_private_convolution, stages.deconvolve, until=0.9),
+    AutoStage("surrogate model", stages.has_several_steps, stages.surrogate, until=0.3),
+    AutoStage("maximum a posteriori", stages.has_likelihood, stages.find_likeliest, until=0.3),
+    AutoStage("descents", lambda first: True, stages.descend, until=1.0),
 )
 """Stages on the victims that are left, in order."""
 
@@ -116,18 +111,18 @@ class AutoAttack:
 
     def _attack(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
         placed = {"dtype": self.dtype, "device": self.device, "most_victims": self.most_victims}
-        search = Search(group=group, seed=seed, evaluations=self._evaluations, **placed)  # type: ignore[arg-type]
+        state = StageState(group=group, seed=seed, evaluations=self._evaluations, **placed)  # type: ignore[arg-type]
         done, why = 0.0, ""
         for stages_in_order, share in ((SOLUTIONS, SOLVED), (SEARCHES, 1.0)):
             with within(share * seconds_left()) as limit:
                 for stage in stages_in_order:
-                    if not search.victims or not stage.applies(search.group.first):
+                    if not state.victims or not stage.applies(state.group.first):
                         continue
                     try:
-                        search.take(stage.run(search, part_of(report, done, max(done, stage.until))))
+                        state.take(stage.run(state, part_of(report, done, max(done, stage.until))))
                     except NotAttackableError as reason:
                         why = str(reason)
                         logger.debug("%s left out: %s", stage.name, why)
                     done = max(done, stage.until)
-            search.cut = search.cut or limit.cut
-        return search.results | {position: failed(one, why) for position, one in search.victims.items()}
+            state.cut = state.cut or limit.cut
+        return state.results | {position: failed(one, why) for position, one in state.victims.items()}

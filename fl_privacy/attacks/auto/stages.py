@@ -41,7 +41,7 @@ Found = Mapping[int, Reconstruction]
 
 
 @dataclass(kw_only=True)
-class Search:
+class StageState:
     """The victims of a group that are left, and what stages found out about them, by position.
 
     Attributes:
@@ -74,7 +74,7 @@ class Search:
 
 
 @dataclass(frozen=True)
-class Stage:
+class AutoStage:
     """One way to reconstruct victims.
 
     Attributes:
@@ -85,7 +85,7 @@ class Stage:
 
     name: str
     applies: Callable[[Observation], bool]
-    run: Callable[[Search, Report], Found]
+    run: Callable[[StageState, Report], Found]
     until: float
 
 
@@ -93,14 +93,19 @@ def _shares(report: Report) -> Progress:
     return lambda done, total: report(done / max(total, 1))
 
 
-def invert_features(search: Search, report: Report) -> Found:
+def has_features(first: Observation) -> bool:
+    """Test that the client shared features of a layer."""
+    return first.knowledge.features is not None
+
+
+def invert_features(state: StageState, report: Report) -> Found:
     """Reconstruct images from the features of their layer that a client shared."""
-    asked, evaluations = list(search.victims.values()), search.evaluations
+    asked, evaluations = list(state.victims.values()), state.evaluations
 
     def inverted(evaluations: int, progress: Progress) -> list[Reconstruction]:
         iterations = max(2, evaluations // LEAST)
         attack = model_inversion(lr=1.0, line_search="strong_wolfe", iterations=iterations, restarts=1)
-        return attack(asked, seed=search.seed, progress=progress)
+        return attack(asked, seed=state.seed, progress=progress)
 
     if evaluations is None:
         each = time_of_one(
@@ -108,7 +113,7 @@ def invert_features(search: Search, report: Report) -> Found:
         )
         evaluations = max(2 * LEAST, int(min(EVALUATIONS["standard"], seconds_left() / each)))
         logger.info(how_to_repeat(evaluations, len(asked), cut=False))
-    pairs = zip(search.victims, inverted(evaluations, _shares(report)), strict=True)
+    pairs = zip(state.victims, inverted(evaluations, _shares(report)), strict=True)
     return {position: replace(one, member="model inversion") for position, one in pairs if one.failure is None}
 
 
@@ -119,19 +124,24 @@ def has_equations(first: Observation) -> bool:
     return known.features is None and known.bounds is None and not transformed
 
 
-def _rounds(search: Search) -> int:
+def has_equations_of_batch(first: Observation) -> bool:
+    """Test the same for several images."""
+    return has_equations(first) and first.upload.num_examples > 1
+
+
+def _rounds(state: StageState) -> int:
     """Return the rounds of a search for exact solutions."""
-    return min(400, max(1, search.evaluations // 12)) if search.evaluations else 400
+    return min(400, max(1, state.evaluations // 12)) if state.evaluations else 400
 
 
-def separate(search: Search, report: Report) -> Found:
+def separate(state: StageState, report: Report) -> Found:
     """Separate a batch by the independence of its images."""
-    attack = CocktailParty(steps=min(20, _rounds(search)))
-    found = attack(list(search.victims.values()), seed=search.seed, progress=_shares(report))
+    attack = CocktailParty(steps=min(20, _rounds(state)))
+    found = attack(list(state.victims.values()), seed=state.seed, progress=_shares(report))
     results = {}
-    for position, one in zip(search.victims, found, strict=True):
+    for position, one in zip(state.victims, found, strict=True):
         if one.batch is not None and one.certainty is Certainty.APPROXIMATE:
-            search.starts[position] = [(one.batch, "cocktail party")]
+            state.starts[position] = [(one.batch, "cocktail party")]
         elif one.batch is not None:
             results[position] = replace(one, member="cocktail party")
     return results
@@ -142,34 +152,39 @@ _NO_DESCENT = 1e-2
 starts from the solution."""
 
 
-def solve(search: Search, report: Report) -> Found:
+def solve(state: StageState, report: Report) -> Found:
     """Solve for images; unproven solutions are the first starts."""
-    evaluations = max(4, search.evaluations or EVALUATIONS["standard"])
-    attack = ExactInversion(rounds=_rounds(search), evaluations=evaluations)
-    solved = attack(list(search.victims.values()), seed=search.seed, progress=_shares(report))
+    evaluations = max(4, state.evaluations or EVALUATIONS["standard"])
+    attack = ExactInversion(rounds=_rounds(state), evaluations=evaluations)
+    solved = attack(list(state.victims.values()), seed=state.seed, progress=_shares(report))
     results = {}
-    for position, one in zip(search.victims, solved, strict=True):
+    for position, one in zip(state.victims, solved, strict=True):
         if one.member == BLOCKS and one.loss is not None and one.loss < _NO_DESCENT:
             results[position] = one
         elif one.certainty is not Certainty.APPROXIMATE:
             results[position] = replace(one, member="exact")
         elif one.batch is not None:
-            search.starts.setdefault(position, []).insert(0, (one.batch, "exact"))
+            state.starts.setdefault(position, []).insert(0, (one.batch, "exact"))
     return results
 
 
-def solve_features(search: Search, report: Report) -> Found:
+def has_gradient(first: Observation) -> bool:
+    """Test that all of a gradient is known, not only bounds on it."""
+    return first.knowledge.bounds is None
+
+
+def solve_features(state: StageState, report: Report) -> Found:
     """Find features that a later fully connected layer leaks exactly; the descents use them."""
-    path = first_hidden_layer(search.group.first)
+    path = first_hidden_layer(state.group.first)
     if path is None:
         return {}
-    model = model_as_sent(search.group.first)
-    for number, (position, observation) in enumerate(counted("hidden features", list(search.victims.items()))):
-        rng = derive_generator(search.seed, "hidden", str(observation.id))
-        with even_share(len(search.victims) - number):
+    model = model_as_sent(state.group.first)
+    for number, (position, observation) in enumerate(counted("hidden features", list(state.victims.items()))):
+        rng = derive_generator(state.seed, "hidden", str(observation.id))
+        with even_share(len(state.victims) - number):
             found = hidden_features(Reproduction(observation, model), path, rng)
         if found is not None:
-            search.features[position] = found
+            state.features[position] = found
     return {}
 
 
@@ -179,9 +194,9 @@ def has_private_convolution(first: Observation) -> bool:
     return known.private is not None and known.colluder is None and known.features is None
 
 
-def deconvolve(search: Search, report: Report) -> Found:
+def deconvolve(state: StageState, report: Report) -> Found:
     """Reconstruct images behind an unknown private convolution."""
-    found = BlindDeconvolution().solve(search.group, search.seed, report)
+    found = BlindDeconvolution().solve(state.group, state.seed, report)
     return {position: one for position, one in found.items() if one.failure is None}
 
 
@@ -207,19 +222,19 @@ def has_several_steps(first: Observation) -> bool:
     return first.plan.shares != "gradient" and number_of_steps(first.upload.num_examples, first.plan) >= _SEVERAL_STEPS
 
 
-def surrogate(search: Search, report: Report) -> Found:
+def surrogate(state: StageState, report: Report) -> Found:
     """Find images at a model between the one sent and the one returned; starts unless steps are too many to replay."""
-    plan, size = search.group.first.plan, search.group.first.upload.num_examples
+    plan, size = state.group.first.plan, state.group.first.upload.num_examples
     too_many_steps = size > 1 and number_of_steps(size, plan) > _MANY_STEPS
     share = 1.0 if too_many_steps else _SHARE
-    number = _SURROGATE if search.evaluations is None else max(_LEAST_ITERATIONS, int(share * search.evaluations))
-    attack = SurrogateModel(dtype=search.dtype, device=search.device, iterations=min(_SURROGATE, number))
-    with within(seconds_left() if search.evaluations else share * seconds_left()):
-        found = attack.solve(search.group, search.seed, report)
+    number = _SURROGATE if state.evaluations is None else max(_LEAST_ITERATIONS, int(share * state.evaluations))
+    attack = SurrogateModel(dtype=state.dtype, device=state.device, iterations=min(_SURROGATE, number))
+    with within(seconds_left() if state.evaluations else share * seconds_left()):
+        found = attack.solve(state.group, state.seed, report)
     if too_many_steps and all(one.batch is not None for one in found.values()):
         return {position: replace(one, member=ON_THE_WAY) for position, one in found.items()}
     for position, one in found.items():
-        search.starts.setdefault(position, []).extend([(one.batch, ON_THE_WAY)] if one.batch is not None else [])
+        state.starts.setdefault(position, []).extend([(one.batch, ON_THE_WAY)] if one.batch is not None else [])
     return {}
 
 
@@ -232,18 +247,18 @@ def has_likelihood(first: Observation) -> bool:
     return bool(parts) and not any(isinstance(part.effect, PrivateLoss | PrivateLayers | OtherImages) for part in parts)
 
 
-def find_likeliest(search: Search, report: Report) -> Found:
+def find_likeliest(state: StageState, report: Report) -> Found:
     """Find the likeliest images, which are compared with the descents'."""
-    number = _MOST_ITERATIONS if search.evaluations is None else int(_SHARE * search.evaluations / _ATTEMPTS)
+    number = _MOST_ITERATIONS if state.evaluations is None else int(_SHARE * state.evaluations / _ATTEMPTS)
     attack = MaximumAPosteriori(
-        dtype=search.dtype,
-        device=search.device,
-        most_victims=search.most_victims,
+        dtype=state.dtype,
+        device=state.device,
+        most_victims=state.most_victims,
         iterations=max(_LEAST_ITERATIONS, min(_MOST_ITERATIONS, number)),
         attempts=_ATTEMPTS,
     )
-    with within(seconds_left() if search.evaluations else _SHARE * seconds_left()):
-        search.likeliest = attack.explain(search.group, search.seed, report)
+    with within(seconds_left() if state.evaluations else _SHARE * seconds_left()):
+        state.likeliest = attack.explain(state.group, state.seed, report)
     return {}
 
 
@@ -251,41 +266,41 @@ ROUNDS_RACED = 8
 """Most rounds of the same examples that descents match; the likelihood takes all."""
 
 
-def descend(search: Search, report: Report) -> Found:
+def descend(state: StageState, report: Report) -> Found:
     """Race descents from several starts; keep the likelier of the best one and the likeliest images."""
-    race, evaluations = entered(search)
-    if race.attempts and search.evaluations is None:
-        logger.info(how_to_repeat(evaluations, len(race.attempts), cut=search.cut))
+    race, evaluations = entered(state)
+    if race.attempts and state.evaluations is None:
+        logger.info(how_to_repeat(evaluations, len(race.attempts), cut=state.cut))
     race.run(rungs(evaluations, race.most), report)
-    failures = {position: failed(search.victims[position], why) for position, why in race.failures.items()}
-    model, found = model_as_sent(search.group.first), {}
+    failures = {position: failed(state.victims[position], why) for position, why in race.failures.items()}
+    model, found = model_as_sent(state.group.first), {}
     for position in race.attempts:
         best = race.best(position)
         if best.batch is not None and best.loss < ROUNDING:
-            reproduced = Reproduction(search.victims[position], model).distance(best.batch) < ROUNDING
+            reproduced = Reproduction(state.victims[position], model).distance(best.batch) < ROUNDING
             best = replace(best, certainty=Certainty.CONSISTENT if reproduced else best.certainty)
         found[position] = best
-    return failures | likelier(search.likeliest, found)
+    return failures | likelier(state.likeliest, found)
 
 
-def entered(search: Search) -> tuple[Race, int]:
+def entered(state: StageState) -> tuple[Race, int]:
     """Set up the race, with the evaluations given or affordable; a start that is no solution replaces another."""
-    started = any(found_by == ON_THE_WAY for given in search.starts.values() for _, found_by in given)
-    group = Group(search.group.observations, search.group.earlier[-ROUNDS_RACED + 1 :])
+    started = any(found_by == ON_THE_WAY for given in state.starts.values() for _, found_by in given)
+    group = Group(state.group.observations, state.group.earlier[-ROUNDS_RACED + 1 :])
 
     def placed(attack: GradientInversion) -> GradientInversion:
-        return replace(attack, dtype=search.dtype, device=search.device, most_victims=search.most_victims)
+        return replace(attack, dtype=state.dtype, device=state.device, most_victims=state.most_victims)
 
     def enter(evaluations: int) -> Race:
         own = entries(group.first, max(1, most_attempts(evaluations) - started), placed)
-        race = Race(group, own, search.seed, features=search.features)
-        for position, given in search.starts.items():
+        race = Race(group, own, state.seed, features=state.features)
+        for position, given in state.starts.items():
             for batch, found_by in given:
                 race.add(position, batch, found_by)
         return race
 
-    if search.evaluations is not None:
-        return enter(search.evaluations), search.evaluations
+    if state.evaluations is not None:
+        return enter(state.evaluations), state.evaluations
     race = enter(LEAST)
     if not race.attempts or not seconds_left():
         return race, LEAST
