@@ -48,10 +48,10 @@ class TextMembers:
         best = self._descended(observations, best, bags, limit, seed=seed, progress=progress)
         results = []
         for one, bag in zip(best, bags, strict=True):
-            words, exact = bag.words, bag.words_exact
+            words, all_found = bag.words, bag.words_exact
             if one.batch is not None and one.certainty is not Certainty.APPROXIMATE:
-                words, exact = one.batch.inputs[one.batch.inputs >= 0].cpu(), True
-            results.append(replace(one, words=words, words_exact=exact))
+                words, all_found = one.batch.inputs[one.batch.inputs >= 0].cpu(), True
+            results.append(replace(one, words=words, words_exact=all_found))
         return results
 
     def _descended(

@@ -156,11 +156,11 @@ class Peeling:
         few = replace(assembly, candidates=replace(assembly.candidates, tokens=guess.tokens))
         found: list[Assembled] = []
         for attempt in range(_ATTEMPTS):
-            again = [text.clone() for text in guess.texts]
-            for text, held in zip(again, guess.held, strict=True):
+            again = [tokens.clone() for tokens in guess.texts]
+            for tokens, held in zip(again, guess.held, strict=True):
                 for position in (~held).nonzero().flatten().tolist():
                     choices = guess.tokens[position]
-                    text[position] = choices[torch.randint(len(choices), (1,), generator=self.rng)]
+                    tokens[position] = choices[torch.randint(len(choices), (1,), generator=self.rng)]
             starts = again if attempt else guess.texts
             for length in lengths.possible:
                 fitting = [
