@@ -25,8 +25,7 @@ from row_file import RowFile, takes_rows
 from torch import Tensor
 
 from fl_privacy.attacks import GradientInversion
-from fl_privacy.attacks._refiner_aware import NoiseRatio, Sphere
-from fl_privacy.attacks._refiner_solved import solve_gradient
+from fl_privacy.attacks._refiner_aware import NoiseRatio, Sphere, solve_gradient
 from fl_privacy.attacks.gradient_inversion.objectives import L2, Cosine, layer_weight
 from fl_privacy.attacks.gradient_inversion.priors import TotalVariation
 from fl_privacy.defenses import refiner

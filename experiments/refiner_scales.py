@@ -33,7 +33,7 @@ from refiner_pictures import (
 from row_file import RowFile, takes_rows
 from torch import Tensor, nn
 
-from fl_privacy.attacks._refiner_solved import solve_gradient
+from fl_privacy.attacks._refiner_aware import solve_gradient
 from fl_privacy.data import Examples
 from fl_privacy.defenses.defense import LocalStep
 from fl_privacy.defenses.robust_data import pull_within

@@ -10,50 +10,66 @@ from importlib.util import find_spec
 from types import ModuleType
 
 _NAMES = """
+    attacks.adaptive.bounds=attacks.adaptive.constraints attacks.adaptive.clip=attacks.adaptive.constraints
+    attacks.adaptive.estimates=attacks.adaptive.constraints attacks.auto.attempts=attacks.auto.race
+    attacks.auto.budget=attacks.auto.sub_attacks attacks.auto.likeliest=attacks.auto.stages
     attacks.auto.members=attacks.auto.sub_attacks attacks.exact.traced=attacks.exact.fx_graph
-    attacks.gradient_inversion.captured=attacks.gradient_inversion.cuda_graph
+    attacks.ggl_gifd=attacks.presets attacks.gradient_inversion.adam_step=attacks.gradient_inversion.infer_client
+    attacks.gradient_inversion.attackable=attacks.gradient_inversion.targets
+    attacks.gradient_inversion.captured=attacks.gradient_inversion.execution
+    attacks.gradient_inversion.clients_loss=attacks.gradient_inversion.infer_client
+    attacks.gradient_inversion.closed_forms=attacks.gradient_inversion.layer_statistics
+    attacks.gradient_inversion.cuda_graph=attacks.gradient_inversion.execution
+    attacks.gradient_inversion.matching_targets=attacks.gradient_inversion.preparation
     attacks.gradient_inversion.modality=attacks.gradient_inversion.other_modalities
-    attacks.gradient_inversion.rounds=attacks.gradient_inversion.matching_targets
+    attacks.gradient_inversion.noise=attacks.gradient_inversion.evident_defense
+    attacks.gradient_inversion.rounds=attacks.gradient_inversion.preparation
+    attacks.gradient_inversion.solved_labels=attacks.gradient_inversion.labels
+    attacks.gradient_inversion.starts=attacks.gradient_inversion.settings
+    attacks.gradient_inversion.table_evidence=attacks.gradient_inversion.table_rows
     attacks.gradient_inversion.undisclosed=attacks.gradient_inversion.infer_client
-    attacks.text.candidates=attacks.text.token_candidates checkpointing=models.unwrap_model config=runs.config
-    config.foreign=runs.config.untrusted config.reading=runs.config.parse
-    cores=federation.cores deploy=site.deploy dp_check.asked=dp_check.check experiment=runs
+    attacks.gradient_inversion.unmixing=attacks.gradient_inversion.grouping attacks.lamp_tag=attacks.presets
+    attacks.text.candidates=attacks.text.token_candidates attacks.text.encoder_batches=attacks.text.encoder_assembly
+    attacks.text.entrances=attacks.text.token_evidence attacks.text.expected_words=attacks.text.word_evidence
+    attacks.text.first_block=attacks.text.bag_of_words attacks.text.spans=attacks.text.token_candidates
+    checkpointing=models.unwrap_model config.foreign=runs.config.untrusted config.reading=runs.config.parse
+    config=runs.config cores=federation.cores deploy=site.deploy dp_check.asked=dp_check.check
     experiment.candidates=runs.distractors experiment.fitted_uploads=auditing.fitted_uploads
     experiment.inferences=runs.build experiment.ladder=auditing.scenarios
     experiment.ladder_adapters=auditing.scenario_adapters experiment.ladder_members=auditing.scenario_members
     experiment.ladder_problem=auditing.scenario_problem experiment.ladder_scores=auditing.scenario_scores
     experiment.ladder_words=auditing.scenario_words experiment.run_folder=runs.destination
-    experiment.server_reading=runs.server_attack experiment.unattacked=runs.distractors_of_app
+    experiment.server_reading=runs.server_attack experiment.unattacked=runs.distractors_of_app experiment=runs
     federation.audit=federation.interception_plan
-    federation.interception.observation_buffer=federation.interception.capture_writer
-    film=types.film fitted=attacks.fitted flower._audit=auditing.strategy
-    flower._defend=flower.mods.defend flower._defense_mod=flower.mods.defense_mod
-    flower._guard_mod=flower.mods.guard_mod flower._train_step=flower.mods.train_step flower.answers=flower.reply_cache
+    federation.interception.observation_buffer=federation.interception.capture_writer film=types.film
+    fitted=attacks.fitted flower._audit=auditing.strategy flower._defend=flower.mods.defend
+    flower._defense_mod=flower.mods.defense_mod flower._guard_mod=flower.mods.guard_mod
+    flower._train_step=flower.mods.train_step flower.answers=flower.reply_cache
     flower.app_claims=auditing.app_claims flower.audit_report=auditing.strategy_report
     flower.audited_claims=auditing.strategy_claims flower.audited_model=auditing.strategy_model
     flower.cell=flower.app_process flower.inside.loading=flower.inside.identity
-    flower.kept_norms=flower.local_batch_norm flower.probe=flower.mods.probe flower.untouched=auditing.app
+    flower.kept_norms=flower.local_batch_norm flower.probe=flower.mods.probe
     flower.untouched.app=auditing.app.bundle flower.untouched.moved=auditing.app.old_names
-    flower.untouched.own_files=auditing.app.mirror foreign_files=files.foreign gate=site.gate
-    gate.kernel=site.gate.linux_calls gradients=models.gradients gradients.examples=models.gradients.per_example
-    gradients.fastest=models.gradients.choose_method guard=defenses.guard inference=attacks.inference
-    interception=federation.interception interception.kept_norms=federation.interception.local_batch_norm
+    flower.untouched.own_files=auditing.app.mirror flower.untouched=auditing.app foreign_files=files.foreign
+    gate.kernel=site.gate.linux_calls gate=site.gate gradients.examples=models.gradients.per_example
+    gradients.fastest=models.gradients.choose_method gradients=models.gradients guard=defenses.guard
+    inference=attacks.inference interception.kept_norms=federation.interception.local_batch_norm
     interception.recognition=federation.interception.infer_plan
-    interception.waiting=federation.interception.capture_writer losses=models.losses malicious=attacks.malicious
-    malicious.reading=attacks.malicious.from_layer metrics=measure metrics.controls=measure.distractors
-    metrics.looks=measure.descriptors modality=types.modality network_files=files.networks packages=checks.packages
-    parallel=federation.parallel pieces=types.modality plain_models=models.unwrap_model plan=types.plan
-    policy_search=defenses.policy_search pretrained=models.pretrained processes=federation.processes
-    regression=auditing.regression results=runs.folder results.candidates=runs.folder.defense_choice
-    results.counts=measure.counts results.findings=measure.inferred results.folder=runs.folder.writer
-    results.made=runs.folder.from_json results.row_files=runs.folder.pictures
-    runs.folder.row_files=runs.folder.pictures results.readings=runs.folder.leakage results.rule=measure.rule
-    results.survivors=measure.aggregate_leakage schema=types.schema shared_gradients=types.user_gradients
-    shared_updates=types.user_updates tally=federation.cores tapping=auditing.instrument
+    interception.waiting=federation.interception.capture_writer interception=federation.interception
+    losses=models.losses malicious.reading=attacks.malicious.from_layer malicious=attacks.malicious
+    metrics.controls=measure.distractors metrics.looks=measure.descriptors metrics=measure modality=types.modality
+    network_files=files.networks packages=checks.packages parallel=federation.parallel pieces=types.modality
+    plain_models=models.unwrap_model plan=types.plan policy_search=defenses.policy_search
+    pretrained=models.pretrained processes=federation.processes regression=auditing.regression
+    results.candidates=runs.folder.defense_choice results.counts=measure.counts results.findings=measure.inferred
+    results.folder=runs.folder.writer results.made=runs.folder.from_json results.readings=runs.folder.leakage
+    results.row_files=runs.folder.pictures results.rule=measure.rule results.survivors=measure.aggregate_leakage
+    results=runs.folder runs.folder.row_files=runs.folder.pictures schema=types.schema
+    shared_gradients=types.user_gradients shared_updates=types.user_updates tally=federation.cores
     tapping.copies=auditing.clear_text.copies tapping.findings=auditing.clear_text.findings
     tapping.inventory=auditing.clear_text.inventory tapping.spelled=auditing.clear_text.spelled
-    tied_weights=models.unwrap_model transformations=data.transformations trees=attacks.trees
-    victim_ids=types.victim_ids
+    tapping=auditing.instrument tied_weights=models.unwrap_model transformations=data.transformations
+    trees=attacks.trees victim_ids=types.victim_ids
 """
 
 MOVED: Mapping[str, str] = dict(pair.split("=") for pair in _NAMES.split())

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from fl_privacy.attacks import idlg
 from fl_privacy.attacks.gradient_inversion import execution as compiling, execution as memory
-from fl_privacy.attacks.gradient_inversion.cuda_graph import CapturedEvaluation
-from fl_privacy.attacks.gradient_inversion.execution import CompiledEvaluation, compiling_pays
+from fl_privacy.attacks.gradient_inversion.execution import CapturedEvaluation, CompiledEvaluation, compiling_pays
 from fl_privacy.attacks.gradient_inversion.grouping import group_victims, victims_of
 from fl_privacy.attacks.gradient_inversion.preparation import Prepared, prepare
 from fl_privacy.attacks.gradient_inversion.problem import Problem

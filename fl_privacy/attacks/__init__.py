@@ -5,17 +5,9 @@ from typing import TYPE_CHECKING
 from fl_privacy.checks.packages import on_demand
 
 if TYPE_CHECKING:
-    from fl_privacy.attacks._reconstruct import (
-        reconstruct as reconstruct,
-    )
     from fl_privacy.attacks._refiner_aware import (
         refiner_aware as refiner_aware,
-    )
-    from fl_privacy.attacks._refiner_solved import (
         refiner_solved as refiner_solved,
-    )
-    from fl_privacy.attacks._tableak import (
-        tableak as tableak,
     )
     from fl_privacy.attacks.attack import (
         Progress as Progress,
@@ -36,32 +28,32 @@ if TYPE_CHECKING:
     from fl_privacy.attacks.feature_presets import (
         model_inversion as model_inversion,
     )
-    from fl_privacy.attacks.ggl_gifd import (
-        ggl as ggl,
-        gifd as gifd,
-    )
     from fl_privacy.attacks.gradient_inversion.attack import (
         GradientInversion as GradientInversion,
     )
     from fl_privacy.attacks.gradient_inversion.sme import (
         SurrogateModel as SurrogateModel,
     )
-    from fl_privacy.attacks.lamp_tag import (
-        lamp as lamp,
-        tag as tag,
-    )
     from fl_privacy.attacks.likelihood import (
         BlindDeconvolution as BlindDeconvolution,
         MaximumAPosteriori as MaximumAPosteriori,
+    )
+    from fl_privacy.attacks.named import (
+        reconstruct as reconstruct,
     )
     from fl_privacy.attacks.presets import (
         adam_dlg as adam_dlg,
         ats_attack as ats_attack,
         dlg as dlg,
+        ggl as ggl,
+        gifd as gifd,
         grad_inversion as grad_inversion,
         idlg as idlg,
         inverting_gradients as inverting_gradients,
+        lamp as lamp,
         sapag as sapag,
+        tableak as tableak,
+        tag as tag,
     )
     from fl_privacy.attacks.text import (
         BagOfWords as BagOfWords,

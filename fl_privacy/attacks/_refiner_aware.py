@@ -1,23 +1,26 @@
-"""Gradient inversion that knows Refiner (appendix M and section 6)."""
+"""Gradient inversion that knows Refiner (Fan et al. 2025, appendix M and section 6)."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Literal, Unpack
 
 import torch
 from torch import Tensor
 
+from fl_privacy.attacks.attack import Progress, no_progress
 from fl_privacy.attacks.gradient_inversion import GradientInversion
 from fl_privacy.attacks.gradient_inversion.layer_statistics import LayerStatistics
 from fl_privacy.attacks.gradient_inversion.objectives import L2, Cosine, LayerWeights
 from fl_privacy.attacks.gradient_inversion.priors import Guess
 from fl_privacy.attacks.preset_options import GradientOptions, takes, vary
 from fl_privacy.attacks.presets import idlg, inverting_gradients
-from fl_privacy.checks import one_of
+from fl_privacy.checks import number, one_of
 from fl_privacy.errors import UserError
 from fl_privacy.files.foreign import expanded
 from fl_privacy.models.pretrained.evaluator_files import CachedEvaluator, read_about
+from fl_privacy.rng import derive_generator
+from fl_privacy.types import Observation, Reconstruction, Tensors
 
 
 @dataclass(frozen=True)
@@ -110,3 +113,118 @@ def refiner_aware(
         assert isinstance(attack.objective, L2 | Cosine)
         attack = replace(attack, objective=Sphere(attack.objective, radius))
     return attack
+
+
+def solve_gradient(
+    upload: Tensors,
+    weights: Tensors,
+    squared: float,
+    rng: torch.Generator,
+    *,
+    scaled: bool = False,
+    spread: float = 1.0,
+) -> Tensors:
+    """Return a gradient g' with ``|w (g* - g')|^2 = squared``, found by descent from random values (Appendix M).
+
+    Each element's distance d decays as d exp(-w^2 s), with s by bisection, without a rate or a number of steps. A
+    nearer start stays.
+
+    Args:
+        upload: g*.
+        weights: w, at least 0.
+        squared: the constant, above 0.
+        rng: random stream of the start from N(0, 1), which the paper leaves open.
+        scaled: ``True`` starts from each tensor's own standard deviation.
+        spread: factor on the start.
+    """
+    flat = torch.cat([t.detach().flatten().double().cpu() for t in upload.values()])
+    speed = torch.cat([weights[name].detach().flatten().double().cpu() for name in upload]).square()
+    own = torch.cat([torch.full((t.numel(),), float(t.std(correction=0))).double() for t in upload.values()])
+    apart = spread * torch.randn(flat.shape, generator=rng, dtype=flat.dtype) * (own if scaled else 1) - flat
+    pace = speed / speed.max().clamp_min(torch.finfo(speed.dtype).tiny)
+
+    def left(time: float) -> float:
+        return float((speed * (apart * (-pace * time).exp()).square()).sum())
+
+    low, high = 0.0, 1.0
+    while left(high) > squared and high < 1e30:
+        high *= 2
+    for _ in range(200 if left(low) > squared else 0):
+        middle = (low + high) / 2
+        low, high = (middle, high) if left(middle) > squared else (low, middle)
+    found = flat + apart * (-pace * (high if left(0.0) > squared else 0.0)).exp()
+    parts = torch.split(found, [t.numel() for t in upload.values()])
+    return {n: part.view(t.shape).to(t) for (n, t), part in zip(upload.items(), parts, strict=True)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SolvedInversion(GradientInversion):
+    """Gradient inversion of a gradient g' at a weighted distance from the upload.
+
+    Attributes:
+        constant: ``|w (g* - g')|^2``, above 0; ``None``: ``radius`` squared times the mean of w squared.
+        radius: Refiner's epsilon.
+        decay: tau of the weights w = |g* theta tau^i| of layer i (Eq. 3), with the upload for the true gradient.
+    """
+
+    constant: float | None = None
+    radius: float = 0.1
+    decay: float = 0.95
+    scaled: bool = False
+
+    def __call__(
+        self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
+    ) -> list[Reconstruction]:
+        return super().__call__([self._moved(each, seed) for each in observations], seed=seed, progress=progress)
+
+    def _moved(self, observation: Observation, seed: int) -> Observation:
+        tensors, values = observation.upload.tensors, observation.sent.parameters
+        if not tensors or not tensors.keys() <= values.keys():
+            return observation
+        weights = self._weights(tensors, values)
+        mean = float(torch.cat([w.flatten() for w in weights.values()]).double().square().mean())
+        squared = self.constant if self.constant is not None else self.radius**2 * mean
+        rng = derive_generator(seed, "solve", str(observation.id))
+        moved = solve_gradient(tensors, weights, max(squared, 1e-300), rng, scaled=self.scaled)
+        return replace(observation, upload=replace(observation.upload, tensors=moved))
+
+    def _weights(self, tensors: Tensors, values: Tensors) -> dict[str, Tensor]:
+        layers = list(dict.fromkeys(name.rpartition(".")[0] for name in values))
+        depth = {layer: number for number, layer in enumerate(layers, start=1)}
+        return {
+            name: (g.detach() * values[name].detach().to(g)).abs() * self.decay ** depth[name.rpartition(".")[0]]
+            for name, g in tensors.items()
+        }
+
+
+@takes(GradientOptions)
+def refiner_solved(
+    *,
+    base: Literal["inverting_gradients", "idlg"] = "inverting_gradients",
+    radius: float = 0.1,
+    constant: float | None = None,
+    decay: float = 0.95,
+    scaled: bool = False,
+    **options: Unpack[GradientOptions],
+) -> SolvedInversion:
+    """Solve ``|w (g* - g')|^2 = const`` for g' and invert it (Refiner, Appendix M).
+
+    The result is noise: the equation, as published, leaves most elements at their random start. ``base`` alone
+    reconstructs far more.
+
+    Args:
+        base: attack whose objective and optimizer are used.
+        radius: Refiner's epsilon, above 0, without a ``constant``.
+        constant: const; ``None``: ``radius`` squared times the mean of w squared, as the paper gives no value.
+        decay: tau of the weights of layers, in (0, 1].
+        scaled: ``True`` starts g' from each tensor's own spread instead of N(0, 1).
+    """
+    one_of("attack.base", base, ("inverting_gradients", "idlg"))
+    number("attack.radius", radius, above=0, example=0.1)
+    number("attack.decay", decay, above=0, at_most=1, example=0.95)
+    if constant is not None:
+        number("attack.constant", constant, above=0, example=1e-6)
+    attack = inverting_gradients() if base == "inverting_gradients" else idlg()
+    attack = vary(replace(attack, iterations=1000, compile="off"), options)
+    told = {field.name: getattr(attack, field.name) for field in fields(attack) if field.init}
+    return SolvedInversion(**told, radius=radius, constant=constant, decay=decay, scaled=scaled)

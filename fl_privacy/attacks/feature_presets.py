@@ -6,7 +6,7 @@ from fl_privacy.attacks.feature_inversion import ModelInversion, Recovery
 from fl_privacy.attacks.gradient_inversion import GradientInversion
 from fl_privacy.attacks.gradient_inversion.objectives import L2, Cosine
 from fl_privacy.attacks.gradient_inversion.priors import TotalVariation
-from fl_privacy.attacks.gradient_inversion.starts import Uniform
+from fl_privacy.attacks.gradient_inversion.settings import Uniform
 from fl_privacy.attacks.optimizers import LBFGS, Adam, StepDecay
 from fl_privacy.attacks.optimizers.lbfgs import LineSearch
 from fl_privacy.attacks.preset_options import FeatureOptions, takes, vary

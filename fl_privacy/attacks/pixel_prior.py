@@ -108,8 +108,13 @@ def _learn(images: Tensor, labels: Tensor | None, num_classes: int) -> PixelPrio
     if few:
         bases = _components(centered, number)[None]
     else:
-        within = centered.T @ centered / len(centered)
-        bases = torch.stack([_of_class(centered[classes == k], within, number) for k in range(kinds)])
+        within, each = centered.T @ centered / len(centered), []
+        for kind in range(kinds):
+            own = centered[classes == kind]
+            covariance = _OF_CLASS * (own.T @ own / max(1, len(own))) + (1 - _OF_CLASS) * within
+            values, vectors = torch.linalg.eigh(covariance)
+            each.append((vectors.flip(1)[:, :number] * values.flip(0)[:number].clamp_min(1e-9).sqrt()).T)
+        bases = torch.stack(each)
     variance = centered.square().mean() - bases.square().sum((1, 2)).mean() / pixels.shape[1]
     residual = math.sqrt(max(float(variance), 1e-4 * float(centered.square().mean()), 1e-8))
     return PixelPrior(means.float(), bases.float(), residual, len(pixels))
@@ -124,13 +129,6 @@ def _components(centered: Tensor, number: int) -> Tensor:
             _, sizes, columns = torch.svd_lowrank(centered, q=number, niter=3)
         directions = columns.T
     return torch.mul(sizes[:number, None] / len(centered) ** 0.5, directions[:number])
-
-
-def _of_class(centered: Tensor, within: Tensor, number: int) -> Tensor:
-    own = centered.T @ centered / max(1, len(centered))
-    values, vectors = torch.linalg.eigh(_OF_CLASS * own + (1 - _OF_CLASS) * within)
-    basis: Tensor = (vectors.flip(1)[:, :number] * values.flip(0)[:number].clamp_min(1e-9).sqrt()).T
-    return basis
 
 
 @lru_cache(maxsize=8)

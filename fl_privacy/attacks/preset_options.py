@@ -7,9 +7,8 @@ from typing import Any, Literal, ParamSpec, TypedDict, TypeVar, get_args, get_ty
 
 from fl_privacy.attacks.feature_inversion import FeatureSource, FrontPolicy, ModelInversion
 from fl_privacy.attacks.gradient_inversion import Compile, DType, GradientInversion, LabelPolicy, LocalSteps, Projection
-from fl_privacy.attacks.gradient_inversion.embeddings import TokenReading
 from fl_privacy.attacks.gradient_inversion.network_prior import Untrained
-from fl_privacy.attacks.gradient_inversion.starts import STARTS, Scaling, named_start
+from fl_privacy.attacks.gradient_inversion.settings import STARTS, Scaling, TokenReading, named_start
 from fl_privacy.checks import one_of
 from fl_privacy.errors import UserError
 
@@ -48,7 +47,7 @@ class GenerativeOptions(TypedDict, total=False):
 class GradientOptions(_Options, total=False):
     """Options of :class:`GradientInversion`; ``None`` keeps the paper's value.
 
-    ``start`` is a name of :data:`fl_privacy.attacks.gradient_inversion.starts.STARTS`; ``layers`` are weights of
+    ``start`` is a name of :data:`fl_privacy.attacks.gradient_inversion.settings.STARTS`; ``layers`` are weights of
     tensors by name pattern, 0 mutes. ``space="network"`` optimizes an untrained network that makes the images
     (:class:`fl_privacy.attacks.gradient_inversion.network_prior.Untrained`).
     """
@@ -118,7 +117,11 @@ def takes(options: type, *, depending: Collection[str] = ()) -> Callable[[Callab
         signature, published = inspect.signature(preset), preset()  # type: ignore[call-arg]
 
         def value(option: str) -> object:
-            return None if option in depending else _value(published, option)
+            if option in depending:
+                return None
+            if option == "start":
+                return next(name for name, start in STARTS.items() if start == published.start)
+            return "pixels" if option == "space" else getattr(published, option, None)
 
         own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
         shared = [
@@ -129,11 +132,3 @@ def takes(options: type, *, depending: Collection[str] = ()) -> Callable[[Callab
         return preset
 
     return named
-
-
-def _value(published: GradientInversion | ModelInversion, option: str) -> object:
-    if option == "start":
-        return next(name for name, start in STARTS.items() if start == published.start)
-    if option == "space":
-        return "pixels"
-    return getattr(published, option) if option in {field.name for field in fields(published)} else None

@@ -5,7 +5,8 @@ from dataclasses import replace
 from typing import Literal, Unpack, get_args
 
 from fl_privacy.attacks.gradient_inversion import GradientInversion, Space
-from fl_privacy.attacks.gradient_inversion.objectives import L1, L2, Cosine, GaussianKernel
+from fl_privacy.attacks.gradient_inversion.generator_prior import Generated, NamedGenerator, Penalty
+from fl_privacy.attacks.gradient_inversion.objectives import L1, L2, Cosine, GaussianKernel, WeightedL2L1
 from fl_privacy.attacks.gradient_inversion.priors import (
     BatchNormStatistics,
     ColorRange,
@@ -13,12 +14,23 @@ from fl_privacy.attacks.gradient_inversion.priors import (
     ImageNorm,
     TotalVariation,
 )
-from fl_privacy.attacks.optimizers import LBFGS, Adam, CosineRate, GradientDescent, Optimizer, StepDecay
+from fl_privacy.attacks.gradient_inversion.settings import Rearranging
+from fl_privacy.attacks.optimizers import (
+    LBFGS,
+    Adam,
+    CosineRate,
+    EvolutionStrategy,
+    GradientDescent,
+    Optimizer,
+    StairDecay,
+    StepDecay,
+)
 from fl_privacy.attacks.optimizers.first_order import Sign
 from fl_privacy.attacks.optimizers.lbfgs import LineSearch
-from fl_privacy.attacks.preset_options import GradientOptions, takes, vary
-from fl_privacy.checks import one_of
+from fl_privacy.attacks.preset_options import GenerativeOptions, GradientOptions, takes, vary
+from fl_privacy.checks import number, one_of, whole
 from fl_privacy.errors import UserError
+from fl_privacy.models.pretrained.generator_files import expect_generator
 
 Variant = Literal["paper", "code"]
 """Source of the settings if paper and program differ."""
@@ -245,4 +257,205 @@ def sapag(
     if optimizer == "adamw":
         adam = Adam(lr=1e-3 if lr is None else lr, weight_decay=0.01)
         published = replace(published, optimizer=adam, projection="clamp", iterations=20_000)
+    return vary(published, options)
+
+
+@takes(GradientOptions)
+def tableak(
+    *,
+    lr: float = 0.06,
+    sign: Sign = "hard",
+    counted: bool = True,
+    pooled: bool = True,
+    **options: Unpack[GradientOptions],
+) -> GradientInversion:
+    """Build TabLeak: softmax of logits for categories, cosine of gradients, signed Adam, median of the attempts.
+
+    Numbers stay within the schema's bounds, as in the authors' program. ``attack=tableak_paper`` has 1500 iterations,
+    30 restarts and no counts; its softmax has temperature 1, which the authors' program cools.
+
+    Args:
+        lr: learning rate.
+        sign: sign of the gradient that enters Adam.
+        counted: ``True``, beyond the paper, leaves out categories that no row has, and starts from the counts of the
+            others (:mod:`fl_privacy.attacks.gradient_inversion.table_rows`); a third of the paper's work then
+            reconstructs more.
+        pooled: ``True`` takes the median of the attempts' ordered rows instead of the best.
+    """
+    published = GradientInversion(
+        objective=Cosine(),
+        optimizer=Adam(lr=lr, sign=sign),
+        counted=counted,
+        pooled=pooled,
+        iterations=500,
+        restarts=10,
+    )
+    return vary(published, options)
+
+
+_UNFELT = 1e-12
+"""Adam's epsilon for slopes clipped to almost nothing."""
+
+
+@takes(GradientOptions)
+def tag(
+    *,
+    lr: float = 0.05,
+    weight_decay: float = 0.01,
+    clip: float = 0.05,
+    alpha: float = 0.1,
+    last: float = 0.1,
+    **options: Unpack[GradientOptions],
+) -> GradientInversion:
+    """Build TAG (Deng et al. 2021): L2 and L1 distance of gradients, more L1 near the input, AdamW.
+
+    Embeddings are optimized from normal noise and decoded to the nearest tokens, with rate and iterations of public
+    implementations (0.05 falling to zero, 1,000). Their clipping matters once a model has learned, as gradients of
+    guesses are then dozens of times as long as that of a text it is sure of. The gradient of the embeddings is not
+    matched; its rows give ``attack=dager`` the tokens.
+
+    Args:
+        lr, weight_decay: settings of AdamW; models from scratch leak more with ``lr=0.2, weight_decay=0.05``.
+        clip: largest length of the slope by a victim's embeddings, in units of their root mean square. Public
+            implementations have 1 for BERT's, whose unit is 0.05.
+        alpha: weight of the L1 distance at the first tensor.
+        last: factor on it at the last one.
+    """
+    number("attack.alpha", alpha, at_least=0, example=0.1)
+    number("attack.last", last, at_least=0, example=0.1)
+    published = GradientInversion(
+        objective=WeightedL2L1(alpha=alpha, last=last),
+        optimizer=Adam(lr=lr, weight_decay=weight_decay, clip=clip, schedule=CosineRate(warmup=20)),
+        iterations=1000,
+    )
+    return vary(published, options)
+
+
+@takes(GradientOptions)
+def lamp(
+    *,
+    lr: float = 0.2,
+    clip: float = 1e-5,
+    distance: Literal["cosine", "l2_l1"] = "cosine",
+    prior: float = 0.5,
+    every: int = 75,
+    burn_in: float = 1.0,
+    tries: int = 200,
+    starts: int = 1,
+    **options: Unpack[GradientOptions],
+) -> GradientInversion:
+    """Build LAMP (Balunovic et al. 2022): descent on embeddings, and moves of words scored by a language model.
+
+    Settings are those of the authors' code for BERT: cosine of each tensor, and the embeddings' mean length held at
+    that of tokens (weight 1 at BERT's length of 1.4). 2,000 iterations of Adam start at 0.01, 0.2 in units of BERT's
+    embeddings, times 0.89 every 50. The best of 200 orders is kept. The language model, there GPT-2, is made of public
+    texts (:class:`fl_privacy.attacks.gradient_inversion.word_order.LanguageModel`).
+
+    Four things differ. Slopes are clipped, as published for the largest model only: they fall to a thousandth within
+    dozens of iterations, and Adam, which remembers a thousand, would hardly move. Decoded tokens are ordered, since
+    embeddings make up for their position. Orders are compared after the descent: every 75 iterations, as published
+    (``burn_in=0.1``), sets it back on our small models, as does the best of 500 random ``starts``. The language model
+    counts as much as the usual mismatch of orders, which differs between models.
+
+    Args:
+        lr: learning rate of Adam, in units of the root mean square of embeddings.
+        clip: clipping as for :func:`tag`, so small that all iterations count alike; infinite: none.
+        distance: distance of gradients; ``l2_l1`` is TAG's, with an L1 weight of 0.01, in shares of a zero gradient's.
+        prior: weight of a text's mean negative log likelihood, in units of the usual difference of orders.
+        every, burn_in, tries, starts: see :class:`fl_privacy.attacks.gradient_inversion.settings.Rearranging`.
+    """
+    one_of("attack.distance", distance, ("cosine", "l2_l1"))
+    cosine = distance == "cosine"
+    published = GradientInversion(
+        objective=Cosine(per_layer=True) if cosine else WeightedL2L1(alpha=0.01, last=1.0, relative=True),
+        optimizer=Adam(lr=lr, eps=_UNFELT, clip=clip, schedule=StairDecay(factor=0.89, every=50)),
+        embedding_norm=2.0,
+        moves=Rearranging(every=every, burn_in=burn_in, tries=tries, prior=prior, starts=starts),
+        iterations=2000,
+    )
+    return vary(published, options)
+
+
+@takes(GenerativeOptions, depending=("iterations",))
+def ggl(
+    *,
+    generator: str | None = None,
+    optimizer: Literal["adam", "cma"] = "adam",
+    lr: float = 0.01,
+    population: int = 50,
+    deviation: float = 1.0,
+    penalty: Penalty = "kl",
+    weight: float = 1e-3,
+    relative: bool = True,
+    **options: Unpack[GenerativeOptions],
+) -> GradientInversion:
+    """Build generative gradient leakage (Li et al. 2022): search the latents whose images fit the update.
+
+    The objective is the squared L2 distance of gradients plus a penalty on latents. Adam takes 4,000 iterations
+    (Refiner, Fan et al. 2025); CMA-ES 500, as in GGL's code. A defense that the update shows (zeros, few levels, empty
+    columns, else its norm) is applied to the guess.
+
+    Args:
+        generator: file of ``fl-privacy train-generator``, or ``faces`` for the one in the package gan-face-generate.
+        optimizer: ``adam``, or ``cma``, which needs that package.
+        lr: learning rate of Adam; 0.01 as in Refiner.
+        population: candidates of CMA-ES in each iteration.
+        deviation: standard deviation of the first ones.
+        penalty: ``kl`` or ``norm``; see :data:`fl_privacy.attacks.gradient_inversion.generator_prior.Penalty`.
+        weight: weight of the penalty, at least 0; the authors' 0.1 is for distances that are not relative, and
+            otherwise keeps latents from fitting (``experiments/RESULTS.md``).
+        relative: ``True`` divides the distance by the observed squared norm, so that a weight fits every model.
+    """
+    one_of("attack.optimizer", optimizer, ("adam", "cma"))
+    one_of("attack.penalty", penalty, ("kl", "norm"))
+    number("attack.weight", weight, at_least=0, example=1e-3)
+    expect_generator(generator)
+    strategy = EvolutionStrategy(population=population, deviation=deviation)
+    if optimizer == "cma":
+        strategy.expect_package()
+    published = GradientInversion(
+        objective=L2(relative=relative),
+        optimizer=Adam(lr=lr) if optimizer == "adam" else strategy,
+        source=Generated(generator=NamedGenerator(generator), weight=weight, penalty_kind=penalty),
+        evident=True,
+        iterations=4000 if optimizer == "adam" else 500,
+    )
+    return vary(published, options)
+
+
+@takes(GenerativeOptions)
+def gifd(
+    *,
+    generator: str | None = None,
+    layers: int = 2,
+    reach: float = 0.3,
+    lr: float = 0.1,
+    total_variation: float = 0.0,
+    **options: Unpack[GenerativeOptions],
+) -> GradientInversion:
+    """Build GIFD (Fang et al. 2023): search latents first, then features within the generator.
+
+    After the latents, each layer's output is optimized in turn, within an l1 ball around the result; the images of the
+    stage that fits best are kept. Cosine distance, Adam with a falling rate, ``iterations`` a stage.
+
+    Args:
+        generator: file, as for :func:`ggl`.
+        layers: number of layers optimized; 0 stops at the latents.
+        reach: radius of the ball, in shares of the l1 norm of an image's features, at least 0. The authors' radii fit
+            their generators.
+        lr: learning rate of Adam.
+        total_variation: weight; if the angle between gradients is small, even 1e-4 leaves nothing but gray.
+    """
+    whole("attack.layers", layers, at_least=0, example=2)
+    number("attack.reach", reach, at_least=0, example=0.3)
+    expect_generator(generator)
+    published = GradientInversion(
+        objective=Cosine(),
+        optimizer=Adam(lr=lr, schedule=StepDecay()),
+        priors=(TotalVariation(weight=total_variation),) if total_variation else (),
+        source=Generated(generator=NamedGenerator(generator), deeper=layers, reach=reach),
+        evident=True,
+        projection="clamp",
+        iterations=1000,
+    )
     return vary(published, options)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fl_privacy.attacks.exact.first_layer import agreed_ratios, find_first_layer
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient
-from fl_privacy.attacks.text.first_block import Placed, tokens_of_first_block
+from fl_privacy.attacks.text.bag_of_words import Placed, tokens_of_first_block
 from fl_privacy.auditing.instrument.program import ReplayModel, tensors_in
 from fl_privacy.auditing.instrument.watch import Watched
 from fl_privacy.auditing.scenario_problem import OPTIMIZERS, NotAttackedError, cleaned, uploaded_tensors

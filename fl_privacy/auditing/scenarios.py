@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_privacy.attacks import ReconstructionAttack
-from fl_privacy.attacks.auto.budget import EVALUATIONS
+from fl_privacy.attacks.auto.sub_attacks import EVALUATIONS
 from fl_privacy.attacks.exact.analytic import AnalyticInversion
 from fl_privacy.auditing.instrument.matching import Matched
 from fl_privacy.auditing.instrument.program import tensors_in

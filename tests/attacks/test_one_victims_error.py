@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fl_privacy.attacks import AutoAttack, Dager
 from fl_privacy.attacks.attack import ReconstructionAttack
-from fl_privacy.attacks.gradient_inversion.grouping import Group, attack_in_groups, failed
+from fl_privacy.attacks.gradient_inversion.grouping import Group, Groups, failed
 from fl_privacy.attacks.text import BagOfWords, bag_of_words as bag
 from fl_privacy.types import Observation, Reconstruction, VictimId
 from tests.attacks.text.test_dager import decoder, encoder, observed, texts
@@ -91,24 +91,32 @@ def _expect_all_answered(found: Sequence[Reconstruction]) -> None:
     assert not [one.failure for one in found if "broke off" in str(one.failure)]
 
 
+def attacked(attack: Callable[[Group], dict[int, Reconstruction]]) -> list[Reconstruction]:
+    groups = Groups(victims(), progress=lambda done, total: None)
+    for group in groups:
+        with groups.attempt(group):
+            groups.results |= attack(group)
+    return groups.reconstructions()
+
+
 def test_memory_that_runs_out_is_no_victims_fault() -> None:
-    def attack(group: Group, _: object) -> dict[int, Reconstruction]:
+    def attack(group: Group) -> dict[int, Reconstruction]:
         raise RuntimeError("can't allocate memory: you tried to allocate 8 bytes")
 
     with pytest.raises(RuntimeError, match="allocate"):
-        attack_in_groups(victims(), attack, progress=lambda done, total: None)
+        attacked(attack)
 
 
 def test_each_victim_of_a_group_is_attacked_alone_where_the_group_failed() -> None:
     sizes: list[int] = []
 
-    def attack(group: Group, _: object) -> dict[int, Reconstruction]:
+    def attack(group: Group) -> dict[int, Reconstruction]:
         sizes.append(len(group.observations))
         if 1 in group.observations:
             raise ZeroDivisionError("division by zero")
         return {k: failed(o, "read") for k, o in group.observations.items()}
 
-    found = attack_in_groups(victims(), attack, progress=lambda done, total: None)
+    found = attacked(attack)
     assert sizes == [3, 1, 1, 1]
     assert [one.failure == "read" for one in found] == [True, False, True]
     assert "ZeroDivisionError: division by zero" in str(found[1].failure)

@@ -6,8 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fl_privacy import Observation, reconstruct
-from fl_privacy.attacks.gradient_inversion.clients_loss import ONE_OUTPUT, SOFT_LABELS, WHOLE_LABELS
-from fl_privacy.attacks.gradient_inversion.infer_client import disclosed
+from fl_privacy.attacks.gradient_inversion.infer_client import ONE_OUTPUT, SOFT_LABELS, WHOLE_LABELS, disclosed
 from fl_privacy.defenses import ClientState, pruning
 from fl_privacy.errors import UserError
 from fl_privacy.models.losses import CROSS_ENTROPY

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fl_privacy.attacks.feature_inversion.attack import InversionProblem
-from fl_privacy.attacks.gradient_inversion.starts import Space
+from fl_privacy.attacks.gradient_inversion.settings import Space
 from fl_privacy.defenses import ClientState, Defense, compose, dp_noise, fdl_pp, none, split_fed
 from fl_privacy.effects import Part
 from fl_privacy.errors import UserError

@@ -9,7 +9,7 @@ import torch
 
 from fl_privacy.attacks import idlg, inverting_gradients
 from fl_privacy.attacks.gradient_inversion import preparation
-from fl_privacy.attacks.gradient_inversion.cuda_graph import CapturedEvaluation
+from fl_privacy.attacks.gradient_inversion.execution import CapturedEvaluation
 from fl_privacy.attacks.gradient_inversion.problem import Problem
 from fl_privacy.attacks.gradient_inversion.settings import Compile
 from fl_privacy.federation import Audit, plain_rounds, run_all

@@ -1,13 +1,18 @@
 """Countermeasures of an attack that knows the defense."""
 
-from fl_privacy.attacks.adaptive.bounds import AssumedTransform, all_known, choose_transforms
-from fl_privacy.attacks.adaptive.clip import Clips
 from fl_privacy.attacks.adaptive.constraints import (
+    AssumedTransform,
+    Clips,
     Constraints,
     HiddenGradient,
     KnownFeatures,
     Unknowns,
     UpdateConstraints,
+    all_known,
+    choose_transforms,
+    estimate_clip_norm,
+    estimate_noise_std,
+    estimate_step,
 )
 from fl_privacy.attacks.adaptive.countermeasures import (
     Circumstances,
@@ -15,7 +20,6 @@ from fl_privacy.attacks.adaptive.countermeasures import (
     countermeasures_against,
     looks_noisy,
 )
-from fl_privacy.attacks.adaptive.estimates import estimate_clip_norm, estimate_noise_std, estimate_step
 from fl_privacy.attacks.adaptive.known_defense import KnownDefense, uncountered
 
 __all__ = [

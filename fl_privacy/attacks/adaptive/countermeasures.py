@@ -5,7 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import singledispatch
 
-from fl_privacy.attacks.adaptive.bounds import (
+from fl_privacy.attacks.adaptive.constraints import (
+    Clipping,
+    HiddenGradient,
     Rule,
     Transform,
     bare_layers,
@@ -15,8 +17,6 @@ from fl_privacy.attacks.adaptive.bounds import (
     where_shared,
     within_bins,
 )
-from fl_privacy.attacks.adaptive.clip import Clipping
-from fl_privacy.attacks.adaptive.constraints import HiddenGradient
 from fl_privacy.effects import (
     AdversarialPerturbation,
     Clipped,
@@ -155,19 +155,17 @@ def _against_soteria(effect: MutedFeatures, circumstances: Circumstances) -> Seq
 
 @countermeasures_against.register
 def _against_mixing(effect: SlicedNoise, circumstances: Circumstances) -> Sequence[Countermeasure]:
-    """Treat the improved Soteria as noise."""
     return _smooth_away(circumstances)
 
 
-@countermeasures_against.register
-def _against_refiner(effect: RobustGradient, circumstances: Circumstances) -> Sequence[Countermeasure]:
-    """Prefer smooth images: robust data look like noise, and noise drawn in each round averages out."""
-    return _prefer_smooth(circumstances, BLURRED)
+@countermeasures_against.register(RobustGradient)
+@countermeasures_against.register(AdversarialPerturbation)
+@countermeasures_against.register(PrivateLayers)
+def _against_lookalikes(effect: Effect, circumstances: Circumstances) -> Sequence[Countermeasure]:
+    """Prefer smooth images.
 
-
-@countermeasures_against.register
-def _against_misleading(effect: AdversarialPerturbation, circumstances: Circumstances) -> Sequence[Countermeasure]:
-    """Prefer smooth images: RecUP-FL's perturbation is noise to a reconstruction."""
+    Robust data and RecUP-FL's perturbations look like noise; only stand-ins of private layers are known.
+    """
     return _prefer_smooth(circumstances, BLURRED)
 
 
@@ -276,12 +274,6 @@ def _against_spn(effect: PrivateLoss, circumstances: Circumstances) -> Sequence[
         ),
         *_prefer_smooth(circumstances, HIDDEN),
     ]
-
-
-@countermeasures_against.register
-def _against_split(effect: PrivateLayers, circumstances: Circumstances) -> Sequence[Countermeasure]:
-    """Prefer smooth images; only stand-ins of private layers are known."""
-    return _prefer_smooth(circumstances, BLURRED)
 
 
 def _clip(clip: Clipped, unit: float, std: float | None, circumstances: Circumstances) -> list[Countermeasure]:

@@ -10,16 +10,21 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from fl_privacy.attacks.adaptive.bounds import Bounds, Transform, widest
-from fl_privacy.attacks.adaptive.clip import Clips
-from fl_privacy.attacks.adaptive.constraints import HiddenGradient, UpdateConstraints
+from fl_privacy.attacks.adaptive.constraints import (
+    Bounds,
+    Clips,
+    HiddenGradient,
+    Transform,
+    UpdateConstraints,
+    estimate_noise_std,
+    widest,
+)
 from fl_privacy.attacks.adaptive.countermeasures import (
     Circumstances,
     Countermeasure,
     countermeasures_against,
     looks_noisy,
 )
-from fl_privacy.attacks.adaptive.estimates import estimate_noise_std
 from fl_privacy.effects import Clipped, Description, Effect, Noise, NoisedLayers, SlicedNoise, Summed
 from fl_privacy.types import Observation, Tensors
 
@@ -124,21 +129,22 @@ class KnownDefense:
         updates = [o.update() for o in observations]
         clippings = [(number, m.clipping) for number, m in enumerate(self.countermeasures) if m.clipping]
         clipped = [matched(o) for o in observations] if clippings else []
-        clips = [clipping.of(clipped, self._left(updates, number)) for number, clipping in clippings]
+        clips = []
+        for number, clipping in clippings:  # the elements that countermeasures before it may have dropped count for 0
+            each = [self._bounds(update, number) for update in updates]
+            pairs = {name: [bounds[name] for bounds in each] for name in each[0]}
+            kept = {n: torch.stack([1 - ((low < 0) & (high > 0)).float() for low, high in p]) for n, p in pairs.items()}
+            clips.append(clipping.of(clipped, kept))
         bounds = [
             _in_matched_units(o, self.bounds(update), matched) for o, update in zip(observations, updates, strict=True)
         ]
         return UpdateConstraints(
-            bounds={name: _stack([b[name] for b in bounds]) for name in bounds[0]},
+            bounds={
+                name: (torch.stack([b[name][0] for b in bounds]), torch.stack([b[name][1] for b in bounds]))
+                for name in bounds[0]
+            },
             clip=Clips(tuple(clips)) if clips else None,
         )
-
-    def _left(self, updates: Sequence[Tensors], number: int) -> Tensors:
-        """Mark (V, *shape) with 0 the possibly dropped elements after ``number`` countermeasures, else 1."""
-        each = [self._bounds(update, number) for update in updates]
-        return {
-            name: torch.stack([1 - ((b[name][0] < 0) & (b[name][1] > 0)).float() for b in each]) for name in each[0]
-        }
 
 
 def _as_seen(parts: Description) -> Description:
@@ -200,7 +206,3 @@ def _in_matched_units(observation: Observation, bounds: Bounds, matched: Matched
 
     ends = convert(0), convert(1)
     return {n: (torch.minimum(ends[0][n], ends[1][n]), torch.maximum(ends[0][n], ends[1][n])) for n in bounds}
-
-
-def _stack(pairs: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    return torch.stack([low for low, _ in pairs]), torch.stack([high for _, high in pairs])

@@ -2,21 +2,19 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
 from fl_privacy.attacks.adaptive import KnownFeatures
-from fl_privacy.attacks.attack import Report
-from fl_privacy.attacks.auto.attempts import Attempt, Winner, ranked
-from fl_privacy.attacks.auto.budget import Rung, seconds_of
-from fl_privacy.attacks.auto.judgment import EXACT, judge, margin
-from fl_privacy.attacks.auto.sub_attacks import Entry, normalizes_by_batch
+from fl_privacy.attacks.attack import Report, part_of
+from fl_privacy.attacks.auto.judgment import EXACT, Judgment, judge, margin
+from fl_privacy.attacks.auto.sub_attacks import Entry, Rung, normalizes_by_batch, seconds_of
 from fl_privacy.attacks.exact.hidden_layer import HiddenFeatures
 from fl_privacy.attacks.gradient_inversion.execution import fitting_threads, multiplications_of_a_layer
-from fl_privacy.attacks.gradient_inversion.grouping import Group
+from fl_privacy.attacks.gradient_inversion.grouping import Group, failed
 from fl_privacy.attacks.gradient_inversion.labels import (
     expected_counts,
     infer_labels,
@@ -33,8 +31,75 @@ from fl_privacy.models import Front
 from fl_privacy.models.losses import is_plain
 from fl_privacy.progress import counted
 from fl_privacy.rng import cpu_threads, derive_generator
-from fl_privacy.types import Batch, Observation, Tensors
-from fl_privacy.types.film import shortened
+from fl_privacy.types import Batch, Observation, Reconstruction, Tensors
+from fl_privacy.types.film import Snapshot, joined, shortened
+
+_EASED = 10.0
+"""Largest factor by which total variation is eased from one rung to the next."""
+
+
+@dataclass(frozen=True, eq=False)
+class Attempt:
+    """One contender's attempt at one victim.
+
+    Attributes:
+        roughness: weight of total variation in the next rung, as a share of a zero gradient's loss.
+        labels: labels (B,) of its own; ``None``: the common ones.
+        held: ``True`` if it is held to known features.
+        given: attack that found its first images, or empty.
+        margin: least fall of the logarithm of ``widest`` before these images are left.
+        variables: (N,); ``None`` before the first rung.
+        mismatch, widest, score: values of :class:`fl_privacy.attacks.auto.judgment.Judgment`.
+        history: losses of all rungs.
+    """
+
+    member: int
+    start: int
+    roughness: float
+    labels: Tensor | None = None
+    held: bool = False
+    given: str = ""
+    margin: float = 0.0
+    variables: Tensor | None = None
+    mismatch: float = math.inf
+    widest: float = math.inf
+    score: float = math.inf
+    history: tuple[float, ...] = ()
+    film: tuple[Snapshot, ...] = ()
+
+    @property
+    def order(self) -> tuple[float, int, int]:
+        return self.score, self.member, self.start
+
+    @property
+    def left_below(self) -> float:
+        return self.widest * math.exp(-self.margin)
+
+    def judged(self, judged: Judgment, row: int) -> "Attempt":
+        mismatch, widest = float(judged.mismatch[row]), float(judged.widest[row])
+        return replace(self, mismatch=mismatch, widest=widest, score=float(judged.score[row]))
+
+    def after(
+        self, variables: Tensor, judged: Judgment, row: int, losses: Tensor, film: Sequence[Snapshot]
+    ) -> "Attempt":
+        """Return the result in the ``row`` of ``judged``, or itself if that is no better.
+
+        Images given by a layer's equations are left only if others suit the widest tensor better by more than noise.
+        """
+        history = (*self.history, *losses[losses.isfinite()].tolist())
+        roughness = min(self.roughness, max(self.roughness / _EASED, float(judged.balance[row])))
+        tried = replace(self, history=history, roughness=roughness, film=joined(self.film, len(self.history), film))
+        found = replace(tried.judged(judged, row), variables=variables, margin=0.0)
+        worse = not found.score < self.score or (bool(self.given) and found.widest > self.left_below)
+        return tried if self.variables is not None and worse else found
+
+
+def ranked(attempts: Sequence[Attempt]) -> list[Attempt]:
+    """Sort attempts, the best first; those that suit the widest tensor worse come after given images."""
+    given = [attempt for attempt in attempts if attempt.given]
+    known = min((attempt.widest for attempt in given), default=math.inf)
+    below = min((attempt.left_below for attempt in given), default=math.inf)
+    return sorted(attempts, key=lambda each: (each.widest > (known if each.given else below), *each.order))
 
 
 @torch.no_grad()
@@ -175,11 +240,7 @@ class Race:
                 self._keep(rung.attempts)
                 self._relabel()
             size = rung.attempts * rung.evaluations / total
-
-            def meter(part: float, done: float = done, size: float = size) -> None:
-                report(done + part * size)
-
-            self._rung(rung, meter)
+            self._rung(rung, part_of(report, done, done + size))
             done += size
         self._keep(1)
 
@@ -222,11 +283,8 @@ class Race:
             own_jobs, capacity = jobs[member], self._prepared[member].capacity
             chunks = [own_jobs[begin : begin + capacity] for begin in range(0, len(own_jobs), capacity)]
             for chunk in counted(self._members[member].name, chunks):
-
-                def meter(part: float, done: int = done, size: int = len(chunk)) -> None:
-                    report((done + part * size) / total)
-
-                after = self._staged(member, chunk, rung, meter)
+                shown = part_of(report, done / total, (done + len(chunk)) / total)
+                after = self._staged(member, chunk, rung, shown)
                 done += len(chunk)
                 for (position, before), attempt in zip(chunk, after, strict=True):
                     own = self.attempts[position]
@@ -237,11 +295,8 @@ class Race:
     ) -> Sequence[Attempt]:
         stages = rung.stages if self._members[member].staged else 1
         for stage in range(stages):
-
-            def meter(part: float, stage: int = stage) -> None:
-                report((stage + part) / stages)
-
-            after = self._descend(member, jobs, rung.evaluations // stages, meter)
+            shown = part_of(report, stage / stages, (stage + 1) / stages)
+            after = self._descend(member, jobs, rung.evaluations // stages, shown)
             jobs = [(position, attempt) for (position, _), attempt in zip(jobs, after, strict=True)]
         return [attempt for _, attempt in jobs]
 
@@ -307,28 +362,28 @@ class Race:
         front = Front(prepared.observer, some.path)
         return KnownFeatures(front=front, values=values.to(zero), weight=weights.to(zero) * zero)
 
-    def winner(self, position: int) -> Winner | None:
+    def best(self, position: int) -> Reconstruction:
         (attempt,) = self.attempts[position]
+        victim, prepared = self._victims[attempt.member][position], self._prepared[attempt.member]
         if attempt.variables is None or not math.isfinite(attempt.score):
-            return None
-        prepared = self._prepared[attempt.member]
+            return failed(victim.observation, "The objective is not finite at any start; check the update.")
         size, pixels = prepared.shape[0], torch.Size(prepared.shape).numel()
         images = prepared.settings.space.to_images(attempt.variables[:pixels].reshape(prepared.shape))
-        labels = _relabeled(self._victims[attempt.member][position], attempt).labels
-        loss = prepared.rounds[0].victim_model.loss
+        labels, loss = _relabeled(victim, attempt).labels, prepared.rounds[0].victim_model.loss
         if labels is None:
             logits = attempt.variables[pixels : pixels + size * prepared.num_classes].reshape(size, -1)
             labels = loss.expected(logits)
         own = self._members[attempt.member].name
-        precision = self._victims[attempt.member][position].observation.precision
-        return Winner(
-            member=f"{attempt.given}, then {own}" if attempt.given else own,
-            batch=Batch(images.clamp(0, 1).float().to(precision).cpu(), loss.answers(labels).cpu()),
-            mismatch=attempt.mismatch,
+        images = images.clamp(0, 1).float().to(victim.observation.precision)
+        return Reconstruction(
+            id=victim.observation.id,
+            batch=Batch(images.cpu(), loss.answers(labels).cpu()),
+            loss=attempt.mismatch,
             history=attempt.history,
-            label_source=self._victims[attempt.member][position].label_source,
-            countermeasures=prepared.countermeasures,
             film=shortened(attempt.film),
+            label_source=victim.label_source,
+            countermeasures=prepared.countermeasures,
+            member=f"{attempt.given}, then {own}" if attempt.given else own,
         )
 
 

@@ -1,24 +1,141 @@
-"""The descents that ``attack=auto`` chooses from."""
+"""The descents that ``attack=auto`` chooses from, and the work that each of them gets."""
 
+import logging
 import math
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from fl_privacy.attacks.adaptive import Circumstances, KnownDefense, all_known
-from fl_privacy.attacks.gradient_inversion import GradientInversion
+from fl_privacy.attacks.adaptive import KnownDefense, all_known
+from fl_privacy.attacks.attack import seconds_left
+from fl_privacy.attacks.gradient_inversion import GradientInversion, Space
+from fl_privacy.attacks.gradient_inversion.evident_defense import noise_over_gradient
 from fl_privacy.attacks.gradient_inversion.labels import output_layer
-from fl_privacy.attacks.gradient_inversion.noise import noise_over_gradient
 from fl_privacy.attacks.gradient_inversion.objectives import L2, Cosine
+from fl_privacy.attacks.gradient_inversion.preparation import circumstances_of
 from fl_privacy.attacks.gradient_inversion.priors import BatchNormStatistics, ColorRange, TotalVariation
-from fl_privacy.attacks.gradient_inversion.starts import Blank, PublicMean
-from fl_privacy.attacks.gradient_inversion.targets import matched_per_uploaded, needs_unrolling
-from fl_privacy.attacks.optimizers import LBFGS
-from fl_privacy.attacks.presets import inverting_gradients
+from fl_privacy.attacks.gradient_inversion.settings import Blank, PublicMean
+from fl_privacy.attacks.gradient_inversion.targets import needs_unrolling
+from fl_privacy.attacks.optimizers import LBFGS, Adam, StepDecay
 from fl_privacy.effects import Quantized, Sparse
 from fl_privacy.types import Observation
+
+logger = logging.getLogger(__name__)
+
+Budget = Literal["quick", "standard", "thorough"]
+
+EVALUATIONS: Mapping[str, int] = {"quick": 600, "standard": 4800, "thorough": 24_000}
+"""Evaluations of loss and gradient for each victim, over all attempts; one "Inverting Gradients" takes ``standard``."""
+
+_KEPT = 3
+"""Number of attempts of which one goes on to the next rung."""
+
+_LAST = 0.75
+"""Share of the evaluations that the best attempt gets in the last rung."""
+
+_MOST = 27
+"""Most attempts at a victim."""
+
+_STAGE = 150
+"""Fewest evaluations of a stage of the last rung; total variation is eased at each stage."""
+
+_STAGES = 4
+"""Most stages."""
+
+LEAST = 25
+"""Evaluations below which an attempt shows nothing: one iteration of L-BFGS."""
+
+SOLVED = 0.75
+"""Largest share of a budget in seconds for exact solutions; descents get the rest. It is large since a search for
+sparse directions may find all within ten rounds, but for other victims only after a hundred."""
+
+_PILOTS = (5, 25, 125)
+"""Evaluations that measure the time of one; the first of a process take longer."""
+
+_PILOTED = 0.1
+"""Share of the time left that the next measurement may take."""
+
+
+@dataclass(frozen=True)
+class Rung:
+    """A step of successive halving: attempts with equal evaluations, in ``stages`` of less total variation."""
+
+    attempts: int
+    evaluations: int
+    stages: int = 1
+
+
+def most_attempts(evaluations: int) -> int:
+    """Return the most attempts that ``evaluations`` suffice to compare."""
+    most = [n for n in range(1, _MOST + 1) if n * LEAST * (len(rungs(evaluations, n)) - 1) <= (1 - _LAST) * evaluations]
+    return max(most, default=1)
+
+
+def affordable(evaluations: float, beside: int) -> int:
+    """Return the most evaluations of a victim whose rungs fit in ``evaluations``, with ``beside`` given attempts."""
+    number = max(LEAST, int(evaluations))
+    # sum the evaluations of all rungs; no attempt gets less than ``LEAST``
+    while (
+        number > LEAST
+        and sum(rung.attempts * rung.evaluations for rung in rungs(number, most_attempts(number) + beside))
+        > evaluations
+    ):
+        number = max(LEAST, number - max(1, number // 50))
+    return number
+
+
+def time_of_one(seconds_of_each: Callable[[int], float]) -> float:
+    """Measure the seconds of one evaluation, by ever more of them."""
+    each = 0.0
+    for evaluations in _PILOTS:
+        if evaluations * each > _PILOTED * seconds_left():
+            break
+        each = seconds_of_each(evaluations)
+    return each
+
+
+def seconds_of(work: Callable[[], object]) -> float:
+    """Measure the seconds of ``work``."""
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def evaluations_in_time(work: Callable[[int], object], victims: int, *, cut: bool) -> int:
+    """Return how many evaluations of each victim there is time for, and log it; ``work`` does a number of them."""
+    each = time_of_one(lambda number: seconds_of(lambda: work(number)) / number)
+    found = max(LEAST, int(seconds_left() / each))
+    logger.info(how_to_repeat(found, victims, cut=cut))
+    return found
+
+
+def how_to_repeat(evaluations: int, victims: int, *, cut: bool) -> str:
+    """Say how many evaluations repeat a budget in seconds; ``cut`` if the clock ended exact solutions."""
+    but = ", which repeat the descents but not what they start from: the clock ended a search for exact answers"
+    return f"The seconds came to attack.evaluations={evaluations} for {victims} victims{but * cut}."
+
+
+def rungs(evaluations: int, attempts: int) -> list[Rung]:
+    """Plan successive halving (Jamieson and Talwalkar 2016) from ``attempts`` to one, the last rung in stages.
+
+    No attempt gets less than one iteration of L-BFGS.
+    """
+    numbers = [attempts]
+    while numbers[-1] > 1:
+        numbers.append(math.ceil(numbers[-1] / _KEPT))
+    last = int(_LAST * evaluations) if attempts > 1 else evaluations
+    stages = max(1, min(_STAGES, last // _STAGE))
+    late = Rung(1, max(LEAST, last), stages)
+    if attempts == 1:
+        return [late]
+    each = (1 - _LAST) * evaluations / (len(numbers) - 1)
+    early = [Rung(count, max(LEAST, int(each / count))) for count in numbers[:-1]]
+    return [*early, late]
+
 
 _ROUGH = (
     *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.Hardtanh, nn.Hardswish, nn.MaxPool2d, nn.AdaptiveMaxPool2d),
@@ -123,9 +240,11 @@ def _contenders(observation: Observation) -> Sequence[Contender]:
     # optimize labels with the images if nothing leaks them
     layer = output_layer(observation.model, observation.num_classes)
     seen = layer is not None and any(name in observation.upload.tensors for name in layer if name)
-    base = replace(
-        inverting_gradients(),
-        priors=(),
+    base = GradientInversion(
+        objective=Cosine(),
+        optimizer=Adam(lr=0.1, sign="hard", schedule=StepDecay()),
+        space=Space(mean=0.5, std=0.25),
+        projection="clamp",
         start=Faint() if observation.knowledge.public_images is None else PublicMean(),
         labels="auto" if seen or observation.knowledge.labels is not None else "optimize",
         compile="off",
@@ -174,14 +293,9 @@ def _is_noisy(observation: Observation) -> bool:
 
 def _known_defense(observation: Observation) -> KnownDefense:
     layer = output_layer(observation.model, observation.num_classes)
-    plan, size = observation.plan, observation.upload.num_examples
-    unrolls = needs_unrolling(plan, size, "unroll")
-    circumstances = Circumstances(
-        head=layer[0] if layer else None,
-        batch_size=size,
-        plan=plan,
-        unrolls=unrolls,
-        matched_per_uploaded=matched_per_uploaded(plan, size, unrolls=unrolls),
+    circumstances = circumstances_of(
+        observation,
+        unrolls=needs_unrolling(observation.plan, observation.upload.num_examples, "unroll"),
         scales=True,
         complete=True,
         smooths=False,

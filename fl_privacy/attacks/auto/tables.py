@@ -1,21 +1,18 @@
 """Rows of a table for ``attack=auto``: exact solutions if possible, else TabLeak."""
 
-import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from fl_privacy.attacks._tableak import tableak
 from fl_privacy.attacks.attack import Progress, part_of_work, seconds_left, within
-from fl_privacy.attacks.auto.budget import LEAST, SOLVED, how_to_repeat, seconds_of, time_of_one
+from fl_privacy.attacks.auto.sub_attacks import LEAST, SOLVED, evaluations_in_time
 from fl_privacy.attacks.exact import ExactInversion
 from fl_privacy.attacks.exact.certificate import ROUNDING, Reproduction, model_as_sent
 from fl_privacy.attacks.gradient_inversion import GradientInversion
 from fl_privacy.attacks.gradient_inversion.targets import needs_unrolling
+from fl_privacy.attacks.presets import tableak
 from fl_privacy.types import Batch, Certainty, Observation, Reconstruction
 from fl_privacy.types.schema import schema_of
-
-logger = logging.getLogger(__name__)
 
 _SHOWN = 0.5
 """Share of the progress for exact solutions: descents take about as long as a failing search."""
@@ -44,10 +41,10 @@ class TableMembers:
         left = [k for k, one in enumerate(best) if one.batch is None or one.certainty is Certainty.APPROXIMATE]
         if not left:
             return best
-        asked, evaluations = [observations[k] for k in left], self.evaluations
-        if evaluations is None:
-            evaluations = self._affordable(asked, seed)
-            logger.info(how_to_repeat(evaluations, len(asked), cut=limit.cut))
+        asked = [observations[k] for k in left]
+        evaluations = self.evaluations or evaluations_in_time(
+            lambda number: self._member(number)(asked, seed=seed), len(asked), cut=limit.cut
+        )
         shown = part_of_work(progress, _SHOWN, 1.0)
         sought = self._member(evaluations)(asked, seed=seed, progress=shown)
         for k, one in zip(left, sought, strict=True):
@@ -58,12 +55,6 @@ class TableMembers:
         attempts = min(_ATTEMPTS, max(1, evaluations // LEAST))
         attack = tableak(iterations=max(1, evaluations // attempts), restarts=attempts)
         return replace(attack, device=self.device, most_victims=self.most_victims)
-
-    def _affordable(self, asked: Sequence[Observation], seed: int) -> int:
-        def seconds_of_each(evaluations: int) -> float:
-            return seconds_of(lambda: self._member(evaluations)(asked, seed=seed)) / evaluations
-
-        return max(LEAST, int(seconds_left() / time_of_one(seconds_of_each)))
 
 
 def _as_rows(observation: Observation, found: Reconstruction) -> Reconstruction:

@@ -1,23 +1,19 @@
 """Texts for ``attack=auto``: exact solutions if proven, else what reproduces the update best."""
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
 from fl_privacy.attacks.attack import Limit, Progress, part_of_work, seconds_left, within
-from fl_privacy.attacks.auto.budget import LEAST, SOLVED, how_to_repeat, seconds_of, time_of_one
+from fl_privacy.attacks.auto.sub_attacks import SOLVED, evaluations_in_time
 from fl_privacy.attacks.exact.certificate import ROUNDING, Reproduction, model_as_sent
 from fl_privacy.attacks.gradient_inversion import GradientInversion
 from fl_privacy.attacks.gradient_inversion.settings import Rearranging
-from fl_privacy.attacks.lamp_tag import lamp, tag
-from fl_privacy.attacks.presets import inverting_gradients
+from fl_privacy.attacks.presets import inverting_gradients, lamp, tag
 from fl_privacy.attacks.text import BagOfWords, Dager
 from fl_privacy.progress import counted
 from fl_privacy.types import Batch, Certainty, Observation, Reconstruction
-
-logger = logging.getLogger(__name__)
 
 _SHOWN = 0.1
 """Share of the progress for DAGER."""
@@ -50,7 +46,13 @@ class TextMembers:
             exact = Dager()(observations, seed=seed, progress=part_of_work(progress, 0.0, _SHOWN))
         best = [replace(one, member="dager") for one in exact]
         best = self._descended(observations, best, bags, limit, seed=seed, progress=progress)
-        return [_with_words(one, bag) for one, bag in zip(best, bags, strict=True)]
+        results = []
+        for one, bag in zip(best, bags, strict=True):
+            words, all_found = bag.words, bag.words_exact
+            if one.batch is not None and one.certainty is not Certainty.APPROXIMATE:
+                words, all_found = one.batch.inputs[one.batch.inputs >= 0].cpu(), True
+            results.append(replace(one, words=words, words_exact=all_found))
+        return results
 
     def _descended(
         self,
@@ -67,10 +69,14 @@ class TextMembers:
             best[k] = _nearer(observations[k], best[k], replace(bags[k], member="bag of words"), bags[k])
         if not left:
             return best
-        asked, evaluations = [_knowing(observations[k], bags[k]) for k in left], self.evaluations
-        if evaluations is None:
-            evaluations = self._affordable(asked, seed)
-            logger.info(how_to_repeat(evaluations, len(asked), cut=limit.cut))
+        asked = []
+        for k in left:  # descents start from the words of a whole bag
+            bag, size = bags[k].batch, observations[k].upload.num_examples
+            whole = bag is not None and len(bag.inputs) == size
+            asked.append(observations[k].told(previous=bag.inputs) if bag is not None and whole else observations[k])
+        evaluations = self.evaluations or evaluations_in_time(
+            lambda number: self._members(2 * number, asked[0])["tag"](asked, seed=seed), len(asked), cut=limit.cut
+        )
         members = self._members(evaluations, asked[0])
         apart, half = {k: _apart(observations[k], best[k]) for k in left}, (1 - _SHOWN) / len(members)
         for number, (name, member) in enumerate(members.items()):
@@ -96,13 +102,6 @@ class TextMembers:
             "order of words": replace(lamp(iterations=1), moves=replace(ORDERED, prior=prior), **placed),  # type: ignore[arg-type]
         }
 
-    def _affordable(self, asked: Sequence[Observation], seed: int) -> int:
-        def seconds_of_each(evaluations: int) -> float:
-            members = self._members(2 * evaluations, asked[0])
-            return seconds_of(lambda: members["tag"](asked, seed=seed)) / evaluations
-
-        return max(LEAST, int(seconds_left() / time_of_one(seconds_of_each)))
-
 
 def _nearer(
     observation: Observation, one: Reconstruction, other: Reconstruction, bag: Reconstruction
@@ -120,19 +119,6 @@ def _within_bag(found: Reconstruction, bag: Reconstruction) -> bool:
         return True
     tokens = found.batch.inputs
     return bool(torch.isin(tokens[tokens >= 0].cpu(), bag.words).all())
-
-
-def _with_words(found: Reconstruction, bag: Reconstruction) -> Reconstruction:
-    if found.batch is not None and found.certainty is not Certainty.APPROXIMATE:
-        tokens = found.batch.inputs
-        return replace(found, words=tokens[tokens >= 0].cpu(), words_exact=True)
-    return replace(found, words=bag.words, words_exact=bag.words_exact)
-
-
-def _knowing(observation: Observation, bag: Reconstruction) -> Observation:
-    if bag.batch is None or len(bag.batch.inputs) != observation.upload.num_examples:
-        return observation
-    return observation.told(previous=bag.batch.inputs)
 
 
 def _apart(observation: Observation, found: Reconstruction) -> float:

@@ -10,17 +10,9 @@ from fl_privacy.attacks.attack import Progress, Report, no_progress
 from fl_privacy.attacks.exact.certificate import ROUNDING, Reproduction, model_as_sent, within_range
 from fl_privacy.attacks.exact.first_layer import FirstLayer, distinct_ratios, find_first_layer, fit, residual
 from fl_privacy.attacks.gradient_inversion import labels as labeling
-from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError
-from fl_privacy.attacks.gradient_inversion.grouping import (
-    Group,
-    attack_in_groups,
-    expect_gradient,
-    failed,
-    one_each,
-    without_labels,
-)
+from fl_privacy.attacks.gradient_inversion.grouping import Group, Groups, expect_gradient, failed, without_labels
 from fl_privacy.attacks.gradient_inversion.labels import guessed_outputs
-from fl_privacy.attacks.gradient_inversion.targets import as_gradient
+from fl_privacy.attacks.gradient_inversion.targets import NotAttackableError, as_gradient
 from fl_privacy.checks import number
 from fl_privacy.models.gradients import frozen_copy
 from fl_privacy.models.losses import CROSS_ENTROPY, is_plain
@@ -57,7 +49,11 @@ class AnalyticInversion:
     def __call__(
         self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
     ) -> list[Reconstruction]:
-        return attack_in_groups(observations, self._attack, progress=progress, as_victims=one_each)
+        groups = Groups(observations, progress=progress, rounds="apart")
+        for group in groups:
+            with groups.attempt(group) as report:
+                groups.results |= self._attack(group, report)
+        return groups.reconstructions()
 
     def _attack(self, group: Group, report: Report) -> dict[int, Reconstruction]:
         first = group.first

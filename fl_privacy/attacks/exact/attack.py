@@ -29,15 +29,7 @@ from fl_privacy.attacks.exact.r_gap import LayerChain, find_chain, recursed
 from fl_privacy.attacks.exact.repeats import as_one, repeated, with_repeats
 from fl_privacy.attacks.exact.residual import Residual, find_residual, known_between
 from fl_privacy.attacks.exact.spear import AGREEMENT, NEARLY, columns_of, sparse_factors
-from fl_privacy.attacks.gradient_inversion.grouping import (
-    Group,
-    Reading,
-    attack_in_groups,
-    expect_gradient,
-    failed,
-    one_each,
-    read_group,
-)
+from fl_privacy.attacks.gradient_inversion.grouping import Group, Groups, Reading, expect_gradient, failed, read_group
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient, stack
 from fl_privacy.checks import number, whole
 from fl_privacy.progress import counted
@@ -99,23 +91,30 @@ class ExactInversion:
     def __call__(
         self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
     ) -> list[Reconstruction]:
-        def attack(group: Group, report: Report) -> dict[int, Reconstruction]:
-            expect_gradient(group.first)
-            source = _source(group.first)
-            if isinstance(source, LayerChain):
-                return _recursed(group, source, report)
-            if isinstance(source, Residual):
-                return _behind_blocks(group, source, seed, self.evaluations, report)
-            return read_group(group, self._reader(group.first, source), name="exact", seed=seed, report=report)
-
         results = list[Reconstruction | None]([None] * len(observations))
         for position, one in ((k, own) for k, o in enumerate(observations) if (own := as_one(o)) is not None):
-            (found,) = attack_in_groups([one], attack, progress=no_progress, as_victims=one_each)
+            (found,) = self._each([one], seed, no_progress)
             if found.certainty is not Certainty.APPROXIMATE:
                 results[position] = repeated(found, observations[position].upload.num_examples)
         rest = [o for o, found in zip(observations, results, strict=True) if found is None]
-        others = iter(attack_in_groups(rest, attack, progress=progress, as_victims=one_each) if rest else ())
+        others = iter(self._each(rest, seed, progress) if rest else ())
         return [next(others) if found is None else found for found in results]
+
+    def _each(self, observations: Sequence[Observation], seed: int, progress: Progress) -> list[Reconstruction]:
+        groups = Groups(observations, progress=progress, rounds="apart")
+        for group in groups:
+            with groups.attempt(group) as report:
+                groups.results |= self._attack(group, seed, report)
+        return groups.reconstructions()
+
+    def _attack(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
+        expect_gradient(group.first)
+        source = _source(group.first)
+        if isinstance(source, LayerChain):
+            return _recursed(group, source, report)
+        if isinstance(source, Residual):
+            return _behind_blocks(group, source, seed, self.evaluations, report)
+        return read_group(group, self._reader(group.first, source), name="exact", seed=seed, report=report)
 
     def _reader(self, first: Observation, source: FirstLayer | PatchEmbedding) -> Reading:
         model = model_as_sent(first)

@@ -8,10 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fl_privacy.attacks.gradient_inversion import labels as labeling
-from fl_privacy.attacks.gradient_inversion.clients_loss import precision_of
 from fl_privacy.attacks.gradient_inversion.grouping import without_labels
-from fl_privacy.attacks.gradient_inversion.infer_client import DRAWS
-from fl_privacy.attacks.gradient_inversion.solved_labels import Head, labels_behind
+from fl_privacy.attacks.gradient_inversion.infer_client import DRAWS, precision_of
+from fl_privacy.attacks.gradient_inversion.labels import Head, labels_behind
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient
 from fl_privacy.models.cut import Rest
 from fl_privacy.models.gradients import frozen_copy, loss_gradients

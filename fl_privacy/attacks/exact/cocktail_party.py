@@ -17,10 +17,9 @@ from fl_privacy.attacks.exact.certificate import Read, Reproduction, certified, 
 from fl_privacy.attacks.exact.first_layer import FirstLayer, NotFullyConnectedError, find_first_layer, residual
 from fl_privacy.attacks.exact.spear import AGREEMENT, column_space, factors_near
 from fl_privacy.attacks.exact.unmixing import Behind, Mixture, misfit, mixture_of, unmixed_by_network
-from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError, expect_images
 from fl_privacy.attacks.gradient_inversion.execution import fitting_threads
-from fl_privacy.attacks.gradient_inversion.grouping import Group, attack_in_groups, expect_gradient, failed, one_each
-from fl_privacy.attacks.gradient_inversion.targets import as_gradient
+from fl_privacy.attacks.gradient_inversion.grouping import Group, Groups, expect_gradient, failed
+from fl_privacy.attacks.gradient_inversion.targets import NotAttackableError, as_gradient, expect_images
 from fl_privacy.checks import whole
 from fl_privacy.progress import counted
 from fl_privacy.rng import derive_generator
@@ -214,10 +213,11 @@ class CocktailParty:
     def __call__(
         self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
     ) -> list[Reconstruction]:
-        def attack(group: Group, report: Report) -> dict[int, Reconstruction]:
-            return self._attack(group, seed, report)
-
-        return attack_in_groups(observations, attack, progress=progress, as_victims=one_each)
+        groups = Groups(observations, progress=progress, rounds="apart")
+        for group in groups:
+            with groups.attempt(group) as report:
+                groups.results |= self._attack(group, seed, report)
+        return groups.reconstructions()
 
     def _attack(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
         first = group.first

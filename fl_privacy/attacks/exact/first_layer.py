@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError
+from fl_privacy.attacks.gradient_inversion.targets import NotAttackableError
 from fl_privacy.models.gradients import frozen_copy
 from fl_privacy.models.gradients.hooks import entering, owners
 from fl_privacy.types import LocalPlan, ModelState

@@ -12,10 +12,8 @@ from torch import Tensor, nn
 
 from fl_privacy.attacks.exact.certificate import Reproduction
 from fl_privacy.attacks.exact.spear import columns_of
-from fl_privacy.attacks.gradient_inversion.attackable import why_not_attackable
-from fl_privacy.attacks.gradient_inversion.labels import output_layer
-from fl_privacy.attacks.gradient_inversion.solved_labels import labels_behind
-from fl_privacy.attacks.gradient_inversion.targets import as_gradient, is_sum_of_gradients
+from fl_privacy.attacks.gradient_inversion.labels import labels_behind, output_layer
+from fl_privacy.attacks.gradient_inversion.targets import as_gradient, is_sum_of_gradients, why_not_attackable
 from fl_privacy.models.gradients.choose_method import number_of_steps
 from fl_privacy.models.losses import is_plain
 from fl_privacy.types import Batch, Observation, Reconstruction

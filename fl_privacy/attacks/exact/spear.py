@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fl_privacy.attacks.attack import timely
-from fl_privacy.attacks.gradient_inversion.clients_loss import precision_of
+from fl_privacy.attacks.gradient_inversion.infer_client import precision_of
 
 AGREEMENT = 0.99
 """Share of the signs in front of a ReLU that have to match the zeros behind it; wrong images match in about half."""

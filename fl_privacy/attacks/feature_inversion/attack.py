@@ -11,13 +11,12 @@ from torch.func import functional_call, vmap
 from fl_privacy.attacks.attack import Progress, Report, no_progress
 from fl_privacy.attacks.feature_inversion.features import Recovery, seen_shape
 from fl_privacy.attacks.gradient_inversion.attack import GradientInversion
-from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError, expect_images, why_not_attackable
 from fl_privacy.attacks.gradient_inversion.execution import fitting_threads, multiplications_of_a_layer
-from fl_privacy.attacks.gradient_inversion.grouping import Group, attack_in_groups, failed, victims_of
+from fl_privacy.attacks.gradient_inversion.grouping import Group, Groups, failed
 from fl_privacy.attacks.gradient_inversion.labels import choose_labels, guessed_outputs, infer_labels, output_layer
 from fl_privacy.attacks.gradient_inversion.minimization import Descent, Minimum, filmed_rows, films_of, minimize
 from fl_privacy.attacks.gradient_inversion.priors import Guess, Prior, TotalVariation
-from fl_privacy.attacks.gradient_inversion.starts import (
+from fl_privacy.attacks.gradient_inversion.settings import (
     Blank,
     Projection,
     Scaling,
@@ -27,7 +26,12 @@ from fl_privacy.attacks.gradient_inversion.starts import (
     project,
     scaled_to_range,
 )
-from fl_privacy.attacks.gradient_inversion.targets import as_gradient
+from fl_privacy.attacks.gradient_inversion.targets import (
+    NotAttackableError,
+    as_gradient,
+    expect_images,
+    why_not_attackable,
+)
 from fl_privacy.attacks.optimizers import LBFGS, Optimizer
 from fl_privacy.effects import PrivateLayers
 from fl_privacy.errors import UserError
@@ -235,13 +239,11 @@ class ModelInversion:
             recovers = self.features == "recovered" or observation.knowledge.features is None
             return why_not_attackable(observation, informative=recovers)
 
-        return attack_in_groups(
-            observations,
-            lambda group, report: self._attack(group, seed, report),
-            progress=progress,
-            wrong=wrong,
-            as_victims=lambda sound: [replace(victim, earlier=()) for victim in victims_of(sound)],
-        )
+        groups = Groups(observations, progress=progress, rounds="last", wrong=wrong)
+        for group in groups:
+            with groups.attempt(group) as report:
+                groups.results |= self._attack(group, seed, report)
+        return groups.reconstructions()
 
     def _attack(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
         first = group.first

@@ -1,8 +1,7 @@
 """Reconstruct inputs whose gradient is the observed one."""
 
 from fl_privacy.attacks.gradient_inversion.attack import GradientInversion
-from fl_privacy.attacks.gradient_inversion.settings import Compile, DType, LabelPolicy, Settings
-from fl_privacy.attacks.gradient_inversion.starts import Projection, Space
+from fl_privacy.attacks.gradient_inversion.settings import Compile, DType, LabelPolicy, Projection, Settings, Space
 from fl_privacy.attacks.gradient_inversion.targets import LocalSteps
 
 __all__ = [

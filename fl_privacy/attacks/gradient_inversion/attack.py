@@ -7,11 +7,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from fl_privacy.attacks.attack import Progress, Report, no_progress
+from fl_privacy.attacks.attack import Progress, Report, no_progress, part_of
 from fl_privacy.attacks.gradient_inversion.evident_defense import seen_through
 from fl_privacy.attacks.gradient_inversion.execution import check_compiler, fitting_threads, multiplications_of_a_layer
-from fl_privacy.attacks.gradient_inversion.grouping import Group, attack_in_groups, failed
+from fl_privacy.attacks.gradient_inversion.grouping import Groups, failed
 from fl_privacy.attacks.gradient_inversion.minimization import Descent, Minimum, filmed_rows, films_of, minimize, search
+from fl_privacy.attacks.gradient_inversion.other_modalities import Restarted
 from fl_privacy.attacks.gradient_inversion.preparation import Prepared, PreparedVictim, prepare
 from fl_privacy.attacks.gradient_inversion.problem import Problem
 from fl_privacy.attacks.gradient_inversion.settings import Settings
@@ -67,11 +68,8 @@ def minimize_in_stages(
     source = prepared.settings.source
     stages, best = 1 if source is None else source.stages, None
     for number in range(stages):
-
-        def meter(share: float, before: int = number) -> None:
-            report((before + share) / stages)
-
-        minimum = _minimum(prepared, problem, variables, generators, meter, filmed=filmed)
+        shown = part_of(report, number / stages, (number + 1) / stages)
+        minimum = _minimum(prepared, problem, variables, generators, shown, filmed=filmed)
         found = _with_images(problem, minimum)
         if source is None or problem.held is None or stages == 1:
             return found
@@ -147,17 +145,6 @@ def _with_images(problem: Problem, minimum: Minimum) -> Solutions:
     )
 
 
-@dataclass(frozen=True, eq=False)
-class _Restarted:
-    restart: int
-    loss: float
-    accepted: bool
-    images: Tensor
-    labels: Tensor
-    history: tuple[float, ...]
-    film: tuple[Snapshot, ...] = ()
-
-
 def attack_victims(prepared: Prepared, report: Report) -> dict[int, Reconstruction]:
     """Attack every victim until an attempt is accepted or the restarts are used up.
 
@@ -165,20 +152,17 @@ def attack_victims(prepared: Prepared, report: Report) -> dict[int, Reconstructi
     """
     together = prepared.attempts_together
     capacity = max(1, prepared.capacity // together) * together
-    attempts: dict[int, list[_Restarted]] = {victim.position: [] for victim in prepared.victims}
+    attempts: dict[int, list[Restarted]] = {victim.position: [] for victim in prepared.victims}
     pending, tried = list(prepared.victims), 0
     while pending and tried < prepared.restarts:
         left = prepared.restarts - tried
         at_once = left if tried and len(pending) * left <= capacity else together
         jobs = [(victim, tried + extra) for victim in pending for extra in range(at_once)]
         for begin in range(0, len(jobs), capacity):
-            before, chunk = tried / prepared.restarts, jobs[begin : begin + capacity]
-            width = at_once / prepared.restarts / len(jobs)
-
-            def meter(share: float, start: float = before + width * begin, size: float = width * len(chunk)) -> None:
-                report(start + share * size)
-
-            for victim, attempt in _attack_chunk(prepared, chunk, together, meter):
+            chunk, width = jobs[begin : begin + capacity], at_once / prepared.restarts / len(jobs)
+            start = tried / prepared.restarts + width * begin
+            shown = part_of(report, start, start + width * len(chunk))
+            for victim, attempt in _attack_chunk(prepared, chunk, together, shown):
                 attempts[victim.position].append(attempt)
         tried += at_once
         pending = [m for m in pending if not any(a.accepted for a in attempts[m.position])]
@@ -190,7 +174,7 @@ def _attack_chunk(
     jobs: Sequence[tuple[PreparedVictim, int]],
     together: int,
     report: Report,
-) -> list[tuple[PreparedVictim, _Restarted]]:
+) -> list[tuple[PreparedVictim, Restarted]]:
     settings = prepared.settings
     victims, restarts = zip(*jobs, strict=True)
     with cpu_threads(1):
@@ -207,7 +191,7 @@ def _attack_chunk(
     return [
         (
             victim,
-            _Restarted(
+            Restarted(
                 restart=restarts[row],
                 loss=float(found.loss[row]),
                 accepted=accepted[row],
@@ -221,7 +205,7 @@ def _attack_chunk(
     ]
 
 
-def _reconstruction(victim: PreparedVictim, attempts: Sequence[_Restarted], prepared: Prepared) -> Reconstruction:
+def _reconstruction(victim: PreparedVictim, attempts: Sequence[Restarted], prepared: Prepared) -> Reconstruction:
     in_order = sorted(attempts, key=lambda attempt: attempt.restart)
     chosen = next((a for a in in_order if a.accepted), min(in_order, key=lambda a: a.loss))
     if chosen.loss == float("inf"):
@@ -257,12 +241,15 @@ class GradientInversion(Settings):
     def __call__(
         self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
     ) -> list[Reconstruction]:
-        return attack_in_groups(
-            observations,
-            lambda group, report: self._attack(group, seed, report),
-            progress=progress,
-            see=partial(seen_through, clips=True) if self.evident else list,
-        )
+        see = partial(seen_through, clips=True) if self.evident else list
+        groups = Groups(observations, progress=progress, see=see)
+        for group in groups:
+            with groups.attempt(group) as report:
+                with cpu_threads(1):  # a few evaluations, none known to need more
+                    prepared = prepare(self, group, seed)
+                groups.results |= {p: failed(group.observations[p], why) for p, why in prepared.failures.items()}
+                groups.results |= attack_victims(prepared, report) if prepared.victims else {}
+        return groups.reconstructions()
 
     def provenance(self, image: Sequence[int]) -> Provenance | None:
         """Return the training data of its generator of images (C, H, W); ``None`` without a generator.
@@ -271,9 +258,3 @@ class GradientInversion(Settings):
             UserError: there is no such generator.
         """
         return None if self.source is None else self.source.provenance(image)
-
-    def _attack(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
-        with cpu_threads(1):  # a few evaluations, none known to need more
-            prepared = prepare(self, group, seed)
-        results = {position: failed(group.observations[position], why) for position, why in prepared.failures.items()}
-        return results | attack_victims(prepared, report) if prepared.victims else results

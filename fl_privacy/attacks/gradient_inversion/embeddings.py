@@ -3,23 +3,17 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from fl_privacy.attacks.gradient_inversion.starts import Blank, NextSource, Shape, Start
+from fl_privacy.attacks.gradient_inversion.settings import Blank, ImageSource, Shape, Start, TokenReading
 from fl_privacy.models import TextModel
-from fl_privacy.models.pretrained.generator import Provenance
 from fl_privacy.types import Observation
-
-TokenReading = Literal["nearest", "pseudo_inverse"]
-"""Decoding of an embedding: ``nearest`` token by the cosine (TAG, LAMP), or the largest entry of its product with the
-pseudo-inverse of the embeddings (SAPAG)."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class WordEmbeddings:
+class WordEmbeddings(ImageSource):
     """Inputs of a :class:`TextModel` from embeddings of words (V, B, L, d), in units of the tokens' root mean square.
 
     Attributes:
@@ -32,7 +26,6 @@ class WordEmbeddings:
     first: Start
     reading: TokenReading
     norm: float = 0.0
-    stages: int = 1
 
     def size(self, shape: Shape) -> int:
         return int(torch.Size(shape).numel())
@@ -71,15 +64,6 @@ class WordEmbeddings:
         usual = self.table.norm(dim=1).mean() / self._unit
         apart: Tensor = self.norm * (lengths / usual - 1).square()
         return apart
-
-    def confined(self, variables: Tensor, held: Tensor, shape: Shape) -> Tensor:
-        return variables
-
-    def following(self, variables: Tensor, held: Tensor, labels: Tensor, shape: Shape) -> NextSource | None:
-        return None
-
-    def provenance(self, image: Sequence[int]) -> Provenance | None:
-        return None
 
     @torch.no_grad()
     def read(self, inputs: Tensor) -> Tensor:

@@ -1,21 +1,153 @@
-"""Infer from an update the defense that made it, without its settings."""
+"""Infer from an update the defense that made it, without its settings: its noise, zeros or levels."""
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from fl_privacy.attacks.gradient_inversion.attackable import why_not_attackable
+from fl_privacy.attacks.adaptive import Constraints
 from fl_privacy.attacks.gradient_inversion.labels import output_layer
-from fl_privacy.attacks.gradient_inversion.noise import noise_over_gradient, ratio_of_gradient
+from fl_privacy.attacks.gradient_inversion.layer_statistics import Target
+from fl_privacy.attacks.gradient_inversion.objectives import Cosine
+from fl_privacy.attacks.gradient_inversion.problem import Problem
+from fl_privacy.attacks.gradient_inversion.targets import as_gradient, why_not_attackable
 from fl_privacy.effects import Clipped, Description, MutedFeatures, Noise, Part, Quantized, Sparse
-from fl_privacy.models.gradients import loss_gradients, set_mode
+from fl_privacy.models.gradients import differentiable_twice, loss_gradients, set_mode
 from fl_privacy.models.losses import CROSS_ENTROPY
 from fl_privacy.models.unwrap_model import detached_copy
+from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, Observation, Tensors
+
+_LOUDEST = 3.0
+"""Ratio of noise to gradient above which more smoothing leaves nothing but gray."""
+
+_FEWEST = 8
+"""Fewest columns of the output layer for an estimate."""
+
+_STRENGTH = 0.25
+"""Largest slope of total variation by a pixel over that which noise gives the objective; chosen on networks with and
+without batch norm, trained or not, whose weights at that strength are from 0.002 to 2."""
+
+_EDGE = 0.05
+"""Move of a pixel by noise that calls for that strength: about the difference of neighbors in photographs."""
+
+_COARSE = 4
+"""Side of the random images on which noise is rehearsed, before they are resized to the victim's."""
+
+
+def noise_over_gradient(observation: Observation) -> float | None:
+    """Return the norm of the noise in the update over that of the gradient, at most 3.
+
+    Gradients of cross entropy by the logits sum to zero over the classes, and so do the columns of the output layer's
+    weight and bias; their sums are noise, or rounding of 1e-6.
+
+    Returns:
+        ``None`` without an output layer, with too few columns, or for steps of Adam.
+    """
+    if observation.plan.shares != "gradient" and observation.plan.optimizer != "sgd":
+        return None
+    update = as_gradient(observation)
+    layer = output_layer(observation.model, observation.num_classes)
+    return None if layer is None else _ratio(update, [name for name in layer if name])
+
+
+def ratio_of_gradient(gradient: Tensors, observation: Observation) -> float:
+    """Return the noise ratio of a noiseless ``gradient``: rounding, or more without softmax."""
+    layer = output_layer(observation.model, observation.num_classes)
+    return (layer and _ratio(gradient, [name for name in layer if name])) or 0.0
+
+
+def _ratio(update: Tensors, layer: Sequence[str]) -> float | None:
+    found = [update[name].double() for name in layer if name in update]
+    sums = torch.cat([tensor.sum(0).flatten() for tensor in found]) if found else torch.zeros(0)
+    if len(sums) < _FEWEST:
+        return None
+    count = sum(tensor.numel() for tensor in update.values())
+    squared = sum(float(tensor.double().square().sum()) for tensor in update.values())
+    noise = count * float(sums.square().mean()) / len(found[0])
+    return math.sqrt(min(noise / max(squared - noise, 1e-300), _LOUDEST**2)) if squared else 0.0
+
+
+Smoothing = tuple[float, float]
+"""Weights of total variation at which the images behind a noisy update are likeliest, relative to the attack's
+objective and to the angle of the whole update."""
+
+
+def smoothing_of(
+    observations: Sequence[Observation], problem: Callable[[slice], Problem], at_once: int
+) -> list[Smoothing] | None:
+    """Measure the smoothing of each observation, ``at_once`` at a time; ``None`` if the noise is unknown."""
+    ratios = [noise_over_gradient(observation) for observation in observations]
+    told = [ratio for ratio in ratios if ratio is not None]
+    if len(told) < len(ratios):
+        return None
+    found: list[Smoothing] = []
+    for begin in range(0, len(told), at_once):
+        chunk = slice(begin, begin + at_once)
+        found += zip(*(weights.tolist() for weights in _smoothing(problem(chunk), told[chunk])), strict=True)
+    return found
+
+
+def _smoothing(problem: Problem, ratios: Sequence[float]) -> tuple[Tensor, Tensor]:
+    """Return weights (V,) of total variation at which noise doesn't show, for the attack's objective and the angle.
+
+    The best weight grows with the noise (Rudin, Osher and Fatemi 1992), whose effect on pixels is rehearsed: if the
+    gradient of public images is matched but for noise as loud as the update's, ``ratios`` (V,), all of the slope is
+    noise. The move of a pixel follows from the objective's rise towards other images; moves below ``_EDGE`` are
+    smoothed less. Weights are zero if a rehearsal shows nothing.
+    """
+    loud = torch.tensor(ratios).to(problem.zero_loss())
+    rng = derive_generator(0, "rehearsed noise")
+    size, channels, *sides = problem.shape
+    coarse = [torch.rand((size, channels, _COARSE, _COARSE), generator=rng) for _ in range(2)]  # the same for all
+    resized = (F.interpolate(one, sides, mode="bilinear").expand(len(loud), *problem.shape) for one in coarse)
+    images, other = (one.contiguous().to(loud) for one in resized)
+    speckled = images + _EDGE * torch.randn(images.shape[1:], generator=rng).to(loud)
+    labels = problem.labels
+    if labels is None:
+        labels = loud.new_full((len(loud), len(images[0]), problem.num_classes), 1 / problem.num_classes)
+    own = replace(problem, constraints=Constraints())
+    angle = replace(own, settings=replace(problem.settings, objective=Cosine()))
+    with differentiable_twice(), torch.no_grad():
+        gradients = [{n: g.detach() for n, g in one.gradients(images, labels).items()} for one in problem.rounds]
+    noise = [{name: torch.randn(t.shape[1:], generator=rng).to(t) for name, t in one.items()} for one in gradients]
+    clean = angle.matching([_noisy(one, more, 0 * loud) for one, more in zip(gradients, noise, strict=True)])
+    rounds = [_noisy(one, more, loud) for one, more in zip(gradients, noise, strict=True)]
+    pull = _pull(angle.matching(rounds), images, labels)
+    rises = []  # of the objective towards other images, per half the squared distance
+    with differentiable_twice(), torch.no_grad():
+        for each in (other, speckled):
+            risen = clean.mismatch(each, labels, [None] * len(clean.rounds))
+            rises.append(2 * risen / (each - images).flatten(1).square().sum(1))
+    moved = pull / torch.stack(rises).amin(0)
+    strength = _STRENGTH * (moved / _EDGE).clamp(max=1) * (1 + loud.square()).sqrt() * images[0].numel()
+    rehearsed = own.matching(rounds)
+    unit = problem.zero_loss() / rehearsed.zero_loss()
+    weights = strength * _pull(rehearsed, images, labels) * unit, strength * pull / len(rounds)
+    known = torch.stack(weights).isfinite().all(0)
+    return weights[0].where(known, 0), weights[1].where(known, 0)
+
+
+def _noisy(gradients: Tensors, noise: Tensors, loud: Tensor) -> dict[str, Target]:
+    """Add ``noise`` at ``loud`` (V,) times the gradient's norm."""
+    length = torch.stack([value.flatten(1).square().sum(1) for value in gradients.values()]).sum(0).sqrt()
+    each = loud * length / torch.stack([value.square().sum() for value in noise.values()]).sum().sqrt()
+    return {
+        name: Target.of(value + each.view(-1, *[1] * (value.dim() - 1)) * noise[name])
+        for name, value in gradients.items()
+    }
+
+
+def _pull(problem: Problem, images: Tensor, labels: Tensor) -> Tensor:
+    with differentiable_twice():
+        leaf = images.detach().requires_grad_()
+        loss = problem.mismatch(leaf, labels, [None] * len(problem.rounds))
+        (slope,) = torch.autograd.grad(loss.sum(), leaf)
+    return slope.flatten(1).square().mean(1).sqrt()
+
 
 _ENOUGH = 64
 """Least number of elements of a tensor whose values are counted."""
@@ -61,7 +193,8 @@ def usual_of(observation: Observation) -> Usual:
     for _ in range(3):
         images = torch.rand((count, *observation.input_shape), generator=rng).to(like)
         labels = torch.randint(observation.num_classes, (count,), generator=rng).to(like.device)
-        with _same_draws(like.device):
+        with torch.random.fork_rng(devices=[like.device] if like.device.type == "cuda" else []):
+            torch.manual_seed(0)
             result = loss_gradients(model, state, Batch(images, labels), batch_norm=None, loss_function=loss)
         found = result.gradients
         scattered = max(scattered, scattered_zeros(found))
@@ -70,18 +203,12 @@ def usual_of(observation: Observation) -> Usual:
     return Usual(scattered, columns, noise)
 
 
-@contextmanager
-def _same_draws(device: torch.device) -> Iterator[None]:
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(0)
-        yield
-
-
 def evident_defense(observation: Observation, usual: Usual) -> Description:
     """Infer the parts of a defense that the update shows."""
     update = observation.update()
-    if (effect := _quantized(update)) is not None:
-        return (Part("few levels", effect=effect),)
+    grids = [grid_bits(value) for value in update.values() if value.numel() >= _ENOUGH and bool(value.any())]
+    if grids and None not in grids:
+        return (Part("few levels", effect=Quantized(bits=max(bits for bits in grids if bits is not None))),)
     if scattered_zeros(update) > usual.scattered + _MORE_ZEROS:
         return (Part("zeros", effect=_sparse(update)),)
     if _empty_columns(observation, update) > usual.columns + max(_MORE_ZEROS, 0.2 * usual.columns):
@@ -104,7 +231,10 @@ def seen_through(observations: Sequence[Observation], *, clips: bool = False) ->
             shape = observation.upload.num_examples, observation.input_shape, observation.num_classes
             key = id(observation.model), id(observation.sent), *shape
             if key not in usual:
-                usual[key] = _usual_if_any(observation)
+                try:
+                    usual[key] = usual_of(observation)
+                except (RuntimeError, ValueError, IndexError, TypeError, AttributeError):
+                    usual[key] = None
             own = usual[key]
             found = () if own is None else evident_defense(observation, own)
             if clips and own is not None and all(isinstance(part.effect, Noise) for part in found):
@@ -112,13 +242,6 @@ def seen_through(observations: Sequence[Observation], *, clips: bool = False) ->
             observation = observation.told(defense=found) if found else observation  # noqa: PLW2901
         seen.append(observation)
     return seen
-
-
-def _usual_if_any(observation: Observation) -> Usual | None:
-    try:
-        return usual_of(observation)
-    except (RuntimeError, ValueError, IndexError, TypeError, AttributeError):
-        return None
 
 
 def scattered_zeros(update: Tensors) -> float:
@@ -151,14 +274,6 @@ def _sparse(update: Tensors) -> Sparse:
             near = int((kept <= 2 * kept.min()).sum())
             votes += len(kept) if near >= max(4, _AT_THRESHOLD * len(kept)) else 0
     return Sparse(largest=2 * votes > total, scope="layer")
-
-
-def _quantized(update: Tensors) -> Quantized | None:
-    """Find the grid that every large tensor lies on; ``None`` without a common one."""
-    found = {grid_bits(value) for value in update.values() if value.numel() >= _ENOUGH and bool(value.any())}
-    if len(found) == 0 or None in found:
-        return None
-    return Quantized(bits=max(bits for bits in found if bits is not None))
 
 
 def grid_bits(value: Tensor) -> int | None:

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fl_privacy.attacks.gradient_inversion.starts import Blank, NextSource, Shape
+from fl_privacy.attacks.gradient_inversion.settings import Blank, ImageSource, NextSource, Shape
 from fl_privacy.errors import UserError
 from fl_privacy.models.pretrained.generator import ImageGenerator, Provenance
 from fl_privacy.models.pretrained.generator_files import TrainedGenerator, find_generator
@@ -50,7 +50,7 @@ class NamedGenerator:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Generated:
+class Generated(ImageSource):
     """Images that a generator makes, B for each victim.
 
     Variables are its latents (GGL, Li et al. 2022), or a layer's difference from its output found before, within an l1

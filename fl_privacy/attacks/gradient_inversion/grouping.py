@@ -1,20 +1,135 @@
-"""Attack many observations in groups."""
+"""Attack many observations in groups, and join those of one example."""
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import torch
+from torch import Tensor
 
 from fl_privacy.attacks.attack import Progress, Report, even_share
-from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError, why_not_attackable
 from fl_privacy.attacks.gradient_inversion.infer_client import disclosed, restored
-from fl_privacy.attacks.gradient_inversion.unmixing import as_mixture, unmixed
+from fl_privacy.attacks.gradient_inversion.targets import NotAttackableError, why_not_attackable
+from fl_privacy.attacks.pixel_prior import FEWEST, PixelPrior, learn_prior
+from fl_privacy.effects import Mixed, mixing
 from fl_privacy.errors import in_one_line, is_out_of_memory
 from fl_privacy.models.unwrap_model import without_checkpointing
 from fl_privacy.progress import counted
 from fl_privacy.rng import derive_generator
-from fl_privacy.types import ModelState, Observation, Reconstruction
+from fl_privacy.types import Batch, Certainty, ModelState, Observation, Reconstruction
+
+_TURNS, _DOUBTFUL, _LEAST_DOUBT = 30, 20, 0.05
+"""Turns in which signs and image are estimated from each other, the number of them over which the image's extra
+uncertainty falls, and its last value as a share of the variance under the prior."""
+
+_LEAST_SHARE, _LEAST_VARIANCE = 1e-3, 1e-3
+"""Least share of an image in its mixture, and least variance of a pixel."""
+
+
+def as_mixture(observation: Observation) -> Observation:
+    """Return ``observation`` as one of a mixture, on which alone its update depends."""
+    known = observation.knowledge
+    if mixing(known.defense) is None:
+        return observation
+    others = tuple(part for part in known.defense or () if not isinstance(part.effect, Mixed))
+    return observation.told(defense=others, same_data=None)
+
+
+def unmixed(observations: Sequence[Observation], found: Sequence[Reconstruction]) -> list[Reconstruction]:
+    """Replace mixtures in ``found`` by the image that those of the same example share.
+
+    The attacker has to know the defense, and public images. Batches stay.
+    """
+    together: dict[object, list[int]] = {}
+    for place, (observation, own) in enumerate(zip(observations, found, strict=True)):
+        public = observation.knowledge.public_images
+        enough = public is not None and public.dim() == 4 and len(public) >= FEWEST
+        alone = own.batch is not None and observation.upload.num_examples == 1
+        if enough and alone and mixing(observation.knowledge.defense) is not None:
+            name = observation.knowledge.same_data
+            together.setdefault(place if name is None else name, []).append(place)
+    results = list(found)
+    for places in together.values():
+        observation = observations[places[-1]]
+        batch = common_image(observation, [batch for place in places if (batch := found[place].batch) is not None])
+        mixtures = "a mixture" if len(places) == 1 else f"{len(places)} mixtures with the same image, together"
+        sentence = f"It undoes the signs of {mixtures} by what public images look like."
+        for place in places:
+            results[place] = replace(
+                found[place],
+                batch=batch,
+                certainty=Certainty.APPROXIMATE,
+                certainties=(),
+                member="unmixed",
+                countermeasures=(*found[place].countermeasures, sentence),
+            )
+    return results
+
+
+@torch.no_grad()
+def common_image(observation: Observation, mixtures: Sequence[Batch]) -> Batch:
+    """Find the image, with its label, that ``mixtures`` of the same example share, by expectation maximization.
+
+    A pixel of a mixture is unchanged or negated, with probabilities by its expectation: the shares, by labels, of the
+    image and of the others' class means. Mixtures less these are noisy views of the image, whose mean and variances
+    under a normal prior decide the signs anew, at first with the prior's full uncertainty.
+
+    ``mixtures`` are (1, C, H, W) in [0, 1] with labels (1,) or (1, K).
+    """
+    known, effect = observation.knowledge, mixing(observation.knowledge.defense)
+    assert known.public_images is not None and effect is not None
+    prior = learn_prior(known.public_images, known.public_labels, observation.num_classes)
+    labels = [batch.labels[0] for batch in mixtures]
+    hot = [one if one.dim() else torch.nn.functional.one_hot(one, observation.num_classes) for one in labels]
+    shares = torch.stack([one.float().cpu() for one in hot]).to(prior.means)
+    labeled = min(1.0, (effect.labeled or 1) / (effect.images or effect.labeled or 1))
+    label = shares.sum(0).argmax()
+    own = (labeled * shares[:, label]).clamp_min(_LEAST_SHARE)
+    if (effect.images or 2) > 1 and bool((shares.amax(1) > 1 - _LEAST_SHARE).all()):
+        own = torch.full_like(own, 1 / (effect.images or 2))  # a label of one class shows no shares
+    seen = torch.stack([batch.inputs[0].flatten() for batch in mixtures]).to(prior.means)
+    others = labeled * shares.clone()
+    others[:, label] = 0
+    image = _solved(seen, own, others, prior, label)
+    shape = mixtures[0].inputs.shape
+    return Batch(image.clamp(0, 1).view(shape).to(mixtures[0].inputs), label[None].to(mixtures[0].inputs.device))
+
+
+def _solved(seen: Tensor, own: Tensor, others: Tensor, prior: PixelPrior, label: Tensor) -> Tensor:
+    """Find the image (N,) behind mixtures.
+
+    Args:
+        seen: mixtures (U, N).
+        own: shares (U,) of the image.
+        others: shares (U, K) of images of each class.
+    """
+    rest = (1 - own - others.sum(1)).clamp_min(0)
+    expected_others = others @ prior.of(torch.arange(others.shape[1]))[0] + rest[:, None] * prior.means.mean(0)
+    means, which = prior.of(label)
+    basis = prior.bases[which]
+    before = after = basis.square().sum(0)  # variance of each pixel
+    of_others = prior.bases.square().sum(1).mean(0) + _LEAST_VARIANCE
+    power = (others.square().sum(1) + rest.square())[:, None]
+    image = means
+    for turn in range(_TURNS):
+        expected = own[:, None] * image + expected_others
+        doubt = after + before * max(_LEAST_DOUBT, 1 - turn / _DOUBTFUL)
+        variance = power * of_others + own[:, None].square() * doubt + _LEAST_VARIANCE
+        turned = torch.sigmoid(((seen - expected).square() - (1 - seen - expected).square()) / (2 * variance))
+        unturned = torch.lerp(seen, 1 - seen, turned)
+        unsure = (turned * (1 - turned) * (2 * seen - 1).square()).mean(0)
+        noise = power * of_others.mean() + unsure + _LEAST_VARIANCE
+        told = (own[:, None].square() / noise).sum(0)
+        view = (own[:, None] * (unturned - expected_others) / noise).sum(0)
+        factor = torch.linalg.cholesky(torch.eye(len(basis)).to(basis) + (basis * told) @ basis.T)
+        variables = torch.cholesky_solve((basis @ (view - told * means))[:, None], factor)[:, 0]
+        image = means + variables @ basis
+        after = torch.linalg.solve_triangular(factor, basis, upper=False).square().sum(0)
+    return image
+
 
 logger = logging.getLogger(__name__)
 
@@ -50,12 +165,8 @@ def victims_of(observations: Iterable[tuple[int, Observation]]) -> list[Victim]:
         shape = (observation.upload.num_examples, observation.input_shape, observation.num_classes)
         name = (known.same_data, *shape) if joins else position
         together.setdefault(name, []).append((position, observation))
-    return [_victim(rounds) for rounds in together.values()]
-
-
-def _victim(rounds: Sequence[tuple[int, Observation]]) -> Victim:
-    positions, observations = zip(*rounds, strict=True)
-    return Victim(positions[-1], observations[-1], observations[:-1], positions)
+    unzipped = (zip(*rounds, strict=True) for rounds in together.values())
+    return [Victim(places[-1], seen[-1], seen[:-1], places) for places, seen in unzipped]
 
 
 @dataclass(eq=False)
@@ -83,8 +194,9 @@ class Group:
             for own, other in pairs
         )
 
-    def alone(self, position: int) -> "Group":
-        return Group({position: self.observations[position]}, [one.alone(position) for one in self.earlier])
+    def only(self, positions: Iterable[int]) -> "Group":
+        positions = list(positions)
+        return Group({p: self.observations[p] for p in positions}, [one.only(positions) for one in self.earlier])
 
     def add(self, victim: Victim) -> None:
         self.observations[victim.position] = victim.observation
@@ -107,65 +219,82 @@ def group_victims(victims: Sequence[Victim]) -> list[Group]:
     return groups
 
 
-GroupAttack = Callable[[Group, Report], Mapping[int, Reconstruction]]
-"""(group, report of the share of the work done) -> reconstruction of each observation, by position."""
+class Groups:
+    """Groups of observations, and the reconstructions of their attacks.
 
+    A victim with an unforeseen error (:data:`UNFORESEEN`) fails alone: its group comes again, one victim at a time::
 
-@without_checkpointing()
-def attack_in_groups(
-    observations: Sequence[Observation],
-    attack: GroupAttack,
-    *,
-    progress: Progress,
-    wrong: Callable[[Observation], str | None] = why_not_attackable,
-    as_victims: Callable[[Iterable[tuple[int, Observation]]], list[Victim]] = victims_of,
-    see: Callable[[Sequence[Observation]], Sequence[Observation]] = list,
-) -> list[Reconstruction]:
-    """Reconstruct each observation, in order, by attacking them in groups.
+        groups = Groups(observations, progress=progress)
+        for group in groups:
+            with groups.attempt(group) as report:
+                groups.results |= attack(group, report)
+        return groups.reconstructions()
 
     Args:
-        attack: attack on a group, which fails with ``NotAttackableError``; after another error (:data:`UNFORESEEN`)
-            each victim is attacked alone, so that only those with an error fail.
         progress: callback, a thousand parts for each victim.
+        rounds: updates of the same examples are attacked together (``joined``), by the last one (``last``), or each
+            alone (``apart``).
         wrong: reason why an observation can't be attacked, or ``None``.
         see: change of the observations after undisclosed parts were inferred.
+
+    Attributes:
+        results: reconstructions by position.
     """
-    asked, known = observations, disclosed(list(map(as_mixture, observations)))
-    observations = see([one.observation for one in known])
-    reasons = {position: known[position].wrong or wrong(o) for position, o in enumerate(observations)}
-    results = {p: failed(observations[p], reason) for p, reason in reasons.items() if reason is not None}
-    victims = as_victims([(p, o) for p, o in enumerate(observations) if p not in results])
-    total, done = 1000 * len(victims), 0
-    for group in group_victims(victims):
-        size = 1000 * len(group.observations)
 
-        def report(share: float, before: int = done, size: int = size) -> None:
-            progress(before + int(share * size), total)
+    @without_checkpointing()
+    def __init__(
+        self,
+        observations: Sequence[Observation],
+        *,
+        progress: Progress,
+        rounds: Literal["joined", "last", "apart"] = "joined",
+        wrong: Callable[[Observation], str | None] = why_not_attackable,
+        see: Callable[[Sequence[Observation]], Sequence[Observation]] = list,
+    ) -> None:
+        self._asked, self._progress = observations, progress
+        self._known = disclosed(list(map(as_mixture, observations)))
+        self._seen = see([one.observation for one in self._known])
+        reasons = {position: self._known[position].wrong or wrong(o) for position, o in enumerate(self._seen)}
+        self.results = {p: failed(self._seen[p], reason) for p, reason in reasons.items() if reason is not None}
+        sound = [(p, o) for p, o in enumerate(self._seen) if p not in self.results]
+        self._victims = victims_of(sound) if rounds != "apart" else [Victim(p, o, (), (p,)) for p, o in sound]
+        victims = [replace(one, earlier=()) for one in self._victims] if rounds == "last" else self._victims
+        self._left = deque(group_victims(victims))
+        self._done, self._total = 0, 1000 * len(victims)
 
-        results |= _attacked(group, attack, report)
-        report(1.0)
-        done += size
-    for victim in victims:
-        for position in victim.positions:
-            results[position] = replace(results[victim.position], id=observations[position].id)
-    found = [restored(asked[position], known[position], results[position]) for position in range(len(asked))]
-    return unmixed(asked, found)
+    def __iter__(self) -> Iterator[Group]:
+        while self._left:
+            yield self._left.popleft()
 
+    @contextmanager
+    def attempt(self, group: Group) -> Iterator[Report]:
+        """Attack ``group`` in this context, with a report of the share of the work done.
 
-def _attacked(group: Group, attack: GroupAttack, report: Report) -> Mapping[int, Reconstruction]:
-    try:
-        return attack(group, report)
-    except NotAttackableError as reason:
-        return {position: failed(o, str(reason)) for position, o in group.observations.items()}
-    except UNFORESEEN as error:
-        broken = broke_off(group.first, error)  # raises errors that are not a victim's own
-        if len(group.observations) == 1:
-            return dict.fromkeys(group.observations, broken)
-    results = dict[int, Reconstruction]()
-    for position in group.observations:
-        results |= _attacked(group.alone(position), attack, report)
-        report(len(results) / len(group.observations))
-    return results
+        After ``NotAttackableError`` its victims fail, after another error of theirs each is attacked alone.
+        """
+        before, size = self._done, 1000 * len(group.observations)
+        try:
+            with without_checkpointing():
+                yield lambda share: self._progress(before + int(share * size), self._total)
+        except NotAttackableError as reason:
+            self.results |= {position: failed(o, str(reason)) for position, o in group.observations.items()}
+        except UNFORESEEN as error:
+            broken = broke_off(group.first, error)  # raises errors that are not a victim's own
+            if len(group.observations) > 1:
+                self._left.extendleft([group.only([position]) for position in group.observations][::-1])
+                return
+            self.results |= dict.fromkeys(group.observations, broken)
+        self._done += size
+        self._progress(self._done, self._total)
+
+    @without_checkpointing()
+    def reconstructions(self) -> list[Reconstruction]:
+        """Return the reconstruction of each observation, in order."""
+        for victim in self._victims:
+            for position in victim.positions:
+                self.results[position] = replace(self.results[victim.position], id=self._seen[position].id)
+        pairs = enumerate(zip(self._asked, self._known, strict=True))
+        return unmixed(self._asked, [restored(asked, known, self.results[p]) for p, (asked, known) in pairs])
 
 
 def failed(observation: Observation, reason: str) -> Reconstruction:
@@ -185,39 +314,12 @@ def broke_off(observation: Observation, error: Exception) -> Reconstruction:
     return failed(observation, f"The attack broke off by an error of its own: {in_one_line(error)}.")
 
 
-def one_each(observations: Iterable[tuple[int, Observation]]) -> list[Victim]:
-    """Make every observation a victim of its own."""
-    return [Victim(position, observation, (), (position,)) for position, observation in observations]
-
-
 Reading = Callable[[Observation, torch.Generator, Report], Reconstruction]
 """(observation, its random stream, report of the share of the work done) -> its reconstruction."""
 
 
-def read_each(
-    observations: Sequence[Observation],
-    reader: Callable[[Observation], Reading],
-    *,
-    name: str,
-    seed: int,
-    progress: Progress,
-) -> list[Reconstruction]:
-    """Reconstruct each observation by an attack without descent.
-
-    Args:
-        observations: gradients, or steps of SGD.
-        reader: (one of a group) -> attack on each of it; either may raise ``NotAttackableError``.
-    """
-
-    def attack(group: Group, report: Report) -> dict[int, Reconstruction]:
-        expect_gradient(group.first)
-        return read_group(group, reader(group.first), name=name, seed=seed, report=report)
-
-    return attack_in_groups(observations, attack, progress=progress, as_victims=one_each)
-
-
 def read_group(group: Group, read: Reading, *, name: str, seed: int, report: Report) -> dict[int, Reconstruction]:
-    """Reconstruct each of a group, by position; see :func:`read_each`."""
+    """Reconstruct each of a group, by position, by an attack without descent."""
     results, total = dict[int, Reconstruction](), len(group.observations)
     for position, observation in counted(name, list(group.observations.items())):
 

@@ -5,18 +5,321 @@ from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fl_privacy.attacks.gradient_inversion.adam_step import without_adam
-from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError
-from fl_privacy.attacks.gradient_inversion.clients_loss import ASSUMED, SOFT_LABELS, WHOLE_LABELS, found_loss
+from fl_privacy.attacks.gradient_inversion.labels import Head, SingleExample, labels_behind, output_layer
 from fl_privacy.attacks.gradient_inversion.other_modalities import search_of
+from fl_privacy.attacks.gradient_inversion.targets import NotAttackableError, as_gradient, is_sum_of_gradients
 from fl_privacy.models import normalized
 from fl_privacy.models.gradients import frozen_copy
-from fl_privacy.models.losses import CROSS_ENTROPY
+from fl_privacy.models.gradients.choose_method import number_of_steps
+from fl_privacy.models.losses import BINARY_CROSS_ENTROPY, CROSS_ENTROPY, SQUARED_ERROR, Loss
 from fl_privacy.models.unwrap_model import detached_copy, once_each
 from fl_privacy.types import Certainty, LocalPlan, ModelState, Observation, Reconstruction, Tensors
+from fl_privacy.types.modality import modality_of
 from fl_privacy.types.plan import Normalization
+from fl_privacy.types.user_gradients import computed_in
+
+_FITS = 1e-3
+"""Share of the output layer's gradient that the right loss may leave unexplained, in single precision."""
+
+_ROUNDED = 4
+"""The same in half precision, in units of its rounding."""
+
+_COARSE_FROM, _EQUAL = 64, 0.05
+"""Number of values, and their share of equal ones, that show half precision."""
+
+_ROUNDINGS = 4
+"""Roundings of a probability near 1 by which the sum of all may be off."""
+
+_WHOLE = 2e-3
+"""Largest distance of targets from whole numbers."""
+
+ASSUMED = (
+    "The client's loss is taken for cross entropy, which the gradient of its output layer neither shows nor denies."
+)
+
+ONE_OUTPUT = (
+    "The network has one output, of which there is no cross entropy: the client's loss is taken for squared error,"
+    " whose targets explain the gradient of every loss. They are the client's own only if that is its loss (loss= of"
+    " Observation.of_gradients)."
+)
+
+WHOLE_LABELS = (
+    "The output layer's gradient is that of a cross entropy; of a batch it says neither whether labels are smoothed nor"
+    " whether classes are weighted, so that plain ones are assumed: give loss= to Observation.of_gradients if they are"
+    " not."
+)
+
+SOFT_LABELS = (
+    "The output layer's gradient asks for more classes than the batch has examples: its labels are smoothed or mixed,"
+    " and descents, which assume one class for each example, read less than with the client's loss="
+    " (Observation.of_gradients)."
+)
+
+
+def found_loss(observation: Observation, model: nn.Module) -> tuple[Loss, str]:
+    """Infer the loss of a client, with a sentence on how, empty for plain cross entropy.
+
+    ``model`` is frozen, with the values sent, in double precision.
+
+    Raises:
+        NotAttackableError: no known loss fits the update.
+    """
+    layer = output_layer(observation.model, observation.num_classes)
+    plain = (SQUARED_ERROR, ONE_OUTPUT) if observation.num_classes == 1 else (CROSS_ENTROPY, ASSUMED)
+    if layer is None or layer[0] not in observation.upload.tensors or not is_sum_of_gradients(observation.plan):
+        return plain
+    like, scale = next(model.parameters()), observation.plan.loss_scale
+    sent = {n: g for n, g in as_gradient(observation).items() if n in layer}
+    gradient = {n: g.to(like) / scale for n, g in sent.items()}
+    fits = max(_FITS, *(_ROUNDED * torch.finfo(precision_of(g)).eps for g in sent.values()))
+    if observation.upload.num_examples == 1 and layer[1] in gradient:
+        single = SingleExample.of(model, observation.input_shape, layer, gradient)
+        return plain if single is None else _of_one(single, fits)
+    return plain if observation.num_classes == 1 else _of_many(observation, layer, gradient, fits)
+
+
+def precision_of(gradient: Tensor) -> torch.dtype:
+    """Return the type that a gradient was computed in, even if it was scaled afterwards.
+
+    Half precision has so few values that many are equal.
+    """
+    values = gradient[gradient != 0].abs().sort().values
+    coarse = len(values) >= _COARSE_FROM and float((values.diff() == 0).float().mean()) > _EQUAL
+    return torch.bfloat16 if coarse else computed_in(gradient)
+
+
+def _of_one(single: SingleExample, fits: float) -> tuple[Loss, str]:
+    for loss in _candidates(single.head):
+        labels, left = labels_behind(single.head, loss, single.slopes)
+        if loss is CROSS_ENTROPY and left < fits and not labels.is_floating_point():
+            return CROSS_ENTROPY, ""
+        if left < fits and _likely(loss, labels):
+            found = _smoothed(labels) if loss is CROSS_ENTROPY else loss
+            return found, f"The client's loss was found to be {found.name}, which gives its output layer's gradient."
+    if not _denies_softmax(single.slopes[0], fits):
+        return CROSS_ENTROPY, ASSUMED
+    raise NotAttackableError(
+        "None of cross entropy, binary cross entropy and squared error gives the gradient of the output layer; give the"
+        " client's loss= to Observation.of_gradients."
+    )
+
+
+def _of_many(
+    observation: Observation, layer: tuple[str, str | None], gradient: Tensors, fits: float
+) -> tuple[Loss, str]:
+    """Infer the loss of a batch: under a softmax, the gradient's columns add up to zero.
+
+    With one class an example, at most as many values of the bias's gradient, means of p - y, are negative as examples.
+    """
+    weight = gradient[layer[0]]
+    bias = gradient.get(layer[1] or "")
+    columns = weight if bias is None else torch.cat([weight, bias[:, None]], 1)
+    if float(columns.sum(0).norm()) < fits * float(columns.norm()):
+        asked_for = 0 if bias is None else int((bias < -fits * bias.abs().max()).sum())
+        return CROSS_ENTROPY, SOFT_LABELS if asked_for > observation.upload.num_examples else WHOLE_LABELS
+    rank = int((torch.linalg.svdvals(columns.cpu()) > fits * torch.linalg.matrix_norm(columns.cpu(), 2)).sum())
+    if bias is None or not _denies_softmax(bias, fits):
+        return CROSS_ENTROPY, ASSUMED
+    if rank > observation.upload.num_examples or rank == min(columns.shape):
+        return CROSS_ENTROPY, ASSUMED
+    raise NotAttackableError(
+        "The client's loss is no cross entropy, whose gradients of the output layer add up to 0, and of a batch the"
+        " update does not say which other; give loss= to Observation.of_gradients, as 'bce', 'mse' or a function."
+    )
+
+
+def _denies_softmax(slopes: Tensor, fits: float) -> bool:
+    """Return ``True`` if the bias' gradient (K,) does not add up to 0, has no zeros, and exceeds rounding.
+
+    Zeros come from a defense; tiny slopes from probabilities near 1, known only to their rounding.
+    """
+    rounding = _ROUNDINGS * torch.finfo(torch.float32).eps
+    return bool((slopes != 0).all()) and float(slopes.sum().abs()) > max(rounding, fits * float(slopes.norm()))
+
+
+def _candidates(head: Head) -> list[Loss]:
+    def summed(loss: Loss) -> Loss:
+        def total(outputs: Tensor, labels: Tensor) -> Tensor:
+            return outputs.shape[1] * loss.function(outputs, labels)
+
+        return Loss(f"{loss.name}, summed over the outputs", total, targets=loss.targets, takes="rows")
+
+    found = [CROSS_ENTROPY, BINARY_CROSS_ENTROPY, summed(BINARY_CROSS_ENTROPY), SQUARED_ERROR, summed(SQUARED_ERROR)]
+    outputs = head.outputs.detach()
+    if outputs.min() >= 0 and outputs.max() <= 1:
+        bits = Loss("binary cross entropy of probabilities", F.binary_cross_entropy, targets="bits", takes="rows")
+        found.insert(0, bits)
+    return found
+
+
+def _likely(loss: Loss, labels: Tensor) -> bool:
+    """Return ``True`` for targets that a client may have; any number fits a squared error."""
+    if loss.targets == "classes":
+        return True
+    near = (labels - labels.round()).abs().max() < _WHOLE and bool(
+        ((labels.round() == 0) | (labels.round() == 1)).all()
+    )
+    return bool(near) or (loss is SQUARED_ERROR and labels.shape[1] == 1)
+
+
+def _smoothed(labels: Tensor) -> Loss:
+    """Return the cross entropy of soft labels (1, K), with label smoothing if all others are equal."""
+    others = labels[0].sort().values[:-1]
+    share = float(others.mean()) * labels.shape[1]
+    if labels.shape[1] > 2 and float(others.std()) < _WHOLE * float(others.mean()) and 0 < share < 1:
+        share = round(share, 4)
+        smooth = nn.CrossEntropyLoss(label_smoothing=share)
+        return Loss(f"cross entropy with labels smoothed by {share:g}", smooth)
+    return Loss("cross entropy of soft labels", F.cross_entropy)
+
+
+EPSILON = 1e-8
+"""PyTorch's epsilon, added to the root of the second moment; another one scales the whole gradient found."""
+
+_ARITHMETIC = 4.0
+"""Error of the quotient of both moments, in units of rounding."""
+
+_ROUNDS, _SOUND = 30, 3.0
+"""Rounds of alternating least squares, and the median error of the known values, in their own units, up to which a
+gradient is taken for a product of two vectors."""
+
+_KNOWN = 0.5
+"""Largest relative uncertainty of a known value."""
+
+_MATCHED = 0.2
+"""Largest relative uncertainty of a matched value."""
+
+_SHORT = 0.5
+"""Share of the learning rate; if no step is so long, no gradient would exceed epsilon."""
+
+_LEAST_KNOWN = 2
+"""Known values of a row, or of a column, that suffice to find the others."""
+
+
+def without_adam(observation: Observation) -> Observation:
+    """Return the observation of the gradient g behind one step of Adam; any other observation stays.
+
+    Adam's first step is ``-delta / lr = g / (|g| + eps)``, so that ``|g| = eps r / (1 - r)`` for its size r. A weight
+    in single precision holds r to half of its last digit over the learning rate. With PyTorch's settings sizes below
+    1e-3 are known, to a few percent below 1e-4. For one example a linear layer's gradient is a product of two vectors,
+    which gives the rest.
+
+    If a step is longer than Adam's, or none is half as long, the observation stays, with a note.
+    """
+    plan = observation.plan
+    if plan.shares == "gradient" or plan.optimizer == "sgd" or observation.knowledge.defense:
+        return observation
+    if number_of_steps(observation.upload.num_examples, plan) != 1 or not modality_of(observation.model).pixels:
+        return observation
+    sent = observation.sent.parameters
+    lows, highs, signs = dict[str, Tensor](), dict[str, Tensor](), dict[str, Tensor]()
+    decay = plan.weight_decay if plan.optimizer == "adamw" else 0.0
+    longest, too_long = 0.0, False
+    for name, delta in observation.update().items():
+        if name not in sent or sent[name].shape != delta.shape:
+            return observation
+        step, error = _quotient(delta, sent[name], lr=plan.lr, decay=decay)
+        longest = max(longest, float(step.abs().max())) if step.numel() else longest
+        too_long |= bool((step.abs() > 1 + error).any())
+        lows[name], highs[name], signs[name] = _size(step.abs() - error), _size(step.abs() + error), step.sign()
+    if too_long or longest < _SHORT:
+        note = (
+            f"The longest step is {longest:.2g} learning rates, but a first step of Adam is about one: another"
+            " optimizer or learning rate than was told, a defense, or a gradient of zero. The update was attacked as"
+            " it is."
+        )
+        return observation if note in observation.notes else replace(observation, notes=(*observation.notes, note))
+    if observation.upload.num_examples == 1:
+        for name in [name for name in lows if name.endswith(".weight") and lows[name].dim() == 2]:
+            _complete(lows, highs, signs, name)
+    penalty = plan.weight_decay if plan.optimizer == "adam" else 0.0
+    return _of_gradient(observation, (lows, highs, signs), penalty)
+
+
+def _quotient(delta: Tensor, sent: Tensor, *, lr: float, decay: float) -> tuple[Tensor, Tensor]:
+    """Return Adam's step in learning rates, in double precision, and its uncertainty."""
+    rounding = torch.finfo(sent.dtype).eps
+    before = sent.double()
+    after = before + delta.double()
+    step = -delta.double() / lr - decay * before
+    digit = torch.maximum(before.abs(), after.abs()).clamp_min(torch.finfo(torch.float32).tiny).log2().floor().exp2()
+    roundings = 2 if decay else 1
+    return step, roundings * rounding * digit / (2 * lr) + _ARITHMETIC * rounding * step.abs()
+
+
+def _size(quotient: Tensor) -> Tensor:
+    """Return |g| for |g| / (|g| + eps), infinite from 1 on."""
+    inside = quotient.clamp_min(0)
+    return torch.where(inside < 1, EPSILON * inside / (1 - inside).clamp_min(1e-300), torch.inf)
+
+
+def _complete(lows: dict[str, Tensor], highs: dict[str, Tensor], signs: Tensors, name: str) -> None:
+    """Find unknown sizes of a linear layer's gradient (M, N), which is a product."""
+    bias = name.removesuffix("weight") + "bias"
+    names = [name, bias] if bias in lows and lows[bias].shape == lows[name].shape[:1] else [name]
+    low, high, sign = (torch.cat([t[n].reshape(len(t[name]), -1) for n in names], 1) for t in (lows, highs, signs))
+    silent = sign == 0
+    middle = torch.where(high.isfinite(), (low + high) / 2, low).clamp_min(torch.finfo(torch.float64).tiny)
+    spread = torch.where(high.isfinite(), (high - low) / 2, torch.inf) / middle
+    known = (spread < _KNOWN) & ~silent
+    if not known.any():
+        return
+    weights = torch.where(known, spread.clamp_min(1e-6).square().reciprocal(), 0.0)
+    rows, columns = _product(middle.log(), weights, known)
+    found = (rows[:, None] + columns[None]).exp()
+    unsure = (1 / weights.sum(1, keepdim=True) + 1 / weights.sum(0, keepdim=True)).sqrt()
+    off = ((found - middle).abs() / (spread * middle))[known]
+    sound = float(off.median()) < _SOUND and float((off < 2 * _SOUND).double().mean()) > _KNOWN
+    told = (known.sum(1, keepdim=True) >= _LEAST_KNOWN) & (known.sum(0, keepdim=True) >= _LEAST_KNOWN)
+    filled = told & ~silent & ~known & sound & (found >= low) & (found <= high)
+    room = (_SOUND * unsure).clamp(max=_KNOWN)
+    least, most = torch.maximum(low, found * (1 - room)), torch.minimum(high, found * (1 + room))
+    low, high = torch.where(filled, least, low), torch.where(filled, most, high)
+    widths = [lows[n].reshape(len(lows[name]), -1).shape[1] for n in names]
+    for n, one, other in zip(names, torch.split(low, widths, 1), torch.split(high, widths, 1), strict=True):
+        lows[n], highs[n] = one.reshape(lows[n].shape), other.reshape(highs[n].shape)
+
+
+def _product(logs: Tensor, weights: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
+    """Fit the logarithms (M, N) by one number a row plus one a column."""
+    columns = logs.new_zeros(logs.shape[1])
+    of_rows, of_columns = weights.sum(1).clamp_min(1e-300), weights.sum(0).clamp_min(1e-300)
+    values = torch.where(known, logs, 0.0)
+    for _ in range(_ROUNDS):
+        rows = (weights * (values - columns[None])).sum(1) / of_rows
+        columns = (weights * (values - rows[:, None])).sum(0) / of_columns
+    return rows, columns
+
+
+def _of_gradient(observation: Observation, found: tuple[Tensors, Tensors, Tensors], penalty: float) -> Observation:
+    lows, highs, signs = found
+    sent, matched, total = observation.sent.parameters, 0, 0
+    tensors, bounds = dict[str, Tensor](), dict[str, tuple[Tensor, Tensor]]()
+    for name, sign in signs.items():
+        low, high = lows[name], highs[name]
+        known = (high.isfinite() & (high - low <= _MATCHED * (high + low))) | (sign == 0)
+        least = torch.where(high.isfinite(), (low + high) / 2, low.nan_to_num(posinf=0.0))
+        value = (sign * least - penalty * sent[name].double()).to(sent[name].dtype)
+        infinite = torch.full_like(value, torch.inf)
+        tensors[name] = value  # unmatched values keep their sign and least size, for labels
+        bounds[name] = torch.where(known, value, -infinite), torch.where(known, value, infinite)
+        matched += int((known & (sign != 0)).sum())
+        total += int((sign != 0).sum())
+    note = (
+        f"The client's step of Adam gave away {matched / max(total, 1):.0%} of the values of its gradient, size and"
+        " sign; the others were left out."
+    )
+    return replace(
+        observation,
+        upload=replace(observation.upload, tensors=tensors),
+        plan=replace(observation.plan, shares="gradient", optimizer="sgd", steps=None, epochs=None, weight_decay=0.0),
+        knowledge=replace(observation.knowledge, bounds=bounds),
+        notes=(*observation.notes, note),
+    )
+
 
 _SAME = 1e-6
 """Largest relative difference of outputs of the same images."""
@@ -25,18 +328,14 @@ _UNIT = (0.0, 1.0)
 
 DRAWS = "The model draws at random in training; the attack computes without, since the draws are the client's secret."
 _RETURNS_MORE = "In training the model returns more than its outputs; it is attacked as in evaluation mode."
+_IN_NO_MODE = (
+    "The model draws at random in evaluation mode, too, so that gradients of guesses can't be compared; let it draw"
+    " only where self.training is set."
+)
 
 
-@dataclass(frozen=True)
-class _Passes:
-    """Reasons, by passes over the same images, why training, or any, mode can't be attacked."""
-
-    not_in_training: str = ""
-    in_no_mode: str = ""
-
-
-_passes: "WeakKeyDictionary[nn.Module, dict[object, _Passes]]" = WeakKeyDictionary()
-"""Findings by model, shape of its images, mode and batch norm."""
+_passes: "WeakKeyDictionary[nn.Module, dict[object, str]]" = WeakKeyDictionary()
+"""Reasons not to attack a mode, by model, shape of its images, mode and batch norm."""
 
 _scaled: "WeakKeyDictionary[nn.Module, dict[tuple[float, float], nn.Module]]" = WeakKeyDictionary()
 """Copies of models that take inputs in [0, 1], by the model's own range."""
@@ -56,7 +355,17 @@ class Disclosed:
 def disclosed(observations: Sequence[Observation]) -> list[Disclosed]:
     """Complete each observation by what can be inferred."""
     states: dict[tuple[int, int], ModelState] = {}
-    return [_disclosed(observation, states) for observation in observations]
+    found = []
+    for observation in observations:
+        seen = observation
+        try:
+            if search_of(observation.model).completed:
+                seen = _in_unit_range(_without_draws(_once_each(observation, states)))
+                seen = without_adam(_with_loss(seen))
+            found.append(Disclosed(seen))
+        except NotAttackableError as reason:
+            found.append(Disclosed(observation, str(reason)))
+    return found
 
 
 def restored(observation: Observation, attacked: Disclosed, found: Reconstruction) -> Reconstruction:
@@ -70,17 +379,6 @@ def restored(observation: Observation, attacked: Disclosed, found: Reconstructio
     if found.batch is not None and observation.input_range != _UNIT:
         found = replace(found, batch=replace(found.batch, inputs=low + (high - low) * found.batch.inputs))
     return found if notes == found.notes else replace(found, notes=notes)
-
-
-def _disclosed(observation: Observation, states: dict[tuple[int, int], ModelState]) -> Disclosed:
-    if not search_of(observation.model).completed:
-        return Disclosed(observation)
-    try:
-        seen = _once_each(observation, states)
-        seen = _in_unit_range(_without_draws(seen))
-        return Disclosed(without_adam(_with_loss(seen)))
-    except NotAttackableError as reason:
-        return Disclosed(observation, str(reason))
 
 
 def _once_each(observation: Observation, states: dict[tuple[int, int], ModelState]) -> Observation:
@@ -104,16 +402,11 @@ def _without_draws(observation: Observation) -> Observation:
     seen, key = _passes.setdefault(observation.model, {}), (observation.input_shape, plan.mode, plan.batch_norm)
     if key not in seen:
         seen[key] = _compared(observation)
-    if seen[key].in_no_mode:
-        raise NotAttackableError(seen[key].in_no_mode)
-    if not seen[key].not_in_training:
+    if seen[key] == _IN_NO_MODE:
+        raise NotAttackableError(_IN_NO_MODE)
+    if not seen[key]:
         return observation
-    notes = (*observation.notes, seen[key].not_in_training)
-    return replace(observation, plan=_evaluating(plan), notes=notes)
-
-
-def _evaluating(plan: LocalPlan) -> LocalPlan:
-    return replace(plan, mode="eval")
+    return replace(observation, plan=replace(plan, mode="eval"), notes=(*observation.notes, seen[key]))
 
 
 def _covers(observation: Observation) -> bool:
@@ -124,23 +417,17 @@ def _covers(observation: Observation) -> bool:
     )
 
 
-def _compared(observation: Observation) -> _Passes:
-    if observation.plan.mode == "train":
-        outputs = _two_passes(observation, observation.plan)
+def _compared(observation: Observation) -> str:
+    why, plan = "", observation.plan
+    if plan.mode == "train":
+        outputs = _two_passes(observation, plan)
         if outputs is not None and _alike(*outputs):
-            return _Passes()
-        evaluated = _two_passes(observation, _evaluating(observation.plan))
-        if evaluated is None:
-            return _Passes()  # the attack reports the reason
-        why = _RETURNS_MORE if outputs is None else DRAWS
-    else:
-        evaluated, why = _two_passes(observation, observation.plan), ""
-    if evaluated is not None and not _alike(*evaluated):
-        return _Passes(
-            in_no_mode="The model draws at random in evaluation mode, too, so that gradients of guesses can't be"
-            " compared; let it draw only where self.training is set."
-        )
-    return _Passes(not_in_training=why)
+            return ""
+        why, plan = _RETURNS_MORE if outputs is None else DRAWS, replace(plan, mode="eval")
+    evaluated = _two_passes(observation, plan)
+    if evaluated is None:  # the attack reports the reason
+        return ""
+    return why if _alike(*evaluated) else _IN_NO_MODE
 
 
 @torch.no_grad()
@@ -189,7 +476,9 @@ def _in_unit_range(observation: Observation) -> Observation:
 def _with_loss(observation: Observation) -> Observation:
     if observation.loss is not None:
         return observation
-    if not _covers(observation) or not _fits(observation.upload.tensors, observation.sent.parameters):
+    sent = observation.sent.parameters
+    fits = all(name in sent and sent[name].shape == value.shape for name, value in observation.upload.tensors.items())
+    if not fits or not _covers(observation):
         return observation
     values = next(iter(observation.assumed().parameters.values()))
     model = frozen_copy(
@@ -202,7 +491,3 @@ def _with_loss(observation: Observation) -> Observation:
             raise
         loss, sentence = CROSS_ENTROPY, ASSUMED  # the gradient depends on the draws
     return replace(observation, loss=loss, notes=(*observation.notes, *((sentence,) if sentence else ())))
-
-
-def _fits(update: Tensors, sent: Tensors) -> bool:
-    return all(name in sent and sent[name].shape == value.shape for name, value in update.items())

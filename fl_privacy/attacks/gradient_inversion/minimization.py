@@ -11,7 +11,7 @@ from torch import Tensor
 from fl_privacy.attacks.attack import Report
 from fl_privacy.attacks.gradient_inversion.embeddings import WordEmbeddings
 from fl_privacy.attacks.gradient_inversion.problem import Problem
-from fl_privacy.attacks.gradient_inversion.starts import Projection
+from fl_privacy.attacks.gradient_inversion.settings import Projection
 from fl_privacy.attacks.optimizers import EvolutionStrategy, Optimizer
 from fl_privacy.models.gradients import differentiable_twice
 from fl_privacy.types import Observation
@@ -312,7 +312,9 @@ def minimize(
         if state.snapped:
             show_frames(partial(frames_of, problem, state.best, state.snapped))
         if descent.noise:
-            gradient = _noisy(gradient, problem.pixels, descent.noise, [generators[i] for i in state.active])
+            drawn = [torch.randn(problem.pixels, generator=generators[i]) for i in state.active]
+            noisy = gradient[:, : problem.pixels] + descent.noise * torch.stack(drawn).to(gradient)
+            gradient = torch.cat([noisy, gradient[:, problem.pixels :]], 1)
         moved, ended, finished = run.step(variables, loss, gradient)
         if descent.projection != "none":
             due = (ended & ~finished)[:, None]
@@ -337,8 +339,3 @@ def minimize(
             run.select(keep)
             state.select(keep)
             problem, variables, enough = problem.select(keep), variables[keep], enough[keep]
-
-
-def _noisy(gradient: Tensor, pixels: int, std: float, generators: Sequence[torch.Generator]) -> Tensor:
-    noise = torch.stack([torch.randn(pixels, generator=g) for g in generators]).to(gradient)
-    return torch.cat([gradient[:, :pixels] + std * noise, gradient[:, pixels:]], 1)

@@ -1,7 +1,6 @@
 """Images of an untrained network whose weights are optimized."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -9,15 +8,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fl_privacy.attacks.gradient_inversion.starts import Blank, NextSource, Shape
-from fl_privacy.models.pretrained.generator import Provenance
+from fl_privacy.attacks.gradient_inversion.settings import Blank, ImageSource, Shape
 
 _SMALLEST = 4
 """Least side of the network's input in pixels."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Untrained:
+class Untrained(ImageSource):
     """A convolutional decoder for each victim (deep image prior, Ulyanov et al. 2018; CI-Net, Zhang et al. 2023).
 
     Fixed noise of a few pixels is doubled, convolved, normalized and rectified up to the image's size; convolution and
@@ -67,22 +65,6 @@ class Untrained:
                 found = F.leaky_relu(((grouped - mean) * (variance + 1e-5).rsqrt()).reshape(found.shape), 0.1)
         images: Tensor = found.sigmoid().reshape(number, victims, shape[1], height, width).transpose(0, 1)
         return images
-
-    def penalty(self, variables: Tensor, shape: Shape) -> Tensor:
-        return variables.new_zeros(len(variables))
-
-    def confined(self, variables: Tensor, held: Tensor, shape: Shape) -> Tensor:
-        return variables
-
-    def following(self, variables: Tensor, held: Tensor, labels: Tensor, shape: Shape) -> NextSource | None:
-        return None
-
-    @property
-    def stages(self) -> int:
-        return 1
-
-    def provenance(self, image: Sequence[int]) -> Provenance | None:
-        return None
 
     def _sides(self, shape: Shape) -> list[tuple[int, int]]:
         """Return (height, width) of the maps, from input to image, each half of the next, rounded up."""

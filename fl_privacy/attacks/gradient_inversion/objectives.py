@@ -8,8 +8,7 @@ from typing import Literal, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from fl_privacy.attacks.gradient_inversion.closed_forms import angular_distance
-from fl_privacy.attacks.gradient_inversion.layer_statistics import Coefficients, LayerStatistics
+from fl_privacy.attacks.gradient_inversion.layer_statistics import Coefficients, LayerStatistics, angular_distance
 from fl_privacy.errors import UserError
 
 LayerWeights = Mapping[str, float]

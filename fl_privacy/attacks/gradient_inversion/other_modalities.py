@@ -3,21 +3,21 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError
 from fl_privacy.attacks.gradient_inversion.embeddings import WordEmbeddings, longest_text
-from fl_privacy.attacks.gradient_inversion.settings import Settings
-from fl_privacy.attacks.gradient_inversion.starts import Space, scaled_to_range
+from fl_privacy.attacks.gradient_inversion.settings import Settings, Space, scaled_to_range
 from fl_privacy.attacks.gradient_inversion.table_rows import TableRows, pool
+from fl_privacy.attacks.gradient_inversion.targets import NotAttackableError
 from fl_privacy.models import TextModel
 from fl_privacy.types import Observation
+from fl_privacy.types.film import Snapshot
 from fl_privacy.types.modality import IMAGES, ROWS, TEXTS, Modality, modality_of
-from fl_privacy.types.schema import schema_of
+from fl_privacy.types.schema import Schema, schema_of
 
 _PROXIES = 64
 """Inputs of each kind that stand for an unknown client's."""
@@ -26,20 +26,17 @@ _CONTRAST = 0.25
 """Standard deviation of their pixels."""
 
 
-class ModalityAttempt(Protocol):
-    """Result of one attempt at a victim's examples."""
+@dataclass(frozen=True, eq=False)
+class Restarted:
+    """Result of one attempt at a victim's examples: ``images`` (B, ...) and ``labels`` (B,) or (B, K)."""
 
-    @property
-    def loss(self) -> float: ...
-
-    @property
-    def accepted(self) -> bool: ...
-
-    @property
-    def images(self) -> Tensor: ...
-
-    @property
-    def labels(self) -> Tensor: ...
+    restart: int
+    loss: float
+    accepted: bool
+    images: Tensor
+    labels: Tensor
+    history: tuple[float, ...]
+    film: tuple[Snapshot, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,11 +66,8 @@ class Search:
     proxies: Callable[[nn.Module, tuple[int, ...], torch.Generator], Tensor]
     corrects: bool = True
     read: Callable[[Settings, Tensor], Tensor]
-    answer: Callable[[Settings, Sequence[ModalityAttempt], ModalityAttempt], tuple[Tensor, Tensor | None]] = (
-        lambda s, a, c: (
-            c.images,
-            None,
-        )
+    answer: Callable[[Settings, Sequence[Restarted], Restarted], tuple[Tensor, Tensor | None]] = (
+        lambda settings, attempts, chosen: (chosen.images, None)
     )
     elementwise_parts: bool = False
     completed: bool = True
@@ -114,10 +108,6 @@ def _natural_noise(shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
     return torch.clamp(0.5 + _CONTRAST * waves / spread, 0, 1)
 
 
-def _read_images(settings: Settings, found: Tensor) -> Tensor:
-    return (found if settings.as_they_come else scaled_to_range(found, settings.into_range)).float()
-
-
 def _seeking_words(settings: Settings, observation: Observation) -> Settings:
     values = observation.assumed().parameters[_text_model(observation.model).word_weight]
     dtype = torch.float64 if settings.dtype == "float64" else torch.float32
@@ -131,42 +121,19 @@ def _text_model(model: nn.Module) -> TextModel:
     return model
 
 
-def _without_words(names: Sequence[str], model: nn.Module) -> list[str]:
-    """Leave out the embeddings of tokens, as the variables are no sum of their rows."""
-    words = _text_model(model).word_weight
-    return [name for name in names if name != words]
-
-
-def _there(drawn: Tensor) -> Tensor:
-    drawn[..., -1] = 1
-    return drawn
-
-
-def _proxy_texts(model: nn.Module, shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
-    words = _text_model(model).words
-    return torch.randint(words.num_embeddings, (_PROXIES, *shape), generator=rng)
-
-
-def _read_texts(settings: Settings, found: Tensor) -> Tensor:
-    assert isinstance(settings.source, WordEmbeddings)
-    return settings.source.read(found)
+def _schema(model: nn.Module) -> Schema:
+    schema = schema_of(model)
+    assert schema is not None
+    return schema
 
 
 def _seeking_rows(settings: Settings, observation: Observation) -> Settings:
-    schema = schema_of(observation.model)
-    assert schema is not None
-    rows = TableRows(schema=schema, bounded=settings.bounded, counted=settings.counted)
+    rows = TableRows(schema=_schema(observation.model), bounded=settings.bounded, counted=settings.counted)
     return replace(settings, source=rows, priors=(), projection="none", space=Space())
 
 
-def _proxy_rows(model: nn.Module, shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
-    schema = schema_of(model)
-    assert schema is not None
-    return schema.drawn(2 * _PROXIES, rng)
-
-
 def _answer_of_rows(
-    settings: Settings, attempts: Sequence[ModalityAttempt], chosen: ModalityAttempt
+    settings: Settings, attempts: Sequence[Restarted], chosen: Restarted
 ) -> tuple[Tensor, Tensor | None]:
     """Return rows (B, F) and the certainty (B, C) of cells, of the accepted attempt or of all."""
     assert isinstance(settings.source, TableRows)
@@ -183,23 +150,31 @@ def _answer_of_rows(
 
 
 SEARCHES: Mapping[Modality, Search] = {
-    IMAGES: Search(proxies=_proxy_images, read=_read_images),
+    IMAGES: Search(
+        proxies=_proxy_images,
+        read=lambda settings, found: (
+            found if settings.as_they_come else scaled_to_range(found, settings.into_range)
+        ).float(),
+    ),
     TEXTS: Search(
         adapted=_seeking_words,
         variables_of_one=lambda first, others: (longest_text(others), _text_model(first.model).words.embedding_dim),
         input_of_one=lambda first: (*first.input_shape, _text_model(first.model).words.embedding_dim + 1),
-        trial=_there,
-        matched=_without_words,
-        proxies=_proxy_texts,
+        trial=lambda drawn: torch.cat([drawn[..., :-1], torch.ones_like(drawn[..., :1])], -1),
+        # the variables are no sum of the rows of the embeddings
+        matched=lambda names, model: [name for name in names if name != _text_model(model).word_weight],
+        proxies=lambda model, shape, rng: torch.randint(
+            _text_model(model).words.num_embeddings, (_PROXIES, *shape), generator=rng
+        ),
         corrects=False,
-        read=_read_texts,
+        read=lambda settings, found: cast(WordEmbeddings, settings.source).read(found),
         elementwise_parts=True,
         completed=False,
         varies="texts are of different lengths",
     ),
     ROWS: Search(
         adapted=_seeking_rows,
-        proxies=_proxy_rows,
+        proxies=lambda model, shape, rng: _schema(model).drawn(2 * _PROXIES, rng),
         read=lambda settings, found: found.float(),
         answer=_answer_of_rows,
         filmed=False,

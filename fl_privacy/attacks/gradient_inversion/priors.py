@@ -6,8 +6,8 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
-from fl_privacy.attacks.gradient_inversion.closed_forms import absolute_differences
-from fl_privacy.models.gradients.hooks import ModuleCall, entering
+from fl_privacy.attacks.gradient_inversion.layer_statistics import absolute_differences
+from fl_privacy.models.gradients.hooks import entering
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,11 +145,10 @@ def batch_statistics(model: nn.Module, images: Tensor) -> list[BatchStatistics]:
     with entering(layers) as calls:
         if layers:
             model(images.flatten(0, 1))
-    return [_statistics(call, len(images)) for call in calls]
-
-
-def _statistics(call: ModuleCall, count: int) -> BatchStatistics:
-    usual_mean, usual_variance = call.module.running_mean, call.module.running_var
-    assert isinstance(usual_mean, Tensor) and isinstance(usual_variance, Tensor)
-    channels = call.inputs.reshape(count, -1, *call.inputs.shape[1:]).transpose(1, 2).flatten(2)
-    return BatchStatistics(channels.mean(2), channels.var(2, correction=0), usual_mean, usual_variance)
+    found = []
+    for call in calls:
+        usual_mean, usual_variance = call.module.running_mean, call.module.running_var
+        assert isinstance(usual_mean, Tensor) and isinstance(usual_variance, Tensor)
+        channels = call.inputs.reshape(len(images), -1, *call.inputs.shape[1:]).transpose(1, 2).flatten(2)
+        found.append(BatchStatistics(channels.mean(2), channels.var(2, correction=0), usual_mean, usual_variance))
+    return found

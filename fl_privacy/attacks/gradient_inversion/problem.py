@@ -19,8 +19,7 @@ from fl_privacy.attacks.gradient_inversion.layer_statistics import (
 )
 from fl_privacy.attacks.gradient_inversion.objectives import SumOfDistances
 from fl_privacy.attacks.gradient_inversion.priors import Guess, TotalVariation, batch_statistics
-from fl_privacy.attacks.gradient_inversion.settings import Settings
-from fl_privacy.attacks.gradient_inversion.starts import Projection, project
+from fl_privacy.attacks.gradient_inversion.settings import Projection, Settings, project
 from fl_privacy.models.gradients import Layered, VictimGradients, differentiable_twice
 from fl_privacy.models.gradients.layered import Factors
 from fl_privacy.models.losses import CROSS_ENTROPY, Loss
@@ -74,7 +73,11 @@ class RoundUpdates:
         """
         joined = None if by_layer else self.small
         if not self.factors:
-            gradients = self._gradients(images, labels, hidden)
+            if hidden is None:
+                gradients = self.gradients(images, labels)
+            else:
+                assert isinstance(self.gradients, Layered)
+                gradients = self.gradients(images, labels, hidden)
             gradients = self.clip(gradients) if self.clip else gradients
             return self._explicit(gradients, joined)
         assert isinstance(self.gradients, Layered)
@@ -100,12 +103,6 @@ class RoundUpdates:
             return found
         whole = Explicit(torch.cat([gradients[name].reshape(len(gradients[name]), -1) for name in names], 1), target)
         return {names[0]: whole, **{name: own for name, own in found.items() if name not in names}}
-
-    def _gradients(self, images: Tensor, labels: Tensor, hidden: Tensor | None) -> Tensors:
-        if hidden is None:
-            return self.gradients(images, labels)
-        assert isinstance(self.gradients, Layered)
-        return self.gradients(images, labels, hidden)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "RoundUpdates":
         return RoundUpdates(
@@ -193,16 +190,16 @@ class Problem:
 
     def mismatch(self, images: Tensor, labels: Tensor, hidden: Sequence[Tensor | None]) -> Tensor:
         """Return the objective (V,), summed over the rounds."""
-        terms = [self._of_round(one, images, labels, own) for one, own in zip(self.rounds, hidden, strict=True)]
-        return terms[0] if len(terms) == 1 else torch.stack(terms).sum(0)
-
-    def _of_round(self, one: RoundUpdates, images: Tensor, labels: Tensor, hidden: Tensor | None) -> Tensor:
-        objective = self.settings.objective
-        if one.compared and isinstance(objective, SumOfDistances):
-            weights = objective.coefficients(list(one.targets))
+        objective, terms = self.settings.objective, []
+        for one, own in zip(self.rounds, hidden, strict=True):
+            weights = None
+            if one.compared and isinstance(objective, SumOfDistances):
+                weights = objective.coefficients(list(one.targets))
             if weights is not None:
-                return one.compare(images, labels, hidden, weights)
-        return objective(one.statistics(images, labels, hidden, by_layer=objective.by_layer))
+                terms.append(one.compare(images, labels, own, weights))
+            else:
+                terms.append(objective(one.statistics(images, labels, own, by_layer=objective.by_layer)))
+        return terms[0] if len(terms) == 1 else torch.stack(terms).sum(0)
 
     def zero_loss(self) -> Tensor:
         """Return the objective (V,) of a zero gradient, the unit of the other losses."""

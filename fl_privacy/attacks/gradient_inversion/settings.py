@@ -1,15 +1,273 @@
-"""Settings of a gradient inversion."""
+"""Settings of a gradient inversion: spaces, first guesses and sources of images, and the choices of an attack."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Literal, Protocol, get_args
 
-from fl_privacy.attacks.gradient_inversion.embeddings import TokenReading
+import torch
+from torch import Tensor
+
 from fl_privacy.attacks.gradient_inversion.objectives import L2, Objective
 from fl_privacy.attacks.gradient_inversion.priors import Prior
-from fl_privacy.attacks.gradient_inversion.starts import ImageSource, Normal, Projection, Scaling, Space, Start
 from fl_privacy.attacks.gradient_inversion.targets import LocalSteps
 from fl_privacy.attacks.optimizers import LBFGS, EvolutionStrategy, Optimizer
 from fl_privacy.checks import number, one_of, whole
+from fl_privacy.errors import UserError
+from fl_privacy.models.pretrained.generator import Provenance
+from fl_privacy.types import Observation
+
+Projection = Literal["none", "clamp", "minmax"]
+"""``clamp`` cuts to [0, 1]; ``minmax`` maps each image's range that leaves [0, 1] onto [0, 1]."""
+
+
+Scaling = Literal["clamp", "stretch"]
+"""``clamp`` cuts a guess to [0, 1]; ``stretch`` maps its least and largest pixel onto 0 and 1 (FDL-PP, Gu et al. 2021,
+A.4: "scale the original images and reconstructed images to the range (0,1)")."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Space:
+    """Images are ``mean + std * variables``; papers that optimize normalized images use their data's values."""
+
+    mean: float = 0.0
+    std: float = 1.0
+
+    def to_images(self, variables: Tensor) -> Tensor:
+        return variables if (self.mean, self.std) == (0.0, 1.0) else self.mean + self.std * variables
+
+    def to_variables(self, images: Tensor) -> Tensor:
+        return images if (self.mean, self.std) == (0.0, 1.0) else (images - self.mean) / self.std
+
+    def clamped(self, variables: Tensor) -> Tensor:
+        """Cut the variables of images to [0, 1]; others keep every bit."""
+        return variables.clamp(-self.mean / self.std, (1 - self.mean) / self.std)
+
+
+def project(images: Tensor, how: Projection) -> Tensor:
+    """Bring ``images`` (V, B, C, H, W) to [0, 1]."""
+    if how == "clamp":
+        return images.clamp(0, 1)
+    if how == "minmax":
+        low = images.amin((2, 3, 4), keepdim=True).clamp_max(0)
+        high = images.amax((2, 3, 4), keepdim=True).clamp_min(1)
+        return (images - low) / (high - low)
+    return images
+
+
+def scaled_to_range(images: Tensor, how: Scaling) -> Tensor:
+    """Bring finished guesses (..., C, H, W) to [0, 1]; one of a single level is always cut."""
+    if how == "clamp":
+        return images.clamp(0, 1)
+    low, high = images.amin((-3, -2, -1), keepdim=True), images.amax((-3, -2, -1), keepdim=True)
+    stretched = (images - low) / (high - low)
+    return torch.where(high > low, stretched, images).clamp(0, 1)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Blank:
+    """A victim without a guess yet.
+
+    Attributes:
+        labels: (B,) known or inferred; ``None`` if they are optimized.
+        shape: (B, C, H, W) of the variables.
+        generator: random stream on the CPU.
+    """
+
+    observation: Observation
+    labels: Tensor | None
+    shape: tuple[int, ...]
+    generator: torch.Generator
+    space: Space
+
+
+class Start(Protocol):
+    """Draws the first variables of a victim, of ``blank.shape`` and on the CPU."""
+
+    def __call__(self, blank: Blank) -> Tensor: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Normal:
+    """Start from variables drawn from N(0, std^2)."""
+
+    std: float = 1.0
+
+    def __call__(self, blank: Blank) -> Tensor:
+        return self.std * torch.randn(blank.shape, generator=blank.generator)
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """Start from pixels drawn from U[0, 1]."""
+
+    def __call__(self, blank: Blank) -> Tensor:
+        return blank.space.to_variables(torch.rand(blank.shape, generator=blank.generator))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constant:
+    """Start from pixels of one value; 0 is a black image."""
+
+    value: float = 0.5
+
+    def __call__(self, blank: Blank) -> Tensor:
+        return blank.space.to_variables(torch.full(blank.shape, self.value))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pattern:
+    """Start from a random patch, U[0, 1], tiled over the image (Wei et al. 2020; Fan et al. 2020).
+
+    Attributes:
+        size: side of the patch in pixels.
+    """
+
+    size: int = 4
+
+    def __call__(self, blank: Blank) -> Tensor:
+        b, c, h, w = blank.shape
+        patch = torch.rand((b, c, self.size, self.size), generator=blank.generator)
+        tiles = patch.repeat(1, 1, -(-h // self.size), -(-w // self.size))
+        return blank.space.to_variables(tiles[..., :h, :w])
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublicMean:
+    """Start from the mean of public images, or, with ``of_class``, of those of each example's class."""
+
+    of_class: bool = False
+
+    def __call__(self, blank: Blank) -> Tensor:
+        known, labels = blank.observation.knowledge, blank.labels
+        if known.public_images is None:
+            raise UserError(
+                "The public-mean start is expected to be told public images, but got none;"
+                " set threat_model.public_images=1000, or use start=uniform."
+            )
+        images = known.public_images.cpu()
+        mean = images.mean(0).expand(blank.shape)
+        if not self.of_class:
+            return blank.space.to_variables(mean.clone())
+        if known.public_labels is None or labels is None:
+            raise UserError(
+                "The class-mean start is expected to know the classes of public images and of the victim, but does not;"
+                " use labels=auto, or start=public_mean."
+            )
+        belongs = (known.public_labels.cpu() == labels.cpu().unsqueeze(1)).to(images.dtype)
+        counts = belongs.sum(1).view(-1, 1, 1, 1)
+        of_class = torch.tensordot(belongs, images, 1) / counts.clamp_min(1)
+        return blank.space.to_variables(torch.where(counts > 0, of_class, mean))
+
+
+@dataclass(frozen=True)
+class Previous:
+    """Start from the result for the same examples in an earlier round, else as ``Normal``."""
+
+    def __call__(self, blank: Blank) -> Tensor:
+        previous = blank.observation.knowledge.previous
+        if previous is None:
+            return Normal()(blank)
+        return Given(images=previous)(blank)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Given:
+    """Start from given images (C, H, W) or (B, C, H, W) in [0, 1]."""
+
+    images: Tensor
+
+    def __call__(self, blank: Blank) -> Tensor:
+        shape = blank.shape
+        if self.images.shape[-3:] != shape[-3:] or (self.images.dim() == 4 and len(self.images) != shape[0]):
+            raise UserError(
+                f"The start is expected to have shape {shape}, but got {tuple(self.images.shape)}; resize the images."
+            )
+        return blank.space.to_variables(self.images.cpu().expand(shape).clone())
+
+
+STARTS: Mapping[str, Start] = {
+    "normal": Normal(),
+    "uniform": Uniform(),
+    "gray": Constant(value=0.5),
+    "black": Constant(value=0.0),
+    "pattern": Pattern(),
+    "public_mean": PublicMean(),
+    "class_mean": PublicMean(of_class=True),
+    "previous": Previous(),
+}
+"""Starts by name, for the configuration."""
+
+
+def named_start(name: str) -> Start:
+    """Return the start called ``name``.
+
+    Raises:
+        UserError: there is none of that name.
+    """
+    if name not in STARTS:
+        raise UserError(f"attack.start is expected to be one of {', '.join(STARTS)}, but got {name!r}.")
+    return STARTS[name]
+
+
+Shape = Sequence[int]
+"""(B, C, H, W) of one victim's images."""
+
+
+class ImageSource(Protocol):
+    """Turns variables (V, n) and fixed values (V, m) into images, by default in one stage without a penalty.
+
+    A victim's first values are drawn on the CPU, from its stream alone.
+    """
+
+    def size(self, shape: Shape) -> int:
+        """Return n."""
+        ...
+
+    def start(self, blank: Blank) -> Tensor:
+        """Draw the first variables (n,)."""
+        ...
+
+    def held(self, blank: Blank) -> Tensor:
+        """Draw the fixed values (m,); m may be 0."""
+        ...
+
+    def images(self, variables: Tensor, held: Tensor, labels: Tensor, shape: Shape) -> Tensor:
+        """Return the images (V, B, C, H, W) in [0, 1], for labels (V, B) or probabilities (V, B, K)."""
+        ...
+
+    def penalty(self, variables: Tensor, shape: Shape) -> Tensor:
+        """Return the weighted penalty (V,) of unlikely variables."""
+        return variables.new_zeros(len(variables))
+
+    def confined(self, variables: Tensor, held: Tensor, shape: Shape) -> Tensor:
+        """Bring ``variables`` back to their range after an iteration."""
+        return variables
+
+    def following(self, variables: Tensor, held: Tensor, labels: Tensor, shape: Shape) -> "NextSource | None":
+        """Return the source of the next stage; ``None`` at the end."""
+        return None
+
+    @property
+    def stages(self) -> int:
+        return 1
+
+    def provenance(self, image: Sequence[int]) -> Provenance | None:
+        """Return its training data, for images (C, H, W), or ``None``.
+
+        Raises:
+            UserError: there is no such source for these images.
+        """
+        return None
+
+
+@dataclass(frozen=True, eq=False)
+class NextSource:
+    """The next source, its first variables (V, n) and its fixed values (V, m)."""
+
+    source: ImageSource
+    variables: Tensor
+    held: Tensor
+
 
 LabelPolicy = Literal["auto", "known", "infer", "optimize"]
 """``known``: those the attacker was given; ``infer``: from the output layer's gradient; ``optimize``: jointly with the
@@ -22,6 +280,10 @@ same setting gives the same result. ``off`` still records the operations of a lo
 runs them without autograd, which keeps every bit."""
 
 DType = Literal["float32", "float64"]
+
+TokenReading = Literal["nearest", "pseudo_inverse"]
+"""Decoding of an embedding: ``nearest`` token by the cosine (TAG, LAMP), or the largest entry of its product with the
+pseudo-inverse of the embeddings (SAPAG)."""
 
 _CHOICES = {
     "reading": TokenReading,

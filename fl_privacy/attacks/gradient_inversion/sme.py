@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from fl_privacy.attacks.attack import Progress, Report, no_progress, seconds_left, timely, within
-from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError
-from fl_privacy.attacks.gradient_inversion.grouping import Group, attack_in_groups, failed
+from fl_privacy.attacks.attack import Progress, Report, no_progress, part_of, seconds_left, timely, within
+from fl_privacy.attacks.gradient_inversion.grouping import Group, Groups, failed
 from fl_privacy.attacks.gradient_inversion.objectives import Cosine
 from fl_privacy.attacks.gradient_inversion.preparation import Prepared, PreparedVictim, prepare
 from fl_privacy.attacks.gradient_inversion.settings import DType, Settings
+from fl_privacy.attacks.gradient_inversion.targets import NotAttackableError
 from fl_privacy.checks import number, one_of, whole
 from fl_privacy.errors import is_out_of_memory
 from fl_privacy.models.gradients import VictimLoss, differentiable_twice
@@ -72,10 +72,11 @@ class SurrogateModel:
     def __call__(
         self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
     ) -> list[Reconstruction]:
-        def attack(group: Group, report: Report) -> dict[int, Reconstruction]:
-            return self.solve(group, seed, report)
-
-        return attack_in_groups(observations, attack, progress=progress)
+        groups = Groups(observations, progress=progress)
+        for group in groups:
+            with groups.attempt(group) as report:
+                groups.results |= self.solve(group, seed, report)
+        return groups.reconstructions()
 
     def solve(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
         """Attack the victims of a ``group``, each at its own model, by position.
@@ -101,12 +102,9 @@ class SurrogateModel:
         victims, done = prepared.victims, 0
         while done < len(victims):
             chunk = victims[done : done + min(size, _TOGETHER)]
-
-            def meter(share: float, done: int = done, number: int = len(chunk)) -> None:
-                report((done + share * number) / len(victims))
-
+            shown = part_of(report, done / len(victims), (done + len(chunk)) / len(victims))
             with within(seconds_left() * len(chunk) / (len(victims) - done)):
-                found = self._reconstruct(prepared, chunk, seed, meter)
+                found = self._reconstruct(prepared, chunk, seed, shown)
             results |= dict(zip((victim.position for victim in chunk), found, strict=True))
             done += len(chunk)
         return results
@@ -133,7 +131,9 @@ class SurrogateModel:
             optimizer.param_groups[0]["lr"] = self.lr * 0.1**drops
             with differentiable_twice():
                 angles = models.angles(0.5 + _STD * images, between)
-                losses = angles + self.total_variation * _roughness(0.5 + _STD * images)
+                shown = 0.5 + _STD * images
+                rough = shown.diff(dim=-2).abs().flatten(1).mean(1) + shown.diff(dim=-1).abs().flatten(1).mean(1)
+                losses = angles + self.total_variation * rough
                 slopes = torch.autograd.grad(losses.sum(), [images, between])
             images.grad, between.grad = slopes[0].nan_to_num(0.0).sign(), slopes[1].nan_to_num(0.0)
             optimizer.step()
@@ -143,8 +143,8 @@ class SurrogateModel:
             history.append(angles.detach().cpu())
             report((step + 1) / self.iterations)
         found = (0.5 + _STD * images.detach()).clamp(0, 1).float().cpu()
-        told = zip(victims, found, between.detach().tolist(), torch.stack(history, 1).tolist(), strict=True)
-        return [_reconstruction(*one) for one in told]
+        given = zip(victims, found, between.detach().tolist(), torch.stack(history, 1).tolist(), strict=True)
+        return [_reconstruction(*one) for one in given]
 
 
 def _reconstruction(victim: PreparedVictim, images: Tensor, share: float, history: list[float]) -> Reconstruction:
@@ -240,9 +240,3 @@ class _Between:
             loss = self.loss(dict(zip(at, own, strict=True)), images[place], self.labels[place])
             each.append(torch.autograd.grad(loss, own, create_graph=True))
         return {name: torch.stack(values) for name, values in zip(at, zip(*each, strict=True), strict=True)}
-
-
-def _roughness(images: Tensor) -> Tensor:
-    """Return the mean absolute differences (V,) of neighboring pixels."""
-    down, right = images.diff(dim=-2), images.diff(dim=-1)
-    return down.abs().flatten(1).mean(1) + right.abs().flatten(1).mean(1)

@@ -1,4 +1,4 @@
-"""Convert an upload to the tensors that an attack matches."""
+"""Check which observations can be attacked, and convert uploads to the tensors that an attack matches."""
 
 from typing import Literal
 
@@ -7,6 +7,99 @@ from torch import Tensor
 
 from fl_privacy.models.gradients.choose_method import number_of_steps, sgd_factor
 from fl_privacy.types import LocalPlan, Observation, Tensors
+from fl_privacy.types.modality import modality_of
+
+
+class NotAttackableError(Exception):
+    """The reason why victims can't be attacked, in one line."""
+
+
+def why_not_attackable(observation: Observation, *, informative: bool = True) -> str | None:
+    """Return the reason, in one line, why ``observation`` can't be attacked, or ``None``.
+
+    ``informative`` requires an update that is not zero or constant.
+    """
+    wrong = _wrong_model(observation) or _wrong_tensors(observation)
+    return wrong or (_nothing_to_learn(observation) if informative else None) or _wrong_knowledge(observation)
+
+
+def expect_images(observation: Observation) -> None:
+    """Check that examples have neighboring pixels.
+
+    Raises:
+        NotAttackableError: they are rows of a table.
+    """
+    kind = modality_of(observation.model)
+    if kind.continuous and not kind.pixels:
+        raise NotAttackableError(
+            "Images are expected, but the client's examples are rows of a table; use attack=auto, or attack=tableak."
+        )
+
+
+def _finite(tensor: Tensor) -> bool:
+    """Return ``True`` if all values are finite; a finite sum, which is far cheaper, proves it."""
+    return bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all())
+
+
+def _wrong_model(observation: Observation) -> str | None:
+    assumed = observation.assumed().parameters
+    for name, parameter in observation.model.named_parameters():
+        sent = assumed.get(name)
+        if sent is None:
+            return f"The values sent are expected to cover the model, but {name} is missing; stand in for private ones."
+        if sent.shape != parameter.shape:
+            return f"{name} is expected to be sent as {tuple(parameter.shape)}, but got {tuple(sent.shape)}."
+        if not _finite(sent):
+            return f"The values sent are expected to be finite, but {name} is not."
+    return None
+
+
+def _wrong_tensors(observation: Observation) -> str | None:
+    upload = observation.upload
+    if upload.num_examples < 1:
+        return f"An update is expected to come from at least 1 example, but got {upload.num_examples}."
+    if not upload.tensors:
+        return "The upload is expected to hold tensors, but all were withheld."
+    for name, tensor in upload.tensors.items():
+        sent = observation.sent.parameters.get(name)
+        if sent is None:
+            return f"The upload is expected to hold tensors of the model, but got {name}: it is of another model."
+        if tensor.shape != sent.shape:
+            return f"{name} is expected to be uploaded as {tuple(sent.shape)}, but got {tuple(tensor.shape)}."
+        if not _finite(tensor):
+            return f"The upload is expected to be finite, but {name} is not."
+    return None
+
+
+def _nothing_to_learn(observation: Observation) -> str | None:
+    update = observation.update().values()
+    if not any(tensor.any() for tensor in update):
+        return (
+            "The update is zero everywhere: the arrays uploaded equal those sent, and nothing can be learned from them;"
+            " if the client's update leaves in another record, as in bytes, it was not attacked."
+        )
+    if all(tensor.numel() > 1 and bool((tensor == tensor.flatten()[0]).all()) for tensor in update):
+        return "Every tensor of the update is constant; nothing can be learned from it."
+    return None
+
+
+def _wrong_knowledge(observation: Observation) -> str | None:
+    labels, count = observation.knowledge.labels, observation.upload.num_examples
+    if labels is None or getattr(observation.model, "next_token", False):
+        return None
+    if labels.is_floating_point() and labels.shape == (count, observation.num_classes):
+        if labels.min() >= 0 and (labels.sum(1) - 1).abs().max() < 1e-3:
+            return None
+        return "The known labels are expected to be probabilities that add up to 1 for each image, but are not."
+    if labels.shape != (count,) or labels.dtype not in (torch.int64, torch.int32):
+        return (
+            f"The known labels are expected to be {count} class indices or rows of {observation.num_classes}"
+            f" probabilities, but got {tuple(labels.shape)} {labels.dtype}."
+        )
+    if labels.min() < 0 or labels.max() >= observation.num_classes:
+        return f"The known labels are expected in [0, {observation.num_classes}), but reach {int(labels.max())}."
+    return None
+
 
 LocalSteps = Literal["unroll", "first_order"]
 """Matching of several local steps: by replaying them, or with delta / lr as a gradient at the weights sent."""

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError
 from fl_privacy.attacks.gradient_inversion.embeddings import WordEmbeddings
 from fl_privacy.attacks.gradient_inversion.problem import Problem
 from fl_privacy.attacks.gradient_inversion.settings import Rearranging
+from fl_privacy.attacks.gradient_inversion.targets import NotAttackableError
 from fl_privacy.errors import UserError
 from fl_privacy.models import TextModel
 from fl_privacy.models.gradients import differentiable_twice
@@ -74,14 +74,13 @@ class LanguageModel:
 
     @cached_property
     def _counts(self) -> list[_Counts]:
-        return [self._counted(length) for length in range(1, _ORDER + 1)]
-
-    def _counted(self, length: int) -> _Counts:
-        texts = self.texts.cpu().long()
-        keys, counts = torch.unique(self._keys(texts, length)[texts >= 0], return_counts=True)
-        contexts, whose = torch.unique(keys // self._base, return_inverse=True)
-        totals = torch.zeros(len(contexts), dtype=torch.long).index_add_(0, whose, counts)
-        return _Counts(keys, counts, contexts, totals, whose.bincount(minlength=len(contexts)))
+        texts, found = self.texts.cpu().long(), []
+        for length in range(1, _ORDER + 1):
+            keys, counts = torch.unique(self._keys(texts, length)[texts >= 0], return_counts=True)
+            contexts, whose = torch.unique(keys // self._base, return_inverse=True)
+            totals = torch.zeros(len(contexts), dtype=torch.long).index_add_(0, whose, counts)
+            found.append(_Counts(keys, counts, contexts, totals, whose.bincount(minlength=len(contexts))))
+        return found
 
 
 def _found(keys: Tensor, values: Tensor, wanted: Tensor) -> Tensor:

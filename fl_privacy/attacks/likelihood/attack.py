@@ -8,16 +8,14 @@ import torch
 from torch import Tensor
 
 from fl_privacy.attacks.adaptive import AssumedTransform, looks_noisy
-from fl_privacy.attacks.attack import Progress, Report, no_progress, timely
-from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError
+from fl_privacy.attacks.attack import Progress, Report, no_progress, part_of, timely
 from fl_privacy.attacks.gradient_inversion.evident_defense import seen_through
-from fl_privacy.attacks.gradient_inversion.grouping import Group, attack_in_groups, failed
+from fl_privacy.attacks.gradient_inversion.grouping import Group, Groups, failed
 from fl_privacy.attacks.gradient_inversion.labels import output_layer
-from fl_privacy.attacks.gradient_inversion.matching_targets import PreparedRound
 from fl_privacy.attacks.gradient_inversion.objectives import L2
-from fl_privacy.attacks.gradient_inversion.preparation import Prepared, PreparedVictim, prepare
+from fl_privacy.attacks.gradient_inversion.preparation import Prepared, PreparedRound, PreparedVictim, prepare
 from fl_privacy.attacks.gradient_inversion.settings import Settings
-from fl_privacy.attacks.gradient_inversion.targets import matched_per_uploaded
+from fl_privacy.attacks.gradient_inversion.targets import NotAttackableError, matched_per_uploaded
 from fl_privacy.attacks.likelihood.channel import Channel, Clientele, channel
 from fl_privacy.attacks.pixel_prior import FEWEST, PixelPrior, learn_prior, prior_of_photographs
 from fl_privacy.checks import number, one_of, whole
@@ -172,11 +170,12 @@ class MaximumAPosteriori:
     def __call__(
         self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
     ) -> list[Reconstruction]:
-        def attack(group: Group, report: Report) -> dict[int, Reconstruction]:
-            found = self.explain(group, seed, report)
-            return {position: one.reconstruction for position, one in found.items()}
-
-        return attack_in_groups(observations, attack, progress=progress, see=seen_through)
+        groups = Groups(observations, progress=progress, see=seen_through)
+        for group in groups:
+            with groups.attempt(group) as report:
+                found = self.explain(group, seed, report)
+                groups.results |= {position: one.reconstruction for position, one in found.items()}
+        return groups.reconstructions()
 
     def explain(self, group: Group, seed: int, report: Report) -> dict[int, "WithPosterior"]:
         """Find the likeliest images of a ``group``, by position.
@@ -193,11 +192,9 @@ class MaximumAPosteriori:
         capacity = max(1, prepared.capacity)
         for begin in range(0, len(prepared.victims), capacity):
             victims = prepared.victims[begin : begin + capacity]
-
-            def meter(share: float, begin: int = begin, size: int = len(victims)) -> None:
-                report((begin + share * size) / len(prepared.victims))
-
-            results |= self._explain(prepared, victims, meter)
+            number = len(prepared.victims)
+            shown = part_of(report, begin / number, (begin + len(victims)) / number)
+            results |= self._explain(prepared, victims, shown)
         return results
 
     @property
@@ -224,13 +221,10 @@ class MaximumAPosteriori:
         doubtful = 1 if transforms else doubtful
         number = max(doubtful, transforms)
         for attempt in range(number):
-
-            def meter(share: float, attempt: int = attempt) -> None:
-                report((attempt + share) / number)
-
+            shown = part_of(report, attempt / number, (attempt + 1) / number)
             likelihood = replace(likelihood, transform=prepared.transform(victims, [attempt] * len(victims)))
             start, labels = Posterior(likelihood, prior), ranked[:, attempt if attempt < doubtful else 0]
-            found = self._descend(start, prepared, labels, attempt=0 if transforms else attempt, report=meter)
+            found = self._descend(start, prepared, labels, attempt=0 if transforms else attempt, report=shown)
             best = found if best is None else _better(best, found)
         assert best is not None
         parts = victims[0].observation.knowledge.defense or ()
@@ -336,20 +330,19 @@ def likelihood_of_victims(prepared: Prepared, victims: Sequence[PreparedVictim])
         updates = [{name: o.update()[name] for name in names} for o in observations]
         guesser, clientele = _guesser(one, first, like)
         own = channel(first.knowledge.defense or (), updates, clientele, like)
-        place = next((p for p, state in enumerate(sent) if _same(state, first)), None)
+        values, plan = first.assumed().parameters, first.plan
+        same = (
+            plan == o.plan
+            and (o.sent is first.sent or all(torch.equal(v, values[n]) for n, v in o.assumed().parameters.items()))
+            for o in sent
+        )
+        place = next((p for p, found in enumerate(same) if found), None)
         if place is None:
             sent.append(first)
             states.append((guesser, [own]))
         else:
             states[place][1].append(own)
     return Likelihood(states)
-
-
-def _same(one: Observation, other: Observation) -> bool:
-    if one.sent is other.sent:
-        return one.plan == other.plan
-    own, others = one.assumed().parameters, other.assumed().parameters
-    return one.plan == other.plan and all(torch.equal(own[name], others[name]) for name in own)
 
 
 def _guesser(one: PreparedRound, first: Observation, like: Tensor) -> tuple[Guesser, Clientele]:
@@ -412,22 +405,16 @@ def _likely_labels(
 
 
 def _better(one: Explained, other: Explained) -> Explained:
-    rows = other.loss < one.loss
+    rows, transform = other.loss < one.loss, one.transform
+    if transform is not None and other.transform is not None:
+        transform = replace(transform, chosen=torch.where(rows[:, None], other.transform.chosen, transform.chosen))
     return Explained(
         images=torch.where(rows.view(-1, 1, 1, 1, 1), other.images, one.images),
         labels=torch.where(rows[:, None], other.labels, one.labels),
         loss=torch.minimum(other.loss, one.loss),
         history=torch.where(rows, other.history[: len(one.history)], one.history[: len(other.history)]),
-        transform=_likelier_transform(rows, one.transform, other.transform),
+        transform=transform,
     )
-
-
-def _likelier_transform(
-    rows: Tensor, one: AssumedTransform | None, other: AssumedTransform | None
-) -> AssumedTransform | None:
-    if one is None or other is None:
-        return one
-    return replace(one, chosen=torch.where(rows[:, None], other.chosen, one.chosen))
 
 
 def _sentences(likelihood: Likelihood, prior: PixelPrior, *, noisy: bool) -> tuple[str, ...]:

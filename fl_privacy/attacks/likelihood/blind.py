@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from fl_privacy.attacks.attack import Progress, Report, no_progress, timely
 from fl_privacy.attacks.feature_inversion.features import Recovery
 from fl_privacy.attacks.gradient_inversion.attack import GradientInversion
-from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError, expect_images
 from fl_privacy.attacks.gradient_inversion.evident_defense import seen_through
-from fl_privacy.attacks.gradient_inversion.grouping import Group, attack_in_groups, failed, victims_of
+from fl_privacy.attacks.gradient_inversion.grouping import Group, Groups, failed
 from fl_privacy.attacks.gradient_inversion.labels import choose_labels
 from fl_privacy.attacks.gradient_inversion.objectives import Cosine
-from fl_privacy.attacks.gradient_inversion.starts import Constant
+from fl_privacy.attacks.gradient_inversion.settings import Constant
+from fl_privacy.attacks.gradient_inversion.targets import NotAttackableError, expect_images
 from fl_privacy.attacks.optimizers import LBFGS
 from fl_privacy.attacks.pixel_prior import learn_prior
 from fl_privacy.checks import whole
@@ -47,24 +47,12 @@ _OUTSIDE, _MISFIT, _UNLIKELY = 1.0, 50.0, 0.02
 """Weights of pixels outside of [0, 1], of the features' misfit and of the prior, in the comparison of starts."""
 
 
-def _identity(values: Tensor) -> Tensor:
-    return values
-
-
-def _undo_tanh(values: Tensor) -> Tensor:
-    return torch.atanh(values.clamp(-0.9993, 0.9993))
-
-
-def _undo_sigmoid(values: Tensor) -> Tensor:
-    return torch.logit(values.clamp(0.0005, 0.9995))
-
-
 UNDONE: Mapping[type[nn.Module], Callable[[Tensor], Tensor]] = {
-    nn.Tanh: _undo_tanh,
-    nn.Sigmoid: _undo_sigmoid,
-    nn.Identity: _identity,
-    nn.ReLU: _identity,
-    nn.LeakyReLU: _identity,
+    nn.Tanh: lambda values: torch.atanh(values.clamp(-0.9993, 0.9993)),
+    nn.Sigmoid: lambda values: torch.logit(values.clamp(0.0005, 0.9995)),
+    nn.Identity: lambda values: values,
+    nn.ReLU: lambda values: values,
+    nn.LeakyReLU: lambda values: values,
 }
 """Inverses of activations; those of a ReLU only where it is active, elsewhere its input was at most 0."""
 
@@ -200,13 +188,11 @@ class BlindDeconvolution:
     def __call__(
         self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
     ) -> list[Reconstruction]:
-        return attack_in_groups(
-            observations,
-            lambda group, report: self.solve(group, seed, report),
-            progress=progress,
-            as_victims=lambda sound: [replace(victim, earlier=()) for victim in victims_of(sound)],
-            see=seen_through,
-        )
+        groups = Groups(observations, progress=progress, rounds="last", see=seen_through)
+        for group in groups:
+            with groups.attempt(group) as report:
+                groups.results |= self.solve(group, seed, report)
+        return groups.reconstructions()
 
     def solve(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
         """Reconstruct each of ``group``, by position.
@@ -241,11 +227,14 @@ class BlindDeconvolution:
             model = frozen_copy(first.model, first.assumed(), evaluating, device=device, dtype=torch.float32)
             private = PrivateConvolution.of(model, first)
             images = self._deconvolved(private, features, labels[rows], first)
-            positions = list(group.observations)
-            results |= {
-                positions[row]: _reconstruction(observations[row], image, labels[row], _has_prior(first))
-                for row, image in zip(rows, images, strict=True)
-            }
+            positions, has_prior = list(group.observations), _has_prior(first)
+            for row, image in zip(rows, images, strict=True):
+                results[positions[row]] = Reconstruction(
+                    id=observations[row].id,
+                    batch=Batch(image[None].float().cpu(), labels[row][None].cpu()),
+                    countermeasures=(_BY_TURNS if has_prior else _BY_COMPONENT,),
+                    member="blind deconvolution" if has_prior else "principal component of features",
+                )
         report(1.0)
         return results
 
@@ -281,15 +270,12 @@ class BlindDeconvolution:
         starts = [means, means + spread, means - spread]
         images, classes = known.public_images, known.public_labels
         assert images is not None
+        every = torch.arange(len(images))
+        of_class = [every if classes is None else every[(classes == int(label)).cpu()] for label in labels]
         for number in range(self.starts):
-            picked = [_of_class(classes, int(label), number, len(images)) for label in labels]
+            picked = [int(own[number % len(own)]) if len(own) else number % len(every) for own in of_class]
             starts.append(images[picked].flatten(1).to(means))
         return torch.stack(starts, 1)
-
-
-def _of_class(classes: Tensor | None, label: int, number: int, total: int) -> int:
-    places = torch.arange(total) if classes is None else (classes == label).nonzero().flatten()
-    return int(places[number % len(places)]) if len(places) else number % total
 
 
 def _has_prior(first: Observation) -> bool:
@@ -413,12 +399,3 @@ _BY_COMPONENT = (
     "It finds what the private layer puts out by the gradients of the public ones, and takes its first principal"
     " component over the channels for the image."
 )
-
-
-def _reconstruction(observation: Observation, image: Tensor, label: Tensor, has_prior: bool) -> Reconstruction:
-    return Reconstruction(
-        id=observation.id,
-        batch=Batch(image[None].float().cpu(), label[None].cpu()),
-        countermeasures=(_BY_TURNS if has_prior else _BY_COMPONENT,),
-        member="blind deconvolution" if has_prior else "principal component of features",
-    )

@@ -9,7 +9,7 @@ from typing import Literal, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from fl_privacy.attacks.adaptive.estimates import estimate_clip_norm, estimate_noise_std, estimate_step
+from fl_privacy.attacks.adaptive.constraints import estimate_clip_norm, estimate_noise_std, estimate_step
 from fl_privacy.attacks.likelihood import laws
 from fl_privacy.effects import (
     AdversarialPerturbation,
@@ -56,9 +56,9 @@ class Belief:
     step: Mapping[str, Tensor] = field(default_factory=dict)
     hidden: Tensors = field(default_factory=dict)
 
-    def noisier(self, std: Mapping[str, Tensor | float] | float, law: Law = "normal") -> "Belief":
+    def noisier(self, std: Mapping[str, Tensor | float] | Tensor | float, law: Law = "normal") -> "Belief":
         """Return the belief with further noise; several kinds together count as normal."""
-        more = {name: std if isinstance(std, float) else std[name] for name in self.mean}
+        more = {name: std[name] if isinstance(std, Mapping) else std for name in self.mean}
         alone = all(isinstance(value, float) and value == 0 for value in self.std.values())
         sums = {name: (torch.as_tensor(self.std[name]) ** 2 + torch.as_tensor(more[name]) ** 2) ** 0.5 for name in more}
         return replace(self, std=sums, law=law if alone else "normal")
@@ -198,7 +198,7 @@ def channel(defense: Description, updates: Sequence[Tensors], clientele: Cliente
     found = [(effect, likelihood_of(effect, setting)) for effect in effects]
     known = [step for _, step in found if step is not None]
     unknown = any(step is None for _, step in found)
-    steps = [*known, _of_unknown_strength] if unknown or not effects else known
+    steps: list[Step] = [*known, lambda belief: replace(belief, law="unknown")] if unknown or not effects else known
     return Channel(observed, shapes, steps, own, informative=bool(own) or (bool(known) and not unknown))
 
 
@@ -219,10 +219,6 @@ class Setting:
         number = len(next(iter(self.observed.values())))
         values = [measure({name: value[row] for name, value in self.observed.items()}) for row in range(number)]
         return torch.tensor(values)[:, None].to(next(iter(self.observed.values())))
-
-
-def _of_unknown_strength(belief: Belief) -> Belief:
-    return replace(belief, law="unknown")
 
 
 @singledispatch
@@ -302,7 +298,7 @@ def _of_noise(effect: Noise, setting: Setting) -> Step:
 
     def step(belief: Belief) -> Belief:
         belief = clip(belief) if clip else belief
-        return belief.noisier(told if isinstance(told, float) else dict.fromkeys(belief.mean, told), law)
+        return belief.noisier(told, law)
 
     return step
 
@@ -334,7 +330,7 @@ def _of_dp_sgd(effect: ClippedExamples, setting: Setting) -> Step:
 
     def step(belief: Belief) -> Belief:
         belief = clip(belief) if clip else belief
-        return belief.noisier(told if isinstance(told, float) else dict.fromkeys(belief.mean, told))
+        return belief.noisier(told)
 
     return step
 
@@ -343,7 +339,7 @@ def _of_dp_sgd(effect: ClippedExamples, setting: Setting) -> Step:
 def _of_slices(effect: SlicedNoise, setting: Setting) -> Step:
     std = None if effect.std is None else effect.std * setting.clientele.step_noise
     told = setting.each(estimate_noise_std) if std is None else std
-    return lambda belief: belief.noisier(told if isinstance(told, float) else dict.fromkeys(belief.mean, told))
+    return lambda belief: belief.noisier(told)
 
 
 @likelihood_of.register
@@ -354,7 +350,7 @@ def _of_perturbation(effect: AdversarialPerturbation, setting: Setting) -> Step 
     count = sum(value.shape[1] for value in setting.observed.values())
     squared = torch.stack([value.square().sum(1, keepdim=True) for value in setting.observed.values()]).sum(0)
     std = effect.budget * (squared / count).sqrt()
-    return lambda belief: belief.noisier(dict.fromkeys(belief.mean, std))
+    return lambda belief: belief.noisier(std)
 
 
 @likelihood_of.register

@@ -6,10 +6,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError
 from fl_privacy.attacks.gradient_inversion.evident_defense import Usual, evident_defense, grid_bits
 from fl_privacy.attacks.gradient_inversion.grouping import failed
 from fl_privacy.attacks.gradient_inversion.labels import choose_labels, output_layer
+from fl_privacy.attacks.gradient_inversion.targets import NotAttackableError
 from fl_privacy.attacks.malicious.imprint_block import BLOCK
 from fl_privacy.models.gradients import frozen_copy
 from fl_privacy.types import Batch, Certainty, Observation, Reconstruction

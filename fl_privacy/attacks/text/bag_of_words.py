@@ -8,19 +8,21 @@ from torch import Tensor
 
 from fl_privacy.attacks.attack import Progress, Report, no_progress
 from fl_privacy.attacks.exact.certificate import model_as_sent
-from fl_privacy.attacks.gradient_inversion.grouping import Group, attack_in_groups, failed, one_each
+from fl_privacy.attacks.gradient_inversion.grouping import Group, Groups, failed
 from fl_privacy.attacks.gradient_inversion.targets import matched_per_uploaded
-from fl_privacy.attacks.text.expected_words import Expected, placed, repeated, simulated
 from fl_privacy.attacks.text.explanation import next_tokens
-from fl_privacy.attacks.text.first_block import tokens_of_first_block
-from fl_privacy.attacks.text.spans import readable_model
-from fl_privacy.attacks.text.token_candidates import Lengths
+from fl_privacy.attacks.text.token_candidates import Lengths, readable_model
+from fl_privacy.attacks.text.token_evidence import EvidenceCandidates, Pairs, entrances_of, found_pairs, views_of
 from fl_privacy.attacks.text.word_evidence import (
+    Expected,
     FoundWords,
     WordRows,
     found_words,
     is_exact,
     is_text_with_words,
+    placed,
+    repeated,
+    simulated,
     where_words_are,
     word_rows,
     words_of_head,
@@ -30,6 +32,93 @@ from fl_privacy.models import TextModel
 from fl_privacy.models.gradients import frozen_copy
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, Observation, Reconstruction
+
+_NEAR = 0.5
+"""Share of a token's strongest evidence above which it may have stood at another position as well."""
+
+
+@dataclass(frozen=True, eq=False)
+class Placed:
+    """Tokens found, with their positions.
+
+    Attributes:
+        tokens: (k,) different ones, the surest first.
+        times: (k,) number of occurrences.
+        ordered: (L,) text, if there is one and positions make a difference.
+        note: sentence on the comparisons and the expected number of false tokens.
+    """
+
+    tokens: Tensor
+    times: Tensor
+    ordered: Tensor | None
+    note: str
+
+
+def tokens_of_first_block(model: TextModel, observations: Sequence[Observation], seed: int) -> list[Placed | str]:
+    """Find the tokens of victims of one model and plan, or a sentence that says why there are none."""
+    model, first = model.eval(), observations[0]
+    entrances = entrances_of(model, first.upload.tensors)
+    if not entrances:
+        return [_NO_ENTRANCE] * len(observations)
+    lengths = [Lengths.of(observation, model) for observation in observations]
+    positioned = any(entrance.positioned for entrance in entrances)
+    candidates = EvidenceCandidates(
+        model,
+        max(own.longest for own in lengths),
+        positioned=positioned,
+        rng=derive_generator(seed, "first block"),
+    )
+    found = found_pairs(
+        [views_of(observation, entrances) for observation in observations],
+        candidates,
+        texts=first.upload.num_examples,
+        most=first.upload.num_examples * first.input_shape[0],
+    )
+    return [_placed(pairs, own) for pairs, own in zip(found, lengths, strict=True)]
+
+
+_NO_ENTRANCE = "No uploaded layer sees a token and its position alone."
+_FULL = "What the uploaded layers say of tokens has as many directions as there are: too many tokens, or noise."
+
+
+def _placed(pairs: Pairs | None, lengths: Lengths) -> Placed | str:
+    if pairs is None:
+        return _FULL
+    if not len(pairs.tokens):
+        if not any(pairs.directions):
+            return _FULL
+        views = " and ".join(f"{k} of {n}" for k, n in zip(pairs.directions, pairs.widths, strict=True))
+        return (
+            f"None of {pairs.candidates:,} pairs of token and position has more of itself in {views} directions than"
+            " chance gives."
+        )
+    expected = "fewer than 0.01" if pairs.expected_false < 0.01 else f"up to {pairs.expected_false:.2g}"
+    note = (
+        f"{pairs.candidates:,} pairs of token and position were compared; {expected} of the"
+        f" {len(pairs.tokens)} tokens named are expected to be false by chance"
+        f"{f', and {pairs.alike} may be named for no more than being like others of them' * bool(pairs.alike)}."
+    )
+    evidence = pairs.evidence
+    if evidence.shape[1] == 1:
+        return Placed(pairs.tokens, torch.ones_like(pairs.tokens), None, note)
+    strongest = evidence.amax(1, keepdim=True)
+    if lengths.number > 1:
+        own_place = (evidence >= evidence.amax(0)) & (evidence >= _NEAR * strongest)
+        return Placed(pairs.tokens, own_place.sum(1).clamp_min(1), None, note)
+    length = _length(evidence, lengths)
+    ordered = pairs.tokens[evidence[:, :length].argmax(0)]
+    times = (ordered[:, None] == pairs.tokens).sum(0)
+    return Placed(pairs.tokens, times.clamp_min(1), ordered, note)
+
+
+def _length(evidence: Tensor, lengths: Lengths) -> int:
+    """Return the given length, else the last position that is some token's own."""
+    if lengths.told is not None:
+        return lengths.longest
+    own = (evidence >= _NEAR * evidence.amax(1, keepdim=True)) & (evidence >= evidence.amax(0))
+    places = own.any(0).nonzero().flatten()
+    return int(places[-1]) + 1 if len(places) else evidence.shape[1]
+
 
 _USUAL = 0.5
 """Assumed share of the longest text's length, if lengths are unknown."""
@@ -113,15 +202,10 @@ class BagReader:
             total = None
         alone = observation.upload.num_examples == 1
         ordered = self._ordered(observation, rows, tokens, total) if alone else None
-        return Bag(tokens, self._times(found, tokens, total, ordered, observation), found.exact, ordered)
-
-    def _times(
-        self, found: FoundWords, tokens: Tensor, total: int | None, ordered: Tensor | None, observation: Observation
-    ) -> Tensor:
         if ordered is not None:
-            return (ordered[:, None] == tokens).sum(0).clamp_min(1)
+            return Bag(tokens, (ordered[:, None] == tokens).sum(0).clamp_min(1), found.exact, ordered)
         common = self._simulated(observation, max(2, len(tokens) // observation.upload.num_examples)).common
-        return repeated(found.energy[tokens], common=common, total=total)
+        return Bag(tokens, repeated(found.energy[tokens], common=common, total=total), found.exact)
 
     def _ordered(self, observation: Observation, rows: WordRows, tokens: Tensor, total: int | None) -> Tensor | None:
         """Order the words of a text by the rows of its positions; ``None`` if these are missing."""
@@ -199,24 +283,29 @@ class BagOfWords:
     def __call__(
         self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
     ) -> list[Reconstruction]:
-        def attack(group: Group, report: Report) -> dict[int, Reconstruction]:
-            first = group.first
-            model = readable_model(model_as_sent(first))
-            like = next(iter(first.sent.parameters.values()))
-            quick = frozen_copy(first.model, first.assumed(), first.plan, device=like.device, dtype=torch.float32)
-            if not is_text_with_words(first):
-                return _by_first_block(group, model, readable_model(quick), seed)
-            reader = BagReader(readable_model(quick), first, seed)
-            size = max(1, _ROWS_AT_ONCE // model.words.weight.numel())
-            places, found = list(group.observations), dict[int, Reconstruction]()
-            for some in (places[i : i + size] for i in range(0, len(places), size)):
-                seen = [group.observations[place] for place in some]
-                bags = reader.read(seen)
-                found |= {place: _made(o, model, bag) for place, o, bag in zip(some, seen, bags, strict=True)}
-                report(len(found) / len(places))
-            return found
+        groups = Groups(observations, progress=progress, rounds="apart")
+        for group in groups:
+            with groups.attempt(group) as report:
+                groups.results |= _attack(group, seed, report)
+        return groups.reconstructions()
 
-        return attack_in_groups(observations, attack, progress=progress, as_victims=one_each)
+
+def _attack(group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
+    first = group.first
+    model = readable_model(model_as_sent(first))
+    like = next(iter(first.sent.parameters.values()))
+    quick = frozen_copy(first.model, first.assumed(), first.plan, device=like.device, dtype=torch.float32)
+    if not is_text_with_words(first):
+        return _by_first_block(group, model, readable_model(quick), seed)
+    reader = BagReader(readable_model(quick), first, seed)
+    size = max(1, _ROWS_AT_ONCE // model.words.weight.numel())
+    places, found = list(group.observations), dict[int, Reconstruction]()
+    for some in (places[i : i + size] for i in range(0, len(places), size)):
+        seen = [group.observations[place] for place in some]
+        bags = reader.read(seen)
+        found |= {place: _made(o, model, bag) for place, o, bag in zip(some, seen, bags, strict=True)}
+        report(len(found) / len(places))
+    return found
 
 
 def _by_first_block(group: Group, model: TextModel, quick: TextModel, seed: int) -> dict[int, Reconstruction]:

@@ -1,25 +1,41 @@
 """Reconstruct texts from an update without any descent, and prove them if possible (DAGER)."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fl_privacy.attacks.attack import Progress, no_progress
+from fl_privacy.attacks.attack import Progress, Report, no_progress
 from fl_privacy.attacks.exact.certificate import ROUNDING, model_as_sent
-from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError
-from fl_privacy.attacks.gradient_inversion.grouping import Reading, failed, read_each, without_labels
-from fl_privacy.attacks.gradient_inversion.targets import as_gradient
+from fl_privacy.attacks.gradient_inversion.grouping import (
+    Group,
+    Groups,
+    expect_gradient,
+    failed,
+    read_group,
+    without_labels,
+)
+from fl_privacy.attacks.gradient_inversion.targets import NotAttackableError, as_gradient
 from fl_privacy.attacks.text.encoder_assembly import Assembly, assemble
 from fl_privacy.attacks.text.explanation import Explanation
 from fl_privacy.attacks.text.peeling import Peeling
-from fl_privacy.attacks.text.spans import Span, entering_block, readable_model, span_of
-from fl_privacy.attacks.text.token_candidates import CLEAR, Candidates, Lengths, find_candidates, rows_of_words
+from fl_privacy.attacks.text.token_candidates import (
+    CLEAR,
+    Candidates,
+    Lengths,
+    Span,
+    entering_block,
+    find_candidates,
+    readable_model,
+    rows_of_words,
+    span_of,
+)
 from fl_privacy.checks import number, whole
 from fl_privacy.models import TextModel
 from fl_privacy.models.gradients import frozen_copy
-from fl_privacy.types import Batch, Certainty, Observation, Reconstruction, Tensors
+from fl_privacy.types import Batch, Certainty, Observation, Reconstruction
 
 _AT_ONCE = 256
 _MOST_PREFIXES = 4096
@@ -64,7 +80,8 @@ def grow_prefixes(model: TextModel, span: Span, candidates: Candidates, *, toler
             apart = torch.cat(
                 [span.distance(entering_block(model, part, 1)[:, -1]) for part in torch.split(longer, _AT_ONCE)]
             )
-        within = _within(apart, within, tolerance)
+        if len(apart) and float(apart.max()) >= _TOLD_APART * max(float(apart.min()), _ROUNDED):
+            within = min(within, tolerance * float(apart.max()))  # as a share of the distance of wrong ones
         kept = apart < within
         nearest_given_up = min(nearest_given_up, float(apart[~kept].min()) if bool((~kept).any()) else 1.0)
         if position:
@@ -82,13 +99,6 @@ def grow_prefixes(model: TextModel, span: Span, candidates: Candidates, *, toler
     clear = complete and 0 < number <= texts and nearest_given_up > CLEAR * max(far for _, far, _ in finished)
     worst = max((score for score, _, _ in finished), default=1.0)
     return Grown([prefix for _, _, prefix in finished], worst, clear)
-
-
-def _within(apart: Tensor, before: float, tolerance: float) -> float:
-    """Return the largest distance of a right prefix: ``tolerance`` times that of wrong ones."""
-    if not len(apart) or float(apart.max()) < _TOLD_APART * max(float(apart.min()), _ROUNDED):
-        return before
-    return min(before, tolerance * float(apart.max()))
 
 
 _FULL = 0.9
@@ -115,7 +125,7 @@ class Dager:
     A token was at a position if and only if its embedding lies in the span of the first attention layer's gradient. The
     second block's span then selects the texts: prefix by prefix in a decoder, by exchanges of tokens in an encoder,
     where the first block's gradient also shows positions and neighbors of words
-    (:mod:`fl_privacy.attacks.text.encoder_batches`, ours) and known texts are subtracted. The embeddings' gradient, if
+    (:mod:`fl_privacy.attacks.text.encoder_assembly`, ours) and known texts are subtracted. The embeddings' gradient, if
     uploaded, limits the tokens; unknown lengths are all tried.
 
     A reconstruction is ``proven`` if the whole update is reproduced, for copies to its very scale, and every
@@ -137,17 +147,27 @@ class Dager:
     def __call__(
         self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
     ) -> list[Reconstruction]:
-        return read_each(observations, self._reader, name="dager", seed=seed, progress=progress)
+        groups = Groups(observations, progress=progress, rounds="apart")
+        for group in groups:
+            with groups.attempt(group) as report:
+                groups.results |= self._attack(group, seed, report)
+        return groups.reconstructions()
 
-    def _reader(self, first: Observation) -> Reading:
+    def _attack(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
+        """Search in the precision of the values sent, and verify in double."""
+        first = group.first
+        expect_gradient(first)
         model, like = readable_model(model_as_sent(first)), next(iter(first.sent.parameters.values()))
-        searched = frozen_copy(first.model, first.assumed(), first.plan, device=like.device, dtype=like.dtype)
-        return lambda observation, rng, report: self._reconstruct(observation, model, readable_model(searched), rng)
+        copy = frozen_copy(first.model, first.assumed(), first.plan, device=like.device, dtype=like.dtype)
+
+        def read(observation: Observation, rng: torch.Generator, _: Report) -> Reconstruction:
+            return self._reconstruct(observation, model, readable_model(copy), rng)
+
+        return read_group(group, read, name="dager", seed=seed, report=report)
 
     def _reconstruct(
         self, observation: Observation, model: TextModel, searched: TextModel, rng: torch.Generator
     ) -> Reconstruction:
-        """Search with ``searched``, in the precision of the values sent, and verify with ``model``, in double."""
         gradient = {name: value.to(model.words.weight.device) for name, value in as_gradient(observation).items()}
         explanation = Explanation(observation, model, gradient)
         read = self._read(explanation, searched, rng)
@@ -214,7 +234,8 @@ class Dager:
             )
         second = span_of(model, gradient, 1)
         full = second.rank >= _FULL * rank and second.rank < second.width
-        full = full and not _one_query_each(model, gradient, lengths.number)
+        with suppress(NotAttackableError):  # the queries' gradient may be withheld
+            full = full and span_of(model, gradient, 1, queries=True).rank > lengths.number
         if model.causal and full:
             grown = grow_prefixes(model, second, candidates, tolerance=self.tolerance, texts=lengths.number)
             return _Read(grown.texts, grown.apart, grown.clear and candidates.hold(grown.texts), rank)
@@ -246,10 +267,3 @@ class Dager:
         tokens = [text.tokens for text in found]
         clear = len(found) > 0 and all(text.clear for text in found) and worst < self.tolerance / CLEAR
         return _Read(tokens, worst, clear and candidates.hold(tokens), rank)
-
-
-def _one_query_each(model: TextModel, gradient: Tensors, texts: int) -> bool:
-    try:
-        return span_of(model, gradient, 1, queries=True).rank <= texts
-    except NotAttackableError:  # the queries' gradient was withheld
-        return False

@@ -1,6 +1,6 @@
 """Compare the updates of given texts with the one observed, to infer labels, copies and last tokens."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations, pairwise
@@ -127,7 +127,8 @@ class Explanation:
         if not 0 < len(texts) < self._number or comb(self._number - 1, len(texts) - 1) > _MOST:
             return None
         found: list[tuple[float, Batch]] = []
-        for copies in _compositions(self._number, len(texts)):
+        for ends in combinations(range(1, self._number), len(texts) - 1):
+            copies = [end - begin for begin, end in pairwise([0, *ends, self._number])]
             batch = self.labelled([text for text, times in zip(texts, copies, strict=True) for _ in range(times)])
             settled = None if batch is None else _settled(batch, copies)
             if settled is not None:
@@ -152,12 +153,6 @@ class Explanation:
     @cached_property
     def _reproduction(self) -> Reproduction:
         return Reproduction(self.observation, self.model)
-
-
-def _compositions(number: int, parts: int) -> Iterator[list[int]]:
-    for ends in combinations(range(1, number), parts - 1):
-        bounds = [0, *ends, number]
-        yield [end - begin for begin, end in pairwise(bounds)]
 
 
 def _settled(batch: Batch, copies: Sequence[int]) -> Batch | None:

@@ -2,15 +2,30 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fl_privacy.attacks.text.encoder_assembly import Assembled, Assembly, Enough, assemble
-from fl_privacy.attacks.text.encoder_batches import GuessedTexts, disaggregated, parts_of
-from fl_privacy.attacks.text.spans import Span, span_of
-from fl_privacy.attacks.text.token_candidates import CLEAR, Candidates, Lengths, find_candidates, rows_of_words
+from fl_privacy.attacks.text.encoder_assembly import (
+    Assembled,
+    Assembly,
+    Enough,
+    GuessedTexts,
+    assemble,
+    disaggregated,
+    parts_of,
+)
+from fl_privacy.attacks.text.token_candidates import (
+    CLEAR,
+    Candidates,
+    Lengths,
+    Span,
+    find_candidates,
+    rows_of_words,
+    span_of,
+)
 from fl_privacy.models import TextModel
 from fl_privacy.models.gradients import loss_gradients
 from fl_privacy.types import Batch, ModelState, Tensors
@@ -141,7 +156,11 @@ class Peeling:
         few = replace(assembly, candidates=replace(assembly.candidates, tokens=guess.tokens))
         found: list[Assembled] = []
         for attempt in range(_ATTEMPTS):
-            again = [self._refilled(guess, number) for number in range(len(guess.texts))]
+            again = [tokens.clone() for tokens in guess.texts]
+            for tokens, held in zip(again, guess.held, strict=True):
+                for position in (~held).nonzero().flatten().tolist():
+                    choices = guess.tokens[position]
+                    tokens[position] = choices[torch.randint(len(choices), (1,), generator=self.rng)]
             starts = again if attempt else guess.texts
             for length in lengths.possible:
                 fitting = [
@@ -159,13 +178,6 @@ class Peeling:
                 return nearer
         return []
 
-    def _refilled(self, guess: GuessedTexts, number: int) -> Tensor:
-        text = guess.texts[number].clone()
-        for position in (~guess.held[number]).nonzero().flatten().tolist():
-            choices = guess.tokens[position]
-            text[position] = choices[torch.randint(len(choices), (1,), generator=self.rng)]
-        return text
-
     def _without(self, left: Peeled, text: Tensor) -> Peeled:
         """Subtract ``text`` and its copies, unless no word of it shows or no text of its length is left.
 
@@ -174,7 +186,11 @@ class Peeling:
         seen = self._attended(left, left.gradient) if left.lengths.hold(len(text)) else None
         if seen is None:
             return left
-        gradients = [self._gradient(text, label) for label in range(self.model(text[None]).shape[1])]
+        state = ModelState(dict(self.model.named_parameters()), dict(self.model.named_buffers()))
+        options: dict[str, Any] = {"loss_scale": self.loss_scale, "loss_function": F.cross_entropy}
+        labels = torch.arange(self.model(text[None]).shape[1], device=text.device)[:, None]
+        batches = [Batch(text[None], label) for label in labels]
+        gradients = [loss_gradients(self.model, state, batch, **options).gradients for batch in batches]
         parts = [self._attended(left, gradient) for gradient in gradients]
         own = torch.stack([part for part in parts if part is not None]).flatten(2).movedim(0, 2)  # (V, 2 d, K)
         aim = seen.flatten(1)[..., None]
@@ -194,13 +210,6 @@ class Peeling:
         """Return the parts (V, 2, d) of the words left; ``None`` if they can't be split."""
         parts = parts_of(self.model, gradient, left.words, left.lengths.longest)
         return None if parts is None else parts.attended
-
-    def _gradient(self, text: Tensor, label: int) -> Tensors:
-        state = ModelState(dict(self.model.named_parameters()), dict(self.model.named_buffers()))
-        batch = Batch(text[None], torch.tensor([label], device=text.device))
-        return loss_gradients(
-            self.model, state, batch, loss_scale=self.loss_scale, loss_function=F.cross_entropy
-        ).gradients
 
     @property
     def _device(self) -> torch.device:

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fl_privacy.attacks import GradientInversion
-from fl_privacy.attacks.adaptive.bounds import AssumedTransform, choose_transforms, outcomes
+from fl_privacy.attacks.adaptive.constraints import AssumedTransform, choose_transforms, outcomes
 from fl_privacy.attacks.gradient_inversion.grouping import group_victims, victims_of
 from fl_privacy.attacks.gradient_inversion.preparation import prepare
 from fl_privacy.attacks.gradient_inversion.priors import GroupConsistency

@@ -10,7 +10,7 @@ import pytest
 
 from fl_privacy.attacks import AutoAttack, CocktailParty
 from fl_privacy.attacks.attack import seconds_left, within
-from fl_privacy.attacks.auto.budget import LEAST, affordable, most_attempts, rungs
+from fl_privacy.attacks.auto.sub_attacks import LEAST, affordable, most_attempts, rungs
 from fl_privacy.attacks.exact import ExactInversion
 from fl_privacy.attacks.gradient_inversion.grouping import failed
 from fl_privacy.progress import Stage, listening

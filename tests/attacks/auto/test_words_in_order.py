@@ -7,7 +7,7 @@ import torch
 
 from fl_privacy.attacks.auto.texts import TextMembers
 from fl_privacy.attacks.gradient_inversion.embeddings import WordEmbeddings
-from fl_privacy.attacks.gradient_inversion.starts import Blank, Space
+from fl_privacy.attacks.gradient_inversion.settings import Blank, Space
 from fl_privacy.attacks.text import BagOfWords
 from tests.attacks.text.test_bag_of_words import changed, rounded
 from tests.attacks.text.test_dager import decoder, observed, texts

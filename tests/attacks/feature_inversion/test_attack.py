@@ -11,7 +11,7 @@ from fl_privacy.attacks.feature_inversion import recover_by_lemma
 from fl_privacy.attacks.feature_inversion.attack import UNKNOWN
 from fl_privacy.attacks.feature_inversion.features import Recovery, applies
 from fl_privacy.attacks.gradient_inversion.objectives import L2
-from fl_privacy.attacks.gradient_inversion.starts import Uniform
+from fl_privacy.attacks.gradient_inversion.settings import Uniform
 from fl_privacy.attacks.optimizers import LBFGS
 from fl_privacy.effects import Part, PrivateLayers
 from fl_privacy.errors import UserError

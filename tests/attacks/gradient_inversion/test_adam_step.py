@@ -8,8 +8,7 @@ import torch
 from torch import nn
 
 from fl_privacy.attacks import AutoAttack
-from fl_privacy.attacks.gradient_inversion.adam_step import without_adam
-from fl_privacy.attacks.gradient_inversion.infer_client import disclosed
+from fl_privacy.attacks.gradient_inversion.infer_client import disclosed, without_adam
 from fl_privacy.measure.images import psnr
 from fl_privacy.types import LocalPlan, Observation, Upload
 

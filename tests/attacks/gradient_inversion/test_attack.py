@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from fl_privacy.attacks import GradientInversion, dlg, idlg, inverting_gradients
-from fl_privacy.attacks.gradient_inversion.attackable import why_not_attackable
 from fl_privacy.attacks.gradient_inversion.objectives import L2
+from fl_privacy.attacks.gradient_inversion.targets import why_not_attackable
 from fl_privacy.attacks.optimizers import LBFGS
 from fl_privacy.errors import UserError
 from fl_privacy.types import Batch, Knowledge, LocalPlan, ModelState, Observation, Upload

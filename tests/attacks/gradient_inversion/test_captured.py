@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fl_privacy.attacks import idlg, inverting_gradients
-from fl_privacy.attacks.gradient_inversion.cuda_graph import CapturedEvaluation, Run, capturing_pays
+from fl_privacy.attacks.gradient_inversion.execution import CapturedEvaluation, Run, capturing_pays
 from fl_privacy.attacks.gradient_inversion.grouping import group_victims, victims_of
 from fl_privacy.attacks.gradient_inversion.preparation import Prepared, prepare
 from fl_privacy.types import Observation

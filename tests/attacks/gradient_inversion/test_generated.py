@@ -14,7 +14,7 @@ from fl_privacy.attacks.attack import trained_on
 from fl_privacy.attacks.gradient_inversion.evident_defense import seen_through
 from fl_privacy.attacks.gradient_inversion.generator_prior import Generated, NamedGenerator, onto_l1_ball
 from fl_privacy.attacks.gradient_inversion.network_prior import Untrained
-from fl_privacy.attacks.gradient_inversion.starts import Blank, Space
+from fl_privacy.attacks.gradient_inversion.settings import Blank, Space
 from fl_privacy.effects import Clipped, Sparse
 from fl_privacy.errors import UserError
 from fl_privacy.models.pretrained.generator import ImageGenerator

@@ -9,9 +9,13 @@ from torch import nn
 
 from fl_privacy.attacks import AutoAttack, ExactInversion, GradientInversion, inverting_gradients
 from fl_privacy.attacks.auto.sub_attacks import entries
-from fl_privacy.attacks.gradient_inversion.evident_defense import evident_defense, seen_through, usual_of
+from fl_privacy.attacks.gradient_inversion.evident_defense import (
+    evident_defense,
+    noise_over_gradient,
+    seen_through,
+    usual_of,
+)
 from fl_privacy.attacks.gradient_inversion.grouping import Group
-from fl_privacy.attacks.gradient_inversion.noise import noise_over_gradient
 from fl_privacy.attacks.gradient_inversion.objectives import L2, Cosine
 from fl_privacy.attacks.gradient_inversion.preparation import Prepared, prepare
 from fl_privacy.data import load_data

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fl_privacy.attacks import AutoAttack, inverting_gradients
-from fl_privacy.attacks.gradient_inversion.unmixing import as_mixture, unmixed
+from fl_privacy.attacks.gradient_inversion.grouping import as_mixture, unmixed
 from fl_privacy.effects import Mixed, OtherImages, Part, Transformed, from_plain, mixing, to_plain
 from fl_privacy.measure.identification import identify
 from fl_privacy.measure.images import psnr

@@ -16,7 +16,7 @@ from fl_privacy.attacks.gradient_inversion.priors import (
     GroupConsistency,
     TotalVariation,
 )
-from fl_privacy.attacks.gradient_inversion.starts import Uniform
+from fl_privacy.attacks.gradient_inversion.settings import Uniform
 from fl_privacy.attacks.optimizers import LBFGS, Adam, GradientDescent, StepDecay
 from fl_privacy.errors import UserError
 from fl_privacy.runs.build import build_attack

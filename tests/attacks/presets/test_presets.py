@@ -25,7 +25,7 @@ from fl_privacy.attacks import (
     refiner_solved,
     sapag,
 )
-from fl_privacy.attacks.gradient_inversion.starts import STARTS, Blank, Given, Space, scaled_to_range
+from fl_privacy.attacks.gradient_inversion.settings import STARTS, Blank, Given, Space, scaled_to_range
 from fl_privacy.attacks.optimizers import LBFGS
 from fl_privacy.errors import UserError
 from fl_privacy.models import ConvNet, LeNet, ResNet20

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fl_privacy.attacks import inverting_gradients, refiner_solved
-from fl_privacy.attacks._refiner_solved import solve_gradient
+from fl_privacy.attacks._refiner_aware import solve_gradient
 from fl_privacy.errors import UserError
 from tests.attacks.victims import observations, smooth_net
 

@@ -8,15 +8,17 @@ import torch
 from torch import Tensor
 
 from fl_privacy.attacks.text import BagOfWords
-from fl_privacy.attacks.text.expected_words import Expected, WordModel, repeated
 from fl_privacy.attacks.text.explanation import head_of
-from fl_privacy.attacks.text.spans import readable_model
+from fl_privacy.attacks.text.token_candidates import readable_model
 from fl_privacy.attacks.text.word_evidence import (
     FALSE_PER_TEXT,
     FALSE_SHARE,
+    Expected,
+    WordModel,
     WordRows,
     found_words,
     noise_rows,
+    repeated,
     significant,
     words_of_head,
 )

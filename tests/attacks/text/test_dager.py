@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fl_privacy.attacks import Dager
-from fl_privacy.attacks.text.spans import entering_block
+from fl_privacy.attacks.text.token_candidates import entering_block
 from fl_privacy.models import ADAPTED, Adapted, TextModel, bert_tiny, gpt_tiny, with_adapters
 from fl_privacy.models.gradients import loss_gradients
 from fl_privacy.models.transformers import Bert, Gpt

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fl_privacy.attacks.text import BagOfWords
-from fl_privacy.attacks.text.entrances import Entrance, entrances_of, slopes
+from fl_privacy.attacks.text.token_evidence import Entrance, entrances_of, slopes
 from fl_privacy.models import ADAPTED, Adapted, TextModel, hugging_face, with_adapters
 from fl_privacy.models.gradients import clipped_sum, loss_gradients
 from fl_privacy.models.transformers import Bert

@@ -11,7 +11,7 @@ from torch import Tensor
 from fl_privacy.attacks import Dager
 from fl_privacy.attacks.exact.certificate import Reproduction, least_squares, model_as_sent
 from fl_privacy.attacks.gradient_inversion.embeddings import known_lengths
-from fl_privacy.attacks.text.encoder_batches import parts_of
+from fl_privacy.attacks.text.encoder_assembly import parts_of
 from fl_privacy.attacks.text.explanation import Explanation
 from fl_privacy.attacks.text.token_candidates import Candidates, Lengths, find_candidates
 from fl_privacy.models import TextModel
