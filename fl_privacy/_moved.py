@@ -20,7 +20,7 @@ _NAMES = """
     cores=federation.cores deploy=site.deploy dp_check.asked=dp_check.check experiment=runs
     experiment.candidates=runs.distractors experiment.fitted_uploads=auditing.fitted_uploads
     experiment.inferences=runs.build experiment.ladder=auditing.scenarios
-    experiment.ladder_adapters=auditing.scenario_adapters experiment.ladder_members=auditing.scenario_members
+    experiment.ladder_adapters=auditing.scenario_words experiment.ladder_members=auditing.scenario_members
     experiment.ladder_problem=auditing.scenario_problem experiment.ladder_scores=auditing.scenario_scores
     experiment.ladder_words=auditing.scenario_words experiment.run_folder=runs.destination
     experiment.server_reading=runs.server_attack experiment.unattacked=runs.distractors_of_app
@@ -33,8 +33,8 @@ _NAMES = """
     flower.audited_claims=auditing.strategy_claims flower.audited_model=auditing.strategy_model
     flower.cell=flower.app_process flower.inside.loading=flower.inside.identity
     flower.kept_norms=flower.local_batch_norm flower.probe=flower.mods.probe flower.untouched=auditing.app
-    flower.untouched.app=auditing.app.bundle flower.untouched.moved=auditing.app.old_names
-    flower.untouched.own_files=auditing.app.mirror foreign_files=files.foreign gate=site.gate
+    flower.untouched.app=auditing.app.bundle flower.untouched.moved=auditing.app.environment
+    flower.untouched.own_files=auditing.app.environment foreign_files=files.foreign gate=site.gate
     gate.kernel=site.gate.linux_calls gradients=models.gradients gradients.examples=models.gradients.per_example
     gradients.fastest=models.gradients.choose_method guard=defenses.guard inference=attacks.inference
     interception=federation.interception interception.kept_norms=federation.interception.local_batch_norm
@@ -51,7 +51,7 @@ _NAMES = """
     results.survivors=measure.aggregate_leakage schema=types.schema shared_gradients=types.user_gradients
     shared_updates=types.user_updates tally=federation.cores tapping=auditing.instrument
     tapping.copies=auditing.clear_text.copies tapping.findings=auditing.clear_text.findings
-    tapping.inventory=auditing.clear_text.inventory tapping.spelled=auditing.clear_text.spelled
+    tapping.inventory=auditing.clear_text.inventory tapping.spelled=auditing.clear_text.copies
     tied_weights=models.unwrap_model transformations=data.transformations trees=attacks.trees
     victim_ids=types.victim_ids
 """
