@@ -26,7 +26,7 @@ from typing import Any
 from flower_data import make_mirror
 from row_file import RowFile
 
-from fl_privacy.report.app_record import folder_name
+from fl_privacy.report.audit_file import folder_name
 
 HERE = Path(__file__).resolve().parent
 ROWS = HERE / "rows" / "flower_examples"

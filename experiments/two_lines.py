@@ -134,7 +134,7 @@ def run_inside(folder: Path, mirror: Path) -> None:
     from flwr.app import Context, RecordDict  # noqa: PLC0415
 
     from fl_privacy.auditing.app.bundle import read_app  # noqa: PLC0415
-    from fl_privacy.auditing.app.mirror import in_one_process, mirrored  # noqa: PLC0415
+    from fl_privacy.auditing.app.environment import in_one_process, mirrored  # noqa: PLC0415
     from fl_privacy.flower.grids import LocalGrid  # noqa: PLC0415
 
     app = read_app(folder)

@@ -36,7 +36,7 @@ _NAMES = """
     config=runs.config cores=federation.cores deploy=site.deploy dp_check.asked=dp_check.check
     experiment.candidates=runs.distractors experiment.fitted_uploads=auditing.fitted_uploads
     experiment.inferences=runs.build experiment.ladder=auditing.scenarios
-    experiment.ladder_adapters=auditing.scenario_adapters experiment.ladder_members=auditing.scenario_members
+    experiment.ladder_adapters=auditing.scenario_words experiment.ladder_members=auditing.scenario_members
     experiment.ladder_problem=auditing.scenario_problem experiment.ladder_scores=auditing.scenario_scores
     experiment.ladder_words=auditing.scenario_words experiment.run_folder=runs.destination
     experiment.server_reading=runs.server_attack experiment.unattacked=runs.distractors_of_app experiment=runs
@@ -49,8 +49,8 @@ _NAMES = """
     flower.audited_claims=auditing.strategy_claims flower.audited_model=auditing.strategy_model
     flower.cell=flower.app_process flower.inside.loading=flower.inside.identity
     flower.kept_norms=flower.local_batch_norm flower.probe=flower.mods.probe
-    flower.untouched.app=auditing.app.bundle flower.untouched.moved=auditing.app.old_names
-    flower.untouched.own_files=auditing.app.mirror flower.untouched=auditing.app foreign_files=files.foreign
+    flower.untouched.app=auditing.app.bundle flower.untouched.moved=auditing.app.environment
+    flower.untouched.own_files=auditing.app.environment flower.untouched=auditing.app foreign_files=files.foreign
     gate.kernel=site.gate.linux_calls gate=site.gate gradients.examples=models.gradients.per_example
     gradients.fastest=models.gradients.choose_method gradients=models.gradients guard=defenses.guard
     inference=attacks.inference interception.kept_norms=federation.interception.local_batch_norm
@@ -67,7 +67,7 @@ _NAMES = """
     results=runs.folder runs.folder.row_files=runs.folder.pictures schema=types.schema
     shared_gradients=types.user_gradients shared_updates=types.user_updates tally=federation.cores
     tapping.copies=auditing.clear_text.copies tapping.findings=auditing.clear_text.findings
-    tapping.inventory=auditing.clear_text.inventory tapping.spelled=auditing.clear_text.spelled
+    tapping.inventory=auditing.clear_text.inventory tapping.spelled=auditing.clear_text.copies
     tapping=auditing.instrument tied_weights=models.unwrap_model transformations=data.transformations
     trees=attacks.trees victim_ids=types.victim_ids
 """

@@ -14,7 +14,7 @@ MOST_PARAMETERS = 10
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 OPTIONS = {
-    "fl_privacy/cli/untouched.py:audit": "the options of a command, which a user sets one by one",
+    "fl_privacy/cli/audit.py:audit": "the options of a command, which a user sets one by one",
     "fl_privacy/defenses/_refiner.py:refiner": "each choice of the paper's algorithm, and those it leaves open",
     "fl_privacy/models/alexnet_vgg.py:__init__": "facts of the data, the layers' sizes and kinds, normalization",
     "fl_privacy/models/resnet.py:__init__": "likewise, with strides",

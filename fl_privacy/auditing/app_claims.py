@@ -1,6 +1,7 @@
 """The differential privacy claims of a Flower app: its strategy, its clients' mods, and Opacus in their training."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import Strategy
 
 from fl_privacy.auditing.app.bundle import App as Project, read_app
+from fl_privacy.auditing.instrument.watch import replaced
 from fl_privacy.auditing.strategy import AuditedStrategy
 from fl_privacy.auditing.strategy_claims import COUNTS, KEYS, SETTINGS
 from fl_privacy.dp_check.bounds import gaussian_epsilon
@@ -76,7 +78,10 @@ def claims_of_app(folder: Path, asked: DpCheckRequest, *, train: bool = True) ->
     """
     app = begun_app(folder)
     known = replace(asked, rounds=max(asked.rounds, app.rounds), like=_shapes(app))
-    found = [*_on_mods(app, known), *_on_strategy(app, known)]
+    found = _on_mods(app, known)
+    subject = app.strategy.strategy if isinstance(app.strategy, AuditedStrategy) else app.strategy
+    if subject is not None and stated_by(subject) is not None:
+        found += verdicts_on(subject, known, name=f"the server's {type(subject).__name__}", mods=app.mods)
     reply, watch, problems = _trained(app) if train and app.arrays is not None else (None, OpacusWatch(), ())
     seen = attempt(lambda: watch.verdicts(replace(asked, like=None), rounds=app.rounds))
     if isinstance(seen, Failure):
@@ -113,16 +118,13 @@ def _begun(app: ClaimedApp, server: ServerApp) -> ClaimedApp:
         raise _Started
 
     kinds: tuple[Any, ...] = (Strategy, AuditedStrategy)  # an audit's own start would open its folder
-    originals = [kind.start for kind in kinds]
-    for kind in kinds:
-        kind.start = start
-    try:
-        ended = attempt(lambda: server(LocalGrid(range(NODES)), context))
-    except _Started:
-        ended = None
-    finally:
-        for kind, original in zip(kinds, originals, strict=True):
-            kind.start = original
+    with ExitStack() as stack:
+        for kind in kinds:
+            stack.enter_context(replaced(kind, "start", lambda original: start))
+        try:
+            ended = attempt(lambda: server(LocalGrid(range(NODES)), context))
+        except _Started:
+            ended = None
     if isinstance(ended, Failure):
         raise UserError(f"The app's server app ended before its training ({ended.reason}); run it by `flwr run` first.")
     if not taken:
@@ -150,16 +152,11 @@ def _shapes(app: ClaimedApp) -> Tensors | None:
     arrays = {name: to_tensor(array.numpy()) for name, array in app.arrays.items()}
     floats = {name: value for name, value in arrays.items() if value.is_floating_point() and value.numel()}
     total = sum(value.numel() for value in floats.values())
-    if total <= MOST_VALUES or not _all_of_flower(app):
+    modules = [getattr(mod, "__module__", type(mod).__module__) for mod in app.mods]
+    if total <= MOST_VALUES or any(module.partition(".")[0] != "flwr" for module in modules):  # own ones ask for shapes
         return {name: torch.zeros(value.shape) for name, value in floats.items()}
     share = MOST_VALUES / total
     return {name: torch.zeros(max(1, int(value.numel() * share))) for name, value in floats.items()}
-
-
-def _all_of_flower(app: ClaimedApp) -> bool:
-    """Return ``True`` if all mods are Flower's own, which accept any shape."""
-    modules = [getattr(mod, "__module__", type(mod).__module__) for mod in app.mods]
-    return all(module.partition(".")[0] == "flwr" for module in modules)
 
 
 def _on_mods(app: ClaimedApp, asked: DpCheckRequest) -> list[ClaimVerdict]:
@@ -185,13 +182,6 @@ def _on_mods(app: ClaimedApp, asked: DpCheckRequest) -> list[ClaimVerdict]:
 def tested_rounds(multiplier: float, rounds: int, delta: float) -> str:
     """Return the epsilon of ``rounds`` releases of Gaussian noise, in words."""
     return f"epsilon {shown_epsilon(gaussian_epsilon(rounds**0.5 / multiplier, delta))}"
-
-
-def _on_strategy(app: ClaimedApp, asked: DpCheckRequest) -> list[ClaimVerdict]:
-    subject = app.strategy.strategy if isinstance(app.strategy, AuditedStrategy) else app.strategy
-    if subject is None or stated_by(subject) is None:
-        return []
-    return verdicts_on(subject, asked, name=f"the server's {type(subject).__name__}", mods=app.mods)
 
 
 def _trained(app: ClaimedApp) -> tuple[Message | None, OpacusWatch, tuple[str, ...]]:

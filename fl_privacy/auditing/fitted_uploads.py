@@ -29,7 +29,7 @@ from fl_privacy.measure.answer import Answer, Scenario, Shown
 from fl_privacy.measure.chance import chance_of_upload, combined
 from fl_privacy.measure.counts import Counts
 from fl_privacy.measure.intervals import binomial_tail
-from fl_privacy.measure.pinned_rows import TOLERANCE, PinnedRows, pinned_rows
+from fl_privacy.measure.pinned_rows import TOLERANCE, pinned_rows
 
 MOST_CELLS = 3_000_000
 """Largest product of rows, features and trees of a search within an audit."""
@@ -173,7 +173,9 @@ def _trees(kept: FittedUploads, clients: int, seed: int, seconds: float) -> Answ
         guesses = np.column_stack([found.rows, found.labels])
         scored = pinned_rows(truth, guesses, categories)
         others = [one[-1] for number, one in kept.fits.items() if number != client and one]
-        unseen, most = _of_chance(truth, others, categories, seed)
+        rng, draws = np.random.default_rng(seed), range(DRAWN[len(truth) > MANY_ROWS])
+        drawn = [pinned_rows(truth, _without(truth, others, rng), categories) for _ in draws]
+        unseen, most = drawn[0], (1 + max(round(one.rows * len(truth)) for one in drawn)) / (1 + len(truth))
         exact = _exact_rows(truth, guesses, scored.guess)
         pinned = round(scored.rows * len(truth))
         chances.append(binomial_tail(pinned, len(truth), most))
@@ -218,14 +220,6 @@ def _reconstructed(exchanges: Sequence[tuple[bytes, bytes]], fit: Sequence[Fitte
         )
     positives = round(float(np.mean(1 / (1 + np.exp(-own[0].base_margin)))) * stated) if own else 0
     return reconstruct_rows(rounds, rows=stated, positives=positives, chains=1, sweeps=SWEEPS, seed=seed)
-
-
-def _of_chance(
-    truth: np.ndarray, others: Sequence[Fitted], categories: Sequence[int], seed: int
-) -> tuple[PinnedRows, float]:
-    rng, number = np.random.default_rng(seed), len(truth)
-    drawn = [pinned_rows(truth, _without(truth, others, rng), categories) for _ in range(DRAWN[number > MANY_ROWS])]
-    return drawn[0], (1 + max(round(one.rows * number) for one in drawn)) / (1 + number)
 
 
 def _without(truth: np.ndarray, others: Sequence[Fitted], rng: np.random.Generator) -> np.ndarray:
@@ -277,13 +271,27 @@ def _logistic(kept: FittedUploads, clients: Sequence[int], seed: int) -> Answer:
             continue
         labels = np.searchsorted(np.array(fit.classes), fit.labels)
         residuals.append(_residual(optima[0], fit.rows, labels))
-        for row in rng.permutation(len(fit.rows))[:VICTIMS]:
+        low, spread = fit.rows.min(0), np.maximum(np.ptp(fit.rows, axis=0), 1e-12)
+        for row in map(int, rng.permutation(len(fit.rows))[:VICTIMS]):
             rest = np.arange(len(fit.rows)) != row
-            hits = [_is_read(each, fit.rows, labels, rest, row) for each in optima]
+            guess, other = (_guess(each, fit.rows, labels, rest) for each in optima)
+            hits = [
+                each is not None and bool((np.abs(each - fit.rows[row]) <= EXACT_ROW * spread).all())
+                for each in (guess, other)
+            ]
             read, unseen, judged = read + hits[0], unseen + hits[1], judged + 1
-            guess = _guess(optima[0], fit.rows, labels, rest)
-            chances.append(1.0 if guess is None else _fits_alone(guess[0], fit.rows, int(row)))
-            shown.append(_logistic_row(guess, fit.rows, int(row), is_read=bool(hits[0])))
+            chance = 1.0
+            if guess is not None:  # the share of the client's rows that fit the guess as well
+                apart = np.abs((fit.rows - guess) / spread).max(1)
+                chance = chance_of_upload(-np.concatenate([apart[row : row + 1], np.delete(apart, row)])[None], 1)
+            chances.append(chance)
+            shown.append(
+                Shown(
+                    original=((fit.rows[row] - low) / spread).tolist(),
+                    guess=None if guess is None else ((guess - low) / spread).tolist(),
+                    reconstructed=hits[0],
+                )
+            )
     if not judged:
         reason = "the arrays of the reply are not the weights and intercepts of the model that was fitted"
         return _not_attacked("logistic", reason)
@@ -304,13 +312,6 @@ def _logistic(kept: FittedUploads, clients: Sequence[int], seed: int) -> Answer:
         notes=(f"{note} What is left of these equations is {left:.2g} of their terms.",),
         shown=sorted(shown, key=lambda one: not one.reconstructed)[:MOST_SHOWN],
     )
-
-
-def _fits_alone(guess: np.ndarray, rows: np.ndarray, row: int) -> float:
-    """Return the share of a client's rows (N, F) that fit a guess as well as ``row`` does."""
-    apart = np.abs((rows - guess) / np.maximum(np.ptp(rows, axis=0), 1e-12)).max(1)
-    values = -np.concatenate([apart[row : row + 1], np.delete(apart, row)])[None]
-    return chance_of_upload(values, 1)
 
 
 def _optimum(arrays: Sequence[np.ndarray], fit: Fitted) -> LogisticOptimum | None:
@@ -340,22 +341,11 @@ def _residual(optimum: LogisticOptimum, rows: np.ndarray, labels: np.ndarray) ->
 
 def _guess(
     optimum: LogisticOptimum | None, rows: np.ndarray, labels: np.ndarray, rest: np.ndarray
-) -> tuple[np.ndarray, int] | None:
+) -> np.ndarray | None:
     if optimum is None:
         return None
     found = attempt(lambda: row_beside_known(optimum, rows[rest], labels[rest]))
-    return None if isinstance(found, Failure) else found
-
-
-def _is_read(optimum: LogisticOptimum | None, rows: np.ndarray, labels: np.ndarray, rest: np.ndarray, row: int) -> int:
-    found, spread = _guess(optimum, rows, labels, rest), np.maximum(np.ptp(rows, axis=0), 1e-12)
-    return int(found is not None and bool((np.abs(found[0] - rows[row]) <= EXACT_ROW * spread).all()))
-
-
-def _logistic_row(found: tuple[np.ndarray, int] | None, rows: np.ndarray, row: int, *, is_read: bool) -> Shown:
-    low, spread = rows.min(0), np.maximum(np.ptp(rows, axis=0), 1e-12)
-    guess = None if found is None else ((found[0] - low) / spread).tolist()
-    return Shown(original=((rows[row] - low) / spread).tolist(), guess=guess, reconstructed=is_read)
+    return None if isinstance(found, Failure) else found[0]
 
 
 def _sums(kept: FittedUploads, clients: Sequence[int], seed: int) -> Answer:

@@ -4,35 +4,21 @@ import copy
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fl_privacy.auditing.instrument.matching import Matched
 from fl_privacy.auditing.instrument.program import Program, tensors_in
 from fl_privacy.auditing.instrument.watch import Watched
-from fl_privacy.auditing.scenario_problem import NotAttackedError, cleaned, names_in, reason_of, uploaded_tensors
+from fl_privacy.auditing.scenario_problem import NotAttackedError, WatchedReply, cleaned, names_in, reason_of
 from fl_privacy.federation.replies import Failure, attempt
 from fl_privacy.measure.aggregate_leakage import members_told
 from fl_privacy.measure.answer import Answer
 
 MOST, LEAST = 40, 8
 """Largest and smallest number of tested examples of a client."""
-
-
-class TrainedClient(Protocol):
-    """A client after its training, with its upload."""
-
-    @property
-    def number(self) -> int: ...
-    @property
-    def watched(self) -> Watched: ...
-    @property
-    def matched(self) -> Matched: ...
-    @property
-    def reply(self) -> Mapping[str, np.ndarray]: ...
 
 
 class _Parts(nn.Module):
@@ -68,7 +54,7 @@ class _Losses:
         return np.asarray(found)
 
 
-def members_of(clients: Sequence[TrainedClient], seen: Watched, seconds: float) -> Answer:
+def members_of(clients: Sequence[WatchedReply], seen: Watched, seconds: float) -> Answer:
     """Infer which client trained on which examples."""
     started = time.perf_counter()
     made = attempt(lambda: _members(clients, seen, seconds))
@@ -77,7 +63,7 @@ def members_of(clients: Sequence[TrainedClient], seen: Watched, seconds: float) 
     return replace(made, seconds=time.perf_counter() - started)
 
 
-def _members(clients: Sequence[TrainedClient], seen: Watched, seconds: float) -> Answer:
+def _members(clients: Sequence[WatchedReply], seen: Watched, seconds: float) -> Answer:
     if len(clients) < 2:
         raise NotAttackedError("one client alone was asked again, and there are no others' examples to tell apart")
     losses = _losses(seen)
@@ -98,7 +84,8 @@ def _members(clients: Sequence[TrainedClient], seen: Watched, seconds: float) ->
     each = (time.perf_counter() - begun) / 2
     number = max(LEAST, min(number, int(seconds / (4 * len(clients) * max(each, 1e-4)))))
     pools = [pool[:number] for pool in pools]
-    classes = [_classes(client.watched, number) for client in clients]
+    labels = [torch.cat(client.watched.labels).tolist() if client.watched.labels else [] for client in clients]
+    classes = [known[:number] if len(known) >= number else None for known in labels]
     found: list[list[np.ndarray]] = [[], [], [], []]
     for place, client in enumerate(clients):
         own, others = _alike(pools, classes, place)
@@ -115,11 +102,6 @@ def _members(clients: Sequence[TrainedClient], seen: Watched, seconds: float) ->
     alike = " of the same classes" if all(one is not None for one in classes) else ""
     said = f"{len(clients)} uploads of the whole training, {len(inside)} own examples and as many of others{alike}"
     return members_told(inside, outside, (known, unknown), said)
-
-
-def _classes(seen: Watched, number: int) -> list[int] | None:
-    told = torch.cat(seen.labels).tolist() if seen.labels else []
-    return told[:number] if len(told) >= number else None
 
 
 def _alike(
@@ -143,8 +125,8 @@ def _alike(
     return own, others
 
 
-def _after(client: TrainedClient) -> dict[str, Tensor]:
-    before, told = client.watched.before, uploaded_tensors(dict(client.reply), client.matched)
+def _after(client: WatchedReply) -> dict[str, Tensor]:
+    before, told = client.watched.before, client.tensors()
     if client.matched.shares == "weights":
         return told
     sign = 1.0 if client.matched.shares == "delta" else -0.01

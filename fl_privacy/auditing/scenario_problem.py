@@ -3,7 +3,7 @@
 import copy
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -56,6 +56,28 @@ def reason_of(failed: Failure) -> str:
         if failed.reason.startswith(told):
             return failed.reason.removeprefix(told).rstrip(".")
     return f"the attack ended with an error of its own, which tells nothing of the app ({failed.reason.rstrip('.')})"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class WatchedReply:
+    """A client's reply, with what was watched while the client made it, and the meaning of its arrays.
+
+    Attributes:
+        reply: arrays by record/name.
+    """
+
+    reply: dict[str, np.ndarray] = field(repr=False)
+    watched: Watched
+    matched: Matched
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Convert the arrays to single precision, by the names of their parameters."""
+        made = {}
+        for key, name in self.matched.parameters.items():
+            array = self.matched.decoded[key] if key in self.matched.decoded else self.reply[key]
+            if array.dtype.kind == "f":
+                made[name] = torch.from_numpy(np.array(array, dtype=np.float32))
+        return made
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -173,7 +195,11 @@ def _added_up(problem: StepProblem, seen: Watched) -> StepProblem:
     """Scale the loss to the accumulated gradient; raise ``NotAttackedError`` unless it fits."""
     still, sent = detached_copy(problem.model).train(seen.training), problem.sent
     still.load_state_dict({**sent.parameters, **sent.buffers}, strict=False)
-    if _other_batches(problem.model):
+    # values that modules take and the attack does not search for would be given
+    program, known = problem.model.program, set(problem.model.variables)
+    taken = {ref.number for call in program.calls if call.part >= 0 for ref in refs_in((call.args, call.kwargs))}
+    values = [program.constants[number] for number in taken - known if number in program.constants]
+    if any(value.is_floating_point() and value.dim() > 0 for value in values):
         raise NotAttackedError(f"the gradients of {seen.added} losses of different batches are added up before a step")
     own = {problem.names[name]: value.flatten() for name, value in seen.gradients.items() if name in problem.names}
     asked = [(p, own[name]) for name, p in still.named_parameters() if name in own and p.requires_grad]
@@ -209,14 +235,6 @@ def _added_up(problem: StepProblem, seen: Watched) -> StepProblem:
 def _normalizes(seen: Watched) -> bool:
     kind = nn.modules.batchnorm._BatchNorm
     return seen.training and any(isinstance(each, kind) for part in seen.modules for each in part.modules())
-
-
-def _other_batches(model: ReplayModel) -> bool:
-    """Say whether modules take recorded values that the attack does not search for, and would be given."""
-    program, given = model.program, set(model.variables)
-    taken = {ref.number for call in program.calls if call.part >= 0 for ref in refs_in((call.args, call.kwargs))}
-    values = [program.constants[number] for number in taken - given if number in program.constants]
-    return any(value.is_floating_point() and value.dim() > 0 for value in values)
 
 
 def _searched(program: Program, leaves: list[int]) -> tuple[list[int], int]:
@@ -273,16 +291,6 @@ def gradient_plan(seen: Watched) -> LocalPlan:
     return LocalPlan(shares="gradient", batch_norm=mode, probe_batch_norm=mode, mode=mode)
 
 
-def uploaded_tensors(reply: dict[str, np.ndarray], found: Matched) -> dict[str, Tensor]:
-    """Convert the reply's arrays to single precision, by the names of their parameters."""
-    made = {}
-    for key, name in found.parameters.items():
-        array = found.decoded[key] if key in found.decoded else reply[key]
-        if array.dtype.kind == "f":
-            made[name] = torch.from_numpy(np.array(array, dtype=np.float32))
-    return made
-
-
 def _leaves(program: Program, call: Call) -> list[int]:
     makers = {number: each for each in program.calls for number in each.outputs}
     found = []
@@ -336,7 +344,8 @@ def _loss(
     targets = [n for n in dict.fromkeys(taken) if n in program.constants and _is_of(program.constants[n], batch)]
     if len(targets) > 1:  # class weights, or copies of parameters, may have the batch's length
         loaded = [tensor for each in seen.batches for tensor in tensors_in(each)]
-        targets = [n for n in targets if any(_equal(program.constants[n], tensor) for tensor in loaded)]
+        alike = {n: [t for t in loaded if t.dtype == program.constants[n].dtype] for n in targets}
+        targets = [n for n in targets if any(torch.equal(program.constants[n], tensor) for tensor in alike[n])]
     reaches = program.depends_on(set(variables)) - made
     if len(outputs) != 1 or len(targets) != 1 or targets[0] in reaches or set(variables) & set(taken):
         return None, _OWN_LOSS, None
@@ -344,7 +353,9 @@ def _loss(
     labels = program.constants[target]
     try:
         width = _width(program, output)
-        used = _comparing(program, later, output, target)
+        told, asked = program.depends_on({output}), program.depends_on({target})
+        refs = [{ref.number for ref in refs_in((call.args, call.kwargs))} for call in later]
+        used = [call for call, numbers in zip(later, refs, strict=True) if numbers & told and numbers & asked]
         if len(later) == 1 and _is_plain(used[0], output):
             return output, CROSS_ENTROPY, labels
         target, labels = _as_compared(program, used[0], output, target)
@@ -364,12 +375,6 @@ def _loss(
         return output, replace(loss_of(replayed, width, seen.before[next(iter(seen.before))]), name=name), labels
     except (UserError, RuntimeError, ValueError, TypeError, IndexError, KeyError):
         return None, _OWN_LOSS, None
-
-
-def _comparing(program: Program, later: Sequence[Call], output: int, target: int) -> list[Call]:
-    told, asked = program.depends_on({output}), program.depends_on({target})
-    taken = [(call, {ref.number for ref in refs_in((call.args, call.kwargs))}) for call in later]
-    return [call for call, numbers in taken if numbers & told and numbers & asked]
 
 
 def _as_compared(program: Program, call: Call, output: int, target: int) -> tuple[int, Tensor]:
@@ -397,10 +402,6 @@ def _without_pull(program: Program, seen: Watched, after: int) -> dict[str, Tens
     if any(pull is not None and pull.any() for pull in pulls):
         raise ValueError("a penalty on parameters has a gradient of its own")
     return {name: value.detach() for name, value in own.items()}
-
-
-def _equal(one: Tensor, other: Tensor) -> bool:
-    return one.shape == other.shape and one.dtype == other.dtype and torch.equal(one, other)
 
 
 def _is_of(value: Tensor, batch: int) -> bool:

@@ -50,14 +50,17 @@ def score(
     truths = [_batch(problem) for problem in problems]
     counted: Callable[..., tuple[Counts, Sequence[Shown]]]
     if problems[0].kind == "image":
-        counted = partial(_images, others=_candidates(problems[0], truths, loaded, seed))
+        model, shape = problems[0].model, problems[0].input_shape
+        alike = [model.looked_for(inputs)[:1000] for inputs in loaded if tuple(inputs.shape[1:]) == shape]
+        images = [(image, 0) for inputs in alike for image in inputs]
+        counted = partial(_images, others=others_among(images, truths, shape, 1000, seed=seed))
     else:
         counted = partial(_count_rows, others=_rows(problems[0], truths, loaded))
     counts, shown = counted(found, truths)
 
     def reads(guess: Reconstruction, truth: Batch) -> bool:
-        images = problems[0].kind == "image"
-        return not (images and _unlike(guess, truth)) and counted([guess], [truth])[0].read > 0
+        pictures = problems[0].kind == "image"
+        return not (pictures and _unlike(guess, truth)) and counted([guess], [truth])[0].read > 0
 
     turned, of = _turned(found, truths, reads)
     control = counted(turned, of)[0] if turned else None
@@ -122,13 +125,6 @@ def _labels(problems: Sequence[StepProblem], found: Sequence[Reconstruction]) ->
     return (right, known) if known else None
 
 
-def _candidates(problem: StepProblem, truths: Sequence[Batch], loaded: Sequence[Tensor], seed: int) -> Distractors:
-    model, shape = problem.model, problem.input_shape
-    alike = [inputs for inputs in loaded if tuple(inputs.shape[1:]) == shape]
-    images = [(image, 0) for inputs in alike for image in model.looked_for(inputs)[:1000]]
-    return others_among(images, list(truths), shape, 1000, seed=seed)
-
-
 def _images(
     found: Sequence[Reconstruction], truths: Sequence[Batch], others: Distractors
 ) -> tuple[Counts, list[Shown]]:
@@ -175,7 +171,11 @@ def _count_rows(found: Sequence[Reconstruction], truths: Sequence[Batch], others
     """Count rows that are exact, or nearer to their guess than all ``others`` (N, F), above chance."""
     exact = identified = nothing = failures = 0
     shown: list[Shown] = []
-    chances, equal = [], Coincidences.counted(_neighbors(others))
+    neighbors = np.zeros(len(others))  # other rows that would be exact guesses at each
+    if len(others) > 1:
+        apart = torch.cdist(others.float(), others.float(), p=torch.inf)
+        neighbors = ((apart <= EXACT_ROW).sum(1) - 1).numpy()
+    chances, equal = [], Coincidences.counted(neighbors)
     for place, (guess, truth) in enumerate(zip(found, truths, strict=True)):
         wanted = truth.inputs.flatten(1).float()
         if guess.batch is None or guess.batch.inputs.flatten(1).shape != wanted.shape:
@@ -185,9 +185,14 @@ def _count_rows(found: Sequence[Reconstruction], truths: Sequence[Batch], others
         given = guess.batch.inputs.detach().float().flatten(1).clamp(0, 1)
         given = given[assign(given, wanted)] if len(wanted) > 1 else given
         is_exact = (given - wanted).abs().amax(1) <= EXACT_ROW
-        foreign = [each.inputs.flatten(1).float() for k, each in enumerate(truths) if k != place]
-        pool = others if len(others) else _of_others(foreign, wanted)
-        chances.append(_chance(given, wanted, pool, equal if is_exact.any() else None))
+        pool = others
+        if not len(others):  # rows of other uploads that are none of this one's
+            foreign = [each.inputs.flatten(1).float() for k, each in enumerate(truths) if k != place]
+            pool = torch.cat([wanted[:0], *(each for each in foreign if each.shape[1] == wanted.shape[1])])
+            pool = pool[(torch.cdist(pool, wanted, p=torch.inf) > EXACT_ROW).all(1)] if len(pool) else pool
+        fit = -torch.cdist(given.double(), torch.cat([wanted, pool.to(wanted)]).double()).square().add(1e-6).log()
+        same = equal.chance(int(is_exact.sum()), len(wanted)) if is_exact.any() else 1.0
+        chances.append(either(chance_of_upload(fit.numpy(), len(wanted)), same))
         near = ~is_exact & _is_near(given, wanted, others)
         if chances[-1] >= LEVEL:
             near[:] = False
@@ -219,24 +224,3 @@ def _is_near(given: Tensor, wanted: Tensor, others: Tensor) -> Tensor:
         return torch.zeros(len(given), dtype=torch.bool)
     nearest = torch.cdist(given, apart).amin(1) * (1.0 if len(others) >= MANY * len(given) else NEARER)
     return (given - wanted).norm(dim=1) < nearest
-
-
-def _of_others(foreign: Sequence[Tensor], wanted: Tensor) -> Tensor:
-    """Return other uploads' rows (N, F) that are none of the ``wanted`` (B, F)."""
-    rows = torch.cat([wanted[:0], *(each for each in foreign if each.shape[1] == wanted.shape[1])])
-    return rows[(torch.cdist(rows, wanted, p=torch.inf) > EXACT_ROW).all(1)] if len(rows) else rows
-
-
-def _chance(given: Tensor, wanted: Tensor, others: Tensor, equal: Coincidences | None) -> float:
-    """Return the probability that guesses (B, F) fit as many unattacked rows as well."""
-    fit = -torch.cdist(given.double(), torch.cat([wanted, others.to(wanted)]).double()).square().add(1e-6).log()
-    chance = chance_of_upload(fit.numpy(), len(wanted))
-    exact = int(((given - wanted).abs().amax(1) <= EXACT_ROW).sum())
-    return either(chance, equal.chance(exact, len(wanted)) if equal is not None else 1.0)
-
-
-def _neighbors(rows: Tensor) -> np.ndarray:
-    """Count for each of ``rows`` (N, F) the others that would be exact guesses."""
-    if len(rows) < 2:
-        return np.zeros(len(rows))
-    return ((torch.cdist(rows.float(), rows.float(), p=torch.inf) <= EXACT_ROW).sum(1) - 1).numpy()

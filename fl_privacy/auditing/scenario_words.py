@@ -1,20 +1,24 @@
-"""Unordered words of a text, from the changed rows of an uploaded embedding."""
+"""Unordered words of a text, from the changed rows of an uploaded embedding, or from layers that see single tokens."""
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from fl_privacy.attacks.text.bag_of_words import Placed, tokens_of_first_block
 from fl_privacy.auditing.instrument.program import tensors_in
 from fl_privacy.auditing.instrument.watch import Watched
-from fl_privacy.auditing.scenario_adapters import MOST_TEXTS
-from fl_privacy.auditing.scenario_problem import uploaded_tensors
+from fl_privacy.auditing.scenario_problem import OPTIMIZERS, NotAttackedError, WatchedReply, cleaned
 from fl_privacy.auditing.scenario_scores import MOST_SHOWN
 from fl_privacy.measure.answer import Answer, Shown
 from fl_privacy.measure.chance import BAND, chance_of_words, combined, words_f1
 from fl_privacy.measure.counts import Counts
 from fl_privacy.measure.outcome import MARGIN_F1
+from fl_privacy.models import TextModel
+from fl_privacy.types import LocalPlan, ModelState, Observation, Tensors, Upload, VictimId
 
 LEAST_WORDS = 100
 """Smallest number of rows of a vocabulary's embedding."""
@@ -28,18 +32,29 @@ STANDS_OUT = 3.0
 READ_F1 = 0.8
 """Smallest F1 of the different words of a reconstructed text."""
 
+MOST_TEXTS = 2000
+"""Largest number of the clients' other texts used as distractors."""
 
-def words_of(found: Sequence[tuple[Watched, Any]], *, uploaded: bool) -> Answer | None:
+_LONGEST = 512
+"""Largest number of tokens of a text."""
+
+NOTE = (
+    "Words are read from layers that see a token and nothing else, such as the first block's adapters; words that all"
+    " texts have, as those of a template, count for nothing."
+)
+
+
+def words_of(found: Sequence[tuple[WatchedReply, WatchedReply]], *, uploaded: bool) -> Answer | None:
     """Compare each text's words with the changed embedding rows; ``None`` without texts.
 
     Args:
-        found: observations of the client's training, and its answer on one text.
+        found: the client's reply to its training, and its reply on one text.
         uploaded: ``True`` to attack the upload, else the gradient.
     """
     read: list[tuple[set[int], set[int]]] = []
     texts: list[list[set[int]]] = []
     others: list[set[int]] = []
-    for watched, again in found:
+    for client, again in found:
         own = _words(again.watched)
         if own is None:
             return None
@@ -50,11 +65,18 @@ def words_of(found: Sequence[tuple[Watched, Any]], *, uploaded: bool) -> Answer 
             read.append((set().union(*texts[-1]), set(rows)))
         others += [
             text
-            for batch in watched.batches
-            for entry in _texts_in(batch, table[1])
-            for text in each_words(entry, table[1])
+            for batch in client.watched.batches
+            if (
+                fitting := [t for t in _texts_in(batch) if int(t.min()) >= 0 and int(t.max()) < table[1].num_embeddings]
+            )
+            for text in each_words(max(fitting, key=lambda t: int(t.max())), table[1])
         ]
     return scored_words(read, len(found), others[:MOST_TEXTS], texts) if read else None
+
+
+def _texts_in(batch: Any) -> list[Tensor]:
+    """Return the matrices (N, L) of whole numbers in a batch."""
+    return [t for t in tensors_in(batch) if t.dtype in (torch.int64, torch.int32) and t.dim() == 2 and t.numel()]
 
 
 def each_words(tokens: Tensor, table: nn.Embedding) -> list[set[int]]:
@@ -62,16 +84,9 @@ def each_words(tokens: Tensor, table: nn.Embedding) -> list[set[int]]:
     return [set(text) - {table.padding_idx or 0} for text in tokens.tolist()]
 
 
-def _texts_in(batch: Any, table: nn.Embedding) -> list[Tensor]:
-    """Return the texts (N, L) of a batch that index ``table``."""
-    whole = [t for t in tensors_in(batch) if t.dtype in (torch.int64, torch.int32) and t.dim() == 2 and t.numel()]
-    fitting = [t for t in whole if int(t.min()) >= 0 and int(t.max()) < table.num_embeddings]
-    return [max(fitting, key=lambda t: int(t.max()))] if fitting else []
-
-
-def words_in_training(client: Any) -> tuple[set[int], set[int]] | None:
+def words_in_training(client: WatchedReply) -> tuple[set[int], set[int]] | None:
     """Return a client's loaded words and those reconstructed from its upload, or ``None``."""
-    seen: Watched = client.watched
+    seen = client.watched
     if not seen.batches:
         return None
     for name, table in sorted(_tables(seen), key=lambda pair: -pair[1].num_embeddings):
@@ -121,7 +136,7 @@ def _words(seen: Watched) -> tuple[tuple[str, nn.Embedding], Tensor] | None:
     if program is None:
         return None
     tables = _tables(seen)
-    whole = [t for t in program.constants.values() if t.dtype in (torch.int64, torch.int32) and t.dim() == 2]
+    whole = _texts_in(program.constants)
     if not tables or not whole:
         return None
     name, table = max(tables, key=lambda pair: pair[1].num_embeddings)
@@ -131,12 +146,12 @@ def _words(seen: Watched) -> tuple[tuple[str, nn.Embedding], Tensor] | None:
     return (name, table), tokens
 
 
-def _rows(again: Any, name: str, *, uploaded: bool) -> list[int] | None:
-    seen: Watched = again.watched
+def _rows(again: WatchedReply, name: str, *, uploaded: bool) -> list[int] | None:
+    seen = again.watched
     if not uploaded:
         change = seen.gradients.get(name)
     else:
-        value = uploaded_tensors(again.reply, again.matched).get(name)
+        value = again.tensors().get(name)
         before = seen.before[name].float()
         change = None if value is None else value if again.matched.shares != "weights" else _moved(value, before, seen)
     if change is None or not change.isfinite().all():
@@ -209,10 +224,13 @@ def scored_words(
         )
 
     left = list(others)
-    for text in [truth for truth, _ in read] if texts is None else [text for own in texts for text in own]:
+    for text in [truth for truth, _ in read] if texts is None else [text for each in texts for text in each]:
         if text in left:
             left.remove(text)  # further equal texts are equal by chance, or repeated
-    turned = [_next_other(read, place, same) for place in range(len(read))]
+    turned = []  # for each text, the words read from the next upload of another text
+    for place, (own, _) in enumerate(read):
+        following = (read[(place + step) % len(read)] for step in range(1, len(read)))
+        turned.append(next((guess for truth, guess in following if not same(truth, own)), None))
     pairs = list(zip(read, turned, strict=True))
     controls = [0.0 if guess is None else words_f1(truth, guess) for (truth, _), guess in pairs]
     chances = [chance(place, guess) for place, (_, guess) in enumerate(read)]
@@ -233,9 +251,208 @@ def scored_words(
     )
 
 
-def _next_other(
-    read: Sequence[tuple[set[int], set[int]]], place: int, same: Callable[[set[int], set[int]], bool]
-) -> set[int] | None:
-    own = read[place][0]
-    following = (read[(place + step) % len(read)] for step in range(1, len(read)))
-    return next((guess for truth, guess in following if not same(truth, own)), None)
+class SeenNetwork(TextModel):
+    """A transformer observed in an app, up to its first block, with the values that it had."""
+
+    causal = False
+
+    def __init__(self, network: Any) -> None:
+        super().__init__()
+        self.network = network
+
+    @property
+    def words(self) -> nn.Embedding:  # type: ignore[override]
+        found: nn.Embedding = self.network.get_input_embeddings()
+        return found
+
+    @property
+    def attention_weights(self) -> Sequence[tuple[str, ...]]:
+        return ()
+
+    def logits(self, embeddings: Tensor, there: Tensor) -> Tensor:
+        made: Tensor = self.network(inputs_embeds=embeddings.to(self.words.weight.dtype), attention_mask=there.long())[
+            0
+        ]
+        return made
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SeenTexts:
+    """The texts that a client trained on, with its network.
+
+    Attributes:
+        words: token ids (N, L) of each batch, -1 for none.
+    """
+
+    number: int
+    words: Sequence[Tensor]
+
+    def kinds(self) -> set[int]:
+        return {int(t) for tokens in self.words for t in tokens.unique() if t >= 0}
+
+
+def texts_seen(seen: Watched) -> SeenTexts | None:
+    """Find the transformer and the tokens that entered it; ``None`` without either."""
+    for number, part in enumerate(seen.modules):
+        network = _network(part)
+        if network is None:
+            continue
+        size = network.get_input_embeddings().num_embeddings
+        padding = getattr(getattr(network, "config", None), "pad_token_id", None)
+        found = [t for batch in seen.batches if (t := _tokens(batch, size, padding)) is not None]
+        if found:
+            return SeenTexts(number=number, words=found)
+    return None
+
+
+def _network(part: nn.Module) -> Any:
+    for module in (part, *part.children()):
+        embeddings_of: Any = getattr(module, "get_input_embeddings", None)
+        if embeddings_of is not None and hasattr(module, "config"):
+            embeddings = embeddings_of()
+            return module if isinstance(embeddings, nn.Embedding) else None
+    return None
+
+
+def _tokens(batch: Any, size: int, padding: int | None) -> Tensor | None:
+    """Return the tokens (N, L) of a batch, -1 for padding."""
+    whole = _texts_in(batch)
+
+    def counts_up(numbers: Tensor) -> bool:  # as positions (N, L) do, which restart at 0 for each text
+        steps = numbers.diff(dim=1)
+        return bool((numbers[:, 0] == 0).all()) and bool(((steps == 1) | (numbers[:, 1:] == 0)).all())
+
+    numbers = [t for t in whole if int(t.min()) >= 0 and 1 < int(t.max()) < size and not counts_up(t)]
+    if not numbers:
+        return None
+    tokens = max(numbers, key=lambda t: int(t.unique().numel())).long()
+    masks = [t for t in whole if t is not tokens and t.shape == tokens.shape and set(t.unique().tolist()) <= {0, 1}]
+    if masks:
+        return tokens.masked_fill(masks[0] == 0, -1)
+    return tokens if padding is None else tokens.masked_fill(tokens == padding, -1)
+
+
+def template_of(clients: Sequence[Watched]) -> set[int]:
+    """Return the tokens that every text has, which are public like a template's; only -1 for few texts."""
+    rows = [set(row.tolist()) for seen in clients if (own := texts_seen(seen)) for t in own.words for row in t]
+    return (set.intersection(*rows) if len(rows) > 2 else set()) | {-1}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FirstBlock:
+    """Tokens reconstructed from one upload's first block.
+
+    Attributes:
+        said: method, or reason for failure.
+    """
+
+    truth: set[int]
+    guess: set[int]
+    said: str
+    texts: Sequence[set[int]] = ()
+
+
+def read_first_block(again: WatchedReply, tensors: Tensors, shares: str, *, examples: int) -> FirstBlock | None:
+    """Reconstruct the words behind ``tensors``; ``None`` without a transformer on texts.
+
+    Args:
+        tensors: upload or gradient, by observed names.
+        shares: kind of ``tensors``: ``weights``, ``delta`` or ``gradient``.
+    """
+    seen = again.watched
+    texts = texts_seen(seen)
+    if texts is None:
+        return None
+    network = _network(cleaned(seen.modules[texts.number]).eval())
+    if network is None:
+        return None
+    inside, part = f"parts.{texts.number}.", seen.modules[texts.number]
+    if not hasattr(part, "get_input_embeddings"):
+        inside += next(f"{path}." for path, child in part.named_children() if hasattr(child, "get_input_embeddings"))
+    model = SeenNetwork(network.float())
+    sent = {f"network.{n.removeprefix(inside)}": v.float() for n, v in seen.before.items() if n.startswith(inside)}
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name in sent and parameter.shape == sent[name].shape:
+                parameter.copy_(sent[name])
+            sent[name] = parameter.detach().float()
+    own = {f"network.{n.removeprefix(inside)}": v.float() for n, v in tensors.items() if n.startswith(inside)}
+    own = {name: value for name, value in own.items() if name in sent and value.shape == sent[name].shape}
+    longest = min(_LONGEST, max(t.shape[1] for t in texts.words))
+    observation = Observation(
+        id=VictimId(1, 0, 0),
+        model=model,
+        sent=ModelState(sent),
+        upload=Upload(tensors=own, num_examples=max(1, examples)),
+        plan=_plan(seen, shares, examples),
+        input_shape=(longest,),
+        num_classes=1,
+    )
+    (found,) = tokens_of_first_block(model, [observation], seed=0)
+    if isinstance(found, Placed):
+        return FirstBlock(truth=texts.kinds(), guess=set(found.tokens.tolist()), said=found.note)
+    return FirstBlock(truth=texts.kinds(), guess=set(), said=found)
+
+
+def _plan(seen: Watched, shares: str, examples: int) -> LocalPlan:
+    """Infer the plan; parameter groups that differ only in weight decay count as one."""
+    if shares == "gradient":
+        return LocalPlan(shares="gradient")
+    kinds = {name for name, _ in seen.optimizers}
+    if len(kinds) != 1 or (kind := next(iter(kinds))) not in OPTIMIZERS:
+        raise NotAttackedError(f"steps of {', '.join(sorted(kinds)) or 'no optimizer'} are not undone")
+    settings: Counter[tuple[tuple[str, Any], ...]] = Counter()
+    for (_, own), times in seen.optimizers.items():
+        settings[own] += times
+    told = dict(settings.most_common(1)[0][0])
+    return LocalPlan(
+        shares=shares,  # type: ignore[arg-type]
+        lr=float(told["lr"]),
+        steps=max(1, seen.steps),
+        batch_size=max(1, examples // max(1, seen.steps)),
+        optimizer=OPTIMIZERS[kind],  # type: ignore[arg-type]
+        momentum=float(told.get("momentum", 0.0) or 0.0),
+        weight_decay=float(told.get("weight_decay", 0.0) or 0.0),
+    )
+
+
+def words_of_training(client: WatchedReply) -> tuple[set[int], set[int]] | None:
+    """Return the words that a client loaded, and those reconstructed from its upload, or ``None``."""
+    if texts_seen(client.watched) is None or {name for name, _ in client.watched.optimizers} - set(OPTIMIZERS):
+        return None
+    examples = max(1, client.watched.loaded)
+    found = read_first_block(client, client.tensors(), client.matched.shares, examples=examples)
+    return None if found is None else (found.truth, found.guess)
+
+
+def words_of_uploads(found: Sequence[tuple[WatchedReply, WatchedReply]], *, uploaded: bool) -> list[FirstBlock] | None:
+    """Reconstruct the words of each client's answer on one text; ``None`` without a transformer on texts.
+
+    Args:
+        found: the client's reply to its training, and its reply on one text.
+        uploaded: ``True`` to attack the upload, else the gradient.
+    """
+    read: list[FirstBlock] = []
+    template = template_of([client.watched for client, _ in found])
+    for _, again in found:
+        tensors: Tensors = again.tensors() if uploaded else again.watched.gradients
+        shares = again.matched.shares if uploaded else "gradient"
+        one = read_first_block(again, tensors, shares, examples=max(1, again.watched.loaded))
+        if one is None:
+            return None
+        texts = [text - template for text in _each_text(again.watched)]
+        own = FirstBlock(truth=one.truth - template, guess=one.guess - template, said=one.said, texts=texts)
+        read.append(own)
+    return read
+
+
+def other_texts(clients: Sequence[Watched]) -> list[set[int]]:
+    """Return the tokens of each text that clients loaded, without the template's."""
+    template = template_of(clients)
+    seen = {id(one): one for one in clients}
+    return [text - template for one in seen.values() for text in _each_text(one)][:MOST_TEXTS]
+
+
+def _each_text(seen: Watched) -> list[set[int]]:
+    texts = texts_seen(seen)
+    return [set(row) - {-1} for tokens in (texts.words if texts else ()) for row in tokens.tolist()]

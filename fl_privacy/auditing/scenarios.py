@@ -2,44 +2,48 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 from fl_privacy.attacks import ReconstructionAttack
 from fl_privacy.attacks.auto.sub_attacks import EVALUATIONS
 from fl_privacy.attacks.exact.analytic import AnalyticInversion
-from fl_privacy.auditing.instrument.matching import Matched
-from fl_privacy.auditing.instrument.program import tensors_in
+from fl_privacy.attacks.exact.first_layer import agreed_ratios, find_first_layer
+from fl_privacy.attacks.gradient_inversion.targets import as_gradient
+from fl_privacy.auditing.instrument.program import ReplayModel, tensors_in
 from fl_privacy.auditing.instrument.watch import OnlyExamples, Watched
-from fl_privacy.auditing.scenario_adapters import (
-    NOTE,
-    FirstBlock,
-    entered_apart,
-    other_texts,
-    words_of_training,
-    words_of_uploads,
-)
-from fl_privacy.auditing.scenario_cost import seconds_of_evaluation
 from fl_privacy.auditing.scenario_members import members_of
 from fl_privacy.auditing.scenario_problem import (
     NotAttackedError,
     StepProblem,
+    WatchedReply,
     gradient_plan,
     plan_of,
     read_problem,
     reason_of,
-    uploaded_tensors,
 )
 from fl_privacy.auditing.scenario_scores import score
-from fl_privacy.auditing.scenario_words import scored_words, words_in_training, words_of
+from fl_privacy.auditing.scenario_words import (
+    NOTE,
+    FirstBlock,
+    other_texts,
+    scored_words,
+    words_in_training,
+    words_of,
+    words_of_training,
+    words_of_uploads,
+)
 from fl_privacy.federation.replies import Failure, attempt
 from fl_privacy.measure.aggregate_leakage import ClassTrace, classes_told, words_told
 from fl_privacy.measure.answer import Answer, Scenario
+from fl_privacy.models.unwrap_model import detached_copy, without_checkpointing
+from fl_privacy.rng import streams_put_back
 from fl_privacy.runs.foreign_app import MOST_IMAGES, MOST_STEPS
 from fl_privacy.types import Observation, Reconstruction
 
@@ -62,6 +66,12 @@ LEAST_ASKED = 20.0
 MOST_IN_A_BATCH = 64
 """Largest number of examples in an attacked step."""
 
+KNOWN = 0.01
+"""Largest relative distance of an input from a known one."""
+
+CALL, PRODUCT = 1e-5, 5e-11
+"""Seconds of a standard processor for each PyTorch call and each operation of a matrix product."""
+
 SCENARIOS = {
     "evaluation": "One example in evaluation mode: the gradient, without batch norm over the batch and dropout",
     "gradient": "One example: the gradient, before anything leaves",
@@ -73,23 +83,12 @@ SCENARIOS = {
 """Name -> title, the worst case first."""
 
 
-class AskedAgain(Protocol):
-    """The second answer of a client."""
-
-    @property
-    def reply(self) -> dict[str, np.ndarray]: ...
-    @property
-    def watched(self) -> Watched: ...
-    @property
-    def matched(self) -> Matched: ...
-
-
-Ask = Callable[[OnlyExamples | None], AskedAgain | Failure]
+Ask = Callable[[OnlyExamples | None], WatchedReply | Failure]
 """Makes a client answer again on some of its examples alone."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class AskedClient:
+class AskedClient(WatchedReply):
     """A client that can be asked again.
 
     Attributes:
@@ -100,9 +99,6 @@ class AskedClient:
     number: int
     ask: Ask
     ask_later: Ask | None
-    watched: Watched
-    matched: Matched
-    reply: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def inputs(self) -> list[Tensor]:
         """Return the loaded inputs, grouped by the shape of an example."""
@@ -160,9 +156,9 @@ class Scenarios:
         started = time.perf_counter()
         if not self.clients:
             return
-        seen = self.clients[0].watched
+        first = self.clients[0].watched
         kinds = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)
-        if seen.training and any(isinstance(each, kinds) for part in seen.modules for each in part.modules()):
+        if first.training and any(isinstance(each, kinds) for part in first.modules for each in part.modules()):
             still = attempt(lambda: self._singles(later=False, evaluation=True))
             found, reason = still if not isinstance(still, Failure) else ([], reason_of(still))
             yield self._singly("evaluation", found, reason)
@@ -170,27 +166,26 @@ class Scenarios:
         if isinstance(singles, Failure):
             singles = [], reason_of(singles)
         found, reason = singles
-        self._single = next((a.watched for _, a in found if a.watched.program and _of_one(a.watched)), None)
+        seen = [again.watched for _, again in found if again.watched.program and again.watched.batches]
+        self._single = next((w for w in seen if all(len(t) == 1 for t in tensors_in(w.batches[0]) if t.dim())), None)
         late = f"no time was left of {self.seconds:.0f} seconds; --seconds gives more"
         for name in ("gradient", "one"):
             if time.perf_counter() - started > max(self.seconds, LEAST_ASKED):
                 yield _not_attacked(name, late)
             else:
                 yield self._singly(name, found, reason)
-        steps = (self._one_batch, self._whole_training, self._last_round)
-        for step, name in zip(steps, ("batch", "all", "later"), strict=True):
+        steps: dict[str, Callable[[], Answer]] = {"batch": self._one_batch, "all": self._whole_training}
+        if any(client.ask_later is not None for client in self.clients):
+            steps["later"] = lambda: self._singly("later", *self._singles(later=True))
+        for name, step in steps.items():
             if time.perf_counter() - started > self.seconds and name != "all":
-                if name != "later" or self._has_later:
-                    yield _not_attacked(name, late)
+                yield _not_attacked(name, late)
                 continue
             made = attempt(step)
-            if isinstance(made, Failure):
-                made = _not_attacked(name, reason_of(made))
-            if made is not None:
-                yield made
+            yield _not_attacked(name, reason_of(made)) if isinstance(made, Failure) else made
 
-    def _singles(self, *, later: bool, evaluation: bool = False) -> tuple[list[tuple[AskedClient, AskedAgain]], str]:
-        found: list[tuple[AskedClient, AskedAgain]] = []
+    def _singles(self, *, later: bool, evaluation: bool = False) -> tuple[list[tuple[AskedClient, WatchedReply]], str]:
+        found: list[tuple[AskedClient, WatchedReply]] = []
         reason, started = "", time.perf_counter()
         for number in range(self.victims):
             client = self.clients[number % len(self.clients)]
@@ -217,7 +212,7 @@ class Scenarios:
             found.append((client, again))
         return found, reason
 
-    def _singly(self, name: str, found: Sequence[tuple[AskedClient, AskedAgain]], reason: str) -> Answer:
+    def _singly(self, name: str, found: Sequence[tuple[AskedClient, WatchedReply]], reason: str) -> Answer:
         if not found:
             return _not_attacked(name, reason or "no client answered")
         started = time.perf_counter()
@@ -233,19 +228,19 @@ class Scenarios:
         uploads = scenario_of(name, uploads=f"{said}, each of {of} in one step", examples=max(sizes))
         return replace(answer, scenario=uploads, seconds=time.perf_counter() - started)
 
-    def _attacked(self, found: Sequence[tuple[AskedClient, AskedAgain]], *, uploaded: bool) -> Answer:
-        words = words_of([(client.watched, again) for client, again in found], uploaded=uploaded)
+    def _attacked(self, found: Sequence[tuple[AskedClient, WatchedReply]], *, uploaded: bool) -> Answer:
+        words = words_of(found, uploaded=uploaded)
         if words is not None:
             note = "Words are read from the rows of the embedding that changed; their order is not."
             return replace(words, notes=(note,))
-        tokens = words_of_uploads([(client.watched, again) for client, again in found], uploaded=uploaded)
+        tokens = words_of_uploads(found, uploaded=uploaded)
         if tokens is not None:
             return _by_first_block(tokens, found)
         problems = [read_problem(again.watched, client.inputs()) for client, again in found]
         observations = []
         for number, ((_, again), problem) in enumerate(zip(found, problems, strict=True)):
             if uploaded:
-                tensors = uploaded_tensors(again.reply, again.matched)
+                tensors = again.tensors()
                 plan = plan_of(again.watched, again.matched, len(problem.truth))
             else:
                 tensors, plan = dict(again.watched.gradients), gradient_plan(again.watched)
@@ -333,15 +328,8 @@ class Scenarios:
             reason = f"this is what the training itself uploads, of {said}: the rung below"
         return Answer(scenario=scenario_of("all", uploads=f"the training's own uploads, of {said}"), reason=reason)
 
-    @property
-    def _has_later(self) -> bool:
-        return any(client.ask_later is not None for client in self.clients)
 
-    def _last_round(self) -> Answer | None:
-        return self._singly("later", *self._singles(later=True)) if self._has_later else None
-
-
-def _by_first_block(read: Sequence[FirstBlock], found: Sequence[tuple[AskedClient, AskedAgain]]) -> Answer:
+def _by_first_block(read: Sequence[FirstBlock], found: Sequence[tuple[AskedClient, WatchedReply]]) -> Answer:
     others = other_texts([client.watched for client, _ in found])
     answer = scored_words([(one.truth, one.guess) for one in read], len(read), others, [one.texts for one in read])
     words = sum(len(one.truth) for one in read)
@@ -351,9 +339,9 @@ def _by_first_block(read: Sequence[FirstBlock], found: Sequence[tuple[AskedClien
     return replace(answer, notes=(NOTE, named, *dict.fromkeys(one.said for one in read[:1])))
 
 
-def _on_one(ask: Ask, number: int, *, evaluation: bool = False) -> AskedAgain | Failure:
+def _on_one(ask: Ask, number: int, *, evaluation: bool = False) -> WatchedReply | Failure:
     """Ask for an answer on one example, else on two, which batch norm needs."""
-    tried: AskedAgain | Failure = Failure("nothing was tried")
+    tried: WatchedReply | Failure = Failure("nothing was tried")
     for only in (
         OnlyExamples(first=number),
         OnlyExamples(first=number, repeats=True),
@@ -364,10 +352,6 @@ def _on_one(ask: Ask, number: int, *, evaluation: bool = False) -> AskedAgain | 
             return again
         tried = again if isinstance(tried, Failure) and tried.reason == "nothing was tried" else tried
     return tried
-
-
-def _of_one(seen: Watched) -> bool:
-    return bool(seen.batches) and all(len(t) == 1 for t in tensors_in(seen.batches[0]) if t.dim())
 
 
 def _notes(problem: StepProblem, observation: Observation, guesses: Sequence[Reconstruction]) -> tuple[str, ...]:
@@ -384,3 +368,44 @@ def _notes(problem: StepProblem, observation: Observation, guesses: Sequence[Rec
     by = sorted({guess.member for guess in guesses if guess.member})
     said += [f"The attacks that read most: {', '.join(by)}."] if by else []
     return tuple(said)
+
+
+def entered_apart(observation: Observation) -> Tensor:
+    """Return the inputs (N, ...) that entered first-layer neurons alone, without given ones."""
+    model = observation.model
+    assert isinstance(model, ReplayModel)
+    known = [value for n in model.beside if (value := model.program.constants[n]).shape[1:] == model.shapes[0]]
+    if observation.plan.optimizer != "sgd":
+        return torch.empty(0, *observation.input_shape)
+    layer = attempt(lambda: find_first_layer(model, observation.sent, observation.input_shape))
+    gradient = attempt(lambda: as_gradient(observation))
+    if isinstance(layer, Failure) or isinstance(gradient, Failure) or not {layer.weight, layer.bias} <= gradient.keys():
+        return torch.empty(0, *observation.input_shape)
+    ratios = agreed_ratios(gradient[layer.weight], gradient[layer.bias])
+    found = layer.pixels(ratios).reshape(-1, *observation.input_shape).float()
+    given = model.looked_for(torch.cat(known)).flatten(1) if known else found.flatten(1)[:0]
+    return found[(torch.cdist(found.flatten(1), given) > KNOWN * given.norm(dim=1)).all(1)]
+
+
+class _Work(TorchDispatchMode):
+    calls, products = 0, 0.0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out, count = func(*args, **(kwargs or {})), flop_registry.get(func._overloadpacket)
+        self.calls += 1
+        self.products += count(*args, **(kwargs or {}), out_val=out) if count else 0.0
+        return out
+
+
+@without_checkpointing()
+def seconds_of_evaluation(observation: Observation) -> float:
+    """Estimate a standard processor's seconds for an attack's step: the gradient of a gradient, on gray examples."""
+    model = detached_copy(observation.model).train(observation.plan.mode == "train")
+    gray = torch.full((observation.upload.num_examples, *observation.input_shape), 0.5, requires_grad=True)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    with streams_put_back(), _Work() as work:
+        first = torch.autograd.grad(model(gray).sum(), parameters, create_graph=True, allow_unused=True)
+        size = [g.square().sum() for g in first if g is not None and g.requires_grad]
+        if size:
+            torch.autograd.grad(torch.stack(size).sum(), gray, allow_unused=True)
+    return CALL * work.calls + PRODUCT * work.products

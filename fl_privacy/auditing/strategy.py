@@ -5,6 +5,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from torch import nn
 
-from fl_privacy.auditing.strategy_claims import StatedByReplies
+from fl_privacy.auditing.strategy_claims import StatedByReplies, audited_claims
 from fl_privacy.auditing.strategy_model import AuditedModel, expect_arrays_of, read_model
 from fl_privacy.auditing.strategy_report import ATTACK, AuditReport, NamingServer, expect_rounds, expect_strategy
 from fl_privacy.checks import whole
@@ -83,19 +84,13 @@ def _found(config: Mapping[str, object]) -> dict[str, Any]:
             value = str(value).lower() if str(value).lower() in ("sgd", "adam", "adamw") else None
         elif isinstance(value, bool) or not isinstance(value, int | float):
             value = None
-        if value is not None and _fits(name, value):
-            found[name] = value
+        if value is not None:
+            with suppress(UserError):
+                LocalPlan(**{"shares": "delta", name: value})  # type: ignore[arg-type]
+                found[name] = value
     if "steps" in found:
         found.pop("epochs", None)
     return found
-
-
-def _fits(name: str, value: object) -> bool:
-    try:
-        LocalPlan(**{"shares": "delta", name: value})  # type: ignore[arg-type]
-    except UserError:
-        return False
-    return True
 
 
 def _named(told: Mapping[str, object]) -> dict[str, Any]:
@@ -238,20 +233,12 @@ class AuditedStrategy(StrategyAround):
         self.report.partitions = self._curious.partitions
         seen = self._seen + self._curious.problems
         with streams_put_back():
-            claimed = attempt(self._hold_claims)
-            if isinstance(claimed, Failure):
-                logger.warning("The claim of differential privacy was not tested: %s", claimed.reason)
-            said = attempt(lambda: self.report.finish(result, seen))
-        self.failure = said.reason.removeprefix(f"{UserError.__name__}: ") if isinstance(said, Failure) else None
-        if self.failure is None:
-            say(said)
-        else:
-            say(f"audit: no page. {self.failure}", aside=True)
-
-    def _hold_claims(self) -> None:
-        from fl_privacy.auditing.strategy_claims import audited_claims  # noqa: PLC0415
-
-        self.report.claimed(audited_claims(self.strategy, self._replies, self._rounds))
+            claimed = attempt(lambda: self.report.claimed(audited_claims(self.strategy, self._replies, self._rounds)))
+        if isinstance(claimed, Failure):
+            logger.warning("The claim of differential privacy was not tested: %s", claimed.reason)
+        failed = self.report.finish(result, seen)
+        self.failure = None if failed is None else failed.reason.removeprefix(f"{UserError.__name__}: ")
+        say(self.report.line if failed is None else f"audit: no page. {self.failure}", aside=failed is not None)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -321,17 +308,15 @@ class AuditedStrategy(StrategyAround):
             self.report.probed(VictimId(round, self._curious.client_of(message, reply), number), images)
 
     def _note(self, sent: Sequence[Message], replies: Sequence[Message]) -> None:
+        assert self._curious is not None
         for each in replies:
             if each.has_error():
                 said = (each.error.reason or "").strip().splitlines() or [f"Flower's error {each.error.code}"]
                 self._seen[printable(said[-1])[:200]] += 1
         for message, reply in pair(sent, replies):
             if not isinstance(reply, Failure):
-                self._attempt(lambda: self._note_defense(message, reply))  # noqa: B023
-
-    def _note_defense(self, message: Message, reply: Message) -> None:
-        assert self._curious is not None
-        self.report.defended(self._curious.client_of(message, reply), told_defense(reply.content))
+                defended, client_of = self.report.defended, self._curious.client_of
+                self._attempt(lambda: defended(client_of(message, reply), told_defense(reply.content)))  # noqa: B023
 
     def _attempt(self, work: Callable[[], None]) -> None:
         failed = attempt(work)

@@ -55,8 +55,11 @@ def read_model(
         raise UserError(f"Model {type(made).__name__} is expected to have parameters, but has none.")
     source = find_images(data)
     shape = _shape(made, source.input_shape, input_shape)
-    made = _returning_a_tensor(made, shape)
-    classes = _classes(made, shape)
+    outputs = _outputs(made, shape)
+    if outputs is not None and not isinstance(outputs, torch.Tensor):
+        made = plain_model(made, shape)
+    logits: Any = None if outputs is None else outputs_of(outputs)
+    classes = 1 if logits is None else int(logits.shape[1])
     check_model(made, shape, classes)
     if source.num_classes is not None and source.num_classes > classes:
         raise UserError(
@@ -122,7 +125,7 @@ def _shape(model: nn.Module, of_data: tuple[int, ...] | None, told: Sequence[int
         return shape
     if of_data is not None:
         return of_data
-    fitting = [shape for shape in USUAL if _takes(model, shape)]
+    fitting = [shape for shape in USUAL if _outputs(model, shape) is not None]
     if len(fitting) == 1:
         return fitting[0]
     which = (
@@ -135,26 +138,14 @@ def _shape(model: nn.Module, of_data: tuple[int, ...] | None, told: Sequence[int
 
 
 @torch.no_grad()
-def _takes(model: nn.Module, shape: tuple[int, ...]) -> bool:
+def _outputs(model: nn.Module, shape: tuple[int, ...]) -> Any:
+    """Return what the model makes of two black images, if these are logits (2, K), plain or in a structure."""
     try:
-        logits = outputs_of(copy.deepcopy(model).eval()(torch.zeros(2, *shape)))
+        made = copy.deepcopy(model).eval()(torch.zeros(2, *shape))
+        logits = outputs_of(made)
     except (RuntimeError, ValueError, TypeError):
-        return False
-    return isinstance(logits, torch.Tensor) and logits.dim() == 2 and len(logits) == 2
-
-
-@torch.no_grad()
-def _returning_a_tensor(model: nn.Module, shape: tuple[int, ...]) -> nn.Module:
-    if not _takes(model, shape) or isinstance(copy.deepcopy(model).eval()(torch.zeros(2, *shape)), torch.Tensor):
-        return model
-    return plain_model(model, shape)
-
-
-@torch.no_grad()
-def _classes(model: nn.Module, shape: tuple[int, ...]) -> int:
-    if not _takes(model, shape):
-        check_model(model, shape, 1)
-    return int(copy.deepcopy(model).eval()(torch.zeros(2, *shape)).shape[1])
+        return None
+    return made if isinstance(logits, torch.Tensor) and logits.dim() == 2 and len(logits) == 2 else None
 
 
 def _normalization(transform: object) -> Normalization | None:

@@ -1,29 +1,28 @@
 """The checks of an audit before the training, the record of its captures, and its page."""
 
-import copy
 import json
-import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from flwr.app import Message
 from flwr.serverapp.strategy import FedXgbBagging, FedXgbCyclic, Result, Strategy
-from torch import nn
 
+from fl_privacy.auditing.session import AuditSession
 from fl_privacy.auditing.strategy_model import AuditedModel
 from fl_privacy.checks import whole
 from fl_privacy.effects import Description, to_plain
 from fl_privacy.errors import UserError
-from fl_privacy.federation import audited_rounds
-from fl_privacy.federation.interception import CaptureWriter, WaitingUpdates, changed, ids_of, recognize_training
+from fl_privacy.federation import Failure, audited_rounds
+from fl_privacy.federation.interception import CaptureWriter, WaitingUpdates, ids_of, recognize_training
 from fl_privacy.flower.audit_protocol import ProbedImages
 from fl_privacy.flower.curious import HonestButCurious
 from fl_privacy.flower.records import CLIENT, PARTITION, to_tensor
-from fl_privacy.models import normalized
+from fl_privacy.report.audit_page import AuditRecord, Captured
 from fl_privacy.runs.build import attack_called
+from fl_privacy.runs.folder import RunFolder
 from fl_privacy.runs.folder.claims import ClaimRecord, write_claims
 from fl_privacy.runs.folder.ongoing import CAPTURES
 from fl_privacy.types import LocalPlan, ModelState, Observation, VictimId
@@ -95,7 +94,8 @@ class NamingServer(HonestButCurious):
 
     def name_all(self, exchanged: Iterable[tuple[Message, Message]]) -> None:
         """Assign numbers to the nodes of messages and replies, first to those that claim a partition."""
-        for message, reply in sorted(exchanged, key=_turn):
+        turns = sorted(exchanged, key=lambda pair: (told_partition(pair[1]) is None, pair[0].metadata.dst_node_id))
+        for message, reply in turns:
             self.client_of(message, reply)
 
     def client_of(self, message: Message, reply: Message) -> int:
@@ -117,29 +117,16 @@ class NamingServer(HonestButCurious):
         return self._numbers[node]
 
 
-def agreed_defense(told: Mapping[int, Description]) -> Description:
-    """Return the defense that more than half of the clients report, or an empty one."""
-    spelled = {client: json.dumps(to_plain(parts), sort_keys=True) for client, parts in told.items()}
-    usual, number = Counter(spelled.values()).most_common(1)[0] if spelled else ("", 0)
-    return next((told[c] for c, text in spelled.items() if text == usual), ()) if number > AGREED * len(told) else ()
-
-
-def _turn(exchanged: tuple[Message, Message]) -> tuple[bool, int]:
-    message, reply = exchanged
-    return told_partition(reply) is None, message.metadata.dst_node_id
-
-
-logger = logging.getLogger(__name__)
-
 ATTACK = "auto"
 """Default attack of audits."""
 
 
 @dataclass(eq=False)
-class AuditReport:
-    """Record captured updates, attack them after the training, and write the page.
+class AuditReport(AuditSession):
+    """The audit of a strategy: captured updates, which are attacked after the training as a run's are.
 
     Attributes:
+        partitions: client -> stated partition, at the end.
         identified: clients that claim a partition.
         nodes: largest number of nodes connected at once; ``None`` before the training.
     """
@@ -155,13 +142,16 @@ class AuditReport:
         self._reset()
 
     def _reset(self) -> None:
+        super().__init__(self.out)
         self._observations: WaitingUpdates | None = None
         self._found: Counter[str] = Counter()
+        self._seen: Counter[str] = Counter()
         self._images: dict[VictimId, ProbedImages] = {}
         self._defenses: dict[int, Description] = {}
         self.partitions: Mapping[int, int] = {}
         self.nodes: int | None = None
-        self._folder: Any = None
+        self._run: RunFolder | None = None
+        self._result: Result | None = None
         self._writer: CaptureWriter | None = None
         self._told: frozenset[str] = frozenset()
         self.identified: set[int] = set()
@@ -172,14 +162,13 @@ class AuditReport:
         Args:
             told: names of the plan's fields given by the user.
         """
-        from fl_privacy.runs.folder import RunFolder  # noqa: PLC0415
         from fl_privacy.runs.folder.records import dump_json  # noqa: PLC0415
 
         self._reset()
         self._told = told
         config = self._config(plan, audited, rounds)
         try:
-            folder = RunFolder.open_or_create(
+            run = RunFolder.open_or_create(
                 self.out,
                 label=f"audit-{self.strategy}-{self.model.name}",
                 config=config,
@@ -190,14 +179,13 @@ class AuditReport:
             raise UserError(
                 f"out is expected to be a folder that can be written, but {self.out} can't ({error.strerror})."
             ) from error
-        captures = folder.path / CAPTURES
-        self._folder, self._writer = folder, CaptureWriter(captures)
-        self._observations = WaitingUpdates(captures, written=True)
-        self._note()
+        self._run, self.folder, captures = run, run.path, run.path / CAPTURES
+        self._writer, self._observations = CaptureWriter(captures), WaitingUpdates(captures, written=True)
+        self.write()
 
     def close(self) -> None:
-        if self._folder is not None:
-            self._folder.close()
+        if self._run is not None:
+            self._run.close()
 
     def captured(self, observation: Observation) -> None:
         assert self._writer is not None and self._observations is not None
@@ -220,63 +208,70 @@ class AuditReport:
                 f" {told.in_words() if told else ''}."
             )
         self._images[victim] = images
-        self._note()
+        self.write()
 
     def defended(self, client: int, parts: Description) -> None:
         """Record a client's stated defense; the first statement counts."""
         if (parts and not self._defenses.get(client)) or client not in self._defenses:
             self._defenses[client] = parts
-            self._note()
+            self.write()
 
     def claimed(self, claims: Sequence[ClaimRecord]) -> None:
         """Record the verdicts on differential privacy claims, which the page shows first."""
         if claims:
-            write_claims(self._folder.path, claims)
+            write_claims(self.folder, claims)
 
-    def finish(self, result: Result, seen: Counter[str]) -> str:
-        """Attack the captures and write the page; return a line on both.
+    def finish(self, result: Result, seen: Counter[str]) -> Failure | None:
+        """Attack the captures and write the page; return why there is none, if so.
 
         Args:
             seen: errors in replies, with counts.
-
-        Raises:
-            UserError: nothing was captured.
         """
-        if not self._observations:
-            raise self._nothing(result, seen)
-        from fl_privacy.runs.app import AppReport, report_app  # noqa: PLC0415
+        self._result, self._seen = result, seen
+        return self.end()
+
+    def attack_all(self) -> None:
+        from fl_privacy.runs.app import CapturedApp, as_clients_normalize, report_app  # noqa: PLC0415
         from fl_privacy.runs.destination import LineMonitor  # noqa: PLC0415
 
-        observations = self._with_clients_normalization()
-        return report_app(
-            AppReport(
-                observations=observations,
-                source=self.model.source,
-                fingerprints={victim: tuple(i.fingerprints) for victim, i in self._images.items()},
-                defense=agreed_defense(self._told_defenses()),
-                defenses=self._told_defenses(),
-                partitions=self.partitions,
-                found=self._found,
-                said=self._sources(),
-                victims=self.victims,
-                identified=frozenset(self.identified),
-                rates_estimated=self._rates_estimated,
-                nodes=self.nodes,
-                problems=[f"{why} ({n} times)" if n > 1 else why for why, n in seen.items() if why],
-            ),
-            self._attack,
-            self._attack_name,
-            self._folder,
-            monitor=LineMonitor(),
+        assert self._run is not None
+        if not self._observations:
+            raise self._nothing()
+        record = self.record()
+        stated = self._normalizations()
+        captured = CapturedApp(
+            observations=as_clients_normalize(self._observations, stated, self.model.normalization),
+            source=self.model.source,
+            record=record,
+            found=self._found,
+            victims=self.victims,
         )
+        self.line = report_app(captured, self._attack, self._attack_name, self._run, monitor=LineMonitor())
 
-    @property
-    def _rates_estimated(self) -> bool:
-        return "lr" not in self._told
-
-    def _told_defenses(self) -> dict[int, Description]:
-        captured = {observation.client for observation in ids_of(self._observations or ())}
-        return {client: parts for client, parts in self._defenses.items() if client in captured}
+    def record(self, going_on: str = "") -> AuditRecord:
+        observed = {observation.client for observation in ids_of(self._observations or ())}
+        defenses = {client: parts for client, parts in self._defenses.items() if client in observed}
+        spelled = {client: json.dumps(to_plain(parts), sort_keys=True) for client, parts in defenses.items()}
+        usual, number = Counter(spelled.values()).most_common(1)[0] if spelled else ("", 0)
+        most = next((defenses[client] for client, text in spelled.items() if text == usual), ())
+        return AuditRecord(
+            app=self.strategy,
+            problems=[f"{why} ({n} times)" if n > 1 else why for why, n in self._seen.items() if why],
+            notes=self._sources(),
+            going_on=going_on,
+            nodes=self.nodes,
+            captured=Captured(
+                model=self.model.path,
+                normalization=self.model.normalization,
+                normalizations=self._normalizations(),
+                defense=most if number > AGREED * len(defenses) else (),
+                defenses=defenses,
+                fingerprints={str(victim): tuple(images.fingerprints) for victim, images in self._images.items()},
+                rates_estimated="lr" not in self._told,
+                partitions=self.partitions,
+                identified=frozenset(self.identified),
+            ),
+        )
 
     def _normalizations(self) -> dict[int, Normalization | None]:
         if self.model.told:
@@ -291,49 +286,24 @@ class AuditReport:
             return ["How images are normalized was told."]
         clients = Counter(self._normalizations().values())
         said = [
-            f"{_so_many(number, clients.total())} that they normalize images by {one.in_words()}."
+            f"{'Clients' if number == clients.total() else f'{number} of {clients.total()} clients'} say that they"
+            f" normalize images by {one.in_words()}."
             for one, number in clients.most_common()
             if one is not None
         ]
         seen = self.model.source.normalization
         return said or ([f"The images of data are normalized by {seen.in_words()}."] if seen else [])
 
-    def _with_clients_normalization(self) -> Sequence[Observation]:
-        assert self._observations is not None
-        told, own = self._normalizations(), self.model.normalization
-        networks: dict[Normalization | None, nn.Module] = {own: self.model.network}
-        for chosen in told.values():
-            if chosen not in networks:
-                plain = copy.deepcopy(self.model.network)
-                plain._forward_pre_hooks.clear()
-                networks[chosen] = plain if chosen is None else normalized(plain, chosen)
-        if len(networks) == 1:
-            return self._observations
-        return changed(self._observations, lambda o: replace(o, model=networks[told.get(o.id.client, own)]))
-
-    def _note(self) -> None:
-        from fl_privacy.runs.app import Note, write_note  # noqa: PLC0415
-
-        note = Note(
-            model=self.model.path,
-            normalization=self.model.normalization,
-            normalizations=self._normalizations(),
-            defense=agreed_defense(self._told_defenses()),
-            defenses=self._told_defenses(),
-            fingerprints={str(victim): tuple(images.fingerprints) for victim, images in self._images.items()},
-            rates_estimated=self._rates_estimated,
-        )
-        write_note(self._folder.path, note)
-
-    def _nothing(self, result: Result, seen: Counter[str]) -> UserError:
+    def _nothing(self) -> UserError:
         from fl_privacy.runs.weights import MODEL, write_weights  # noqa: PLC0415
 
         kept = ""
-        if result.arrays is not None:
-            path = self._folder.path / MODEL
-            write_weights(path, ModelState({n: to_tensor(a.numpy()) for n, a in result.arrays.items()}))
+        if self._result is not None and self._result.arrays is not None:
+            path = self.folder / MODEL
+            arrays = {name: to_tensor(array.numpy()) for name, array in self._result.arrays.items()}
+            write_weights(path, ModelState(arrays))
             kept = f" The trained weights are in {path}."
-        why = max(seen, key=lambda reason: seen[reason], default="").rstrip(".")
+        why = max(self._seen, key=lambda reason: self._seen[reason], default="").rstrip(".")
         why = why or "no client replied in the audited rounds"
         return UserError(
             f"The audit is expected to capture updates, but captured none, which says nothing about privacy: {why};"
@@ -364,7 +334,3 @@ class AuditReport:
             "batch_size": 1,
             "seed": 0,
         }
-
-
-def _so_many(number: int, total: int) -> str:
-    return "Clients say" if number == total else f"{number} of {total} clients say"

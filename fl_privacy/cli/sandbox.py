@@ -182,7 +182,7 @@ class Sandbox:
         raise RefusedError("size", f"it said more than {MOST_MESSAGES} things")
 
     def _made_folder(self) -> Path:
-        from fl_privacy.report.app_record import folder_name  # noqa: PLC0415  (takes seconds)
+        from fl_privacy.report.audit_file import folder_name  # noqa: PLC0415  (takes seconds)
 
         folder = self.out / folder_name(self.name)
         try:
@@ -197,15 +197,15 @@ class Sandbox:
         """Check and write a page, with the app's name and isolation as known outside."""
         from jinja2 import TemplateError  # noqa: PLC0415
 
-        from fl_privacy.report.app_record import PAGE, page_of_json, terminal_line, write_audit  # noqa: PLC0415
+        from fl_privacy.report.audit_file import PAGE, record_of_json, terminal_line, write_audit  # noqa: PLC0415
 
         assert self.folder is not None
-        page, ran = page_of_json(content)
-        page = replace(page, app=self.name, environment=[*page.environment, ("Sandbox", self.held)])
+        record = record_of_json(content)
+        record = replace(record, app=self.name, environment=[*record.environment, ("Sandbox", self.held)])
         if broken:
-            page = replace(page, broken=broken, going_on="")
+            record = replace(record, broken=broken, going_on="")
         try:
-            write_audit(self.folder, page, ran)
+            write_audit(self.folder, record)
         except (
             ArithmeticError,
             AssertionError,
@@ -215,7 +215,7 @@ class Sandbox:
         ) as error:  # figures that can't be shown
             raise ValueError(f"what it said is no page: {type(error).__name__}") from error
         self._last, self._written = content, time.monotonic()
-        return terminal_line(page, self.folder / PAGE), self.folder / PAGE
+        return terminal_line(record, self.folder / PAGE), self.folder / PAGE
 
     def _ended(self, why: str) -> str:
         said = f"The app is expected to let its audit end, but {visible(why)[:1000]}"

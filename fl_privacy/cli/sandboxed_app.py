@@ -15,7 +15,7 @@ def serve_audit(inlet: int, outlet: int) -> None:
     held = keep_apart(wishes)
     write_parts(outlet, [json.dumps(asdict(held)).encode()])
     if held.is_all:
-        from fl_privacy.auditing.app.sandboxed import audit_within  # noqa: PLC0415  (not before)
+        from fl_privacy.auditing.app.audit import audit_within  # noqa: PLC0415  (not before)
 
         audit_within(
             asked["app"],

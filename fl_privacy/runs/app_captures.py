@@ -1,20 +1,16 @@
 """Load captured updates of a third-party app, or of another run, after checking their origin."""
 
-import copy
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from fl_privacy.errors import UserError
-from fl_privacy.federation.interception import changed, ids_of, stored_observations
+from fl_privacy.federation.interception import stored_observations
 from fl_privacy.federation.interception.captures import CaptureFile
 from fl_privacy.files.foreign import expect_regular_files
-from fl_privacy.models import normalized
-from fl_privacy.runs.app import NOTE, AppReport, Note, plainly, read_note
+from fl_privacy.report.audit_file import RECORD, read_captured
+from fl_privacy.report.audit_page import AuditRecord, Captured
+from fl_privacy.runs.app import CapturedApp, as_clients_normalize
 from fl_privacy.runs.app_truth import find_images
 from fl_privacy.runs.build import ANY_MODEL, build_network_for
 from fl_privacy.runs.config import RunSettings
@@ -25,71 +21,42 @@ from fl_privacy.runs.folder.ongoing import CAPTURES, CONFIG, IDENTITY
 from fl_privacy.runs.folder.read import read_identity
 from fl_privacy.runs.setup import Setup
 from fl_privacy.types import Observation
-from fl_privacy.types.plan import Normalization
 
 
 def app_captures(captured: str) -> Path | None:
     """Find the folder of an app's captures in ``captured``; ``None`` without any, or for a run of this package."""
     folder = Path(captured)
-    within = [path.parent for path in sorted(folder.glob(f"audit-*/{NOTE}"))]
+    within = [path.parent for path in sorted(folder.glob(f"audit-*/{RECORD}"))]
     for audited in (folder, folder.parent, *(within if len(within) == 1 else ())):
-        if (audited / NOTE).is_file():
+        if (audited / RECORD).is_file():
             return audited / CAPTURES
     if any((up / CONFIG).is_file() for up in (folder, *folder.absolute().parents[:2])):
         return None
     return folder if folder.is_dir() and any(folder.rglob("*.json")) else None
 
 
-def load_app(captures: Path, config: RunSettings) -> tuple[AppReport, Note]:
+def load_app(captures: Path, config: RunSettings) -> CapturedApp:
     """Load an app's captures for the model of ``config``.
 
     Raises:
         UserError: it is not the model of these updates, or none is named.
     """
     expect_regular_files(captures)
-    note = read_note(captures.parent) or read_note(captures) or Note()
+    note = read_captured(captures.parent) or read_captured(captures) or Captured()
     if config.choices["model"] != "custom" and note.model:
         raise UserError(
             f"The model of the app is expected, but got model={config.choices['model']}; say model=custom"
             f" model._target_={note.model}, which runs its code."
         )
     shape, classes = _first_shape(captures)
-    fixed = any(key in config.model for key in ANY_MODEL[1:])
-    scale = {} if note.normalization is None or fixed else plainly(note.normalization)
-    model = build_network_for(config.model, shape, classes, seed=config.seed, **scale)
-    observations = _as_clients_normalize(stored_observations(captures, model), config.model, note)
-    source = find_images(config.truth)
-    app = AppReport(
-        observations=observations,
-        source=source,
-        fingerprints={id: note.fingerprints[str(id)] for id in ids_of(observations) if str(id) in note.fingerprints},
-        defense=note.defense,
-        defenses=note.defenses,
-        found=Counter(),
-        every=True,
-        rates_estimated=note.rates_estimated,
-    )
-    return app, note
-
-
-def _as_clients_normalize(
-    observations: Sequence[Observation], section: Mapping[str, Any], note: Note
-) -> Sequence[Observation]:
-    """Give each observation a model with its client's stated normalization, unless the user gives one for all."""
-    if not note.normalizations or any(key in section for key in ANY_MODEL[1:]) or not observations:
-        return observations
-    networks: dict[Normalization | None, nn.Module] = {}
-    for chosen in note.normalizations.values():
-        plain = copy.deepcopy(observations[0].model)
-        plain._forward_pre_hooks.clear()
-        networks[chosen] = plain if chosen is None else normalized(plain, chosen)
-
-    def change(observation: Observation) -> Observation:
-        client = observation.id.client
-        known = client in note.normalizations
-        return replace(observation, model=networks[note.normalizations[client]]) if known else observation
-
-    return changed(observations, change)
+    named = any(key in config.model for key in ANY_MODEL[1:])  # the user gives one normalization for all
+    own = None if named else note.normalization
+    given = {} if own is None else {"mean": list(own.mean), "std": list(own.std)}
+    model = build_network_for(config.model, shape, classes, seed=config.seed, **given)
+    stated = {} if named else note.normalizations
+    observations = as_clients_normalize(stored_observations(captures, model), stated, own)
+    record = AuditRecord(app=str(config.captured), captured=note)
+    return CapturedApp(observations=observations, source=find_images(config.truth), record=record, every=True)
 
 
 def _first_shape(captures: Path) -> tuple[tuple[int, ...], int]:

@@ -123,18 +123,14 @@ def attack_app(config: RunSettings, captures: Path, monitor: Monitor) -> Path:
     attack = attack_of_run(config)
     if attack is None:
         raise UserError("An attack is expected, but got attack=none; choose one that `fl-privacy list` shows.")
-    app, note = load_app(captures, config)
+    app = load_app(captures, config)
     shapes = [observation.input_shape for observation in app.observations[:1]]
     known = [batch.inputs for batch in app.truth().first(LOOKED_AT)]
     alike = bool(known) and all(images.shape == known[0].shape for images in known)
-    app = replace(
-        app,
-        said=[
-            *app.said,
-            *[s for shape in shapes for s in describe_image_prior(attack, shape, torch.cat(known) if alike else None)],
-        ],
-    )
-    defense = "+".join(part.name for part in note.defense) or "none"
+    priors = [describe_image_prior(attack, shape, torch.cat(known) if alike else None) for shape in shapes]
+    record = replace(app.record, notes=[sentence for prior in priors for sentence in prior])
+    app = replace(app, record=record, adaptive=config.threat_model.knows_defense)
+    defense = "+".join(part.name for part in app.captured.defense) or "none"
     name = config.truth or "unknown"
     config = config.changed({"choices.data": Path(name).name, "choices.defense": defense, "choices.federation": "app"})
     place = Destination("attack", config)
@@ -144,9 +140,8 @@ def attack_app(config: RunSettings, captures: Path, monitor: Monitor) -> Path:
         if folder.finished:
             monitor.say("Another process has just finished it.")
         else:
-            adaptive = config.threat_model.knows_defense
             said = report_app(
-                replace(app, adaptive=adaptive),
+                app,
                 attack,
                 config.choices["attack"],
                 folder,

@@ -11,21 +11,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fl_privacy.auditing.app.remedies import remedies, with_remedies
+from fl_privacy.auditing.app.audit import remedies, with_remedies
 from fl_privacy.cli import sandbox
 from fl_privacy.cli.sandbox import Allowed, Bounds, Sandbox, bounds_of, caches, openings
 from fl_privacy.errors import UserError
 from fl_privacy.measure.answer import Answer, Kind, Scenario, Shown
 from fl_privacy.measure.counts import Counts
 from fl_privacy.measure.roc import Estimate
-from fl_privacy.report.app_record import Ran, page_of_json, page_to_json, terminal_line, write_audit
-from fl_privacy.report.untouched import AppPage, render_app
+from fl_privacy.report.audit_file import record_of_json, record_to_json, terminal_line, write_audit
+from fl_privacy.report.audit_page import AuditRecord, CountedLeak, Line, Volume, render_audit
 from fl_privacy.site.gate.apart import Apart
 from fl_privacy.site.gate.isolation import Isolation
 from tests.gate import probes
 from tests.gate.test_apart import MODULE, ROOT
-
-RAN = Ran(nodes=2, rounds=1, models={"Net": 2}, seconds={"all": 1.0})
 
 
 def step(kind: Kind, shown: list[Shown]) -> Answer:
@@ -40,15 +38,15 @@ def step(kind: Kind, shown: list[Shown]) -> Answer:
     )
 
 
-def page() -> AppPage:
+def page() -> AuditRecord:
     rng = np.random.default_rng(0)
     pictures = [
         Shown(original=rng.random((3, 4, 5)), guess=rng.random((3, 4, 5)), reconstructed=True),
         Shown(original=rng.random((1, 2, 2)), guess=None, reconstructed=False),
     ]
-    finding = {"severity": "facts", "what": "a sum", "where": "m/a", "why": "few", "kind": "train", "times": 1, "of": 2}
+    finding = CountedLeak(severity="facts", what="a sum", where="m/a", why="few", kind="train", times=1, of=2)
     line = {"direction": "up", "kind": "train", "record": "m", "key": "a", "what": "number", "example": "1"}
-    return AppPage(
+    return AuditRecord(
         app="app",
         lede="An app.",
         findings=[finding],
@@ -58,35 +56,40 @@ def page() -> AppPage:
             step("text", [Shown(original=[1, 2], guess=[2, 7], reconstructed=True)]),
             Answer(question="classes", estimate=Estimate(value=0.5, low=0.1, high=0.9, chance=0.0)),
         ],
-        lines=[{**line, "size": 8.0, "messages": 1, "rounds": [1]}],
-        volumes=[{"direction": "up", "kind": "train", "messages": 1, "bytes": 9}],
+        lines=[Line(**line, size=8.0, messages=1, rounds=(1,))],
+        volumes=[Volume(direction="up", kind="train", messages=1, bytes=9)],
         facts=[("Network", "Net")],
         stated={"epsilon": [1.0, float("inf")]},
         problems=["\x1b[2Jone"],
         notes=["a note"],
         environment=[("torch", "2")],
+        nodes=2,
+        rounds=1,
+        models={"Net": 2},
+        seconds={"all": 1.0},
     )
 
 
 def test_a_page_is_the_same_on_the_other_side() -> None:
-    found, ran = page_of_json(page_to_json(page(), RAN))
-    assert render_app(found) == render_app(page())
-    assert ran == RAN
+    found = record_of_json(record_to_json(page()))
+    assert render_audit(found) == render_audit(page())
+    for name in ("nodes", "rounds", "models", "seconds", "findings", "lines", "volumes"):
+        assert list(np.atleast_1d(getattr(found, name))) == list(np.atleast_1d(getattr(page(), name)))
 
 
 @pytest.mark.parametrize("chance", [None, 0.0, 0.5])
 def test_probabilities_are_no_counts(chance: float | None) -> None:
-    text = changed("page.answers.0.counts.chance", chance)
-    counts = page_of_json(text)[0].steps[0].counts
+    text = changed("answers.0.counts.chance", chance)
+    counts = record_of_json(text).steps[0].counts
     assert counts is not None and counts.chance == chance
 
 
 def told() -> dict[str, Any]:
-    return dict(json.loads(page_to_json(page(), RAN)))
+    return dict(json.loads(record_to_json(page())))
 
 
 def changed(place: str, value: object) -> str:
-    """Put ``value`` at the place ``page.answers.0.kind`` of a page."""
+    """Put ``value`` at the place ``answers.0.kind`` of a record."""
     found: Any = told()
     here, *_ = [found]
     *way, last = [int(part) if part.isdigit() else part for part in place.split(".")]
@@ -99,62 +102,64 @@ def changed(place: str, value: object) -> str:
 @pytest.mark.parametrize(
     ("place", "value"),
     [
-        ("page", None),
-        ("page", []),
+        ("app", None),
+        ("answers", None),
+        ("captured", None),
+        ("captured", {}),
         ("more", 1),
-        ("page.app", 1),
-        ("page.more", ""),
-        ("page.answers", {}),
-        ("page.answers.0", "step"),
-        ("page.answers.0.kind", "unknown"),
-        ("page.answers.0.kind", ["image"]),
-        ("page.answers.0.counts.exact", -1),
-        ("page.answers.0.counts.exact", 10**9),
-        ("page.answers.0.counts.exact", 10**400),
-        ("page.answers.0.counts.exact", 1.5),
-        ("page.answers.0.counts.groups", 3),
-        ("page.answers.0.counts.luck", 2.0),
-        ("page.answers.0.counts.luck", None),
-        ("page.answers.0.counts.chance", 2.0),
-        ("page.answers.0.counts.chance", float("nan")),
-        ("page.answers.0.counts.identified_by_chance", -0.5),
-        ("page.answers.0.counts.words", None),
-        ("page.answers.0.labels", [1]),
-        ("page.answers.0.scenario.leaves", "yes"),
-        ("page.answers.0.shown.0.original.shape", [3, 4, 6]),
-        ("page.answers.0.shown.0.original.shape", [3, -4, -5]),
-        ("page.answers.0.shown.0.original.shape", [60]),
-        ("page.answers.0.shown.0.original.levels", "data:text/html,<script>"),
-        ("page.answers.0.shown.0.original", "x"),
-        ("page.answers.1.shown.0.original", ["<script>"]),
-        ("page.answers.3.question", "other"),
-        ("page.answers.3.estimate", {"value": 1.0}),
-        ("page.answers.3.estimate.value", float("nan")),
-        ("page.findings.0.severity", "none"),
-        ("page.findings.0.what", ""),
-        ("page.findings.0.what", None),
-        ("page.findings.0.times", "1"),
-        ("page.findings.0", {}),
-        ("page.lines.0.size", "1"),
-        ("page.lines.0.rounds", "1"),
-        ("page.volumes.0.bytes", None),
-        ("page.facts", {"a": "b"}),
-        ("page.facts", [["a"]]),
-        ("page.stated", [1.0]),
-        ("ran", None),
-        ("ran.nodes", "2"),
-        ("ran.seconds", 1.0),
+        ("app", 1),
+        ("more", ""),
+        ("answers", {}),
+        ("answers.0", "step"),
+        ("answers.0.kind", "unknown"),
+        ("answers.0.kind", ["image"]),
+        ("answers.0.counts.exact", -1),
+        ("answers.0.counts.exact", 10**9),
+        ("answers.0.counts.exact", 10**400),
+        ("answers.0.counts.exact", 1.5),
+        ("answers.0.counts.groups", 3),
+        ("answers.0.counts.luck", 2.0),
+        ("answers.0.counts.luck", None),
+        ("answers.0.counts.chance", 2.0),
+        ("answers.0.counts.chance", float("nan")),
+        ("answers.0.counts.identified_by_chance", -0.5),
+        ("answers.0.counts.words", None),
+        ("answers.0.labels", [1]),
+        ("answers.0.scenario.leaves", "yes"),
+        ("answers.0.shown.0.original.shape", [3, 4, 6]),
+        ("answers.0.shown.0.original.shape", [3, -4, -5]),
+        ("answers.0.shown.0.original.shape", [60]),
+        ("answers.0.shown.0.original.levels", "data:text/html,<script>"),
+        ("answers.0.shown.0.original", "x"),
+        ("answers.1.shown.0.original", ["<script>"]),
+        ("answers.3.question", "other"),
+        ("answers.3.estimate", {"value": 1.0}),
+        ("answers.3.estimate.value", float("nan")),
+        ("findings.0.severity", "none"),
+        ("findings.0.what", ""),
+        ("findings.0.what", None),
+        ("findings.0.times", "1"),
+        ("findings.0", {}),
+        ("lines.0.size", "1"),
+        ("lines.0.rounds", "1"),
+        ("volumes.0.bytes", None),
+        ("facts", {"a": "b"}),
+        ("facts", [["a"]]),
+        ("stated", [1.0]),
+        ("nodes", "2"),
+        ("models", None),
+        ("seconds", 1.0),
     ],
 )
 def test_what_is_no_page_is_refused(place: str, value: object) -> None:
     with pytest.raises(ValueError, match=r"\w"):
-        page_of_json(changed(place, value))
+        record_of_json(changed(place, value))
 
 
-@pytest.mark.parametrize("text", ["", "[" * 100_000, "{}", '{"page": 1}', "nul", b"\xff\xfe", "[1e999]"])
+@pytest.mark.parametrize("text", ["", "[" * 100_000, "{}", "[]", '{"app": 1}', "nul", b"\xff\xfe", "[1e999]"])
 def test_what_is_no_json_is_refused(text: str | bytes) -> None:
     with pytest.raises(ValueError, match=r"\w"):
-        page_of_json(text)
+        record_of_json(text)
 
 
 @pytest.mark.parametrize("piece", ["[],", '{"a":1},', "0,", '"a",'])
@@ -162,7 +167,7 @@ def test_a_page_of_too_many_values_is_refused_before_it_takes_memory(piece: str)
     tracemalloc.start()
     try:
         with pytest.raises(ValueError, match="more than 2097152 values"):
-            page_of_json(b"[" + piece.encode() * (8 << 20) + b"0]")
+            record_of_json(b"[" + piece.encode() * (8 << 20) + b"0]")
         assert tracemalloc.get_traced_memory()[1] < 256 << 20
     finally:
         tracemalloc.stop()
@@ -170,8 +175,8 @@ def test_a_page_of_too_many_values_is_refused_before_it_takes_memory(piece: str)
 
 def test_text_of_an_app_stays_text(tmp_path: Path) -> None:
     bad = "<script>alert(1)</script>\x1b[2J" + "x" * 100_000
-    found, ran = page_of_json(changed("page.findings.0.what", bad))
-    write_audit(tmp_path, found, ran)
+    found = record_of_json(changed("findings.0.what", bad))
+    write_audit(tmp_path, found)
     html = (tmp_path / "report.html").read_text()
     assert "<script>alert" not in html
     assert json.loads((tmp_path / "audit.json").read_text())["findings"][0]["what"] == bad
@@ -209,8 +214,8 @@ def lying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     [
         ("say_nothing", "its process has ended with status 0; nothing was written"),
         ("say_too_much", "at most 67108864 are read"),
-        ("say_no_page", "page is "),
-        ("say_another_place", "it is {}"),
+        ("say_no_page", "page should have app"),
+        ("say_another_place", "page should have app"),
     ],
 )
 def test_who_says_no_page_has_none(lie: str, line: str, lying: Any, tmp_path: Path) -> None:
@@ -238,20 +243,20 @@ def test_what_an_app_prints_is_bounded_and_moves_no_cursor(lying: Any, capfd: py
 def test_a_page_that_can_not_be_shown_is_refused_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = Sandbox(tmp_path, {}, tmp_path / "out", Allowed())
     one.name, one.folder = "app", tmp_path
-    monkeypatch.setattr("fl_privacy.report.app_record.render_app", lambda page: {}["a figure that is not there"])
+    monkeypatch.setattr("fl_privacy.report.audit_file.render_audit", lambda page: {}["a figure that is not there"])
     with pytest.raises(ValueError, match="what it said is no page"):
-        one._write(page_to_json(page(), RAN).encode())
+        one._write(record_to_json(page()).encode())
 
 
 def test_a_page_does_not_say_by_itself_that_more_than_chance_was_found() -> None:
-    shown = page_of_json(changed("page.answers.0.counts", None))[0]
+    shown = record_of_json(changed("answers.0.counts", None))
     assert not shown.answers[0].above_chance and shown.answers[0].counts is None
 
 
 def test_an_audit_that_was_cut_says_so_on_its_page(tmp_path: Path) -> None:
     one = Sandbox(tmp_path, {}, tmp_path / "out", Allowed())
     one.name, one.held, one.folder = "app", "walls", tmp_path
-    one._write(page_to_json(AppPage(app="other", lede="x", going_on="The app trains"), RAN).encode())
+    one._write(record_to_json(AuditRecord(app="other", lede="x", going_on="The app trains")).encode())
     assert "its process has ended; " in one._ended("its process has ended")
     html = (tmp_path / "report.html").read_text()
     assert "This audit did not end" in html

@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from fl_privacy.auditing.scenario_cost import seconds_of_evaluation
-from fl_privacy.auditing.scenarios import LEAST_EVALUATIONS, Scenarios
+from fl_privacy.auditing.scenarios import LEAST_EVALUATIONS, Scenarios, seconds_of_evaluation
 
 
 def observed(width: int) -> Any:

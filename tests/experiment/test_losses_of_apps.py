@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from fl_privacy.attacks.auto import AutoAttack
 from fl_privacy.attacks.exact import ExactInversion
 from fl_privacy.auditing.instrument.watch import MOST_ADDED, TrainingWatch, Watched
-from fl_privacy.auditing.scenario_adapters import entered_apart
 from fl_privacy.auditing.scenario_problem import MIXED, NotAttackedError, StepProblem, gradient_plan, read_problem
+from fl_privacy.auditing.scenarios import entered_apart
 
 Train = Callable[[nn.Module, torch.optim.Optimizer, Tensor, Tensor], None]
 

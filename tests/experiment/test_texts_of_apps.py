@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
 from fl_privacy.auditing.instrument.watch import TrainingWatch, Watched
-from fl_privacy.auditing.scenario_adapters import template_of, texts_seen
+from fl_privacy.auditing.scenario_words import template_of, texts_seen
 
 SIZE, PADDING = 300, 2
 

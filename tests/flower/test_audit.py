@@ -26,7 +26,8 @@ from fl_privacy.cli.main import run_command_line
 from fl_privacy.defenses import dp_noise, pruning
 from fl_privacy.errors import UserError
 from fl_privacy.flower import LocalGrid
-from fl_privacy.runs.app import Note, read_note, write_note
+from fl_privacy.report.audit_file import read_captured, write_audit
+from fl_privacy.report.audit_page import AuditRecord, Captured
 from fl_privacy.runs.folder import Attacker, Run, read_run
 from tests.flower import foreign_app as app
 from tests.flower.foreign_app import Net, pictures
@@ -394,15 +395,21 @@ def test_captures_are_for_their_owner_alone(probed: Path) -> None:
 
 
 def test_a_note_that_says_nothing_of_rates_is_read(tmp_path: Path) -> None:
-    write_note(tmp_path, Note(model="net", rates_estimated=True))
+    write_audit(tmp_path, AuditRecord(app="FedAvg", captured=Captured(model="net", rates_estimated=True)))
     content = json.loads((tmp_path / "audit.json").read_text())
-    assert read_note(tmp_path) == Note(model="net", rates_estimated=True)
+    assert read_captured(tmp_path) == Captured(model="net", rates_estimated=True)
     del content["rates_estimated"]
     (tmp_path / "audit.json").write_text(json.dumps(content))
-    assert read_note(tmp_path) == Note(model="net")
+    assert read_captured(tmp_path) == Captured(model="net")
     (tmp_path / "audit.json").write_text(json.dumps(content | {"rates_estimated": "yes"}))
     with pytest.raises(UserError, match="damaged"):
-        read_note(tmp_path)
+        read_captured(tmp_path)
+
+
+def test_an_app_that_was_run_has_no_captures(tmp_path: Path) -> None:
+    write_audit(tmp_path, AuditRecord(app="net"))
+    with pytest.raises(UserError, match=r"which keeps none; wrap the app's strategy in fl_privacy.audit"):
+        read_captured(tmp_path)
 
 
 def test_a_pruned_update_is_told_as_such(tmp_path: Path) -> None:

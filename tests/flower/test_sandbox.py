@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from fl_privacy.cli.audit import ALL_RIGHTS
 from fl_privacy.cli.main import run_command_line
-from fl_privacy.cli.untouched import ALL_RIGHTS
 from tests.gate import probes
 from tests.gate.test_apart import made_world
 

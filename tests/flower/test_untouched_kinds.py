@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fl_privacy.auditing.clear_text.copies import entries_of_classes, numbers_in
 from fl_privacy.auditing.clear_text.findings import Loaded, findings_of
 from fl_privacy.auditing.clear_text.inventory import UP, Sent
-from fl_privacy.auditing.clear_text.spelled import entries_of_classes, numbers_in
 from tests.flower.untouched_apps import BEGUN, HEAD, PLAIN, SERVER, audited, rung
 
 CATEGORIES = (

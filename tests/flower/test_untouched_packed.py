@@ -18,8 +18,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from fl_privacy.auditing.instrument.matching import matched
-from fl_privacy.auditing.instrument.memories import averaged, memories_in
+from fl_privacy.auditing.instrument.matching import averaged, matched, memories_in
 from fl_privacy.auditing.instrument.packed import unpacked
 from tests.flower.test_untouched_codes import AFTER, BEFORE, CHANGE
 from tests.flower.untouched_apps import PLAIN, audited, rung

@@ -50,8 +50,10 @@ PLACED = PLAIN.replace(
 OPENING = PLAIN.replace(
     "    net = Net()\n",
     """
-    assert open("data/rows.csv").read() in "12"
-    open("data/rows.csv", "w").write("2")
+    with open("data/rows.csv", "r+") as file:
+        assert file.read() in "12"
+        file.seek(0)
+        file.write("2")
     net = Net()
 """,
 )
@@ -100,7 +102,7 @@ def test_an_app_finds_its_own_files_and_changes_copies_of_them(tmp_path: Path) -
     (folder / "elsewhere").symlink_to(tmp_path)
     audit_app(read_app(folder), AppAuditRequest(nodes=2, clients=2, victims=1, out=folder, seconds=0.0))
     again = audit_app(read_app(folder), AppAuditRequest(nodes=2, clients=2, victims=1, out=folder, seconds=0.0))
-    assert not again.record["problems"]
+    assert not again.content["problems"]
     assert (folder / "data" / "rows.csv").read_text() == "1", "the user's file is as it was"
     assert (again.page.parent / "files" / "data" / "rows.csv").read_text() == "2"
     kept = {str(file.relative_to(again.page.parent / "files")) for file in (again.page.parent / "files").rglob("*")}
@@ -156,7 +158,7 @@ def test_a_bundle_is_audited_as_its_folder_and_leaves_nothing(tmp_path: Path) ->
     app = read_app(tmp_path / "app.fab")
     place = app.folder
     found = audit_app(app, AppAuditRequest(nodes=2, clients=2, victims=2, out=tmp_path / "out", seconds=0.0))
-    assert rung(dict(found.record), "one")["counts"]["read"] == 2
+    assert rung(dict(found.content), "one")["counts"]["read"] == 2
     assert place.is_dir()
     del app
     gc.collect()

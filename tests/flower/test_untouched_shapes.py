@@ -19,8 +19,8 @@ from fl_privacy.errors import UserError
 from fl_privacy.measure.answer import Answer, Scenario, Shown
 from fl_privacy.measure.counts import Counts
 from fl_privacy.measure.roc import Estimate
-from fl_privacy.report.app_record import folder_name
-from fl_privacy.report.untouched import AppPage, render_app
+from fl_privacy.report.audit_file import folder_name
+from fl_privacy.report.audit_page import AuditRecord, render_audit
 from tests.flower.untouched_apps import LANGUAGE, LISTED, OWN_SERVER, PLAIN, SERVER, audited, rung, write
 
 SENT = "ArrayRecord(net.state_dict()), **"
@@ -158,14 +158,14 @@ def test_what_a_mod_refuses_is_named(tmp_path: Path) -> None:
     clipped = "from flwr.clientapp.mod import fixedclipping_mod\napp = ClientApp(mods=[fixedclipping_mod])"
     folder = write(tmp_path, "app_two_configs", PLAIN.replace("app = ClientApp()", clipped), TWO_CONFIGS)
     found = audit_app(read_app(folder), AppAuditRequest(nodes=2, out=tmp_path / "out"))
-    (problem,) = found.record["problems"]
+    (problem,) = found.content["problems"]
     assert "exactly one ConfigRecord" in problem and "2 replies" in problem
-    assert found.record["tone"] == "open"
+    assert found.content["tone"] == "open"
     assert problem.rstrip(".") in found.line, "whoever reads the terminal alone knows why"
 
 
 def test_a_server_that_asks_nobody_is_not_called_unattackable() -> None:
-    assert AppPage(app="a", lede="").headline == "Nothing to audit: the server asked no client for anything"
+    assert AuditRecord(app="a", lede="").headline == "Nothing to audit: the server asked no client for anything"
 
 
 @pytest.mark.parametrize(
@@ -232,7 +232,7 @@ def test_a_headline_of_classes_says_how_many_examples_were_read_beside(read: int
     step = Answer(scenario=Scenario(title="One example in one step"), kind="image", counts=counts)
     found, control = (Estimate(value=v, low=v - 0.1, high=v + 0.1, chance=0.0) for v in (0.8, 0.0))
     classes = Answer(question="classes", estimate=found, control=control)
-    page = AppPage(app="a", lede="", answers=[step, classes])
+    page = AuditRecord(app="a", lede="", answers=[step, classes])
     assert page.headline.endswith(
         f"The server's attacks read {read} of 4 images from uploads, no more than chance allows"
     )
@@ -249,10 +249,10 @@ def test_a_headline_says_what_rows_were_read_from(number: int, source: str, said
     counts, uploads = Counts(exact=number, groups=number), Scenario(title="Rows", source=source)
     step = Answer(scenario=uploads, kind="row", counts=counts, notes=("First.",))
     other = replace(step, scenario=replace(uploads, leaves=False), notes=("First.", "Second."))
-    page = AppPage(app="a", lede="", answers=[step, other])
+    page = AuditRecord(app="a", lede="", answers=[step, other])
     assert page.headline == f"The server read {said}"
-    assert render_app(page).count("First.") == render_app(page).count("Second.") == 1
-    assert AppPage(app="a", lede="", answers=[replace(other, notes=())]).headline.endswith(alone)
+    assert render_audit(page).count("First.") == render_audit(page).count("Second.") == 1
+    assert AuditRecord(app="a", lede="", answers=[replace(other, notes=())]).headline.endswith(alone)
 
 
 @pytest.mark.parametrize("turned", [False, True])
@@ -263,7 +263,7 @@ def test_a_headline_says_which_single_words_were_read_of_texts_that_were_not(tur
     shown = [Shown(original=tuple(texts[k - turned]), guess=tuple(guesses[k]), reconstructed=False) for k in range(3)]
     counts = Counts(nothing=3, groups=3, candidates=0)
     step = Answer(scenario=Scenario(title="One example in one step"), kind="text", counts=counts, shown=shown)
-    said = AppPage(app="a", lede="", answers=[step]).headline
+    said = AuditRecord(app="a", lede="", answers=[step]).headline
     assert said.startswith("The server's attacks read 0 of 3 texts from uploads, no more than chance allows")
     assert (", but 4 single words of them:" in said) != turned
 

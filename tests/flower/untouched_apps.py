@@ -365,9 +365,9 @@ def audited(folder: Path, name: str, client: str, server: str = SERVER, **asked:
     told = {"nodes": 2, "clients": 2, "victims": 2, "out": folder / "out", "seconds": 0.0, **asked}
     found = audit_app(app, AppAuditRequest(**told))
     page = found.page.read_text()
-    assert found.record["headline"] in page.replace("&#39;", "'")
+    assert found.content["headline"] in page.replace("&#39;", "'")
     assert json.loads((found.page.parent / "audit.json").read_text())["app"] == name
-    return dict(found.record)
+    return dict(found.content)
 
 
 def rung(record: dict[str, Any], name: str) -> dict[str, Any]:

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fl_privacy.auditing.regression.epsilon import verdict_on
-from fl_privacy.auditing.regression.plugin import LeakageCheck
+from fl_privacy.auditing.regression.plugin import LeakageCheck, verdict_on
 from fl_privacy.defenses import dp_noise
 from fl_privacy.errors import UserError
 from fl_privacy.types import Tensors

@@ -13,15 +13,16 @@ from fl_privacy.auditing.app.bundle import read_app
 from fl_privacy.errors import UserError
 from fl_privacy.measure.answer import Answer, Scenario, Shown
 from fl_privacy.measure.counts import Counts
-from fl_privacy.report.untouched import AppPage, render_app
+from fl_privacy.report.audit_file import PAGE
+from fl_privacy.report.audit_page import AuditRecord, Line, render_audit
 from tests.flower.untouched_apps import PLAIN, audited, write
 
 LATE = "no time was left of 30 seconds; --seconds gives more"
 UNKNOWN = "what is uploaded was not understood: by values, names and places none of its arrays is a parameter"
-LINE = {
-    "direction": "client to server", "kind": "train", "record": "arrays", "key": "w", "what": "array 3 float32",
-    "size": 12.0, "messages": 2, "rounds": [1], "example": "",
-}  # fmt: skip
+LINE = Line(
+    direction="client to server", kind="train", record="arrays", key="w", what="array 3 float32",
+    size=12.0, messages=2, rounds=[1],
+)  # fmt: skip
 
 
 def step(title: str, read: int | None, *, uploaded: bool = True, kind: str = "image", reason: str = "") -> Answer:
@@ -39,8 +40,8 @@ def step(title: str, read: int | None, *, uploaded: bool = True, kind: str = "im
 GRADIENT = step("The gradient", 0, uploaded=False)
 
 
-def opened(page: AppPage) -> list[str]:
-    return re.findall(r"<details open><summary>(.*?): what was there", render_app(page))
+def opened(page: AuditRecord) -> list[str]:
+    return re.findall(r"<details open><summary>(.*?): what was there", render_audit(page))
 
 
 @pytest.mark.parametrize(
@@ -53,14 +54,14 @@ def opened(page: AppPage) -> list[str]:
     ],
 )
 def test_the_pictures_that_are_open_are_those_of_the_headline(steps: list[Answer], wanted: str) -> None:
-    assert opened(AppPage(app="a", lede="", answers=steps, lines=[LINE])) == [wanted]
+    assert opened(AuditRecord(app="a", lede="", answers=steps, lines=[LINE])) == [wanted]
 
 
 @pytest.mark.parametrize("reason", [LATE, UNKNOWN, "its code makes no step on a single example"])
 def test_a_headline_says_why_no_upload_was_attacked(reason: str) -> None:
     rest = step("All its examples in all its steps", None, reason="this is what the training uploads")
     missed = [step("One", None, reason=reason), step("Batch", None, reason=LATE), rest]
-    page = AppPage(app="a", lede="", answers=[step("The gradient", 2, uploaded=False), *missed], lines=[LINE])
+    page = AuditRecord(app="a", lede="", answers=[step("The gradient", 2, uploaded=False), *missed], lines=[LINE])
     assert page.headline.startswith(f"No upload was attacked: {reason}. Of gradients") and "could" not in page.headline
     alone = replace(page, answers=missed)
     assert alone.headline == f"Not attacked: {reason}; what leaves is listed below"
@@ -70,18 +71,18 @@ def test_a_headline_says_why_no_upload_was_attacked(reason: str) -> None:
 
 def test_an_audit_of_which_nothing_came_has_no_empty_sections() -> None:
     missed = step("One", None, reason="no client answered")
-    page = AppPage(
+    page = AuditRecord(
         app="a", lede="", problems=["The app's server ended with an error"],
         answers=[missed, Answer(question="members", reason="no step was seen")],
     )  # fmt: skip
-    heads = re.findall(r"<h2>(.*?)</h2>", render_app(page))
+    heads = re.findall(r"<h2>(.*?)</h2>", render_audit(page))
     assert heads == ["What leaves a client in clear"]
-    full = re.findall(r"<h2>(.*?)</h2>", render_app(replace(page, lines=[LINE])))
+    full = re.findall(r"<h2>(.*?)</h2>", render_audit(replace(page, lines=[LINE])))
     assert {"What can be read from updates", "Everything that is sent"} < set(full)
 
 
 def test_a_row_and_its_guess_are_cards_on_a_phone() -> None:
-    shown = render_app(AppPage(app="a", lede="", answers=[step("One", 2, kind="row")], lines=[LINE]))
+    shown = render_audit(AuditRecord(app="a", lede="", answers=[step("One", 2, kind="row")], lines=[LINE]))
     assert 'class="cards rows-read"' in shown
     assert re.search(r'<td data-label="Row">0.00 .*?<td data-label="Guess">1.00 .*?<td data-label="Read">yes', shown)
 
@@ -92,14 +93,14 @@ class Stopped(BaseException):
 
 def test_an_interrupted_audit_says_so_on_its_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(run: Any) -> None:
-        page = (run.folder / audit.PAGE).read_text()
+        page = (run.folder / PAGE).read_text()
         assert 'http-equiv="refresh"' in page and re.search(r"Written 20\d\d-\d\d-\d\d \d\d:\d\d:\d\d UTC", page)
         raise Stopped
 
-    monkeypatch.setattr(audit._Run, "attack_all", interrupted)
+    monkeypatch.setattr(audit.AppAudit, "attack_all", interrupted)
     with pytest.raises(Stopped):
         audited(tmp_path, "stopped", PLAIN, clients=1)
-    page = next(tmp_path.rglob(audit.PAGE)).read_text()
+    page = next(tmp_path.rglob(PAGE)).read_text()
     assert "It was interrupted" in page and "Not finished when" not in page and "refresh" not in page
     assert "The audit did not end, and what it had not come to is not known" in page
 
@@ -108,4 +109,4 @@ def test_an_app_that_cannot_be_loaded_leaves_no_page(tmp_path: Path) -> None:
     folder = write(tmp_path / "app", "broken", "raise RuntimeError('x')")
     with pytest.raises(UserError):
         audit.audit_app(read_app(folder), audit.AppAuditRequest(out=tmp_path / "out"))
-    assert not list((tmp_path / "out").rglob(audit.PAGE))
+    assert not list((tmp_path / "out").rglob(PAGE))

@@ -2,11 +2,9 @@
 
 import contextlib
 import logging
-import os
-import random
-import sys
+import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
@@ -18,27 +16,21 @@ import torch
 from flwr.app import Context, RecordDict
 
 from fl_privacy.attacks.named import attack_named
-from fl_privacy.auditing.app.bundle import App, read_pairs
+from fl_privacy.auditing.app.bundle import App, read_app, read_pairs
+from fl_privacy.auditing.app.environment import around, seeded
 from fl_privacy.auditing.app.loaded import LoadedBy
-from fl_privacy.auditing.app.mirror import copied_files, in_one_process, mirrored
-from fl_privacy.auditing.app.old_names import lent_in_words, moved_names_lent
-from fl_privacy.auditing.app.remedies import with_remedies
-from fl_privacy.auditing.app.tapped_grid import KeptReply, TappedGrid
-from fl_privacy.auditing.instrument.matching import Matched
-from fl_privacy.auditing.instrument.watch import OnlyExamples
-from fl_privacy.auditing.scenarios import AskedClient, Scenarios
-from fl_privacy.auditing.strategy import AuditedStrategy
+from fl_privacy.auditing.app.tapped_grid import TappedGrid
+from fl_privacy.auditing.scenarios import Scenarios
+from fl_privacy.auditing.session import AuditSession
 from fl_privacy.checks import whole
-from fl_privacy.errors import UserError
+from fl_privacy.errors import UserError, in_one_line
 from fl_privacy.federation.replies import Failure, attempt
 from fl_privacy.files import make_private_folder
 from fl_privacy.files.foreign import expanded
 from fl_privacy.measure.answer import Answer
-from fl_privacy.report.app_record import PAGE, Ran, folder_name, terminal_line, write_audit
-from fl_privacy.report.untouched import AppPage
-from fl_privacy.rng import streams_put_back
-
-logger = logging.getLogger(__name__)
+from fl_privacy.report.audit_file import folder_name, record_to_json, terminal_line
+from fl_privacy.report.audit_page import AuditRecord
+from fl_privacy.site.gate.framing import Said
 
 USUAL_NODES = 10
 """Default number of clients, as in Flower's simulation."""
@@ -75,24 +67,15 @@ class AppAuditRequest:
     sandboxed: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
-class Audited:
-    """Result of an audit: the page's path, the content of ``audit.json``, and a line for a terminal."""
-
-    page: Path
-    record: Mapping[str, Any]
-    line: str
-
-
 def audit_app(
     app: App,
     asked: AppAuditRequest,
     tell: Callable[[str], None] | None = None,
-    show: Callable[[AppPage, Ran], None] | None = None,
-) -> Audited:
+    show: Callable[[AuditRecord], None] | None = None,
+) -> "AppAudit":
     """Run ``app`` in this process and write a page on the leakage of its clients.
 
-    The app's code is executed, with all its side effects. ``tell`` gets the progress, ``show`` the pages instead of
+    The app's code is executed, with all its side effects. ``tell`` gets the progress, ``show`` the records instead of
     files.
 
     Raises:
@@ -101,59 +84,90 @@ def audit_app(
     nodes = whole("--nodes", asked.nodes or app.nodes or USUAL_NODES, at_least=1, at_most=10_000, example=10)
     config = app.with_config(asked.run_config, asked.rounds)
     node_config = read_pairs("--node-config", asked.node_config)
-    folder = _folder(asked.out, app.name)
-    run = _Run(app, asked, folder, nodes)
-    run.tell, run.show = tell or run.tell, show
+    folder = expanded(asked.out).absolute() / folder_name(app.name)
+    try:
+        make_private_folder(folder / "files", folder)
+    except OSError as error:
+        raise UserError(
+            f"--out is expected to be a folder that can be written, but {asked.out} can't: {error.strerror}."
+        ) from error
+    session = AppAudit(app.name, asked, folder, nodes=nodes, tell=tell, show=show)
     with contextlib.ExitStack() as stack:
-        stack.callback(run.leave)
-        asked_data = stack.enter_context(mirrored(asked.mirror))
-        stack.enter_context(in_one_process())
-        stack.enter_context(working_in(folder / "files"))
-        if missing := copied_files(app.folder, folder / "files"):
-            run.problems.append(missing)
-        left_out = stack.enter_context(own_audits_left_out())
-        lent = stack.enter_context(moved_names_lent())
+        stack.callback(session.leave)
+        there = stack.enter_context(around(app.folder, folder / "files", asked.mirror))
+        session.problems += [there.missing] if there.missing else []
         tables: dict[str, np.ndarray] = {}
         with LoadedBy(tables).looking():  # some apps load their data on import
             server, client = app.load()
         if asked.seed is not None:
             seeded(asked.seed)
         grid = TappedGrid(range(nodes), client, config, asked.clients, tables=tables, node_config=node_config)
-        run.grid, run.asked_data = grid, asked_data
-        grid.on_answer = run.refresh
+        grid.on_answer, session.grid, session.data = session.refresh, grid, there.data
         context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=dict(config))
-        run.tell(f"Training {nodes} client{'s' * (nodes != 1)}")
+        session.tell(f"Training {nodes} client{'s' * (nodes != 1)}")
         ended = attempt(lambda: server(grid, context))
         grid.on_answer = None
         if isinstance(ended, Failure):
-            run.problems.append(f"The app's server ended with an error: {ended.reason}")
-        if left_out:
-            run.notes.append("The app's own audit(...) was left out of this run; its training was not.")
-        if lent:
-            run.notes.append(lent_in_words(lent))
-        run.trained = time.perf_counter() - run.started
-        run.write("The training is done; single examples are attacked now.")
-        with streams_put_back():
-            attacked = attempt(run.attack_all)
-        if isinstance(attacked, Failure):
-            run.problems.append(f"Attacks ended before all were made: {attacked.reason}")
-        return run.finish()
+            session.problems.append(f"The app's server ended with an error: {ended.reason}")
+        if there.audits:
+            session.notes.append("The app's own audit(...) was left out of this run; its training was not.")
+        if there.lent:
+            session.notes.append(there.lent_in_words())
+        session.trained = time.perf_counter() - session.started
+        session.write("The training is done; single examples are attacked now.")
+        if (cut := session.end()) is not None:
+            session.problems.append(f"Attacks ended before all were made: {cut.reason}")
+        session.line = terminal_line(session.write(), session.page)
+        session.grid = None  # and with it the app's code
+        return session
 
 
-class _Run:
-    def __init__(self, app: App, asked: AppAuditRequest, folder: Path, nodes: int) -> None:
-        self.app, self.asked, self.folder, self.nodes = app, asked, folder, nodes
-        self.tell: Callable[[str], None] = lambda text: None
-        self.show: Callable[[AppPage, Ran], None] | None = None
+def audit_within(app: str, asked: Mapping[str, Any], say: Callable[[Sequence[bytes]], None]) -> None:
+    """Audit the app in folder or bundle ``app`` within a sandbox, and send name, progress and records by ``say``.
+
+    ``asked`` has the fields of ``AppAuditRequest`` as plain values, with an ``out`` inside the sandbox.
+    """
+    logging.getLogger("flwr").propagate = False  # it writes its own lines
+    last = b""
+
+    def show(record: AuditRecord) -> None:
+        nonlocal last
+        last = record_to_json(record).encode(errors="backslashreplace")
+        say([Said.PAGE, last])
+
+    try:
+        found = read_app(app)
+        say([Said.NAME, found.name.encode(errors="replace")])
+        told: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in asked.items()}
+        told |= {name: Path(told[name]) for name in ("out", "mirror") if told.get(name)}
+        request = AppAuditRequest(**told, sandboxed=True)
+        audit_app(found, request, lambda text: say([Said.TOLD, text.encode(errors="replace")]), show)
+        say([Said.DONE, last])
+    except (Exception, SystemExit) as error:  # noqa: BLE001  (third-party code can raise anything)
+        said = str(error) if isinstance(error, UserError) else f"The app raised {in_one_line(error)}."
+        say([Said.FAILED, " ".join([said, *remedies([said, repr(error.__cause__)])]).encode(errors="replace")])
+
+
+class AppAudit(AuditSession):
+    """The audit of an app that is run: what its grid observed, and answers on it."""
+
+    def __init__(
+        self,
+        name: str,
+        asked: AppAuditRequest,
+        folder: Path,
+        *,
+        nodes: int,
+        tell: Callable[[str], None] | None,
+        show: Callable[[AuditRecord], None] | None,
+    ) -> None:
+        super().__init__(folder, show)
+        self.name, self.asked, self.nodes, self.tell = name, asked, nodes, tell or (lambda text: None)
         self.grid: TappedGrid | None = None
-        self.asked_data: set[str] = set()
+        self.data: set[str] = set()
         self.problems: list[str] = []
-        self.notes: list[str] = []
         self.answers: list[Answer] = []
-        self.started, self.trained = time.perf_counter(), 0.0
-        self.record: Mapping[str, Any] = {}
-        self._refreshed = 0.0
-        self.broken = ""
+        self.trained, self.broken, self._refreshed = 0.0, "", 0.0
 
     def refresh(self) -> None:
         if time.perf_counter() - self._refreshed >= _REFRESHED:
@@ -162,23 +176,21 @@ class _Run:
 
     def attack_all(self) -> None:
         assert self.grid is not None
+        asked, seed, further = self.asked, self.asked.seed or 0, "Further scenarios are attacked."
         scenarios = Scenarios(
-            clients=_clients(self.grid),
-            attack=attack_named("auto")(budget=self.asked.budget),
+            clients=self.grid.asked_clients(),
+            attack=attack_named("auto")(budget=asked.budget),
             attack_within=lambda number: attack_named("auto")(evaluations=number),
-            victims=self.asked.victims,
-            seed=self.asked.seed or 0,
-            seconds=self.asked.seconds,
+            victims=asked.victims,
+            seed=seed,
+            seconds=asked.seconds,
             tell=self.tell,
         )
         for answer in scenarios.attack_all():
-            self._add(answer, "Further scenarios are attacked.")
+            self._add(answer, further)
         self.tell("Attacking what is not trained by steps")
-        fitted = self.grid.fitted.attack_all(
-            clients=self.asked.clients, seed=self.asked.seed or 0, seconds=self.asked.seconds
-        )
-        for answer in fitted:
-            self._add(answer, "Further scenarios are attacked.")
+        for answer in self.grid.fitted.attack_all(clients=asked.clients, seed=seed, seconds=asked.seconds):
+            self._add(answer, further)
         for answer in scenarios.aggregate(list(self.grid.traces.values())):
             self._add(answer, "Further questions are asked of the training's own uploads.")
 
@@ -186,150 +198,96 @@ class _Run:
         self.answers.append(answer)
         self.write(going_on)
 
-    def write(self, going_on: str) -> AppPage:
-        page, ran = self._page(going_on), self._ran()
-        if self.show is not None:
-            self.show(page, ran)
-        else:
-            self.record = write_audit(self.folder, page, ran)
-        return page
-
     def leave(self) -> None:
-        if self.record.get("going_on"):
+        if self.content.get("going_on"):
             self.broken = "It was interrupted; the same command begins anew"
-            attempt(lambda: self.write(""))
+            attempt(self.write)
 
-    def finish(self) -> Audited:
-        page = self.write("")
-        path = (self.folder / PAGE).absolute()
-        return Audited(page=path, record=self.record, line=terminal_line(page, path))
-
-    def _page(self, going_on: str) -> AppPage:
-        grid = self.grid
+    def record(self, going_on: str = "") -> AuditRecord:
+        grid, asked = self.grid, self.asked
         assert grid is not None
         problems = [*self.problems]
         if grid.joined:
             problems.append(f"The app waits for more than {self.nodes} clients; {grid.joined} joined.")
         problems += [f"{why} ({n} repl{'y' if n == 1 else 'ies'})" for why, n in grid.failures.most_common(5)]
         problems += [f"{why} ({n} time{'s' * (n != 1)})" for why, n in grid.problems.most_common(5)]
-        if self.asked.sandboxed:
-            problems = with_remedies(problems)
-        return AppPage(
-            app=self.app.name,
-            lede=self._lede(),
-            findings=[
-                {
-                    "severity": one.leak.severity,
-                    "what": one.leak.what,
-                    "where": one.leak.where,
-                    "why": one.leak.why,
-                    "kind": one.kind,
-                    "times": one.times,
-                    "of": one.of,
-                }
-                for one in grid.findings()
-            ],
-            answers=self.answers,
-            lines=[_line(line) for line in grid.inventory.lines()],
-            volumes=[
-                {"direction": way[0], "kind": way[1], "messages": n, "bytes": grid.inventory.bytes[way]}
-                for way, n in grid.inventory.messages.items()
-            ],
-            facts=_facts(grid),
-            stated={name: sorted(values) for name, values in grid.stated.items()},
-            problems=problems,
-            notes=self.notes,
-            going_on=f"{going_on} Written {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC." if going_on else "",
-            broken=self.broken,
-            environment=self._environment(),
-        )
-
-    def _lede(self) -> str:
-        assert self.grid is not None
-        rounds = self.grid.rounds
-        nodes = len(self.grid.contexts)
-        said = f"{self.app.name}, not a line of it edited, with {nodes} client{'s' * (nodes != 1)} in one process"
-        said += f" over {rounds} round{'s' * (rounds != 1)}." if rounds else "."
-        attacked = len({node for node, _ in self.grid.answers})
-        if attacked and self.answers:
-            asked = "1 client was" if attacked == 1 else f"{attacked} clients were"
-            said += f" The server is honest but curious; {asked} asked again for uploads of few examples."
-        return said
-
-    def _environment(self) -> list[tuple[str, str]]:
-        data = ", ".join(sorted(self.asked_data))
-        found = [
+        nodes, rounds = len(grid.contexts), grid.rounds
+        lede = f"{self.name}, not a line of it edited, with {nodes} client{'s' * (nodes != 1)} in one process"
+        lede += f" over {rounds} round{'s' * (rounds != 1)}." if rounds else "."
+        if self.answers and (attacked := len({node for node, _ in grid.answers})):
+            were = "1 client was" if attacked == 1 else f"{attacked} clients were"
+            lede += f" The server is honest but curious; {were} asked again for uploads of few examples."
+        environment = [
             ("fl-privacy", metadata.version("fl-privacy")),
             ("flwr", metadata.version("flwr")),
             ("torch", torch.__version__),
-            ("Attack", f"auto, budget {self.asked.budget}, seed {self.asked.seed or 0}"),
+            ("Attack", f"auto, budget {asked.budget}, seed {asked.seed or 0}"),
             ("Training took", f"{self.trained:.0f} s" if self.trained else "not done yet"),
+            *([("Data from the mirror", ", ".join(sorted(self.data)))] if self.data else []),
         ]
-        return found + ([("Data from the mirror", data)] if data else [])
-
-    def _ran(self) -> Ran:
-        assert self.grid is not None
-        return Ran(
+        return AuditRecord(
+            app=self.name,
+            lede=lede,
+            findings=grid.findings(),
+            answers=self.answers,
+            lines=grid.inventory.lines(),
+            volumes=grid.inventory.volumes(),
+            facts=_facts(grid),
+            stated={name: sorted(values) for name, values in grid.stated.items()},
+            problems=with_remedies(problems) if asked.sandboxed else problems,
+            notes=self.notes,
+            going_on=f"{going_on} Written {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC." if going_on else "",
+            broken=self.broken,
+            environment=environment,
             nodes=self.nodes,
-            rounds=self.grid.rounds or self.asked.rounds,
-            models=dict(self.grid.models),
+            rounds=rounds or asked.rounds,
+            models=dict(grid.models),
             seconds={"training": round(self.trained, 1), "all": round(time.perf_counter() - self.started, 1)},
         )
 
 
-@contextlib.contextmanager
-def own_audits_left_out() -> Iterator[list[bool]]:
-    """Train the app's strategies under ``audit`` without it until the block ends; list one entry for each."""
-    original, found = AuditedStrategy.start, list[bool]()
-
-    def start(self: AuditedStrategy, *args: Any, **kwargs: Any) -> Any:
-        found.append(True)
-        return self.strategy.start(*args, **kwargs)
-
-    AuditedStrategy.start = start  # type: ignore[method-assign]
-    try:
-        yield found
-    finally:
-        AuditedStrategy.start = original  # type: ignore[method-assign]
+def remedies(problems: Iterable[str]) -> list[str]:
+    """Return a sentence with the remedy for each kind of ``problems`` that the sandbox may cause."""
+    text = "\n".join(problems)
+    return [sentence for words, sentence in _OF_THE_SANDBOX if words.search(text)]
 
 
-def _clients(grid: TappedGrid) -> list[AskedClient]:
-    found = []
-    for node in dict.fromkeys(node for node, _ in grid.answers):
-        first, latest = grid.answers[node, "first"], grid.answers.get((node, "latest"))
-
-        def ask(only: OnlyExamples | None, answer: KeptReply = first) -> Any:
-            return grid.ask_again(answer, only, program=True)
-
-        def later(only: OnlyExamples | None, answer: KeptReply | None = latest) -> Any:
-            assert answer is not None
-            return grid.ask_again(answer, only, program=True)
-
-        found.append(
-            AskedClient(
-                number=node,
-                ask=ask,
-                ask_later=None if latest is None else later,
-                watched=first.watched,
-                matched=first.matched,
-                reply=first.reply,
-            )
-        )
+def with_remedies(problems: Iterable[str]) -> list[str]:
+    """Return ``problems``, each followed by its remedy, if that is new."""
+    found, said = list[str](), set[str]()
+    for problem in problems:
+        new = [sentence for sentence in remedies([problem]) if sentence not in said]
+        found.append(" ".join([f"{problem.rstrip('.')}.", *new]) if new else problem)
+        said.update(new)
     return found
 
 
-def _line(line: Any) -> dict[str, Any]:
-    return {
-        "direction": line.direction,
-        "kind": line.kind,
-        "record": line.record,
-        "key": line.key,
-        "what": line.what,
-        "size": line.size,
-        "messages": line.messages,
-        "rounds": list(line.rounds),
-        "example": line.example,
-    }
+_OF_THE_SANDBOX: tuple[tuple[re.Pattern[str], str], ...] = (
+    (
+        re.compile(
+            r"connect|network|unreachable|resol(ve|ution)|getaddrinfo|gaierror|Name or service|offline|reach .*hub|"
+            r"https?://|URLError|MaxRetry|Timeout|socket|LocalEntryNotFound|HubHTTP|\bhub\b",
+            re.IGNORECASE,
+        ),
+        "The sandbox has no network: name a folder of data by --mirror DIR, and of what was downloaded by --reads DIR.",
+    ),
+    (
+        re.compile(r"FileNotFound|No such file|not found|does not exist|doesn't exist|is no directory", re.IGNORECASE),
+        "The sandbox shows the app its own folder, --mirror, caches of data and --reads DIR, and no other file.",
+    ),
+    (
+        re.compile(r"PermissionError|Permission denied|not permitted|Read-only|read-only", re.IGNORECASE),
+        "The sandbox lets the app write its temporary folder alone, and neither mount nor call what is outside.",
+    ),
+    (
+        re.compile(
+            r"MemoryError|allocate|out of memory|No space left|Resource temporarily|Too many open|File too large|"
+            r"new thread|BlockingIOError|bus error",
+            re.IGNORECASE,
+        ),
+        "The sandbox limits memory, files and processes: say --limits 'memory_mib=16384 processes=256' for more.",
+    ),
+)
 
 
 def _facts(grid: TappedGrid) -> list[tuple[str, str]]:
@@ -342,12 +300,25 @@ def _facts(grid: TappedGrid) -> list[tuple[str, str]]:
         stepped = "; ".join(_steps(seen.optimizers))
     frozen = sum(name in seen.before and name not in seen.gradients for name in found.withheld)
     entered = "; ".join(f"{what} ({n} times)" for what, n in seen.entered.most_common(3))
+    uploaded = [("What is uploaded", "none of the parameters of the network, as far as values, names and places tell")]
+    if found.parameters:
+        known = {
+            "value": "arrays have the parameters' values",
+            "scale": "arrays are the parameters' values multiplied, with another sign, or in whole numbers that code"
+            " them",
+            "place": "arrays have the names or places of arrays sent, whose values are the parameters'; values are"
+            " changed",
+        }
+        uploaded = [
+            ("What is uploaded", f"{found.shares} of {len(found.parameters)} parameters and buffers"),
+            ("How that is known", known[found.by]),
+        ]
     facts = [
         ("Network", ", ".join(dict.fromkeys(type(module).__name__ for module in seen.modules))),
         ("What enters it", entered),
         ("Optimizer", stepped),
         ("Examples of a client", str(seen.loaded) if seen.loaded else "not seen"),
-        *_uploaded(found),
+        *uploaded,
     ]
     if found.withheld:
         facts.append(("What does not leave", f"{len(found.withheld)} parameters, {frozen} of them not trained"))
@@ -366,47 +337,3 @@ def _steps(optimizers: Mapping[tuple[str, tuple[tuple[str, Any], ...]], int]) ->
                 said.append(f"{key} {value}" if after == value else f"{key} {value} to {after}")
         steps = sum(steps for _, steps in told)
         yield f"{name} ({', '.join(said)}), {steps} step{'s' * (steps != 1)} in a round"
-
-
-def _uploaded(found: Matched) -> list[tuple[str, str]]:
-    if not found.parameters:
-        return [("What is uploaded", "none of the parameters of the network, as far as values, names and places tell")]
-    known = {
-        "value": "arrays have the parameters' values",
-        "scale": "arrays are the parameters' values multiplied, with another sign, or in whole numbers that code them",
-    }
-    placed = "arrays have the names or places of arrays sent, whose values are the parameters'; values are changed"
-    return [
-        ("What is uploaded", f"{found.shares} of {len(found.parameters)} parameters and buffers"),
-        ("How that is known", known.get(found.by, placed)),
-    ]
-
-
-def _folder(out: Path, name: str) -> Path:
-    folder = expanded(out).absolute() / folder_name(name)
-    try:
-        make_private_folder(folder / "files", folder)
-    except OSError as error:
-        raise UserError(
-            f"--out is expected to be a folder that can be written, but {out} can't: {error.strerror}."
-        ) from error
-    return folder
-
-
-@contextlib.contextmanager
-def working_in(folder: Path) -> Iterator[None]:
-    """Set the app's working folder to ``folder``."""
-    before, path = Path.cwd(), list(sys.path)
-    os.chdir(folder)
-    try:
-        yield
-    finally:
-        os.chdir(before)
-        sys.path[:] = path
-
-
-def seeded(seed: int) -> None:
-    """Seed all random streams that apps use."""
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.manual_seed(seed)

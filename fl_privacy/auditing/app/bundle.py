@@ -150,14 +150,21 @@ def _read(folder: Path, path: str | Path) -> App:
             f"{project} is expected to name serverapp and clientapp in [tool.flwr.app.components], but does not: it is"
             " no app that Flower 1.8 or later runs."
         )
+    try:
+        config = _flat(_table(_table(flower, "app"), "config"))  # its dotted keys may exceed Python's recursion limit
+    except RecursionError as error:
+        raise UserError(f"{project} is expected to nest its run config a few tables deep, but goes deeper.") from error
+    federations = [each for each in _table(flower, "federations").values() if isinstance(each, Mapping)]
+    numbers = [_table(each, "options").get("num-supernodes") for each in federations]
+    nodes = [n for n in numbers if isinstance(n, int) and not isinstance(n, bool) and n > 0]
     return App(
         folder=folder,
         name=str(about.get("name", folder.name)),
         server=str(components["serverapp"]),
         client=str(components["clientapp"]),
-        config=_config_of(_table(_table(flower, "app"), "config"), project),
+        config=config,
         dependencies=tuple(map(str, listed)) if isinstance(listed := about.get("dependencies"), list) else (),
-        nodes=_nodes(_table(flower, "federations")),
+        nodes=min(nodes[0], MOST_NODES) if nodes else None,
     )
 
 
@@ -188,28 +195,12 @@ def _unpacked(bundle: Path) -> Path:
     return into
 
 
-def _config_of(nested: Mapping[str, Any], project: Path) -> Config:
-    """Flatten a run config, whose dotted keys may exceed Python's recursion limit."""
-    try:
-        return _flat(nested)
-    except RecursionError as error:
-        raise UserError(f"{project} is expected to nest its run config a few tables deep, but goes deeper.") from error
-
-
 def _flat(nested: Mapping[str, Any], before: str = "") -> Config:
     found: Config = {}
     for key, value in nested.items():
         name = f"{before}.{key}" if before else key
         found.update(_flat(value, name) if isinstance(value, Mapping) else {name: value})
     return found
-
-
-def _nodes(federations: Mapping[str, Any]) -> int | None:
-    for each in federations.values():
-        number = _table(each, "options").get("num-supernodes") if isinstance(each, Mapping) else None
-        if isinstance(number, int) and not isinstance(number, bool) and number > 0:
-            return min(number, MOST_NODES)
-    return None
 
 
 def read_pairs(option: str, texts: Sequence[str]) -> Config:

@@ -14,7 +14,7 @@ import torch
 from fl_privacy.auditing.clear_text.findings import Loaded
 from fl_privacy.auditing.instrument.fitted import Fitted
 from fl_privacy.auditing.instrument.program import tensors_in
-from fl_privacy.auditing.instrument.watch import Watched, _replaced
+from fl_privacy.auditing.instrument.watch import Watched, replaced
 from fl_privacy.checks.packages import loaded_when_used
 from fl_privacy.federation.replies import Failure, attempt
 
@@ -57,21 +57,27 @@ class LoadedBy:
             if importlib.util.find_spec("flwr_datasets") is not None:
                 loaded_when_used("seaborn")  # imported by its plots
                 owner = importlib.import_module("flwr_datasets").FederatedDataset
-                stack.enter_context(_replaced(owner, "load_partition", self._around))
+                stack.enter_context(replaced(owner, "load_partition", self._around))
             if importlib.util.find_spec("pandas") is not None:
                 pandas = importlib.import_module("pandas")
                 for name in READERS:
                     if hasattr(pandas, name):
-                        stack.enter_context(_replaced(pandas, name, self._around_reading))
+                        stack.enter_context(replaced(pandas, name, self._around_reading))
             yield
 
     def _around_reading(self, read: Any) -> Any:
         def table(*args: Any, **kwargs: Any) -> Any:
             found = read(*args, **kwargs)
             short = attempt(lambda: len(found) <= self._answered)  # a table in pieces has no length
-            if args and short is True and _written_after(args[0], self._since):
+            written = attempt(lambda: Path(args[0]).stat().st_mtime) if args and short is True else 0.0
+            if not isinstance(written, Failure) and written > self._since:
                 return found
-            noted = attempt(lambda: _numbers(found))
+
+            def numbers() -> dict[str, np.ndarray]:
+                chosen = [name for name in found.columns if found[name].dtype.kind in "iuf"]
+                return {str(name): found[name].to_numpy()[:MOST_ROWS] for name in chosen}
+
+            noted = attempt(numbers)
             self._tables.update({} if isinstance(noted, Failure) else noted)
             return found
 
@@ -97,24 +103,11 @@ class LoadedBy:
         # without a loader, count the examples that entered modules
         examples = seen.loaded or sum(len(next(iter(each), torch.empty(0))) for each in seen.inputs)
         for fit in fits[-1:] if labels is None else ():
-            rows, labels, examples = [*rows, fit.rows[:MOST_ROWS]], _classes_of(fit), examples or len(fit.rows)
+            names, numbers = np.unique(fit.labels, return_inverse=True)
+            plain = names.dtype.kind != "f" or bool((names == names.round()).all())
+            labels = numbers if plain and len(names) <= MOST_CLASSES else None
+            rows, examples = [*rows, fit.rows[:MOST_ROWS]], examples or len(fit.rows)
         return Loaded(rows=rows, columns=columns, labels=labels, examples=examples)
-
-
-def _classes_of(fit: Fitted) -> np.ndarray | None:
-    found, numbers = np.unique(fit.labels, return_inverse=True)
-    plain = found.dtype.kind != "f" or bool((found == found.round()).all())
-    return numbers if plain and len(found) <= MOST_CLASSES else None
-
-
-def _written_after(file: Any, moment: float) -> bool:
-    made = attempt(lambda: Path(file).stat().st_mtime)
-    return not isinstance(made, Failure) and made > moment
-
-
-def _numbers(table: Any) -> dict[str, np.ndarray]:
-    chosen = [name for name in table.columns if table[name].dtype.kind in "iuf"]
-    return {str(name): table[name].to_numpy()[:MOST_ROWS] for name in chosen}
 
 
 def _columns(partition: Any) -> dict[str, np.ndarray]:

@@ -142,7 +142,14 @@ def review_app(path: str | Path) -> Review:
         settings={key: value for key, value in app.config.items() if _PRIVACY.search(key)},
         pins={text: "==" in text or " @ " in text for text in app.dependencies},
     )
-    files = list(islice(_sources(app), MOST_FILES + 1))
+    sources = (
+        file
+        for file in sorted(app.folder.rglob("*.py"))
+        if file.is_file()
+        and not file.is_symlink()
+        and not any(part.startswith(".") for part in file.relative_to(app.folder).parts)
+    )
+    files = list(islice(sources, MOST_FILES + 1))
     if len(files) > MOST_FILES:
         found.unread.append(f"files after the first {MOST_FILES}")
     for file in files[:MOST_FILES]:
@@ -158,13 +165,6 @@ def review_app(path: str | Path) -> Review:
             found.unread.append(name)
     found.claims.extend(_central_claims(app, found))
     return found
-
-
-def _sources(app: App) -> Iterator[Path]:
-    for file in sorted(app.folder.rglob("*.py")):
-        hidden = any(part.startswith(".") for part in file.relative_to(app.folder).parts)
-        if file.is_file() and not file.is_symlink() and not hidden:
-            yield file
 
 
 def _look(node: ast.AST, file: str, found: Review) -> None:
@@ -200,7 +200,10 @@ def _look_at_call(node: ast.Call, where: str, found: Review) -> None:
             found.claims.append(CodeNote(what=claim, where=where))
     elif _STRATEGY.fullmatch(last) and last not in ("FederatedDataset", "Strategy"):
         found.strategies.append(CodeNote(what=last, where=where))
-    if last in DANGEROUS and (_top(name) in {"os", "subprocess"} or _runs_text(node.func)):
+    # Python's own ``eval`` or ``exec``, not a network's ``net.eval()``
+    plain = isinstance(node.func, ast.Name) and name in {"eval", "exec"}
+    own = plain or name in {"builtins.eval", "builtins.exec"}
+    if last in DANGEROUS and (_top(name) in {"os", "subprocess"} or own):
         found.runs.append(CodeNote(what=name, where=where))
     if any(k.arg == "trust_remote_code" and _constant(k.value) is True for k in node.keywords):
         found.runs.append(CodeNote(what=f"code that {name or 'a call'} fetches (trust_remote_code)", where=where))
@@ -210,12 +213,6 @@ def _look_at_call(node: ast.Call, where: str, found: Review) -> None:
         given = next((k.value for k in node.keywords if k.arg in ("weights_only", "allow_pickle")), None)
         if isinstance(given, ast.Constant) and given.value is (name != "torch.load"):
             found.pickles.append(CodeNote(what=f"{name} of any object", where=where))
-
-
-def _runs_text(called: ast.expr) -> bool:
-    """Return ``True`` for Python's own ``eval`` or ``exec``, not for a network's ``net.eval()``."""
-    own = isinstance(called, ast.Name) and called.id in {"eval", "exec"}
-    return own or _name(called) in {"builtins.eval", "builtins.exec"}
 
 
 def _look_at_answers(node: ast.FunctionDef, file: str, found: Review) -> None:

@@ -7,28 +7,32 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 from flwr.app import Array, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
+from fl_privacy.auditing.app.environment import configure
 from fl_privacy.auditing.app.loaded import LoadedBy
 from fl_privacy.auditing.clear_text.findings import Leak, Loaded, findings_of, stated_privacy
 from fl_privacy.auditing.clear_text.inventory import DOWN, UP, Inventory, Sent
 from fl_privacy.auditing.fitted_uploads import FittedUploads
 from fl_privacy.auditing.instrument.fitted import Fitted, FittedBy, leaks_of_nodes
-from fl_privacy.auditing.instrument.matching import Matched, matched
-from fl_privacy.auditing.instrument.memories import averaged, memories_in
+from fl_privacy.auditing.instrument.matching import Matched, averaged, matched, memories_in
 from fl_privacy.auditing.instrument.packed import unpacked
 from fl_privacy.auditing.instrument.watch import OnlyExamples, TrainingWatch, Watched
+from fl_privacy.auditing.scenario_problem import WatchedReply
+from fl_privacy.auditing.scenarios import AskedClient
 from fl_privacy.federation.replies import Failure, attempt
 from fl_privacy.flower._node_memory import SimulatedContext
 from fl_privacy.flower.audit_protocol import asked_probe
 from fl_privacy.flower.grids import FIRST_NODE, LocalGrid, error_reply
 from fl_privacy.flower.records import PARTITION, PARTITIONS
 from fl_privacy.measure.aggregate_leakage import ClassTrace, class_trace
+from fl_privacy.report.audit_page import CountedLeak
 from fl_privacy.rng import Streams, streams_now
 
 LOOKS, WAITED = 3, 1.5
@@ -41,34 +45,18 @@ MOST_JOINED = 1000
 """Largest number of nodes to which others join for a waiting server."""
 
 
-@dataclass(eq=False)
-class KeptReply:
+@dataclass(frozen=True, kw_only=True, eq=False)
+class KeptReply(WatchedReply):
     """A client's answer to a training message, and what makes it answer again.
 
     Attributes:
-        round: number among the client's training messages, from 1.
-        sent, reply: arrays of the message and of the reply, by record/name.
+        sent: arrays of the message, by record/name.
     """
 
-    node: int
-    round: int
     message: Message
     context: Context
     streams: Streams
-    watched: Watched
     sent: dict[str, np.ndarray]
-    reply: dict[str, np.ndarray]
-    matched: Matched
-
-
-@dataclass(frozen=True)
-class FoundLeak:
-    """A leak, in ``times`` of ``of`` replies."""
-
-    leak: Leak
-    kind: str
-    times: int
-    of: int
 
 
 class TappedGrid(LocalGrid):
@@ -92,17 +80,15 @@ class TappedGrid(LocalGrid):
         super().__init__(clients, client_app)
         self._config, self._node_config, self._made = config, dict(node_config or {}), time.time()
         for partition, context in enumerate(self.contexts.values()):
-            self._configure(context, partition)
+            configure(context, partition, config, self._node_config)
         self.inventory = Inventory()
         self.fitted = FittedUploads()
         self.found: Counter[tuple[str, Leak]] = Counter()
         self.replies: Counter[str] = Counter()
         self.stated: dict[str, set[float]] = {}
-        self.trained_by: Counter[str] = Counter()
         self.answers: dict[tuple[int, str], KeptReply] = {}
         self.failures: Counter[str] = Counter()
         self.models: Counter[str] = Counter()
-        self.summaries: list[dict[str, Any]] = []
         self.problems: Counter[str] = Counter()
         self.traces: dict[int, ClassTrace] = {}
         self.on_answer: Callable[[], None] | None = None
@@ -115,15 +101,36 @@ class TappedGrid(LocalGrid):
     def rounds(self) -> int:
         return max((n for (_, kind), n in self._rounds.items() if kind.partition(".")[0] == "train"), default=0)
 
-    def findings(self) -> list[FoundLeak]:
+    def findings(self) -> list[CountedLeak]:
         order = {"data": 0, "facts": 1, "look": 2}
         alike: dict[tuple[str, str, str, str], tuple[Leak, int]] = {}
         for (kind, leak), times in self.found.items():  # for clients with different numbers of examples
             key = (kind, *_alike(leak))
             first, before = alike.get(key, (leak, 0))
             alike[key] = first, before + times
-        every = [FoundLeak(leak, key[0], times, self.replies[key[0]]) for key, (leak, times) in alike.items()]
-        return sorted(every, key=lambda one: (order[one.leak.severity], one.leak.where))
+        every = [
+            CountedLeak(**vars(leak), kind=key[0], times=times, of=self.replies[key[0]])
+            for key, (leak, times) in alike.items()
+        ]
+        return sorted(every, key=lambda one: (order[one.severity], one.where))
+
+    def asked_clients(self) -> list[AskedClient]:
+        """Return the clients with kept answers, which can be asked again."""
+        found = []
+        for node in dict.fromkeys(node for node, _ in self.answers):
+            first, latest = self.answers[node, "first"], self.answers.get((node, "latest"))
+            later = None if latest is None else partial(self.ask_again, latest)
+            found.append(
+                AskedClient(
+                    number=node,
+                    ask=partial(self.ask_again, first),
+                    ask_later=later,
+                    reply=first.reply,
+                    watched=first.watched,
+                    matched=first.matched,
+                )
+            )
+        return found
 
     def get_node_ids(self) -> list[int]:
         """List all nodes; one more joins if a server that has sent nothing yet keeps polling."""
@@ -144,16 +151,11 @@ class TappedGrid(LocalGrid):
             state=RecordDict(),
             run_config={},
         )
-        self._configure(context, partition)
+        configure(context, partition, self._config, self._node_config)
         self.contexts[FIRST_NODE + partition] = context
         self.joined += 1
         for each in self.contexts.values():
             each.node_config[PARTITIONS] = len(self.contexts)
-
-    def _configure(self, context: Context, partition: int) -> None:
-        context.run_config = dict(self._config)
-        for key, value in self._node_config.items():
-            context.node_config[key] = value.replace("{partition}", str(partition)) if isinstance(value, str) else value
 
     def _answer(self, message: Message) -> Message:
         with self._lock:
@@ -167,7 +169,11 @@ class TappedGrid(LocalGrid):
         down = _described(message.content, DOWN, kind, number, node)
         self.inventory.add(down)
         context = self.contexts[node]
-        kept = self._kept(node, kind) and not _is_probe(message)
+        nodes = {one for one, _ in self.answers}
+        kept = kind.partition(".")[0] != "evaluate" and (node in nodes or len(nodes) < self._keeps)
+        if kept:
+            probe = attempt(lambda: asked_probe(message.content))
+            kept = probe is None
         before = (copy.deepcopy(message), _copied(context), streams_now()) if kept else None
         watch, columns, fitted = TrainingWatch(), LoadedBy(self._tables, self._made, self._rounds.total()), FittedBy()
         app = self.client_app
@@ -184,18 +190,10 @@ class TappedGrid(LocalGrid):
             self.problems[f"A page could not be written while the app trained: {shown.reason}"] += 1
         return reply
 
-    def _kept(self, node: int, kind: str) -> bool:
-        if kind.partition(".")[0] == "evaluate":
-            return False
-        nodes = list(dict.fromkeys(one for one, _ in self.answers))
-        return node in nodes or len(nodes) < self._keeps
-
     def _note(self, reply: Message, down: Sent, seen: Watched, loaded: Loaded, before: Any) -> None:
         if reply.has_error():
             lines = (reply.error.reason or "").strip().splitlines() or [f"Flower's error {reply.error.code}"]
-            self.inventory.add(
-                Sent(direction=UP, kind=down.kind, round=down.round, node=down.node, error=lines[-1][:200])
-            )
+            self.inventory.add(Sent(direction=UP, kind=down.kind, round=down.round, node=down.node))
             self.failures[lines[-1][:200]] += 1
             return
         up = _described(reply.content, UP, down.kind, down.round, down.node)
@@ -233,8 +231,15 @@ class TappedGrid(LocalGrid):
             self.stated.setdefault(key, set()).add(value)
         if before is not None and seen.steps and len(seen.modules):
             message, context, streams = before
-            answer = KeptReply(down.node, down.round, message, context, streams, seen, sent, uploaded, pairs)
-            self.answers[down.node, "first" if (down.node, "first") not in self.answers else "latest"] = answer
+            self.answers[down.node, "first" if (down.node, "first") not in self.answers else "latest"] = KeptReply(
+                message=message,
+                context=context,
+                streams=streams,
+                sent=sent,
+                reply=uploaded,
+                watched=seen,
+                matched=pairs,
+            )
 
     def _count(self, kind: str, leaks: Sequence[Leak]) -> None:
         """Count each kind of leak once a reply, for example addresses in a list."""
@@ -276,14 +281,12 @@ class TappedGrid(LocalGrid):
         if trace is not None:
             self.traces[down.node] = trace
 
-    def ask_again(
-        self, answer: KeptReply, only: OnlyExamples | None, *, program: bool = False
-    ) -> "RepeatedReply | Failure":
+    def ask_again(self, answer: KeptReply, only: OnlyExamples | None) -> WatchedReply | Failure:
         """Ask the client again with the same message and state, with ``only`` some examples from its loaders.
 
         The client's state stays unchanged, and all random streams are restored.
         """
-        watch = TrainingWatch(program=program, only=only)
+        watch = TrainingWatch(program=True, only=only)
         message, context = copy.deepcopy(answer.message), _copied(answer.context)
         app = self.client_app
         assert app is not None
@@ -293,31 +296,17 @@ class TappedGrid(LocalGrid):
             return reply
         if reply.has_error():
             return Failure((reply.error.reason or "an error").strip().splitlines()[-1])
-        told = _described(reply.content, UP, "again", 1, answer.node)
+        told = _described(reply.content, UP, "again", 1, 0)
         up = {**_flat(told), **_unpacked(told)}
         found = attempt(lambda: matched(up, answer.sent, seen.before, seen.values(), seen.gradients))
         if isinstance(found, Failure):
             return found
-        return RepeatedReply(up, seen, found)
-
-
-@dataclass(frozen=True, eq=False)
-class RepeatedReply:
-    """A repeated answer; attributes as in ``KeptReply``."""
-
-    reply: dict[str, np.ndarray] = field(repr=False)
-    watched: Watched
-    matched: Matched
+        return WatchedReply(reply=up, watched=seen, matched=found)
 
 
 def _alike(leak: Leak) -> tuple[str, str, str]:
     """Return the part of a leak that is the same for others of its kind and place."""
     return leak.severity, leak.where, re.sub(r" \(.*?\)|\d+", "", leak.what)
-
-
-def _is_probe(message: Message) -> bool:
-    found = attempt(lambda: asked_probe(message.content))
-    return isinstance(found, Failure) or found is not None
 
 
 def _copied(context: Context) -> Context:

@@ -15,10 +15,9 @@ from flwr.clientapp.typing import ClientAppCallable
 from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import Strategy
 
-from fl_privacy.auditing.app.audit import own_audits_left_out, seeded, working_in
 from fl_privacy.auditing.app.bundle import App, Config, read_pairs
-from fl_privacy.auditing.app.mirror import copied_files, in_one_process, mirrored
-from fl_privacy.auditing.app.old_names import lent_in_words, moved_names_lent
+from fl_privacy.auditing.app.environment import around, configure, seeded
+from fl_privacy.auditing.instrument.watch import replaced
 from fl_privacy.federation.replies import Failure, attempt, printable
 from fl_privacy.flower.gate import Gate
 from fl_privacy.flower.grids import LocalGrid
@@ -79,9 +78,15 @@ def try_policy(policy: SitePolicy, app: App, settings: TrialSettings) -> list[st
     lines = [
         _replies("Without the gate", plain),
         _replies("With it", gated),
-        *_refusals(gated),
-        *_figures(plain, gated),
+        *(f"Left out of {n} replies: {what}" for what, n in gated.left_out.most_common(MOST_DETAILS)),
+        *([] if gated.refused else ["Nothing was refused."]),
     ]
+    for (reason, detail), times in gated.refused.most_common(MOST_DETAILS):
+        lines.append(f"Refused {times} times, since {REASONS[reason]}: {detail}")
+    names = [name for name in plain.figures if name in gated.figures]
+    lines += [f"{n}: {plain.figures[n]:.4g} without, {gated.figures[n]:.4g} with" for n in names[:MOST_FIGURES]]
+    if gone := [name for name in plain.figures if name not in gated.figures]:
+        lines.append(f"No longer there with it: {', '.join(gone[:MOST_FIGURES])}.")
     if spent and policy.noising is not None:
         lines.append(f"Epsilon spent in this trial: {max(spent):.4g} at delta {policy.limits.delta:g}.")
     return lines
@@ -89,7 +94,11 @@ def try_policy(policy: SitePolicy, app: App, settings: TrialSettings) -> list[st
 
 def gates_of(policy: SitePolicy, folder: Path, settings: TrialSettings, name: str) -> list[Gate]:
     """Make a gate for each node, with ledgers in ``folder``."""
-    return [Gate(_own_ledger(policy, folder / f"node-{node}"), name=name) for node in range(settings.nodes)]
+    gates = []
+    for place in (folder / f"node-{node}" for node in range(settings.nodes)):
+        budget = policy.budget and replace(policy.budget, ledger=place / "ledger", anchor=place / "anchor")
+        gates.append(Gate(replace(policy, budget=budget, every_seconds=0.0), name=name))
+    return gates
 
 
 @contextlib.contextmanager
@@ -103,16 +112,12 @@ def ready(app: App, settings: TrialSettings) -> Iterator[tuple[Callable[[list[Ga
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fl-privacy-trial-")))
         (folder / "files").mkdir()
-        if missing := copied_files(app.folder, folder / "files"):
-            logger.warning("%s", missing)
-        stack.enter_context(mirrored(settings.mirror))
-        stack.enter_context(in_one_process())
-        stack.enter_context(working_in(folder / "files"))
-        stack.enter_context(own_audits_left_out())
-        lent = stack.enter_context(moved_names_lent())
+        there = stack.enter_context(around(app.folder, folder / "files", settings.mirror))
+        if there.missing:
+            logger.warning("%s", there.missing)
         server, client = app.load()
-        if lent:
-            logger.warning("%s", lent_in_words(lent))
+        if there.lent:
+            logger.warning("%s", there.lent_in_words())
 
         def run(gates: list[Gate] | None) -> Course:
             course = _run(server, client if gates is None else _Gated(client, gates), config, settings)
@@ -122,11 +127,6 @@ def ready(app: App, settings: TrialSettings) -> Iterator[tuple[Callable[[list[Ga
             return course
 
         yield run, folder
-
-
-def _own_ledger(policy: SitePolicy, folder: Path) -> SitePolicy:
-    budget = policy.budget and replace(policy.budget, ledger=folder / "ledger", anchor=folder / "anchor")
-    return replace(policy, budget=budget, every_seconds=0.0)
 
 
 class _Gated:
@@ -160,9 +160,7 @@ def _run(server: ServerApp, app: ClientAppCallable, config: Config, settings: Tr
     grid = CountingGrid(range(settings.nodes), app, course)
     node_config = read_pairs("--node-config", settings.node_config)
     for partition, node in enumerate(grid.contexts.values()):
-        node.run_config = dict(config)
-        for key, value in node_config.items():
-            node.node_config[key] = value.replace("{partition}", str(partition)) if isinstance(value, str) else value
+        configure(node, partition, config, node_config)
     seeded(settings.seed)
     context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=dict(config))
     with _results(course):
@@ -173,27 +171,28 @@ def _run(server: ServerApp, app: ClientAppCallable, config: Config, settings: Tr
 
 @contextlib.contextmanager
 def _results(course: Course) -> Iterator[None]:
-    original = Strategy.start
     noisy = [logging.getLogger(name) for name in ("flwr", "fl_privacy.flower.gate")]
     levels = [one.level for one in noisy]
 
-    def start(self: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(self, *args, **kwargs)
-        for name in ("evaluate_metrics_serverapp", "evaluate_metrics_clientapp", "train_metrics_clientapp"):
-            where = "server" if "server" in name else "clients' evaluation" if "evaluate" in name else "training"
-            rounds = getattr(result, name, None) or {}
-            for key, value in dict(rounds[max(rounds)]).items() if rounds else ():
-                if isinstance(value, int | float):
-                    course.figures[f"{key} ({where})"] = float(value)
-        return result
+    def noted(original: Any) -> Any:
+        def start(self: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(self, *args, **kwargs)
+            for name in ("evaluate_metrics_serverapp", "evaluate_metrics_clientapp", "train_metrics_clientapp"):
+                where = "server" if "server" in name else "clients' evaluation" if "evaluate" in name else "training"
+                rounds = getattr(result, name, None) or {}
+                for key, value in dict(rounds[max(rounds)]).items() if rounds else ():
+                    if isinstance(value, int | float):
+                        course.figures[f"{key} ({where})"] = float(value)
+            return result
 
-    Strategy.start = start  # type: ignore[method-assign]
+        return start
+
     for one in noisy:
         one.setLevel(logging.ERROR)
     try:
-        yield
+        with replaced(Strategy, "start", noted):
+            yield
     finally:
-        Strategy.start = original  # type: ignore[method-assign]
         for one, level in zip(noisy, levels, strict=True):
             one.setLevel(level)
 
@@ -204,18 +203,3 @@ def _replies(what: str, course: Course) -> str:
         told = "; ".join(f"{n} times: {e}" for e, n in course.errors.most_common(3))
         said += f" and {course.errors.total()} were errors ({told})"
     return f"{said}.{f' The server ended with an error: {course.ended}.' if course.ended else ''}"
-
-
-def _refusals(gated: Course) -> list[str]:
-    lines = [f"Left out of {n} replies: {what}" for what, n in gated.left_out.most_common(MOST_DETAILS)]
-    if not gated.refused:
-        return [*lines, "Nothing was refused."]
-    told = gated.refused.most_common(MOST_DETAILS)
-    return lines + [f"Refused {times} times, since {REASONS[reason]}: {detail}" for (reason, detail), times in told]
-
-
-def _figures(plain: Course, gated: Course) -> list[str]:
-    names = [name for name in plain.figures if name in gated.figures]
-    lines = [f"{n}: {plain.figures[n]:.4g} without, {gated.figures[n]:.4g} with" for n in names[:MOST_FIGURES]]
-    gone = [name for name in plain.figures if name not in gated.figures]
-    return lines + ([f"No longer there with it: {', '.join(gone[:MOST_FIGURES])}."] if gone else [])

@@ -14,11 +14,12 @@ from fl_privacy.auditing.clear_text.copies import (
     array_in,
     bytes_hold,
     copies_in,
+    entries_of_classes,
     features_in,
     figure_of_features,
+    numbers_in,
 )
 from fl_privacy.auditing.clear_text.inventory import Sent
-from fl_privacy.auditing.clear_text.spelled import entries_of_classes, numbers_in
 
 Severity = Literal["data", "facts", "look"]
 """``data``: examples, or parts of them, in the clear; ``facts``: facts about the examples; ``look``: anything
@@ -304,7 +305,9 @@ def _of_bytes(content: bytes, where: str, loaded: Loaded) -> Iterator[Leak]:
             why="They are pickled: whoever reads them runs what they say, and they may hold any object of the client.",
         )
     else:
-        yield from _of_text(content[:100_000].decode("utf-8", "replace"), where) if _is_text(content) else ()
+        head = content[:1000]
+        if head and sum(32 <= byte < 127 or byte in (9, 10, 13) for byte in head) > 0.95 * len(head):
+            yield from _of_text(content[:100_000].decode("utf-8", "replace"), where)
 
 
 def _of_text(text: str, where: str) -> Iterator[Leak]:
@@ -325,11 +328,6 @@ def _of_text(text: str, where: str) -> Iterator[Leak]:
         elif word:
             what, why = "one word", "It is likely a code, or encrypted; look at how the client makes it."
         yield Leak(severity="look", what=f"{what} of {len(text)} letters", where=where, why=why)
-
-
-def _is_text(content: bytes) -> bool:
-    head = content[:1000]
-    return bool(head) and sum(32 <= byte < 127 or byte in (9, 10, 13) for byte in head) > 0.95 * len(head)
 
 
 def _equal_column(array: np.ndarray, loaded: Loaded, counts: set[int]) -> str | None:

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from fl_privacy.report.audit_page import Line, Volume
+
 UP, DOWN = "client to server", "server to client"
 
 MOST_SHOWN = 80
@@ -28,31 +30,6 @@ class Sent:
     node: int
     arrays: Mapping[tuple[str, str], np.ndarray] = field(default_factory=dict)
     values: Mapping[tuple[str, str], Any] = field(default_factory=dict)
-    error: str = ""
-
-    @property
-    def size(self) -> int:
-        return sum(a.nbytes for a in self.arrays.values()) + sum(_size(v) for v in self.values.values())
-
-
-@dataclass(frozen=True, kw_only=True)
-class Line:
-    """One entry of all messages of a kind that have it.
-
-    Attributes:
-        size: mean bytes in a message.
-        example: shortened value.
-    """
-
-    direction: str
-    kind: str
-    record: str
-    key: str
-    what: str
-    size: float
-    messages: int
-    rounds: tuple[int, ...]
-    example: str = ""
 
 
 @dataclass(eq=False)
@@ -64,19 +41,20 @@ class Inventory:
     )
     messages: dict[tuple[str, str], int] = field(default_factory=lambda: defaultdict(int))
     bytes: dict[tuple[str, str], int] = field(default_factory=lambda: defaultdict(int))
-    errors: dict[str, int] = field(default_factory=lambda: defaultdict(int))
 
     def add(self, sent: Sent) -> None:
         way = (sent.direction, sent.kind)
         self.messages[way] += 1
-        self.bytes[way] += sent.size
-        if sent.error:
-            self.errors[sent.error] += 1
+        self.bytes[way] += sum(a.nbytes for a in sent.arrays.values()) + sum(map(_size, sent.values.values()))
         for (record, key), array in sent.arrays.items():
-            what = f"array {_shape(array)} {array.dtype}"
+            what = f"array {'x'.join(map(str, array.shape)) or 'of one value'} {array.dtype}"
             self._lines[(*way, record, key, what)].append((array.nbytes, sent.round, ""))
         for (record, key), value in sent.values.items():
-            self._lines[(*way, record, key, _kind(value))].append((_size(value), sent.round, shown(value)))
+            of = {"str": "text", "int": "whole number", "float": "number", "bool": "yes or no"}
+            what = of.get(type(value).__name__, type(value).__name__)
+            if isinstance(value, list):
+                what = f"list of {len(value)} {type(value[0]).__name__ if value else 'nothing'}"
+            self._lines[(*way, record, key, what)].append((_size(value), sent.round, shown(value)))
 
     def lines(self) -> list[Line]:
         found = [
@@ -95,6 +73,12 @@ class Inventory:
         ]
         return sorted(found, key=lambda line: line.direction != UP)
 
+    def volumes(self) -> list[Volume]:
+        return [
+            Volume(direction=direction, kind=kind, messages=number, bytes=self.bytes[direction, kind])
+            for (direction, kind), number in self.messages.items()
+        ]
+
 
 def shown(value: Any) -> str:
     """Return a value, shortened."""
@@ -109,18 +93,6 @@ def shown(value: Any) -> str:
 
 def _short(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
-
-
-def _shape(array: np.ndarray) -> str:
-    return "x".join(map(str, array.shape)) or "of one value"
-
-
-def _kind(value: Any) -> str:
-    if isinstance(value, list):
-        return f"list of {len(value)} {type(value[0]).__name__ if value else 'nothing'}"
-    return {"str": "text", "int": "whole number", "float": "number", "bool": "yes or no"}.get(
-        type(value).__name__, type(value).__name__
-    )
 
 
 def _size(value: Any) -> int:

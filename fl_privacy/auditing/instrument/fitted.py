@@ -1,7 +1,7 @@
 """Fits of XGBoost and scikit-learn while a client answers, for judging guesses afterwards."""
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fl_privacy.auditing.clear_text.findings import LEAST_DISTINCT, Leak
-from fl_privacy.auditing.instrument.watch import _replaced
+from fl_privacy.auditing.instrument.watch import replaced
 from fl_privacy.federation.replies import Failure, attempt
 
 ESTIMATORS = {
@@ -56,7 +56,13 @@ def leaks_of_nodes(fit: Fitted, arrays: Mapping[str, np.ndarray], values: Mappin
             found.append(_nodes_leak(f"{trees}, with thresholds and how many examples are in each node", key))
     for key, array in arrays.items():
         for name, what in _TOLD.items():
-            if any(_holds(array, nodes[name]) for nodes in fit.nodes):
+            sought = [told for nodes in fit.nodes if len(np.unique(told := nodes[name])) >= LEAST_DISTINCT]
+            if any(
+                array.dtype.kind in "fiu"
+                and array.size == len(told)
+                and np.allclose(array.reshape(-1).astype(np.float64), told, rtol=1e-6, atol=0.0)
+                for told in sought
+            ):
                 found.append(_nodes_leak(what, key))
     return found
 
@@ -66,12 +72,6 @@ _TOLD = {
     "n_node_samples": "how many of the client's examples are in each node of a decision tree",
 }
 """Field of scikit-learn's nodes -> description."""
-
-
-def _holds(array: np.ndarray, told: np.ndarray) -> bool:
-    if array.dtype.kind not in "fiu" or array.size != len(told) or len(np.unique(told)) < LEAST_DISTINCT:
-        return False
-    return bool(np.allclose(array.reshape(-1).astype(np.float64), told, rtol=1e-6, atol=0.0))
 
 
 def _nodes_leak(what: str, where: str) -> Leak:
@@ -94,12 +94,12 @@ class FittedBy:
         with ExitStack() as stack:
             core = sys.modules.get("xgboost.core")
             if core is not None and "__init__" in vars(core.DMatrix) and "update" in vars(core.Booster):
-                stack.enter_context(_replaced(core.DMatrix, "__init__", self._around_table))
-                stack.enter_context(_replaced(core.Booster, "update", self._around_update))
+                stack.enter_context(replaced(core.DMatrix, "__init__", self._around_table))
+                stack.enter_context(replaced(core.Booster, "update", self._around_update))
             for name, module in ESTIMATORS.items():
                 owner = getattr(sys.modules.get(module), name, None)
                 if isinstance(owner, type) and "fit" in vars(owner):
-                    stack.enter_context(_replaced(owner, "fit", self._around_fit))
+                    stack.enter_context(replaced(owner, "fit", self._around_fit))
             yield
 
     def _around_table(self, init: Any) -> Any:
@@ -133,6 +133,10 @@ class FittedBy:
         table, answers = np.asarray(rows, dtype=float), np.asarray(labels)
         settings = {k: v for k, v in estimator.get_params().items() if isinstance(v, int | float | str | bool)}
         if table.ndim == 2 and answers.shape == table.shape[:1]:
+            trees = [
+                getattr(each, "tree_", None) for each in getattr(estimator, "estimators_", [estimator])[:MOST_TREES]
+            ]
+            nodes = [tree.__getstate__()["nodes"] for tree in trees if tree is not None]
             self.fits.append(
                 Fitted(
                     kind=type(estimator).__name__,
@@ -140,16 +144,9 @@ class FittedBy:
                     labels=answers.copy(),
                     settings=settings,
                     classes=tuple(np.unique(answers).tolist()),
-                    nodes=_nodes(estimator),
+                    nodes=tuple(np.frombuffer(each.tobytes(), each.dtype) for each in nodes),  # with their padding
                 )
             )
-
-
-def _nodes(estimator: Any) -> tuple[np.ndarray, ...]:
-    trees: Sequence[Any] = getattr(estimator, "estimators_", [estimator])
-    found = [getattr(tree, "tree_", None) for tree in list(trees)[:MOST_TREES]]
-    told = [tree.__getstate__()["nodes"] for tree in found if tree is not None]
-    return tuple(np.frombuffer(nodes.tobytes(), nodes.dtype) for nodes in told)  # includes the padding between fields
 
 
 def _table(data: Any, label: Any) -> tuple[np.ndarray, np.ndarray]:

@@ -1,4 +1,4 @@
-"""The parameter of each uploaded array, by values, and by names if values are ambiguous."""
+"""The parameter of each uploaded array, by values, names or places; and state written without a gradient."""
 
 import hashlib
 import math
@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from fl_privacy.auditing.clear_text.findings import Leak, raw_labels
 from fl_privacy.auditing.instrument.packed import Spread, spread
 
 CLOSE = 1e-2
@@ -23,6 +24,16 @@ SCALED = 1e-4
 
 LEAST_CODES = 8
 """Smallest size of a code that needs no matching name."""
+
+
+ANEW = 0.5
+"""Smallest relative change of an overwritten vector; a running mean moves less."""
+
+MOST = 0.9
+"""Smallest share of overwritten vectors among the changed ones."""
+
+UNIT = 1e-3
+"""Largest distance from one of a normalized vector's length."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +143,8 @@ def _by_value(arrays: Mapping[str, np.ndarray], values: Mapping[str, Tensor]) ->
     for key, array in arrays.items():
         digest = _digest(array)
         if names := holders.get(digest):
-            found[key] = names.pop(_likest(key, names))
+            alike = (k for k, name in enumerate(names) if name.endswith(key) or key.endswith(name.split(".", 2)[-1]))
+            found[key] = names.pop(next(alike, 0))
         elif digest in first and array.size > 1 and array.min() != array.max():
             found[key] = first[digest]
     left = [name for name in values if name not in set(found.values())]
@@ -140,8 +152,12 @@ def _by_value(arrays: Mapping[str, np.ndarray], values: Mapping[str, Tensor]) ->
         if key in found or array.dtype.kind != "f":
             continue
         for name in left:
-            value = values[name]
-            if tuple(value.shape) == array.shape and _near(array, value):
+            if tuple(values[name].shape) != array.shape:
+                continue
+            own, other = _numpy(values[name]).astype(np.float64), array.astype(np.float64)
+            size, kind = float(np.linalg.norm(own)), _numpy(values[name]).dtype
+            shorter = array.dtype.itemsize < (kind.itemsize if kind.kind == "f" else 99)
+            if size > 0 and float(np.linalg.norm(other - own)) <= CLOSE * size and shorter:
                 found[key] = name
                 left.remove(name)
                 break
@@ -245,13 +261,6 @@ def _kind(uploaded: Mapping[str, np.ndarray], sent: Mapping[str, np.ndarray], pl
     return "weights" if apart <= near else "delta"
 
 
-def _likest(key: str, names: Sequence[str]) -> int:
-    for index, name in enumerate(names):
-        if name.endswith(key) or key.endswith(name.split(".", 2)[-1]):
-            return index
-    return 0
-
-
 def _digest(array: np.ndarray) -> tuple[tuple[int, ...], str]:
     content = np.ascontiguousarray(array)
     return array.shape, hashlib.blake2b(content.dtype.str.encode() + content.tobytes(), digest_size=16).hexdigest()
@@ -262,12 +271,71 @@ def _numpy(value: Tensor) -> np.ndarray:
     return (value.float() if value.dtype == torch.bfloat16 else value).numpy()
 
 
-def _near(array: np.ndarray, value: Tensor) -> bool:
-    own = _numpy(value).astype(np.float64)
-    other = array.astype(np.float64)
-    size = float(np.linalg.norm(own))
-    return size > 0 and float(np.linalg.norm(other - own)) <= CLOSE * size and _digits(array) < _digits(_numpy(value))
+def memories_in(
+    parameters: Mapping[str, str],
+    before: Mapping[str, Tensor],
+    after: Mapping[str, Tensor],
+    *,
+    moved: Collection[str],
+    counts: Collection[int],
+    labels: np.ndarray | None,
+) -> list[Leak]:
+    """List the uploaded state in which the client wrote an entry or vector for each of its examples.
+
+    Args:
+        parameters: name of each uploaded array -> name of its parameter or buffer.
+        before, after: values at the start and end of the training.
+        moved: names of values moved by a gradient or a mean over batches.
+    """
+    found = []
+    for key, name in parameters.items():
+        if name in moved or name not in before or before[name].shape != after[name].shape or not before[name].dim():
+            continue
+        old, new = (value.detach().cpu().to(torch.float64).numpy() for value in (before[name], after[name]))
+        if (leak := _memory(old, new, key, sorted({n for n in counts if n > 1}), labels)) is not None:
+            found.append(leak)
+    return found
 
 
-def _digits(array: np.ndarray) -> int:
-    return array.dtype.itemsize if array.dtype.kind == "f" else 99
+def averaged(modules: Sequence[nn.Module], names: Mapping[int, str]) -> set[str]:
+    """Return the names of the running statistics of normalizations in ``modules``."""
+    kinds = nn.modules.batchnorm._NormBase
+    return {
+        names[id(buffer)]
+        for module in modules
+        for layer in module.modules()
+        if isinstance(layer, kinds)
+        for buffer in layer.buffers()
+        if id(buffer) in names
+    }
+
+
+def _memory(
+    old: np.ndarray, new: np.ndarray, where: str, counts: Sequence[int], labels: np.ndarray | None
+) -> Leak | None:
+    told: list[tuple[bool, bool, int, int]] = []
+    for axis in dict.fromkeys((0, old.ndim - 1)):
+        rows, anew = (np.moveaxis(each, axis, 0).reshape(each.shape[axis], -1) for each in (old, new))
+        apart = np.linalg.norm(anew - rows, axis=1)
+        changed = np.flatnonzero(apart > 0)
+        written = apart[changed] > ANEW * np.linalg.norm(rows[changed], axis=1)
+        if len(changed) < 2 or written.mean() < MOST:
+            continue
+        number, width = len(changed), rows.shape[1]
+        if width == 1 and labels is not None and np.array_equal(np.sort(anew[changed, 0]), np.sort(labels)):
+            return raw_labels(number, where)
+        unit = width > 1 and bool((np.abs(np.linalg.norm(anew[changed], axis=1) - 1) < UNIT).all())
+        if width > 1 or number in counts:
+            told.append((unit, any(number % count == 0 for count in counts), number, width))
+    if not told:
+        return None
+    *signs, number, width = max(told)
+    sure = any(signs)
+    what = f"{number} numbers" if width == 1 else f"{number} vectors of {width} numbers"
+    return Leak(
+        severity="facts" if sure else "look",
+        what=f"{what} that the client wrote into its network's state without a gradient"
+        + (", as features of single examples are" if sure else ""),
+        where=where,
+        why="What is kept of single examples may be enough to rebuild them, or tells who took part; not attacked.",
+    )

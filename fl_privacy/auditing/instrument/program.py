@@ -88,7 +88,10 @@ class Program:
         """
         wanted = self.root if until is None else until
         like = next((value.dtype for value in given.values() if value.is_floating_point()), None)
-        known = {number: _as(value, like) for number, value in self.constants.items()} | dict(given)
+        known = {
+            number: value if like is None or not value.is_floating_point() else value.to(like)
+            for number, value in self.constants.items()
+        } | dict(given)
 
         def filled(value: Any) -> Any:
             if isinstance(value, Ref):
@@ -107,7 +110,7 @@ class Program:
                 args = (args[0].clone(), *args[1:])
             made = parts[call.part](*args, **kwargs) if call.function is None else call.function(*args, **kwargs)
             known.update(zip(call.outputs, tensors_in(made), strict=False))
-            if wanted in call.outputs and not self._written_later(place, wanted):
+            if wanted in call.outputs and not any(wanted in later.outputs for later in self.calls[place + 1 :]):
                 break
         return known[wanted]
 
@@ -116,9 +119,6 @@ class Program:
         called = [(c.function, c.part, repr((c.args, c.kwargs)), c.outputs) for c in self.calls]
         return [self.root, [id(part) for part in self.parts], called]
 
-    def _written_later(self, place: int, number: int) -> bool:
-        return any(number in call.outputs for call in self.calls[place + 1 :])
-
     def depends_on(self, numbers: set[int]) -> set[int]:
         """Return ``numbers`` and the numbers of all tensors computed from them."""
         found = set(numbers)
@@ -126,10 +126,6 @@ class Program:
             if any(ref.number in found for ref in refs_in((call.args, call.kwargs))):
                 found.update(call.outputs)
         return found
-
-
-def _as(value: Tensor, dtype: torch.dtype | None) -> Tensor:
-    return value if dtype is None or not value.is_floating_point() else value.to(dtype)
 
 
 def refs_in(value: Any) -> Iterator[Ref]:

@@ -142,12 +142,12 @@ class TrainingWatch:
                 self._stepped
             )  # a step's closure differentiates within the step
             stack.callback(after.remove)
-            stack.enter_context(_replaced(nn.Module, "__call__", self._around_call))
-            stack.enter_context(_replaced(DataLoader, "__iter__", self._around_iteration))
-            stack.enter_context(_replaced(torch.autograd, "backward", self._around_backward))
+            stack.enter_context(replaced(nn.Module, "__call__", self._around_call))
+            stack.enter_context(replaced(DataLoader, "__iter__", self._around_iteration))
+            stack.enter_context(replaced(torch.autograd, "backward", self._around_backward))
             fetch = importlib.import_module("torch.utils.data._utils.fetch")
             for fetcher in (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher):
-                stack.enter_context(_replaced(fetcher, "fetch", self._around_fetch))
+                stack.enter_context(replaced(fetcher, "fetch", self._around_fetch))
             if self._asked:
                 stack.enter_context(_Mode(self))
             yield self.seen
@@ -214,13 +214,10 @@ class TrainingWatch:
 
         def batches(loader: DataLoader[Any]) -> Any:
             if watch._only is None:
-                return watch._counted(iterate(loader))
+                return _Counting(iterate(loader), watch._note)
             return watch._some(loader, iterate)
 
         return batches
-
-    def _counted(self, given: Iterator[Any]) -> Iterator[Any]:
-        return _Counting(given, self._note)
 
     def _note(self, batch: Any) -> None:
         if not torch.is_grad_enabled():
@@ -378,7 +375,8 @@ def _plain(value: Any) -> Any:
 
 
 @contextmanager
-def _replaced(owner: Any, name: str, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
+def replaced(owner: Any, name: str, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
+    """Replace a function of a class or module by ``around`` it until the block ends."""
     original = owner.__dict__[name] if isinstance(owner, type) else getattr(owner, name)
     setattr(owner, name, around(original))
     try:

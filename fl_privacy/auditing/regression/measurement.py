@@ -4,7 +4,6 @@ import copy
 import hashlib
 import math
 import statistics
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -32,7 +31,7 @@ from fl_privacy.rng import derive_generator, derive_seed
 from fl_privacy.runs.build import attack_called
 from fl_privacy.runs.distractors import MOST
 from fl_privacy.runs.distractors_of_app import at_random, others_among
-from fl_privacy.runs.folder import Attacker, Run, read_run
+from fl_privacy.runs.folder import Attacker, read_run
 from fl_privacy.types import Batch, LocalPlan, ModelState, Observation, Tensors, Upload
 from fl_privacy.types.plan import Normalization
 from fl_privacy.types.victim_ids import VictimId
@@ -136,11 +135,20 @@ def measure_run(folder: Path, *, metric: str = "psnr") -> Measurement:
     if not run.finished:
         raise UserError(f"{folder} is expected to hold a run that finished, but it did not; start it again.")
     expect_metric(metric)
-    found = [(attacker, *key, images) for attacker in Attacker for key, images in _by_round(run, attacker).items()]
+    found = []
+    for attacker in Attacker:
+        every = run.of_kind("image", attacker)
+        for round in dict.fromkeys(image["round"] for image in every):
+            found.append((attacker, round, [image for image in every if image["round"] == round]))
     if not found:
         raise UserError(f"{folder} is expected to hold attacked images, but none was attacked.")
     sign = 1 if METRICS[metric].leaks == "high" else -1
-    attacker, round, images = max(found, key=lambda one: sign * _mean(one[2], metric))
+
+    def leakage(one: tuple[Attacker, int, list[Mapping[str, Any]]]) -> float:
+        values = [value for image in one[2] if not math.isnan(value := _value(image, metric))]
+        return sign * (sum(values) / len(values) if values else -math.inf)
+
+    attacker, round, images = max(found, key=leakage)
     choices = run.identity.config.get("choices", {})
     return measured(
         metric=metric,
@@ -152,20 +160,9 @@ def measure_run(folder: Path, *, metric: str = "psnr") -> Measurement:
     )
 
 
-def _by_round(run: Run, attacker: Attacker) -> Mapping[tuple[int], list[Mapping[str, Any]]]:
-    images = run.of_kind("image", attacker)
-    rounds = Counter(image["round"] for image in images)
-    return {(round,): [image for image in images if image["round"] == round] for round in rounds}
-
-
 def _value(image: Mapping[str, Any], metric: str) -> float:
     value = None if image.get("failure") else image.get(metric)
     return math.nan if value is None else float(value)
-
-
-def _mean(images: Iterable[Mapping[str, Any]], metric: str) -> float:
-    values = [value for image in images if not math.isnan(value := _value(image, metric))]
-    return sum(values) / len(values) if values else -math.inf
 
 
 Train = Callable[[nn.Module, DataLoader], object]
@@ -203,6 +200,7 @@ def measure_training(
         UserError: an argument does not fit, or the attack failed on an image.
     """
     expect_metric(metric)
+    made, name = _called(attack)
     examples = _examples(data, images, batch_size)
     network, scale = _made(model, seed), told_normalization(data) or find_normalization(examples)
     pixels = [image if scale is None else scale.undo(image) for image, _ in examples]
@@ -218,14 +216,15 @@ def measure_training(
         truth = Batch(torch.stack(pixels[rows]).clamp(0, 1), torch.tensor([label for _, label in examples[rows]]))
         observations.append(_observation(network, observed, upload, index, tuple(truth.inputs.shape[1:])))
         truths.append(truth)
-    made, name = _called(attack)
+    rate = statistics.median(o.plan.lr for o in observations)  # one for all, so that they are attacked together
+    observations = [replace(o, plan=replace(o.plan, lr=rate)) for o in observations]
     knowing = [[o.told(defense=guard.parts) for o in observations]] if guard.parts else []
     judge = partial(evaluate_all, truths=truths, others=_others(data, truths, scale, seed))
-    scores = [judge(made(_at_one_rate(o), seed=seed)) for o in (observations, *knowing)]
+    scores = [judge(made(seen, seed=seed)) for seen in (observations, *knowing)]
     return measured(
         metric=metric,
         attack=name,
-        values=[_worst(metric, values) for values in zip(*(_read(found, metric) for found in scores), strict=True)],
+        values=_worst(scores, metric),
         uploads=[o.id for o in observations for _ in range(batch_size)],
         outcomes=_most(scores),
         victims=[fingerprint(image) for image in pixels],
@@ -247,16 +246,6 @@ def _called(attack: str | ReconstructionAttack) -> tuple[ReconstructionAttack, s
     return made, name
 
 
-def _at_one_rate(observations: Sequence[Observation]) -> list[Observation]:
-    """Set the median learning rate, so that all are attacked together."""
-    rate = statistics.median(o.plan.lr for o in observations)
-    return [replace(o, plan=replace(o.plan, lr=rate)) for o in observations]
-
-
-def _read(scores: Sequence[VictimScore], metric: str) -> list[float]:
-    return [image.values.get(metric, math.nan) for score in scores for image in score.images]
-
-
 def _most(scores: Sequence[Sequence[VictimScore]]) -> list[Outcome | None]:
     """Return the worst outcome of each image; ``None`` if unknown."""
     found = zip(*map(_outcomes, scores), strict=True)
@@ -267,11 +256,11 @@ def _outcomes(scores: Sequence[VictimScore]) -> list[Outcome | None]:
     return [image.outcome for score in scores for image in score.images]
 
 
-def _worst(metric: str, values: Sequence[float]) -> float:
-    """Return the worst value of an image; NaN if an attacker failed."""
-    if any(map(math.isnan, values)):
-        return math.nan
-    return max(values) if METRICS[metric].leaks == "high" else min(values)
+def _worst(scores: Sequence[Sequence[VictimScore]], metric: str) -> list[float]:
+    """Return the worst value of each image; NaN if an attacker failed."""
+    found = [[image.values.get(metric, math.nan) for score in each for image in score.images] for each in scores]
+    worst = max if METRICS[metric].leaks == "high" else min
+    return [math.nan if any(map(math.isnan, values)) else worst(values) for values in zip(*found, strict=True)]
 
 
 def _examples(data: object, images: int, batch_size: int) -> list[tuple[Tensor, int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ import pytest
 
 if TYPE_CHECKING:
     from fl_privacy.auditing.regression.measurement import Measurement
+    from fl_privacy.dp_check.verdict import ClaimVerdict
 
 BASELINE = "leakage_baseline.json"
 """Name of the file in pytest's root folder, to be committed."""
@@ -83,7 +85,6 @@ class LeakageCheck:
             contradicts: ``True`` if the claim is expected to be false: fail if nothing contradicts it.
             asked: further fields of ``dp_check.check.DpCheckRequest``, such as rounds, clip_norm, like, draws.
         """
-        from fl_privacy.auditing.regression.epsilon import verdict_on  # noqa: PLC0415
         from fl_privacy.errors import UserError  # noqa: PLC0415
 
         try:
@@ -124,6 +125,36 @@ class LeakageCheck:
         self.said.append(f"{name}: {found.sentence}")
         if found.worse:
             pytest.fail(f"{found.sentence} If that is meant, run pytest --fl-privacy-update.", pytrace=False)
+
+
+def verdict_on(mechanism: Any, *, claimed: float, delta: float, **asked: Any) -> ClaimVerdict:
+    """Test ``mechanism`` against a ``claimed`` epsilon at ``delta``.
+
+    Args:
+        mechanism: a defense, a function from an update to the upload, or a Flower mod or strategy.
+        asked: further fields of ``DpCheckRequest``.
+
+    Raises:
+        UserError: it is none of these, or a field is unknown.
+    """
+    from fl_privacy.defenses import Defense  # noqa: PLC0415
+    from fl_privacy.dp_check.check import DpCheckRequest, tested  # noqa: PLC0415
+    from fl_privacy.dp_check.of_defense import on_defense  # noqa: PLC0415
+    from fl_privacy.errors import UserError  # noqa: PLC0415
+    from fl_privacy.flower.dp_subjects import verdicts_on  # noqa: PLC0415
+
+    fields = set(DpCheckRequest.__dataclass_fields__) - {"epsilon", "delta"}
+    if unknown := sorted(set(asked) - fields):
+        raise UserError(
+            f"leakage.epsilon is expected to get {', '.join(sorted(fields))}, but got {unknown[0]}; drop it."
+        )
+    question = DpCheckRequest(epsilon=claimed, delta=delta, **asked)
+    if isinstance(mechanism, Defense):
+        return on_defense(mechanism, question)[0]
+    given = inspect.signature(mechanism).parameters.values() if callable(mechanism) else ()
+    if sum(parameter.default is parameter.empty for parameter in given) == 1:
+        return tested(getattr(mechanism, "__name__", "mechanism"), mechanism, None, question)
+    return verdicts_on(mechanism, question)[0]
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:

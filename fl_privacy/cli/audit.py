@@ -3,6 +3,7 @@
 import json
 import logging
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -62,6 +63,8 @@ def audit(  # noqa: PLR0917
     The app's code runs in this process, as `flwr run` would run it. The page says first what leaves in clear, then what
     can be read from updates, from one example in one step up to what the app really uploads.
     """
+    from fl_privacy.cli.console import SECONDS_BETWEEN_LINES, Lines  # noqa: PLC0415
+
     asked = _asked(nodes, rounds, victims=victims, budget=budget, seconds=seconds) | {
         "run_config": tuple(run_config or ()),
         "node_config": tuple(node_config or ()),
@@ -69,12 +72,14 @@ def audit(  # noqa: PLR0917
     }
     if sandbox:
         given = Allowed(reads=reads or (), environment=environment or (), bounds=bounds_of(limits))
-        line, page = _told(Sandbox(app, asked, out, given).audit)
+        run: Callable[[Callable[[str], None]], tuple[str, Path]] = Sandbox(app, asked, out, given).audit
+    elif reads or environment or limits:
+        raise UserError("--reads, --environment and --limits are expected with --sandbox, but it is not there.")
     else:
-        if reads or environment or limits:
-            raise UserError("--reads, --environment and --limits are expected with --sandbox, but it is not there.")
         say(ALL_RIGHTS, aside=True)
-        line, page = _told(lambda tell: _audited(app, asked, out, tell))
+        run = partial(_audited, app, asked, out)
+    with Lines(lambda text: say(text, aside=True), SECONDS_BETWEEN_LINES, silent=False) as lines:
+        line, page = run(lines.tell)
     say(visible(line))
     if open_page:
         open_in_browser(page)
@@ -88,13 +93,6 @@ def _asked(nodes: int | None, rounds: int, *, victims: int, budget: str, seconds
         whole("--nodes", nodes, at_least=1, at_most=100_000, example=4)
     whole("--rounds", rounds, at_least=0, at_most=100_000, example=1)
     return {"nodes": nodes, "rounds": rounds or None, "victims": victims, "budget": budget, "seconds": seconds}
-
-
-def _told(audit: Callable[[Callable[[str], None]], tuple[str, Path]]) -> tuple[str, Path]:
-    from fl_privacy.cli.console import SECONDS_BETWEEN_LINES, Lines  # noqa: PLC0415
-
-    with Lines(lambda text: say(text, aside=True), SECONDS_BETWEEN_LINES, silent=False) as lines:
-        return audit(lines.tell)
 
 
 def _audited(app: Path, asked: Mapping[str, Any], out: Path, tell: Callable[[str], None]) -> tuple[str, Path]:

@@ -1,12 +1,13 @@
-"""Render the page on an unmodified Flower app: data in the clear, then reconstructions, worst scenario first."""
+"""The record of an audit, and the page of an app that was run: data in the clear, then the worst scenario first."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
+from fl_privacy.effects import Description
 from fl_privacy.measure.answer import QUESTIONS, Answer
 from fl_privacy.measure.counts import Counts
 from fl_privacy.measure.roc import Estimate
@@ -14,6 +15,7 @@ from fl_privacy.report.gallery import data_uri
 from fl_privacy.report.numbers import seconds, size
 from fl_privacy.report.page import render
 from fl_privacy.runs.folder.verdict import LEAK, OPEN, Tone
+from fl_privacy.types.plan import Normalization
 
 MOST_LINES = 60
 """Lines of the inventory shown initially."""
@@ -38,26 +40,99 @@ READ_MEANS: Mapping[str, str] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class AppPage:
-    """Figures and sentences of an unmodified app's page.
+class CountedLeak:
+    """A leak in the clear (``clear_text.findings.Leak``) in ``times`` of ``of`` replies to messages of a ``kind``."""
+
+    severity: Literal["data", "facts", "look"]
+    what: str
+    where: str
+    why: str
+    kind: str
+    times: int
+    of: int
+
+    def __post_init__(self) -> None:
+        if not self.what:
+            raise ValueError("a finding is expected to say what was found")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """One entry of all messages of a kind that have it.
 
     Attributes:
+        size: mean bytes in a message.
+        example: shortened value.
+    """
+
+    direction: str
+    kind: str
+    record: str
+    key: str
+    what: str
+    size: float
+    messages: int
+    rounds: Sequence[int]
+    example: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Volume:
+    """Number and size of the messages of a kind in one direction."""
+
+    direction: str
+    kind: str
+    messages: int
+    bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Captured:
+    """Facts on a strategy's clients that their captured uploads do not hold.
+
+    Attributes:
+        model: import path of the clients' model; never imported.
+        normalizations, defenses: client -> stated normalization or defense.
+        fingerprints: probe id -> fingerprints of its images.
+        rates_estimated: ``True`` if each update's learning rate was inferred from that update alone.
+        partitions: client -> stated partition; not written.
+        identified: clients that ever stated a partition; not written.
+    """
+
+    model: str = ""
+    normalization: Normalization | None = None
+    normalizations: Mapping[int, Normalization | None] = field(default_factory=dict)
+    defense: Description = ()
+    defenses: Mapping[int, Description] = field(default_factory=dict)
+    fingerprints: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    rates_estimated: bool = False
+    partitions: Mapping[int, int] = field(default_factory=dict)
+    identified: Set[int] = frozenset()
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditRecord:
+    """Figures and sentences of an audit, of a strategy or of an unmodified app that was run.
+
+    Attributes:
+        app: name of the app, or of the strategy's class.
         lede: description of the run.
-        findings: data in the clear: severity, content, place, reason, and number of replies.
         answers: results of attacks by scenario, then the aggregate leakage of the training's uploads.
         lines: lines of the inventory.
-        volumes: messages and bytes by direction and kind.
         stated: differential privacy stated by clients.
+        notes: sentences on the app, or on how its run differs from its own.
         going_on: pending work and time of an unfinished page; empty if all is done.
         broken: reason why the audit ended early.
+        models: name of a network -> number of replies with it.
+        captured: facts on captured uploads; ``None`` for an app.
     """
 
     app: str
-    lede: str
-    findings: Sequence[Mapping[str, Any]] = ()
+    lede: str = ""
+    findings: Sequence[CountedLeak] = ()
     answers: Sequence[Answer] = ()
-    lines: Sequence[Mapping[str, Any]] = ()
-    volumes: Sequence[Mapping[str, Any]] = ()
+    lines: Sequence[Line] = ()
+    volumes: Sequence[Volume] = ()
     facts: Sequence[tuple[str, str]] = ()
     stated: Mapping[str, Sequence[float]] = field(default_factory=dict)
     problems: Sequence[str] = ()
@@ -65,10 +140,15 @@ class AppPage:
     going_on: str = ""
     broken: str = ""
     environment: Sequence[tuple[str, str]] = ()
+    nodes: int | None = None
+    rounds: int | None = None
+    models: Mapping[str, int] = field(default_factory=dict)
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    captured: Captured | None = None
 
     @property
     def tone(self) -> Tone:
-        clear = any(finding["severity"] == "data" for finding in self.findings)
+        clear = any(finding.severity == "data" for finding in self.findings)
         return LEAK if clear or any(answer.leaks for answer in self.answers) else OPEN
 
     @property
@@ -82,12 +162,12 @@ class AppPage:
     @property
     def silent(self) -> bool:
         """Return ``True`` if no client sent anything."""
-        return all(line["direction"] != "client to server" for line in self.lines)
+        return all(line.direction != "client to server" for line in self.lines)
 
     @property
     def further(self) -> list[str]:
         read = [step for step in self.steps if step.leaks]
-        clear = any(finding["severity"] == "data" for finding in self.findings)
+        clear = any(finding.severity == "data" for finding in self.findings)
         found = [_read(step) for step in read if clear or step is not max(read, key=attrgetter("share"))]
         told = [_told(one) for one in self.aggregate if one.leaks]
         own = [step for step in self.steps if step.scenario.name == "all"]
@@ -117,15 +197,15 @@ class AppPage:
         return max(read or sent, key=attrgetter("share"), default=next(iter(shown), None))
 
     @property
-    def _facts(self) -> list[Mapping[str, Any]]:
-        return [finding for finding in self.findings if finding["severity"] == "facts"]
+    def _facts(self) -> list[CountedLeak]:
+        return [finding for finding in self.findings if finding.severity == "facts"]
 
     @property
     def headline(self) -> str:
-        clear = [finding for finding in self.findings if finding["severity"] == "data"]
+        clear = [finding for finding in self.findings if finding.severity == "data"]
         if clear:
             first = clear[0]
-            return f"Clients send data as they are: {first['what']}, in {first['times']} of {first['of']} replies"
+            return f"Clients send data as they are: {first.what}, in {first.times} of {first.of} replies"
         read = [step for step in self.steps if step.leaks]
         if read:
             return _read(max(read, key=attrgetter("share")))
@@ -137,7 +217,7 @@ class AppPage:
             return "The audit did not end, and what it had not come to is not known"
         if self._facts:
             others = f", and {len(self._facts) - 1} more" if len(self._facts) > 1 else ""
-            return f"Clients send facts about their data in clear: {self._facts[0]['what']}{others}"
+            return f"Clients send facts about their data in clear: {self._facts[0].what}{others}"
         return self._nothing_read()
 
     @property
@@ -159,7 +239,8 @@ class AppPage:
         if attacked:
             counts = attacked[0].counts
             assert counts is not None
-            of = f"{counts.read} of {_number(counts.judged, KINDS[attacked[0].kind])} {_were(counts.read)} read"
+            were = "was" if counts.read == 1 else "were"
+            of = f"{counts.read} of {_number(counts.judged, KINDS[attacked[0].kind])} {were} read"
             return f"No upload was attacked: {self._why}. Of gradients, which do not leave as such, {of}"
         if self.going_on:
             return "No upload was attacked yet"
@@ -212,29 +293,21 @@ def _read(step: Answer) -> str:
     if step.kind in _READ_IN_WORDS:
         how = "The server read the words of"
         of = of if step.scenario.examples == 1 else f"{counts.read} of {_number(counts.judged, 'upload')}"
-    return f"{how} {of} from what clients upload of {_made_of(step)}"
+    number, later = step.scenario.examples, ", in the last round" if step.scenario.name == "later" else ""
+    made = "one example" if number == 1 else f"{number} examples"
+    return f"{how} {of} from what clients upload of {made} in one step{later}"
 
 
 def _number(number: int, what: str) -> str:
     return f"{number} {what}{'s' * (number != 1)}"
 
 
-def _were(number: int) -> str:
-    return "was" if number == 1 else "were"
-
-
-def _made_of(step: Answer) -> str:
-    number = step.scenario.examples
-    made = "one example in one step" if number == 1 else f"{number} examples in one step"
-    return f"{made}, in the last round" if step.scenario.name == "later" else made
-
-
-def render_app(page: AppPage) -> str:
+def render_audit(page: AuditRecord) -> str:
     """Render the page as HTML."""
     return render(
-        "app.html.j2",
+        "audit.html.j2",
         page=page,
-        findings=[{**finding, "label": SEVERITIES[finding["severity"]]} for finding in page.findings],
+        severities=SEVERITIES,
         steps=[_view(step, number, opened=step is page.shown_first) for number, step in enumerate(page.steps, 1)],
         notes=list(dict.fromkeys(note for step in page.steps for note in step.notes)),
         survivors=[_survivor(one) for one in page.aggregate],
@@ -261,16 +334,8 @@ def _view(step: Answer, number: int, *, opened: bool) -> dict[str, Any]:
         else f"{control.read} of {control.judged + control.failures}",
         "labels": "" if step.labels is None else f"{step.labels[0]} of {step.labels[1]}",
         "seconds": seconds(step.seconds) if step.counts is not None else "",
-        **{name: [] for name, _ in _VIEWS.values()},
-        **_shown(step),
+        **{name: [view(one) for one in step.shown if kind == step.kind] for kind, (name, view) in _VIEWS.items()},
     }
-
-
-def _shown(step: Answer) -> dict[str, list[dict[str, Any]]]:
-    if step.kind not in _VIEWS:
-        return {}
-    name, view = _VIEWS[step.kind]
-    return {name: [view(one) for one in step.shown]}
 
 
 def _survivor(one: Answer) -> dict[str, Any]:

@@ -1,0 +1,52 @@
+"""One audit: a training that is observed, attacks on what it showed, the record in ``audit.json`` and the page."""
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fl_privacy.federation.replies import Failure, attempt
+from fl_privacy.report.audit_file import PAGE, write_audit
+from fl_privacy.report.audit_page import AuditRecord
+from fl_privacy.rng import streams_put_back
+
+
+class AuditSession:
+    """An audit from its training to its page, of a strategy (``AuditReport``) or of an app that is run (``AppAudit``).
+
+    Attributes:
+        show: receiver of records instead of files, in a sandbox.
+        content: content of ``audit.json``.
+        line: summary for a terminal; empty before the end.
+    """
+
+    def __init__(self, folder: Path, show: Callable[[AuditRecord], None] | None = None) -> None:
+        self.folder, self.show = folder, show
+        self.notes: list[str] = []
+        self.content: Mapping[str, Any] = {}
+        self.line, self.started = "", time.perf_counter()
+
+    @property
+    def page(self) -> Path:
+        return (self.folder / PAGE).absolute()
+
+    def record(self, going_on: str = "") -> AuditRecord:
+        """Return what is known so far, with what is ``going_on`` until the end."""
+        raise NotImplementedError
+
+    def attack_all(self) -> None:
+        """Attack what was observed."""
+        raise NotImplementedError
+
+    def write(self, going_on: str = "") -> AuditRecord:
+        record = self.record(going_on)
+        if self.show is None:
+            self.content = write_audit(self.folder, record)
+        else:
+            self.show(record)
+        return record
+
+    def end(self) -> Failure | None:
+        """Attack after the training, without an effect on random streams; return why that ended early, if it did."""
+        with streams_put_back():
+            return attempt(self.attack_all)

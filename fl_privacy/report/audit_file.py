@@ -1,0 +1,332 @@
+"""The files of an audit: ``audit.json`` in its two forms, and the record that a sandbox sends.
+
+Data from a process that ran third-party code are checked before use.
+"""
+
+import base64
+import binascii
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, fields, is_dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fl_privacy.checks import fits
+from fl_privacy.effects import from_plain, to_plain
+from fl_privacy.errors import UserError
+from fl_privacy.files import write_private
+from fl_privacy.measure.answer import QUESTIONS, Answer, Scenario, Shown
+from fl_privacy.measure.counts import Counts, Words
+from fl_privacy.measure.roc import Estimate
+from fl_privacy.report.audit_page import AuditRecord, Captured, CountedLeak, Line, Volume, render_audit
+from fl_privacy.runs.folder.from_json import beginning, each, made
+from fl_privacy.types.plan import Normalization
+
+PAGE, RECORD = "report.html", "audit.json"
+"""Files in the folder of an audit."""
+
+LARGEST_PICTURE, LARGEST_RECORD = 1 << 24, 1 << 24
+"""Most values of a picture, and bytes of a strategy's record."""
+
+LARGEST_NUMBER, MOST_COUNTED, MOST_ANSWERS, MOST_SHOWN, MOST_VALUES = 1 << 63, 10_000, 100, 1000, 1 << 21
+"""Limits of a record: whole numbers, examples of an answer, answers, characters of a headline, and values."""
+
+
+def write_audit(folder: Path, record: AuditRecord) -> Mapping[str, Any]:
+    """Write ``audit.json`` into ``folder``, readable only by its owner, and return its content.
+
+    An app that was run also gets its page; a strategy's page is that of a run.
+    """
+    if record.captured is not None:
+        content = _plain_captured(record.captured)
+    else:
+        content = _plain_app(record)
+        write_private(folder / PAGE, render_audit(record))
+    write_private(folder / RECORD, json.dumps(content, indent=1, default=str))
+    return content
+
+
+def read_captured(folder: Path) -> Captured | None:
+    """Return the facts on captured uploads in a strategy's record, without trusting it; ``None`` without a record.
+
+    Raises:
+        UserError: it is damaged, or of an app that was run, whose uploads are not captured.
+    """
+    path = folder / RECORD
+    if not path.is_file():
+        return None
+    wrong = UserError(f"{path} is expected to be as an audit wrote it, but is damaged; remove it.")
+    if path.stat().st_size > LARGEST_RECORD:
+        raise wrong
+    try:
+        told = json.loads(path.read_text())
+    except (ValueError, RecursionError) as error:
+        raise wrong from error
+    if isinstance(told, dict) and told.get("command") == "audit APP":
+        raise UserError(
+            f"{folder} is expected to hold captured updates, but is an audit of an app that was run, which keeps none;"
+            " wrap the app's strategy in fl_privacy.audit(...)."
+        )
+    kinds: dict[str, Any] = {
+        "model": str,
+        "mean": list[float] | None,
+        "std": list[float] | None,
+        "fingerprints": Mapping[str, list[str]],
+        "rates_estimated": bool,
+        "normalizations": Mapping[str, Mapping[str, list[float] | None]],
+        "defenses": Mapping[str, list[Any]],
+    }
+    if isinstance(told, dict):
+        told = {"rates_estimated": False, "normalizations": {}, "defenses": {}, **told}
+    if not isinstance(told, dict) or any(key not in told or not fits(told[key], kinds[key]) for key in kinds):
+        raise wrong
+    if not all(re.fullmatch(r"[0-9]{1,9}", client) for client in (*told["normalizations"], *told["defenses"])):
+        raise wrong
+
+    def normalization(plain: Mapping[str, Any]) -> Normalization | None:
+        mean, std = plain.get("mean"), plain.get("std")
+        return None if mean is None or std is None else Normalization(mean, std)
+
+    return Captured(
+        model=told["model"],
+        normalization=normalization(told),
+        normalizations={int(client): normalization(plain) for client, plain in told["normalizations"].items()},
+        defense=from_plain(told.get("defense", [])),
+        defenses={int(client): from_plain(plain) for client, plain in told["defenses"].items()},
+        fingerprints=told["fingerprints"],
+        rates_estimated=told["rates_estimated"],
+    )
+
+
+def _plain_captured(captured: Captured) -> dict[str, Any]:
+    def plain(one: Normalization | None) -> dict[str, list[float] | None]:
+        return {"mean": None, "std": None} if one is None else {"mean": list(one.mean), "std": list(one.std)}
+
+    return {
+        "model": captured.model,
+        **plain(captured.normalization),
+        "normalizations": {str(client): plain(one) for client, one in captured.normalizations.items()},
+        "defense": to_plain(captured.defense),
+        "defenses": {str(client): to_plain(parts) for client, parts in captured.defenses.items()},
+        "fingerprints": {key: list(value) for key, value in captured.fingerprints.items()},
+        "rates_estimated": captured.rates_estimated,
+    }
+
+
+def _plain_app(record: AuditRecord) -> dict[str, Any]:
+    return {
+        "command": "audit APP",
+        "app": record.app,
+        "headline": record.headline,
+        "further": record.further,
+        "tone": record.tone,
+        "going_on": record.going_on,
+        "broken": record.broken,
+        "nodes": record.nodes,
+        "rounds": record.rounds,
+        "models": dict(record.models),
+        "findings": [asdict(finding) for finding in record.findings],
+        "rungs": [_plain_examples(answer) for answer in record.steps],
+        "survivors": [_plain_aggregate(answer) for answer in record.aggregate],
+        "inventory": [asdict(line) for line in record.lines],
+        "stated": dict(record.stated),
+        "problems": list(record.problems),
+        "notes": list(record.notes),
+        "facts": dict(record.facts),
+        "seconds": dict(record.seconds),
+    }
+
+
+def _plain_examples(answer: Answer) -> Mapping[str, Any]:
+    found = (answer.counts, answer.control)
+    counts, control = (value.as_plain() if isinstance(value, Counts) else None for value in found)
+    return {
+        "rung": answer.scenario.name,
+        "title": answer.scenario.title,
+        "made": answer.scenario.uploads,
+        "uploaded": answer.scenario.leaves,
+        "kind": answer.kind,
+        "counts": counts,
+        "control": control,
+        "labels": answer.labels and list(answer.labels),
+        "reason": answer.reason,
+        "seconds": round(answer.seconds, 1),
+        "size": answer.scenario.examples,
+        "notes": list(answer.notes),
+    }
+
+
+def _plain_aggregate(answer: Answer) -> Mapping[str, Any]:
+    found, control = (
+        {"value": round(value.value, 4), "low": round(value.low, 4), "high": round(value.high, 4)}
+        if isinstance(value, Estimate)
+        else None
+        for value in (answer.estimate, answer.control)
+    )
+    return {
+        "name": answer.question,
+        "title": QUESTIONS[answer.question].title,
+        "made": answer.scenario.uploads,
+        "found": found,
+        "control": control,
+        "told": answer.leaks,
+        "reason": answer.reason,
+        "seconds": round(answer.seconds, 1),
+        "notes": list(answer.notes),
+    }
+
+
+def folder_name(app: str) -> str:
+    """Return the folder name of an app's audit."""
+    safe = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in app)[:60] or "app"
+    return f"audit-{safe}"
+
+
+def terminal_line(record: AuditRecord, path: Path) -> str:
+    """Return the terminal's summary of a finished page."""
+    told = [record.headline, *record.further, *(record.problems[:1] if record.silent else ())]
+    said = [one if len(one) <= MOST_SHOWN else f"{one[:MOST_SHOWN]} …" for one in told]
+    return f"audit: {'. '.join(each.rstrip('.') for each in said)}. Page: {path}"
+
+
+def record_to_json(record: AuditRecord) -> str:
+    """Serialize the record of an app that was run, with what its page shows."""
+    told = {field.name: getattr(record, field.name) for field in fields(record) if field.name != "captured"}
+    told["answers"] = [_plain_answer(answer) for answer in record.answers]
+    return json.dumps(told, default=lambda one: asdict(one) if is_dataclass(one) else str(one))  # type: ignore[arg-type]
+
+
+def record_of_json(content: bytes | str) -> AuditRecord:
+    """Parse a record from ``record_to_json``; ``ValueError`` if invalid."""
+
+    def whole(text: str) -> int:
+        if abs(found := int(text)) > LARGEST_NUMBER:
+            raise ValueError("it has a number that nothing here counts to")
+        return found
+
+    text = content if isinstance(content, str) else content.decode()
+    if sum(map(text.count, "[{,")) > MOST_VALUES:  # values take a hundred times the memory of their text
+        raise ValueError(f"it has more than {MOST_VALUES} values")
+    try:
+        record = made(AuditRecord, json.loads(text, parse_int=whole), "page", **_PARTS)
+    except (RecursionError, TypeError, OverflowError, AttributeError) as error:
+        raise ValueError(f"it can't be read: {type(error).__name__}") from error
+    if len(record.answers) > MOST_ANSWERS:
+        raise ValueError(f"it has more than {MOST_ANSWERS} answers")
+    return record
+
+
+def _plain_answer(answer: Answer) -> dict[str, Any]:
+    show = _PLAIN.get(answer.kind, lambda values: [v.item() if isinstance(v, np.generic) else v for v in values])
+    told = {field.name: getattr(answer, field.name) for field in fields(answer)}
+    told["shown"] = [
+        {
+            "original": show(one.original),
+            "guess": None if one.guess is None else show(one.guess),
+            "reconstructed": bool(one.reconstructed),
+        }
+        for one in answer.shown
+    ]
+    return told
+
+
+def _plain_picture(image: Any) -> dict[str, Any]:
+    """Return an image (C, H, W) in [0, 1] in 256 levels."""
+    levels = (np.clip(np.asarray(image), 0, 1) * 255).round().astype(np.uint8)
+    return {"shape": list(levels.shape), "levels": base64.b64encode(levels.tobytes()).decode()}
+
+
+def _answer(told: object, where: str) -> Answer:
+    kind, question = (told.get("kind"), told.get("question")) if isinstance(told, dict) else (None, None)
+    show = _CHECKED.get(str(kind), _values)
+    return made(
+        Answer,
+        told,
+        where,
+        scenario=partial(made, Scenario),
+        counts=_counts,
+        estimate=_estimate,
+        control=_counts if question == "examples" else _estimate,
+        labels=_labels,
+        shown=partial(
+            each,
+            partial(made, Shown, original=show, guess=lambda v, w: None if v is None else show(v, w)),
+            at_least=0,
+        ),
+    )
+
+
+def _picture(told: object, where: str) -> np.ndarray:
+    shape = told.get("shape") if isinstance(told, dict) else None
+    if not isinstance(told, dict) or not fits(shape, Sequence[int]) or shape is None or len(shape) != 3:
+        raise ValueError(f"{where} is no picture")
+    try:
+        levels = np.frombuffer(base64.b64decode(str(told.get("levels")), validate=True), np.uint8)
+    except (binascii.Error, ValueError) as error:
+        raise ValueError(f"{where} is no picture") from error
+    if shape[0] not in (1, 3) or min(shape) < 1 or len(levels) > LARGEST_PICTURE:
+        raise ValueError(f"{where} is no picture")
+    return levels.reshape(shape) / 255
+
+
+def _values(told: object, where: str) -> tuple[float, ...]:
+    if not isinstance(told, list) or not all(isinstance(one, int | float) for one in told):
+        raise ValueError(f"{where} is {beginning(told)}, not a list of numbers")
+    return tuple(told)
+
+
+def _labels(told: object, where: str) -> tuple[int, ...] | None:
+    if told is None:
+        return None
+    if not isinstance(told, list) or len(told) != 2 or not fits(told, Sequence[int]):
+        raise ValueError(f"{where} is {beginning(told)}, not two whole numbers")
+    return tuple(told)
+
+
+def _counts(told: object, where: str) -> Counts | None:
+    if told is None:
+        return None
+    found = made(Counts, told, where, words=partial(made, Words))
+    words = (found.words.read, found.words.there, found.words.wrong, found.words.texts)
+    probabilities = [p for p in (found.luck, found.chance, found.identified_by_chance) if p is not None]
+    counted = [value for value in vars(found).values() if isinstance(value, int)]
+    possible = min(*counted, *words) >= 0 and found.images <= MOST_COUNTED and found.groups <= found.judged
+    if not possible or not all(0 <= p <= 1 for p in probabilities):
+        raise ValueError(f"figures of {where} contradict each other")
+    return found
+
+
+def _estimate(told: object, where: str) -> Estimate | None:
+    return None if told is None else made(Estimate, told, where)
+
+
+def _pairs(told: object, where: str) -> tuple[tuple[str, str], ...]:
+    if not isinstance(told, list) or not all(fits(pair, Sequence[str]) and len(pair) == 2 for pair in told):
+        raise ValueError(f"{where} is {beginning(told)}, not a list of names and values")
+    return tuple((name, value) for name, value in told)
+
+
+def _refused(told: object, where: str) -> None:
+    raise ValueError(f"{where} is not part of what a sandbox sends")
+
+
+_PLAIN: Mapping[str, Callable[[Any], Any]] = {"image": _plain_picture}
+"""Kind of examples -> conversion to JSON; others become lists of numbers."""
+
+_CHECKED: Mapping[str, Callable[[object, str], Any]] = {"image": _picture}
+"""Kind of examples -> checked conversion from JSON."""
+
+_PARTS: Mapping[str, Callable[[object, str], object]] = {
+    "answers": partial(each, _answer, at_least=0),
+    "findings": partial(each, partial(made, CountedLeak), at_least=0),
+    "lines": partial(each, partial(made, Line), at_least=0),
+    "volumes": partial(each, partial(made, Volume), at_least=0),
+    "facts": _pairs,
+    "environment": _pairs,
+    "captured": _refused,
+}
+"""Field of a record -> checked conversion from JSON."""
