@@ -30,8 +30,7 @@ from fl_privacy.dp_check.bounds import best_one_run_epsilon, gaussian_epsilon, g
 from fl_privacy.dp_check.check import DpCheckRequest
 from fl_privacy.dp_check.draws import ManyAtOnce
 from fl_privacy.dp_check.verdict import ClaimVerdict
-from fl_privacy.flower.dp_mechanisms import mechanism_of_mod
-from fl_privacy.flower.dp_subjects import verdicts_on
+from fl_privacy.flower.dp_mechanisms import mechanism_of_mod, verdicts_on
 from fl_privacy.types import Tensors
 
 Many = Callable[[Tensors, int], Tensors]

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from fl_privacy.defenses import ClientState
 from fl_privacy.federation import RoundReport
-from fl_privacy.federation.evaluation import Evaluation
-from fl_privacy.federation.server import Server
+from fl_privacy.federation.server import Evaluation, Server
 from fl_privacy.types import ModelState
 
 Course = Sequence[Mapping[str, float]]

@@ -24,7 +24,7 @@ from row_file import RowFile, takes_rows
 from tree_federation import Clients, auc, federate, heart, stroke
 
 from fl_privacy.attacks.trees import Knowledge, Training, read_exchange, reconstruct_rows
-from fl_privacy.measure.pinned_rows import PinnedRows, pinned_rows
+from fl_privacy.measure.tables import PinnedRows, pinned_rows
 
 USUAL: Mapping[str, Any] = {"mode": "bagging", "depth": 4, "rate": 0.3, "rounds": 30, "max_bin": 256, "noise": 0.0}
 

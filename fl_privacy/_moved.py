@@ -13,8 +13,10 @@ _NAMES = """
     attacks.adaptive.bounds=attacks.adaptive.constraints attacks.adaptive.clip=attacks.adaptive.constraints
     attacks.adaptive.estimates=attacks.adaptive.constraints attacks.auto.attempts=attacks.auto.race
     attacks.auto.budget=attacks.auto.sub_attacks attacks.auto.likeliest=attacks.auto.stages
-    attacks.auto.members=attacks.auto.sub_attacks attacks.exact.traced=attacks.exact.fx_graph
-    attacks.ggl_gifd=attacks.presets attacks.gradient_inversion.adam_step=attacks.gradient_inversion.infer_client
+    attacks.auto.members=attacks.auto.sub_attacks attacks.exact.batch_statistics=attacks.exact.feature_descent
+    attacks.exact.fx_graph=attacks.exact.residual attacks.exact.hidden_layer=attacks.exact.first_layer
+    attacks.exact.traced=attacks.exact.residual attacks.ggl_gifd=attacks.presets
+    attacks.gradient_inversion.adam_step=attacks.gradient_inversion.infer_client
     attacks.gradient_inversion.attackable=attacks.gradient_inversion.targets
     attacks.gradient_inversion.captured=attacks.gradient_inversion.execution
     attacks.gradient_inversion.clients_loss=attacks.gradient_inversion.infer_client
@@ -22,54 +24,70 @@ _NAMES = """
     attacks.gradient_inversion.cuda_graph=attacks.gradient_inversion.execution
     attacks.gradient_inversion.matching_targets=attacks.gradient_inversion.preparation
     attacks.gradient_inversion.modality=attacks.gradient_inversion.other_modalities
+    attacks.gradient_inversion.network_prior=attacks.gradient_inversion.generator_prior
     attacks.gradient_inversion.noise=attacks.gradient_inversion.evident_defense
     attacks.gradient_inversion.rounds=attacks.gradient_inversion.preparation
     attacks.gradient_inversion.solved_labels=attacks.gradient_inversion.labels
     attacks.gradient_inversion.starts=attacks.gradient_inversion.settings
     attacks.gradient_inversion.table_evidence=attacks.gradient_inversion.table_rows
     attacks.gradient_inversion.undisclosed=attacks.gradient_inversion.infer_client
-    attacks.gradient_inversion.unmixing=attacks.gradient_inversion.grouping attacks.lamp_tag=attacks.presets
-    attacks.text.candidates=attacks.text.token_candidates attacks.text.encoder_batches=attacks.text.encoder_assembly
-    attacks.text.entrances=attacks.text.token_evidence attacks.text.expected_words=attacks.text.word_evidence
-    attacks.text.first_block=attacks.text.bag_of_words attacks.text.spans=attacks.text.token_candidates
-    checkpointing=models.unwrap_model config.foreign=runs.config.untrusted config.reading=runs.config.parse
-    config=runs.config cores=federation.cores deploy=site.deploy dp_check.asked=dp_check.check
-    experiment.candidates=runs.distractors experiment.fitted_uploads=auditing.fitted_uploads
-    experiment.inferences=runs.build experiment.ladder=auditing.scenarios
-    experiment.ladder_adapters=auditing.scenario_words experiment.ladder_members=auditing.scenario_members
-    experiment.ladder_problem=auditing.scenario_problem experiment.ladder_scores=auditing.scenario_scores
-    experiment.ladder_words=auditing.scenario_words experiment.run_folder=runs.destination
-    experiment.server_reading=runs.server_attack experiment.unattacked=runs.distractors_of_app experiment=runs
-    federation.audit=federation.interception_plan
+    attacks.gradient_inversion.unmixing=attacks.gradient_inversion.grouping
+    attacks.inference.canaries=attacks.inference.inference attacks.inference.kinds=attacks.inference.inference
+    attacks.inference.source=attacks.inference.attribute attacks.lamp_tag=attacks.presets
+    attacks.malicious.own_gradient=attacks.malicious.inconsistent
+    attacks.optimizers.base=attacks.optimizers.first_order attacks.text.candidates=attacks.text.token_candidates
+    attacks.text.encoder_batches=attacks.text.encoder_assembly attacks.text.entrances=attacks.text.token_evidence
+    attacks.text.expected_words=attacks.text.word_evidence attacks.text.first_block=attacks.text.bag_of_words
+    attacks.text.spans=attacks.text.token_candidates attacks.trees.exchanges=attacks.trees.grid
+    attacks.trees.ubjson=attacks.trees.model checkpointing=models.unwrap_model cli.leakage=cli.dp_check
+    cli.nodes=cli.backends cli.terminal=cli.console cli.workers=cli.underway config.foreign=runs.config.untrusted
+    config.reading=runs.config.parse config=runs.config cores=federation.cores data.attributes=data.datasets
+    defenses.policy_search.definition=defenses.policy_search.selection deploy=site.deploy
+    dp_check.asked=dp_check.check experiment.candidates=runs.distractors
+    experiment.fitted_uploads=auditing.fitted_uploads experiment.inferences=runs.build
+    experiment.ladder=auditing.scenarios experiment.ladder_adapters=auditing.scenario_words
+    experiment.ladder_members=auditing.scenario_members experiment.ladder_problem=auditing.scenario_problem
+    experiment.ladder_scores=auditing.scenario_scores experiment.ladder_words=auditing.scenario_words
+    experiment.run_folder=runs.destination experiment.server_reading=runs.server_attack
+    experiment.unattacked=runs.distractors_of_app experiment=runs federation.audit=federation.interception_plan
+    federation.evaluation=federation.server
+    federation.interception.local_batch_norm=federation.interception.infer_plan
     federation.interception.observation_buffer=federation.interception.capture_writer film=types.film
     fitted=attacks.fitted flower._audit=auditing.strategy flower._defend=flower.mods.defend
     flower._defense_mod=flower.mods.defense_mod flower._guard_mod=flower.mods.guard_mod
-    flower._train_step=flower.mods.train_step flower.answers=flower.reply_cache
-    flower.app_claims=auditing.app_claims flower.audit_report=auditing.strategy_report
-    flower.audited_claims=auditing.strategy_claims flower.audited_model=auditing.strategy_model
-    flower.cell=flower.app_process flower.inside.loading=flower.inside.identity
-    flower.kept_norms=flower.local_batch_norm flower.probe=flower.mods.probe
-    flower.untouched.app=auditing.app.bundle flower.untouched.moved=auditing.app.environment
-    flower.untouched.own_files=auditing.app.environment flower.untouched=auditing.app foreign_files=files.foreign
-    gate.kernel=site.gate.linux_calls gate=site.gate gradients.examples=models.gradients.per_example
-    gradients.fastest=models.gradients.choose_method gradients=models.gradients guard=defenses.guard
-    inference=attacks.inference interception.kept_norms=federation.interception.local_batch_norm
+    flower._train_step=flower.mods.train_step flower.answers=flower.reply_cache flower.app_claims=auditing.app_claims
+    flower.audit_report=auditing.strategy_report flower.audited_claims=auditing.strategy_claims
+    flower.audited_model=auditing.strategy_model flower.cell=flower.app_process
+    flower.dp_subjects=flower.dp_mechanisms flower.forms=flower.reply_cache flower.gate_defense=flower.gate
+    flower.inside.loading=flower.inside.identity flower.inside.masks=flower.inside.identity
+    flower.kept_norms=flower.wrappers flower.local_batch_norm=flower.wrappers flower.malicious=flower.curious
+    flower.probe=flower.mods.probe flower.untouched.app=auditing.app.bundle
+    flower.untouched.moved=auditing.app.environment flower.untouched.own_files=auditing.app.environment
+    flower.untouched=auditing.app foreign_files=files.foreign gate.kernel=site.gate.linux_calls gate=site.gate
+    gradients.examples=models.gradients.per_example gradients.fastest=models.gradients.choose_method
+    gradients=models.gradients guard=defenses.guard inference=attacks.inference
+    interception.kept_norms=federation.interception.infer_plan
     interception.recognition=federation.interception.infer_plan
     interception.waiting=federation.interception.capture_writer interception=federation.interception
     losses=models.losses malicious.reading=attacks.malicious.from_layer malicious=attacks.malicious
-    metrics.controls=measure.distractors metrics.looks=measure.descriptors metrics=measure modality=types.modality
+    measure.inferred=measure.roc measure.pinned_rows=measure.tables measure.spn=measure.distortion
+    measure.trade_off=measure.intervals metrics.controls=measure.distractors metrics.looks=measure.descriptors
+    metrics=measure modality=types.modality models.cut=models.layers
+    models.pretrained.generator_files=models.pretrained.generator models.resnet=models.alexnet_vgg
     network_files=files.networks packages=checks.packages parallel=federation.parallel pieces=types.modality
-    plain_models=models.unwrap_model plan=types.plan policy_search=defenses.policy_search
-    pretrained=models.pretrained processes=federation.processes regression=auditing.regression
-    results.candidates=runs.folder.defense_choice results.counts=measure.counts results.findings=measure.inferred
-    results.folder=runs.folder.writer results.made=runs.folder.from_json results.readings=runs.folder.leakage
+    plain_models=models.unwrap_model plan=types.plan policy_search=defenses.policy_search pretrained=models.pretrained
+    processes=federation.processes regression=auditing.regression report.claims=report.mechanisms
+    results.candidates=runs.folder.defense_choice results.counts=measure.counts results.findings=measure.roc
+    results.folder=runs.folder.writer results.made=runs.folder.records results.readings=runs.folder.leakage
     results.row_files=runs.folder.pictures results.rule=measure.rule results.survivors=measure.aggregate_leakage
-    results=runs.folder runs.folder.row_files=runs.folder.pictures schema=types.schema
-    shared_gradients=types.user_gradients shared_updates=types.user_updates tally=federation.cores
+    results=runs.folder runs.folder.environment=runs.folder.identity runs.folder.from_json=runs.folder.records
+    runs.folder.row_files=runs.folder.pictures runs.own_data=runs.weights runs.run_claims=runs.privacy
+    runs.summed_probes=runs.ground_truth schema=types.schema shared_gradients=types.user_gradients
+    shared_updates=types.user_gradients site.gate.accounting=site.gate.entries tally=federation.cores
     tapping.copies=auditing.clear_text.copies tapping.findings=auditing.clear_text.findings
     tapping.inventory=auditing.clear_text.inventory tapping.spelled=auditing.clear_text.copies
     tapping=auditing.instrument tied_weights=models.unwrap_model transformations=data.transformations
-    trees=attacks.trees victim_ids=types.victim_ids
+    trees=attacks.trees types.user_updates=types.user_gradients types.victim_ids=types.nouns victim_ids=types.nouns
 """
 
 MOVED: Mapping[str, str] = dict(pair.split("=") for pair in _NAMES.split())

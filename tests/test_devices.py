@@ -24,7 +24,7 @@ from fl_privacy.flower.ray_nodes import check_request
 from fl_privacy.models.gradients.convolution import convolution_gradients
 from fl_privacy.models.gradients.memory import resolve_device, spare_bytes
 from fl_privacy.rng import derive_generator, seeded_globally
-from fl_privacy.runs.folder.environment import describe_environment
+from fl_privacy.runs.folder.identity import describe_environment
 from fl_privacy.types import ModelState
 from tests.attacks.victims import SHAPE, observations, smooth_net
 

@@ -7,7 +7,7 @@ from typing import Any, Literal, ParamSpec, TypedDict, TypeVar, get_args, get_ty
 
 from fl_privacy.attacks.feature_inversion import FeatureSource, FrontPolicy, ModelInversion
 from fl_privacy.attacks.gradient_inversion import Compile, DType, GradientInversion, LabelPolicy, LocalSteps, Projection
-from fl_privacy.attacks.gradient_inversion.network_prior import Untrained
+from fl_privacy.attacks.gradient_inversion.generator_prior import Untrained
 from fl_privacy.attacks.gradient_inversion.settings import STARTS, Scaling, TokenReading, named_start
 from fl_privacy.checks import one_of
 from fl_privacy.errors import UserError
@@ -49,7 +49,7 @@ class GradientOptions(_Options, total=False):
 
     ``start`` is a name of :data:`fl_privacy.attacks.gradient_inversion.settings.STARTS`; ``layers`` are weights of
     tensors by name pattern, 0 mutes. ``space="network"`` optimizes an untrained network that makes the images
-    (:class:`fl_privacy.attacks.gradient_inversion.network_prior.Untrained`).
+    (:class:`fl_privacy.attacks.gradient_inversion.generator_prior.Untrained`).
     """
 
     labels: LabelPolicy

@@ -30,7 +30,7 @@ from fl_privacy.attacks.optimizers.lbfgs import LineSearch
 from fl_privacy.attacks.preset_options import GenerativeOptions, GradientOptions, takes, vary
 from fl_privacy.checks import number, one_of, whole
 from fl_privacy.errors import UserError
-from fl_privacy.models.pretrained.generator_files import expect_generator
+from fl_privacy.models.pretrained.generator import expect_generator
 
 Variant = Literal["paper", "code"]
 """Source of the settings if paper and program differ."""

@@ -24,8 +24,7 @@ from fl_privacy.dp_check.verdict import ClaimVerdict
 from fl_privacy.errors import UserError
 from fl_privacy.federation.replies import Failure, attempt
 from fl_privacy.flower.audit_protocol import numbers_of
-from fl_privacy.flower.dp_mechanisms import mechanism_of_mod, stated_by, together
-from fl_privacy.flower.dp_subjects import verdicts_on
+from fl_privacy.flower.dp_mechanisms import mechanism_of_mod, stated_by, together, verdicts_on
 from fl_privacy.flower.grids import LocalGrid
 from fl_privacy.flower.inside.identity import identify_process
 from fl_privacy.flower.inside.legacy import FitIns, fitins_to_recorddict, ndarrays_to_parameters, parameters_to_ndarrays

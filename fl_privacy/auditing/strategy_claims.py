@@ -9,8 +9,7 @@ from flwr.serverapp.strategy import Strategy
 from fl_privacy.dp_check.check import DpCheckRequest
 from fl_privacy.dp_check.claims import Claim, Facts, recompute
 from fl_privacy.dp_check.verdict import ClaimVerdict
-from fl_privacy.flower.dp_mechanisms import stated_by
-from fl_privacy.flower.dp_subjects import verdicts_on
+from fl_privacy.flower.dp_mechanisms import stated_by, verdicts_on
 from fl_privacy.runs.folder.claims import ClaimRecord, records_of
 
 KEYS = {

@@ -11,7 +11,7 @@ from torch import nn
 
 from fl_privacy.data.app_data import told_normalization
 from fl_privacy.errors import UserError
-from fl_privacy.federation.interception.local_batch_norm import norm_names
+from fl_privacy.federation.interception.infer_plan import norm_names
 from fl_privacy.flower.upload_defense import made_of
 from fl_privacy.models import check_model, normalized
 from fl_privacy.models.unwrap_model import outputs_of, plain_model

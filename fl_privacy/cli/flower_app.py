@@ -16,8 +16,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from fl_privacy.cli.backends import secure_backend_of, unattacked
-from fl_privacy.cli.console import RichMonitor
-from fl_privacy.cli.terminal import Terminal
+from fl_privacy.cli.console import RichMonitor, Terminal
 from fl_privacy.errors import UserError, say
 from fl_privacy.federation import Client, ClientSource, Failure, Round, Server
 from fl_privacy.federation.replies import attempt
@@ -37,11 +36,11 @@ from fl_privacy.runs.config.building import plain_settings
 from fl_privacy.runs.config.untrusted import expect_no_place, expect_plain
 from fl_privacy.runs.destination import Backend, plain_loop
 from fl_privacy.runs.ground_truth import sees_other_images
-from fl_privacy.runs.own_data import OpenSettingError, client_of_folder
 from fl_privacy.runs.privacy import calibrated
 from fl_privacy.runs.run import run_baseline, run_experiment
 from fl_privacy.runs.setup import build_setup
 from fl_privacy.runs.threat_model import Whereabouts
+from fl_privacy.runs.weights import OpenSettingError, client_of_folder
 
 TIMEOUT = "round-timeout"
 AUTHENTICATED = "authenticated-nodes"

@@ -14,8 +14,10 @@ import typer
 from rich.logging import RichHandler
 
 from fl_privacy.cli.audit import audit, review
+from fl_privacy.cli.backends import deploy, node_cost, supernode
 from fl_privacy.cli.completion import OpenPage, Overrides, PsnrBelow, completes
-from fl_privacy.cli.dp_check import check_dp
+from fl_privacy.cli.console import Terminal
+from fl_privacy.cli.dp_check import check_dp, check_leakage
 from fl_privacy.cli.faults import (
     STOPPING,
     Interrupted,
@@ -26,11 +28,8 @@ from fl_privacy.cli.faults import (
     nobody_listens,
     recognized,
 )
-from fl_privacy.cli.leakage import check_leakage
-from fl_privacy.cli.nodes import deploy, node_cost, supernode
 from fl_privacy.cli.policy import app as policy_app
 from fl_privacy.cli.studies import advise, benchmark, trade_off
-from fl_privacy.cli.terminal import Terminal
 from fl_privacy.cli.watching import watch
 from fl_privacy.errors import UserError, say
 from fl_privacy.files import UNENCODABLE

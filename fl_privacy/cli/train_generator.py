@@ -19,8 +19,9 @@ from fl_privacy.errors import UserError
 from fl_privacy.files import user_cache_folder
 from fl_privacy.files.foreign import expanded, expect_writable
 from fl_privacy.models.gradients.memory import resolve_device
-from fl_privacy.models.pretrained.generator import Provenance, image_fingerprints
-from fl_privacy.models.pretrained.generator_files import (
+from fl_privacy.models.pretrained.generator import (
+    Provenance,
+    image_fingerprints,
     load_training,
     read_generator_header,
     save_generator,

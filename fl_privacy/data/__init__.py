@@ -5,12 +5,10 @@ from typing import TYPE_CHECKING
 from fl_privacy.checks.packages import on_demand
 
 if TYPE_CHECKING:
-    from fl_privacy.data.attributes import (
-        load_with_attribute as load_with_attribute,
-    )
     from fl_privacy.data.datasets import (
         Dataset as Dataset,
         load_data as load_data,
+        load_with_attribute as load_with_attribute,
     )
     from fl_privacy.data.examples import (
         Examples as Examples,

@@ -10,11 +10,6 @@ if TYPE_CHECKING:
         ClientSource as ClientSource,
         Personalized as Personalized,
     )
-    from fl_privacy.federation.evaluation import (
-        Evaluation as Evaluation,
-        evaluate_model as evaluate_model,
-        mean_evaluation as mean_evaluation,
-    )
     from fl_privacy.federation.interception_plan import (
         Audit as Audit,
         Probe as Probe,
@@ -39,8 +34,11 @@ if TYPE_CHECKING:
         with_personalized as with_personalized,
     )
     from fl_privacy.federation.server import (
+        Evaluation as Evaluation,
         Server as Server,
         ServerPlan as ServerPlan,
+        evaluate_model as evaluate_model,
+        mean_evaluation as mean_evaluation,
         upload_bytes as upload_bytes,
     )
     from fl_privacy.federation.training import (

@@ -17,8 +17,8 @@ from fl_privacy.defenses import ClientState, Defense, LocalData
 from fl_privacy.defenses.guard import ModelGuard
 from fl_privacy.defenses.privacy import promises_privacy
 from fl_privacy.errors import UserError
-from fl_privacy.federation.evaluation import Evaluation, evaluate_model
 from fl_privacy.federation.replies import UnfitMessageError
+from fl_privacy.federation.server import Evaluation, evaluate_model
 from fl_privacy.federation.training import (
     LocalResult,
     join_private,

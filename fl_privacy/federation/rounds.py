@@ -9,10 +9,9 @@ from typing import Protocol, TypeVar
 
 from fl_privacy.defenses import ClientState
 from fl_privacy.federation.client import Client, Personalized
-from fl_privacy.federation.evaluation import Evaluation, mean_evaluation
 from fl_privacy.federation.interception_plan import Audit
 from fl_privacy.federation.replies import Failure, attempt
-from fl_privacy.federation.server import Server, upload_bytes
+from fl_privacy.federation.server import Evaluation, Server, mean_evaluation, upload_bytes
 from fl_privacy.federation.training import LocalResult
 from fl_privacy.models.gradients.memory import freed_memory_kept
 from fl_privacy.progress import counted

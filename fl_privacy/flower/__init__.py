@@ -35,15 +35,13 @@ if TYPE_CHECKING:
     )
     from fl_privacy.flower.curious import (
         HonestButCurious as HonestButCurious,
+        Malicious as Malicious,
     )
     from fl_privacy.flower.gate import (
         Gate as Gate,
     )
     from fl_privacy.flower.grids import (
         LocalGrid as LocalGrid,
-    )
-    from fl_privacy.flower.malicious import (
-        Malicious as Malicious,
     )
     from fl_privacy.flower.mods.canary_mod import (
         canary_mod as canary_mod,

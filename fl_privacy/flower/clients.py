@@ -14,8 +14,8 @@ from fl_privacy.defenses.privacy import promises_privacy
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Client, LocalResult, private_names
 from fl_privacy.federation.client import Personalized
-from fl_privacy.federation.evaluation import Evaluation
 from fl_privacy.federation.replies import UnfitMessageError, expect_sound, told_alike
+from fl_privacy.federation.server import Evaluation
 from fl_privacy.flower._node_memory import ContextMemory, Memory
 from fl_privacy.flower.inside.legacy import NumPyClient, Scalar
 from fl_privacy.flower.records import (

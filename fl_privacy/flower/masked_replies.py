@@ -12,8 +12,8 @@ from flwr.app import ConfigRecord, RecordDict
 
 from fl_privacy.federation.replies import Failure, attempt, fault
 from fl_privacy.flower.clients import COUNTS, NAMES
+from fl_privacy.flower.inside.identity import bytes_to_public_key
 from fl_privacy.flower.inside.legacy import RECORD_KEY_CONFIGS, FitRes, SecAggKey, SecAggStage, recorddict_to_fitres
-from fl_privacy.flower.inside.masks import bytes_to_public_key
 from fl_privacy.flower.records import DEFENSE_SECONDS, TRAIN_LOSS
 from fl_privacy.types import ModelState, Tensors, Upload
 

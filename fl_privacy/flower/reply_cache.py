@@ -10,8 +10,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 from filelock import FileLock
-from flwr.app import Array, ConfigRecord, Context, Error, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp.typing import ClientAppCallable, Mod
 
 from fl_privacy.errors import UserError
@@ -33,7 +34,6 @@ from fl_privacy.flower._node_memory import (
     write_own,
 )
 from fl_privacy.flower.audit_protocol import PROBED, asked_probe, is_evaluation, is_training, merged_config
-from fl_privacy.flower.forms import FORMS, form_of, seconds_of
 from fl_privacy.flower.inside.serialized import bytes_of, records_of
 from fl_privacy.flower.records import CLIENT_RAISED, ROUND, UNFIT
 
@@ -421,3 +421,36 @@ def asked_of(context: Context, message: Message) -> tuple[str, int]:
         f"A defended client expects the number of the round as {ROUND!r} in the server's config, but it is missing:"
         " without it the same round could be asked for until the noise is averaged away; send it."
     )
+
+
+FORMS = "fl-privacy.forms"
+"""Record of ``context.state`` with the form of answers by kind, if there are no files."""
+
+_TOOK = "fl-privacy.took"
+"""Record of a form with the seconds of work behind the answer."""
+
+
+def form_of(answer: RecordDict, seconds: float) -> RecordDict:
+    """Return the form of ``answer``: its records, with empty arrays."""
+    form = RecordDict({**answer, _TOOK: ConfigRecord({"seconds": seconds})})
+    for name, record in answer.array_records.items():
+        form[name] = ArrayRecord({k: Array.from_numpy_ndarray(np.empty(0, a.dtype)) for k, a in record.items()})
+    return form
+
+
+def like_form(form: RecordDict, arrays: Sequence[np.ndarray]) -> RecordDict | None:
+    """Put ``arrays`` into the form of an earlier answer; ``None`` if that had another number of them."""
+    if sum(map(len, form.array_records.values())) != len(arrays):
+        return None
+    left = iter(arrays)
+    answer = RecordDict({name: record for name, record in form.items() if name != _TOOK})
+    for name, record in form.array_records.items():
+        answer[name] = ArrayRecord(
+            {k: Array.from_numpy_ndarray(np.asarray(next(left), dtype=a.dtype)) for k, a in record.items()}
+        )
+    return answer
+
+
+def seconds_of(form: RecordDict) -> float:
+    """Return the seconds of work behind the answer."""
+    return float(form.config_records[_TOOK]["seconds"])  # type: ignore[arg-type]

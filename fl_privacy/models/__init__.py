@@ -5,7 +5,14 @@ from typing import TYPE_CHECKING
 from fl_privacy.checks.packages import on_demand
 
 if TYPE_CHECKING:
-    from fl_privacy.models.alexnet_vgg import VGG16 as VGG16, AlexNet as AlexNet
+    from fl_privacy.models.alexnet_vgg import (
+        VGG16 as VGG16,
+        AlexNet as AlexNet,
+        ResNet10 as ResNet10,
+        ResNet18 as ResNet18,
+        ResNet20 as ResNet20,
+        ResNet34 as ResNet34,
+    )
     from fl_privacy.models.build import (
         build_fitting as build_fitting,
         build_model as build_model,
@@ -14,12 +21,6 @@ if TYPE_CHECKING:
         check_text_model as check_text_model,
         normalization_of as normalization_of,
         normalized as normalized,
-    )
-    from fl_privacy.models.cut import (
-        Front as Front,
-        Rest as Rest,
-        behind_activation as behind_activation,
-        cut_layer as cut_layer,
     )
     from fl_privacy.models.huggingface import (
         ADAPTED as ADAPTED,
@@ -33,15 +34,13 @@ if TYPE_CHECKING:
     from fl_privacy.models.layers import (
         ACTIVATIONS as ACTIVATIONS,
         INITIALIZERS as INITIALIZERS,
+        Front as Front,
         InputNormalization as InputNormalization,
+        Rest as Rest,
+        behind_activation as behind_activation,
+        cut_layer as cut_layer,
         has_batch_norm as has_batch_norm,
         initialize as initialize,
-    )
-    from fl_privacy.models.resnet import (
-        ResNet10 as ResNet10,
-        ResNet18 as ResNet18,
-        ResNet20 as ResNet20,
-        ResNet34 as ResNet34,
     )
     from fl_privacy.models.small_networks import (
         MLP as MLP,

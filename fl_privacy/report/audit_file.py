@@ -23,7 +23,7 @@ from fl_privacy.measure.answer import QUESTIONS, Answer, Scenario, Shown
 from fl_privacy.measure.counts import Counts, Words
 from fl_privacy.measure.roc import Estimate
 from fl_privacy.report.audit_page import AuditRecord, Captured, CountedLeak, Line, Volume, render_audit
-from fl_privacy.runs.folder.from_json import beginning, each, made
+from fl_privacy.runs.folder.records import beginning, each, made
 from fl_privacy.types.plan import Normalization
 
 PAGE, RECORD = "report.html", "audit.json"

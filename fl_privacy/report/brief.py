@@ -11,9 +11,9 @@ from fl_privacy.files import write_whole
 from fl_privacy.files.foreign import expect_file_name
 from fl_privacy.measure.intervals import LEAST_SPLIT
 from fl_privacy.measure.roc import balanced_accuracy_bound
-from fl_privacy.report.claims import claim_views
 from fl_privacy.report.headline import headline_of, read_in_words
 from fl_privacy.report.inferred import HEADINGS, MEASURES, sentence
+from fl_privacy.report.mechanisms import claim_views
 from fl_privacy.report.numbers import interval, metric, percent, points, ratio, title_within
 from fl_privacy.report.page import render
 from fl_privacy.report.run_page import what_was_done

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup
 
 from fl_privacy.measure import Statistic
-from fl_privacy.measure.trade_off import GREEN_BELOW, RED_ABOVE, PpcPoint, cap
+from fl_privacy.measure.intervals import GREEN_BELOW, RED_ABOVE, PpcPoint, cap
 from fl_privacy.report.charts import INK, LEAK, MUTED, SERIES, draw_svg
 from fl_privacy.runs.folder import Attacker, Leakage
 from fl_privacy.runs.folder.study import StudyRow, Versus

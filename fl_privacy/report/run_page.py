@@ -10,12 +10,12 @@ from fl_privacy.attacks import malicious
 from fl_privacy.measure import METRICS
 from fl_privacy.measure.registry import TEXT_METRIC
 from fl_privacy.report.charts import Curve, line_chart, partition_chart, top_of
-from fl_privacy.report.claims import claim_views
 from fl_privacy.report.cost import figures_of
 from fl_privacy.report.film import films_of_run
 from fl_privacy.report.gallery import SHOWN, gallery_title, view_all, view_extremes
 from fl_privacy.report.headline import bound_in_words, headline_of
 from fl_privacy.report.inferred import views_of
+from fl_privacy.report.mechanisms import claim_views
 from fl_privacy.report.page import render
 from fl_privacy.report.rows import all_rows, best_rows, best_rows_in_words
 from fl_privacy.report.settings import batch_norm_in_words, chosen, overview
@@ -33,7 +33,7 @@ from fl_privacy.runs.folder.leakage import (
 from fl_privacy.runs.folder.pictures import RowPair
 from fl_privacy.runs.folder.verdict import tone_of
 from fl_privacy.types.modality import ROWS, TEXTS, Modality
-from fl_privacy.types.victim_ids import Certainty
+from fl_privacy.types.nouns import Certainty
 
 
 def is_audit(run: Run) -> bool:

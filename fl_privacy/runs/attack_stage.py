@@ -20,9 +20,15 @@ from fl_privacy.federation.interception import WaitingUpdates, ids_of
 from fl_privacy.federation.parallel import attack_by_all_cores
 from fl_privacy.federation.replies import attempt
 from fl_privacy.measure import MetricFunction, VictimScore, evaluate_all, unjudged
-from fl_privacy.measure.distortion import UpdateDistortion, distortion_of, linear_system
+from fl_privacy.measure.distortion import (
+    Tracing,
+    UpdateDistortion,
+    distortion_of,
+    linear_system,
+    nearest,
+    tracing_distance,
+)
 from fl_privacy.measure.distractors import Distractors, other_updates
-from fl_privacy.measure.spn import Tracing, nearest, tracing_distance
 from fl_privacy.models import has_batch_norm
 from fl_privacy.progress import counted
 from fl_privacy.rng import cpu_threads, derive_generator

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from fl_privacy.attacks.inference.canaries import Canaries
+from fl_privacy.attacks.inference.inference import Canaries
 from fl_privacy.defenses import ClientState, Defense, LocalStep
 from fl_privacy.dp_check.canaries import canary_test
 from fl_privacy.dp_check.claims import Claim, Facts, Recomputed, Unit, recompute

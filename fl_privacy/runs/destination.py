@@ -18,7 +18,7 @@ from fl_privacy.progress import ShareLines, Stage, at_work, listening
 from fl_privacy.report import write_report
 from fl_privacy.runs.config import RunSettings, to_yaml
 from fl_privacy.runs.folder import RunFolder, folder_name, is_finished, read_environment
-from fl_privacy.runs.folder.environment import code_hash
+from fl_privacy.runs.folder.identity import code_hash
 
 
 class Backend(Protocol):

@@ -42,9 +42,8 @@ from fl_privacy.runs.config import RunSettings
 from fl_privacy.runs.destination import Monitor
 from fl_privacy.runs.distractors import unattacked_others
 from fl_privacy.runs.folder import RunFolder
-from fl_privacy.runs.ground_truth import ClientStates, GroundTruth, fresh_states, sees_other_images
+from fl_privacy.runs.ground_truth import ClientStates, GroundTruth, SummedProbes, fresh_states, sees_other_images
 from fl_privacy.runs.server_attack import ServerReading, build_server_attack
-from fl_privacy.runs.summed_probes import SummedProbes
 from fl_privacy.runs.threat_model import describe_threats
 from fl_privacy.runs.weights import load_weights
 from fl_privacy.types import Knowledge, LocalPlan, ModelState, Observation, Upload

@@ -8,7 +8,7 @@ import torch
 
 from fl_privacy.cli.faults import Interrupted
 from fl_privacy.cli.main import run_command_line
-from fl_privacy.models.pretrained.generator_files import load_generator
+from fl_privacy.models.pretrained.generator import load_generator
 from fl_privacy.models.pretrained.generator_training import GeneratorTraining
 
 pytest.importorskip("mlxtend")

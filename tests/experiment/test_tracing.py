@@ -10,7 +10,7 @@ import torch
 from fl_privacy.data import Examples
 from fl_privacy.federation import Client
 from fl_privacy.measure import ImageScore, VictimScore
-from fl_privacy.measure.spn import Tracing
+from fl_privacy.measure.distortion import Tracing
 from fl_privacy.runs.attack_stage import Tracer
 from fl_privacy.types import LocalPlan, VictimId
 from tests.experiment.runs import run

@@ -17,6 +17,19 @@ from flwr.clientapp.typing import Mod
 
 from fl_privacy.flower.backends import quiet_flower
 from fl_privacy.flower.grids import FIRST_NODE, LocalGrid
+from fl_privacy.flower.inside.identity import (
+    bytes_to_private_key,
+    bytes_to_public_key,
+    combine_shares,
+    dequantize,
+    factor_extract,
+    generate_shared_key,
+    get_parameters_shape,
+    parameters_addition,
+    parameters_mod,
+    parameters_subtraction,
+    pseudo_rand_gen,
+)
 from fl_privacy.flower.inside.legacy import (
     MAIN_CONFIGS_RECORD,
     MAIN_PARAMS_RECORD,
@@ -33,19 +46,6 @@ from fl_privacy.flower.inside.legacy import (
     bytes_to_ndarray,
     ndarrays_to_parameters,
     secaggplus_mod,
-)
-from fl_privacy.flower.inside.masks import (
-    bytes_to_private_key,
-    bytes_to_public_key,
-    combine_shares,
-    dequantize,
-    factor_extract,
-    generate_shared_key,
-    get_parameters_shape,
-    parameters_addition,
-    parameters_mod,
-    parameters_subtraction,
-    pseudo_rand_gen,
 )
 from fl_privacy.flower.mods.guard_mod import secagg_guard_mod
 from fl_privacy.flower.records import PARTITION

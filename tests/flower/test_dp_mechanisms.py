@@ -17,8 +17,7 @@ from fl_privacy.dp_check.bounds import gaussian_epsilon
 from fl_privacy.dp_check.check import DpCheckRequest
 from fl_privacy.dp_check.claims import composed_epsilons
 from fl_privacy.dp_check.verdict import Status
-from fl_privacy.flower.dp_mechanisms import mechanism_of_mod, mechanism_of_strategy, stated_by
-from fl_privacy.flower.dp_subjects import verdicts_on
+from fl_privacy.flower.dp_mechanisms import mechanism_of_mod, mechanism_of_strategy, stated_by, verdicts_on
 
 LIKE = {"conv.weight": torch.zeros(4, 1, 3, 3), "fc.weight": torch.zeros(5, 8), "fc.bias": torch.zeros(5)}
 

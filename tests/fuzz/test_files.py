@@ -22,7 +22,7 @@ from fl_privacy.errors import UserError
 from fl_privacy.models import LeNet
 from fl_privacy.models.pretrained.evaluator import EvaluationNetwork
 from fl_privacy.models.pretrained.evaluator_files import load_evaluator, save_evaluator
-from fl_privacy.models.pretrained.generator_files import load_generator
+from fl_privacy.models.pretrained.generator import load_generator
 from fl_privacy.runs.config.study import load_grid
 from fl_privacy.runs.weights import load_weights
 from fl_privacy.types import ModelState

@@ -14,8 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from fl_privacy.site.gate.accounting import epsilon_of, most_rho
-from fl_privacy.site.gate.entries import DAY, YEARS, Entry, ExhaustedError, Limits, Moment
+from fl_privacy.site.gate.entries import DAY, YEARS, Entry, ExhaustedError, Limits, Moment, epsilon_of, most_rho
 from fl_privacy.site.gate.ledger import Ledger, LedgerError
 
 KILLS, FULL = 20, 5

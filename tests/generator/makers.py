@@ -6,8 +6,13 @@ from tempfile import mkdtemp
 
 import torch
 
-from fl_privacy.models.pretrained.generator import GeneratorShape, ImageGenerator, Provenance, image_fingerprints
-from fl_privacy.models.pretrained.generator_files import save_generator
+from fl_privacy.models.pretrained.generator import (
+    GeneratorShape,
+    ImageGenerator,
+    Provenance,
+    image_fingerprints,
+    save_generator,
+)
 
 
 def network(shape: GeneratorShape, seed: int = 0) -> ImageGenerator:

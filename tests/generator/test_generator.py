@@ -11,15 +11,13 @@ from safetensors.torch import save_file
 
 from fl_privacy.errors import UserError
 from fl_privacy.models.pretrained.generator import (
+    FACES,
     GeneratorShape,
     ImageDiscriminator,
     ImageGenerator,
     Provenance,
-    image_fingerprints,
-)
-from fl_privacy.models.pretrained.generator_files import (
-    FACES,
     find_generator,
+    image_fingerprints,
     load_generator,
     load_training,
     read_generator_header,

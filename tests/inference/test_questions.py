@@ -15,7 +15,7 @@ from fl_privacy.attacks.inference import (
     SourceInference,
 )
 from fl_privacy.attacks.inference.attribute import AdaptiveAttributeInference
-from fl_privacy.data.attributes import coarse
+from fl_privacy.data.datasets import coarse
 from fl_privacy.data.examples import Examples
 from fl_privacy.errors import UserError
 from fl_privacy.models.gradients import GradientClassifier, GradientSketch, loss_gradients

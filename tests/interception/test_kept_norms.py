@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from fl_privacy.federation.interception import recognize_training
-from fl_privacy.federation.interception.local_batch_norm import moved_apart, norm_names
+from fl_privacy.federation.interception.infer_plan import moved_apart, norm_names
 from fl_privacy.models import ResNet20
 from fl_privacy.types import LocalPlan, ModelState, Observation, Upload, VictimId
 from tests.flower.foreign_app import CLASSES, SHAPE, Net

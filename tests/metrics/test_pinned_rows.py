@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fl_privacy.errors import UserError
-from fl_privacy.measure.pinned_rows import pinned_rows
+from fl_privacy.measure.tables import pinned_rows
 
 
 def test_the_same_rows_in_another_order_are_all_right() -> None:

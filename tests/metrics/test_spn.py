@@ -8,9 +8,8 @@ import torch
 from experiments.measures import chance_label_distance, published_label_distance, published_rmse
 from fl_privacy.data import load_data
 from fl_privacy.errors import UserError
-from fl_privacy.measure.distortion import linear_system
-from fl_privacy.measure.spn import CHUNK, trace, tracing_distance
-from fl_privacy.measure.trade_off import PpcPoint, cap
+from fl_privacy.measure.distortion import CHUNK, linear_system, trace, tracing_distance
+from fl_privacy.measure.intervals import PpcPoint, cap
 
 
 def rand(*shape, seed=0):

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from fl_privacy.measure.inferred import finding_of
+from fl_privacy.measure.roc import finding_of
 from fl_privacy.report.headline import headline_of
 from fl_privacy.report.inferred import sentence, views_of
 from fl_privacy.report.recommendation import answer

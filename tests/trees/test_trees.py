@@ -25,10 +25,9 @@ from fl_privacy.attacks.trees import (
 from fl_privacy.attacks.trees.boxes import BoxProblem
 from fl_privacy.attacks.trees.counts import Training, leaf_bounds
 from fl_privacy.attacks.trees.grid import leaf_masks, leaf_of, make_grid, states_of
-from fl_privacy.attacks.trees.model import DEEPEST, LARGEST_MODEL
-from fl_privacy.attacks.trees.ubjson import MOST_VALUES, read_ubjson
+from fl_privacy.attacks.trees.model import DEEPEST, LARGEST_MODEL, MOST_VALUES, read_ubjson
 from fl_privacy.errors import UserError
-from fl_privacy.measure.pinned_rows import pinned_rows
+from fl_privacy.measure.tables import pinned_rows
 
 MODELS = Path(__file__).parent / "models"
 FEATURES = [0, 1, 4, 5, 6]

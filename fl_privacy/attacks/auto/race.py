@@ -12,7 +12,7 @@ from fl_privacy.attacks.adaptive import KnownFeatures
 from fl_privacy.attacks.attack import Report, part_of
 from fl_privacy.attacks.auto.judgment import EXACT, Judgment, judge, margin
 from fl_privacy.attacks.auto.sub_attacks import Entry, Rung, normalizes_by_batch, seconds_of
-from fl_privacy.attacks.exact.hidden_layer import HiddenFeatures
+from fl_privacy.attacks.exact.first_layer import HiddenFeatures
 from fl_privacy.attacks.gradient_inversion.execution import fitting_threads, multiplications_of_a_layer
 from fl_privacy.attacks.gradient_inversion.grouping import Group, failed
 from fl_privacy.attacks.gradient_inversion.labels import (

@@ -21,7 +21,7 @@ from fl_privacy.attacks.auto.sub_attacks import (
 from fl_privacy.attacks.exact import CocktailParty, ExactInversion
 from fl_privacy.attacks.exact.attack import BLOCKS
 from fl_privacy.attacks.exact.certificate import ROUNDING, Reproduction, model_as_sent
-from fl_privacy.attacks.exact.hidden_layer import HiddenFeatures, first_hidden_layer, hidden_features
+from fl_privacy.attacks.exact.first_layer import HiddenFeatures, first_hidden_layer, hidden_features
 from fl_privacy.attacks.feature_presets import model_inversion
 from fl_privacy.attacks.gradient_inversion import GradientInversion
 from fl_privacy.attacks.gradient_inversion.grouping import Group, failed

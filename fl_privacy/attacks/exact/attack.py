@@ -9,14 +9,14 @@ from torch import Tensor
 
 from fl_privacy.attacks.attack import Progress, Report, even_share, no_progress, timely
 from fl_privacy.attacks.exact.april import PatchEmbedding, find_patch_embedding, solve
-from fl_privacy.attacks.exact.batch_statistics import (
+from fl_privacy.attacks.exact.certificate import Read, Reproduction, certified, is_muted, model_as_sent
+from fl_privacy.attacks.exact.feature_descent import (
     NormalizedLayer,
     find_normalized_layer,
+    pixels_of,
     two_examples,
     with_the_bias,
 )
-from fl_privacy.attacks.exact.certificate import Read, Reproduction, certified, is_muted, model_as_sent
-from fl_privacy.attacks.exact.feature_descent import pixels_of
 from fl_privacy.attacks.exact.first_layer import (
     FirstLayer,
     NotFullyConnectedError,
@@ -55,7 +55,7 @@ class ExactInversion:
     - One image in front of a fully connected layer is a quotient of gradients (Geiping et al. 2020, proposition 3.1).
     - A batch in front of a ReLU is factored (:mod:`fl_privacy.attacks.exact.spear`; SPEAR, Dimitrov et al. 2024), or
       attacked as by ``attack=analytic``.
-    - Batch norm in front is undone (:mod:`fl_privacy.attacks.exact.batch_statistics`), and repetitions are counted
+    - Batch norm in front is undone (:mod:`fl_privacy.attacks.exact.feature_descent`), and repetitions are counted
       (:mod:`fl_privacy.attacks.exact.repeats`).
     - One image of a vision transformer needs its position embedding's gradient (:mod:`fl_privacy.attacks.exact.april`).
     - One image behind convolutions without pooling is solved for layer by layer, up to what a ReLU or a narrow first

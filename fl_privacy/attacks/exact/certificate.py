@@ -12,9 +12,9 @@ from fl_privacy.attacks.gradient_inversion.grouping import without_labels
 from fl_privacy.attacks.gradient_inversion.infer_client import DRAWS, precision_of
 from fl_privacy.attacks.gradient_inversion.labels import Head, labels_behind
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient
-from fl_privacy.models.cut import Rest
 from fl_privacy.models.gradients import frozen_copy, loss_gradients
 from fl_privacy.models.gradients.hooks import entering
+from fl_privacy.models.layers import Rest
 from fl_privacy.models.losses import CROSS_ENTROPY, Loss, is_plain
 from fl_privacy.types import Batch, Certainty, ModelState, Observation, Reconstruction, Tensors
 from fl_privacy.types.schema import Schema, schema_of

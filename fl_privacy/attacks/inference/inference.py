@@ -1,12 +1,64 @@
 """Interface of inference attacks: they observe one round after the other, and answer in the end."""
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import ClassVar, Literal, NoReturn, Protocol
 
 from torch import Tensor
 
-from fl_privacy.attacks.inference.kinds import About
+from fl_privacy import checks
 from fl_privacy.attacks.inference.read_round import ReadRound
+from fl_privacy.errors import UserError
+
+
+class About(StrEnum):
+    """The question of an inference attack.
+
+    Attributes:
+        MEMBERSHIP: "Did that client train on this example?"
+        SOURCE: "Whose is this example?"
+        ATTRIBUTE: "What is the example behind this update like, apart from its class?"
+        PROPERTY: "Which share of a client's examples is of each class?"
+        CANARIES: "Which canaries, each inserted with probability 1/2, took part?"
+    """
+
+    MEMBERSHIP = "membership"
+    SOURCE = "source"
+    ATTRIBUTE = "attribute"
+    PROPERTY = "property"
+    CANARIES = "canaries"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Canaries:
+    """Number and kind of a run's canaries.
+
+    Attributes:
+        number: m; each takes part with probability 1/2, independently.
+        unit: ``client``, an update of the clipping norm that passes the upload's defense in each round; ``example``, a
+            gradient of the clipping norm, sampled in local steps like an example; ``auto``, the unit that the defense
+            protects.
+    """
+
+    about: ClassVar[About] = About.CANARIES
+    number: int = 500
+    unit: Literal["auto", "client", "example"] = "auto"
+
+    def __post_init__(self) -> None:
+        checks.whole("inference.canaries.number", self.number, at_least=20, at_most=100_000, example=500)
+        checks.one_of("inference.canaries.unit", self.unit, ("auto", "client", "example"))
+
+    def begin(self, candidates: int, clients: Sequence[int], classes: int) -> NoReturn:
+        """Refuse, since a run inserts canaries by itself.
+
+        Raises:
+            UserError: always.
+        """
+        raise UserError(
+            "inference=canaries is expected of fl-privacy run, which inserts them, but something else asked for them;"
+            " choose another inference here."
+        )
 
 
 class Inference(Protocol):

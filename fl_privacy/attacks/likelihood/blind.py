@@ -24,8 +24,8 @@ from fl_privacy.attacks.pixel_prior import learn_prior
 from fl_privacy.checks import whole
 from fl_privacy.errors import UserError
 from fl_privacy.models import Front, cut_layer
-from fl_privacy.models.cut import behind_activation, called_layers
 from fl_privacy.models.gradients import frozen_copy
+from fl_privacy.models.layers import behind_activation, called_layers
 from fl_privacy.types import Batch, Observation, Reconstruction
 
 _FEWEST = 50

@@ -20,7 +20,7 @@ from fl_privacy.attacks.malicious.imprint_block import (
     brightness_edges,
     imprinted,
 )
-from fl_privacy.attacks.malicious.own_gradient import leaves_such_a_bias
+from fl_privacy.attacks.malicious.inconsistent import leaves_such_a_bias
 from fl_privacy.attacks.malicious.server_attack import ServerAttack, ThreatLevel
 from fl_privacy.checks import number, one_of, whole
 from fl_privacy.errors import UserError

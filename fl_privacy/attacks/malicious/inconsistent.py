@@ -3,15 +3,18 @@
 from dataclasses import dataclass, replace
 
 import torch
-from torch import nn
-from torch.func import functional_call
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
 
 from fl_privacy.attacks.gradient_inversion.grouping import failed
+from fl_privacy.attacks.gradient_inversion.targets import needs_unrolling
+from fl_privacy.attacks.malicious.from_layer import LEVELS
 from fl_privacy.attacks.malicious.server_attack import ServerAttack, ThreatLevel, expect_whole
 from fl_privacy.checks import whole
 from fl_privacy.errors import UserError
-from fl_privacy.models.gradients import loss_gradients
+from fl_privacy.models.gradients import frozen_copy, loss_gradients
 from fl_privacy.models.gradients.hooks import leaving, owners
+from fl_privacy.models.losses import CROSS_ENTROPY
 from fl_privacy.types import Batch, ModelState, Observation, Reconstruction
 
 _DEEP = 1e4
@@ -89,3 +92,54 @@ class Inconsistent(ServerAttack):
         batch = Batch(images, torch.arange(len(images)))
         found = loss_gradients(model, self.dead(model, state), batch, batch_norm="eval").gradients
         return {name for name, gradient in found.items() if gradient.any()}
+
+
+NEAR = 1e-3
+"""Share of the bias gradient by which an image's may differ, next to rounding."""
+
+_MOST_CLASSES = 128
+"""Largest number of labels that are tried: with more, one of them fits by chance."""
+
+_AT_ONCE = 1024
+"""Images times labels."""
+
+
+def leaves_such_a_bias(
+    observation: Observation, images: Tensor, rows: Tensor, measured: Tensor, *, bias: str, error: Tensor
+) -> Tensor:
+    """Return for which images (N, D), rounded to 255ths, some label explains the bias gradient, (N,).
+
+    All are accepted if an image has no computable gradient of its own: with batch statistics, dropout, several local
+    steps, or too many classes.
+
+    Args:
+        rows: (N,) element of ``bias`` for each.
+        measured: (N,) mean gradient there of that image alone.
+        error: (N,) largest rounding of ``measured``.
+    """
+    labels, plan = torch.arange(observation.num_classes, device=images.device), observation.plan
+    mixes = needs_unrolling(plan, observation.upload.num_examples, "unroll")
+    for module in observation.model.modules():
+        by_batch = isinstance(module, torch.nn.modules.batchnorm._BatchNorm) and plan.batch_norm != "eval"
+        mixes |= by_batch or (isinstance(module, torch.nn.modules.dropout._DropoutNd) and module.p > 0)
+    if not len(images) or len(labels) > _MOST_CLASSES or mixes:
+        return torch.ones(len(images), dtype=torch.bool, device=images.device)
+    values = {name: value.double() for name, value in observation.sent.parameters.items()}
+    model = frozen_copy(observation.model, observation.sent, plan, device=images.device, dtype=torch.float64)
+    loss = observation.loss or CROSS_ENTROPY
+    rest = {name: value for name, value in values.items() if name != bias}
+
+    def one(offset: Tensor, image: Tensor, label: Tensor) -> Tensor:
+        outputs = functional_call(model, {**rest, bias: offset}, (image[None],))
+        return loss(outputs, label[None])
+
+    of_labels = vmap(vmap(grad(one), in_dims=(None, None, 0)), in_dims=(None, 0, None))
+    whole = ((LEVELS * images.double()).round() / LEVELS).reshape(len(images), *observation.input_shape)
+    told = []
+    for some, at, found, near in zip(
+        *(torch.split(each, max(1, _AT_ONCE // len(labels))) for each in (whole, rows, measured, error)), strict=True
+    ):
+        own = of_labels(values[bias], some, labels)[torch.arange(len(some)), :, at]
+        own = own * plan.loss_scale / observation.upload.num_examples
+        told.append(((own - found[:, None]).abs() <= (NEAR * found.abs() + near)[:, None]).any(1))
+    return torch.cat(told)

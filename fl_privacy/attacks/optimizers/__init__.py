@@ -1,12 +1,13 @@
 """Optimizers of many independent victims at once."""
 
-from fl_privacy.attacks.optimizers.base import Optimizer as Optimizer, OptimizerRun as OptimizerRun
 from fl_privacy.attacks.optimizers.cma import EvolutionStrategy as EvolutionStrategy
 from fl_privacy.attacks.optimizers.first_order import (
     Adam as Adam,
     ConstantRate as ConstantRate,
     CosineRate as CosineRate,
     GradientDescent as GradientDescent,
+    Optimizer as Optimizer,
+    OptimizerRun as OptimizerRun,
     Schedule as Schedule,
     StairDecay as StairDecay,
     StepDecay as StepDecay,

@@ -7,8 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fl_privacy.attacks.optimizers.base import expect_rate
-from fl_privacy.attacks.optimizers.first_order import signed
+from fl_privacy.attacks.optimizers.first_order import expect_rate, signed
 from fl_privacy.errors import UserError
 
 _MIN_CURVATURE = 1e-10

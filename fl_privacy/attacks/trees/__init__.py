@@ -8,7 +8,7 @@ from fl_privacy.attacks.trees.counts import (
     infer_training as infer_training,
     thresholds as thresholds,
 )
-from fl_privacy.attacks.trees.exchanges import (
+from fl_privacy.attacks.trees.grid import (
     Exchange as Exchange,
     OwnTree as OwnTree,
     own_trees as own_trees,

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fl_privacy.attacks.trees.counts import FirstTree, Training, gradient_sums
-from fl_privacy.attacks.trees.exchanges import OwnTree
-from fl_privacy.attacks.trees.grid import Grid, leaf_masks, leaf_of
+from fl_privacy.attacks.trees.grid import Grid, OwnTree, leaf_masks, leaf_of
 from fl_privacy.errors import UserError
 
 WIDEST, NARROWEST = 2.0, 0.1

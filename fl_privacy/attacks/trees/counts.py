@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fl_privacy.attacks.trees.exchanges import OwnTree
+from fl_privacy.attacks.trees.grid import OwnTree
 from fl_privacy.attacks.trees.model import LOGISTIC, SOFTMAX, SQUARED, Tree
 from fl_privacy.errors import UserError
 

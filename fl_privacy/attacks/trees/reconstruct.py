@@ -9,8 +9,7 @@ import numpy as np
 
 from fl_privacy.attacks.trees.boxes import BoxProblem, Chain
 from fl_privacy.attacks.trees.counts import FirstTree, Training, count_first_tree, infer_training, thresholds
-from fl_privacy.attacks.trees.exchanges import Exchange, OwnTree, own_trees
-from fl_privacy.attacks.trees.grid import WORD, Grid, make_grid, states_of
+from fl_privacy.attacks.trees.grid import WORD, Exchange, Grid, OwnTree, make_grid, own_trees, states_of
 from fl_privacy.attacks.trees.model import LOGISTIC, Trees
 from fl_privacy.errors import UserError
 from fl_privacy.rng import derive_seed

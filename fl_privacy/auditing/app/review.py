@@ -11,7 +11,7 @@ from typing import Any
 
 from fl_privacy.auditing.app.bundle import ROUNDS_KEYS, App, read_app
 from fl_privacy.errors import visible
-from fl_privacy.site.gate.accounting import epsilon_of
+from fl_privacy.site.gate.entries import epsilon_of
 
 MOST_ROUNDS = 1_000_000
 

@@ -141,7 +141,7 @@ def verdict_on(mechanism: Any, *, claimed: float, delta: float, **asked: Any) ->
     from fl_privacy.dp_check.check import DpCheckRequest, tested  # noqa: PLC0415
     from fl_privacy.dp_check.of_defense import on_defense  # noqa: PLC0415
     from fl_privacy.errors import UserError  # noqa: PLC0415
-    from fl_privacy.flower.dp_subjects import verdicts_on  # noqa: PLC0415
+    from fl_privacy.flower.dp_mechanisms import verdicts_on  # noqa: PLC0415
 
     fields = set(DpCheckRequest.__dataclass_fields__) - {"epsilon", "delta"}
     if unknown := sorted(set(asked) - fields):

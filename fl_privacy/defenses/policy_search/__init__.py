@@ -5,10 +5,6 @@ from typing import TYPE_CHECKING
 from fl_privacy.checks.packages import on_demand
 
 if TYPE_CHECKING:
-    from fl_privacy.defenses.policy_search.definition import (
-        PrivacyAware as PrivacyAware,
-        least_epsilon as least_epsilon,
-    )
     from fl_privacy.defenses.policy_search.scores import (
         GradientSimilarity as GradientSimilarity,
         InnerProducts as InnerProducts,
@@ -27,10 +23,12 @@ if TYPE_CHECKING:
         transformed_by as transformed_by,
     )
     from fl_privacy.defenses.policy_search.selection import (
+        PrivacyAware as PrivacyAware,
         Scored as Scored,
         Selection as Selection,
         altered_shares as altered_shares,
         fsim_scores as fsim_scores,
+        least_epsilon as least_epsilon,
         require_fsim as require_fsim,
     )
 else:

@@ -6,7 +6,19 @@ from pathlib import Path
 from typing import Any
 
 from flwr.common.config import parse_config_args
+from flwr.common.secure_aggregation.crypto.shamir import combine_shares
+from flwr.common.secure_aggregation.crypto.symmetric_encryption import generate_shared_key
+from flwr.common.secure_aggregation.ndarrays_arithmetic import (
+    factor_extract,
+    get_parameters_shape,
+    parameters_addition,
+    parameters_mod,
+    parameters_subtraction,
+)
+from flwr.common.secure_aggregation.quantization import dequantize
+from flwr.common.secure_aggregation.secaggplus_utils import pseudo_rand_gen
 from flwr.supercore.object_ref import load_app
+from flwr.supercore.primitives.asymmetric import bytes_to_private_key, bytes_to_public_key
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
@@ -36,3 +48,18 @@ def empty_run() -> Run:
 def loaded(reference: str, folder: Path) -> Any:
     """Load the object ``module:attribute`` in ``folder``; ``ValueError`` if there is none."""
     return load_app(reference, ValueError, folder)
+
+
+__all__ = [
+    "bytes_to_private_key",
+    "bytes_to_public_key",
+    "combine_shares",
+    "dequantize",
+    "factor_extract",
+    "generate_shared_key",
+    "get_parameters_shape",
+    "parameters_addition",
+    "parameters_mod",
+    "parameters_subtraction",
+    "pseudo_rand_gen",
+]

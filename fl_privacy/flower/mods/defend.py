@@ -17,9 +17,8 @@ from fl_privacy.errors import UserError
 from fl_privacy.federation.replies import attempt, expect_sound
 from fl_privacy.flower._node_memory import SimulatedContext
 from fl_privacy.flower.clients import NAMES, Arrays, Config, NumPyClient, Reply
-from fl_privacy.flower.forms import like_form
 from fl_privacy.flower.records import ROUND, kinds_of_arrays, load_state, rounded, save_state, to_array, to_tensor
-from fl_privacy.flower.reply_cache import Answers, Instead, digest_of_records
+from fl_privacy.flower.reply_cache import Answers, Instead, digest_of_records, like_form
 from fl_privacy.flower.upload_defense import BufferPolicy, GuardedUpload, Shares, generator_of_round, made_of
 from fl_privacy.types import Tensors
 

@@ -22,7 +22,6 @@ from fl_privacy.flower.audit_protocol import (
     merged_config,
     tell_defense,
 )
-from fl_privacy.flower.forms import like_form
 from fl_privacy.flower.records import (
     NUM_EXAMPLES,
     PARTITION,
@@ -38,7 +37,7 @@ from fl_privacy.flower.records import (
     to_array,
     to_tensors,
 )
-from fl_privacy.flower.reply_cache import answered_once, content_of, refusing
+from fl_privacy.flower.reply_cache import answered_once, content_of, like_form, refusing
 from fl_privacy.flower.upload_defense import (
     BufferPolicy,
     GuardedUpload,

@@ -26,7 +26,6 @@ from fl_privacy.flower.audit_protocol import (
     merged_config,
     tell_images,
 )
-from fl_privacy.flower.local_batch_norm import keep_own_norms, own_norms
 from fl_privacy.flower.records import (
     METRICS,
     NUM_EXAMPLES,
@@ -38,6 +37,7 @@ from fl_privacy.flower.records import (
 )
 from fl_privacy.flower.reply_cache import Answers, digest_of, refusing
 from fl_privacy.flower.upload_defense import made_of
+from fl_privacy.flower.wrappers import keep_own_norms, own_norms
 from fl_privacy.rng import streams_put_back
 from fl_privacy.types.plan import Normalization
 

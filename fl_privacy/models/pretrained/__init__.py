@@ -32,12 +32,10 @@ if TYPE_CHECKING:
         ImageDiscriminator as ImageDiscriminator,
         ImageGenerator as ImageGenerator,
         Provenance as Provenance,
-        image_fingerprints as image_fingerprints,
-    )
-    from fl_privacy.models.pretrained.generator_files import (
         TrainedGenerator as TrainedGenerator,
         expect_generator as expect_generator,
         find_generator as find_generator,
+        image_fingerprints as image_fingerprints,
         load_generator as load_generator,
         load_training as load_training,
         read_generator_header as read_generator_header,

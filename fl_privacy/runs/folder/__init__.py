@@ -6,10 +6,9 @@ from fl_privacy.checks.packages import on_demand
 
 if TYPE_CHECKING:
     from fl_privacy.measure.counts import Counts as Counts
-    from fl_privacy.measure.inferred import Finding as Finding, Measure as Measure
+    from fl_privacy.measure.roc import Finding as Finding, Measure as Measure
     from fl_privacy.runs.folder.defense_choice import Candidate as Candidate
-    from fl_privacy.runs.folder.environment import describe_environment as describe_environment
-    from fl_privacy.runs.folder.identity import Identity as Identity
+    from fl_privacy.runs.folder.identity import Identity as Identity, describe_environment as describe_environment
     from fl_privacy.runs.folder.leakage import LeakageResult as LeakageResult
     from fl_privacy.runs.folder.ongoing import is_finished as is_finished
     from fl_privacy.runs.folder.pictures import Film as Film, Pair as Pair, Sentence as Sentence, TextFilm as TextFilm
@@ -30,6 +29,6 @@ if TYPE_CHECKING:
     )
     from fl_privacy.runs.folder.verdict import Verdict as Verdict, verdict_of as verdict_of
     from fl_privacy.runs.folder.writer import RunFolder as RunFolder, folder_name as folder_name
-    from fl_privacy.types.victim_ids import Attacker as Attacker
+    from fl_privacy.types.nouns import Attacker as Attacker
 else:
     __getattr__, __dir__, __all__ = on_demand(__name__)

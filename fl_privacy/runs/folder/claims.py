@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from fl_privacy.errors import UserError
 from fl_privacy.files import write_whole
-from fl_privacy.runs.folder.from_json import made
-from fl_privacy.runs.folder.records import dump_json, parse_json
+from fl_privacy.runs.folder.records import dump_json, made, parse_json
 
 if TYPE_CHECKING:
     from fl_privacy.dp_check.verdict import ClaimVerdict

@@ -4,11 +4,11 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fl_privacy.attacks.inference.kinds import About
+from fl_privacy.attacks.inference.inference import About
 from fl_privacy.measure import FEW
-from fl_privacy.measure.inferred import Finding, Measure
 from fl_privacy.measure.intervals import share_at_most
 from fl_privacy.measure.registry import IMAGE_METRIC
+from fl_privacy.measure.roc import Finding, Measure
 from fl_privacy.measure.rule import above_chance
 from fl_privacy.runs.folder.leakage import (
     Extent,

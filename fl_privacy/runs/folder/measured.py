@@ -8,15 +8,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fl_privacy.attacks.inference.kinds import About
+from fl_privacy.attacks.inference.inference import About
 from fl_privacy.checks import fits, in_words
 from fl_privacy.errors import UserError
 from fl_privacy.files import write_whole
 from fl_privacy.files.foreign import read_text
 from fl_privacy.measure import METRICS
-from fl_privacy.measure.inferred import Measure
+from fl_privacy.measure.roc import Measure
 from fl_privacy.runs.folder.defense_choice import Candidate
-from fl_privacy.runs.folder.from_json import beginning, each, made
+from fl_privacy.runs.folder.records import beginning, each, made
 from fl_privacy.runs.folder.study import THREATS, StudyRow, Threat, threats_of
 from fl_privacy.types.modality import modality_judged_by
 

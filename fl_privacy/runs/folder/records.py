@@ -4,20 +4,22 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, Field, fields, is_dataclass
+from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal, get_type_hints
+from types import NoneType, TracebackType
+from typing import Any, Literal, TypeVar, get_args, get_type_hints
 
 from fl_privacy.checks import fits, in_words
 from fl_privacy.errors import UserError
 from fl_privacy.files import UNENCODABLE
 from fl_privacy.measure import METRICS
-from fl_privacy.measure.inferred import FINDING
+from fl_privacy.measure.roc import FINDING
 from fl_privacy.runs.config.keys import sections
 from fl_privacy.runs.config.parse import select
 from fl_privacy.runs.folder.identity import Identity
-from fl_privacy.types.victim_ids import Attacker, VictimId
+from fl_privacy.types.nouns import Attacker, VictimId
 
 Text = Mapping[str, str]
 Number = float | None
@@ -298,3 +300,52 @@ def _restored(value: Any) -> Any:
         case list():
             return [_restored(entry) for entry in value]
     return value
+
+
+T = TypeVar("T")
+
+Part = Callable[[object, str], object]
+"""Builds a field from its value and place; raises ``ValueError``."""
+
+
+def made(kind: type[T], told: object, where: str, **parts: Part) -> T:
+    """Build a dataclass from JSON, and the dataclasses that its fields hold.
+
+    Args:
+        parts: builders of fields; all others are checked by their annotations.
+
+    Raises:
+        ValueError: a field is missing, unknown, or of another type.
+    """
+    if not isinstance(told, dict):
+        raise ValueError(f"{where} is {beginning(told)}")
+    known: dict[str, Field[Any]] = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
+    needed = {name for name, field in known.items() if field.default is field.default_factory is MISSING}
+    if wrong := sorted(needed - told.keys()) or sorted(told.keys() - known):
+        raise ValueError(f"{where} should {'have' if wrong[0] in needed else 'not have'} {wrong[0]}")
+    hints = get_type_hints(kind)
+    values = {
+        name: parts.get(name, partial(_of_type, hints[name]))(value, f"{where}.{name}") for name, value in told.items()
+    }
+    return kind(**values)
+
+
+def _of_type(hint: Any, told: object, where: str) -> object:
+    if isinstance(kind := next((one for one in (hint, *get_args(hint)) if is_dataclass(one)), None), type):
+        return None if told is None and NoneType in get_args(hint) else made(kind, told, where)
+    if not fits(told, hint):
+        raise ValueError(f"{where} is {beginning(told)}, not {in_words(hint)}")
+    return tuple(told) if isinstance(told, list) else told
+
+
+def each(make: Callable[[object, str], T], told: object, where: str, *, at_least: int) -> tuple[T, ...]:
+    """Build an object from each entry of a list; ``ValueError`` if it is shorter than ``at_least``."""
+    if not isinstance(told, list) or len(told) < at_least:
+        raise ValueError(f"{where} is {beginning(told)}, not a list of at least {at_least}")
+    return tuple(make(entry, f"{where}[{number}]") for number, entry in enumerate(told))
+
+
+def beginning(value: object) -> str:
+    """Return the first 40 characters of a value."""
+    text = json.dumps(value)
+    return text if len(text) <= 40 else f"{text[:40]} ..."

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from fl_privacy.measure import Statistic, pmm
-from fl_privacy.measure.inferred import Finding
+from fl_privacy.measure.roc import Finding
 from fl_privacy.runs.config.study import UNDEFENDED, AttackCell
 from fl_privacy.runs.folder.defense_choice import Candidate, candidate_of, least_over_control
 from fl_privacy.runs.folder.leakage import LeakageResult, readings_of
 from fl_privacy.runs.folder.ongoing import is_finished
 from fl_privacy.runs.folder.read import Run, read_run, read_summary
 from fl_privacy.runs.folder.summary import Leakage, Summary
-from fl_privacy.types.victim_ids import Attacker
+from fl_privacy.types.nouns import Attacker
 
 Threat = Literal["honest", "adaptive", "malicious"]
 """Attackers that count: those that do not know the defense, also those that know it, or also malicious

@@ -7,14 +7,13 @@ from typing import Any, Literal
 
 from fl_privacy.measure import METRICS, NOT_METRICS, Statistic, aggregate, pmm
 from fl_privacy.measure.counts import Counts, count
-from fl_privacy.measure.inferred import Finding, finding_of
 from fl_privacy.measure.intervals import ANY_VALUE, is_split
 from fl_privacy.measure.outcome import ImageScore
 from fl_privacy.measure.registry import LARGEST_PSNR, TABLE_METRIC, TEXT_METRIC
-from fl_privacy.measure.roc import promises_little
+from fl_privacy.measure.roc import Finding, finding_of, promises_little
 from fl_privacy.runs.folder.records import records_of
 from fl_privacy.types.modality import IMAGES, MODALITIES
-from fl_privacy.types.victim_ids import Attacker, VictimId
+from fl_privacy.types.nouns import Attacker, VictimId
 
 
 @dataclass(frozen=True, kw_only=True)

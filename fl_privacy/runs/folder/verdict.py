@@ -12,8 +12,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal
 
 from fl_privacy.measure.counts import Counts
-from fl_privacy.measure.inferred import Finding
-from fl_privacy.measure.roc import identification_bound
+from fl_privacy.measure.roc import Finding, identification_bound
 from fl_privacy.measure.rule import above_chance
 from fl_privacy.runs.folder.defense_choice import disproves, told_apart
 from fl_privacy.runs.folder.leakage import (
@@ -29,7 +28,7 @@ from fl_privacy.runs.folder.leakage import (
 )
 from fl_privacy.runs.folder.summary import Recognized, Spent, Summary
 from fl_privacy.types.modality import IMAGES, Modality
-from fl_privacy.types.victim_ids import Certainty
+from fl_privacy.types.nouns import Certainty
 
 if TYPE_CHECKING:
     from fl_privacy.runs.folder.read import Run

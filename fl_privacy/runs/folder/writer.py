@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from fl_privacy.effects import Part
 from fl_privacy.files import write_whole
-from fl_privacy.measure.inferred import Finding
+from fl_privacy.measure.roc import Finding
 from fl_privacy.runs.folder.claims import read_claims
-from fl_privacy.runs.folder.environment import describe_environment
-from fl_privacy.runs.folder.identity import FORMAT, Identity, run_hash
+from fl_privacy.runs.folder.identity import FORMAT, Identity, describe_environment, run_hash
 from fl_privacy.runs.folder.leakage import described_facts
 from fl_privacy.runs.folder.ongoing import (
     CONFIG,
@@ -32,15 +31,14 @@ from fl_privacy.runs.folder.pictures import film_of, write_films, write_pairs, w
 from fl_privacy.runs.folder.records import RecordWriter, dump_json, read_records
 from fl_privacy.runs.folder.summary import Summary, summarize
 from fl_privacy.runs.folder.verdict import judged
-from fl_privacy.types.victim_ids import Attacker, VictimId
+from fl_privacy.types.nouns import Attacker, VictimId
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from fl_privacy.federation import Evaluation, RoundReport
     from fl_privacy.measure import VictimScore
-    from fl_privacy.measure.distortion import UpdateDistortion
-    from fl_privacy.measure.spn import Tracing
+    from fl_privacy.measure.distortion import Tracing, UpdateDistortion
     from fl_privacy.types import Reconstruction
 
 

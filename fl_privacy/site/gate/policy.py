@@ -12,8 +12,7 @@ from fl_privacy import checks
 from fl_privacy.errors import UserError
 from fl_privacy.files.foreign import expanded, open_regular
 from fl_privacy.site.gate import READY
-from fl_privacy.site.gate.accounting import FACTORS
-from fl_privacy.site.gate.entries import Limits
+from fl_privacy.site.gate.entries import FACTORS, Limits
 from fl_privacy.site.gate.ledger import Ledger
 from fl_privacy.site.gate.protecting import Noising
 from fl_privacy.site.gate.rules import Rule

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator
 
-from fl_privacy.site.gate.accounting import FACTORS, epsilon_of, most_rho
+from fl_privacy.site.gate.entries import FACTORS, epsilon_of, most_rho
 from fl_privacy.site.gate.policy import MIB, AppLimits, Reply, SitePolicy
 
 UNITS = {

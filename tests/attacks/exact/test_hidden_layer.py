@@ -10,7 +10,7 @@ from fl_privacy.attacks.adaptive import KnownFeatures
 from fl_privacy.attacks.auto.race import Race
 from fl_privacy.attacks.auto.sub_attacks import entries
 from fl_privacy.attacks.exact.certificate import Reproduction, model_as_sent
-from fl_privacy.attacks.exact.hidden_layer import HiddenFeatures, first_hidden_layer, hidden_features
+from fl_privacy.attacks.exact.first_layer import HiddenFeatures, first_hidden_layer, hidden_features
 from fl_privacy.attacks.gradient_inversion.grouping import Group
 from fl_privacy.models import Front
 from fl_privacy.models.losses import BINARY_CROSS_ENTROPY, CROSS_ENTROPY, SQUARED_ERROR

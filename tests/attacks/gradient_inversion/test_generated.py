@@ -12,13 +12,11 @@ from torch import nn
 from fl_privacy.attacks import GradientInversion, ggl, gifd, idlg, inverting_gradients
 from fl_privacy.attacks.attack import trained_on
 from fl_privacy.attacks.gradient_inversion.evident_defense import seen_through
-from fl_privacy.attacks.gradient_inversion.generator_prior import Generated, NamedGenerator, onto_l1_ball
-from fl_privacy.attacks.gradient_inversion.network_prior import Untrained
+from fl_privacy.attacks.gradient_inversion.generator_prior import Generated, NamedGenerator, Untrained, onto_l1_ball
 from fl_privacy.attacks.gradient_inversion.settings import Blank, Space
 from fl_privacy.effects import Clipped, Sparse
 from fl_privacy.errors import UserError
-from fl_privacy.models.pretrained.generator import ImageGenerator
-from fl_privacy.models.pretrained.generator_files import load_generator
+from fl_privacy.models.pretrained.generator import ImageGenerator, load_generator
 from fl_privacy.types import Batch, Observation, VictimId
 from tests.attacks.victims import CLASSES, error, observe
 from tests.generator.makers import generator_file
