@@ -1,6 +1,6 @@
 """What a change of the code costs its reader: files on the ways through it, files that name a thing, sizes of files.
 
-    python experiments/house.py COMMIT...    # each commit, and the working tree last; a row each, and the page's table
+    python experiments/house.py [COMMIT...]    # the working tree, and commits not yet measured; and the page's table
 
 A way is run, and counted are the package's files of which any function is called on it: from an override to the noise
 that ``defense=dp_noise`` draws, and from a client's reply to the written page, of a training with an attack. Functions
@@ -81,8 +81,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("commits", nargs="*")
     commits = parser.parse_args().commits
-    rows = []
-    for commit in commits:
+    kept = {row["code"]: row for row in map(json.loads, ROWS.read_text().splitlines())} if ROWS.exists() else {}
+    rows = [row for code, row in kept.items() if code != "now"]
+    for commit in (commit for commit in commits if commit not in kept):
         with tempfile.TemporaryDirectory() as folder:
             archive = subprocess.run(["git", "-C", str(ROOT), "archive", commit], capture_output=True, check=True)
             subprocess.run(["tar", "x", "-C", folder], input=archive.stdout, check=True)

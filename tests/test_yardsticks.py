@@ -13,15 +13,15 @@ from tests.test_shape import ROOT
 
 CEILINGS = {
     "things at the top of the package": 20,
-    "lines of the package": 94_116,
-    "files": 517,
-    "private helpers of at most 6 lines, called once": 420,
+    "lines of the package": 90_747,
+    "files": 440,
+    "private helpers of at most 6 lines, called once": 79,
     "public class names with two homes": 1,
     "argument lines without their noun, in percent": 0,
-    "words in docstrings": 98_650,
-    "words of our own in docstrings": 21,
-    "words of our own in docs and README": 85,
-    "words in the guide": 31_618,
+    "words in docstrings": 97_233,
+    "words of our own in docstrings": 20,
+    "words of our own in docs and README": 0,
+    "words in the guide": 25_000,
 }
 """Lower a ceiling as soon as the figure is below it; raise none."""
 
