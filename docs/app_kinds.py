@@ -16,6 +16,9 @@ from fl_privacy.measure.roc import Estimate
 README = Path(__file__).resolve().parents[1] / "README.md"
 BEGIN, END = "<!-- apps: made by docs/app_kinds.py -->\n", "<!-- /apps -->\n"
 
+RECONSTRUCTED = ("The server reconstructed", "The server read")
+"""First words of a headline on reconstructed examples, of this version and of older ones."""
+
 CHANCE = {"classes": 0.0, "words": 0.0, "members": 0.5}
 """What is asked of whole trainings -> what guessing gives."""
 
@@ -59,7 +62,7 @@ def _line(kind: str, own: Sequence[Row]) -> list[str]:
     single = [row for row in own if any(rung["uploaded"] and rung["counts"] for rung in row["rungs"])]
     asked = [row for row in own if any(one["found"] for one in row.get("survivors", ()))]
     clear = [row for row in own if any(finding["severity"] != "look" for finding in row["findings"])]
-    read = sum(row["tone"] == "leak" and str(row["headline"]).startswith("The server read") for row in single)
+    read = sum(row["tone"] == "leak" and str(row["headline"]).startswith(RECONSTRUCTED) for row in single)
     leaking = sum(any(map(_leaks, row["survivors"])) for row in asked)
     return [
         kind,

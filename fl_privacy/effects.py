@@ -379,7 +379,7 @@ def from_plain(plain: object) -> Description:
 def _part_from_plain(plain: object) -> Part:
     types = {"name": str, "settings": Mapping[str, Any], "strength": str | None, "effect": Mapping[str, Any]}
     if not isinstance(plain, dict) or plain.keys() != types.keys():
-        raise UserError(f"A part of a defense is expected to be told by {', '.join(types)}, but got {plain!r}.")
+        raise UserError(f"A part of a defense is expected to be described by {', '.join(types)}, but got {plain!r}.")
     for key, annotation in types.items():
         if not checks.fits(plain[key], annotation):
             raise UserError(
@@ -409,7 +409,9 @@ def _effect_from_plain(plain: Mapping[str, Any], base: type[Effect] = Effect) ->
     needed = {f.name for f in fields(known) if f.default is MISSING and f.default_factory is MISSING}
     given = {key: value for key, value in plain.items() if key != "effect"}
     if not needed <= given.keys() <= set(names):
-        raise UserError(f"{name} is expected to be told by {', '.join(names) or 'nothing'}, but got {sorted(given)}.")
+        raise UserError(
+            f"{name} is expected to be described by {', '.join(names) or 'nothing'}, but got {sorted(given)}."
+        )
     return known(**{key: _value_from_plain(f"{name}.{key}", value, types[key]) for key, value in given.items()})
 
 

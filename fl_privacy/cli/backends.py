@@ -116,11 +116,9 @@ def supernode(
 
 def deploy(  # noqa: PLR0917
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write, or to check.")],
-    nodes: Annotated[int, typer.Option("--nodes", help="How many SuperNodes.")] = 4,
-    host: Annotated[
-        str, typer.Option("--host", help="Name or address by which they reach the SuperLink.")
-    ] = "localhost",
-    port: Annotated[int, typer.Option("--port", help="Of the SuperLink.")] = 8000,
+    nodes: Annotated[int, typer.Option("--nodes", help="Number of SuperNodes.")] = 4,
+    host: Annotated[str, typer.Option("--host", help="Name or address of the SuperLink for the nodes.")] = "localhost",
+    port: Annotated[int, typer.Option("--port", help="Port of the SuperLink.")] = 8000,
     check: Annotated[bool, typer.Option("--check", help="Try what is in OUT on this machine's loopback.")] = False,
     policy: Annotated[
         str, typer.Option("--policy", help="Begin each node's site.yaml as strict, research or dp, and run behind it.")

@@ -35,7 +35,7 @@ Overrides = Annotated[
 ]
 OpenPage = Annotated[bool, typer.Option("--open", help="Open the page in the browser at the end.")]
 Jobs = Annotated[
-    int | None, typer.Option("--jobs", "-j", help="How many at once, one CPU thread each; all cores by default.")
+    int | None, typer.Option("--jobs", "-j", help="Runs at once, one CPU thread each; all cores by default.")
 ]
 OnlyReport = Annotated[bool, typer.Option("--only-report", help="Write the page over what has finished.")]
 PsnrBelow = Annotated[

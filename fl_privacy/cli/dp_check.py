@@ -40,19 +40,19 @@ def check_dp(  # noqa: PLR0917
         ),
     ] = None,
     epsilon: Annotated[
-        float | None, typer.Option("--epsilon", help="That is claimed, instead of what it says.")
+        float | None, typer.Option("--epsilon", help="Claimed epsilon, instead of the stated one.")
     ] = None,
-    delta: Annotated[float, typer.Option("--delta", help="Of epsilon.")] = 1e-5,
-    rounds: Annotated[int, typer.Option("--rounds", help="For which it is claimed.")] = 1,
-    clip_norm: Annotated[float | None, typer.Option("--clip-norm", help="To which an update is clipped.")] = None,
+    delta: Annotated[float, typer.Option("--delta", help="Delta of the claim.")] = 1e-5,
+    rounds: Annotated[int, typer.Option("--rounds", help="Rounds that the claim covers.")] = 1,
+    clip_norm: Annotated[float | None, typer.Option("--clip-norm", help="Norm to which an update is clipped.")] = None,
     draws: Annotated[
-        int | None, typer.Option("--draws", help="On either neighbor; by default what a minute allows.")
+        int | None, typer.Option("--draws", help="Draws for each neighbor; by default for a minute.")
     ] = None,
     train: Annotated[bool, typer.Option("--train/--no-train", help="Let an app's first client train once.")] = True,
     out: Annotated[Path | None, typer.Option("--out", help="Where to write the page.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of sentences.")] = False,
 ) -> None:
-    """Hold a claim of differential privacy against what runs; status 1 where it is contradicted.
+    """Test a claim of differential privacy against the code that runs; status 1 if it is contradicted.
 
     Recomputed by two accountants, and tested by many draws on two neighbors: a lower bound with 95 % confidence, an
     accusation with 99.9 %. What is not contradicted is not proven: the answer says what would have been noticed.
@@ -142,10 +142,10 @@ def check_leakage(
         "leakage_baseline.json"
     ),
     update: Annotated[bool, typer.Option("--update", help="Write the baseline anew instead.")] = False,
-    name: Annotated[str, typer.Option("--name", help="Under which the baseline keeps it.")] = "run",
-    metric: Annotated[str, typer.Option("--metric", help="By which images are compared.")] = "psnr",
+    name: Annotated[str, typer.Option("--name", help="Name of the run in the baseline.")] = "run",
+    metric: Annotated[str, typer.Option("--metric", help="Metric by which images are compared.")] = "psnr",
 ) -> None:
-    """Fail (status 1) where a run leaks more than its baseline: a privacy test for continuous integration.
+    """Fail (status 1) if a run leaks more than its baseline: a privacy test for continuous integration.
 
     The same images have to be attacked as then: the same seed, data and victims. The test is paired by image and
     one-sided at 5 %. In pytest the same is the fixture `leakage`, run by `pytest --fl-privacy`.

@@ -37,7 +37,8 @@ from fl_privacy.files import UNENCODABLE
 DEBUG = "--debug"
 
 app = typer.Typer(
-    help="How much of your clients' data can be read from what they upload, and which defense stops it at what cost?",
+    help="How much of your clients' data can be reconstructed from what they upload, and which defense prevents it at"
+    " what cost?",
     epilog="Settings are Hydra overrides: `fl-privacy run data=cifar10 defense=dp_noise defense.scale=0.01 seed=1`."
     " `fl-privacy list` shows what there is to choose from.",
     pretty_exceptions_enable=False,
@@ -239,7 +240,7 @@ def _write_figures(runs: Sequence[Path], csv: Path | None, log: str | None) -> N
 @app.command("list")
 def list_(
     kinds: Annotated[
-        list[str] | None, typer.Argument(metavar="[KIND]...", help="Of these alone: defense, metrics.")
+        list[str] | None, typer.Argument(metavar="[KIND]...", help="Only these kinds, such as defense or metrics.")
     ] = None,
 ) -> None:
     """Attacks, defenses, models, data, metrics with a line each; `list defense` has the defenses alone."""

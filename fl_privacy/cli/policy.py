@@ -52,7 +52,7 @@ def try_app(  # noqa: PLR0917
     site: Site,
     place: Annotated[Path, typer.Argument(metavar="APP", help="Folder with Flower's pyproject.toml, or a .fab file.")],
     nodes: Annotated[int, typer.Option("--nodes", help="Clients, each behind the gate.")] = 4,
-    rounds: Annotated[int, typer.Option("--rounds", help="Of training.")] = 3,
+    rounds: Annotated[int, typer.Option("--rounds", help="Rounds of training.")] = 3,
     run_config: Annotated[
         list[str] | None, typer.Option("--run-config", help="As `flwr run` takes it: 'key=value key=\"text\"'.")
     ] = None,

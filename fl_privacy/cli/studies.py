@@ -45,10 +45,10 @@ def benchmark(  # noqa: PLR0917
     only_report: OnlyReport = False,
     open_page: OpenPage = False,
 ) -> None:
-    """Rank defenses by what attackers read: a fixed track, one leaderboard.
+    """Rank defenses by what attackers reconstruct: a fixed track, one leaderboard.
 
-    `fl-privacy benchmark smoke --jobs 2` takes minutes; killed and started again, it goes on where it stopped. With
-    `--entry my_defense.py defense.share=0.01,0.1` your own defense is ranked beside the shipped ones.
+    `fl-privacy benchmark smoke --jobs 2` takes minutes; killed and started again, it continues where it stopped. With
+    `--entry my_defense.py defense.share=0.01,0.1` your own defense is ranked with the shipped ones.
     `fl-privacy advise --table FOLDER` answers from what was measured.
     """
     processes = _processes(jobs)
@@ -205,14 +205,14 @@ def advise(
             " model=lenet.",
         ),
     ] = None,
-    grid: Annotated[str | None, typer.Option("--grid", help="Read the runs of this grid (trade-off).")] = None,
+    grid: Annotated[str | None, typer.Option("--grid", help="Use the runs of this grid (trade-off).")] = None,
     table: Annotated[
         Path | None,
-        typer.Option("--table", help="Read the folder of a trade-off or benchmark, or a file that --save wrote."),
+        typer.Option("--table", help="Use the folder of a trade-off or benchmark, or a file that --save wrote."),
     ] = None,
-    save: Annotated[Path | None, typer.Option("--save", help="Also write the tables that were read, as JSON.")] = None,
+    save: Annotated[Path | None, typer.Option("--save", help="Also write the tables used, as JSON.")] = None,
 ) -> None:
-    """Find the cheapest defense with little loss of accuracy behind which nothing was read, and what it leaves open.
+    """Recommend the cheapest defense that costs little accuracy and behind which nothing was reconstructed.
 
     A defense is recommended for images alone, at the batch size that was attacked, and only if the attack came closer
     than the best guess without the update. Each measurement of the settings that are named has its own answer.

@@ -194,7 +194,7 @@ def find_source(name: str, root: str | None = None) -> Source:
         return _EMBEDDED[name]
     if name == "image_folder":
         if root is None:
-            raise UserError("data=image_folder is expected to be told the folder, but got none; set data.root=FOLDER.")
+            raise UserError("data=image_folder needs a folder, but got none; set data.root=FOLDER.")
         return local_source(expanded(root))
     folder = expanded(root) / name if root is not None else environment_folder(name)
     return local_source(folder) if folder is not None else hub_source(name)

@@ -142,7 +142,7 @@ def _frames(name: str, path: str | None, root: str | None) -> tuple[list[Any], S
     if name == "table" and root is not None:
         return _of_path(expanded(root))
     if name == "table":
-        raise UserError("data=table is expected to be told the file, but got none; set data.path=FILE.csv.")
+        raise UserError("data=table needs a file, but got none; set data.path=FILE.csv.")
     folder = environment_folder(name) if root is None else expanded(root) / name
     if folder is not None:
         return _of_path(folder)
@@ -216,7 +216,7 @@ def _dataset(frames: Sequence[Any], names: Sequence[str] | None, reading: _Readi
             own[setting] = _codes(whole[column], None, column, name, setting=f"data.{setting}")
     found = [_column(whole[column], column, reading) for column in features]
     if not found:
-        raise UserError(f"Table {name} is expected to have columns beside its target {target}, but has none.")
+        raise UserError(f"Table {name} is expected to have columns other than its target {target}, but has none.")
     schema = Schema(tuple(column for column, _ in found))
     examples = TableExamples(
         inputs=schema.encode(torch.stack([cells for _, cells in found], 1)),

@@ -289,7 +289,7 @@ def _source(name: str, root: str | None) -> Source:
     if name == "tweets":
         return Tweets()
     if name == "text_folder" and root is None:
-        raise UserError("data=text_folder is expected to be told the folder, but got none; set data.root=FOLDER.")
+        raise UserError("data=text_folder needs a folder, but got none; set data.root=FOLDER.")
     folder = environment_folder(name) if root is None else expanded(root)
     if root is not None and name != "text_folder":
         folder = expanded(root) / name

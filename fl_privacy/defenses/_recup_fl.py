@@ -102,7 +102,7 @@ class _Zoo:
         if self._examples is None:
             raise UserError(
                 "recup_fl is expected to be given public examples with attributes, but was not; call each of"
-                " defense.informed with them, or use data with an attribute beside the class."
+                " defense.informed with them, or use data with an attribute in addition to the class."
             )
         values = ModelState({n: p.detach() for n, p in step.sent.parameters.items()}, step.sent.buffers)
         key = tuple(float(moment) for p in values.parameters.values() for moment in (p.sum(), p.square().sum()))

@@ -92,7 +92,9 @@ def tested(
     recomputed = recomputed_by(stated, asked, claim)
     notes: tuple[str, ...] = ()
     if stated and stated.facts.seen_by == "model":
-        notes = ("The server reads each reply before any noise is added: this is about whoever reads the model alone.",)
+        notes = (
+            "The server sees each reply before any noise is added: this claim covers only those who see the model.",
+        )
     held, multiplier = claim, stated.facts.noise_multiplier if stated else None
     if held is None and stated and multiplier and asked.delta > 0:
         rounds = stated.facts.rounds

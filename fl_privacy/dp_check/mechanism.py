@@ -164,7 +164,7 @@ def check_mechanism(
     bare += uncovered(mechanism, everywhere, held, shapes=shapes, delta=claim.delta, seed=seed)
     also: dict[str, Tensor] = {}
     if (telling := told_by_covariance(held, known)) is not None:
-        also["the direction that tells most by the noise's covariance"] = telling
+        also["the most revealing direction by the noise's covariance"] = telling
         found = pilot(mechanism, everywhere, min(PILOT[-1][0], draws // 2))
     else:
         found, known = _worst(mechanism, pairs, places, most=draws // 2, preferred=everywhere)

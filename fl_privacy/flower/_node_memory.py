@@ -263,7 +263,7 @@ def answered_before(last: int, round: int) -> str:
     """Return the error message for a round that was already answered."""
     return (
         f"A message of a round after {last} is expected, but got one of round {round}: it was answered before,"
-        " and a second answer would tell more than one; start a new run."
+        " and a second answer would leak more than one; start a new run."
     )
 
 

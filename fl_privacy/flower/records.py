@@ -100,8 +100,8 @@ def places_of_model(content: RecordDict, like: Tensors, *, whole: bool = False) 
             ordered = [name for name in like if name in names]
             if moved := [got for got, wanted in zip(names, ordered, strict=True) if got != wanted]:
                 raise UserError(
-                    f"The model is expected in the order of its state_dict(), but {moved[0]} stands in another place:"
-                    " who reads it by position would read something else."
+                    f"The model is expected in the order of its state_dict(), but {moved[0]} is in another position:"
+                    " reading it by position would mix up values."
                 )
     return places
 

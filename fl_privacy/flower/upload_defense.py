@@ -68,13 +68,13 @@ class GuardedUpload:
         inside = [why for hook, why in _WITHIN.items() if getattr(self.defense, hook)]
         if inside:
             raise UserError(
-                f"A defense around a foreign client is expected to act on the upload only, but {self.defense.name} acts"
-                f" within the training: it {' and '.join(inside)}. Call it there (fl_privacy.flower.train_step),"
+                f"A defense around a third-party client is expected to act on the upload only, but {self.defense.name}"
+                f" acts within the training: it {' and '.join(inside)}. Call it there (fl_privacy.flower.train_step),"
                 " or make the client a PrivacyClient."
             )
         if self.parameters is None and is_differentially_private(self.defense):
             raise UserError(
-                f"{self.defense.name} adds noise for differential privacy and is expected to be told which arrays are"
+                f"{self.defense.name} adds noise for differential privacy and needs to know which arrays are"
                 " parameters: noise makes batch norm's statistics useless, and clips along with them; give model=Net or"
                 " names=[...]."
             )

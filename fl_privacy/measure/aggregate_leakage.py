@@ -83,7 +83,9 @@ def classes_told(traces: Sequence[ClassTrace]) -> Answer:
         return Answer(question="classes", reason=said)
     truth = _apart(counts[:, there])
     if not np.abs(truth).max() > 1e-9:
-        return Answer(question="classes", reason="all clients have the same share of each class: nothing is to be told")
+        return Answer(
+            question="classes", reason="all clients have the same share of each class: nothing can be inferred"
+        )
     changes = _apart(changes)
     found = _correlation(changes, truth, free)
     return Answer(
@@ -92,7 +94,7 @@ def classes_told(traces: Sequence[ClassTrace]) -> Answer:
         estimate=found,
         control=_correlation(np.roll(changes, 1, 0), truth, free),
         notes=(
-            "From the last layer's bias alone, less what all clients have in common. The control reads another"
+            "From the last layer's bias alone, minus what all clients have in common. The control uses another"
             f" client's upload; it lies at {-1 / (len(traces) - 1):.2f} on average, since clients are compared with"
             " their mean.",
         ),
@@ -128,7 +130,7 @@ def members_told(inside: np.ndarray, outside: np.ndarray, before: tuple[np.ndarr
     """
     found = auc(Separation(positives=inside, negatives=outside))
     control = auc(Separation(positives=before[0], negatives=before[1]))
-    note = "By how much the client's model lowers an example's loss; the control has the losses of the model sent."
+    note = "Evidence: the decrease of an example's loss by the client's model; the control uses the losses before it."
     return Answer(question="members", scenario=Scenario(uploads=made), estimate=found, control=control, notes=(note,))
 
 

@@ -31,17 +31,17 @@ QUESTIONS: Mapping[QuestionName, Question] = {
     "examples": Question(title="Which examples a client trained on", scenarios=6),
     "classes": Question(
         title="Which client has more of which class than others",
-        measure="correlation with the truth; 0 is what guessing gives",
+        measure="correlation with the truth; 0 is guessing",
         scenarios=3,
     ),
     "words": Question(
         title="Which client has which words or categories",
-        measure="a client's own words or categories beside those read, F1; the control reads another client's upload",
+        measure="F1 of the inferred words or categories of a client's own; the control uses another client's upload",
         scenarios=3,
     ),
     "members": Question(
         title="Which of two examples a client trained on",
-        measure="share of pairs that are told apart; 0.5 is what guessing gives",
+        measure="share of pairs that are ranked rightly (AUC); 0.5 is guessing",
         scenarios=3,
     ),
 }

@@ -124,10 +124,14 @@ IMAGE_METRIC, TEXT_METRIC, TABLE_METRIC = IMAGES.metric, TEXTS.metric, ROWS.metr
 """Main metrics of images, texts and table rows."""
 
 _OF_ROWS: tuple[tuple[str, str, str], ...] = (
-    ("cells_right", "Cells right", "Share of a row's cells read: categories equal, numbers within 0.319 deviations."),
-    ("categories_right", "Categories right", "Share of a row's categories read."),
-    ("numbers_right", "Numbers right", "Share of a row's numbers read within 0.319 standard deviations."),
-    ("row_right", "Row right", "Share of the rows of which all cells were read."),
+    (
+        "cells_right",
+        "Cells right",
+        "Share of a row's cells reconstructed: categories equal, numbers within 0.319 deviations.",
+    ),
+    ("categories_right", "Categories right", "Share of a row's categories reconstructed."),
+    ("numbers_right", "Numbers right", "Share of a row's numbers reconstructed within 0.319 standard deviations."),
+    ("row_right", "Row right", "Share of rows with all cells reconstructed."),
 )
 """Name, title, description."""
 
@@ -140,15 +144,15 @@ _OF_TEXTS: tuple[tuple[str, Literal["texts", "words"], str, str], ...] = (
     ("rouge_1", "words", "ROUGE-1", "F1 of words."),
     ("rouge_2", "words", "ROUGE-2", "F1 of pairs of neighboring words."),
     ("rouge_l", "words", "ROUGE-L", "F1 of the longest common subsequence of words."),
-    ("exact_match", "texts", "Exact", "Share of the texts read word for word."),
+    ("exact_match", "texts", "Exact", "Share of texts reconstructed word for word."),
 )
 """Name, compared data, title, description."""
 
 _OF_BAGS: tuple[tuple[str, str, str], ...] = (
-    ("word_f1", "Words F1", "F1 of the different words read of all texts of an upload, in no order."),
-    ("word_precision", "Words precision", "Share of the different words read that are in the texts."),
-    ("word_recall", "Words recall", "Share of the texts' different words that were read."),
-    ("count_f1", "Word counts F1", "F1 of the words read, each as often as it is there."),
+    ("word_f1", "Words F1", "F1 of the different words inferred from an upload, in any order."),
+    ("word_precision", "Words precision", "Share of the different inferred words that are in the texts."),
+    ("word_recall", "Words recall", "Share of the texts' different words that were inferred."),
+    ("count_f1", "Word counts F1", "F1 of the inferred words, each as often as it occurs."),
 )
 """Name, title, description of the metrics of words in no order."""
 

@@ -73,7 +73,7 @@ def advice_from(
     if why := _open(table, batch_size) if pixels else withheld(candidates[0]):
         if least is None:
             return [*lines, why]
-        return [*lines, why, f"Of what was tried, least was read of {least.name}: {read_of(least.by_threat[threat])}."]
+        return [*lines, why, f"Of the defenses tried, {least.name} leaks least: {read_of(least.by_threat[threat])}."]
     if fit := [d for d in safe if not withheld(d.by_threat[threat])]:
         best = min(fit, key=lambda d: (_cost(d), _leak(d, threat)))
         lines.append(
@@ -83,11 +83,9 @@ def advice_from(
         return [*lines, *_not_protected(best, table, threat)]
     if safe:
         return [*lines, *_withheld(safe, table, threat)]
-    lines.append(f"None does both: no defense here costs at most {allowed} and hides every one.")
+    lines.append(f"None does both: no defense here costs at most {allowed} and prevents every reconstruction.")
     if least is not None:
-        lines.append(
-            f"The least is read behind {least.name}, which is not enough: {_figures(least, undefended, threat)}."
-        )
+        lines.append(f"{least.name} leaks least, which is not enough: {_figures(least, undefended, threat)}.")
     return [*lines, *_dearer([d for d in known if d.by_threat[threat].unread(psnr_below)], table, threat)]
 
 
@@ -99,7 +97,7 @@ def _dearer(unread: Sequence[MeasuredDefense], table: MeasuredTable, threat: Thr
         return _withheld(unread, table, threat)
     costly = max(fit, key=lambda d: d.accuracy)
     figures = _figures(costly, table.defenses[0], threat)
-    said = f"At a higher price nothing was read from one upload behind {costly.name}: {figures}."
+    said = f"At a higher price nothing was reconstructed from one upload behind {costly.name}: {figures}."
     return [said, *_not_protected(costly, table, threat)]
 
 
@@ -114,8 +112,8 @@ def _open(table: MeasuredTable, batch_size: int | None) -> str:
         missing = table.strongest[-1]
         knows = "knows the defense's likelihood and public images" if missing == STRONGEST else "knows the defense"
         return (
-            f"Nothing is recommended: tried were {', '.join(table.attacks)}"
-            f" ({' '.join(table.attackers) or 'of an older version'}), and not attack=auto with {missing}, which joins"
+            f"Nothing is recommended: the attacks tried are {', '.join(table.attacks)}"
+            f" ({' '.join(table.attackers) or 'of an older version'}), not attack=auto with {missing}, which joins"
             f" all uploads and {knows}. Measure again by `{table.command}`."
         )
     wanted = table.trained_batch_sizes if batch_size is None else (batch_size,)
@@ -124,8 +122,8 @@ def _open(table: MeasuredTable, batch_size: int | None) -> str:
     of_training = " with which clients trained" * (batch_size is None)
     asked = "" if batch_size is not None else f", or ask for one of these, as by batch_size={table.batch_sizes[0]}"
     return (
-        f"Nothing is recommended for uploads of {_numbers(wanted)}{of_training}: attacked were uploads of"
-        f" {_numbers(table.batch_sizes)}, and another number may be read better. Attack as many as your clients upload,"
+        f"Nothing is recommended for uploads of {_numbers(wanted)}{of_training}: the attacked uploads hold"
+        f" {_numbers(table.batch_sizes)}, and others may leak more. Attack as many as your clients upload,"
         f" by `fl-privacy trade-off GRID batch_size={wanted[0]}`{asked}."
     )
 
@@ -136,7 +134,7 @@ def _numbers(sizes: Sequence[int]) -> str:
 
 def _withheld(unread: Sequence[MeasuredDefense], table: MeasuredTable, threat: Threat) -> list[str]:
     cheapest = min(unread, key=lambda d: (_cost(d), _leak(d, threat)))
-    nor = " Nor is any other behind which nothing was read." if len(unread) > 1 else ""
+    nor = " Nor is any other defense recommended behind which nothing was reconstructed." if len(unread) > 1 else ""
     return [f"{withheld(cheapest.by_threat[threat])}{nor} Measure again by `{table.command}`."]
 
 
@@ -170,7 +168,7 @@ def _figures(defense: MeasuredDefense, undefended: MeasuredDefense, threat: Thre
 
 
 _STRONGER: Mapping[Threat, Mapping[Threat, str]] = {
-    "honest": {"adaptive": "who knows the defense", "malicious": "a malicious server"},
+    "honest": {"adaptive": "an attacker that knows the defense", "malicious": "a malicious server"},
     "adaptive": {"malicious": "a malicious server"},
     "malicious": {},
 }
@@ -186,10 +184,10 @@ def _not_protected(defense: MeasuredDefense, table: MeasuredTable, threat: Threa
     if doubted := doubts(found):
         lines.append(doubted)
     if threat == "honest" and "adaptive" not in defense.by_threat:
-        lines.append("Against who knows the defense it was not measured.")
+        lines.append("It was not measured against an attacker that knows the defense.")
     for other, who in _STRONGER[threat].items():
         if (more := defense.by_threat.get(other)) is not None:
-            lines.append(f"Against {who} it was not asked for: there {read_of(more)}.")
+            lines.append(f"The recommendation does not cover {who}: there, {read_of(more)}.")
     lines.append(
         "It gives no guarantee of differential privacy."
         if defense.epsilon is None
@@ -199,9 +197,9 @@ def _not_protected(defense: MeasuredDefense, table: MeasuredTable, threat: Threa
     weights = {"initial": " a trained model,", "final": " an untrained model,"}.get(table.weights, "")
     server = "other malicious servers" if "malicious" in defense.by_threat else "malicious servers"
     inference = "other inference" if found.inferred else "membership and other inference"
-    lines.append(f"Tried: {', '.join(table.attacks)} by {' '.join(table.attackers)}.")
+    lines.append(f"Attacks tried: {', '.join(table.attacks)} by {' '.join(table.attackers)}.")
     if (present := metadata.version("fl-privacy")) not in table.when.split():
-        lines.append(f"That was measured by another version than this one, {present}; attacks may be stronger now.")
+        lines.append(f"This was measured by another version than this one, {present}; attacks may be stronger now.")
     lines.append(
         f"Not tested: attacks other than {', '.join(table.attacks)} and longer ones,"
         f"{weights} other data, batches and models, {server}, colluding clients, {inference}."

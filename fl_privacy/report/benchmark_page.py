@@ -193,7 +193,7 @@ def _headline(measured: MeasuredBenchmark, board: Board) -> str:
         return f"No defense was measured to the end that costs at most {loss}"
     found = board.best.candidate(board.threat)
     still = f"; {read_of(found)} behind it" if found is not None and found.read else ""
-    return f"{'So far ' * so_far}{board.best.entry.name} leaks least of what costs at most {loss}{still}"
+    return f"{'So far ' * so_far}{board.best.entry.name} leaks least of those that cost at most {loss}{still}"
 
 
 def _found(measured: MeasuredBenchmark, board: Board) -> list[str]:
@@ -212,9 +212,9 @@ def _found(measured: MeasuredBenchmark, board: Board) -> list[str]:
     hide = sum(found.unread() for found in found_by)
     kind, tried = KINDS.get(measured.metric, "image"), f"{len(found_by)} defenses that were measured to the end"
     sentences.append(
-        f"Behind {hide} of {tried} no attacked {kind} was read."
+        f"Behind {hide} of {tried}, no attacked {kind} was reconstructed."
         if hide
-        else f"At least one attacked {kind} was read behind each of the {tried}."
+        else f"At least one attacked {kind} was reconstructed behind each of the {tried}."
     )
     return sentences
 
@@ -280,7 +280,9 @@ def _picture(measured: MeasuredBenchmark, board: Board) -> Markup | None:
         figures = [f"{t} {metric(f.psnr, name)}" for t in threats if (f := standing.candidate(t))]
         told.append(f"{standing.entry.name}: {', '.join(figures)}")
     return draw_svg(
-        draw, f"What attackers read behind each defense. {'; '.join(told)}", height=max(1.6, 0.7 + 0.27 * len(shown))
+        draw,
+        f"What attackers reconstruct behind each defense. {'; '.join(told)}",
+        height=max(1.6, 0.7 + 0.27 * len(shown)),
     )
 
 

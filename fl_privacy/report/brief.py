@@ -31,7 +31,7 @@ NOT_TESTED = ("Not tested:", "Captured but not attacked:")
 """Prefixes of threat model sentences on untested attacks."""
 
 _UNTRIED = (
-    "Attacks that are not in this package, or that take longer; one that read more may be published tomorrow.",
+    "Attacks that are not in this package, or that take longer; a stronger one may be published tomorrow.",
     "Ways around the updates: the finished model, logs, checkpoints, traffic and its timing.",
 )
 
@@ -111,29 +111,29 @@ def _meaning(verdict: Verdict, kind: str) -> str:
     care = f"Such uploads deserve the care that the {kind}s themselves get."
     if verdict.ground is Ground.NO_TRUTH and verdict.proven:
         return (
-            f"{kind.capitalize()}s were reconstructed, and the attacker can prove of {verdict.proven} that they are"
+            f"{kind.capitalize()}s were reconstructed, and the attacker can prove that {verdict.proven} of them are"
             f" what the model was given, though the originals are not known here. {care}"
         )
     return {
-        Ground.READ: f"Whoever runs the server can make out {kind}s of clients by what they"
-        f" upload{told and ', and tell '}{told}. {care}",
-        Ground.TOLD: f"Whoever runs the server can tell {told} from what clients upload, better than by guessing.",
-        Ground.REHEARSED: "No upload of a client was attacked, so that nothing is known of what clients give away. Made"
-        f" of one {kind} without a defense, as the server did itself, an upload for this model shows it.",
-        Ground.BOUNDED: f"Differential privacy bounds what any attacker can learn of one {kind}, those below and all"
+        Ground.READ: f"Whoever runs the server can reconstruct clients' {kind}s from their"
+        f" uploads{told and ', and infer '}{told}. {care}",
+        Ground.TOLD: f"Whoever runs the server can infer {told} from clients' uploads, better than by guessing.",
+        Ground.REHEARSED: "No client's upload was attacked, so nothing is known about what clients leak. An undefended"
+        f" upload of one {kind}, which the server made itself, leaks it.",
+        Ground.BOUNDED: f"Differential privacy bounds what any attacker can learn about one {kind}, those below and all"
         " others, as long as clients draw their noise as they say.",
-        Ground.NOTHING: "Nothing was attacked. That says nothing about what the uploads give away.",
-        Ground.UNTOLD: "What was asked could not be told from chance here. A stronger attack may tell it; this is no"
+        Ground.NOTHING: "Nothing was attacked, so nothing is known about what the uploads leak.",
+        Ground.UNTOLD: "The answers were no better than chance here. A stronger attack may do better; this is no"
         " clearance.",
-        Ground.OLDER: "An older version judged this run by a measure that empty pictures pass and readable ones fail."
-        " Run it again before you rely on it.",
-        Ground.NO_TRUTH: f"{kind.capitalize()}s were reconstructed, but most originals are not known here, so that"
-        " nothing says how near they are. Whoever has the originals decides by the pictures of the run's own page.",
-        Ground.FAILED: "The attack came to no result. That says nothing about what another one reads: no clearance.",
-        Ground.BY_CHANCE: f"As few {kind}s were picked out of many as guessing would. That tells of this attack, not of"
-        " a protection: a stronger one may read them.",
-        Ground.UNREAD: f"This attack read no {kind}. That tells of this attack, not of a protection: a stronger one may"
-        " read them, and no guarantee bounds it.",
+        Ground.OLDER: "An older version judged this run by a measure that empty pictures pass and recognizable ones"
+        " fail. Run it again before you rely on it.",
+        Ground.NO_TRUTH: f"The attack guessed {kind}s, but most originals are not known here, so nothing says how close"
+        " the guesses are. The owner of the originals can judge by the pictures on the run's own page.",
+        Ground.FAILED: f"The attack ended without a result. Another one may reconstruct {kind}s: no clearance.",
+        Ground.BY_CHANCE: f"The attack identified no more {kind}s than guessing would. This describes the attack, not a"
+        " protection: a stronger one may reconstruct them.",
+        Ground.UNREAD: f"The attack reconstructed no {kind}. This describes the attack, not a protection: a stronger"
+        " one may succeed, and no guarantee bounds it.",
     }[verdict.ground]
 
 
@@ -143,7 +143,7 @@ def _facts(run: Run, verdict: Verdict, kind: str) -> list[Fact]:
         counts, ways = verdict.counts, "95 % confidence"
         if counts.read:
             ways = f"{counts.exact} exactly, {counts.identified} identified, {counts.recognizable} recognizable"
-        facts.append(Fact("Read", read_in_words(counts), _of(verdict.most, found, ways)))
+        facts.append(Fact("Reconstructed", read_in_words(counts), _of(verdict.most, found, ways)))
     for name in dict.fromkeys([*(reading.main for reading in found), "label_correct"]):
         worst = worst_by(name, found)
         statistic = worst.statistic(name) if worst else None
@@ -195,17 +195,19 @@ def _untested(run: Run, found: Sequence[LeakageResult], kind: str) -> list[str]:
         lines.append(f"Rounds other than {told}, of {trained}.")
     asked = {finding.about for finding in run.summary.inferred}
     if open_questions := [words for about, words in TOLD.items() if about not in asked]:
-        lines.append(f"What else the uploads tell: {', '.join(open_questions)}.")
+        lines.append(f"What else the uploads reveal: {', '.join(open_questions)}.")
     return [*lines, *_UNTRIED]
 
 
 def _risks(run: Run, verdict: Verdict, basis: str, kind: str) -> list[str]:
     lines, found = [basis] if basis else [], verdict.readings
     if verdict.most is not None:
-        lines.append(f"Of all such {kind}s, up to {100 * verdict.counts.at_most:.0f} % may be read (95 % confidence).")
+        lines.append(
+            f"Up to {100 * verdict.counts.at_most:.0f} % of all such {kind}s may be reconstructed (95 % confidence)."
+        )
     for name in dict.fromkeys(reading.main for reading in found):
         if measured := [s.max for reading in found if (s := reading.statistic(name)) is not None]:
-            lines.append(f"The {kind} that was read best came to {title_within(name)} {metric(max(measured), name)}.")
+            lines.append(f"The best reconstruction has {title_within(name)} {metric(max(measured), name)}.")
     lines += [words for about in TOLD if (words := sentence(run.summary.inferred, about))]
     lines.append(_guaranteed(run.summary.privacy))
     lines.append(
@@ -217,12 +219,12 @@ def _risks(run: Run, verdict: Verdict, basis: str, kind: str) -> list[str]:
 
 def _guaranteed(privacy: Spent | None) -> str:
     if privacy is None or privacy.epsilon is None:
-        return "No guarantee stands behind this: there is no epsilon, so that all of it is observation."
+        return "No guarantee supports this: there is no epsilon, so all of it is observation."
     spent = f"epsilon {ratio(privacy.epsilon)} at delta {ratio(privacy.delta)} by the end of the training"
     if privacy.promises_little:
-        return f"No guarantee that is worth the name stands behind this: {spent} lets an attacker learn all there is."
+        return f"No meaningful guarantee supports this: {spent} lets an attacker learn everything."
     right = percent(balanced_accuracy_bound(epsilon=privacy.epsilon, delta=privacy.delta))
     return (
-        f"Differential privacy bounds every attacker: {spent}, by which at most {right} of guesses are right whether"
-        " what is protected was there or was not."
+        f"Differential privacy bounds every attacker: {spent}, by which at most {right} of guesses are right on"
+        " whether the protected data were there."
     )

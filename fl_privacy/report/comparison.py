@@ -175,7 +175,7 @@ def _charts(rows: Sequence[RunRow]) -> dict[str, Markup]:
         if not points:
             continue
         shown = METRICS[name]
-        charts[f"{shown.title} beside accuracy"] = scatter_chart(
+        charts[f"{shown.title} and accuracy"] = scatter_chart(
             points,
             x="Accuracy kept, percent" if use_pmm else "Test accuracy, percent",
             y=shown.axis,
@@ -192,7 +192,7 @@ def _charts(rows: Sequence[RunRow]) -> dict[str, Markup]:
                 interval = 100 * measure.low, 100 * measure.high
                 told.append(ChartPoint(x=x, y=100 * measure.value, label=row.letter, y_range=interval))
         if told:
-            charts[f"{axis} beside accuracy"] = scatter_chart(
+            charts[f"{axis} and accuracy"] = scatter_chart(
                 told,
                 x="Accuracy kept, percent" if use_pmm else "Test accuracy, percent",
                 y=f"{axis.rpartition(', ')[2]}, percent (high leaks)",
@@ -240,10 +240,10 @@ def _headline(rows: Sequence[RunRow]) -> str:
     number = tones.total()
     left = number - tones[LEAK] - tones[BOUNDED]
     if left == number:
-        return f"The attacks that were tried read nothing in {number} attacked runs"
-    said = [f"Clients' data were read in {tones[LEAK]} of {number} attacked runs"]
-    said += [f"a guarantee bounds what can be read in {tones[BOUNDED]}"] * bool(tones[BOUNDED])
-    said += [f"in {left} the attacks that were tried read nothing"] * bool(left)
+        return f"The attacks tried reconstructed nothing in {number} attacked runs"
+    said = [f"Clients' data were reconstructed in {tones[LEAK]} of {number} attacked runs"]
+    said += [f"a guarantee bounds reconstruction in {tones[BOUNDED]}"] * bool(tones[BOUNDED])
+    said += [f"in {left} the attacks tried reconstructed nothing"] * bool(left)
     return "; ".join(said)
 
 
@@ -257,7 +257,7 @@ def _lede(rows: Sequence[RunRow], psnr_below: float | None) -> str:
         worst, most = least.worst(main), least.most
         by = worst.among(least.readings) if worst else ""
         failed = max(reading.counts.failures for reading in least.readings)
-        read = f"{read_in_words(most.counts)} read" if most else "what was read is not known"
+        read = f"{read_in_words(most.counts)} reconstructed" if most else "reconstructions unknown"
         told = ", ".join(
             filter(
                 None,
@@ -269,7 +269,7 @@ def _lede(rows: Sequence[RunRow], psnr_below: float | None) -> str:
                 ],
             )
         )
-        sentences.append(f"Least leaks from {least.letter} ({told}).")
+        sentences.append(f"{least.letter} leaks least ({told}).")
     if trained:
         best = max(trained, key=lambda row: row.summary.final_accuracy or 0.0)
         shown = percent(best.summary.final_accuracy)

@@ -114,7 +114,7 @@ FIGURES = (
         section="upload",
         name="defense_seconds",
         title="Defense",
-        meaning="Time that the defense took one client in one round of training, beside the pass that the training"
+        meaning="Time that the defense took one client in one round of training, on top of the pass that the training"
         " has anyway, which further terms of the loss are part of.",
         show=seconds,
     ),

@@ -14,8 +14,8 @@ from fl_privacy.runs.folder.leakage import AttackedUploads, AttackFacts
 from fl_privacy.runs.folder.verdict import Ground, Tone
 
 UNDEFENDED_UNREAD = (
-    "Clients did not defend themselves: that nothing was read tells of this attack, not of a protection. A stronger"
-    " one, of more iterations or by attack=auto, may read more."
+    "Clients did not defend themselves: that nothing was reconstructed describes this attack, not a protection. A"
+    " stronger one (more iterations, attack=auto) may reconstruct more."
 )
 
 _PLURAL = {True: "was", False: "were"}
@@ -64,12 +64,14 @@ def headline_of(verdict: Verdict, kind: str | None = None) -> Headline:
         " ".join(_basis(verdict, kind)),
         verdict.tone,
         lead,
-        f"{text[0].upper()}{text[1:]}." if text else "",
+        f"{_capital(text)}." if text else "",
     )
 
 
 def _clauses(verdict: Verdict, kind: str) -> list[_Clause]:
-    known = f"the server can tell {' and '.join(TOLD.get(about, about) for about in verdict.told)}" * bool(verdict.told)
+    known = f"the server can infer {' and '.join(TOLD.get(about, about) for about in verdict.told)}" * bool(
+        verdict.told
+    )
     nothing = f"; no {kind} was attacked"
     if verdict.ground is Ground.NOTHING:
         return [_Clause(f"No {kind} was attacked: nothing is known")]
@@ -78,13 +80,13 @@ def _clauses(verdict: Verdict, kind: str) -> list[_Clause]:
         asked = tuple(dict.fromkeys(finding.about for finding in verdict.asked))
         questions = " or ".join(TOLD.get(about, about) for about in asked)
         by = _by_methods(verdict.asked, asked)
-        questions = f"The server could not tell {questions} better than by chance"
+        questions = f"The server could not infer {questions} better than by chance"
         return [_Clause(questions), _Clause(f", {by}", leads=False), _Clause(nothing, leads=False)]
     if verdict.ground is Ground.OLDER:
-        return [_Clause("Judged by an older version: run again to know what was read")]
+        return [_Clause("Judged by an older version: run again for a verdict")]
     if not verdict.readings:
         by = _by_methods(verdict.asked, verdict.told)
-        return [_Clause(f"{known[0].upper()}{known[1:]}"), _Clause(f", {by}{nothing}", leads=False)]
+        return [_Clause(_capital(known)), _Clause(f", {by}{nothing}", leads=False)]
     joint = "; " if verdict.ground is Ground.READ else ", but "
     said = _of_attacked(verdict, kind)
     if verdict.facts.source is AttackedUploads.SERVER and verdict.ground is not Ground.BOUNDED:
@@ -112,36 +114,40 @@ def _of_attacked(verdict: Verdict, kind: str) -> list[_Clause]:
         protected = "one example" if bound.unit == "example" else "all that a client sends"
         rounds = f"{bound.rounds} round{'' if bound.rounds == 1 else 's'}"
         for_whom = f" (epsilon {ratio(bound.epsilon)} at delta {ratio(bound.delta)} for {protected}, over {rounds})"
-        read = f"; {_few_words(counts)} {_verb(counts)} read by {who}"
-        return [_Clause(f"{bounded} {percent(bound.at_most)} of the time"), _Clause(f"{for_whom}{read}", leads=False)]
+        found = f"; {who} reconstructed {_few_words(counts)}"
+        return [_Clause(f"{bounded} {percent(bound.at_most)} of the time"), _Clause(f"{for_whom}{found}", leads=False)]
     chance = " (no more than chance allows)" if verdict.ground is Ground.BY_CHANCE else ""
-    first = _Clause(f"{_subject(counts, kind)} read by {who}{chance}")
+    first = _Clause(f"{_result(verdict, kind)}{chance}")
     uploads = _Clause(f", {uploads_in_words(verdict.facts, kind)}", leads=False)
     exposed = _Clause(_exposed(verdict, kind))
     read_words = ""
     if (words := counts.words).read:
         texts = f"{words.texts} text{'' if words.texts == 1 else 's'}"
-        read_words = f"; {words.read} of {words.there} words of {texts} {_PLURAL[words.read == 1]} read"
+        read_words = f"; {words.read} of {words.there} words of {texts} {_PLURAL[words.read == 1]} reconstructed"
     if not counts.read:
-        return [first, uploads, exposed, _Clause(f"; up to {_upper(counts)} of such {kind}s may be readable")]
+        return [first, uploads, exposed, _Clause(f"; up to {_upper(counts)} of such {kind}s may leak")]
     return [first, uploads, exposed, _Clause(_other_rounds(verdict), leads=False), _Clause(read_words)]
 
 
-def _subject(counts: Counts, kind: str) -> str:
-    known = " whose original is known" if counts.unknown else ""
-    if counts.judged == 1:
-        return f"The attacked {kind}{known} was{'' if counts.read else ' not'}"
+def _result(verdict: Verdict, kind: str) -> str:
+    """Say who reconstructed how many examples; without any, the attack is the subject, as another may do better."""
+    facts, counts = verdict.facts, verdict.counts
+    examples = f"attacked {kind}{'s' * (counts.judged != 1)}{' whose original is known' * bool(counts.unknown)}"
     if not counts.read:
-        return f"None of {counts.judged} attacked {kind}s{known} was"
-    return f"{counts.read} of {counts.judged} attacked {kind}s{known} {_verb(counts)}"
+        how_many = "did not reconstruct the" if counts.judged == 1 else f"reconstructed none of {counts.judged}"
+        return _capital(f"{_who(verdict)} {how_many} {examples}")
+    server = f"A malicious server ({facts.server})" if facts.server else "The server"
+    how_many = "the" if counts.judged == 1 else _few_words(counts)
+    attack = f" with {facts.attack}" if facts.attack else ""
+    return f"{server} reconstructed {how_many} {examples}{attack}{_knowing(verdict)}"
+
+
+def _capital(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}"
 
 
 def _few_words(counts: Counts) -> str:
     return f"{counts.read or 'none'} of {counts.judged}"
-
-
-def _verb(counts: Counts) -> str:
-    return _PLURAL[counts.read <= 1]
 
 
 def _upper(counts: Counts) -> str:
@@ -167,14 +173,21 @@ def uploads_in_words(facts: AttackFacts, kind: str) -> str:
 
 
 def _who(verdict: Verdict) -> str:
-    facts, most = verdict.facts, verdict.most
-    name = facts.attack or (f"a malicious server ({facts.server})" if facts.server else "the attacker")
+    facts = verdict.facts
+    if facts.attack:
+        return f"the attack {facts.attack}{_knowing(verdict)}"
+    return (f"a malicious server ({facts.server})" if facts.server else "the server") + _knowing(verdict)
+
+
+def _knowing(verdict: Verdict) -> str:
+    """Say whether the better of two attackers knew the defense; empty if both are equal or there is one."""
+    most = verdict.most
     rivals = [r for r in verdict.readings if most and r.round == most.round and r.attacker is not most.attacker]
     if most is None or not most.counts.read or not rivals:
-        return name
+        return ""
     if any(rival.counts.share == most.counts.share for rival in rivals):
-        return name
-    return f"{name} ({'which knew' if most.attacker == 'adaptive' else 'which did not know'} the defense)"
+        return ""
+    return f" ({'which knew' if most.attacker == 'adaptive' else 'which did not know'} the defense)"
 
 
 def _other_rounds(verdict: Verdict) -> str:
@@ -204,12 +217,14 @@ def _without_verdict(verdict: Verdict, kind: str) -> list[_Clause]:
     counts = max(attacked, key=lambda c: c.judged)
     if counts.judged:
         unknown = f"the originals of {counts.unknown} of {counts.images} attacked {kind}s are not known"
-        known = f"{_few_words(counts)} known {_verb(counts)} read by {_who(verdict)} (up to {_upper(counts)} may be)"
+        known = (
+            f"{_who(verdict)} reconstructed {_few_words(counts)} with a known original (up to {_upper(counts)} may be)"
+        )
         return [_Clause(f"No verdict: {unknown}"), _Clause(f"; {known}", leads=False)]
     made = sum(c.images - c.failures for c in attacked)
-    done = f"{made} {kind}{' was' if made == 1 else 's were'} reconstructed"
+    guessed = _capital(f"{_who(verdict)} guessed {made} {kind}{'s' * (made != 1)}")
     uploads = _Clause(f", {uploads_in_words(verdict.facts, kind)}", leads=False)
-    return [_Clause(f"{done} by {_who(verdict)}"), uploads, _Clause(": are these yours?")]
+    return [_Clause(guessed), uploads, _Clause(": are these yours?")]
 
 
 def _basis(verdict: Verdict, kind: str) -> list[str]:
@@ -218,21 +233,20 @@ def _basis(verdict: Verdict, kind: str) -> list[str]:
     sentences = []
     if verdict.ground is Ground.OLDER:
         return [
-            "Its figures were compared with no control, so that nobody can say whether what was read is more than a"
-            " guess without the update shows."
+            "The figures were compared with no control, so it is unknown whether the reconstructions exceed a guess"
+            " without the update."
         ]
     if verdict.ground is Ground.NO_TRUTH:
         sentences.append(
-            "The originals are not known here, so that no figure says how near the guesses are: whoever has them can"
-            " tell by the pictures, or measure by truth=FOLDER."
+            "The originals are unknown here, so no figure says how close the guesses are: their owner can judge by the"
+            " pictures, or measure with truth=FOLDER."
         )
     if verdict.most is not None and verdict.counts.read:
         sentences.append(_ways(verdict.counts, kind, verdict.most.statistic(IMAGE_METRIC)))
         if (words := verdict.counts.words).read:
-            wrong = f"{words.wrong or 'none'} named beside them {_PLURAL[words.wrong <= 1]} in no text"
             sentences.append(
-                "Words are the different ones, in no order, beyond what their frequency in public texts tells;"
-                f" {wrong}."
+                "Each different word counts once, in any order, and only above what its frequency in public texts"
+                f" predicts; words inferred that are in no text: {words.wrong or 'none'}."
             )
     sentences.append(tried_in_words(verdict, kind))
     sentences += _others(verdict)
@@ -240,11 +254,11 @@ def _basis(verdict: Verdict, kind: str) -> list[str]:
     if verdict.ground is not Ground.FAILED and (failures := max(c.failures for c in counts)):
         sentences.append(f"The attack failed on {failures} more, which count as neither.")
     if verdict.ground is not Ground.NO_TRUTH and (unknown := max(c.unknown for c in counts)):
-        sentences.append(f"Of {unknown} more nobody here has the originals, so that they count as neither.")
+        sentences.append(f"The originals of {unknown} more are unknown here, so these count as neither.")
     if verdict.exposed:
         sentences.append(
-            f"Those that the defense put in their place count by {bound_in_words(verdict.exposed)}; what they show of"
-            " the originals no figure says: look at the pictures."
+            f"The {kind}s that the defense put in their place count by {bound_in_words(verdict.exposed)}; no figure"
+            " says what they show of the originals: look at the pictures."
         )
     return [*sentences, *_open_ends(verdict, kind)]
 
@@ -258,24 +272,24 @@ def _ways(counts: Counts, kind: str, psnr: Statistic | None) -> str:
     ways = [
         f"{counts.exact} exactly" if counts.exact else "",
         f"{counts.identified} identified among {counts.candidates:,} other {kind}s" if counts.identified else "",
-        f"{counts.recognizable} recognizable beyond what a guess without the update shows"
+        f"{counts.recognizable} recognizable above what a guess without the update shows"
         if counts.recognizable
         else "",
     ]
     low, high = counts.interval
-    apart = " Identified: nearer to the original than to all others"
-    apart += ", or so where both are blurred; a reader may see less." if blurred else "."
+    apart = f" Identified: the guess is nearer to the original than to all other {kind}s"
+    apart += ", or is so if both are blurred; a viewer may see less." if blurred else "."
     return (
-        f"Read: {', '.join(filter(None, ways))}.{apart * bool(counts.identified)} Of such {kind}s, {100 * low:.0f} to"
-        f" {100 * high:.0f} % can be read like this (95 % confidence)."
+        f"Reconstructed: {', '.join(filter(None, ways))}.{apart * bool(counts.identified)} Of such {kind}s,"
+        f" {100 * low:.0f} to {100 * high:.0f} % can be reconstructed in this way (95 % confidence)."
     )
 
 
 def tried_in_words(verdict: Verdict, kind: str) -> str:
     """Describe attack, knowledge, budget, uploads of the same example, and prior."""
     facts = verdict.facts
-    server = f"a malicious server ({facts.server})" if facts.server else "a server that follows the protocol"
-    name = facts.attack or "the server's own reading"
+    server = f"a malicious server ({facts.server})" if facts.server else "an honest-but-curious server"
+    name = facts.attack or "the server's own reconstruction"
     budget = f" ({facts.budget})" if facts.budget else ""
     adaptive = any(reading.attacker == "adaptive" for reading in verdict.readings)
     knows = (
@@ -285,9 +299,9 @@ def tried_in_words(verdict: Verdict, kind: str) -> str:
         if adaptive
         else (", without knowledge of the defense")
     )
-    uploads = f"{facts.uploads} uploads of the same {kind}" if facts.uploads > 1 else f"one upload of each {kind}"
-    prior = f"{facts.prior} as its prior" if facts.prior else f"no prior of how {kind}s look"
-    return f"Tried: {name}{budget} by {server}{knows}, with {uploads} and {prior}."
+    uploads = f"{facts.uploads} uploads per {kind}" if facts.uploads > 1 else f"one upload per {kind}"
+    prior = f"with {facts.prior} as its prior" if facts.prior else f"without a prior for {kind}s"
+    return f"Attack: {name}{budget}, run by {server}{knows}, on {uploads}, {prior}."
 
 
 def _others(verdict: Verdict) -> list[str]:
@@ -300,7 +314,7 @@ def _others(verdict: Verdict) -> list[str]:
             read_in_words(r.counts) + (f" in round {r.round}" if len(verdict.by_round) > 1 else "")
             for r in own[:: max(1, len(own) - 1)]
         )
-        sentences.append(f"By the {attacker} attacker: {told}.")
+        sentences.append(f"The {attacker} attacker reconstructed {told}.")
     return sentences
 
 
@@ -310,12 +324,12 @@ def _open_ends(verdict: Verdict, kind: str) -> list[str]:
     sentences = []
     if verdict.ground is not Ground.BOUNDED and 0 < verdict.counts.groups < FEW:
         number = verdict.counts.groups
-        sentences.append(f"That rests on {number} upload{'' if number == 1 else 's'} alone.")
+        sentences.append(f"This rests on {number} upload{'' if number == 1 else 's'} alone.")
     if verdict.facts.undefended and verdict.ground is not Ground.BOUNDED:
         sentences.append(UNDEFENDED_UNREAD)
     if verdict.bound is not None and verdict.ground is not Ground.BOUNDED:
         sentences.append(
-            f"Epsilon {ratio(verdict.bound.epsilon)} is no bound for this: it lets whoever attacks name the right"
+            f"Epsilon {ratio(verdict.bound.epsilon)} is no bound for this: it lets an attacker name the right"
             f" {kind} among {verdict.bound.candidates + 1:,} up to {percent(verdict.bound.at_most)} of the time."
         )
     adaptive = any(reading.attacker == "adaptive" for reading in verdict.readings)

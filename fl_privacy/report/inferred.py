@@ -50,14 +50,16 @@ MEASURES: dict[str, MeasureTitle] = {
         title="Balanced accuracy", meaning="mean of TPR and TNR at a threshold chosen on other examples; 50 % by chance"
     ),
     "asr": MeasureTitle(
-        title="ASR", meaning="attack success rate: share of right answers, beside that of the most frequent answer"
+        title="ASR", meaning="attack success rate: share of right answers, compared with the most frequent answer"
     ),
     "error": MeasureTitle(
         title="Mean error",
-        meaning="of a client's share of a class, beside that of guessing the mean over clients",
+        meaning="error of a client's share of a class, compared with guessing the mean over clients",
         show=_decimal,
     ),
-    "correlation": MeasureTitle(title="Correlation", meaning="of guessed and true shares; 0 by chance", show=_decimal),
+    "correlation": MeasureTitle(
+        title="Correlation", meaning="correlation of guessed and true shares; 0 by chance", show=_decimal
+    ),
 }
 
 HEADINGS = {
@@ -67,7 +69,7 @@ HEADINGS = {
         " members of their class.",
     ),
     "source": ("Whose it is", "Which of the clients has an example that one of them is known to have?"),
-    "attribute": ("What they are like", "What is the example behind an update like, beside its class?"),
+    "attribute": ("What they are like", "What is the example behind an update like, apart from its class?"),
     "property": ("What a client has", "Which share of a client's examples is of each class?"),
 }
 """Question -> heading and text."""
@@ -142,7 +144,7 @@ def _in_words(finding: Finding, name: str, measure: Measure, *, among: int) -> s
     value, chance = shown.show(measure.value), shown.show(measure.chance)
     interval = f"95 % interval {shown.show(measure.low)} to {shown.show(measure.high)}"
     bound = f", and its epsilon allows {shown.show(measure.bound)}" if measure.bound is not None else ""
-    clear = "" if is_above_chance(name, measure, among=among) else " It is not told from chance."
+    clear = "" if is_above_chance(name, measure, among=among) else " It is no better than chance."
     said = _PLAINLY.get(name, f"{shown.title} is {{value}} ({{interval}})").format(value=value, interval=interval)
     return f"{finding.title}: {said}; guessing gets {chance}{bound}.{clear}"
 

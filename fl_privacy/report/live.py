@@ -149,9 +149,9 @@ def _doing(path: Path, told: Told) -> tuple[str, float | None, float | None]:
     if (ongoing := read_ongoing(path)) is not None:
         return ongoing.what, ongoing.share, ongoing.left
     if told.total is None:
-        return f"Goes on, {told.attacked} attacked examples recorded", None, None
+        return f"In progress, {told.attacked} attacked examples recorded", None, None
     if told.rounds >= told.total:
-        return "Trained; goes on with what was intercepted", None, None
+        return "Trained; the intercepted uploads are attacked", None, None
     left = (told.total - told.rounds) * sum(told.last) / len(told.last) if told.last else None
     return f"Training, round {told.rounds + 1} of {told.total}", told.rounds / told.total, left
 

@@ -127,6 +127,6 @@ def _ranking(found: Findings) -> Markup:
 
     best = ", ".join(str(s.policy) for s in lowest)
     words = (
-        f"Leakage score of each single operation, beside {found.untransformed.privacy:.3f} without; the lowest: {best}"
+        f"Leakage score of each operation, compared with {found.untransformed.privacy:.3f} without; the lowest: {best}"
     )
     return draw_svg(draw, words)

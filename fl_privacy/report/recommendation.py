@@ -18,10 +18,10 @@ from fl_privacy.types.modality import modality_judged_by
 
 
 def goal_in_words(candidates: Sequence[Candidate], psnr_below: float | None) -> str:
-    """Describe the goal: ``no attacked image read``, and further requirements."""
+    """Describe the goal: ``no attacked image reconstructed``, and further requirements."""
     kind = kind_in_words(candidates[0]) if candidates else "image"
     below = "" if psnr_below is None else f" and every one below {metric(psnr_below, IMAGE_METRIC)}"
-    return f"no attacked {kind} read{below}"
+    return f"no attacked {kind} reconstructed{below}"
 
 
 def kind_in_words(candidate: Candidate) -> str:
@@ -32,9 +32,9 @@ def kind_in_words(candidate: Candidate) -> str:
 def nothing_told(candidate: Candidate) -> str:
     """Explain that nothing was reconstructed undefended."""
     return (
-        f"No defense can be recommended: without one no {kind_in_words(candidate)} was read either"
-        f" ({candidate.name}, {read_of(candidate)}). The attack may be too weak, which more iterations or attack=auto"
-        " would show, or this training shows little by itself."
+        f"No defense can be recommended: without one, no {kind_in_words(candidate)} was reconstructed either"
+        f" ({candidate.name}, {read_of(candidate)}). The attack may be too weak (try more iterations or attack=auto),"
+        " or this training leaks little by itself."
     )
 
 
@@ -42,9 +42,9 @@ def read_of(candidate: Candidate) -> str:
     """Count reconstructed examples; without any, add the upper bound of their share."""
     kind = kind_in_words(candidate)
     if candidate.read:
-        return f"{candidate.read} of {candidate.images} {kind}s read"
-    at_most = f"up to {100 * candidate.at_most:.0f} % of such {kind}s may be readable"
-    return f"none of {candidate.images} {kind}s read, so that {at_most}"
+        return f"{candidate.read} of {candidate.images} {kind}s reconstructed"
+    at_most = f"up to {100 * candidate.at_most:.0f} % of such {kind}s may leak"
+    return f"none of {candidate.images} {kind}s reconstructed, though {at_most}"
 
 
 def withheld(candidate: Candidate) -> str:
@@ -75,7 +75,7 @@ def doubts(candidate: Candidate) -> str:
     if not candidate.rests_on_few:
         return ""
     number = f"{candidate.groups} separate upload{'' if candidate.groups == 1 else 's'}"
-    return f"That rests on {number} alone: attack more (victims=20) before you rely on it."
+    return f"This rests on {number} alone: attack more (victims=20) before you rely on it."
 
 
 def answer(candidates: Sequence[Candidate], psnr_below: float | None = None) -> str:
@@ -83,14 +83,14 @@ def answer(candidates: Sequence[Candidate], psnr_below: float | None = None) -> 
     if not candidates:
         return ""
     if not comparable(candidates):
-        return "Images were read of some and texts of others, which no figure compares."
+        return "Some uploads leaked images and others texts, which no figure compares."
     if quiet := unread_undefended(candidates):
         return nothing_told(quiet)
     best = best_unread(candidates, psnr_below)
     asked = {about for candidate in candidates for about in candidate.inferred}
     limits = {
         About.MEMBERSHIP: f", with at most {percent(MEMBERSHIP_AT_MOST)} of the members found at 1 % FPR",
-        About.ATTRIBUTE: f", and an attribute told at most {100 * ATTRIBUTE_AT_MOST:.0f} points above guessing",
+        About.ATTRIBUTE: f", and an attribute inferred at most {100 * ATTRIBUTE_AT_MOST:.0f} points above guessing",
     }
     goal = goal_in_words(candidates, psnr_below) + "".join(words for about, words in limits.items() if about in asked)
     if best is None:
@@ -101,7 +101,8 @@ def answer(candidates: Sequence[Candidate], psnr_below: float | None = None) -> 
         if not open_ones:
             return said
         return (
-            f"{said} Behind {', '.join(open_ones)} no {kind_in_words(candidates[0])} was read; the rest is not known."
+            f"{said} Behind {', '.join(open_ones)} no {kind_in_words(candidates[0])} was reconstructed; the rest is"
+            " unknown."
         )
     number = sum(c.unread(psnr_below) for c in candidates)
     kept = f", {points(best.pmm)} of the undefended" if best.pmm is not None else ""
@@ -122,12 +123,12 @@ def leakage_in_words(candidate: Candidate) -> str:
     exposed = f", and {candidate.exposed} as what the defense put in their place" if candidate.exposed else ""
     unknown = candidate.unjudged - candidate.failures
     failed = f", while an attack failed on {candidate.failures}" if candidate.failures else ""
-    failed += f", while of {unknown} nobody can say" if unknown > 0 else ""
+    failed += f", while {unknown} have no known original" if unknown > 0 else ""
     mean, best = metric(candidate.psnr, name), metric(candidate.largest, name)
     about = f"{mean}{single}{below(candidate.upper, candidate.psnr, name)}"
     return (
-        f"{read_of(candidate)}{by}{exposed}, mean {title_within(name)} {about}, {best} for the {kind} that was"
-        f" read best{failed}{told_beside(candidate)}"
+        f"{read_of(candidate)}{by}{exposed}, mean {title_within(name)} {about}, {best} for the best"
+        f" reconstruction{failed}{told_beside(candidate)}"
     )
 
 

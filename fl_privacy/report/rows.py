@@ -15,7 +15,7 @@ CAPTION = ("cells_right", "categories_right", "numbers_right")
 SURE = 0.9
 """Least certainty of a cell shown as certain."""
 
-_RANKS = ("Read best", "Second", "Third")
+_RANKS = ("Best", "Second", "Third")
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,8 @@ def best_rows_in_words(run: Run) -> str:
         said.append(f"Without any update a guess has up to {share} {of_rows}")
     if len(from_many(ranked, 3, "row")) >= 2:
         source = "clients" if len({record["client"] for record in ranked}) > 1 else "uploads"
-        most = f"The rows of which most cells were read, of different {source}."
-        said.append(f"Rows of different {source}: all were read equally well." if _equal(ranked) else most)
+        most = f"The rows with the most cells reconstructed, from different {source}."
+        said.append(f"Rows from different {source}: all reconstructed equally well." if _equal(ranked) else most)
     return " ".join(said)
 
 

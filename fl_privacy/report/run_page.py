@@ -69,20 +69,20 @@ def _attacked(run: Run) -> str:
     for image in run.of_kind("image"):
         sizes[image["id"]] = max(sizes.get(image["id"], 0), image["image"] + 1)
     if not sizes:
-        return "No upload was attacked, which says nothing of what uploads give away."
+        return "No upload was attacked, so nothing is known about what uploads leak."
     probes = [size for id, size in sizes.items() if "victim-" in id]
     updates = [size for id, size in sizes.items() if "victim-" not in id]
     said = []
     if facts_of(run).source is AttackedUploads.SERVER:
         said.append(
-            f"Attacked were {len(probes)} uploads of one image each that the server computed itself, undefended."
+            f"The attack targets {len(probes)} uploads of one image each that the server computed itself, undefended."
         )
     elif probes:
         images = "one image each, the worst case" if set(probes) == {1} else f"{_span(probes)} images each"
-        said.append(f"Attacked were {len(probes)} uploads computed from {images}.")
+        said.append(f"The attack targets {len(probes)} uploads computed from {images}.")
     if updates:
         images = "one image" if set(updates) == {1} else f"{_span(updates)} images"
-        said.append(f"Attacked were {len(updates)} training updates, each of {images}.")
+        said.append(f"The attack targets {len(updates)} training updates, each of {images}.")
     return " ".join(said)
 
 
@@ -108,7 +108,7 @@ def what_was_done(run: Run) -> str:
     against += ", with and without knowledge of the defense" if run.summary.adaptive else ""
     server = chosen(run, "server")
     if server and server != "honest":
-        against = f", read by a malicious server ({server})" + ("" if _reads_itself(run) else f" and{against[1:]}")
+        against = f", attacked by a malicious server ({server})" + ("" if _reads_itself(run) else f" and{against[1:]}")
     done = f"{trained}, trained{where}, {guarded}{against}." if rounds else f"{trained}, {guarded}{against}."
     return f"{done} {assumptions(run)}".strip()
 
@@ -129,7 +129,7 @@ def assumptions(run: Run) -> str:
         return ""
     sentences = [uploads_of(run)]
     if not run.identity.undefended and all(reading.attacker is Attacker.PLAIN for reading in found):
-        sentences.append("No attacker knew of the defense; one that does may read more (threat_model=adaptive).")
+        sentences.append("No attacker knew the defense; one that does may reconstruct more (threat_model=adaptive).")
     return " ".join(sentences)
 
 
@@ -142,7 +142,7 @@ def uploads_of(run: Run) -> str:
     plan = plan if isinstance(plan, Mapping) else {}
     if uploads == "probe" or not plan:
         return _probed(run, plan, trained)
-    said = "Attacked were the training updates themselves, each"
+    said = "The attack targets the training updates themselves, each"
     if plan.get("shares", "gradient") == "gradient":
         return f"{said} the gradient of {_batch(run, plan)} {modality_attacked(readings_of(run.summary)).one}s."
     return f"{said} of {_local_training(run, plan)}."
@@ -163,7 +163,7 @@ def _probed(run: Run, plan: Mapping[str, Any], trained: bool) -> str:
     number = int(run.identity.config.get("batch_size") or 1)
     kind = modality_attacked(readings_of(run.summary)).one
     images = f"one {kind} each, the worst case" if number == 1 else f"{number} {kind}s each"
-    attacked = f"Attacked were uploads computed from {images}"
+    attacked = f"The attack targets uploads computed from {images}"
     if not trained or not plan:
         return f"{attacked}."
     if plan.get("shares", "gradient") == "gradient":

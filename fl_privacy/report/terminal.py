@@ -12,10 +12,10 @@ from fl_privacy.types.modality import ROWS, TEXTS
 PAGE = "report.html"
 """Page in a run's folder."""
 
-_NO_PROOF = "That tells of this attack and is no proof of protection: try attack=auto attack.budget=thorough."
+_NO_PROOF = "This describes the attack and is no proof of protection: try attack=auto attack.budget=thorough."
 
 _TO_DO = {
-    Ground.BOUNDED: "Keep the noise as it is: with less of it nothing bounds what a better attack reads.",
+    Ground.BOUNDED: "Keep the noise as it is: with less noise nothing bounds what a better attack reconstructs.",
     Ground.UNREAD: _NO_PROOF,
     Ground.BY_CHANCE: _NO_PROOF,
     Ground.TOLD: "Put noise on what clients upload (defense=dp_sgd), or upload less often.",
@@ -23,8 +23,8 @@ _TO_DO = {
     Ground.UNTOLD: "Attack examples as well: attack=auto.",
     Ground.NOTHING: "Attack examples: attack=auto.",
     Ground.OLDER: "Run it again.",
-    Ground.NO_TRUTH: "Give the audit the data that clients train on, so that guesses can be compared with them.",
-    Ground.FAILED: "The page says why; nothing of privacy follows from it.",
+    Ground.NO_TRUTH: "Give the audit the data that clients train on, to compare guesses with.",
+    Ground.FAILED: "The page says why; this says nothing about privacy.",
 }
 
 _GRIDS = {TEXTS: "text", ROWS: "tables"}
@@ -43,9 +43,11 @@ def to_do(verdict: Verdict, run_dir: Path | None = None) -> str:
     if verdict.ground is Ground.READ:
         grid = _GRIDS.get(verdict.modality, "quick")
         if verdict.facts.undefended:
-            return f"Defend the clients: `fl-privacy trade-off {grid}` shows which defense stops it at what cost."
-        return f"This defense does not stop it: make it stronger, or take another one by `fl-privacy trade-off {grid}`."
-    return _TO_DO.get(verdict.ground, "The page says what it rests on.")
+            return f"Defend the clients: `fl-privacy trade-off {grid}` shows which defense prevents this at what cost."
+        return (
+            f"This defense does not prevent it: make it stronger, or choose another by `fl-privacy trade-off {grid}`."
+        )
+    return _TO_DO.get(verdict.ground, "The page names the evidence.")
 
 
 def answers_of(run_dirs: Sequence[Path]) -> str:
@@ -54,10 +56,10 @@ def answers_of(run_dirs: Sequence[Path]) -> str:
     verdicts = [verdict_of(run) for run in runs]
     read = [(verdict, run) for verdict, run in zip(verdicts, runs, strict=True) if verdict.ground is Ground.READ]
     if not read:
-        return f"Examples were read in none of {len(runs)} runs. {_NO_PROOF}"
+        return f"None of {len(runs)} runs reconstructed an example. {_NO_PROOF}"
     most, run = max(read, key=lambda pair: pair[0].counts.read / max(1, pair[0].counts.judged))
     text = headline_of(most).text
     return visible(
-        f"Examples were read in {len(read)} of {len(runs)} runs; most in {run.path.name}:"
+        f"{len(read)} of {len(runs)} runs reconstructed examples; most in {run.path.name}:"
         f" {text[0].lower()}{text[1:]}. The page compares them."
     )

@@ -106,13 +106,14 @@ def _headline(candidates: Sequence[Candidate], best: Candidate | None, psnr_belo
         return "Nothing was both trained and attacked yet"
     if best is not None:
         few = ", which rests on few uploads" if best.rests_on_few else ""
-        return f"Behind {best.name}, the most accurate of its kind, the attacks read nothing: {read_of(best)}{few}"
+        said = f"Behind {best.name}, the most accurate of its kind, the attacks reconstructed nothing"
+        return f"{said}: {read_of(best)}{few}"
     if (plain := unread_undefended(candidates)) is not None:
-        return f"The attacks read nothing undefended either: {read_of(plain)}"
+        return f"The attacks reconstructed nothing undefended either: {read_of(plain)}"
     defended = [candidate for candidate in candidates if not candidate.undefended]
     if defended and all(candidate.read for candidate in defended):
         tried = "the one defense that was" if len(defended) == 1 else f"each of the {len(defended)} defenses that were"
-        return f"Clients' {kind_in_words(candidates[0])}s were read behind {tried} tried"
+        return f"Clients' {kind_in_words(candidates[0])}s were reconstructed behind {tried} tried"
     return f"No defense has {goal_in_words(candidates, psnr_below)}"
 
 

@@ -29,7 +29,7 @@ TERMS = {
         r"95 %",
         "the range in which the true value lies in 95 of 100 repetitions; wide where little was measured",
     ),
-    "Defense": (r"\bdefen[sd]", "what clients do to their updates so that less can be read from them"),
+    "Defense": (r"\bdefen[sd]", "a change of clients' updates so that less can be reconstructed from them"),
     "Epsilon, delta": (
         r"[Ee]psilon",
         "of differential privacy: the smaller epsilon, the less an upload depends on any one example, whoever attacks;"
@@ -39,7 +39,10 @@ TERMS = {
         r"gradient|update|upload",
         "how a client's examples would change the model: what leaves a client in place of its data",
     ),
-    "Honest but curious": (r"honest but curious", "a server that does all as agreed, and reads what it receives"),
+    "Honest but curious": (
+        r"honest[ -]but[ -]curious",
+        "a server that follows the protocol, and attacks what it receives",
+    ),
     "Identified": (
         r"\b[Ii]dentified",
         "the original is nearer to the guess than about a thousand others, also after changes that hide nothing,"
@@ -56,25 +59,28 @@ TERMS = {
     "Proven": (r"[Pp]roven", "the attacker itself can show that no other example fits the upload"),
     "PSNR": (
         r"PSNR",
-        "likeness of two images in decibels: about 8 for unlike ones, beyond 30 hardly told apart; a flat gray picture"
-        " can come to 16, so that it alone says little",
-    ),
-    "Read": (
-        r"\b[Rr]ead\b",
-        "reconstructed exactly, or so near that the example is picked out of many others, or beyond a published bound"
-        " and beyond what a guess without the update shows",
+        "similarity of two images in decibels: about 8 for unlike ones, over 30 hardly distinguishable; a flat gray"
+        " picture can reach 16, so it alone says little",
     ),
     "Recognizable": (
         r"\b[Rr]ecognizable",
-        "beyond a bound that a paper set for this, and beyond what a guess without the update reaches",
+        "above a bound that a paper set for this, and above what a guess without the update reaches",
+    ),
+    "Reconstructed": (
+        r"\b[Rr]econstructed\b",
+        "exactly, or so closely that the example is identified among many others, or above a published bound and above"
+        " what a guess without the update shows",
     ),
     "Secure aggregation": (
         r"SecAgg|secure aggregation|CKKS",
         "the server learns the sum of all uploads and no single one",
     ),
-    "SSIM": (r"SSIM", "likeness of two images by their structure, 1 for equal ones"),
+    "SSIM": (r"SSIM", "similarity of two images by their structure, 1 for equal ones"),
     "Student's t": (r"Student's t", "the usual way to get a 95 % range for a mean of few values"),
-    "Token F1": (r"Token F1|token F1", "share of a text's words, or parts of words, that were read, in any order"),
+    "Token F1": (
+        r"Token F1|token F1",
+        "share of a text's words, or parts of words, that were reconstructed, in any order",
+    ),
     "TPR at 1 % FPR": (r"TPR", "share of members found when one of a hundred others is taken for one"),
 }
 """Title -> pattern that matches it in a text, and its meaning."""

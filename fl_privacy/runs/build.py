@@ -229,7 +229,7 @@ def prepare_defense(defense: Defense, dataset: Dataset, model: nn.Module) -> Non
         public = dataset.test
         if public.attributes is None:
             raise UserError(
-                f"defense={defense.name} is expected with data that have an attribute beside the class, but"
+                f"defense={defense.name} needs data with an attribute in addition to the class, but"
                 f" {dataset.name} has none; use data=cifar10_animals or mnist_parity, or load_with_attribute."
             )
         rows = defenders_examples(public)

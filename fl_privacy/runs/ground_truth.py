@@ -118,7 +118,7 @@ class SummedProbes:
             return None
         if config.batch_size < 2:
             raise UserError(
-                "The command attack reads the sum of batch_size clients of one example each behind"
+                "The command attack uses the sum of batch_size clients of one example each behind"
                 f" secure_aggregation=secagg, which is expected to be of at least 2, but got {config.batch_size};"
                 " set batch_size=8, or secure_aggregation=none."
             )

@@ -147,7 +147,7 @@ def expect_attributes(setup: Setup) -> None:
     config, client = setup.config, next(iter(setup.clients.values()))
     if client.examples.attributes is None:
         raise UserError(
-            "inference=attribute is expected with data that have an attribute beside the class, but"
+            "inference=attribute needs data with an attribute in addition to the class, but"
             f" data={config.choices['data']} has none;"
             " use data=cifar10_animals or mnist_parity, or load_with_attribute."
         )
@@ -187,8 +187,8 @@ TPR_AT = {"tpr_at_0.1_percent": 0.001, "tpr_at_1_percent": 0.01}
 """Measure -> FPR."""
 
 FROM_TEST = (
-    "Those that nobody trained on are of the test split: what tells the splits apart counts as membership (holdout=N"
-    " takes them from the same split)."
+    "Non-members come from the test split: differences between the splits count as membership (holdout=N takes them"
+    " from the same split)."
 )
 
 
@@ -248,7 +248,7 @@ class InferenceJudge:
             return replace(finding, failure=reason)
         left_out = int((~answered).sum())
         notes = [FROM_TEST] * self.asked.from_test
-        notes += [f"{left_out} examples of clients that were never read are left out."] * bool(left_out)
+        notes += [f"{left_out} examples of clients whose uploads were never intercepted are left out."] * bool(left_out)
         fpr, tpr = thinned_curve(found)
         return replace(
             finding,
@@ -269,7 +269,7 @@ class InferenceJudge:
         answered = own.isfinite().any(1)
         own, owners = own[answered].nan_to_num(nan=-math.inf), owners[answered]
         if not len(own):
-            return replace(finding, failure="no client was read")
+            return replace(finding, failure="no client's upload was intercepted")
         right = int((own.argmax(1) == owners).sum())
         majority = float(owners.bincount().max()) / len(owners)
         success = answer_success(right, len(owners), majority=majority)
@@ -279,7 +279,7 @@ class InferenceJudge:
         answered = scores.isfinite().all(1) & (self.attributes >= 0)
         guessed, true = scores[answered].argmax(1), self.attributes[answered]
         if not len(true):
-            return replace(finding, failure="no victim was read whose attribute is known")
+            return replace(finding, failure="no victim with a known attribute was intercepted")
         majority = float(true.bincount().max()) / len(true)
         success = answer_success(int((guessed == true).sum()), len(true), majority=majority)
         return replace(finding, positives=len(true), measures={"asr": _measure(success, None)})
@@ -288,7 +288,7 @@ class InferenceJudge:
         answered = guessed.isfinite().all(1)
         guessed, shares = guessed[answered].double(), self.asked.shares[answered].double()
         if len(guessed) < 2:
-            return replace(finding, failure="fewer than two clients were read")
+            return replace(finding, failure="uploads of fewer than two clients were intercepted")
         errors = (guessed - shares).abs().mean(1).tolist()
         by_mean = float((self.asked.shares.double().mean(0) - shares).abs().mean())
         found = aggregate(errors, within=(0.0, 1.0))

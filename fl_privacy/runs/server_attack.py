@@ -72,12 +72,12 @@ def expect_readable_sum(attack: ServerAttack | None, server: str, *, uploads: st
         return
     if uploads != "update":
         raise UserError(
-            f"server={server} reads the mean of the training updates, but intercept.uploads="
+            f"server={server} attacks the mean of the training updates, but intercept.uploads="
             f"{uploads}; set intercept.uploads=update."
         )
     if shares == "weights":
         raise UserError(
-            f"server={server} reads a mean of gradients or changes, but clients share their weights;"
+            f"server={server} attacks a mean of gradients or changes, but clients share their weights;"
             " set federation.plan.shares=delta."
         )
 

@@ -73,7 +73,7 @@ def describe_threats(
         return [*_server(server), _SECURE[secure_aggregation], *known, defended]
     lines = [*_server(server), f"Each client uploads {_SHARED[plan.shares]}.", *_attacked(audit)]
     if plan.augments:
-        like = "likewise" if plan.augment_probes else "not"
+        like = "also" if plan.augment_probes else "not"
         left = f", those of the extra batches are {like}" if audit.uploads == "probe" else ""
         done = " and ".join(["cropped"] * bool(plan.crop_padding) + ["flipped"] * plan.flip)
         lines.append(f"Training images are {done} at random{left}.")
@@ -110,7 +110,7 @@ def _embeddings(model: nn.Module, plan: LocalPlan) -> list[str]:
     if model.word_weight in plan.held(name for name, _ in model.named_parameters()):
         return ["The gradient of the tokens' embeddings is not uploaded."]
     return [
-        "The gradient of the tokens' embeddings is uploaded: where no defense and no tied head fills its rows, those"
+        "The gradient of the tokens' embeddings is uploaded: unless a defense or a tied head fills its rows, those"
         " that are not zero name the tokens of a batch."
     ]
 
@@ -125,7 +125,7 @@ _OF_MODEL: Mapping[Modality, Callable[[nn.Module, LocalPlan], list[str]]] = {
 def _server(attack: ServerAttack | None) -> list[str]:
     level = attack.level if attack else ThreatLevel.HONEST
     first = (
-        "The server is honest but curious: it follows the protocol and reads what it receives."
+        "The server is honest but curious: it follows the protocol and analyzes what it receives."
         if attack is None
         else f"The server is malicious ({level}). {attack.told}"
     )
@@ -138,18 +138,19 @@ def _server(attack: ServerAttack | None) -> list[str]:
 def _attacked(audit: Audit) -> list[str]:
     clients = f"{len(audit.clients)} client{'s' * (len(audit.clients) != 1)}"
     if audit.uploads != "probe":
-        return [f"Attacked are the training updates of {clients}."]
+        return [f"The attack targets the training updates of {clients}."]
     sentences = []
     if audit.probes or not audit.listens:
         size = "one example" if audit.batch_size == 1 else f"{audit.batch_size} examples"
         sentences.append(
-            f"Attacked are {len(audit.probes)} extra batches of {size}: each client sends them"
+            f"The attack targets {len(audit.probes)} extra batches of {size}: each client sends them"
             " through its own defended update as if they were all its data; the model is not trained on these uploads."
         )
     if audit.listens:
         sentences.append(
-            f"The training updates of {clients} in {len(audit.rounds)} round{'s' * (len(audit.rounds) != 1)} are read"
-            " for what they tell beside images; the attacker holds the examples that it asks about, with their classes."
+            f"Inference attacks use the training updates of {clients} in {len(audit.rounds)}"
+            f" round{'s' * (len(audit.rounds) != 1)}; the attacker holds the examples that it asks about, with their"
+            " classes."
         )
     return sentences
 
@@ -171,10 +172,10 @@ def who_draws(clients: Whereabouts) -> str:
     """Describe the source of the clients' randomness and data."""
     if clients.simulated:
         return (
-            "This is a simulation: all that clients draw at random, noise too, derives from the run's seed, which the"
-            " attacker is not told. Deployed clients draw it from secrets of their own."
+            "This is a simulation: all client randomness, including noise, is derived from the run's seed, which the"
+            " attacker does not know. Deployed clients use secrets of their own."
         )
-    drawn = "Clients are deployed: what they draw at random derives from secrets that stay on their nodes."
+    drawn = "Clients are deployed: their randomness is derived from secrets that stay on their nodes."
     if not clients.own_data:
         return drawn
     return f"{drawn} They train on data of their own, which nobody else has seen: the test data are the server's."
@@ -184,9 +185,9 @@ def expect_readable_updates(aggregation: str, where: str) -> None:
     """Raise ``UserError`` for secure aggregation where single updates are needed; ``where`` starts the message."""
     if aggregation != "none":
         raise UserError(
-            f"{where} reads every update and is expected with secure_aggregation=none, but got {aggregation};"
+            f"{where} needs every update and is expected with secure_aggregation=none, but got {aggregation};"
             " use `fl-privacy run` with backend=loop and attack=none, or `fl-privacy attack secure_aggregation=secagg"
-            " batch_size=8` for what the sum of eight clients of one example gives away."
+            " batch_size=8` for what the sum of eight clients of one example leaks."
         )
 
 

@@ -76,7 +76,7 @@ def client_of_folder(config: RunSettings, folder: str, client: int) -> Client:
     settings = plain_settings(config.data)
     if open_still := [key for key in ("image_size", "channels", "classes") if settings.get(key) is None]:
         raise OpenSettingError(
-            "Nodes with folders of their own are expected to be told what their images have in common, but"
+            "Nodes with folders of their own need what their images have in common, but"
             f" data.{open_still[0]} is open; set data=image_folder data.image_size=32 data.channels=3"
             " data.classes=[cat,dog] in the overrides."
         )

@@ -219,7 +219,7 @@ class Knowledge:
         if self.labels is not None:
             lines.append("The attacker is given the true labels.")
         if self.lengths is not None:
-            lines.append("The attacker is told how many tokens each text has.")
+            lines.append("The attacker is given the number of tokens of each text.")
         if self.public_images is not None:
             kind = f"{len(self.public_images)} public {modality.one}s"
             lines.append(f"The attacker holds {kind} of the same domain, none attacked.")

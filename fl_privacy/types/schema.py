@@ -93,7 +93,7 @@ class Schema:
     def __post_init__(self) -> None:
         if not 1 <= len(self.columns) <= MOST_COLUMNS:
             raise UserError(
-                f"A table is expected to have 1 to {MOST_COLUMNS} columns beside its target, but has"
+                f"A table is expected to have 1 to {MOST_COLUMNS} columns in addition to its target, but has"
                 f" {len(self.columns)}."
             )
         if self.width > MOST_VALUES:

@@ -69,16 +69,16 @@ def test_rows_that_were_read_are_known_and_ranked(page: Path) -> None:
 
 def test_the_page_speaks_of_rows_and_cells(page: Path) -> None:
     text = page.read_text()
-    assert "Cells right, upper end" in text and "rows that were read" in text and "not measured" not in text
+    assert "Cells right, upper end" in text and "share of rows reconstructed" in text and "not measured" not in text
     assert "PSNR" not in text and "dB" not in text and "alicious" not in text
-    assert not any(word in text for word in ("of images", "attacked image", "images read"))
+    assert not any(word in text for word in ("of images", "attacked image", "images reconstructed"))
 
 
 def test_advice_claims_no_server_that_nobody_tried(page: Path, capfd: pytest.CaptureFixture[str]) -> None:
     asked = ["advise", "--table", str(page.parent), "accuracy_loss=100"]
     assert run_command_line([*asked, "threat=adaptive"]) == 0
     said = capfd.readouterr().out
-    assert "rows read" in said and "No defense is recommended for rows" in said and "malicious" not in said
+    assert "rows reconstructed" in said and "No defense is recommended for rows" in said and "malicious" not in said
     assert run_command_line([*asked, "threat=malicious"]) == 2
     assert "one that was measured, honest or adaptive" in " ".join(capfd.readouterr().err.split())
 

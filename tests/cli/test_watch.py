@@ -139,7 +139,7 @@ def test_the_page_grows_with_the_run(tmp_path):
         folder.add_victim(score(1, 0, noise=0.05))
         folder.add_attack(round=1, victims=1, seconds=1.0)
         server.watched._kept.clear()
-        assert "The attacked image was read by" in ask(server, "")[1]
+        assert "The server reconstructed the attacked image with" in ask(server, "")[1]
         folder.finish()
         assert "Finished" in ask(server, "status")[1] and not (folder.path / PROGRESS).exists()
 
@@ -215,7 +215,7 @@ def test_a_damaged_run_hides_no_other_and_a_lost_folder_is_a_line(tmp_path, caps
     (damaged / "run.json").write_text("{")
     with serving(out) as server:
         page = ask(server, "")[1]
-        assert "1 of 2 runs that have begun" in page and "is damaged" in page and "Read last" in page
+        assert "1 of 2 runs that have begun" in page and "is damaged" in page and "Latest reconstructions" in page
         assert "is damaged" in ask(server, "status")[1] and ask(server, "comparison.html")[0] == 200
         assert ask(server, f"{damaged.name}/report.html")[0] == 503
         out.rename(tmp_path / "elsewhere")

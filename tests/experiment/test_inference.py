@@ -50,7 +50,7 @@ def test_every_method_has_a_finding_with_its_baseline(asked: Run) -> None:
 def test_the_page_shows_them(asked: Run) -> None:
     page = (asked.path / "report.html").read_text()
     assert "Who took part" in page and "ROC curves on logarithmic axes" in page and "FedMIA" in page
-    assert "are read for what they tell beside images" in page and "0 extra batches" not in page
+    assert "Inference attacks use the training updates" in page and "0 extra batches" not in page
 
 
 def test_training_is_the_same_and_so_is_the_backend(asked: Run, tmp_path) -> None:

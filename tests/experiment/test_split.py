@@ -104,7 +104,7 @@ def test_secure_aggregation_is_refused_where_updates_are_read(tmp_path, capsys) 
     attack = run("attack", "victims=1", *MODEL[:1], "secure_aggregation=ckks", out=tmp_path)
 
     assert attack.status == 2
-    assert "The command attack reads every update" in capsys.readouterr().err
+    assert "The command attack needs every update" in capsys.readouterr().err
     alone = run("attack", "victims=1", *MODEL[:1], "secure_aggregation=secagg", out=tmp_path)
     assert alone.status == 2 and "at least 2, but got 1" in capsys.readouterr().err
     assert run("run", *UNATTACKED, "secure_aggregation.name=secag", out=tmp_path).status == 2

@@ -32,7 +32,7 @@ def test_the_texts_are_read_word_for_word(run: Path) -> None:
     assert recorded.summary.plain.metrics["exact_match"].mean == 1
     assert recorded.summary.plain.certainties == {"proven": 2}
     assert "psnr" not in recorded.summary.plain.metrics
-    assert any("how many tokens each text has" in sentence for sentence in recorded.threat_model)
+    assert any("the number of tokens of each text" in sentence for sentence in recorded.threat_model)
 
 
 def test_a_language_model_is_trained_tested_and_has_its_page(run: Path, tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_a_language_model_is_trained_tested_and_has_its_page(run: Path, tmp_path
 
 def test_the_page_shows_sentences_for_their_owner_alone(run: Path) -> None:
     page = (run / "report.html").read_text()
-    assert 'class="token right"' in page and "2 of 2 attacked texts were read by" in page
+    assert 'class="token right"' in page and "The server reconstructed 2 of 2 attacked texts with " in page
     assert 'class="rank"' not in page and "attacker's loss" not in page.replace("&#39;", "'"), "nothing to compare"
     assert (run / "report.html").stat().st_mode & 0o077 == 0
     (stored,) = (run / "reconstructions").glob("*.json")

@@ -189,7 +189,7 @@ def test_what_the_update_shows_is_believed(tmp_path: Path) -> None:
     app.start(audited, app.client_app([probe], batch_size=2))
     told = " ".join(run_in(tmp_path).threat_model)
     assert "The plan says 2 local steps on 6 examples, but batch norm counted 3" in told
-    assert "The plan's learning rate is 5, but by the bias of the output layer it is about" in told
+    assert "The plan's learning rate is 5, but the output layer's bias implies about" in told
     plans = {o.id.probe is None: o.plan for o in load_observations(run_in(tmp_path).path / "captures", Net())}
     assert plans[True].epochs == 3 and plans[False].epochs == 1
 

@@ -87,7 +87,7 @@ def test_a_change_of_the_weights_is_told_from_weights() -> None:
     weights = observed()
     change = replace(weights, upload=replace(weights.upload, tensors=weights.update()))
     found, said = recognize_training(change)
-    assert found.plan.shares == "delta" and "taken for the change" in " ".join(said)
+    assert found.plan.shares == "delta" and "taken as the change" in " ".join(said)
 
 
 @pytest.mark.parametrize("lr", [0.003, 0.1, 1.0])

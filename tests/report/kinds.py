@@ -14,22 +14,22 @@ from tests.report.test_inferred import finding
 from tests.results.runs import config, defended, record, score
 
 THREATS = [
-    "The server is honest but curious: it follows the protocol and reads what it receives.",
+    "The server is honest but curious: it follows the protocol and analyzes what it receives.",
     "Not tested: malicious parameters, malicious architecture, inconsistent models, Sybils.",
     "Each client uploads the gradient of one batch.",
-    "Attacked are 6 extra batches of one example: each client sends them through its own defended update as if they"
-    " were all its data; the model is not trained on these uploads.",
+    "The attack targets 6 extra batches of one example: each client sends them through its own defended update as if"
+    " they were all its data; the model is not trained on these uploads.",
     "The attacker knows the architecture, the values each client was sent, and the local plan.",
     "The attacker knows nothing beyond the protocol.",
-    "This is a simulation: all that clients draw at random, noise too, derives from the run's seed, which the attacker"
-    " is not told. Deployed clients draw it from secrets of their own.",
+    "This is a simulation: all client randomness, including noise, is derived from the run's seed, which the attacker"
+    " does not know. Deployed clients use secrets of their own.",
     "Privacy: no guarantee, since nothing is drawn at random.",
 ]
 WORDS = ("the", "film", "was", "un", "##believ", "##ably", "long", "and", "I", "loved", "every", "minute")
 
 
 def text_score(victim: int, *, right: int, failure: str | None = None) -> VictimScore:
-    """Of a text of which ``right`` of the tokens were read."""
+    """Score a text with ``right`` reconstructed tokens."""
     guess = (*WORDS[:right], *("[UNK]",) * (len(WORDS) - right))
     share = right / len(WORDS)
     values = {

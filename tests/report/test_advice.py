@@ -91,7 +91,7 @@ def test_nothing_is_recommended_that_the_strongest_did_not_try(attackers: tuple[
     table = replace(TABLE, attackers=attackers)
     said = " ".join(advice_from(table, accuracy_loss=30, threat="adaptive", psnr_below=15))
     assert "Take" not in said and "Nothing is recommended" in said and "fl-privacy trade-off tiny" in said
-    assert " ".join(attackers) in said and "least was read of costly: none of 8 images read" in said
+    assert " ".join(attackers) in said and "costly leaks least: none of 8 images reconstructed" in said
 
 
 @pytest.mark.parametrize(("judged_by", "kind"), [("token_f1", "text"), ("cells_right", "row")])
@@ -181,15 +181,15 @@ def test_the_version_that_measured_is_said() -> None:
 
 def test_it_is_said_who_tried() -> None:
     said = advice_from(TABLE, accuracy_loss=2, threat="adaptive", psnr_below=15)
-    assert "Tried: auto by victims=8 threat_model=strongest." in said
+    assert "Attacks tried: auto by victims=8 threat_model=strongest." in said
 
 
 def test_where_none_does_both_what_is_not_enough_is_not_advised() -> None:
     said = " ".join(advice_from(TABLE, accuracy_loss=1, threat="adaptive", psnr_below=15))
     assert (
         "Take" not in said
-        and "known, which is not enough" in said
-        and "At a higher price nothing was read from one upload behind slow: " in said
+        and "known leaks least, which is not enough" in said
+        and "At a higher price nothing was reconstructed from one upload behind slow: " in said
     )
     said = " ".join(advice_from(TABLE, accuracy_loss=0, threat="adaptive", psnr_below=1))
     assert "At a higher price" not in said and "None does both" in said and ONCE not in said
@@ -206,7 +206,10 @@ def test_what_is_not_known_to_hide_is_not_taken(wrong: Candidate) -> None:
 
 def test_what_knowing_the_defense_gives_is_said() -> None:
     said = " ".join(advice_from(TABLE, accuracy_loss=2, threat="honest", psnr_below=15))
-    assert "Against who knows the defense it was not asked for: there 4 of 8 images read." in said
+    assert (
+        "The recommendation does not cover an attacker that knows the defense: there, 4 of 8 images reconstructed."
+        in said
+    )
     assert "no guarantee of differential privacy" in said
 
 
@@ -281,7 +284,7 @@ def test_what_was_not_measured_is_named_and_not_taken() -> None:
     assert any(line.startswith("Take fast") for line in said)
     said = advice_from(table, accuracy_loss=2, threat="honest", psnr_below=15)
     assert any(line.startswith("Take unheard") for line in said)
-    assert "Against who knows the defense it was not measured." in said
+    assert "It was not measured against an attacker that knows the defense." in said
     only = replace(TABLE, defenses=(TABLE.defenses[0], unheard))
     with pytest.raises(UserError, match="measured, honest, but got adaptive; threat_model=adaptive"):
         advice_from(only, accuracy_loss=2, threat="adaptive", psnr_below=15)
@@ -296,7 +299,7 @@ def test_texts_are_judged_by_what_is_said_of_texts() -> None:
 
     told = [defense(name, 0.9, of_texts(f1), of_texts(f1), 0.1) for name, f1 in (("none", 1.0), ("a", 0.9), ("b", 0.1))]
     said = advice_from(replace(TABLE, defenses=tuple(told)), accuracy_loss=2, threat="adaptive", psnr_below=15)
-    assert said[-1].startswith("Of what was tried, least was read of b: none of 8 texts read, so that up to 31 %")
+    assert said[-1].startswith("Of the defenses tried, b leaks least: none of 8 texts reconstructed, though up to 31 %")
     mixed = replace(TABLE, defenses=(*TABLE.defenses, *told))
     with pytest.raises(UserError, match="A table of images, or one of texts"):
         advice_from(mixed, accuracy_loss=2, threat="adaptive", psnr_below=15)
@@ -318,7 +321,7 @@ def test_no_defense_is_taken_where_the_undefended_was_not_read() -> None:
     first, *rest = TABLE.defenses
     deaf = replace(TABLE, defenses=(replace(first, by_threat={"adaptive": read(10)}), *rest))
     (line,) = advice_from(deaf, accuracy_loss=100, threat="adaptive", psnr_below=15)
-    assert line.startswith("Measured on") and "without one no image was read either" in line
+    assert line.startswith("Measured on") and "without one, no image was reconstructed either" in line
 
 
 def test_tables_without_the_threat_leave_the_others_their_answer(
@@ -349,7 +352,7 @@ def test_of_what_is_not_enough_what_failed_counts_as_read() -> None:
     )
     table = replace(TABLE, defenses=(TABLE.defenses[0], failed, seen))
     said = " ".join(advice_from(table, accuracy_loss=2, threat="adaptive", psnr_below=15))
-    assert "The least is read behind seen" in said
+    assert "seen leaks least, which is not enough" in said
     table = replace(table, defenses=table.defenses[:2])
     said = " ".join(advice_from(table, accuracy_loss=2, threat="adaptive", psnr_below=15))
     assert "while an attack failed on 9" in said
@@ -386,13 +389,13 @@ def test_images_that_were_read_are_no_choice_however_few_decibels_they_have() ->
     table = replace(TABLE, defenses=(TABLE.defenses[0], defense("signs", 0.9, negatives, negatives, 0.1)))
     for below in (None, 15):
         said = " ".join(advice_from(table, accuracy_loss=2, threat="adaptive", psnr_below=below))
-        assert "None does both" in said and "8 of 8 images read" in said
+        assert "None does both" in said and "8 of 8 images reconstructed" in said
 
 
 def test_the_package_has_an_answer_of_adult(capfd: pytest.CaptureFixture[str]) -> None:
     assert run_command_line(["advise", "data=adult"]) == 0
     said = capfd.readouterr().out
-    assert "rows read" in said and re.search(r"\(\d{4}-\d\d-\d\d, fl-privacy [\d.]+\):", said)
+    assert "rows reconstructed" in said and re.search(r"\(\d{4}-\d\d-\d\d, fl-privacy [\d.]+\):", said)
     assert all("out=" not in table.command for file in SHIPPED.glob("*.json") for table in read_tables(file))
 
 
@@ -439,7 +442,7 @@ def test_what_a_malicious_server_reads_is_said_where_it_was_not_asked_for() -> N
     table = replace(TABLE, defenses=(*TABLE.defenses[:4], told_of, TABLE.defenses[5]))
     for threat in ("honest", "adaptive"):
         said = " ".join(advice_from(table, accuracy_loss=2, threat=threat, psnr_below=15))
-        assert ("Against a malicious server it was not asked for: there" in said) == ("Take fast" in said)
+        assert ("does not cover a malicious server: there" in said) == ("Take fast" in said)
     assert "other malicious servers" in said
 
 

@@ -35,25 +35,26 @@ def trained(out, sizes=(300, 400), **options):
     [
         (
             {"plan": FEDSGD},
-            "Attacked were uploads computed from one image each, the worst case; the training batches of 128 were not"
-            " attacked.",
+            "The attack targets uploads computed from one image each, the worst case; the training batches of 128 were"
+            " not attacked.",
         ),
         (
             {"plan": FEDSGD, "batch_size": 4, "sizes": (50, 400)},
-            "Attacked were uploads computed from 4 images each; the training batches of 50 to 128 were not attacked.",
+            "The attack targets uploads computed from 4 images each; the training batches of 50 to 128 were not"
+            " attacked.",
         ),
         (
             {"plan": FEDAVG},
-            "Attacked were uploads computed from one image each, the worst case; the training updates, each of 2 epochs"
-            " over the 300 to 400 images of a client in batches of 32, were not attacked.",
+            "The attack targets uploads computed from one image each, the worst case; the training updates, each of 2"
+            " epochs over the 300 to 400 images of a client in batches of 32, were not attacked.",
         ),
         (
             {"plan": FEDSGD, "uploads": "update", "sizes": (400, 400)},
-            "Attacked were the training updates themselves, each the gradient of 128 images.",
+            "The attack targets the training updates themselves, each the gradient of 128 images.",
         ),
         (
             {"plan": FEDAVG | {"steps": 1, "epochs": None}, "uploads": "update"},
-            "Attacked were the training updates themselves, each of 1 local step on batches of 32 images.",
+            "The attack targets the training updates themselves, each of 1 local step on batches of 32 images.",
         ),
     ],
 )
@@ -66,18 +67,20 @@ def test_the_decisive_assumption_is_said(tmp_path, options, expected):
 def test_pages_of_many_runs_say_it_too(tmp_path):
     single = trained(tmp_path, plan=FEDSGD)
     batch = trained(tmp_path, plan=FEDSGD, batch_size=4)
-    said = "ttacked were uploads computed from one image each, the worst case; the training batches of 128 were not"
-    assert f"A{said}" in write_report([single.path, trained(tmp_path, plan=FEDSGD, seed=1).path]).read_text()
+    said = (
+        "he attack targets uploads computed from one image each, the worst case; the training batches of 128 were not"
+    )
+    assert f"T{said}" in write_report([single.path, trained(tmp_path, plan=FEDSGD, seed=1).path]).read_text()
     text = write_report([single.path, batch.path]).read_text()
-    assert f"A: a{said}" in text and "B: attacked were uploads computed from 4 images each" in text
+    assert f"A: t{said}" in text and "B: the attack targets uploads computed from 4 images each" in text
     outcome = study_entry("Undefended", "", single.path, {"DLG": single.path})
-    assert f"A{said}" in write_trade_off([outcome], tmp_path / "trade_off.html").read_text()
+    assert f"T{said}" in write_trade_off([outcome], tmp_path / "trade_off.html").read_text()
     assert said_together([("a", "It is."), ("b", "It is."), ("c", "")]) == "It is."
 
 
 def test_a_defense_that_met_no_adaptive_attacker_says_so(tmp_path):
     text = assumptions(trained(tmp_path, plan=FEDSGD, undefended=False, **defended(scale=0.1)))
-    assert text.endswith("No attacker knew of the defense; one that does may read more (threat_model=adaptive).")
+    assert text.endswith("No attacker knew the defense; one that does may reconstruct more (threat_model=adaptive).")
     both = record(tmp_path, label="both", changes=settings(FEDSGD), adaptive=0.1)
     assert "No attacker knew" not in assumptions(read_run(both))
 

@@ -15,23 +15,23 @@ from tests.results.runs import config, defended, record, round_report, score
 SECTIONS = ["What was attacked", "What it rests on", "What was not tested", "What risk remains", "Glossary"]
 
 SAID = {
-    "leak": (kinds.attack, "can make out images of clients"),
-    "unread": (lambda out: record(out, noise=0.9, victims=20), "tells of this attack, not of a protection"),
-    "few": (lambda out: record(out, noise=0.9, victims=2), "tells of this attack, not of a protection"),
+    "leak": (kinds.attack, "can reconstruct clients' images"),
+    "unread": (lambda out: record(out, noise=0.9, victims=20), "describes the attack, not a protection"),
+    "few": (lambda out: record(out, noise=0.9, victims=2), "describes the attack, not a protection"),
     "failed": (lambda out: kinds.attack(out, failures=6), "no clearance"),
     "nothing": (kinds.nothing, "Nothing was attacked"),
     "truth unknown": (lambda out: kinds.audit(out, known=False), "most originals are not known here"),
     "proven": (
         lambda out: kinds.audit(out, known=False, certainty=Certainty.PROVEN, rehearsed=False),
-        "can make out images of clients",
+        "can reconstruct clients' images",
     ),
     "rehearsed": (
         lambda out: kinds.audit(out, known=False, certainty=Certainty.PROVEN),
-        "No upload of a client was attacked, so that nothing is known of what clients give away",
+        "No client's upload was attacked, so nothing is known about what clients leak.",
     ),
-    "text": (kinds.texts, "can make out texts of clients"),
-    "told": (kinds.inference, "can tell who took part and whose an example is from what clients upload"),
-    "malicious": (kinds.malicious, "can make out images of clients"),
+    "text": (kinds.texts, "can reconstruct clients' texts"),
+    "told": (kinds.inference, "can infer who took part and whose an example is from clients' uploads"),
+    "malicious": (kinds.malicious, "can reconstruct clients' images"),
 }
 
 
@@ -49,7 +49,7 @@ def test_the_verdict_is_plain_and_nothing_of_clients_is_shown(tmp_path, case):
     assert re.findall(r"<h2>([^<]*)</h2>", text) == SECTIONS
     assert "<img" not in text and str(tmp_path) not in text and "base64" not in text
     assert not [word for word in kinds.WORDS if "##" in word and word in words], "no text of a client's"
-    assert "No guarantee stands behind this" in words
+    assert "No guarantee supports this" in words
     assert re.search(r"brief · \S+ · \d{1,2} [A-Z][a-z]+ \d{4}", words)
 
 
@@ -61,7 +61,7 @@ def test_what_was_left_out_is_told(tmp_path):
     assert "who took part, whose an example is, what the examples are like, what a client has." in words
     words = words_of(write_brief(kinds.inference(tmp_path)))
     assert "Malicious parameters, malicious architecture" in words and "Whether images can be reconstructed." in words
-    assert "tell: what the examples are like, what a client has." in words
+    assert "reveal: what the examples are like, what a client has." in words
 
 
 def test_terms_are_explained_where_they_are_used(tmp_path):
@@ -77,8 +77,8 @@ def test_figures_are_of_the_round_and_of_the_image_that_leaked_most(tmp_path):
                 folder.add_victim(score(round, victim, noise=noise))
         best = folder.finish().attacked[1].by["plain"].metrics["psnr"].max
     words = words_of(write_brief(folder.path))
-    assert "Read 6 of 6 0 exactly, 6 identified, 0 recognizable; round 1" in words
-    assert f"The image that was read best came to PSNR {best:.1f} dB." in words
+    assert "Reconstructed 6 of 6 0 exactly, 6 identified, 0 recognizable; round 1" in words
+    assert f"The best reconstruction has PSNR {best:.1f} dB." in words
 
 
 def test_the_page_of_an_interrupted_run_says_so(tmp_path):
@@ -93,10 +93,10 @@ def test_the_page_of_an_interrupted_run_says_so(tmp_path):
             1e-5,
             "bounds every attacker: epsilon 1 at delta 1e-05 by the end of the training, by which at most 73",
         ),
-        (3.3e5, 1e-5, "No guarantee that is worth the name stands behind this: epsilon 3.3e+05"),
-        (math.inf, 1e-5, "No guarantee that is worth the name stands behind this: epsilon ∞"),
-        (1.0, 0.5, "No guarantee that is worth the name stands behind this: epsilon 1 at delta 0.5"),
-        (None, 1e-5, "No guarantee stands behind this: there is no epsilon"),
+        (3.3e5, 1e-5, "No meaningful guarantee supports this: epsilon 3.3e+05"),
+        (math.inf, 1e-5, "No meaningful guarantee supports this: epsilon ∞"),
+        (1.0, 0.5, "No meaningful guarantee supports this: epsilon 1 at delta 0.5"),
+        (None, 1e-5, "No guarantee supports this: there is no epsilon"),
     ],
 )
 def test_an_epsilon_that_bounds_nothing_is_no_protection(tmp_path, epsilon, delta, said):
@@ -107,6 +107,6 @@ def test_an_epsilon_that_bounds_nothing_is_no_protection(tmp_path, epsilon, delt
         folder.finish()
     words = words_of(write_brief(folder.path))
     page = write_report([folder.path]).read_text()
-    little = "that is worth the name" in said
+    little = "No meaningful" in said
     assert said in words and ("bounds every attacker" in words) == (epsilon == 1.0 and not little)
     assert ("promises little" in words) == ("promises little" in page) == little

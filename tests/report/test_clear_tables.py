@@ -51,7 +51,7 @@ def test_identified_images_are_counted_and_what_is_left_of_none_is_a_dash(tmp_pa
 @pytest.mark.parametrize(("least", "less"), [(66.0, False), (31.0, False), (12.0, True), (None, True)])
 def test_a_reader_sees_less_only_of_what_is_not_clear(least, less):
     said = _ways(Counts(identified=3, groups=3, candidates=1000), "image", least and _statistic(least))
-    assert ("a reader may see less" in said) == less and "Identified: nearer to the original than to all others" in said
+    assert ("a viewer may see less" in said) == less and "Identified: the guess is nearer to the original" in said
     assert "Identified:" not in _ways(Counts(exact=3, groups=3), "image", None)
 
 
@@ -60,7 +60,7 @@ def test_rounds_have_few_columns_that_fit_a_page(tmp_path):
     text = write_report([record(tmp_path, adaptive=0.02)]).read_text()
     table = text.split('aria-label="Leakage by round"')[1].split("</table>")[0]
     heads = re.findall(r"<th[^>]*>([^<]*)</th>", table.split("</thead>")[0])
-    assert heads[:3] == ["Round", "Attacker", "Read"] and len(heads) <= 9
+    assert heads[:3] == ["Round", "Attacker", "Reconstructed"] and len(heads) <= 9
     assert not {metric.title for metric in METRICS.values() if metric.of_papers} & set(heads)
 
 

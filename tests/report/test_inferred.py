@@ -51,12 +51,12 @@ def test_the_best_of_many_measures_has_to_be_farther_from_chance() -> None:
     assert told_apart([lucky]) == ("membership",) and told_apart([lucky, *plain]) == ()
     (view,) = views_of([lucky, *plain])
     assert {cell.tone for row in view.rows for cell in row.cells} == {"open"}
-    assert "not told from chance" in view.told and "not told from chance" not in sentence([lucky], "membership")
+    assert "no better than chance" in view.told and "no better than chance" not in sentence([lucky], "membership")
     assert told_apart([finding(0.03, title="Strong"), *plain]) == ("membership",)
 
 
 def test_what_is_near_chance_is_open_and_what_failed_says_so() -> None:
-    assert "not told from chance" in sentence([finding(0.011)], "membership")
+    assert "no better than chance" in sentence([finding(0.011)], "membership")
     failed = Finding(about="source", method="source", title="source", failure="ValueError: x")
     assert sentence([failed], "source") == "The attack failed: ValueError: x."
     (view,) = views_of([failed])
@@ -75,11 +75,11 @@ def test_the_first_line_says_what_was_asked_by_how_many_attacks_of_how_many() ->
     weak, strong = finding(0.012, title="Weak"), finding(0.3, title="Strong")
     known = headline_of(judged(asked(weak, strong), AttackFacts()))
     assert known.tone == "leak" and known.text == (
-        "The server can tell who took part, by the best of 2 attacks, asked 110 questions; no image was attacked"
+        "The server can infer who took part, by the best of 2 attacks, asked 110 questions; no image was attacked"
     )
     unknown = headline_of(judged(asked(weak), AttackFacts()))
     assert unknown.tone == "open" and unknown.text == (
-        "The server could not tell who took part better than by chance, by one attack, asked 110 questions; no image"
+        "The server could not infer who took part better than by chance, by one attack, asked 110 questions; no image"
         " was attacked"
     )
 

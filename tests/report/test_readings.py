@@ -56,11 +56,11 @@ def test_run_page_comparison_scatter_and_answer_agree(adaptive, silent):
     assert said_of(adaptive).tone == "leak" and said_of(silent).tone == "open"
     text = write_report([adaptive, silent]).read_text()
     assert tags(text) == [("leak", "6 of 6"), ("open", "0 of 6")] and "<small>up to 39 %</small>" in text
-    assert "Clients&#39; data were read in 1 of 2 attacked runs" in text
+    assert "Clients&#39; data were reconstructed in 1 of 2 attacked runs" in text
     assert f"PSNR against accuracy: A at 100.0 %, {mean:.1f} dB" in re.sub(r"at [\d.]+ %, ", "at 100.0 %, ", text)
-    assert "Of 2, only B, silent" in text and "Least leaks from B" in text
+    assert "Of 2, only B, silent" in text and "B leaks least" in text
     assert text.count("adaptive attacker, round") >= 4, "it is named wherever its figure stands"
-    assert "B was attacked by the plain one alone" in text
+    assert "B was attacked by the plain attacker alone" in text
 
 
 def test_every_page_begins_with_the_verdict(tmp_path):
@@ -88,7 +88,7 @@ def test_what_stands_in_place_of_the_original_was_read(silent, read, told):
     rounds = [replace(r, by={who: exposed(found) for who, found in r.by.items()}) for r in run.summary.attacked]
     summary = replace(run.summary, attacked=tuple(rounds))
     said = headline_of(judged(summary, facts_of(run)))
-    assert said.text.startswith("None of 6 attacked images was read by") and told in said.text
+    assert "reconstructed none of 6 attacked images" in said.text and told in said.text
     assert said.tone == "open" and ("look at the pictures" in said.basis) == bool(told)
     candidate = candidate_of(readings_of(summary), name="silent", accuracy=0.9, pmm=None)
     assert candidate.unread() == (not told)
@@ -97,12 +97,14 @@ def test_what_stands_in_place_of_the_original_was_read(silent, read, told):
 def test_what_stands_in_place_of_more_originals_than_were_read_is_said_in_the_first_line(silent):
     run = read_run(silent)
     seen = Recognized(metric="transformed_psnr", value=15.0, leaks="above", source="x", recognizable=4, n=6)
-    for read, said in ((1, "1 of 6 attacked images was read"), (4, "4 of 6"), (6, "6 of 6")):
+    for read, said in ((1, "1 of 6 attacked images"), (4, "4 of 6"), (6, "6 of 6")):
         counts = Counts(identified=read, nothing=6 - read, candidates=1000, groups=6)
         one = Leakage(counts=counts, thresholds=(seen,), images=6)
         summary = replace(run.summary, attacked=(AttackedRound(round=1, by={Attacker.PLAIN: one}),))
         text = headline_of(judged(summary, facts_of(run))).text
-        assert text.startswith(said) and ("but 4 of the 6 images that the defense put" in text) == (read < 4)
+        assert text.startswith(f"The server reconstructed {said}") and (
+            "but 4 of the 6 images that the defense put" in text
+        ) == (read < 4)
 
 
 def test_a_papers_own_count_stands_in_its_row_and_decides_nothing(tmp_path):
@@ -120,18 +122,21 @@ def test_a_papers_own_count_stands_in_its_row_and_decides_nothing(tmp_path):
                 "control_ssim": 0.5,
             }
     (blurred / "metrics.jsonl").write_text("\n".join(map(json.dumps, nothing)) + "\n")
-    assert said_of(blurred).tone == "open" and said_of(blurred).text.startswith("None of 6")
+    assert said_of(blurred).tone == "open" and "reconstructed none of 6" in said_of(blurred).text
     text = write_report([blurred]).read_text()
     assert "FDL-PP: 6 of 6<small>MSE &lt; 0.050</small>" in text
     assert "tag leak" not in text and "tag bounded" not in text
 
 
 def test_an_attacker_is_named_where_it_alone_read_so_much(tmp_path, adaptive):
-    assert "6 of 6 attacked images were read by inverting_gradients (which knew the defense)" in said_of(adaptive).text
+    assert (
+        "The server reconstructed 6 of 6 attacked images with inverting_gradients (which knew the defense)"
+        in said_of(adaptive).text
+    )
     both = record(tmp_path, label="both", changes=defended(scale=0.1), noise=0.03, adaptive=0.02)
     assert said_of(both).text == (
-        "6 of 6 attacked images were read by inverting_gradients, from uploads of one image each that were made for the"
-        " attack, not from training batches, in round 1; in round 12, 6 of 6"
+        "The server reconstructed 6 of 6 attacked images with inverting_gradients, from uploads of one image each that"
+        " were made for the attack, not from training batches, in round 1; in round 12, 6 of 6"
     )
 
 
@@ -139,13 +144,13 @@ def test_nothing_is_chosen_where_the_undefended_was_not_read(silent, tmp_path):
     deaf = record(tmp_path, label="plain", noise=0.9, undefended=True)
     text = write_report([deaf, silent]).read_text()
     assert tags(text) == [("open", "0 of 6"), ("open", "0 of 6")]
-    assert "without one no image was read either" in text
+    assert "without one, no image was reconstructed either" in text
     outcomes = [
         study_entry("Undefended", "", deaf, {"DLG": deaf}),
         study_entry("noise", "1", silent, {"DLG": silent}),
     ]
     traded = write_trade_off(outcomes, tmp_path / "trade_off.html").read_text()
-    assert "The attacks read nothing undefended either" in traded and 'class="chosen"' not in traded
+    assert "The attacks reconstructed nothing undefended either" in traded and 'class="chosen"' not in traded
 
 
 def test_a_defense_at_one_strength_is_none_the_less_a_defense(silent, tmp_path):
@@ -165,14 +170,16 @@ def test_a_defense_at_one_strength_is_none_the_less_a_defense(silent, tmp_path):
 def test_the_trade_off_judges_by_the_same_rule(adaptive, silent, tmp_path):
     outcomes = [study_entry(name, "1", path, {"DLG": path}) for name, path in (("read", adaptive), ("silent", silent))]
     text = write_trade_off(outcomes, tmp_path / "trade_off.html").read_text()
-    assert "Behind silent (1), the most accurate of its kind, the attacks read nothing: none of 6 images" in text
+    assert (
+        "Behind silent (1), the most accurate of its kind, the attacks reconstructed nothing: none of 6 images" in text
+    )
     assert 'class="chosen"' in text
     few = record(tmp_path, label="few", changes=defended(scale=0.9), noise=0.9, victims=3)
     outcomes[1] = study_entry("few", "1", few, {"DLG": few})
     text = write_trade_off(outcomes, tmp_path / "trade_off.html").read_text()
     assert "which rests on few uploads<" in text and 'class="chosen few"' in text
     alone = write_trade_off(outcomes[:1], tmp_path / "trade_off.html").read_text()
-    assert "Clients&#39; images were read behind the one defense that was tried" in alone
+    assert "Clients&#39; images were reconstructed behind the one defense that was tried" in alone
 
 
 def test_an_early_round_that_leaks_is_not_forgotten(tmp_path):
@@ -182,7 +189,7 @@ def test_an_early_round_that_leaks_is_not_forgotten(tmp_path):
                 folder.add_victim(score(round, victim, noise=noise))
         folder.finish()
     found = said_of(folder.path)
-    assert found.text.startswith("6 of 6 attacked images were read")
+    assert found.text.startswith("The server reconstructed 6 of 6 attacked images")
     assert found.text.endswith("in round 1; in round 12, none of 6 (up to 39 %)")
     assert found.tone == "leak"
     assert ("leak", "6 of 6") in tags(write_report([folder.path, record(tmp_path)]).read_text())
@@ -235,7 +242,7 @@ def test_a_mean_of_what_did_not_fail_is_no_answer(tmp_path):
     assert said_of(partly).tone == "open"
     silent = record(tmp_path, label="silent", changes=defended(scale=0.9), noise=0.9, accuracy=0.3)
     text = write_report([partly, silent]).read_text()
-    assert "Of 2, only B, silent" in text and "Least leaks from B" in text
+    assert "Of 2, only B, silent" in text and "B leaks least" in text
     alone = write_report([partly, record(tmp_path, label="read", undefended=True)]).read_text()
     assert re.search(r"A, [^;(]* comes closest", alone) and "while an attack failed on 1" in alone
 
@@ -250,7 +257,7 @@ def test_few_read_well_leak_more_than_many_read_a_little_better_than_noise(tmp_p
         rows.append(folder.path)
     means = [read_run(path).summary.plain.metrics["psnr"].mean for path in rows]
     assert means[0] < means[1]
-    assert "Least leaks from B" in write_report(rows).read_text()
+    assert "B leaks least" in write_report(rows).read_text()
 
 
 def test_an_exact_reconstruction_stays_in_the_charts(tmp_path):

@@ -53,9 +53,9 @@ def test_who_reads_nothing_undefended_tells_nothing_of_defenses():
     deaf = replace(QUIET, name="plain", undefended=True)
     assert best_unread([deaf, GOOD, USELESS], 15) is None
     text = answer([deaf, GOOD, USELESS], 15)
-    assert text.startswith("No defense can be recommended: without one no image was read either")
+    assert text.startswith("No defense can be recommended: without one, no image was reconstructed either")
     assert (
-        "(plain, none of 20 images read, so that up to 14 % of such images may be readable)" in text
+        "(plain, none of 20 images reconstructed, though up to 14 % of such images may leak)" in text
         and "attack=auto" in text
     )
     heard = replace(OPEN, undefended=True)
@@ -81,21 +81,21 @@ def test_what_was_read_is_no_choice_whatever_its_mean() -> None:
         assert best_unread([OPEN, tempting, USELESS]) == USELESS
     assert answer([OPEN, one_read, USELESS]).startswith("Of 3, only useless")
     assert answer([OPEN, one_read]).startswith(
-        "None of 2 has no attacked image read; one read comes closest (1 of 20 images"
+        "None of 2 has no attacked image reconstructed; one read comes closest (1 of 20 images"
     )
-    assert "while of 3 nobody can say" in answer([replace(OPEN, read=20), unknown])
+    assert "while 3 have no known original" in answer([replace(OPEN, read=20), unknown])
     assert "3 separate uploads alone" in answer([OPEN, replace(USELESS, groups=3)])
 
 
 def test_the_answer_names_it_with_its_price():
     text = answer([OPEN, GOOD, USELESS])
-    assert text.startswith("2 of 3 have no attacked image read")
+    assert text.startswith("2 of 3 have no attacked image reconstructed")
     assert (
-        "the most accurate is good (accuracy 50.0 %, 83.3 % of the undefended; none of 20 images read, so that up to"
-        " 14 % of such images may be readable [adaptive attacker], mean PSNR 12.9 dB (95 % sure: below 13.4 dB), 13.9"
-        " dB for the image that was read best)" in text
+        "the most accurate is good (accuracy 50.0 %, 83.3 % of the undefended; none of 20 images reconstructed, though"
+        " up to 14 % of such images may leak [adaptive attacker], mean PSNR 12.9 dB (95 % sure: below 13.4 dB), 13.9"
+        " dB for the best reconstruction)" in text
     )
-    assert "open comes closest (20 of 20 images read, mean PSNR 30.0 dB" in answer([OPEN])
+    assert "open comes closest (20 of 20 images reconstructed, mean PSNR 30.0 dB" in answer([OPEN])
     assert answer([OPEN, USELESS]).startswith("Of 2, only useless (")
     assert answer([]) == ""
 
@@ -154,28 +154,28 @@ def test_texts_are_ranked_by_what_is_said_of_texts(tmp_path):
     page = write_report([open_, guarded]).read_text()
     lede = html.unescape(re.search(r'<p class="lede">(.*?)</p>', page, re.DOTALL)[1])
     assert (
-        "Least leaks from B (none of 6 (up to 39 %) read, mean token F1 " in lede
-        and "has no attacked text read" in lede
+        "B leaks least (none of 6 (up to 39 %) reconstructed, mean token F1 " in lede
+        and "has no attacked text reconstructed" in lede
     )
-    assert "Token F1 beside accuracy" in page and "ROUGE-L beside accuracy" in page and "PSNR" not in lede
+    assert "Token F1 and accuracy" in page and "ROUGE-L and accuracy" in page and "PSNR" not in lede
     outcomes = [
         study_entry("Undefended", "", open_, {"dager": open_}),
         study_entry("Pruning", "rate 0.9", guarded, {"dager": guarded}),
     ]
     page = write_trade_off(outcomes, tmp_path / "trade_off.html").read_text()
-    assert "Behind Pruning (rate 0.9), the most accurate of its kind, the attacks read nothing" in page
+    assert "Behind Pruning (rate 0.9), the most accurate of its kind, the attacks reconstructed nothing" in page
     assert "Token F1 under dager" in page and "PSNR" not in page
 
 
 def test_images_and_texts_are_not_compared(tmp_path):
     mixed = [runs.record(tmp_path, undefended=True), texts(tmp_path, accuracy=0.9)]
     lede = re.search(r'<p class="lede">(.*?)</p>', write_report(mixed).read_text(), re.DOTALL)[1]
-    assert "which no figure compares" in lede and "Least leaks" not in lede
+    assert "which no figure compares" in lede and "leaks least" not in lede
 
 
 def test_a_defense_that_was_never_asked_of_members_is_not_among_those_that_were_read():
     asked, silent = replace(OPEN, inferred={About.MEMBERSHIP: None}), replace(QUIET, inferred={About.MEMBERSHIP: None})
-    assert "Behind quiet no image was read; the rest is not known." in answer([asked, silent])
+    assert "Behind quiet no image was reconstructed; the rest is unknown." in answer([asked, silent])
     assert "not known." not in answer([asked])
 
 
@@ -200,6 +200,6 @@ def test_an_upper_end_is_said_where_it_bounds_anything(name, mean, upper, said):
 def test_a_text_is_recommended_no_defense_however_well_it_hides():
     quiet = replace(QUIET, judged_by="token_f1", psnr=0.1, upper=0.2, largest=0.2)
     said = answer([replace(quiet, name="none", undefended=True, read=20, identified=0), quiet])
-    assert "has no attacked text read" in said and "No defense is recommended for texts for now" in said
+    assert "has no attacked text reconstructed" in said and "No defense is recommended for texts for now" in said
     assert "is not recommended: what the best guess" in answer([replace(OPEN, undefended=True), GOOD])
     assert "not recommended" not in answer([replace(OPEN, undefended=True), replace(GOOD, over_control=1.0)])

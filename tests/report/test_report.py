@@ -90,12 +90,12 @@ def test_the_headline_counts_images_that_were_read_and_failures(out):
         for r in (1, 12)
     )
     assert 0 < last <= first <= 5, "ten reconstructions are five images, attacked in two rounds"
-    assert f"{first} of 5 attacked images were read by inverting_gradients" in text
+    assert f"The server reconstructed {first} of 5 attacked images with inverting_gradients" in text
     assert f"in round 1; in round 12, {last} of 5.<" in text
     assert "The attack failed on 1 more" in text and "The attack&#39;s loss is not a number." in text
     guarded = page_of(run_in(out, "guarded")).text
-    assert "None of 6 attacked images was read by inverting_gradients" in guarded
-    assert "; up to 39\N{NO-BREAK SPACE}% of such images may be readable<" in guarded
+    assert "The attack inverting_gradients reconstructed none of 6 attacked images" in guarded
+    assert "; up to 39\N{NO-BREAK SPACE}% of such images may leak<" in guarded
     assert "All 6 attacked images, in rounds 1 and 12" in guarded
 
 
@@ -107,8 +107,8 @@ def test_a_papers_bound_is_named_after_it(out):
 
 def test_few_images_say_little(tmp_path):
     text = page_of(record(tmp_path, noise=0.9, victims=2)).text
-    assert "tag bounded" not in text and "up to 78 % of such images may be readable" in text
-    assert "only 2 images" in text and "That rests on 2 uploads alone." in text
+    assert "tag bounded" not in text and "up to 78 % of such images may leak" in text
+    assert "only 2 images" in text and "This rests on 2 uploads alone." in text
     assert '<h1 class="tone' not in text
 
 
@@ -116,9 +116,9 @@ def test_what_an_attack_did_not_read_of_undefended_clients_is_gray(tmp_path):
     run = record(tmp_path, noise=0.9, victims=8, undefended=True)
     text = page_of(run).text
     assert "tag bounded" not in text and '<h1 class="tone' not in text
-    assert "Clients did not defend themselves" in text and "tells of this attack, not of a protection" in text
+    assert "Clients did not defend themselves" in text and "describes this attack, not a protection" in text
     brief = write_brief(run, tmp_path / "brief.html").read_text()
-    assert "That tells of this attack, not of a protection" in brief
+    assert "This describes the attack, not a protection" in brief
 
 
 def test_an_image_that_was_read_is_a_leak_whatever_the_mean(tmp_path):
@@ -127,7 +127,9 @@ def test_an_image_that_was_read_is_a_leak_whatever_the_mean(tmp_path):
             folder.add_victim(score(1, victim, noise=0.9 if victim else 0.01))
         folder.finish()
     text = page_of(folder.path).text
-    assert "1 of 8 attacked images was read by inverting_gradients" in text and "tag bounded" not in text
+    assert (
+        "The server reconstructed 1 of 8 attacked images with inverting_gradients" in text and "tag bounded" not in text
+    )
     assert 'class="tone-leak"' in text
 
 
@@ -170,7 +172,10 @@ def test_training_without_attack_and_attack_without_training(tmp_path):
     for folder in (training, attack):
         folder.finish()
     assert "No image was attacked" in page_of(training.path).text
-    assert "The attacked image was read" in page_of(attack.path).text and "&gt; 100 dB" in page_of(attack.path).text
+    assert (
+        "The server reconstructed the attacked image" in page_of(attack.path).text
+        and "&gt; 100 dB" in page_of(attack.path).text
+    )
     assert "2 runs" in page_of(training.path, attack.path).text
 
 
@@ -215,9 +220,12 @@ def test_the_picture_of_pairs(tmp_path, out):
 def test_both_attackers_are_shown_side_by_side(tmp_path):
     runs = [record(tmp_path, label=name, noise=0.9, adaptive=adaptive) for name, adaptive in (("a", 0.02), ("b", None))]
     page, without = page_of(runs[0]), page_of(runs[1])
-    headline = "6 of 6 attacked images were read by inverting_gradients (which knew the defense)"
+    headline = "The server reconstructed 6 of 6 attacked images with inverting_gradients (which knew the defense)"
     assert headline in page.text and "; in round 12, 6 of 6.</p>" in page.text
-    assert "By the plain attacker: none of 6 (up to 39 %) in round 12, none of 6 (up to 39 %) in round 1." in page.text
+    assert (
+        "The plain attacker reconstructed none of 6 (up to 39 %) in round 12, none of 6 (up to 39 %) in round 1."
+        in page.text
+    )
     assert "It looks twice." in page.text and "adaptive attacker; 95 % CI" in page.text
     assert "tag bounded" not in page.text and "tag leak" in page.text and "tag leak" not in without.text
     assert len(page.all("img")) == 3 * (12 + 3) and len(without.all("img")) == 2 * (12 + 3)

@@ -107,11 +107,13 @@ def test_what_the_server_made_itself_is_no_leak_of_a_client_and_is_said_first():
     assert (found.tone, found.ground) == ("open", Ground.REHEARSED)
     assert found.as_plain()["uploads"] == "server" and found.as_plain()["most"]["read"] == 4
     assert headline_of(found).text == (
-        "No client's upload was attacked: 4 of 4 attacked images were read by auto, from undefended uploads of one"
-        " image each that the server made itself"
+        "No client's upload was attacked: the server reconstructed 4 of 4 attacked images with auto, from undefended"
+        " uploads of one image each that the server made itself"
     )
     unread = headline_of(verdict_on(counts_of(images(*[NOTHING] * 4)), facts=rehearsed)).text
-    assert unread.startswith("No client's upload was attacked: none of 4 attacked images was read by auto, from")
+    assert unread.startswith(
+        "No client's upload was attacked: the attack auto reconstructed none of 4 attacked images, from"
+    )
 
 
 def test_what_was_attacked_is_a_field_of_the_record_and_older_runs_are_told_by_their_sentences():
@@ -212,8 +214,8 @@ def test_the_first_line_says_how_many_words_of_how_many_texts_were_read():
         for k in range(4)
     ]
     said = headline_of(replace(verdict_on(counts_of(uploads)), modality=TEXTS))
-    assert said.tone == "leak" and said.text.endswith("; 41 of 44 words of 4 texts were read")
-    assert "1 named beside them was in no text" in said.basis
+    assert said.tone == "leak" and said.text.endswith("; 41 of 44 words of 4 texts were reconstructed")
+    assert "words inferred that are in no text: 1" in said.basis
     assert "words" not in headline_of(replace(verdict_on(counts_of(images(NEGATIVE))), modality=IMAGES)).text
 
 

@@ -71,7 +71,7 @@ def test_partitions_share_rows_out() -> None:
         ({"leave_out": ["nobody"]}, "data.leave_out"),
         ({"missing": "guess"}, "data.missing"),
         ({"standardize": "none"}, "data.standardize"),
-        ({"leave_out": ["age", "dose", "job", "city", "sex"]}, "columns beside its target"),
+        ({"leave_out": ["age", "dose", "job", "city", "sex"]}, "columns other than its target"),
         ({"target": "dose"}, "hold classes, but has 96 different values in 400 rows, as a quantity has"),
     ],
 )

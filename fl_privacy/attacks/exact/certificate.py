@@ -261,8 +261,8 @@ def within_range(images: Tensor, *, solved: bool, schema: Schema | None = None) 
     if not solved or (low > -_BEYOND and high < 1 + _BEYOND):
         return images.clamp(0, 1), ()
     return images, (
-        f"What was solved for is not in [0, 1] but from {low:.3g} to {high:.3g}: the client's inputs are of another"
-        " scale, in which they are given; input_range= tells attacks of it.",
+        f"The solution is not in [0, 1] but from {low:.3g} to {high:.3g}: the client's inputs have another scale; give"
+        " it by input_range=.",
     )
 
 

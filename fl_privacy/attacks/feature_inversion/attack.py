@@ -286,7 +286,7 @@ class ModelInversion:
         shape = (observations[0].upload.num_examples, *seen_shape(front, observations[0]))
         needed = [o for o, f in zip(observations, known, strict=True) if f is None]
         if needed and self.features == "known":
-            missing = "The attack is expected to be told the features, but was not; set threat_model=shown_features."
+            missing = "The attack needs the features, but was given none; set threat_model=shown_features."
             return [missing] * len(known)
 
         def progress(done: int, total: int) -> None:

@@ -68,7 +68,7 @@ def row_beside_known(optimum: LogisticOptimum, rows: np.ndarray, labels: np.ndar
     share = -left.sum(0)  # (K,), (y - p) of the row
     best = int(np.argmax(np.abs(share)))
     if abs(share[best]) < 1e-9:
-        raise UserError("One row beside the known ones is expected, but the known ones explain the optimum.")
+        raise UserError("One row in addition to the known ones is expected, but the known ones explain the optimum.")
     row = np.asarray(share @ sums / (share @ share))
     label = int(share[0] > 0) if len(share) == 1 else int(np.argmax(share))
     return row, label

@@ -54,7 +54,7 @@ WHOLE_LABELS = (
 
 SOFT_LABELS = (
     "The output layer's gradient asks for more classes than the batch has examples: its labels are smoothed or mixed,"
-    " and descents, which assume one class for each example, read less than with the client's loss="
+    " and descents, which assume one class for each example, reconstruct less than with the client's loss="
     " (Observation.of_gradients)."
 )
 
@@ -228,7 +228,7 @@ def without_adam(observation: Observation) -> Observation:
     if too_long or longest < _SHORT:
         note = (
             f"The longest step is {longest:.2g} learning rates, but a first step of Adam is about one: another"
-            " optimizer or learning rate than was told, a defense, or a gradient of zero. The update was attacked as"
+            " optimizer or learning rate than given, a defense, or a gradient of zero. The update was attacked as"
             " it is."
         )
         return observation if note in observation.notes else replace(observation, notes=(*observation.notes, note))
@@ -309,7 +309,7 @@ def _of_gradient(observation: Observation, found: tuple[Tensors, Tensors, Tensor
         matched += int((known & (sign != 0)).sum())
         total += int((sign != 0).sum())
     note = (
-        f"The client's step of Adam gave away {matched / max(total, 1):.0%} of the values of its gradient, size and"
+        f"The client's step of Adam reveals {matched / max(total, 1):.0%} of the values of its gradient, size and"
         " sign; the others were left out."
     )
     return replace(

@@ -342,7 +342,7 @@ def _labels_of(
         return counted_labels(model, loss, shape, layer, evidence=evidence, size=size), "inferred"
     if policy == "infer" or loss.takes == "indices":
         raise NotAttackableError(
-            f"Nothing tells the labels of {loss.name}; use labels=optimize, or let the loss take rows."
+            f"The labels of {loss.name} cannot be inferred; use labels=optimize, or let the loss take rows."
         )
     return None, "optimized"
 

@@ -90,7 +90,7 @@ def as_wide(labels: Tensor | None, longest: int) -> Tensor | None:
 def _proxy_images(model: nn.Module, shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
     if len(shape) != 3:
         raise NotAttackableError(
-            f"Images (C, H, W) are expected, but the model takes inputs of shape {shape}; tell the columns of rows by"
+            f"Images (C, H, W) are expected, but the model takes inputs of shape {shape}; give the columns of rows by"
             " a schema, or reshape other inputs to images of one channel in front of the model."
         )
     return torch.cat([torch.rand((_PROXIES, *shape), generator=rng), _natural_noise(shape, rng)])

@@ -141,7 +141,7 @@ class PublicMean:
         known, labels = blank.observation.knowledge, blank.labels
         if known.public_images is None:
             raise UserError(
-                "The public-mean start is expected to be told public images, but got none;"
+                "The public-mean start needs public images, but got none;"
                 " set threat_model.public_images=1000, or use start=uniform."
             )
         images = known.public_images.cpu()

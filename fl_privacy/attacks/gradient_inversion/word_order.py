@@ -90,7 +90,7 @@ def _found(keys: Tensor, values: Tensor, wanted: Tensor) -> Tensor:
 
 
 NO_PUBLIC_TEXTS = (
-    "attack=lamp is expected to be told public texts, of which it learns what texts are likely, but got none;"
+    "attack=lamp needs public texts to learn likely texts from, but got none;"
     " set threat_model.public_images=200, or attack.prior=0."
 )
 

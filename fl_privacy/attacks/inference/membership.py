@@ -144,7 +144,7 @@ class FinalLoss(MembershipMethod):
 class FinalReference(FinalLoss):
     """The loss at the final model minus that at the first model sent (Mireshghallah et al. 2022, eq. 3)."""
 
-    title = "Loss, final model beside the first"
+    title = "Loss, final model compared with the first"
     source = "Mireshghallah et al. 2022"
 
     def evidence(self, read: ReadRound) -> Tensor:

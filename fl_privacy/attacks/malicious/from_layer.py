@@ -30,7 +30,7 @@ def reconstruction_of(
         labels: ``True`` if the update is one batch's, so that its output layer gives the labels.
     """
     if not len(images):
-        return failed(observation, "Nothing in the update tells of a single image.")
+        return failed(observation, "Nothing in the update reveals a single image.")
     # a defense shows in the layers behind the crafted one
     layer, tensors = output_layer(observation.model, observation.num_classes), observation.upload.tensors
     honest = [name for name, tensor in tensors.items() if tensor.dim() > 1 and not name.startswith(f"{BLOCK}.")]

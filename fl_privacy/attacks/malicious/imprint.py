@@ -61,7 +61,10 @@ class Imprint(ServerAttack):
     scale: float = 1.0
 
     level = ThreatLevel.ARCHITECTURE
-    told = "The server put a layer in front of the model whose rows sort images by brightness, and reads them there."
+    told = (
+        "The server put a layer in front of the model whose rows sort images by brightness, and reconstructs them from"
+        " its gradient."
+    )
     trains = True
 
     def __post_init__(self) -> None:
@@ -167,7 +170,7 @@ class Loki(ServerAttack):
     level = ThreatLevel.INCONSISTENT
     told = (
         "The server put a layer in front of the model and sends each client other values of it, which put its images in"
-        " a place of their own: it reads them in the mean of all replies."
+        " a place of their own: it reconstructs them from the mean of all replies."
     )
     reads_sum = True
     trains = True

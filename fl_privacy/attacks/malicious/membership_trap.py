@@ -46,8 +46,8 @@ class MembershipTrap(ServerAttack):
 
     level = ThreatLevel.PARAMETERS
     told = (
-        "The server sent two layers that fire for images that it holds, one neuron each, and reads which of them the"
-        " client trains on (membership traps). Half of these are from the data of the clients."
+        "The server sent two layers that fire for images that it holds, one neuron each, and infers which of them the"
+        " client trains on (membership traps). Half of these are the clients' data."
     )
     asks_of_members = True
 

@@ -44,7 +44,9 @@ class TrapWeights(ServerAttack):
     seed: int = 0
 
     level = ThreatLevel.PARAMETERS
-    told = "The server sent a first layer whose rows fire for few images (trap weights), and reads these in them."
+    told = (
+        "The server sent a first layer whose rows fire for few images (trap weights), and reconstructs these from them."
+    )
 
     def __post_init__(self) -> None:
         number("server.fires", self.fires, above=0, below=1, example=0.01)

@@ -323,7 +323,7 @@ def _by_first_block(group: Group, model: TextModel, quick: TextModel, seed: int)
 
 def _made(observation: Observation, model: TextModel, bag: Bag) -> Reconstruction:
     if not len(bag.tokens):
-        return failed(observation, "No row stands out of what all tokens have in common: no word was read.")
+        return failed(observation, "No row stands out from what all tokens have in common: no word was inferred.")
     texts = _dealt(observation, model, bag)
     labels = next_tokens(texts) if model.next_token else torch.full((len(texts),), -1)
     return Reconstruction(

@@ -229,9 +229,7 @@ class Dager:
     ) -> _Read:
         gradient = explanation.gradient
         if len(model.attention_weights) < 2:
-            raise NotAttackableError(
-                "A second block is expected, to tell the texts of a batch apart, but there is none."
-            )
+            raise NotAttackableError("A second block is expected, to separate the texts of a batch, but there is none.")
         second = span_of(model, gradient, 1)
         full = second.rank >= _FULL * rank and second.rank < second.width
         with suppress(NotAttackableError):  # the queries' gradient may be withheld

@@ -128,7 +128,7 @@ def _checked(exchanges: Sequence[Exchange]) -> Trees:
     if reply.objective not in LOGISTIC or reply.classes > 1:
         raise UserError(
             f"Rows are searched for behind logistic loss with one output, but the model is {reply.objective} with"
-            f" {reply.classes}; its counts and thresholds are read all the same (count_first_tree, thresholds)."
+            f" {reply.classes}; its counts and thresholds are still extracted (count_first_tree, thresholds)."
         )
     return reply
 

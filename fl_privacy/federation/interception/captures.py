@@ -358,7 +358,7 @@ class _Reader:
         try:
             defense = None if (plain := raw.get("defense")) is None else from_plain(plain)
         except UserError as error:
-            self.file.refuse(f"has a defense that is told otherwise: {error}")
+            self.file.refuse(f"has a defense in an unknown form: {error}")
         return Knowledge(
             labels=labels,
             defense=defense,

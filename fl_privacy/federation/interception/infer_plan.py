@@ -51,7 +51,7 @@ def describe_model(model: nn.Module) -> list[str]:
     if masks:
         said.append(
             f"The model has {len(masks)} layer{'s' * (len(masks) > 1)} of dropout, whose masks only the client knows:"
-            " the attack matches gradients without them, and reads less than one that would guess them."
+            " the attack matches gradients without them, and reconstructs less than one that would guess them."
         )
     return said
 
@@ -72,13 +72,13 @@ def _shares(observation: Observation, plan: LocalPlan, told: Collection[str], sa
     weights = share_of_sent(observation) > 0.5
     if weights and plan.shares != "weights":
         said.append(
-            f"Uploads were said to be a {plan.shares}, but are the values sent plus a step: they are taken for weights."
+            f"Uploads were said to be a {plan.shares}, but are the values sent plus a step: they are taken as weights."
         )
         return replace(plan, shares="weights")
     if not weights and plan.shares == "weights":
         said.append(
-            "Uploads are not the values sent plus a small step: they are taken for the change of the weights (a client"
-            " that uploads gradients is told by plan=dict(shares='gradient'))."
+            "Uploads are not the values sent plus a small step: they are taken as the change of the weights (if"
+            " clients upload gradients, set plan=dict(shares='gradient'))."
         )
         return replace(plan, shares="delta")
     if weights and "shares" not in told:
@@ -102,8 +102,8 @@ def _batch_norm(observation: Observation, said: list[str]) -> LocalPlan:
     training = any(bool(change.any()) for change in moved.values())
     mode: Literal["train", "eval"] = "train" if training else "eval"
     said.append(
-        "Batch norm ran in training mode, and its running statistics were uploaded: they tell mean and variance of the"
-        " client's images in every layer, which no clipping or noise on the weights hides."
+        "Batch norm ran in training mode, and its running statistics were uploaded: they reveal mean and variance of"
+        " the client's images in every layer, which no clipping or noise on the weights hides."
         if training
         else "Batch norm ran in evaluation mode: its running statistics came back as they were sent."
     )
@@ -141,11 +141,11 @@ def _learning_rate(observation: Observation, told: Collection[str], said: list[s
     if plan.shares == "gradient" or found is None:
         return plan
     if "lr" not in told:
-        said.append(f"The learning rate was not told; by the bias of the output layer it is about {found:.1g}.")
+        said.append(f"The learning rate was not given; the output layer's bias implies about {found:.1g}.")
         return replace(plan, lr=found)
     if not found / _OFF <= plan.lr <= found * _OFF:
         said.append(
-            f"The plan's learning rate is {plan.lr:g}, but by the bias of the output layer it is about {found:.1g}:"
+            f"The plan's learning rate is {plan.lr:g}, but the output layer's bias implies about {found:.1g}:"
             " is it the client's, or does a defense scale the update?"
         )
     return plan
@@ -250,13 +250,12 @@ def without_kept_norms(observation: Observation) -> tuple[Observation, list[str]
         assumed = {name: values[name].detach() for name in norms if name not in sent.parameters}
         return _taken(observation, norms, assumed), [
             f"Batch norm stays with the clients: {absent[0]} and {len(absent) - 1} more are not in the messages. The"
-            " attack, and probes, take the values that model= is made with; the clients' own may give away more or"
-            " less."
+            " attack, and probes, take the values that model= is made with; the clients' own may leak more or less."
         ]
     if absent:
         return _taken(observation, norms, {}), [
-            f"Batch norm is not uploaded: {absent[0]} and {len(absent) - 1} more are missing. The attack takes what was"
-            " sent for it; a client that keeps its own, as in FedBN, is read less well by that."
+            f"Batch norm is not uploaded: {absent[0]} and {len(absent) - 1} more are missing. The attack uses the"
+            " values sent; it reconstructs less from a client that keeps its own, as in FedBN."
         ]
     moved = moved_apart({n: t for n, t in observation.update().items() if n in sent.parameters}, norms)
     if moved is None:

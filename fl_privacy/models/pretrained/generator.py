@@ -119,9 +119,7 @@ class ImageGenerator(nn.Module):
         """Return the outputs (N, C, H, W) of layer 0 for latents (N, Z) and labels (N,) or probabilities (N, K)."""
         if self.classes is not None:
             if labels is None:
-                raise UserError(
-                    "A generator that knows classes is expected to be told them, but got none; give labels."
-                )
+                raise UserError("A generator that knows classes needs labels, but got none; give labels.")
             told = self.classes(labels) if labels.dim() == 1 else labels.to(latents.dtype) @ self.classes.weight
             latents = torch.cat([latents, told], 1)
         found: Tensor = self.layers[0](latents[:, :, None, None])

@@ -167,8 +167,8 @@ def _points(defenses: Mapping[str, Sequence[str]]) -> tuple[GridPoint, ...]:
 def _expect_defended(defenses: Mapping[str, object], where: str) -> None:
     if UNDEFENDED in defenses:
         raise UserError(
-            f"defenses in {where} are expected to have names of their own, but got {UNDEFENDED}, which each sweep has"
-            " beside them; call it otherwise, or leave it out."
+            f"defenses in {where} are expected to have names of their own, but got {UNDEFENDED}, which each sweep"
+            " adds; use another name, or leave it out."
         )
 
 

@@ -49,7 +49,7 @@ def warnings_of(policy: SitePolicy) -> list[str]:
             "Nothing bounds what the weights carry: an app can write examples into them. Only noise bounds that."
         )
     if policy.noising is not None and (kinds := [kind for kind, reply in policy.sends.items() if reply.bits > 2]):
-        found.append(f"Epsilon does not cover the numbers beside the weights that leave for {_listed(sorted(kinds))}.")
+        found.append(f"Epsilon does not cover the numbers that leave next to the weights for {_listed(sorted(kinds))}.")
     if not policy.every_seconds:
         found.append(
             "When a reply leaves says how long the app took, which an app can choose; every_seconds makes it coarse."
@@ -101,7 +101,7 @@ def _sent(policy: SitePolicy, kind: str, reply: Reply) -> Iterator[str]:
     for values in (reply.metrics, reply.config):
         for key, rule in values.rules.items():
             yield f"In reply to {kind} {key} leaves {rule.in_words()}."
-    yield f"Beside arrays a reply to {kind} carries at most {math.ceil(reply.bits)} bits that an app can choose."
+    yield f"Next to arrays a reply to {kind} carries at most {math.ceil(reply.bits)} bits that an app can choose."
 
 
 def _protected(policy: SitePolicy) -> Iterator[str]:
@@ -152,8 +152,8 @@ def _app(limits: AppLimits) -> Iterator[str]:
     where = "the gate does not start where the kernel can't" if limits.required else "where the kernel can"
     yield f"The app runs in a process of its own, without network ({where})."
     yield (
-        f"Beside Python and what is installed the app reads {_listed(map(str, limits.reads)) or 'nothing'} and writes"
-        f" {_listed(map(str, limits.writes)) or 'nothing but a temporary folder'}."
+        f"Apart from Python and installed packages the app reads {_listed(map(str, limits.reads)) or 'nothing'} and"
+        f" writes {_listed(map(str, limits.writes)) or 'nothing but a temporary folder'}."
     )
     yield (
         f"The app has {limits.seconds:g} s for a message, and {limits.most_bytes // MIB} MiB of memory and"

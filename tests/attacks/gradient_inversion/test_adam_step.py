@@ -63,7 +63,7 @@ def test_bounds_hold_and_small_gradients_are_known() -> None:
         assert (sent.sign() == true.sign())[true.abs() > 1e-9].float().mean() > 0.99, name
         known += int(own.sum())
     assert known > 80
-    assert any("Adam gave away" in note for note in found.notes)
+    assert any("Adam reveals" in note for note in found.notes)
 
 
 def test_an_l2_penalty_is_taken_off() -> None:
@@ -100,7 +100,7 @@ def test_auto_reads_an_image_behind_it_and_its_label() -> None:
     (found,) = AutoAttack(evaluations=600)([observation], seed=0)
     assert found.batch is not None and found.batch.labels.tolist() == [3]
     assert float(psnr(found.batch.inputs, image())) > 17
-    assert any("Adam gave away" in note for note in found.notes)
+    assert any("Adam reveals" in note for note in found.notes)
 
 
 def test_disclosed_keeps_texts_and_gradients() -> None:
