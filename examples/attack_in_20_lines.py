@@ -22,4 +22,4 @@ found = reconstruct(shared, "idlg", iterations=100)
 for number, one in enumerate(found):
     score = evaluate(one, Batch(images[number : number + 1], labels[number : number + 1])).images[0]
     print(f"a {int(labels[number])}: PSNR {score.values['psnr']:.1f} dB")
-show(found, images).save("attack.png")  # the originals above, what was read below
+show(found, images).save("attack.png")  # originals above, reconstructions below

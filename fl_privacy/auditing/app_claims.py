@@ -213,6 +213,6 @@ def _metrics_in_words(reply: Message | None) -> tuple[str, ...]:
     if not names:
         return ()
     return (
-        f"Beside its arrays a client sends {', '.join(names[:6])}: figures of its data that this test does not cover;"
-        " withhold them, or add noise and count them in.",
+        f"Next to its arrays a client sends {', '.join(names[:6])}: figures about its data that this test does not"
+        " cover; withhold them, or add noise and count them in.",
     )

@@ -47,7 +47,7 @@ SCENARIOS = {
     ),
     "logistic": Scenario(
         name="logistic",
-        title="One row of the fitted model, by who knows the client's others",
+        title="One row of the fitted model, by an attacker that knows the client's others",
         uploads="the fitted model; a worst case, as the attacker has all the client's rows but one",
         source="fitted models that clients upload, each time knowing all other rows of the client",
     ),
@@ -166,7 +166,7 @@ def _trees(kept: FittedUploads, clients: int, seed: int, seconds: float) -> Answ
             continue
         rounds = max(rounds, len(kept.exchanges[client]))
         if not fit:
-            reason = "the client was not seen to give XGBoost its rows, so that guesses can't be judged"
+            reason = "the client was not seen to give XGBoost its rows, so guesses can't be judged"
             continue
         truth = np.column_stack([fit[-1].rows, fit[-1].labels])
         categories = [f for f in range(truth.shape[1]) if len(np.unique(truth[:, f])) <= 6]
@@ -184,7 +184,7 @@ def _trees(kept: FittedUploads, clients: int, seed: int, seconds: float) -> Answ
         cells.append((len(truth), scored.cells, unseen.cells, found.misfit))
         shown += _shown(truth, guesses, scored.match, scored.right)
     if not cells:
-        return _not_attacked("trees", reason or "no tree was read")
+        return _not_attacked("trees", reason or "no tree was parsed")
     judged = Counts(
         exact=counts[0], recognizable=counts[1], nothing=counts[2], groups=len(cells), chance=combined(chances)
     )
@@ -192,9 +192,9 @@ def _trees(kept: FittedUploads, clients: int, seed: int, seconds: float) -> Answ
     ours, theirs = (100 * float(np.average([one[k] for one in cells], weights=weights)) for k in (1, 2))
     notes.insert(
         0,
-        f"A row counts as read if every feature is within {TOLERANCE} deviations (categories: equal) and its label is"
-        f" right. Of single cells {ours:.0f} % are right, {theirs:.0f} % of guesses that never saw the trees"
-        " (as many rows of another client, or the client's columns shuffled where there is no other).",
+        f"A row counts as reconstructed if every feature is within {TOLERANCE} deviations (categories: equal) and its"
+        f" label is right. {ours:.0f} % of single cells are right, compared with {theirs:.0f} % of guesses that never"
+        " saw the trees (as many rows of another client, or the client's columns shuffled if there is no other).",
     )
     return Answer(
         scenario=replace(SCENARIOS["trees"], uploads=f"{rounds} round{'s' * (rounds != 1)} of trees"),

@@ -65,7 +65,7 @@ def members_of(clients: Sequence[WatchedReply], seen: Watched, seconds: float) -
 
 def _members(clients: Sequence[WatchedReply], seen: Watched, seconds: float) -> Answer:
     if len(clients) < 2:
-        raise NotAttackedError("one client alone was asked again, and there are no others' examples to tell apart")
+        raise NotAttackedError("one client alone was asked again, so there are no others' examples to compare with")
     losses = _losses(seen)
     if not any(client.matched.parameters for client in clients):
         raise NotAttackedError("no parameter of the network is among what clients upload")
@@ -96,7 +96,7 @@ def _members(clients: Sequence[WatchedReply], seen: Watched, seconds: float) -> 
             found[2 + kind].append(-before)
     inside, outside, known, unknown = (np.concatenate(parts) for parts in found)
     if min(len(inside), len(outside)) < LEAST:
-        raise NotAttackedError("clients have too few examples of the same classes to tell apart")
+        raise NotAttackedError("clients have too few examples of the same classes to compare")
     if not all(np.isfinite(part).all() for part in (inside, outside, known, unknown)):
         raise NotAttackedError("the loss of an example is not finite")
     alike = " of the same classes" if all(one is not None for one in classes) else ""

@@ -55,7 +55,7 @@ def reason_of(failed: Failure) -> str:
     for told in ("NotAttackedError: ", "UserError: "):
         if failed.reason.startswith(told):
             return failed.reason.removeprefix(told).rstrip(".")
-    return f"the attack ended with an error of its own, which tells nothing of the app ({failed.reason.rstrip('.')})"
+    return f"the attack ended with an error of its own, which says nothing about the app ({failed.reason.rstrip('.')})"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -157,7 +157,7 @@ def read_problem(seen: Watched, range_of: Sequence[Tensor]) -> StepProblem:
     truths = [program.constants[n].float() for n in variables]
     low, scale, notes = _ranges(kind, truths, range_of)
     if beside(program, variables, batch):
-        notes += ("What else enters the network, such as categories, is given to whoever attacks.",)
+        notes += ("The attacker is given the network's other inputs, such as categories.",)
     output, loss, labels = _loss(plain, variables, batch, seen)
     draws = not torch.equal(_made(plain, output, 1), _made(plain, output, 2))
     notes += (CHANGED_BEFORE,) * (seen.drawn or draws) + (MIXED,) * (output is None and _normalizes(seen))
@@ -243,8 +243,8 @@ def _searched(program: Program, leaves: list[int]) -> tuple[list[int], int]:
     variables = [n for n in floats if program.constants[n].dim() and len(program.constants[n]) == batch]
     if not variables and any(program.constants[n].dim() > 1 for n in leaves):
         raise NotAttackedError(
-            "words, or other categories, enter its network by their numbers; they are read from the rows of the"
-            " embedding that they choose, and these are not among what is uploaded"
+            "words, or other categories, enter the network by their numbers; attacks infer them from rows of the"
+            " embedding, which are not uploaded"
         )
     if not variables or not batch:
         raise NotAttackedError("what enters its network is not made of numbers that can be searched for")
@@ -315,7 +315,7 @@ def _ranges(
         found = find_normalization([(image, 0) for image in every[:256]])
         channels = truths[0].shape[1]
         if found is None:
-            return [torch.zeros(1, 1, 1)], [torch.ones(1, 1, 1)], ("Pixels enter the network as they are, in [0, 1].",)
+            return [torch.zeros(1, 1, 1)], [torch.ones(1, 1, 1)], ("Pixels enter the network unnormalized, in [0, 1].",)
         mean, std = (torch.tensor(v).view(-1, 1, 1).expand(channels, 1, 1).clone() for v in (found.mean, found.std))
         said = f"Pixels are normalized before the network: {found.in_words()}, as the darkest and brightest show."
         return [-mean / std], [1 / std], (said,)
@@ -329,7 +329,7 @@ def _ranges(
         low.append(least)
         width = most - least
         scale.append(torch.where(width > 1e-6, width, torch.ones_like(width)))
-    return low, scale, ("Whoever attacks knows the range of each feature, as a public schema tells it.",)
+    return low, scale, ("The attacker knows the range of each feature, as from a public schema.",)
 
 
 def _loss(

@@ -39,8 +39,8 @@ _LONGEST = 512
 """Largest number of tokens of a text."""
 
 NOTE = (
-    "Words are read from layers that see a token and nothing else, such as the first block's adapters; words that all"
-    " texts have, as those of a template, count for nothing."
+    "Words are inferred from layers that see a token and nothing else, such as the first block's adapters; words that"
+    " all texts have, such as a template's, do not count."
 )
 
 

@@ -204,7 +204,7 @@ class Scenarios:
                     break
                 continue
             if not again.watched.cut:
-                reason = "its examples do not come from a DataLoader, so that one can't be singled out"
+                reason = "its examples do not come from a DataLoader, so one can't be singled out"
                 break
             if not again.watched.steps:
                 reason = "its code makes no step on a single example"
@@ -231,7 +231,7 @@ class Scenarios:
     def _attacked(self, found: Sequence[tuple[AskedClient, WatchedReply]], *, uploaded: bool) -> Answer:
         words = words_of(found, uploaded=uploaded)
         if words is not None:
-            note = "Words are read from the rows of the embedding that changed; their order is not."
+            note = "Words are inferred from the rows of the embedding that changed; their order is not."
             return replace(words, notes=(note,))
         tokens = words_of_uploads(found, uploaded=uploaded)
         if tokens is not None:
@@ -269,7 +269,7 @@ class Scenarios:
         if self.attack_within is None or number >= EVALUATIONS["quick"]:
             return self.attack, ()
         return self.attack_within(number), (
-            f"The attack had {number} evaluations an upload, fewer than it takes: more --seconds may read more.",
+            f"The attack had {number} evaluations an upload, fewer than it needs: more --seconds may reconstruct more.",
         )
 
     def _whole(self, observation: Observation, attack: ReconstructionAttack) -> Reconstruction:
@@ -317,15 +317,15 @@ class Scenarios:
         said = f"{examples or 'all its'} examples in {steps} step{'s' * (steps != 1)}"
         reason = (
             f"this is what the training itself uploads, of {said}; attacks here undo at most {MOST_STEPS} steps of"
-            f" {MOST_IMAGES} examples in all. That is a limit of this attacker, not a protection of the app's"
+            f" {MOST_IMAGES} examples in all. This is a limit of this attacker, not a protection of the app's"
         )
         if not self.clients[0].matched.parameters:
             reason = (
-                f"this is what the training itself sends, of {said}: no parameter of the network is in it. What a sum"
-                " over clients tells was not attacked"
+                f"this is what the training itself sends, of {said}: no parameter of the network is in it."
+                " Leakage by a sum over clients was not attacked"
             )
         elif steps == 1:
-            reason = f"this is what the training itself uploads, of {said}: the rung below"
+            reason = f"this is what the training itself uploads, of {said}: see the scenario below"
         return Answer(scenario=scenario_of("all", uploads=f"the training's own uploads, of {said}"), reason=reason)
 
 
@@ -357,16 +357,16 @@ def _on_one(ask: Ask, number: int, *, evaluation: bool = False) -> WatchedReply 
 def _notes(problem: StepProblem, observation: Observation, guesses: Sequence[Reconstruction]) -> tuple[str, ...]:
     said = list(problem.notes)
     if problem.whole:
-        said.append("Whoever attacks is given what the loss takes beside the examples, such as their labels.")
+        said.append("The attacker is given the loss's other inputs, such as labels.")
     else:
-        said.append(f"The loss is {problem.loss.name}; whoever attacks is given no labels.")
+        said.append(f"The loss is {problem.loss.name}; the attacker is given no labels.")
     missing = len(observation.sent.parameters) - len(observation.upload.tensors)
     if missing:
         said.append(
             f"{missing} of {len(observation.sent.parameters)} parameters do not leave the client, or do not train."
         )
     by = sorted({guess.member for guess in guesses if guess.member})
-    said += [f"The attacks that read most: {', '.join(by)}."] if by else []
+    said += [f"The strongest attacks: {', '.join(by)}."] if by else []
     return tuple(said)
 
 

@@ -74,7 +74,7 @@ def audited_claims(strategy: Strategy, replies: StatedByReplies, rounds: int) ->
     beside = sorted(replies.metrics - COUNTS - SETTINGS - KEYS.keys())
     if found and beside:
         note = (
-            f"Beside their arrays clients send {', '.join(beside[:6])}: figures of their data that no noise covers;"
+            f"Next to their arrays clients send {', '.join(beside[:6])}: figures about their data that no noise covers;"
             " withhold them, or add noise and count them in."
         )
         found[0] = replace(found[0], notes=(*found[0].notes, note))

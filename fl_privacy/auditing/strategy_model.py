@@ -98,8 +98,8 @@ def expect_arrays_of(model: AuditedModel, arrays: ArrayRecord) -> None:
         sent = f"{len(parameters) - len(missing)} of {len(parameters)}"
         raise UserError(
             f"All parameters of model={model.name} are expected in the initial arrays, but {sorted(missing)[0]} and"
-            f" {len(missing) - 1} more are not: the app exchanges {sent}, such as adapters or a head. What a part gives"
-            " away is not audited; audit an app that exchanges its model whole."
+            f" {len(missing) - 1} more are not: the app exchanges {sent}, such as adapters or a head. Leakage of a"
+            " part is not audited; audit an app that exchanges its model whole."
         )
     if wrong:
         what = f"{wrong} has the shape {got[wrong]}, not {own[wrong]}"

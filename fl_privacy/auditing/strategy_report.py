@@ -283,7 +283,7 @@ class AuditReport(AuditSession):
 
     def _sources(self) -> list[str]:
         if self.model.told:
-            return ["How images are normalized was told."]
+            return ["The normalization of images was given."]
         clients = Counter(self._normalizations().values())
         said = [
             f"{'Clients' if number == clients.total() else f'{number} of {clients.total()} clients'} say that they"

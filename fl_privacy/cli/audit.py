@@ -16,7 +16,7 @@ from fl_privacy.errors import UserError, say, visible
 from fl_privacy.files.foreign import expanded
 
 ALL_RIGHTS = (
-    "The app runs with all rights of your user: files, network, terminal. --sandbox keeps it apart; `fl-privacy review`"
+    "The app runs with all rights of your user: files, network, terminal. --sandbox isolates it; `fl-privacy review`"
     " runs nothing of it."
 )
 
@@ -28,7 +28,7 @@ def audit(  # noqa: PLR0917
     nodes: Annotated[
         int | None, typer.Option("--nodes", help="Clients; by default the app's own number, or 10.")
     ] = None,
-    rounds: Annotated[int, typer.Option("--rounds", help="Of training; 0 takes the app's own number.")] = 1,
+    rounds: Annotated[int, typer.Option("--rounds", help="Rounds of training; 0 takes the app's own number.")] = 1,
     run_config: Annotated[
         list[str] | None, typer.Option("--run-config", help="As `flwr run` takes it: 'key=value key=\"text\"'.")
     ] = None,
@@ -41,27 +41,28 @@ def audit(  # noqa: PLR0917
         typer.Option("--mirror", metavar="DIR", help="Folder of data sets by hub name, instead of the hub."),
     ] = None,
     out: Annotated[Path, typer.Option("--out", help="Folder of audits.")] = Path("audit"),
-    victims: Annotated[int, typer.Option("--victims", help="Single examples that are attacked.")] = 8,
-    budget: Annotated[str, typer.Option("--budget", help="Of the attack: quick, standard, thorough.")] = "quick",
-    seconds: Annotated[float, typer.Option("--seconds", help="After which no further attack is begun.")] = 600.0,
+    victims: Annotated[int, typer.Option("--victims", help="Number of single examples to attack.")] = 8,
+    budget: Annotated[str, typer.Option("--budget", help="Budget of the attack: quick, standard, thorough.")] = "quick",
+    seconds: Annotated[float, typer.Option("--seconds", help="Time after which no further attack starts.")] = 600.0,
     sandbox: Annotated[
-        bool, typer.Option("--sandbox", help="Keep the app apart: no network, no files but its own and its data.")
+        bool, typer.Option("--sandbox", help="Isolate the app: no network, no files but its own and its data.")
     ] = False,
     reads: Annotated[
-        list[Path] | None, typer.Option("--reads", metavar="DIR", help="What the app may read in the sandbox, too.")
+        list[Path] | None,
+        typer.Option("--reads", metavar="DIR", help="Another folder or file that the app may read in the sandbox."),
     ] = None,
     environment: Annotated[
-        list[str] | None, typer.Option("--environment", metavar="NAME", help="A variable that it is given there.")
+        list[str] | None, typer.Option("--environment", metavar="NAME", help="An environment variable for the sandbox.")
     ] = None,
     limits: Annotated[
-        str, typer.Option("--limits", help="Of the sandbox: 'memory_mib=8192 processes=128 seconds=14400'.")
+        str, typer.Option("--limits", help="Limits of the sandbox: 'memory_mib=8192 processes=128 seconds=14400'.")
     ] = "",
     open_page: Annotated[bool, typer.Option("--open", help="Open the page in the browser at the end.")] = False,
 ) -> None:
-    """Run a Flower app as it is and show what its clients' uploads give away: nothing of it is edited.
+    """Run an unmodified Flower app and show what its clients' uploads leak.
 
-    The app's code runs in this process, as `flwr run` would run it. The page says first what leaves in clear, then what
-    can be read from updates, from one example in one step up to what the app really uploads.
+    The app's code runs in this process, as `flwr run` would run it. The page first lists what is sent in the clear,
+    then what can be reconstructed from updates, from one example in one step to the app's real uploads.
     """
     from fl_privacy.cli.console import SECONDS_BETWEEN_LINES, Lines  # noqa: PLC0415
 

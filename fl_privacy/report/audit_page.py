@@ -22,20 +22,19 @@ MOST_LINES = 60
 
 KINDS = {"image": "image", "row": "row", "text": "text", "other": "example"}
 
-SEVERITIES = {"data": "Data as they are", "facts": "Facts about the data", "look": "To be looked at"}
+SEVERITIES = {"data": "Data in the clear", "facts": "Facts about the data", "look": "To be examined"}
 
 
 READ_MEANS: Mapping[str, str] = {
     "image": (
-        "An image counts as read where the guess alone tells it from {} others of the same kind, which by chance at"
-        " most one guess in as many would; it need not look like it."
+        "An image counts as reconstructed if the guess alone identifies it among {} others of the same kind, as by"
+        " chance at most one guess in as many does; it need not look like it."
     ),
     "row": (
-        "A row counts as read where each of its features is right to a hundredth of the feature's range, or where it is"
-        " nearer to the guess than {} others are; guesses that fit other rows as well, drawn in their place, count for"
-        " nothing."
+        "A row counts as reconstructed if each feature is right to a hundredth of its range, or if the row is nearer to"
+        " the guess than {} others; guesses that fit other rows as well, drawn in their place, count for nothing."
     ),
-    "text": "A text counts as read where four fifths of its different words are right; their order is not asked for.",
+    "text": "A text counts as reconstructed if four fifths of its different words are right, in any order.",
 }
 
 
@@ -172,10 +171,10 @@ class AuditRecord:
         told = [_told(one) for one in self.aggregate if one.leaks]
         own = [step for step in self.steps if step.scenario.name == "all"]
         if read and own and own[0].counts is None:
-            asked = "That is the worst case: clients were asked for such uploads"
-            found.append(f"{asked}; in {own[0].scenario.uploads}, no single example was looked for")
+            asked = "This is the worst case: clients were asked for such uploads"
+            found.append(f"{asked}; in {own[0].scenario.uploads}, no single example was attacked")
         if told and (read or clear):
-            found.append(f"The training's own uploads tell {_and(told)}")
+            found.append(f"The training's own uploads reveal {_and(told)}")
         if self._facts and not read and not told:
             found.append(self._nothing_read())
         return found
@@ -205,19 +204,19 @@ class AuditRecord:
         clear = [finding for finding in self.findings if finding.severity == "data"]
         if clear:
             first = clear[0]
-            return f"Clients send data as they are: {first.what}, in {first.times} of {first.of} replies"
+            return f"Clients send data in the clear: {first.what}, in {first.times} of {first.of} replies"
         read = [step for step in self.steps if step.leaks]
         if read:
             return _read(max(read, key=attrgetter("share")))
         told = [one for one in self.aggregate if one.leaks]
         if told:
-            said = f"What clients upload tells the server {_and([_told(one) for one in told])}"
+            said = f"Clients' uploads reveal to the server {_and([_told(one) for one in told])}"
             return f"{said}. {self._of_chance()}" if self._uploads_attacked else said
         if self.broken:
-            return "The audit did not end, and what it had not come to is not known"
+            return "The audit did not end: the result is not known"
         if self._facts:
             others = f", and {len(self._facts) - 1} more" if len(self._facts) > 1 else ""
-            return f"Clients send facts about their data in clear: {self._facts[0].what}{others}"
+            return f"Clients send facts about their data in the clear: {self._facts[0].what}{others}"
         return self._nothing_read()
 
     @property
@@ -228,26 +227,26 @@ class AuditRecord:
         most = max(self._uploads_attacked, key=attrgetter("share"))
         assert most.counts is not None
         of = f"{most.counts.read} of {_number(most.counts.judged, KINDS[most.kind])}"
-        said = f"The server's attacks read {of} from uploads, no more than chance allows"
+        said = f"The server's attacks reconstructed {of} from uploads, no more than chance allows"
         words = max(map(_single_words, self._uploads_attacked), default=0)
         return f"{said}, but {words} single word{'s' * (words != 1)} of them" if words else said
 
     def _nothing_read(self) -> str:
         attacked = [step for step in self.steps if step.counts is not None and step.counts.judged]
         if self._uploads_attacked:
-            return f"{self._of_chance()}: that tells of these attacks, and is no guarantee"
+            return f"{self._of_chance()}: this describes these attacks and is no guarantee"
         if attacked:
             counts = attacked[0].counts
             assert counts is not None
             were = "was" if counts.read == 1 else "were"
-            of = f"{counts.read} of {_number(counts.judged, KINDS[attacked[0].kind])} {were} read"
-            return f"No upload was attacked: {self._why}. Of gradients, which do not leave as such, {of}"
+            of = f"{counts.read} of {_number(counts.judged, KINDS[attacked[0].kind])} {were} reconstructed"
+            return f"No upload was attacked: {self._why}. From gradients, which never leave in this form, {of}"
         if self.going_on:
             return "No upload was attacked yet"
         if any(one.estimate for one in self.aggregate):
             return (
-                "No single example was looked for, and what was asked of uploads told no more than guessing: that tells"
-                " of these attacks, and is no guarantee"
+                "No single example was attacked, and the questions asked about uploads were answered no better than by"
+                " guessing: this describes these attacks and is no guarantee"
             )
         if self.silent:
             asked = (
@@ -287,15 +286,15 @@ def _read(step: Answer) -> str:
     counts, what = step.counts, KINDS[step.kind]
     assert counts is not None
     of = f"{counts.read} of {_number(counts.judged, what)}"
-    how = "The server read"
+    how = "The server reconstructed"
     if step.scenario.source:
         return f"{how} {of} from {step.scenario.source}"
     if step.kind in _READ_IN_WORDS:
-        how = "The server read the words of"
+        how = "The server reconstructed the words of"
         of = of if step.scenario.examples == 1 else f"{counts.read} of {_number(counts.judged, 'upload')}"
     number, later = step.scenario.examples, ", in the last round" if step.scenario.name == "later" else ""
     made = "one example" if number == 1 else f"{number} examples"
-    return f"{how} {of} from what clients upload of {made} in one step{later}"
+    return f"{how} {of} from uploads of {made} in one step{later}"
 
 
 def _number(number: int, what: str) -> str:

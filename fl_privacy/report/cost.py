@@ -63,7 +63,8 @@ FIGURES = (
         section="update_distortion",
         name="cosine",
         title="Cosine",
-        meaning="Of the angle between the defended and the clean update: 1 is the same direction, 0 an unrelated one.",
+        meaning="Cosine of the angle between the defended and the clean update: 1 for the same direction, 0 for an"
+        " unrelated one.",
         show=lambda value: MISSING if value is None else f"{value:.3f}",
     ),
     Figure(
@@ -77,8 +78,8 @@ FIGURES = (
         section="update_distortion",
         name="contraction",
         title="‖B⁻¹E‖",
-        meaning="Of updates of one example and a fully connected first layer, whose input solves B x = W: what the"
-        " defense changed over the bias gradient, in the row with the largest bias gradient that was uploaded. Below 1"
+        meaning="For updates of one example and a fully connected first layer, whose input solves B x = W: the change"
+        " by the defense over the bias gradient, in the row with the largest bias gradient that was uploaded. Below 1"
         " the input can be determined (SPN, Theorem 2.2).",
         show=ratio,
     ),
@@ -86,7 +87,7 @@ FIGURES = (
         section="update_distortion",
         name="error_bound",
         title="Error bound",
-        meaning="On the relative error of that input by the theorem, infinite where its condition does not hold.",
+        meaning="Bound on the relative error of that input by the theorem; infinite if its condition does not hold.",
         show=ratio,
     ),
     Figure(
@@ -114,8 +115,8 @@ FIGURES = (
         section="upload",
         name="defense_seconds",
         title="Defense",
-        meaning="Time that the defense took one client in one round of training, on top of the pass that the training"
-        " has anyway, which further terms of the loss are part of.",
+        meaning="Time of the defense for one client in one round, on top of the training's own pass, which includes"
+        " further terms of the loss.",
         show=seconds,
     ),
     Figure(
@@ -130,14 +131,14 @@ FIGURES = (
         section="upload",
         name="node_peak_bytes",
         title="Memory there",
-        meaning="What that process had of its own at most, PyTorch included.",
+        meaning="Peak private memory of that process, PyTorch included.",
         show=size,
     ),
     Figure(
         section="upload",
         name="node_joules",
         title="Energy there",
-        meaning="Of the whole processor during that round, in joules, as the kernel counts it.",
+        meaning="Energy of the whole processor during that round, in joules, as the kernel counts it.",
         show=lambda value: MISSING if value is None else f"{value:.3g} J",
     ),
     Figure(

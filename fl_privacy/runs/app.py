@@ -132,7 +132,7 @@ def report_app(
         stage.run(by_id(chosen))
         done = f"attacked {len(chosen)} by {name} in {time.perf_counter() - started:.0f} s."
     else:
-        done = "attacked none, which says nothing of what uploads give away."
+        done = "attacked none, so nothing is known about what uploads leak."
     folder.finish()
     page, run = write_report([folder.path]), read_run(folder.path)
     readings, mean = readings_of(run.summary), ""

@@ -48,8 +48,8 @@ def worth_attacking(
         said.append(
             f"Captured but not attacked: {len(left)} training updates, each of {_span(images)} images in"
             f" {_span(steps)} local step{'' if set(steps) == {1} else 's'}."
-            " A single image is mixed with the others there; what one image in one step gives away"
-            " is the worst case, which a client with few images comes to."
+            " A single image is mixed with the others there; the leakage of one image in one step is the worst case,"
+            " which a client with few images comes close to."
         )
     return only(observations, (probes or small).__contains__), said
 
@@ -99,24 +99,24 @@ def describe_app(
         found: sentences on single updates, with their numbers.
     """
     lines = [
-        "The server is honest but curious: it follows the protocol and reads what it receives. The clients are an app's"
-        " own, not this package's.",
-        "The attacker knows the architecture, the values each client was sent, and the local plan as told or as the"
-        " updates show it; no labels, no other images.",
+        "The server is honest but curious: it follows the protocol and analyzes what it receives. The clients are those"
+        " of the app.",
+        "The attacker knows the architecture, the values each client was sent, and the local plan as given or as"
+        " inferred from the updates; no labels, no other images.",
     ]
     if observations:
         model = observations[0].model
         normalization = normalization_of(model)
         lines.append(
-            "Images enter the model as they are, within [0, 1]: a client that normalizes them is read badly, and its"
-            " transform has to be told (transform= or data=)."
+            "Images are assumed to enter the model unnormalized, in [0, 1]: if a client normalizes them, give its"
+            " transform (transform= or data=)."
             if normalization is None
             else f"Images in [0, 1] are normalized before the model: {normalization.in_words()}."
         )
         if has_batch_norm(model) and any(o.plan.batch_norm == "train" for o in observations):
             lines.append(
-                "In training mode batch norm takes each image's own brightness and contrast out of what the gradient"
-                " tells: reconstructions may have other colors than their originals."
+                "In training mode batch norm removes each image's brightness and contrast from the gradient:"
+                " reconstructions may have other colors than their originals."
             )
         lines += describe_model(model)
     total = max(found.values(), default=0)
@@ -128,14 +128,14 @@ def describe_app(
 def _what_clients_say(defense: Description, defenses: Mapping[int, Description]) -> list[str]:
     if all(parts == defense for parts in defenses.values()):
         if not defense:
-            return ["Clients tell of no defense."]
-        return [f"Clients say that they defend themselves: {_in_words(defense)}."]
+            return ["Clients state no defense."]
+        return [f"Clients state a defense: {_in_words(defense)}."]
     told = Counter(_in_words(parts) for parts in defenses.values())
     said = [
-        f"{number} of {len(defenses)} clients {f'say that they defend themselves: {text}' if text else 'tell of none'}."
+        f"{number} of {len(defenses)} clients {f'state a defense: {text}' if text else 'state none'}."
         for text, number in told.most_common()
     ]
-    return [*said, "Each client is taken at its own word; the page goes by what more than half of them say."]
+    return [*said, "Each client is taken at its word; the page uses what more than half of them state."]
 
 
 def _in_words(defense: Description) -> str:

@@ -260,7 +260,7 @@ def test_an_audit_that_was_cut_says_so_on_its_page(tmp_path: Path) -> None:
     assert "its process has ended; " in one._ended("its process has ended")
     html = (tmp_path / "report.html").read_text()
     assert "This audit did not end" in html
-    assert "The audit did not end, and what it had not come to is not known" in html
+    assert "The audit did not end: the result is not known" in html
     assert "goes on" not in html
     assert "walls" in html
     assert json.loads((tmp_path / "audit.json").read_text())["app"] == "app"

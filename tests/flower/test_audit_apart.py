@@ -204,8 +204,8 @@ def test_a_defense_that_one_of_three_tells_of_is_not_that_of_all(tmp_path: Path)
     assert run.summary.attacked[0].by[Attacker.ADAPTIVE].metrics["psnr"].n == 2
     assert strategy.failure is None and run.defenses == ()
     told = " ".join(run.threat_model)
-    assert "1 of 3 clients say that they defend themselves: pruning.rate=0.9." in told
-    assert "2 of 3 clients tell of none." in told
+    assert "1 of 3 clients state a defense: pruning.rate=0.9." in told
+    assert "2 of 3 clients state none." in told
 
 
 def test_an_update_at_which_an_attack_fails_fails_alone(tmp_path: Path) -> None:

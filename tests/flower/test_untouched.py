@@ -83,7 +83,7 @@ def test_other_frameworks_have_an_inventory(tmp_path: Path, name: str, client: s
     assert record["tone"] == "open"
     said = [record["headline"], *record["further"]]
     assert said[-1].startswith("Not attacked")
-    assert bool(text) == said[0].startswith("Clients send facts about their data in clear: decision trees")
+    assert bool(text) == said[0].startswith("Clients send facts about their data in the clear: decision trees")
     assert {line["key"] for line in record["inventory"]} >= {"0", "num-examples"}
     assert bool(text) == any(text in finding["what"] for finding in record["findings"])
 
@@ -91,7 +91,7 @@ def test_other_frameworks_have_an_inventory(tmp_path: Path, name: str, client: s
 def test_data_in_replies_come_first(tmp_path: Path) -> None:
     record = audited(tmp_path, "app_query", QUERY, QUERY_SERVER)
     assert record["tone"] == "leak"
-    assert record["headline"].startswith("Clients send data as they are: 40 of 40 rows")
+    assert record["headline"].startswith("Clients send data in the clear: 40 of 40 rows")
     assert record["problems"] == ["RuntimeError: no such thing (2 replies)"]
     found = {finding["where"]: finding["severity"] for finding in record["findings"]}
     assert found == {"data/X": "data", "metrics/classes": "facts", "state/who": "facts", "state/blob": "look"}
@@ -105,7 +105,7 @@ def test_clients_that_all_fail_are_not_called_unattackable(tmp_path: Path) -> No
         and record["tone"] == "open"
     )
     page = next(tmp_path.rglob("report.html")).read_text()
-    assert "No client sent anything that could be looked at" in page and "Nothing of this kind was found" not in page
+    assert "No client sent anything that could be examined" in page and "Nothing of this kind was found" not in page
 
 
 def test_the_training_is_unchanged(tmp_path: Path) -> None:

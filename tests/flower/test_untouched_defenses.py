@@ -79,6 +79,6 @@ def test_masked_uploads_are_no_parameters(tmp_path: Path) -> None:
     assert rung(record, "gradient")["counts"]["read"] == 2
     assert rung(record, "one")["counts"] is None
     assert record["tone"] == "open"
-    assert record["facts"]["What is uploaded"].startswith("none of the parameters")
+    assert record["facts"]["What is uploaded"].startswith("none of the network's parameters")
     assert {finding["severity"] for finding in record["findings"]} == {"look"}
     assert all("one word" in finding["what"] or "key" in finding["what"] for finding in record["findings"])

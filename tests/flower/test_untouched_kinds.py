@@ -53,8 +53,8 @@ def test_what_the_loss_takes_beside_examples_breaks_no_attack(
     record = audited(tmp_path, name, client, rounds=1)
     for one in ("gradient", "one"):
         assert rung(record, one)["counts"]["read"] == 2
-        assert f"The loss is {loss}; whoever attacks is given no labels." in rung(record, one)["notes"]
-    given = "What else enters the network, such as categories, is given to whoever attacks."
+        assert f"The loss is {loss}; the attacker is given no labels." in rung(record, one)["notes"]
+    given = "The attacker is given the network's other inputs, such as categories."
     assert (given in rung(record, "one")["notes"]) == (name == "app_categories")
     assert not [each for each in record["rungs"] if each["rung"] == "later"]  # of one round
 
@@ -64,7 +64,7 @@ def test_as_many_weights_of_classes_as_examples_are_no_labels(tmp_path: Path) ->
     record = audited(tmp_path, "app_four_weights", weighted, rounds=1, seconds=30.0, victims=1)
     found = rung(record, "batch")
     assert found["size"] == 4 and not found["reason"]
-    assert "The loss is cross entropy; whoever attacks is given no labels." in found["notes"]
+    assert "The loss is cross entropy; the attacker is given no labels." in found["notes"]
 
 
 REGRESSION = PLAIN.replace("nn.Linear(24, 4)", "nn.Linear(24, 1)").replace(
@@ -77,7 +77,7 @@ def test_a_loss_has_the_name_of_what_compares(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("error", "Using a target size")
         record = audited(tmp_path, "app_regression", REGRESSION, rounds=1)
-    assert "The loss is mse loss; whoever attacks is given no labels." in rung(record, "one")["notes"]
+    assert "The loss is mse loss; the attacker is given no labels." in rung(record, "one")["notes"]
 
 
 THRESHOLD = PLAIN.replace("nn.Linear(24, 4)", "nn.Linear(24, 1)").replace(

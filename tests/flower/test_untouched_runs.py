@@ -320,12 +320,12 @@ def test_words_whose_embedding_does_not_leave_are_said_to_be_not_attacked(tmp_pa
     frozen = frozen.replace("ArrayRecord(Model().state_dict())", "ArrayRecord(Model().head.state_dict())")
     frozen = frozen.replace("net = Model(); net.load", "torch.manual_seed(0); net = Model(); net.head.load")
     record = audited(tmp_path, "app_frozen_words", frozen)
-    assert "rows of the embedding that they choose" in rung(record, "one")["reason"]
+    assert "rows of the embedding, which are not uploaded" in rung(record, "one")["reason"]
 
 
 def test_an_attack_that_breaks_says_nothing_of_the_app() -> None:
     assert reason_of(Failure("NotAttackedError: no loss was seen")) == "no loss was seen"
-    assert "tells nothing of the app (AssertionError: odd)" in reason_of(Failure("AssertionError: odd"))
+    assert "says nothing about the app (AssertionError: odd)" in reason_of(Failure("AssertionError: odd"))
 
 
 LYING = PLAIN.replace(

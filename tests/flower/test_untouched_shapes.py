@@ -234,15 +234,20 @@ def test_a_headline_of_classes_says_how_many_examples_were_read_beside(read: int
     classes = Answer(question="classes", estimate=found, control=control)
     page = AuditRecord(app="a", lede="", answers=[step, classes])
     assert page.headline.endswith(
-        f"The server's attacks read {read} of 4 images from uploads, no more than chance allows"
+        f"The server's attacks reconstructed {read} of 4 images from uploads, no more than chance allows"
     )
 
 
 @pytest.mark.parametrize(
     ("number", "source", "said", "alone"),
     [
-        (1, "", "1 of 1 row from what clients upload of one example in one step", "1 of 1 row was read"),
-        (2, "trees that clients upload", "2 of 2 rows from trees that clients upload", "2 of 2 rows were read"),
+        (1, "", "1 of 1 row from uploads of one example in one step", "1 of 1 row was reconstructed"),
+        (
+            2,
+            "trees that clients upload",
+            "2 of 2 rows from trees that clients upload",
+            "2 of 2 rows were reconstructed",
+        ),
     ],
 )
 def test_a_headline_says_what_rows_were_read_from(number: int, source: str, said: str, alone: str) -> None:
@@ -250,7 +255,7 @@ def test_a_headline_says_what_rows_were_read_from(number: int, source: str, said
     step = Answer(scenario=uploads, kind="row", counts=counts, notes=("First.",))
     other = replace(step, scenario=replace(uploads, leaves=False), notes=("First.", "Second."))
     page = AuditRecord(app="a", lede="", answers=[step, other])
-    assert page.headline == f"The server read {said}"
+    assert page.headline == f"The server reconstructed {said}"
     assert render_audit(page).count("First.") == render_audit(page).count("Second.") == 1
     assert AuditRecord(app="a", lede="", answers=[replace(other, notes=())]).headline.endswith(alone)
 
@@ -264,7 +269,7 @@ def test_a_headline_says_which_single_words_were_read_of_texts_that_were_not(tur
     counts = Counts(nothing=3, groups=3, candidates=0)
     step = Answer(scenario=Scenario(title="One example in one step"), kind="text", counts=counts, shown=shown)
     said = AuditRecord(app="a", lede="", answers=[step]).headline
-    assert said.startswith("The server's attacks read 0 of 3 texts from uploads, no more than chance allows")
+    assert said.startswith("The server's attacks reconstructed 0 of 3 texts from uploads, no more than chance allows")
     assert (", but 4 single words of them:" in said) != turned
 
 

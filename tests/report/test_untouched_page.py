@@ -41,7 +41,7 @@ GRADIENT = step("The gradient", 0, uploaded=False)
 
 
 def opened(page: AuditRecord) -> list[str]:
-    return re.findall(r"<details open><summary>(.*?): what was there", render_audit(page))
+    return re.findall(r"<details open><summary>(.*?): originals and", render_audit(page))
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,9 @@ def test_a_headline_says_why_no_upload_was_attacked(reason: str) -> None:
     rest = step("All its examples in all its steps", None, reason="this is what the training uploads")
     missed = [step("One", None, reason=reason), step("Batch", None, reason=LATE), rest]
     page = AuditRecord(app="a", lede="", answers=[step("The gradient", 2, uploaded=False), *missed], lines=[LINE])
-    assert page.headline.startswith(f"No upload was attacked: {reason}. Of gradients") and "could" not in page.headline
+    assert (
+        page.headline.startswith(f"No upload was attacked: {reason}. From gradients") and "could" not in page.headline
+    )
     alone = replace(page, answers=missed)
     assert alone.headline == f"Not attacked: {reason}; what leaves is listed below"
     none = replace(page, answers=[])
@@ -76,15 +78,17 @@ def test_an_audit_of_which_nothing_came_has_no_empty_sections() -> None:
         answers=[missed, Answer(question="members", reason="no step was seen")],
     )  # fmt: skip
     heads = re.findall(r"<h2>(.*?)</h2>", render_audit(page))
-    assert heads == ["What leaves a client in clear"]
+    assert heads == ["What clients send in the clear"]
     full = re.findall(r"<h2>(.*?)</h2>", render_audit(replace(page, lines=[LINE])))
-    assert {"What can be read from updates", "Everything that is sent"} < set(full)
+    assert {"What can be reconstructed from updates", "Everything that is sent"} < set(full)
 
 
 def test_a_row_and_its_guess_are_cards_on_a_phone() -> None:
     shown = render_audit(AuditRecord(app="a", lede="", answers=[step("One", 2, kind="row")], lines=[LINE]))
     assert 'class="cards rows-read"' in shown
-    assert re.search(r'<td data-label="Row">0.00 .*?<td data-label="Guess">1.00 .*?<td data-label="Read">yes', shown)
+    assert re.search(
+        r'<td data-label="Row">0.00 .*?<td data-label="Guess">1.00 .*?<td data-label="Reconstructed">yes', shown
+    )
 
 
 class Stopped(BaseException):
@@ -102,7 +106,7 @@ def test_an_interrupted_audit_says_so_on_its_page(tmp_path: Path, monkeypatch: p
         audited(tmp_path, "stopped", PLAIN, clients=1)
     page = next(tmp_path.rglob(PAGE)).read_text()
     assert "It was interrupted" in page and "Not finished when" not in page and "refresh" not in page
-    assert "The audit did not end, and what it had not come to is not known" in page
+    assert "The audit did not end: the result is not known" in page
 
 
 def test_an_app_that_cannot_be_loaded_leaves_no_page(tmp_path: Path) -> None:

@@ -295,7 +295,7 @@ def _prefer_smooth(circumstances: Circumstances, share: float) -> list[Counterme
     if circumstances.smooths:
         return []
     return [
-        Countermeasure(sentence="Of the images that fit it prefers smooth ones (total variation).", smoothness=share)
+        Countermeasure(sentence="Among the images that fit it prefers smooth ones (total variation).", smoothness=share)
     ]
 
 
@@ -303,5 +303,5 @@ def _smooth_away(circumstances: Circumstances) -> list[Countermeasure]:
     """Counter noise by smoothness whose likeliest weight follows from it."""
     if not circumstances.pixels:
         return []
-    sentence = "Of the images that fit it prefers those as smooth as the noise calls for (total variation)."
+    sentence = "Among the images that fit it prefers those as smooth as the noise calls for (total variation)."
     return [Countermeasure(sentence=sentence, smoothness=0.0 if circumstances.smooths else BLURRED, noisy=True)]

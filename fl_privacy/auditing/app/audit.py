@@ -172,7 +172,7 @@ class AppAudit(AuditSession):
     def refresh(self) -> None:
         if time.perf_counter() - self._refreshed >= _REFRESHED:
             self._refreshed = time.perf_counter()
-            self.write("The app trains; what leaves in clear is shown as it is seen.")
+            self.write("The app trains; data sent in the clear appear as they are found.")
 
     def attack_all(self) -> None:
         assert self.grid is not None
@@ -300,7 +300,7 @@ def _facts(grid: TappedGrid) -> list[tuple[str, str]]:
         stepped = "; ".join(_steps(seen.optimizers))
     frozen = sum(name in seen.before and name not in seen.gradients for name in found.withheld)
     entered = "; ".join(f"{what} ({n} times)" for what, n in seen.entered.most_common(3))
-    uploaded = [("What is uploaded", "none of the parameters of the network, as far as values, names and places tell")]
+    uploaded = [("What is uploaded", "none of the network's parameters, by values, names and positions")]
     if found.parameters:
         known = {
             "value": "arrays have the parameters' values",

@@ -105,7 +105,7 @@ class Review:
         return asdict(self)
 
     def in_words(self) -> str:
-        lines = [f"{self.app}: {self.server}, {self.client}; read, not run."]
+        lines = [f"{self.app}: {self.server}, {self.client}; parsed, not run."]
         lines += _section("Clients answer", self.answers)
         lines += _section("Strategies", self.strategies) or ["Strategies: none of Flower's is named."]
         lines += _section("Protections", self.protections) or [
@@ -121,10 +121,10 @@ class Review:
         if loose:
             lines.append(f"Not pinned to a version: {', '.join(loose)}.")
         lines += _section("Pickles, which run what they hold when they are unpacked", self.pickles)
-        lines += _section("Talks to others beside Flower", self.network)
+        lines += _section("Contacts hosts other than Flower's", self.network)
         lines += _section("Runs code or commands", self.runs)
         lines += [f"Not read: {name}" for name in self.unread]
-        lines.append("`fl-privacy audit APP` runs the app and shows what its uploads give away.")
+        lines.append("`fl-privacy audit APP` runs the app and shows what its uploads leak.")
         return "\n".join(map(visible, lines))
 
 

@@ -74,7 +74,7 @@ _UNKNOWN = Leak(
     severity="look",
     what="an array that is no parameter of what the client trained",
     where="",
-    why="Nobody here can say what it tells; look at how the client makes it.",
+    why="What it reveals is unknown; look at how the client makes it.",
 )
 
 
@@ -139,7 +139,8 @@ def _of_array(array: np.ndarray, where: str, loaded: Loaded, counts: set[int], *
             severity="facts",
             what=f"the {figure} of each of {array.size} features over the client's examples",
             where=where,
-            why="Of few examples such figures tell the examples, and two of nearly the same people tell one apart.",
+            why="For few examples such figures reveal the examples, and two of nearly the same people reveal the one"
+            " who differs.",
         )
     elif array.ndim == 1 and _is_histogram(array, loaded):
         yield _histogram(array, where)
@@ -150,7 +151,7 @@ def _raw_rows(what: str, where: str) -> Leak:
         severity="data",
         what=what,
         where=where,
-        why="Whoever receives this has these examples; nothing has to be attacked.",
+        why="The receiver has these examples; no attack is needed.",
     )
 
 
@@ -159,7 +160,7 @@ def _histogram(array: np.ndarray, where: str) -> Leak:
         severity="facts",
         what=f"a histogram of the client's {int(array.sum())} examples",
         where=where,
-        why="Bins with few examples point at people, and it tells how this client's differ from others.",
+        why="Bins with few examples identify people, and it reveals how this client's data differ from others'.",
     )
 
 
@@ -169,7 +170,7 @@ def _of_each(array: np.ndarray, where: str) -> Leak:
         severity="facts",
         what=f"{entry} for each of the client's {len(array)} examples",
         where=where,
-        why="What is told of single examples may be the data themselves, or enough to rebuild them; not attacked here.",
+        why="Values for single examples may be the data themselves, or enough to rebuild them; not attacked here.",
     )
 
 
@@ -193,7 +194,7 @@ def raw_labels(number: int, where: str) -> Leak:
         severity="data",
         what=f"the class of each of the client's {number} examples, as it is",
         where=where,
-        why="Whoever receives this has the label of every example; nothing has to be attacked.",
+        why="The receiver has the label of every example; no attack is needed.",
     )
 
 
@@ -202,7 +203,7 @@ def _raw_column(column: str, number: int, where: str) -> Leak:
         severity="data",
         what=f"the values of the column {column} of {number} examples, as they are",
         where=where,
-        why="Whoever receives this has these values of every example; nothing has to be attacked.",
+        why="The receiver has these values of every example; no attack is needed.",
     )
 
 
@@ -222,7 +223,8 @@ def _of_value(value: Any, where: str, key: str, loaded: Loaded) -> Iterator[Leak
             severity="facts",
             what=f"the {told[0]} of the column {told[1]} over the client's {told[2]} examples",
             where=where,
-            why="Of few examples such figures tell the examples, and two of nearly the same people tell one apart.",
+            why="For few examples such figures reveal the examples, and two of nearly the same people reveal the one"
+            " who differs.",
         )
     elif _EXAMPLE_COUNTS.search(key) and isinstance(value, int | float) and value < 2:
         yield _few_examples(float(value), loaded.examples, where)
@@ -280,7 +282,7 @@ def _of_bytes(content: bytes, where: str, loaded: Loaded) -> Iterator[Leak]:
             severity="look",
             what=f"{len(content)} bytes in Python's pickle format",
             where=where,
-            why="Whoever unpickles them runs what they say, and they may hold any object of the client.",
+            why="Unpickling them runs code, and they may hold any object of the client.",
         )
     elif content.startswith(_ZIP):
         yield Leak(
@@ -302,7 +304,7 @@ def _of_bytes(content: bytes, where: str, loaded: Loaded) -> Iterator[Leak]:
             severity="look",
             what=f"{len(content)} bytes of an array of Python's objects",
             where=where,
-            why="They are pickled: whoever reads them runs what they say, and they may hold any object of the client.",
+            why="They are pickled: loading them runs code, and they may hold any object of the client.",
         )
     else:
         head = content[:1000]
@@ -313,7 +315,7 @@ def _of_bytes(content: bytes, where: str, loaded: Loaded) -> Iterator[Leak]:
 def _of_text(text: str, where: str) -> Iterator[Leak]:
     for pattern, what, why in (
         (_EMAIL, "an e-mail address", "It names a person."),
-        (_PATH, "a path of a file on the client", "It may name a person, and tells how the client keeps its data."),
+        (_PATH, "a path of a file on the client", "It may name a person, and reveals how the client stores its data."),
     ):
         if match := pattern.search(text):
             letters = match.group().strip()
@@ -324,7 +326,7 @@ def _of_text(text: str, where: str) -> Iterator[Leak]:
         key, word = text.lstrip().startswith(_KEY), not any(letter.isspace() for letter in text.strip())
         what, why = "a text", "It may hold what a person wrote; look at how the client makes it."
         if key:
-            what, why = "a public key", "Clients send such keys to agree on masks; it tells nothing of data."
+            what, why = "a public key", "Clients send such keys to agree on masks; they reveal nothing about data."
         elif word:
             what, why = "one word", "It is likely a code, or encrypted; look at how the client makes it."
         yield Leak(severity="look", what=f"{what} of {len(text)} letters", where=where, why=why)

@@ -337,5 +337,5 @@ def _memory(
         what=f"{what} that the client wrote into its network's state without a gradient"
         + (", as features of single examples are" if sure else ""),
         where=where,
-        why="What is kept of single examples may be enough to rebuild them, or tells who took part; not attacked.",
+        why="State about single examples may be enough to rebuild them, or reveal who took part; not attacked.",
     )

@@ -119,8 +119,8 @@ def _sentence(before: Measurement, now: Measurement, change: Statistic, p: float
     metric, old, new = now.judged_by, before.statistic.mean, now.statistic.mean
     unit = f" {metric.unit}" if metric.unit else ""
     low, high = change.ci95 or (change.mean, change.mean)
-    verdict = "more than before" if worse else "no more than before, as far as this test can tell"
-    read = f" Read: {now.read_in_words}; before: {before.read_in_words}."
+    verdict = "more than before" if worse else "no more than before, as far as this test can detect"
+    read = f" Reconstructed: {now.read_in_words}; before: {before.read_in_words}."
     others = [f"{k} {before.versions.get(k)} -> {v}" for k, v in now.versions.items() if before.versions.get(k) != v]
     also = [f"the attack was {before.attack} and is {now.attack}"] if before.attack != now.attack else []
     note = f" ({'; '.join([*others, *also])})" if others or also else ""
@@ -134,7 +134,7 @@ def _sentence(before: Measurement, now: Measurement, change: Statistic, p: float
 def _too_few(found: int) -> str:
     return (
         f"At least {FEWEST} independent uploads are expected in both measurements, but got {found}: with fewer no rise"
-        " could be told from chance; attack more images, or in smaller batches."
+        " could be distinguished from chance; attack more images, or smaller batches."
     )
 
 

@@ -24,7 +24,7 @@ def rules_in_words(policy: SitePolicy) -> list[str]:
             if policy.drops
             else "is refused as a whole."
         ),
-        "Of a refusal the coordinator hears "
+        "About a refusal the coordinator is sent "
         + (
             "one line that is always the same."
             if policy.bare
@@ -59,7 +59,7 @@ def warnings_of(policy: SitePolicy) -> list[str]:
     if policy.budget is None:
         found.append("Nothing counts what has left; a budget with a ledger would.")
     if not policy.app.required:
-        found.append("Where the kernel can't take the network or files away from the app, it runs all the same.")
+        found.append("If the kernel can't take network or files away from the app, the app still runs.")
     if policy.receives.run_config is None:
         found.append("The app is given all of the run's configuration, texts too.")
     return found
@@ -81,7 +81,7 @@ def _received(policy: SitePolicy) -> Iterator[str]:
         yield "The app is given the run's whole configuration."
     else:
         given = _listed(receives.run_config) or "nothing"
-        yield f"Of the run's configuration the app is given {given}."
+        yield f"The app is given these keys of the run's configuration: {given}."
     yield "A message with anything else, or a number that is not finite, is refused."
     if receives.guard:
         yield "A model is refused whose weights look crafted, or are not those of the run's last accepted model."
