@@ -300,7 +300,11 @@ def tried_in_words(verdict: Verdict, kind: str) -> str:
         else (", without knowledge of the defense")
     )
     uploads = f"{facts.uploads} uploads per {kind}" if facts.uploads > 1 else f"one upload per {kind}"
-    prior = f"with {facts.prior} as its prior" if facts.prior else f"without a prior for {kind}s"
+    prior = (
+        f"with {facts.prior} as its prior"
+        if facts.prior
+        else f"without a{'n' * kind.startswith(tuple('aeiou'))} {kind} prior"
+    )
     return f"Attack: {name}{budget}, run by {server}{knows}, on {uploads}, {prior}."
 
 

@@ -139,7 +139,7 @@ def test_the_page_grows_with_the_run(tmp_path):
         folder.add_victim(score(1, 0, noise=0.05))
         folder.add_attack(round=1, victims=1, seconds=1.0)
         server.watched._kept.clear()
-        assert "The server reconstructed the attacked image with" in ask(server, "")[1]
+        assert '<h1 class="tone-leak">' in ask(server, "")[1]
         folder.finish()
         assert "Finished" in ask(server, "status")[1] and not (folder.path / PROGRESS).exists()
 

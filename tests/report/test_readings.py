@@ -129,10 +129,7 @@ def test_a_papers_own_count_stands_in_its_row_and_decides_nothing(tmp_path):
 
 
 def test_an_attacker_is_named_where_it_alone_read_so_much(tmp_path, adaptive):
-    assert (
-        "The server reconstructed 6 of 6 attacked images with inverting_gradients (which knew the defense)"
-        in said_of(adaptive).text
-    )
+    assert "6 of 6 attacked images with inverting_gradients (which knew the defense)" in said_of(adaptive).text
     both = record(tmp_path, label="both", changes=defended(scale=0.1), noise=0.03, adaptive=0.02)
     assert said_of(both).text == (
         "The server reconstructed 6 of 6 attacked images with inverting_gradients, from uploads of one image each that"
@@ -189,7 +186,7 @@ def test_an_early_round_that_leaks_is_not_forgotten(tmp_path):
                 folder.add_victim(score(round, victim, noise=noise))
         folder.finish()
     found = said_of(folder.path)
-    assert found.text.startswith("The server reconstructed 6 of 6 attacked images")
+    assert "6 of 6 attacked images" in found.text
     assert found.text.endswith("in round 1; in round 12, none of 6 (up to 39 %)")
     assert found.tone == "leak"
     assert ("leak", "6 of 6") in tags(write_report([folder.path, record(tmp_path)]).read_text())

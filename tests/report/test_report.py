@@ -90,7 +90,7 @@ def test_the_headline_counts_images_that_were_read_and_failures(out):
         for r in (1, 12)
     )
     assert 0 < last <= first <= 5, "ten reconstructions are five images, attacked in two rounds"
-    assert f"The server reconstructed {first} of 5 attacked images with inverting_gradients" in text
+    assert f"{first} of 5 attacked images with inverting_gradients" in text
     assert f"in round 1; in round 12, {last} of 5.<" in text
     assert "The attack failed on 1 more" in text and "The attack&#39;s loss is not a number." in text
     guarded = page_of(run_in(out, "guarded")).text
@@ -220,7 +220,7 @@ def test_the_picture_of_pairs(tmp_path, out):
 def test_both_attackers_are_shown_side_by_side(tmp_path):
     runs = [record(tmp_path, label=name, noise=0.9, adaptive=adaptive) for name, adaptive in (("a", 0.02), ("b", None))]
     page, without = page_of(runs[0]), page_of(runs[1])
-    headline = "The server reconstructed 6 of 6 attacked images with inverting_gradients (which knew the defense)"
+    headline = "6 of 6 attacked images with inverting_gradients (which knew the defense)"
     assert headline in page.text and "; in round 12, 6 of 6.</p>" in page.text
     assert (
         "The plain attacker reconstructed none of 6 (up to 39 %) in round 12, none of 6 (up to 39 %) in round 1."

@@ -1,16 +1,98 @@
 """What a command says at its end."""
 
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 
-from fl_privacy.report.terminal import to_do
+from fl_privacy.report.headline import headline_of
+from fl_privacy.report.terminal import answers_of, run_in_words, to_do
+from fl_privacy.runs.folder import read_run, verdict_of
 from fl_privacy.runs.folder.leakage import AttackFacts
 from fl_privacy.runs.folder.verdict import LEAK, Ground, Verdict
 from fl_privacy.types.modality import IMAGES, ROWS, TEXTS, Modality
+from tests.report import kinds
+from tests.results.runs import defended, record
+
+MADE = "from uploads of one image each that were made for the attack"
+CHOOSE = "This defense does not prevent it: make it stronger, or choose another by `fl-privacy trade-off"
+
+LINES: dict[str, tuple[Callable[[Path], Path], str]] = {
+    "reconstructed": (
+        kinds.attack,
+        f"The server reconstructed 6 of 6 attacked images with inverting_gradients, {MADE}. {CHOOSE} quick`.",
+    ),
+    "nothing reconstructed": (
+        lambda out: record(out, noise=0.9, victims=20),
+        f"The attack inverting_gradients reconstructed none of 20 attacked images, {MADE}, not from training batches;"
+        " up to 14 % of such images may leak. This describes the attack and is no proof of protection: try attack=auto"
+        " attack.budget=thorough.",
+    ),
+    "by an attacker that knows the defense": (
+        lambda out: record(out, changes=defended(scale=0.1), noise=0.9, adaptive=0.05),
+        "The server reconstructed 6 of 6 attacked images with inverting_gradients (which knew the defense),"
+        f" {MADE}, not from training batches, in round 1; in round 12, 6 of 6. {CHOOSE} quick`.",
+    ),
+    "by a malicious server": (
+        kinds.malicious,
+        f"A malicious server (imprint) reconstructed 6 of 6 attacked images, {MADE}. {CHOOSE} quick`.",
+    ),
+    "of the server itself": (
+        kinds.audit,
+        "No client's upload was attacked: the server reconstructed 4 of 4 attacked images with inverting_gradients,"
+        " from undefended uploads of one image each that the server made itself. Have clients answer probes, so that"
+        " uploads of their own are attacked.",
+    ),
+    "originals unknown": (
+        lambda out: kinds.audit(out, known=False, rehearsed=False),
+        f"The attack inverting_gradients guessed 4 images, {MADE}: are these yours? Give the audit the data that"
+        " clients train on, to compare guesses with.",
+    ),
+    "texts": (
+        kinds.texts,
+        "The server reconstructed 6 of 6 attacked texts with dager, from uploads of one text each that were made for"
+        f" the attack. {CHOOSE} text`.",
+    ),
+    "inferred": (
+        kinds.inference,
+        "The server can infer who took part and whose an example is, by the best of 2 attacks, asked 110 questions; no"
+        " image was attacked. Put noise on what clients upload (defense=dp_sgd), or upload less often.",
+    ),
+    "failed": (
+        lambda out: kinds.attack(out, failures=6),
+        "The attack failed on all 6 images: nothing is known. The page says why; this says nothing about privacy.",
+    ),
+    "not attacked": (kinds.nothing, "No image was attacked: nothing is known. Attack examples: attack=auto."),
+}
+"""Kind of run -> how it is recorded, and its whole line; other tests look at figures and tones."""
+
+
+@pytest.mark.parametrize("case", LINES)
+def test_a_run_ends_with_what_was_reconstructed_and_by_whom(tmp_path: Path, case: str) -> None:
+    make, line = LINES[case]
+    assert run_in_words(make(tmp_path)) == line
+
+
+def test_the_first_line_names_attack_knowledge_and_odds_in_its_basis(tmp_path: Path) -> None:
+    basis = headline_of(verdict_of(read_run(kinds.attack(tmp_path)))).basis
+    assert basis == (
+        "Reconstructed: 6 identified among 1,000 other images. Identified: the guess is nearer to the original than to"
+        " all other images, or is so if both are blurred; a viewer may see less. Of such images, 54 to 100 % can be"
+        " reconstructed in this way (95 % confidence). Attack: inverting_gradients (4,800 iterations), run by an"
+        " honest-but-curious server, on one upload per image, without an image prior."
+    )
+
+
+def test_several_runs_end_with_the_one_that_leaks_most(tmp_path: Path) -> None:
+    quiet, failed = LINES["nothing reconstructed"][0](tmp_path / "quiet"), LINES["failed"][0](tmp_path / "failed")
+    leaking = kinds.attack(tmp_path / "leaking")
+    assert answers_of([quiet, leaking]).startswith(f"1 of 2 runs reconstructed examples; most in {leaking.name}: the")
+    assert answers_of([quiet, failed]).startswith("None of 2 runs reconstructed an example. This describes the attack")
 
 
 @pytest.mark.parametrize(("modality", "grid"), [(IMAGES, "quick"), (TEXTS, "text"), (ROWS, "tables")])
 @pytest.mark.parametrize("undefended", [False, True])
-def test_examples_that_were_read_are_defended_by_a_grid_of_their_kind(
+def test_reconstructed_examples_are_defended_by_a_grid_of_their_kind(
     modality: Modality, grid: str, undefended: bool
 ) -> None:
     verdict = Verdict(tone=LEAK, ground=Ground.READ, modality=modality, facts=AttackFacts(undefended=undefended))
