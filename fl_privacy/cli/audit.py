@@ -48,8 +48,7 @@ def audit(  # noqa: PLR0917
         bool, typer.Option("--sandbox", help="Isolate the app: no network, no files but its own and its data.")
     ] = False,
     reads: Annotated[
-        list[Path] | None,
-        typer.Option("--reads", metavar="DIR", help="Another folder or file that the app may read in the sandbox."),
+        list[Path] | None, typer.Option("--reads", metavar="DIR", help="Another folder that the app may read there.")
     ] = None,
     environment: Annotated[
         list[str] | None, typer.Option("--environment", metavar="NAME", help="An environment variable for the sandbox.")
