@@ -1,5 +1,6 @@
 """Put a verdict into words: the first line of a page, and its basis."""
 
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -290,7 +291,8 @@ def tried_in_words(verdict: Verdict, kind: str) -> str:
     facts = verdict.facts
     server = f"a malicious server ({facts.server})" if facts.server else "an honest-but-curious server"
     name = facts.attack or "the server's own reconstruction"
-    budget = f" ({facts.budget})" if facts.budget else ""
+    budget = re.sub(r"\bbudget (\w+)", r"\1 budget", facts.budget)
+    budget = f" ({budget})" if budget else ""
     adaptive = any(reading.attacker == "adaptive" for reading in verdict.readings)
     knows = (
         ""

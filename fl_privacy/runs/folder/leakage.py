@@ -293,5 +293,5 @@ def _budget(section: Mapping[str, Any]) -> list[str]:
         if isinstance(value, int | float):
             words.append(f"{value:,} {unit[:-1] if value == 1 and unit.endswith('s') else unit}")
         elif isinstance(value, str):
-            words.append(f"{value} {unit}")
+            words.append(f"{unit} {value}")
     return words
