@@ -131,7 +131,6 @@ def _of_attacked(verdict: Verdict, kind: str) -> list[_Clause]:
 
 
 def _result(verdict: Verdict, kind: str) -> str:
-    """Say who reconstructed how many examples; without any, the attack is the subject, as another may do better."""
     facts, counts = verdict.facts, verdict.counts
     examples = f"attacked {kind}{'s' * (counts.judged != 1)}{' whose original is known' * bool(counts.unknown)}"
     if not counts.read:
@@ -181,7 +180,6 @@ def _who(verdict: Verdict) -> str:
 
 
 def _knowing(verdict: Verdict) -> str:
-    """Say whether the better of two attackers knew the defense; empty if both are equal or there is one."""
     most = verdict.most
     rivals = [r for r in verdict.readings if most and r.round == most.round and r.attacker is not most.attacker]
     if most is None or not most.counts.read or not rivals:
