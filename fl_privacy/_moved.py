@@ -40,7 +40,7 @@ _NAMES = """
     attacks.text.expected_words=attacks.text.word_evidence attacks.text.first_block=attacks.text.bag_of_words
     attacks.text.spans=attacks.text.token_candidates attacks.trees.exchanges=attacks.trees.grid
     attacks.trees.ubjson=attacks.trees.model checkpointing=models.unwrap_model cli.leakage=cli.dp_check
-    cli.nodes=cli.backends cli.terminal=cli.console cli.workers=cli.underway config.foreign=runs.config.untrusted
+    config.foreign=runs.config.untrusted
     config.reading=runs.config.parse config=runs.config cores=federation.cores data.attributes=data.datasets
     defenses.policy_search.definition=defenses.policy_search.selection deploy=site.deploy
     dp_check.asked=dp_check.check experiment.candidates=runs.distractors

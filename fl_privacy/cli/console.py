@@ -4,19 +4,17 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from types import TracebackType
 
-from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
 from fl_privacy.attacks import Progress as AttackProgress
-from fl_privacy.errors import neutral
 from fl_privacy.federation import Evaluation, RoundReport
 from fl_privacy.progress import (
     Remaining,
@@ -216,12 +214,3 @@ def loss_in_words(report: RoundReport, epsilon: float | None) -> str:
 
 def _left(left: Remaining, stages: tuple[Stage, ...], *within: str) -> str:
     return time_left(left((*within, stages[0].what), share_done(stages)))
-
-
-class Terminal(Console):
-    """Rich's console, on which text can't move the cursor, nor color or reorder other text."""
-
-    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Render ``renderable``; only Rich's own controls stay."""
-        for text, style, control in super().render(renderable, options):
-            yield Segment(text if control else neutral(text), style, control)

@@ -14,9 +14,7 @@ import typer
 from rich.logging import RichHandler
 
 from fl_privacy.cli.audit import audit, review
-from fl_privacy.cli.backends import deploy, node_cost, supernode
 from fl_privacy.cli.completion import OpenPage, Overrides, PsnrBelow, completes
-from fl_privacy.cli.console import Terminal
 from fl_privacy.cli.dp_check import check_dp, check_leakage
 from fl_privacy.cli.faults import (
     STOPPING,
@@ -28,8 +26,10 @@ from fl_privacy.cli.faults import (
     nobody_listens,
     recognized,
 )
+from fl_privacy.cli.nodes import deploy, node_cost, supernode
 from fl_privacy.cli.policy import app as policy_app
 from fl_privacy.cli.studies import advise, benchmark, trade_off
+from fl_privacy.cli.terminal import Terminal
 from fl_privacy.cli.watching import watch
 from fl_privacy.errors import UserError, say
 from fl_privacy.files import UNENCODABLE

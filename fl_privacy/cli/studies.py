@@ -14,8 +14,8 @@ from rich.markup import escape
 
 from fl_privacy.checks import number, one_of, whole
 from fl_privacy.cli.completion import Jobs, OnlyReport, OpenPage, Overrides, PsnrBelow, complete_override
-from fl_privacy.cli.console import Terminal
 from fl_privacy.cli.jobs import end_with, expect_reconstructions, say_what_takes_time
+from fl_privacy.cli.terminal import Terminal
 from fl_privacy.errors import UserError, say
 from fl_privacy.federation.cores import processes_that_fit
 from fl_privacy.files import CONFIG_DIR
@@ -168,7 +168,8 @@ def _processes(asked: int | None) -> int:
 
 def do_all(title: str, jobs: Sequence[Job], processes: int, console: Console) -> dict[str, str]:
     """Run ``jobs`` in ``processes`` processes; return the errors by the failed jobs' folder names."""
-    from fl_privacy.cli.underway import Underway, run_in_processes  # noqa: PLC0415
+    from fl_privacy.cli.underway import Underway  # noqa: PLC0415
+    from fl_privacy.cli.workers import run_in_processes  # noqa: PLC0415
 
     failed: dict[str, str] = {}
     underway = Underway(title, [job.folder for job in jobs], console)

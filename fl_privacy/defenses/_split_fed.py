@@ -32,12 +32,13 @@ def private_modules(model: nn.Module, names: Sequence[str] | None) -> list[str]:
                 f"A convolution or linear layer to keep private is expected, but {type(model).__name__} has none;"
                 " name modules in defense.private."
             )
-    owners = [name for name, module in modules.items() if name and any(True for _ in module.parameters())]
-    if missing := [name for name in names if name not in owners]:
-        raise UserError(
-            f"defense.private is expected to name modules with parameters, but got {missing[0]!r};"
-            f" use some of {', '.join(owners)}."
-        )
+    else:
+        owners = [name for name, module in modules.items() if name and any(True for _ in module.parameters())]
+        if missing := [name for name in names if name not in owners]:
+            raise UserError(
+                f"defense.private is expected to name modules with parameters, but got {missing[0]!r};"
+                f" use some of {', '.join(owners)}."
+            )
     first = first_names(model)
     if {own for name, own in first.items() if _within(name, names)} == {*first.values()}:
         raise UserError("defense.private is expected to leave something to share, but covers the model; name fewer.")

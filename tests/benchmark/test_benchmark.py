@@ -15,7 +15,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from fl_privacy.cli import underway
+from fl_privacy.cli import workers
 from fl_privacy.cli.main import run_command_line
 from fl_privacy.measure import aggregate
 from fl_privacy.report.benchmark_page import SCHEMA
@@ -42,14 +42,14 @@ def figures(page: Path) -> Any:
 
 @pytest.fixture(scope="module", autouse=True)
 def in_this_process() -> Iterator[None]:
-    """Jobs start no underway, which take seconds to start; those of a benchmark that is killed do."""
+    """Jobs start no workers, which take seconds to start; those of a benchmark that is killed do."""
 
     def run_here(jobs: Sequence[Job], processes: int, *, on_done: Callable[[Job, str | None], None]) -> None:
         for job in jobs:
-            on_done(job, underway._do(job))
+            on_done(job, workers._do(job))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(underway, "run_in_processes", run_here)
+        patch.setattr(workers, "run_in_processes", run_here)
         yield
 
 

@@ -12,7 +12,7 @@ from fl_privacy.attacks.gradient_inversion.layer_statistics import Explicit, Tar
 from fl_privacy.attacks.gradient_inversion.objectives import L2, Cosine
 from fl_privacy.attacks.gradient_inversion.priors import Guess
 from fl_privacy.errors import UserError
-from fl_privacy.files import foreign as network_files
+from fl_privacy.files import networks as network_files
 from fl_privacy.models.pretrained.evaluator import EvaluationNetwork, uniform_noise
 from fl_privacy.models.pretrained.evaluator_files import find_evaluator, save_evaluator
 from tests.attacks.victims import SHAPE, observations, smooth_net

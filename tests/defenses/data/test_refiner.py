@@ -20,7 +20,7 @@ from fl_privacy.defenses.robust_data import (
 )
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Client
-from fl_privacy.files import foreign as network_files
+from fl_privacy.files import networks as network_files
 from fl_privacy.models.gradients import loss_gradients
 from fl_privacy.models.pretrained.evaluator import EvaluatorPlan, train_evaluator
 from fl_privacy.models.pretrained.evaluator_files import load_evaluator, save_evaluator
