@@ -14,9 +14,9 @@ _NAMES = """
     attacks.adaptive.estimates=attacks.adaptive.constraints attacks.auto.attempts=attacks.auto.race
     attacks.auto.budget=attacks.auto.sub_attacks attacks.auto.likeliest=attacks.auto.stages
     attacks.auto.members=attacks.auto.sub_attacks attacks.exact.batch_statistics=attacks.exact.feature_descent
-    attacks.exact.fx_graph=attacks.exact.residual attacks.exact.hidden_layer=attacks.exact.first_layer
-    attacks.exact.traced=attacks.exact.residual attacks.ggl_gifd=attacks.presets
-    attacks.gradient_inversion.adam_step=attacks.gradient_inversion.infer_client
+    attacks.exact.blind_convolution=attacks.exact.convolution attacks.exact.fx_graph=attacks.exact.residual
+    attacks.exact.hidden_layer=attacks.exact.first_layer attacks.exact.traced=attacks.exact.residual
+    attacks.ggl_gifd=attacks.presets attacks.gradient_inversion.adam_step=attacks.gradient_inversion.infer_client
     attacks.gradient_inversion.attackable=attacks.gradient_inversion.targets
     attacks.gradient_inversion.captured=attacks.gradient_inversion.execution
     attacks.gradient_inversion.clients_loss=attacks.gradient_inversion.infer_client
@@ -39,8 +39,8 @@ _NAMES = """
     attacks.text.encoder_batches=attacks.text.encoder_assembly attacks.text.entrances=attacks.text.token_evidence
     attacks.text.expected_words=attacks.text.word_evidence attacks.text.first_block=attacks.text.bag_of_words
     attacks.text.spans=attacks.text.token_candidates attacks.trees.exchanges=attacks.trees.grid
-    attacks.trees.ubjson=attacks.trees.model checkpointing=models.unwrap_model cli.leakage=cli.dp_check
-    config.foreign=runs.config.untrusted
+    attacks.trees.ubjson=attacks.trees.model auditing.app.loaded=auditing.app.environment
+    checkpointing=models.unwrap_model cli.leakage=cli.dp_check config.foreign=runs.config.untrusted
     config.reading=runs.config.parse config=runs.config cores=federation.cores data.attributes=data.datasets
     defenses.policy_search.definition=defenses.policy_search.selection deploy=site.deploy
     dp_check.asked=dp_check.check experiment.candidates=runs.distractors
@@ -77,14 +77,14 @@ _NAMES = """
     network_files=files.networks packages=checks.packages parallel=federation.parallel pieces=types.modality
     plain_models=models.unwrap_model plan=types.plan policy_search=defenses.policy_search pretrained=models.pretrained
     processes=federation.processes regression=auditing.regression report.claims=report.mechanisms
-    results.candidates=runs.folder.defense_choice results.counts=measure.counts results.findings=measure.roc
-    results.folder=runs.folder.writer results.made=runs.folder.records results.readings=runs.folder.leakage
-    results.row_files=runs.folder.pictures results.rule=measure.rule results.survivors=measure.aggregate_leakage
-    results=runs.folder runs.folder.environment=runs.folder.identity runs.folder.from_json=runs.folder.records
-    runs.folder.row_files=runs.folder.pictures runs.own_data=runs.weights runs.run_claims=runs.privacy
-    runs.summed_probes=runs.ground_truth schema=types.schema shared_gradients=types.user_gradients
-    shared_updates=types.user_gradients site.gate.accounting=site.gate.entries tally=federation.cores
-    tapping.copies=auditing.clear_text.copies tapping.findings=auditing.clear_text.findings
+    report.numbers=report.words results.candidates=runs.folder.defense_choice results.counts=measure.counts
+    results.findings=measure.roc results.folder=runs.folder.writer results.made=runs.folder.records
+    results.readings=runs.folder.leakage results.row_files=runs.folder.pictures results.rule=measure.rule
+    results.survivors=measure.aggregate_leakage results=runs.folder runs.folder.environment=runs.folder.identity
+    runs.folder.from_json=runs.folder.records runs.folder.row_files=runs.folder.pictures runs.own_data=runs.weights
+    runs.run_claims=runs.privacy runs.summed_probes=runs.ground_truth schema=types.schema
+    shared_gradients=types.user_gradients shared_updates=types.user_gradients site.gate.accounting=site.gate.entries
+    tally=federation.cores tapping.copies=auditing.clear_text.copies tapping.findings=auditing.clear_text.findings
     tapping.inventory=auditing.clear_text.inventory tapping.spelled=auditing.clear_text.copies
     tapping=auditing.instrument tied_weights=models.unwrap_model transformations=data.transformations
     trees=attacks.trees types.user_updates=types.user_gradients types.victim_ids=types.nouns victim_ids=types.nouns

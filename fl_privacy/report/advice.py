@@ -8,8 +8,8 @@ from pathlib import Path
 
 from fl_privacy.errors import UserError
 from fl_privacy.measure.roc import promises_little
-from fl_privacy.report.numbers import percent, seconds, size
 from fl_privacy.report.recommendation import doubts, goal_in_words, leakage_in_words, nothing_told, read_of, withheld
+from fl_privacy.report.words import percent, seconds, size
 from fl_privacy.runs.folder.defense_choice import ROUNDING, comparable, unread_undefended
 from fl_privacy.runs.folder.leakage import Extent
 from fl_privacy.runs.folder.measured import STRONGEST, MeasuredDefense, MeasuredTable

@@ -12,8 +12,8 @@ from fl_privacy.measure.answer import QUESTIONS, Answer
 from fl_privacy.measure.counts import Counts
 from fl_privacy.measure.roc import Estimate
 from fl_privacy.report.gallery import data_uri
-from fl_privacy.report.numbers import seconds, size
 from fl_privacy.report.page import render
+from fl_privacy.report.words import seconds, size
 from fl_privacy.runs.folder.verdict import LEAK, OPEN, Tone
 from fl_privacy.types.plan import Normalization
 

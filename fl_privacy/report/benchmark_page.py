@@ -15,9 +15,9 @@ from fl_privacy.measure import METRICS, Statistic
 from fl_privacy.measure.registry import IMAGE_METRIC, TABLE_METRIC, TEXT_METRIC
 from fl_privacy.report.benchmark import Board, MeasuredBenchmark
 from fl_privacy.report.charts import SERIES, draw_svg
-from fl_privacy.report.numbers import below, metric, seconds, title, title_within
 from fl_privacy.report.page import render
 from fl_privacy.report.recommendation import read_of
+from fl_privacy.report.words import below, metric, seconds, title, title_within
 from fl_privacy.runs.folder import Candidate, LeakageResult
 from fl_privacy.runs.folder.leakage import COMPARED, leaks_most
 from fl_privacy.runs.folder.study import THREATS, StudyRow, Threat

@@ -14,11 +14,10 @@ from fl_privacy.measure.roc import balanced_accuracy_bound
 from fl_privacy.report.headline import headline_of, read_in_words
 from fl_privacy.report.inferred import HEADINGS, MEASURES, sentence
 from fl_privacy.report.mechanisms import claim_views
-from fl_privacy.report.numbers import interval, metric, percent, points, ratio, title_within
 from fl_privacy.report.page import render
 from fl_privacy.report.run_page import what_was_done
 from fl_privacy.report.settings import batch_norm_in_words
-from fl_privacy.report.words import glossary_of
+from fl_privacy.report.words import glossary_of, interval, metric, percent, points, ratio, title_within
 from fl_privacy.runs.folder import LeakageResult, Run, Verdict, read_run, verdict_of
 from fl_privacy.runs.folder.defense_choice import HEADLINE, TOLD, strongest
 from fl_privacy.runs.folder.leakage import worst_by

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from fl_privacy.measure import FEW, Statistic
-from fl_privacy.report.numbers import MISSING, percent, ratio, seconds, size
+from fl_privacy.report.words import MISSING, percent, ratio, seconds, size
 
 
 class HasCost(Protocol):

@@ -15,7 +15,7 @@ from PIL import Image
 
 from fl_privacy.files import make_private_folder, write_private
 from fl_privacy.measure.registry import IMAGE_METRIC
-from fl_privacy.report.numbers import metric, title
+from fl_privacy.report.words import metric, title
 from fl_privacy.runs.folder import Attacker, Pair, Run
 from fl_privacy.runs.folder.pictures import Pixels
 from fl_privacy.types.nouns import Certainty

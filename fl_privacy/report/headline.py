@@ -8,7 +8,7 @@ from typing import NamedTuple
 from fl_privacy.measure import FEW, Statistic
 from fl_privacy.measure.registry import IMAGE_METRIC
 from fl_privacy.measure.roc import Finding
-from fl_privacy.report.numbers import metric, percent, ratio, title
+from fl_privacy.report.words import metric, percent, ratio, title
 from fl_privacy.runs.folder import Counts, Recognized, Verdict
 from fl_privacy.runs.folder.defense_choice import TOLD
 from fl_privacy.runs.folder.leakage import AttackedUploads, AttackFacts

@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from fl_privacy.measure.roc import tpr_bound
 from fl_privacy.report.charts import INK, MUTED, SERIES, draw_svg
-from fl_privacy.report.numbers import MISSING, percent, ratio
+from fl_privacy.report.words import MISSING, percent, ratio
 from fl_privacy.runs.folder import Finding, Measure
 from fl_privacy.runs.folder.defense_choice import HEADLINE, LOW_LEAKS, is_above_chance, number_of_measures, strongest
 from fl_privacy.runs.folder.verdict import CHANCE_TONES, Tone

@@ -7,10 +7,10 @@ from pathlib import Path
 from fl_privacy.errors import UserError
 from fl_privacy.files import write_whole
 from fl_privacy.files.foreign import expect_file_name
-from fl_privacy.report.numbers import MISSING, percent, ratio
 from fl_privacy.report.page import render
 from fl_privacy.report.ppc import Sample, sample_of, with_worst
 from fl_privacy.report.settings import GROUPS, UNSAID, chosen, flat_settings, telling_settings
+from fl_privacy.report.words import MISSING, percent, ratio
 from fl_privacy.runs.config.keys import keys_of
 from fl_privacy.runs.config.settings import Role
 from fl_privacy.runs.folder import Attacker, Run

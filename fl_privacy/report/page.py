@@ -13,7 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from fl_privacy.errors import neutral
-from fl_privacy.report import headline, numbers
+from fl_privacy.report import headline, words
 from fl_privacy.report.words import with_words
 from fl_privacy.runs.folder import leakage as readings
 
@@ -53,15 +53,15 @@ def _environment() -> Environment:
     )
     environment.filters |= {
         "unbroken": unbroken,
-        "percent": _unbroken(numbers.percent),
-        "points": _unbroken(numbers.points),
-        "seconds": numbers.seconds,
-        "size": numbers.size,
-        "metric": _unbroken(numbers.metric),
-        "ratio": numbers.ratio,
-        "interval": numbers.interval,
-        "title_of": numbers.title,
-        "title_within": numbers.title_within,
+        "percent": _unbroken(words.percent),
+        "points": _unbroken(words.points),
+        "seconds": words.seconds,
+        "size": words.size,
+        "metric": _unbroken(words.metric),
+        "ratio": words.ratio,
+        "interval": words.interval,
+        "title_of": words.title,
+        "title_within": words.title_within,
         "few": readings.few,
         "read_in_words": headline.read_in_words,
     }

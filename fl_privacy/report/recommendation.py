@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from fl_privacy.attacks.inference.inference import About
 from fl_privacy.measure.registry import IMAGE_METRIC
-from fl_privacy.report.numbers import below, metric, percent, points, title_within
+from fl_privacy.report.words import below, metric, percent, points, title_within
 from fl_privacy.runs.folder.defense_choice import (
     ATTRIBUTE_AT_MOST,
     MEMBERSHIP_AT_MOST,

@@ -6,7 +6,7 @@ from typing import Any
 
 from fl_privacy.measure.registry import TABLE_METRIC
 from fl_privacy.report.gallery import SHOWN, described, from_many, rank_by
-from fl_privacy.report.numbers import metric
+from fl_privacy.report.words import metric
 from fl_privacy.runs.folder import Run
 from fl_privacy.runs.folder.pictures import RowGuess, RowPair
 

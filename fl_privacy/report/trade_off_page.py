@@ -15,12 +15,12 @@ from fl_privacy.measure.registry import IMAGE_METRIC
 from fl_privacy.report.charts import EXACT, INK, SERIES, draw_bound, draw_svg, reach, top_of, widen
 from fl_privacy.report.cost import figures_of
 from fl_privacy.report.inferred import AXES
-from fl_privacy.report.numbers import metric, papers_bound, percent
 from fl_privacy.report.page import link_to, render
 from fl_privacy.report.ppc import ppc_view_of, samples_of_rows
 from fl_privacy.report.recommendation import answer, goal_in_words, kind_in_words, read_of
 from fl_privacy.report.run_page import said_together, uploads_of
 from fl_privacy.report.settings import batch_norm_in_words
+from fl_privacy.report.words import metric, papers_bound, percent
 from fl_privacy.runs.folder import Attacker, Candidate, Leakage
 from fl_privacy.runs.folder.defense_choice import asked_of, best_unread, strongest, unread_undefended
 from fl_privacy.runs.folder.leakage import COMPARED, main_of, worst_by

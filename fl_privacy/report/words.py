@@ -1,9 +1,14 @@
 """Explain technical words of pages in plain ones."""
 
+import math
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from markupsafe import Markup
+
+from fl_privacy.measure import METRICS, Statistic, decimals
+from fl_privacy.measure.intervals import LEAST_SPLIT
+from fl_privacy.measure.registry import IMAGE_METRIC, LARGEST_PSNR
 
 MARK = "<!-- words -->"
 """Place of a page's folded glossary."""
@@ -102,3 +107,89 @@ def with_words(page: str) -> str:
     )
     opening = '<section><details><summary>Words on this page</summary><dl class="glossary inside">'
     return page.replace(MARK, f"{opening}{shown}</dl></details></section>" if words else "")
+
+
+MISSING = "\N{EN DASH}"
+
+
+def percent(value: float | None) -> str:
+    """Format a share: 0.613 -> 61.3 %."""
+    return MISSING if value is None else f"{100 * value:.1f} %"
+
+
+def points(value: float | None) -> str:
+    """Format a percentage: 97.31 -> 97.3 %."""
+    return MISSING if value is None else f"{value:.1f} %"
+
+
+def seconds(value: float | None) -> str:
+    """Format a time in milliseconds, seconds, minutes or hours."""
+    if value is None:
+        return MISSING
+    if 0 < value < 0.1:
+        return f"{1000 * value:.3g} ms"
+    if value < 60:
+        return f"{value:.2f} s" if value < 10 else f"{value:.0f} s"
+    minutes, rest = divmod(round(value), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
+
+
+def size(count: float | None) -> str:
+    """Format bytes in decimal units."""
+    if count is None:
+        return MISSING
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def ratio(value: float | None) -> str:
+    """Format three significant digits."""
+    return MISSING if value is None else "∞" if math.isinf(value) else f"{value:.3g}"
+
+
+def metric(value: float | None, name: str) -> str:
+    """Format ``value`` of the metric ``name`` with its unit; PSNR is capped at 100 dB."""
+    if value is None:
+        return MISSING
+    return METRICS[name].in_words(value) if name in METRICS else decimals(value)
+
+
+def below(upper: float, mean: float, name: str) -> str:
+    """Describe the upper bound of a metric's mean; empty if the mean says as much."""
+    largest = LARGEST_PSNR if name == IMAGE_METRIC else METRICS[name].range[1] if name in METRICS else math.inf
+    shown = metric(upper, name)
+    if not math.isfinite(upper) or upper >= largest or shown in (metric(largest, name), metric(mean, name)):
+        return ""
+    return f" (95 % sure: below {shown})"
+
+
+def interval(statistic: Statistic, name: str) -> str:
+    """Format the 95 % confidence interval in brackets without unit, or the median if there is none."""
+    if statistic.ci95 is None:
+        return MISSING if statistic.groups < LEAST_SPLIT else f"median {_digits(name)(statistic.median)}"
+    show = _digits(name)
+    return "[{}, {}]".format(*map(show, statistic.ci95))
+
+
+def title(name: str) -> str:
+    """Return the title of the metric ``name`` in tables."""
+    return METRICS[name].title if name in METRICS else name.replace("_", " ")
+
+
+def title_within(name: str) -> str:
+    """Return the title of the metric ``name`` in sentences."""
+    return METRICS[name].name_within if name in METRICS else name.replace("_", " ")
+
+
+def _digits(name: str) -> Callable[[float], str]:
+    return METRICS[name].digits if name in METRICS else decimals
+
+
+def papers_bound(name: str) -> str:
+    """Return the label of a line at the paper's threshold of the metric ``name``, which is no verdict."""
+    threshold = METRICS[name].threshold
+    return "" if threshold is None else f"{threshold.source}'s bound"

@@ -12,7 +12,7 @@ import pytest
 
 from fl_privacy.auditing.app.audit import AppAuditRequest, audit_app
 from fl_privacy.auditing.app.bundle import read_app
-from fl_privacy.auditing.app.loaded import LoadedBy
+from fl_privacy.auditing.app.environment import LoadedBy
 from fl_privacy.auditing.app.review import review_app
 from fl_privacy.auditing.instrument.watch import Watched
 from fl_privacy.errors import UserError

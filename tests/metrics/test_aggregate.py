@@ -7,7 +7,7 @@ from scipy import stats
 
 from fl_privacy.measure import METRICS, aggregate, pmm, share_at_most
 from fl_privacy.measure.intervals import is_split, share_interval
-from fl_privacy.report.numbers import MISSING, interval
+from fl_privacy.report.words import MISSING, interval
 
 
 def test_interval_is_that_of_students_t():

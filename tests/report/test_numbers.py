@@ -1,7 +1,7 @@
 """How numbers are shown."""
 
 from fl_privacy.measure import Statistic
-from fl_privacy.report.numbers import interval, title_within
+from fl_privacy.report.words import interval, title_within
 
 
 def test_no_zero_is_negative() -> None:

@@ -11,9 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from fl_privacy.attacks.exact.blind_convolution import can_be_blind, inputs_up_to_a_factor
 from fl_privacy.attacks.exact.certificate import model_as_sent
-from fl_privacy.attacks.exact.convolution import Convolution
+from fl_privacy.attacks.exact.convolution import Convolution, can_be_blind, inputs_up_to_a_factor
 from fl_privacy.attacks.exact.gated_inputs import Equations, KnownInputs, Slopes, gated_inputs
 from fl_privacy.attacks.gradient_inversion.grouping import UNFORESEEN
 from fl_privacy.types import Observation, Tensors

@@ -17,8 +17,7 @@ from flwr.app import Context, RecordDict
 
 from fl_privacy.attacks.named import attack_named
 from fl_privacy.auditing.app.bundle import App, read_app, read_pairs
-from fl_privacy.auditing.app.environment import around, seeded
-from fl_privacy.auditing.app.loaded import LoadedBy
+from fl_privacy.auditing.app.environment import LoadedBy, around, seeded
 from fl_privacy.auditing.app.tapped_grid import TappedGrid
 from fl_privacy.auditing.scenarios import Scenarios
 from fl_privacy.auditing.session import AuditSession

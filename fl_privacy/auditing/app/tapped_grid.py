@@ -15,8 +15,7 @@ import numpy as np
 from flwr.app import Array, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from fl_privacy.auditing.app.environment import configure
-from fl_privacy.auditing.app.loaded import LoadedBy
+from fl_privacy.auditing.app.environment import LoadedBy, configure
 from fl_privacy.auditing.clear_text.findings import Leak, Loaded, findings_of, stated_privacy
 from fl_privacy.auditing.clear_text.inventory import DOWN, UP, Inventory, Sent
 from fl_privacy.auditing.fitted_uploads import FittedUploads
