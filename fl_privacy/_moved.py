@@ -32,7 +32,7 @@ _NAMES = """
     attacks.gradient_inversion.table_evidence=attacks.gradient_inversion.table_rows
     attacks.gradient_inversion.undisclosed=attacks.gradient_inversion.infer_client
     attacks.gradient_inversion.unmixing=attacks.gradient_inversion.grouping
-    attacks.inference.canaries=attacks.inference.inference attacks.inference.kinds=attacks.inference.inference
+    attacks.inference.canaries=attacks.inference.inference
     attacks.inference.source=attacks.inference.attribute attacks.lamp_tag=attacks.presets
     attacks.malicious.own_gradient=attacks.malicious.inconsistent
     attacks.optimizers.base=attacks.optimizers.first_order attacks.text.candidates=attacks.text.token_candidates
@@ -58,7 +58,7 @@ _NAMES = """
     flower._train_step=flower.mods.train_step flower.answers=flower.reply_cache flower.app_claims=auditing.app_claims
     flower.audit_report=auditing.strategy_report flower.audited_claims=auditing.strategy_claims
     flower.audited_model=auditing.strategy_model flower.cell=flower.app_process
-    flower.dp_subjects=flower.dp_mechanisms flower.forms=flower.reply_cache flower.gate_defense=flower.gate
+    flower.dp_subjects=flower.dp_mechanisms flower.forms=flower.reply_cache
     flower.inside.loading=flower.inside.identity flower.inside.masks=flower.inside.identity
     flower.kept_norms=flower.wrappers flower.local_batch_norm=flower.wrappers flower.malicious=flower.curious
     flower.probe=flower.mods.probe flower.untouched.app=auditing.app.bundle
@@ -87,7 +87,7 @@ _NAMES = """
     tally=federation.cores tapping.copies=auditing.clear_text.copies tapping.findings=auditing.clear_text.findings
     tapping.inventory=auditing.clear_text.inventory tapping.spelled=auditing.clear_text.copies
     tapping=auditing.instrument tied_weights=models.unwrap_model transformations=data.transformations
-    trees=attacks.trees types.user_updates=types.user_gradients types.victim_ids=types.nouns victim_ids=types.nouns
+    trees=attacks.trees types.user_updates=types.user_gradients victim_ids=types.victim_ids
 """
 
 MOVED: Mapping[str, str] = dict(pair.split("=") for pair in _NAMES.split())

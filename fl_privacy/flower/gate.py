@@ -1,11 +1,10 @@
 """The gate of a site's policy between an app and the network, which lets out only what the policy allows."""
 
-import json
 import logging
 import math
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +13,13 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp.typing import ClientAppCallable
 
-from fl_privacy.defenses import ClientState
-from fl_privacy.errors import UserError
 from fl_privacy.federation.replies import Failure, attempt, printable
 from fl_privacy.flower.inside.serialized import message_with
-from fl_privacy.flower.upload_defense import GuardedUpload
-from fl_privacy.rng import Secret, SecretGenerator
-from fl_privacy.runs.build import build_defense
-from fl_privacy.runs.config import compose_file
 from fl_privacy.site.gate.entries import ASKED, ExhaustedError
-from fl_privacy.site.gate.filtering import RawArray, Records, admit, array_values, noise_alone, raw_array, release
+from fl_privacy.site.gate.filtering import RawArray, Records, admit, array_values, noise_alone, release
 from fl_privacy.site.gate.ledger import Ledger, LedgerError
 from fl_privacy.site.gate.policy import SitePolicy, plain_kind, read_policy
 from fl_privacy.site.gate.rules import REASONS, RefusedError
-from fl_privacy.types import Tensors
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +73,7 @@ class Gate:
         self._took: dict[str, float] = {}
         self._defend: Defend | None = None
         if (protect := self.policy.protect) is not None and protect.defense is not None:
-            from fl_privacy.flower.gate import defend_records  # noqa: PLC0415  (brings PyTorch)
+            from fl_privacy.flower.gate_defense import defend_records  # noqa: PLC0415  (brings PyTorch)
 
             self._defend = defend_records(protect.defense, protect.options)
 
@@ -190,7 +182,6 @@ class Gate:
     def _guarded(self, received: Records, run: int) -> dict[str, Any]:
         if not self.policy.receives.guard or not any(received.arrays.values()):
             return {}
-        import torch  # noqa: PLC0415  (a gate that inspects no models needs no PyTorch)
 
         from fl_privacy.defenses.guard import ModelGuard  # noqa: PLC0415
         from fl_privacy.types import ModelState  # noqa: PLC0415
@@ -261,51 +252,3 @@ def flower_records(records: Records) -> RecordDict:
     for name, config in records.config.items():
         content[name] = ConfigRecord(dict(config))
     return content
-
-
-logger = logging.getLogger(__name__)
-
-
-def defend_records(name: str, options: Mapping[str, Any]) -> Callable[[Records, Records], Records]:
-    """Return the function by which a defense with upload hooks changes (received, released) records.
-
-    It acts on the change of all floating-point arrays, statistics too, and draws from the operating system's
-    randomness.
-
-    Raises:
-        UserError: there is no such defense or option, it acts within the training, or it promises differential privacy,
-            for which a policy has ``protect.noise``.
-    """
-    overrides = [f"defense={name}", *(f"defense.{key}={json.dumps(value)}" for key, value in options.items())]
-    defense = build_defense(compose_file("config", overrides)["defense"])
-    if not defense.upload:
-        raise UserError(f"protect.defense is expected to act on an upload, but {name} does not; try pruning.")
-    try:
-        guard = GuardedUpload(defense=defense)
-    except UserError as error:
-        raise UserError(
-            f"protect.defense can't be {name}: {error} For noise that a budget counts, say protect.noise."
-        ) from error
-    state = ClientState()
-
-    def defended(received: Records, released: Records) -> Records:
-        places = [(record, key) for record, held in received.arrays.items() for key in held]
-        before = _tensors(places, received)
-        # a policy may rename the only record, and keeps the order
-        names = dict(zip(received.arrays, released.arrays, strict=True))
-        left = [(names[record], key) for record, key in places]
-        after = dict(zip(before, _tensors(left, released).values(), strict=True))
-        made = guard(before, after, state, SecretGenerator(Secret.draw()))
-        arrays: dict[str, dict[str, Any]] = {record: {} for record in released.arrays}
-        for (record, key), value in zip(left, made.values(), strict=True):
-            arrays[record][key] = raw_array(value.numpy().astype(released.arrays[record][key].dtype))
-        return Records(arrays=arrays, metrics=released.metrics, config=released.config)
-
-    return defended
-
-
-def _tensors(places: list[tuple[str, str]], records: Records) -> Tensors:
-    return {
-        f"{record}/{key}": torch.from_numpy(np.array(array_values(key, records.arrays[record][key])))
-        for record, key in places
-    }

@@ -9,7 +9,7 @@ from fl_privacy.measure.intervals import binomial_tail, share_at_most, share_int
 from fl_privacy.measure.outcome import ImageScore, Outcome
 from fl_privacy.measure.registry import TEXT_METRIC
 from fl_privacy.types.modality import MODALITIES
-from fl_privacy.types.nouns import Certainty
+from fl_privacy.types.victim_ids import Certainty
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from typing import Any
 from fl_privacy.measure.chance import BAND
 from fl_privacy.measure.intervals import binomial_tail
 from fl_privacy.measure.registry import METRICS, TABLE_METRIC, TEXT_METRIC
-from fl_privacy.types.nouns import Certainty
+from fl_privacy.types.victim_ids import Certainty
 
 LIKENESS = 0.5
 """Least likeness of a guess to its nearest original, so that being nearest by chance is not identified."""

@@ -18,7 +18,7 @@ from fl_privacy.measure.registry import IMAGE_METRIC
 from fl_privacy.report.words import metric, title
 from fl_privacy.runs.folder import Attacker, Pair, Run
 from fl_privacy.runs.folder.pictures import Pixels
-from fl_privacy.types.nouns import Certainty
+from fl_privacy.types.victim_ids import Certainty
 
 PAIRS_IN_A_ROW = 4
 _LETTERS_IN_AN_INCH = 17.5

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from fl_privacy.attacks.inference.inference import About
+from fl_privacy.attacks.inference.kinds import About
 from fl_privacy.measure.registry import IMAGE_METRIC
 from fl_privacy.report.words import below, metric, percent, points, title_within
 from fl_privacy.runs.folder.defense_choice import (

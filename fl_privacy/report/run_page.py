@@ -33,7 +33,7 @@ from fl_privacy.runs.folder.leakage import (
 from fl_privacy.runs.folder.pictures import RowPair
 from fl_privacy.runs.folder.verdict import tone_of
 from fl_privacy.types.modality import ROWS, TEXTS, Modality
-from fl_privacy.types.nouns import Certainty
+from fl_privacy.types.victim_ids import Certainty
 
 
 def is_audit(run: Run) -> bool:

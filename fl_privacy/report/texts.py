@@ -8,7 +8,7 @@ from typing import Any, Literal
 from fl_privacy.report.gallery import SHOWN, described, extremes, place_of, rank_by
 from fl_privacy.runs.folder import Run, Sentence
 from fl_privacy.types.modality import as_shown
-from fl_privacy.types.nouns import Attacker
+from fl_privacy.types.victim_ids import Attacker
 
 CAPTION = ("token_f1", "rouge_l", "exact_match")
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from fl_privacy.attacks.inference.inference import About
+from fl_privacy.attacks.inference.kinds import About
 from fl_privacy.report import write_report, write_trade_off
 from fl_privacy.report.cost import FIGURES, figures_of
 from fl_privacy.report.recommendation import answer

@@ -9,12 +9,8 @@ if TYPE_CHECKING:
         AttributeInference as AttributeInference,
         SourceInference as SourceInference,
     )
-    from fl_privacy.attacks.inference.inference import (
-        About as About,
-        Canaries as Canaries,
-        Inference as Inference,
-        Watch as Watch,
-    )
+    from fl_privacy.attacks.inference.inference import Canaries as Canaries, Inference as Inference, Watch as Watch
+    from fl_privacy.attacks.inference.kinds import About as About
     from fl_privacy.attacks.inference.membership import Membership as Membership
     from fl_privacy.attacks.inference.property import PropertyInference as PropertyInference
     from fl_privacy.attacks.inference.read_round import ReadRound as ReadRound, Rehearsal as Rehearsal

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_privacy import checks
-from fl_privacy.attacks.inference.inference import About
+from fl_privacy.attacks.inference.kinds import About
 from fl_privacy.attacks.inference.membership import MembershipWatch, cosines
 from fl_privacy.attacks.inference.read_round import ReadRound, mean_gradient
 from fl_privacy.attacks.inference.shadow_models import MembershipMethod, MethodOptions

@@ -2,32 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import ClassVar, Literal, NoReturn, Protocol
 
 from torch import Tensor
 
 from fl_privacy import checks
+from fl_privacy.attacks.inference.kinds import About
 from fl_privacy.attacks.inference.read_round import ReadRound
 from fl_privacy.errors import UserError
-
-
-class About(StrEnum):
-    """The question of an inference attack.
-
-    Attributes:
-        MEMBERSHIP: "Did that client train on this example?"
-        SOURCE: "Whose is this example?"
-        ATTRIBUTE: "What is the example behind this update like, apart from its class?"
-        PROPERTY: "Which share of a client's examples is of each class?"
-        CANARIES: "Which canaries, each inserted with probability 1/2, took part?"
-    """
-
-    MEMBERSHIP = "membership"
-    SOURCE = "source"
-    ATTRIBUTE = "attribute"
-    PROPERTY = "property"
-    CANARIES = "canaries"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fl_privacy import checks
-from fl_privacy.attacks.inference.inference import About
+from fl_privacy.attacks.inference.kinds import About
 from fl_privacy.attacks.inference.read_round import ReadRound, losses_of, lowest_of
 from fl_privacy.attacks.inference.shadow_models import MembershipMethod, MethodOptions, ShadowModels
 from fl_privacy.errors import UserError

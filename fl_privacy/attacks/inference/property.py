@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_privacy import checks
-from fl_privacy.attacks.inference.inference import About
+from fl_privacy.attacks.inference.kinds import About
 from fl_privacy.attacks.inference.read_round import ReadRound, mean_gradient, mean_over_steps
 from fl_privacy.errors import UserError
 from fl_privacy.models.gradients import ManyModels, local_orders, loss_gradients, models_at_once

@@ -33,8 +33,8 @@ from fl_privacy.runs.distractors import MOST
 from fl_privacy.runs.distractors_of_app import at_random, others_among
 from fl_privacy.runs.folder import Attacker, read_run
 from fl_privacy.types import Batch, LocalPlan, ModelState, Observation, Tensors, Upload
-from fl_privacy.types.nouns import VictimId
 from fl_privacy.types.plan import Normalization
+from fl_privacy.types.victim_ids import VictimId
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,6 +29,6 @@ if TYPE_CHECKING:
     )
     from fl_privacy.runs.folder.verdict import Verdict as Verdict, verdict_of as verdict_of
     from fl_privacy.runs.folder.writer import RunFolder as RunFolder, folder_name as folder_name
-    from fl_privacy.types.nouns import Attacker as Attacker
+    from fl_privacy.types.victim_ids import Attacker as Attacker
 else:
     __getattr__, __dir__, __all__ = on_demand(__name__)

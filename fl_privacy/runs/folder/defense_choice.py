@@ -4,7 +4,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fl_privacy.attacks.inference.inference import About
+from fl_privacy.attacks.inference.kinds import About
 from fl_privacy.measure import FEW
 from fl_privacy.measure.intervals import share_at_most
 from fl_privacy.measure.registry import IMAGE_METRIC

@@ -16,7 +16,7 @@ from fl_privacy.runs.config._options import called
 from fl_privacy.runs.folder.records import records_of
 from fl_privacy.runs.folder.summary import Leakage, Recognized, Summary
 from fl_privacy.types.modality import IMAGES, MODALITIES, Modality
-from fl_privacy.types.nouns import Attacker, VictimId
+from fl_privacy.types.victim_ids import Attacker, VictimId
 
 if TYPE_CHECKING:
     from fl_privacy.runs.folder.identity import Identity

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fl_privacy.attacks.inference.inference import About
+from fl_privacy.attacks.inference.kinds import About
 from fl_privacy.checks import fits, in_words
 from fl_privacy.errors import UserError
 from fl_privacy.files import write_whole

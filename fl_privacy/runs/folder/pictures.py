@@ -17,7 +17,7 @@ from safetensors.numpy import save
 from fl_privacy.checks import fits
 from fl_privacy.files import make_private_folder, write_private
 from fl_privacy.types.film import LARGEST, Frame, TextFrame
-from fl_privacy.types.nouns import Attacker
+from fl_privacy.types.victim_ids import Attacker
 
 if TYPE_CHECKING:
     from torch import Tensor

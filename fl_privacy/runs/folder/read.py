@@ -37,7 +37,7 @@ from fl_privacy.runs.folder.records import (
 )
 from fl_privacy.runs.folder.share import Shared, shared_as
 from fl_privacy.runs.folder.summary import Summary, summarize
-from fl_privacy.types.nouns import Attacker
+from fl_privacy.types.victim_ids import Attacker
 
 MOST_BYTES = 1 << 26
 """Largest file of a run, except records and tensors."""

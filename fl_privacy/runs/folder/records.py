@@ -19,7 +19,7 @@ from fl_privacy.measure.roc import FINDING
 from fl_privacy.runs.config.keys import sections
 from fl_privacy.runs.config.parse import select
 from fl_privacy.runs.folder.identity import Identity
-from fl_privacy.types.nouns import Attacker, VictimId
+from fl_privacy.types.victim_ids import Attacker, VictimId
 
 Text = Mapping[str, str]
 Number = float | None

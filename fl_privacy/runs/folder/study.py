@@ -15,7 +15,7 @@ from fl_privacy.runs.folder.leakage import LeakageResult, readings_of
 from fl_privacy.runs.folder.ongoing import is_finished
 from fl_privacy.runs.folder.read import Run, read_run, read_summary
 from fl_privacy.runs.folder.summary import Leakage, Summary
-from fl_privacy.types.nouns import Attacker
+from fl_privacy.types.victim_ids import Attacker
 
 Threat = Literal["honest", "adaptive", "malicious"]
 """Attackers that count: those that do not know the defense, also those that know it, or also malicious

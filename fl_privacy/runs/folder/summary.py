@@ -13,7 +13,7 @@ from fl_privacy.measure.registry import LARGEST_PSNR, TABLE_METRIC, TEXT_METRIC
 from fl_privacy.measure.roc import Finding, finding_of, promises_little
 from fl_privacy.runs.folder.records import records_of
 from fl_privacy.types.modality import IMAGES, MODALITIES
-from fl_privacy.types.nouns import Attacker, VictimId
+from fl_privacy.types.victim_ids import Attacker, VictimId
 
 
 @dataclass(frozen=True, kw_only=True)

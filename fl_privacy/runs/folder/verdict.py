@@ -28,7 +28,7 @@ from fl_privacy.runs.folder.leakage import (
 )
 from fl_privacy.runs.folder.summary import Recognized, Spent, Summary
 from fl_privacy.types.modality import IMAGES, Modality
-from fl_privacy.types.nouns import Certainty
+from fl_privacy.types.victim_ids import Certainty
 
 if TYPE_CHECKING:
     from fl_privacy.runs.folder.read import Run

@@ -31,7 +31,7 @@ from fl_privacy.runs.folder.pictures import film_of, write_films, write_pairs, w
 from fl_privacy.runs.folder.records import RecordWriter, dump_json, read_records
 from fl_privacy.runs.folder.summary import Summary, summarize
 from fl_privacy.runs.folder.verdict import judged
-from fl_privacy.types.nouns import Attacker, VictimId
+from fl_privacy.types.victim_ids import Attacker, VictimId
 
 if TYPE_CHECKING:
     from torch import Tensor
