@@ -32,18 +32,18 @@ _NAMES = """
     attacks.gradient_inversion.table_evidence=attacks.gradient_inversion.table_rows
     attacks.gradient_inversion.undisclosed=attacks.gradient_inversion.infer_client
     attacks.gradient_inversion.unmixing=attacks.gradient_inversion.grouping
-    attacks.inference.canaries=attacks.inference.inference
-    attacks.inference.source=attacks.inference.attribute attacks.lamp_tag=attacks.presets
-    attacks.malicious.own_gradient=attacks.malicious.inconsistent
+    attacks.inference.canaries=attacks.inference.inference attacks.inference.source=attacks.inference.attribute
+    attacks.lamp_tag=attacks.presets attacks.malicious.own_gradient=attacks.malicious.inconsistent
     attacks.optimizers.base=attacks.optimizers.first_order attacks.text.candidates=attacks.text.token_candidates
     attacks.text.encoder_batches=attacks.text.encoder_assembly attacks.text.entrances=attacks.text.token_evidence
     attacks.text.expected_words=attacks.text.word_evidence attacks.text.first_block=attacks.text.bag_of_words
-    attacks.text.spans=attacks.text.token_candidates attacks.trees.exchanges=attacks.trees.grid
-    attacks.trees.ubjson=attacks.trees.model auditing.app.loaded=auditing.app.environment
-    checkpointing=models.unwrap_model cli.leakage=cli.dp_check config.foreign=runs.config.untrusted
-    config.reading=runs.config.parse config=runs.config cores=federation.cores data.attributes=data.datasets
-    defenses.policy_search.definition=defenses.policy_search.selection deploy=site.deploy
-    dp_check.asked=dp_check.check experiment.candidates=runs.distractors
+    attacks.text.spans=attacks.text.token_candidates attacks.trees.boxes=attacks.trees.reconstruct
+    attacks.trees.exchanges=attacks.trees.grid attacks.trees.ubjson=attacks.trees.model
+    auditing.app.loaded=auditing.app.environment checkpointing=models.unwrap_model cli.leakage=cli.dp_check
+    config.foreign=runs.config.untrusted config.reading=runs.config.parse config=runs.config cores=federation.cores
+    data.attributes=data.datasets defenses.policy_search.definition=defenses.policy_search.selection
+    deploy=site.deploy dp_check.asked=dp_check.check dp_check.known_noise=dp_check.mechanism
+    dp_check.reasons=dp_check.mechanism experiment.candidates=runs.distractors
     experiment.fitted_uploads=auditing.fitted_uploads experiment.inferences=runs.build
     experiment.ladder=auditing.scenarios experiment.ladder_adapters=auditing.scenario_words
     experiment.ladder_members=auditing.scenario_members experiment.ladder_problem=auditing.scenario_problem

@@ -3,8 +3,10 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,6 +15,9 @@ from fl_privacy.dp_check.bounds import gaussian_epsilon, gaussian_mu, noticed_mu
 from fl_privacy.dp_check.claims import Claim, expect_claim
 from fl_privacy.dp_check.counted import Drawn
 from fl_privacy.dp_check.draws import (
+    ROUNDING,
+    ByRound,
+    ManyAtOnce,
     Mechanism,
     Neighbors,
     Pilot,
@@ -24,8 +29,6 @@ from fl_privacy.dp_check.draws import (
     slices_of,
     statistics_for,
 )
-from fl_privacy.dp_check.known_noise import by_its_round, by_known_seeds
-from fl_privacy.dp_check.reasons import Measured, reason_for
 from fl_privacy.dp_check.structure import Uncovered, held_rows, told_by_covariance, uncovered
 from fl_privacy.errors import UserError
 from fl_privacy.progress import counted
@@ -316,3 +319,147 @@ def _known(neighbors: Neighbors, places: Mapping[str, slice]) -> Tensor | None:
     for name, value in first.items():
         known[places[name]] = flattened({name: value}) - flattened({name: second[name]})
     return known
+
+
+ROUND_LIKE = 10_000_001
+"""Round number beyond any training."""
+
+
+def by_its_round(mechanism: Mechanism, pair: Neighbors) -> list[Uncovered]:
+    """Compare the same rounds with and without the unit: noise that follows from the round's number cancels."""
+    if not isinstance(mechanism, ByRound):
+        return []
+    try:
+        sides = [
+            torch.stack([flattened(mechanism.at(given, ROUND_LIKE + number)) for number in range(4)])
+            for given in (pair.first, pair.second)
+        ]
+    except UserError:  # a mod may refuse to answer a round again
+        return []
+    difference = sides[0] - sides[1]
+    rounded = 4 * ROUNDING * sides[1].abs().amax(0)
+    same = ((difference - difference[0]).abs() <= rounded).all(0) & (difference[0].abs() > 10 * rounded)
+    noisy = (sides[1] - sides[1][0]).abs().amax(0) > 100 * rounded
+    if not bool((same & noisy).any()):
+        return []
+    reason = "the noise of a round follows from its number, so that two replies in one round differ by the data alone"
+    return [Uncovered(reason=reason, arrays=("the reply",), moved=float(difference[0][same & noisy].norm()))]
+
+
+SEEDS, FIRST = 1 << 14, 16
+"""Number of seeds tried, from 0, and number of first values that do not depend on the length of the draw."""
+
+
+@cache
+def _streams(number: int) -> torch.Tensor:
+    """Draw the first normal values (3 S, number) of each generator and seed, with norm 1."""
+    drawn = [torch.randn(number, generator=torch.Generator().manual_seed(seed)).numpy() for seed in range(SEEDS)]
+    drawn += [
+        made(seed).normal(size=number)
+        for made in (np.random.default_rng, np.random.RandomState)
+        for seed in range(SEEDS)
+    ]
+    return torch.nn.functional.normalize(torch.from_numpy(np.stack(drawn).astype(np.float64)))
+
+
+def by_known_seeds(mechanism: Mechanism, pair: Neighbors) -> list[Uncovered]:
+    """Compare the first calls' noise with the first draws of PyTorch and NumPy generators after small seeds.
+
+    A generator seeded once explains at most one call; each explained call was seeded by itself.
+    """
+    if isinstance(mechanism, ManyAtOnce):
+        return []
+    releases = [mechanism(pair.second) for _ in range(8)]
+    name = next((name for name, value in releases[0].items() if 8 <= torch.as_tensor(value).numel() <= 1 << 14), None)
+    if name is None:
+        return []
+    shape = torch.as_tensor(releases[0][name]).shape
+    given = pair.second[name] if isinstance(pair.second, Mapping) and name in pair.second else torch.zeros(shape)
+    noise = torch.stack([(torch.as_tensor(each[name]).double() - given.double()).reshape(-1) for each in releases])
+    first = noise[:, : FIRST if noise.shape[1] >= 2 * FIRST else None]
+    likeness = torch.nn.functional.normalize(first) @ _streams(first.shape[1]).T
+    best = likeness.max(1)
+    if len(best.indices[best.values > 1 - 1e-6].unique()) < 4:
+        return []
+    return [Uncovered(reason="each call seeds its noise with a small number, which anybody can try", arrays=(name,))]
+
+
+MOST_UNCHANGED = 0.5
+"""Mean number of unchanged values of a release above which this is named as a reason."""
+
+BEYOND = 1.1
+"""Factor by which a measured norm must exceed the claimed one to be named as a reason."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Measured:
+    """Measurements on the most distinguished pair of neighbors.
+
+    Attributes:
+        clip_norm: stated clipping norm (l2) of one unit's contribution, if any.
+        now_and_then: ``True`` if too many releases point along the update, though most have enough noise.
+    """
+
+    pilot: Pilot
+    claim: Claim
+    clip_norm: float | None
+    drawn: Drawn
+    uncovered: Sequence[Uncovered]
+    now_and_then: bool
+
+    @property
+    def bound(self) -> float | None:
+        return None if self.clip_norm is None else self.clip_norm * (2 if self.claim.neighbors == "replace" else 1)
+
+
+def reason_for(found: Measured) -> str:
+    """Return the fact that disagrees with the claim, to follow "because"; empty if none stands out."""
+    bare = found.uncovered[0] if found.uncovered else None
+    if bare is not None and (bare.moved or found.drawn.unchanged < MOST_UNCHANGED):
+        return bare.reason
+    if found.drawn.unchanged >= MOST_UNCHANGED:
+        return "some values leave as they are, neither clipped nor noised"
+    norms, given = found.pilot.norms[0], found.pilot.neighbors.norm
+    mean, noisy = float(norms.mean()), bool((found.pilot.deviations > 0).any())
+    if noisy and float(norms.std()) <= 1e-4 * mean and (given is None or mean < given / BEYOND):
+        return (
+            f"what leaves always has the norm {mean:.3g}: the noise is added before the clipping, which takes most of"
+            " it away again"
+        )
+    if reason := _not_clipped(found):
+        return reason
+    if found.now_and_then:
+        return "in some calls the update leaves as it is, or with far less noise than in the others"
+    return _too_little_noise(found)
+
+
+def _not_clipped(found: Measured) -> str:
+    given, bound, moved = found.pilot.neighbors.norm, found.bound, found.drawn.moved
+    whole = given is not None and moved >= given / BEYOND
+    if bound is None and not whole:
+        return ""
+    surely = max(0.0, moved - found.drawn.noise_std / 10)  # less the possible noise in the mean of 1,000 draws
+    if bound is not None and surely <= bound * BEYOND:
+        return ""
+    if given is not None and whole and (bound is None or given > bound * BEYOND):
+        return f"nothing is clipped: an update of norm {given:.3g} moves what is sent by {moved:.3g}"
+    return (
+        f"one unit moves what is sent by {moved:.3g}, more than the norm {bound:.3g} to which it is said to be clipped"
+        " (clipping each array by itself bounds the whole by that norm times the root of their number)"
+    )
+
+
+def _too_little_noise(found: Measured) -> str:
+    claim, noise, moved = found.claim, found.drawn.noise_std, found.drawn.moved
+    if claim.delta == 0 or noise == 0:
+        return ""
+    moved = moved if found.bound is None else min(moved, found.bound)
+    mu = gaussian_mu(claim.epsilon, claim.delta)
+    once = moved / mu if mu else math.inf
+    needed = once * math.sqrt(claim.rounds)
+    over = "" if claim.rounds == 1 else f" over {claim.rounds} rounds"
+    enough = f" (it would do for one round: {once:.3g})" if claim.rounds > 1 and noise >= once / 1.05 else ""
+    return (
+        f"the noise has a standard deviation of {noise:.3g} where one unit moves what is sent by"
+        f" {moved:.3g}; the claim{over} needs {needed:.3g}{enough}"
+    )

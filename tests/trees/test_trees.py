@@ -22,10 +22,10 @@ from fl_privacy.attacks.trees import (
     reconstruct_rows,
     thresholds,
 )
-from fl_privacy.attacks.trees.boxes import BoxProblem
 from fl_privacy.attacks.trees.counts import Training, leaf_bounds
 from fl_privacy.attacks.trees.grid import leaf_masks, leaf_of, make_grid, states_of
 from fl_privacy.attacks.trees.model import DEEPEST, LARGEST_MODEL, MOST_VALUES, read_ubjson
+from fl_privacy.attacks.trees.reconstruct import BoxProblem
 from fl_privacy.errors import UserError
 from fl_privacy.measure.tables import pinned_rows
 

@@ -7,12 +7,247 @@ from typing import Any
 
 import numpy as np
 
-from fl_privacy.attacks.trees.boxes import BoxProblem, Chain
-from fl_privacy.attacks.trees.counts import FirstTree, Training, count_first_tree, infer_training, thresholds
-from fl_privacy.attacks.trees.grid import WORD, Exchange, Grid, OwnTree, make_grid, own_trees, states_of
+from fl_privacy.attacks.trees.counts import (
+    FirstTree,
+    Training,
+    count_first_tree,
+    gradient_sums,
+    infer_training,
+    thresholds,
+)
+from fl_privacy.attacks.trees.grid import (
+    WORD,
+    Exchange,
+    Grid,
+    OwnTree,
+    leaf_masks,
+    leaf_of,
+    make_grid,
+    own_trees,
+    states_of,
+)
 from fl_privacy.attacks.trees.model import LOGISTIC, Trees
 from fl_privacy.errors import UserError
 from fl_privacy.rng import derive_seed
+
+HESSIAN = 0.25
+"""Deviation allowed for hessian sums, as a share of that for gradient sums; rows have hessians of at most a quarter."""
+
+DEPARTURE = 0.05
+"""Probability that a feature of a row differs from its known row."""
+
+REPEATED = 2.0
+"""Log factor by which each further row is less likely to come from the same known row."""
+
+STRENGTH = 5.0
+"""Number of rows that a feature's even prior counts for, next to the current rows."""
+
+
+class BoxProblem:
+    """All equations of a client's trees, and the rows' contributions.
+
+    Args:
+        own: the client's trees, of one output and logistic loss.
+        first: counts of the first tree, which fix rows' leaves and labels, if any.
+        rows, positives: numbers without ``first``.
+        known: (R, F) states and (R,) labels of rows of the same population, if any.
+        possible: (S,) states that the schema allows.
+    """
+
+    def __init__(
+        self,
+        own: Sequence[OwnTree],
+        training: Training,
+        grid: Grid,
+        first: FirstTree | None,
+        *,
+        rows: int = 0,
+        positives: int = 0,
+        known: tuple[np.ndarray, np.ndarray] | None = None,
+        possible: np.ndarray | None = None,
+    ) -> None:
+        self.grid, self.first, self.known = grid, first, known
+        distinct = {tree.digest: tree for one in own for tree in (*one.before, one.tree)}
+        trees, place = list(distinct.values()), {digest: number for number, digest in enumerate(distinct)}
+        self.mine = np.array([place[one.tree.digest] for one in own])
+        self.before = np.zeros((len(trees), len(own)))
+        for number, one in enumerate(own):
+            np.add.at(self.before, ([place[tree.digest] for tree in one.before], number), 1.0)
+        self.masks = leaf_masks(trees, grid)
+        self.base = np.array([float(one.base_margin[0]) for one in own])
+        widths = np.array([len(tree.leaves) for tree in trees])
+        self.value_start = np.concatenate([[0], np.cumsum(widths)[:-1]])
+        self.values = np.concatenate([tree.value[tree.leaves] for tree in trees])
+        sums = [gradient_sums(one, training) for one in own]
+        self.slot_start = np.concatenate([[0], np.cumsum([len(one[0]) for one in sums])[:-1]]).astype(int)
+        self.gradient = np.concatenate([one[0] for one in sums])
+        self.hessian = np.concatenate([one[1] for one in sums])
+        allowed = np.ones(len(self.masks)) if possible is None else possible.astype(float)
+        share = np.add.reduceat(allowed, grid.first)
+        self.even = allowed / np.maximum(share, 1)[grid.feature_of]
+        self.rows = first.rows if first is not None else rows
+        self.positives = int(sum(leaf.labels[1] for leaf in first.leaves)) if first is not None else positives
+        if known is not None:
+            counts = np.bincount((grid.first + known[0]).ravel(), minlength=len(self.masks))
+            self.usual = (counts + self.even) / (len(known[0]) + 1)
+            self.known_masks = np.bitwise_and.reduce(self.masks[grid.first + known[0]], axis=1)
+            self.known_parts = self.parts(self.known_masks, known[1])
+
+    def parts(self, masks: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return leaf slot, gradient and hessian (N, T) of rows with ``masks`` (N, U, W) in the client's trees."""
+        leaf = leaf_of(masks)
+        margin = self.base + self.values[self.value_start + leaf] @ self.before
+        p = 1 / (1 + np.exp(-margin))
+        return self.slot_start + leaf[:, self.mine], p - labels[:, None], p * (1 - p)
+
+    def start(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Draw the first states, labels and known rows (-1 for none) within the boxes of the first tree."""
+        if self.first is None:
+            labels = np.repeat([0, 1], [self.rows - self.positives, self.positives])
+            place = np.full(self.rows, -1)
+        else:
+            labels = np.concatenate([np.repeat([0, 1], leaf.labels) for leaf in self.first.leaves])
+            place = np.repeat(np.arange(len(self.first.leaves)), [leaf.rows for leaf in self.first.leaves])
+        states = np.empty((self.rows, len(self.grid.edges)), dtype=int)
+        home = np.full(self.rows, -1)
+        for leaf, label in {(int(a), int(b)) for a, b in zip(place, labels, strict=True)}:
+            chosen = np.flatnonzero((place == leaf) & (labels == label))
+            fits = np.empty(0, dtype=int)
+            if self.known is not None:
+                here = self.known_parts[0][:, 0] == leaf
+                fits = np.flatnonzero((self.known[1] == label) & (here | (leaf < 0)))
+            if len(fits):
+                turns = -(-len(chosen) // len(fits))
+                home[chosen] = np.concatenate([rng.permutation(fits) for _ in range(turns)])[: len(chosen)]
+                states[chosen] = self.known[0][home[chosen]]  # type: ignore[index]
+            else:
+                states[chosen] = self._drawn(leaf, len(chosen), rng)
+        return states, labels, home
+
+    def _drawn(self, leaf: int, number: int, rng: np.random.Generator) -> np.ndarray:
+        """Draw (number, F) states within a leaf of the first tree."""
+        possible = np.ones(len(self.masks), dtype=bool)
+        if leaf >= 0:
+            word, bit = divmod(leaf, 64)
+            possible = (self.masks[:, self.mine[0], word] >> np.uint64(bit)) & np.uint64(1) > 0
+        weight = (self.usual if self.known is not None else self.even) * possible + 1e-9 * possible
+        parts = np.split(weight, self.grid.first[1:])
+        if not all(part.sum() > 0 for part in parts):
+            raise UserError("A leaf that holds rows is expected to be reached by some, but its thresholds leave none.")
+        return np.stack([rng.choice(len(part), number, p=part / part.sum()) for part in parts], 1)
+
+    def climb(self, rng: np.random.Generator, sweeps: int) -> "Chain":
+        rows = Chain(self, *self.start(rng))
+        for width in np.geomspace(max(rows.start_misfit, WIDEST), NARROWEST, sweeps):
+            for feature in rng.permutation(len(self.grid.edges)):
+                for row in rng.permutation(self.rows):
+                    rows.redraw(int(row), int(feature), float(width), rng)
+            if self.known is not None:
+                for row in rng.permutation(self.rows):
+                    rows.replace(int(row), float(width), rng)
+        return rows
+
+
+class Chain:
+    """The rows of one chain.
+
+    Attributes:
+        states: (N, F) intervals of the grid.
+        labels: (N,) 0 or 1.
+        home: (N,) known row behind each, -1 for none.
+        start_misfit: ``misfit`` of the first rows.
+    """
+
+    def __init__(self, problem: BoxProblem, states: np.ndarray, labels: np.ndarray, home: np.ndarray) -> None:
+        self.problem, self.states, self.labels, self.home = problem, states, labels, home
+        grid = problem.grid
+        whole = np.bitwise_and.reduce(problem.masks[grid.first + states], axis=1)
+        self.slots, self.gradients, self.hessians = problem.parts(whole, labels)
+        self.left = problem.gradient.copy(), problem.hessian.copy()
+        np.subtract.at(self.left[0], self.slots, self.gradients)
+        np.subtract.at(self.left[1], self.slots, self.hessians)
+        self.counts = np.bincount((grid.first + states).ravel(), minlength=len(problem.masks)).astype(float)
+        self.used = np.bincount(home[home >= 0], minlength=1 if problem.known is None else len(problem.known[1]))
+        self.start_misfit = self.misfit
+
+    @property
+    def misfit(self) -> float:
+        """Return the root mean square residual of gradient sums."""
+        return float(np.sqrt(np.mean(self.left[0] ** 2)))
+
+    def redraw(self, row: int, feature: int, width: float, rng: np.random.Generator) -> None:
+        problem, grid = self.problem, self.problem.grid
+        self._take(row)
+        first, number = int(grid.first[feature]), int(grid.states[feature])
+        chosen = problem.masks[grid.first + self.states[row]]
+        chosen[feature] = ~np.uint64(0)
+        made = np.bitwise_and.reduce(chosen, axis=0) & problem.masks[first : first + number]
+        candidates, labels = np.arange(number), np.full(number, self.labels[row])
+        if problem.first is None:
+            candidates, labels = np.tile(candidates, 2), np.repeat([0, 1], number)
+        slot, gradient, hessian = problem.parts(made[candidates], labels)
+        here = slice(first, first + number)
+        self.counts[first + self.states[row, feature]] -= 1
+        if self.home[row] >= 0:
+            prior = DEPARTURE * problem.usual[here]
+            prior[problem.known[0][self.home[row], feature]] += 1 - DEPARTURE  # type: ignore[index]
+        else:
+            prior = self.counts[here] * (problem.even[here] > 0) + STRENGTH * problem.even[here]
+        with np.errstate(divide="ignore"):
+            score = np.log(prior)[candidates] - self._misfit(slot, gradient, hessian, width)
+        if problem.first is not None:
+            score[slot[:, 0] != self.slots[row, 0]] = -np.inf
+        picked = int(np.argmax(score + rng.gumbel(size=len(score))))
+        self.states[row, feature], self.labels[row] = candidates[picked], labels[picked]
+        self._put(row, slot[picked], gradient[picked], hessian[picked])
+        self.counts[first + self.states[row, feature]] += 1
+
+    def replace(self, row: int, width: float, rng: np.random.Generator) -> None:
+        problem, grid = self.problem, self.problem.grid
+        assert problem.known is not None
+        known, labels = problem.known
+        fits = labels == self.labels[row] if problem.first is not None else np.ones(len(labels), dtype=bool)
+        if problem.first is not None:
+            fits &= problem.known_parts[0][:, 0] == self.slots[row, 0]
+        options = np.flatnonzero(fits)
+        if not len(options) or self.home[row] < 0:
+            return
+        self._take(row)
+        self.used[self.home[row]] -= 1
+        parts = [np.concatenate([part[options], own[row][None]]) for part, own in zip(
+            problem.known_parts, (self.slots, self.gradients, self.hessians), strict=True)]  # fmt: skip
+        same = self.states[row] == known[self.home[row]]
+        usual = DEPARTURE * problem.usual[grid.first + self.states[row]]
+        stay = float(np.log(np.where(same, 1 - DEPARTURE + usual, usual + 1e-12)).sum())
+        stay -= REPEATED * self.used[self.home[row]]
+        at_home = np.log(1 - DEPARTURE + DEPARTURE * problem.usual[grid.first + known[options]]).sum(1)
+        at_home -= REPEATED * self.used[options]
+        score = np.append(at_home, stay) - self._misfit(parts[0], parts[1], parts[2], width)
+        picked = int(np.argmax(score + rng.gumbel(size=len(score))))
+        if picked < len(options):
+            self.counts[grid.first + self.states[row]] -= 1
+            self.home[row] = options[picked]
+            self.states[row] = known[options[picked]]
+            self.labels[row] = labels[options[picked]]
+            self.counts[grid.first + self.states[row]] += 1
+        self.used[self.home[row]] += 1
+        self._put(row, parts[0][picked], parts[1][picked], parts[2][picked])
+
+    def _misfit(self, slot: np.ndarray, gradient: np.ndarray, hessian: np.ndarray, width: float) -> np.ndarray:
+        """Return (C,) half the squares that candidates (C, T) add to the residual, in units of ``width``."""
+        over = gradient * (gradient - 2 * self.left[0][slot])
+        over += hessian * (hessian - 2 * self.left[1][slot]) / HESSIAN**2
+        return np.asarray(over.sum(1) / (2 * width**2))
+
+    def _take(self, row: int) -> None:
+        self.left[0][self.slots[row]] += self.gradients[row]
+        self.left[1][self.slots[row]] += self.hessians[row]
+
+    def _put(self, row: int, slot: np.ndarray, gradient: np.ndarray, hessian: np.ndarray) -> None:
+        self.slots[row], self.gradients[row], self.hessians[row] = slot, gradient, hessian
+        self.left[0][slot] -= gradient
+        self.left[1][slot] -= hessian
+
 
 MOST_WORDS = 1 << 27
 """Largest number of 64-bit words in masks of leaves, a gigabyte."""
@@ -232,3 +467,7 @@ def _agreement(chains: Sequence[Chain]) -> np.ndarray:
         _, order = linear_sum_assignment(alike, maximize=True)
         found += best.states == other.states[order]
     return found / len(chains)
+
+
+WIDEST, NARROWEST = 2.0, 0.1
+"""Deviation allowed for a leaf's gradient sum, at first (or more) and at last; rows have gradients below 1."""
