@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from fl_privacy.attacks.auto import AutoAttack
 from fl_privacy.attacks.exact import ExactInversion
@@ -51,6 +52,22 @@ def test_half_batches_that_are_added_up_are_one_batch(share: float) -> None:
     made = torch.autograd.grad(loss, list(problem.model.parameters()))
     for (name, _), gradient in zip(problem.model.named_parameters(), made, strict=True):
         torch.testing.assert_close(gradient, seen.gradients[name])
+
+
+def test_examples_of_a_client_are_counted_once_whatever_the_epochs() -> None:
+    """The second loader of the same data set, and a test loader without gradients, add nothing."""
+    data = TensorDataset(torch.rand(5, 1, 6, 6), torch.zeros(5, dtype=torch.long))
+
+    def train(net: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor) -> None:
+        for _ in range(3):
+            for images, labels in DataLoader(data, batch_size=2):
+                F.cross_entropy(net(images), labels).backward()
+                optimizer.step()
+        with torch.no_grad():
+            list(DataLoader(TensorDataset(x, y), batch_size=2))
+
+    seen, _ = watched(train)
+    assert seen.loaded == 15 and sum(seen.passes.values()) == 5
 
 
 def unequal(net: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor) -> None:

@@ -1,6 +1,7 @@
 """No page is red by chance: random guesses over rows, words and images, in batches of 1 to 64, through verdicts."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -14,6 +15,7 @@ from fl_privacy.measure.answer import Answer
 from fl_privacy.measure.counts import Counts, counts_of
 from fl_privacy.measure.distractors import Distractors
 from fl_privacy.measure.public_images import PublicImages
+from fl_privacy.measure.roc import Estimate
 from fl_privacy.measure.rule import LEVEL, above_chance
 from fl_privacy.runs.folder.leakage import AttackFacts
 from fl_privacy.runs.folder.summary import summarize
@@ -206,6 +208,14 @@ def test_one_rule_takes_the_control_and_the_number_of_questions() -> None:
     assert not above_chance(Counts(nothing=6, groups=6)) and not above_chance(Counts(exact=6, chance=1.0))
     lucky = Counts(identified=1, nothing=5, candidates=1000, groups=6)
     assert above_chance(lucky) and not above_chance(lucky, among=6)
+
+
+@pytest.mark.parametrize(("low", "above"), [(0.515, False), (0.517, True)])
+def test_an_interval_has_to_clear_chance_at_the_level_of_the_page(low: float, above: bool) -> None:
+    """At one percent the end of a 95 % interval moves out by a factor of 1.187: from 0.6, to 0.499 and to 0.501."""
+    found = Estimate(value=0.6, low=low, high=1.2 - low, chance=0.5)
+    assert above_chance(found) == above
+    assert not above_chance(found, among=100) and not above_chance(found, control=replace(found, value=0.55))
 
 
 def test_older_records_of_rows_are_judged_by_their_band() -> None:

@@ -316,7 +316,7 @@ def _facts(grid: TappedGrid) -> list[tuple[str, str]]:
         ("Network", ", ".join(dict.fromkeys(type(module).__name__ for module in seen.modules))),
         ("What enters it", entered),
         ("Optimizer", stepped),
-        ("Examples of a client", str(seen.loaded) if seen.loaded else "not seen"),
+        ("Examples of a client", str(sum(seen.passes.values()) or seen.loaded or "not seen")),
         *uploaded,
     ]
     if found.withheld:

@@ -43,7 +43,8 @@ class Watched:
         names: names ``parts.<number>.<name>`` of parameters and buffers by ``id``.
         batches: tensors of the first training batches from loaders.
         labels: integer labels, if batches have one such column.
-        loaded: number of examples with gradients on.
+        loaded: number of examples with gradients on, once for each epoch.
+        passes: largest number of examples in one epoch, by the loaders' data set.
         entered: shapes of the modules' inputs, in words, with counts.
         gradients: gradients of the first step by name; of the first loss without a PyTorch optimizer.
         program: computation from the first batch to its loss, or from all batches accumulated in the first step.
@@ -58,6 +59,7 @@ class Watched:
     batches: list[Any] = field(default_factory=list)
     labels: list[Tensor] = field(default_factory=list)
     loaded: int = 0
+    passes: dict[int, int] = field(default_factory=dict)
     entered: Counter[str] = field(default_factory=Counter)
     inputs: list[Any] = field(default_factory=list)
     optimizers: Counter[tuple[str, tuple[tuple[str, Any], ...]]] = field(default_factory=Counter)
@@ -214,14 +216,21 @@ class TrainingWatch:
 
         def batches(loader: DataLoader[Any]) -> Any:
             if watch._only is None:
-                return _Counting(iterate(loader), watch._note)
+                data, passed = id(loader.dataset), 0
+
+                def note(batch: Any) -> None:
+                    nonlocal passed
+                    passed += watch._note(batch)
+                    watch.seen.passes[data] = max(passed, watch.seen.passes.get(data, 0))
+
+                return _Counting(iterate(loader), note)
             return watch._some(loader, iterate)
 
         return batches
 
-    def _note(self, batch: Any) -> None:
+    def _note(self, batch: Any) -> int:
         if not torch.is_grad_enabled():
-            return
+            return 0
         tensors = [t for t in tensors_in(batch) if t.dim()]
         number = len(tensors[0]) if tensors else 0
         if number and self.seen.loaded < MOST_EXAMPLES and self._room(tensors):
@@ -231,6 +240,7 @@ class TrainingWatch:
             self.seen.labels.append(_kept(whole[0]))
         self.seen.loaded += number
         self._streams = _streams()
+        return number
 
     def _some(self, loader: DataLoader[Any], iterate: Callable[..., Any]) -> Iterator[Any]:
         only = self._only
