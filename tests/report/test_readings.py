@@ -273,7 +273,7 @@ DECIDING = {"is_leak", "threshold", "bound_of", "promises_little", "outcome_of",
 """Names by which a module would decide what was read, or whether it is bounded."""
 
 SHOWN = {
-    "numbers.py": {"threshold"},
+    "words.py": {"threshold"},
     "brief.py": {"promises_little"},
     "advice.py": {"promises_little"},
     "policy_search.py": {"threshold"},
