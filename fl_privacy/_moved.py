@@ -82,7 +82,7 @@ _NAMES = """
     results.readings=runs.folder.leakage results.row_files=runs.folder.pictures results.rule=measure.rule
     results.survivors=measure.aggregate_leakage results=runs.folder runs.folder.environment=runs.folder.identity
     runs.folder.from_json=runs.folder.records runs.folder.row_files=runs.folder.pictures runs.own_data=runs.weights
-    runs.run_claims=runs.privacy runs.summed_probes=runs.ground_truth schema=types.schema
+    runs.summed_probes=runs.ground_truth schema=types.schema
     shared_gradients=types.user_gradients shared_updates=types.user_gradients site.gate.accounting=site.gate.entries
     tally=federation.cores tapping.copies=auditing.clear_text.copies tapping.findings=auditing.clear_text.findings
     tapping.inventory=auditing.clear_text.inventory tapping.spelled=auditing.clear_text.copies

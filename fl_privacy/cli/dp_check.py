@@ -121,7 +121,7 @@ def _kind_of(folder: Path) -> Kind:
 
 def _verdicts(subject: str, kind: Kind, asked: DpCheckRequest, *, train: bool) -> list[ClaimVerdict]:
     if kind == "run":
-        from fl_privacy.runs.privacy import claims_of_run  # noqa: PLC0415
+        from fl_privacy.runs.run_claims import claims_of_run  # noqa: PLC0415
 
         return claims_of_run(Path(subject), asked)
     if kind == "app":

@@ -1,0 +1,106 @@
+"""Check a finished run's claim of differential privacy against its defense."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fl_privacy.checks import fits
+from fl_privacy.defenses import Defense, dp_noise, dp_sgd, local_dp
+from fl_privacy.defenses.privacy import guarantee
+from fl_privacy.dp_check import Claim, Facts, recompute
+from fl_privacy.dp_check.check import DpCheckRequest
+from fl_privacy.dp_check.claims import Unit
+from fl_privacy.dp_check.of_defense import on_defense
+from fl_privacy.dp_check.verdict import ClaimVerdict
+from fl_privacy.errors import UserError
+from fl_privacy.models.gradients.choose_method import number_of_steps
+from fl_privacy.runs.folder import Run, read_run
+from fl_privacy.types import LocalPlan
+
+DEFENSES: Mapping[str, Callable[..., Defense]] = {
+    "dp_noise": dp_noise,
+    "dp_sgd": dp_sgd,
+    "local_dp": local_dp,
+    "local_dp_mod": local_dp,
+}
+"""Option -> defense that claims differential privacy by noise in each round."""
+
+
+def claims_of_run(path: Path, asked: DpCheckRequest) -> list[ClaimVerdict]:
+    """Recompute the epsilon that the run in ``path`` states, and test its defense.
+
+    Raises:
+        UserError: ``path`` is no run's folder, or its settings are not the defense's.
+    """
+    run = read_run(path)
+    config = run.identity.config
+    name = str((config.get("choices") or {}).get("defense", ""))
+    settings = config.get("defense")
+    if name not in DEFENSES or not isinstance(settings, Mapping):
+        missing = run.summary.privacy and run.summary.privacy.missing
+        why = (
+            f"The run promises nothing: {missing}."
+            if missing
+            else f"{name or 'The run'} adds no noise that an accountant counts."
+        )
+        return [ClaimVerdict(subject=name or run.name, claim=None, notes=(why,))]
+    try:
+        defense = DEFENSES[name](**{key: value for key, value in settings.items() if key != "_target_"})
+    except TypeError as error:
+        raise UserError(f"{path} is expected to have settings of {name}, but has others ({error}).") from error
+    rounds = max(1, len(run.of_kind("round")))
+    claim = _claim_of(run, asked, rounds)
+    facts, notes = _facts(run, defense, config, asked)
+    whole = ClaimVerdict(
+        subject=f"this run, by its {run.summary.privacy.accountant.upper()} accountant"
+        if run.summary.privacy
+        else name,
+        claim=claim,
+        recomputed=recompute(facts, delta=claim.delta if claim else asked.delta),
+        notes=notes,
+    )
+    epsilon = claim.epsilon if claim is not None and name != "dp_sgd" else None
+    delta = claim.delta if claim else asked.delta
+    drawn = on_defense(defense, replace(asked, epsilon=epsilon, delta=delta, rounds=rounds))
+    return [whole, *drawn]
+
+
+def _claim_of(run: Run, asked: DpCheckRequest, rounds: int) -> Claim | None:
+    spent = run.summary.privacy
+    if asked.epsilon is not None:
+        return Claim(epsilon=asked.epsilon, delta=asked.delta, rounds=asked.rounds)
+    if spent is None or spent.epsilon is None:
+        return None
+    unit: Unit = "example" if spent.unit == "example" else "client"
+    return Claim(epsilon=spent.epsilon, delta=spent.delta, unit=unit, rounds=rounds, by="this run")
+
+
+def _facts(
+    run: Run, defense: Defense, config: Mapping[str, Any], asked: DpCheckRequest
+) -> tuple[Facts, tuple[str, ...]]:
+    rounds = max(1, len(run.of_kind("round")))
+    raw = (config.get("federation") or {}).get("plan") or {}
+    plan = {key: value for key, value in raw.items() if key in ("batch_size", "epochs", "steps")}
+    if run.partition is None or not fits(plan, Mapping[str, int | None]):
+        missing = "how many examples clients hold, and how many steps a round has"
+        return Facts(noise_multiplier=None, rounds=rounds, missing=(missing,)), ()
+    smallest = min((sum(counts) for counts in run.partition.counts), default=0)
+    if smallest < 1:
+        return Facts(noise_multiplier=None, rounds=rounds, missing=("a client that holds no example",)), ()
+    local = LocalPlan(lr=0.1, shares="delta", **plan)
+    size = min(local.batch_size or smallest, smallest)
+    steps = number_of_steps(smallest, local)
+    found = guarantee(defense, sample_rate=size / smallest, delta=asked.delta, steps_per_round=steps)
+    facts = Facts(
+        noise_multiplier=None if found.missing else found.noise_multiplier,
+        sample_rate=found.sample_rate,
+        sampling="shuffle" if found.sample_rate < 1 else "none",
+        releases=found.steps_per_round,
+        rounds=rounds,
+        missing=(found.missing,) if found.missing else (),
+    )
+    notes: tuple[str, ...] = ()
+    if found.unit == "example":
+        notes = ("A step's batch has a fixed size, so that an example counts as replaced by an empty one.",)
+    return facts, notes
