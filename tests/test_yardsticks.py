@@ -13,12 +13,12 @@ from tests.test_shape import ROOT
 
 CEILINGS = {
     "things at the top of the package": 20,
-    "lines of the package": 90_788,
+    "lines of the package": 90_774,
     "files": 440,
     "private helpers of at most 6 lines, called once": 79,
     "public class names with two homes": 1,
     "argument lines without their noun, in percent": 0,
-    "words in docstrings": 97_154,
+    "words in docstrings": 97_147,
     "words of our own in docstrings": 18,
     "words of our own in docs and README": 0,
     "words in the guide": 25_000,

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from fl_privacy.attacks import Dager
+from fl_privacy.attacks.text.dager import Peeled, Peeling
 from fl_privacy.attacks.text.encoder_assembly import disaggregated, grouped, parts_of, shares_of
-from fl_privacy.attacks.text.peeling import Peeled, Peeling
 from fl_privacy.attacks.text.token_candidates import Candidates, Lengths
 from fl_privacy.models import TextModel
 from fl_privacy.models.transformers import Bert
