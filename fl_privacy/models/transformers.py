@@ -86,10 +86,7 @@ class Bert(BlockModel):
 
 def bert_tiny(*, vocabulary_size: int, max_length: int, num_classes: int, pooling: Pooling = "first") -> Bert:
     """Build BERT-Tiny (Turc et al. 2019): 2 layers, 128 wide, 2 heads."""
-    return Bert(
-        vocabulary_size=vocabulary_size, max_length=max_length, num_classes=num_classes, width=128, layers=2, heads=2,
-        hidden=512, pooling=pooling,
-    )  # fmt: skip
+    return Bert(vocabulary_size=vocabulary_size, max_length=max_length, num_classes=num_classes, pooling=pooling)
 
 
 def bert_mini(*, vocabulary_size: int, max_length: int, num_classes: int, pooling: Pooling = "first") -> Bert:

@@ -19,13 +19,11 @@ if TYPE_CHECKING:
         CachedEvaluator as CachedEvaluator,
         Evaluator as Evaluator,
         find_evaluator as find_evaluator,
+        find_word_evaluator as find_word_evaluator,
         load_evaluator as load_evaluator,
+        name_of_words as name_of_words,
         read_about as read_about,
         save_evaluator as save_evaluator,
-    )
-    from fl_privacy.models.pretrained.find_words import (
-        find_word_evaluator as find_word_evaluator,
-        name_of_words as name_of_words,
     )
     from fl_privacy.models.pretrained.generator import (
         GeneratorShape as GeneratorShape,

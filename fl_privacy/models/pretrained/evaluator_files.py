@@ -1,6 +1,7 @@
 """Files of trained evaluation networks, and a small one for gray images."""
 
 import copy
+import hashlib
 import importlib
 import json
 import logging
@@ -8,6 +9,7 @@ import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 
@@ -22,7 +24,7 @@ from fl_privacy.files import user_cache_folder
 from fl_privacy.files.foreign import expanded
 from fl_privacy.files.networks import read_network, read_once, take_values
 from fl_privacy.models.pretrained.evaluator import EvaluationNetwork, EvaluatorPlan, train_evaluator
-from fl_privacy.models.pretrained.word_evaluator import WordEvaluator
+from fl_privacy.models.pretrained.word_evaluator import WordEvaluator, train_word_evaluator
 
 Evaluator = EvaluationNetwork | WordEvaluator
 """Evaluation network of images (C, H, W), or of word embeddings (d,)."""
@@ -206,3 +208,59 @@ def _digits(height: int, width: int) -> Tensor:
     if (height, width) != (28, 28):
         digits = F.interpolate(digits, size=(height, width), mode="bilinear", antialias=True)
     return digits.round().clamp(0, 255).to(torch.uint8)
+
+
+logger = logging.getLogger(__name__)
+
+SMALL_OF_TEXTS = EvaluatorPlan(widths=(64, 64), epochs=3, batch_size=32, lr=3e-3)
+"""Training plan of a default network."""
+
+_REMEDY = "make one by `fl-privacy train-evaluator data=NAME model=NAME seed=SEED out=FILE`"
+
+
+def name_of_words(table: Tensor) -> str:
+    """Name the token embeddings (n, d), since a network judges only those of its training."""
+    content = hashlib.sha256(table.detach().float().cpu().contiguous().numpy().tobytes())
+    return f"{len(table)}x{table.shape[1]}-{content.hexdigest()[:16]}"
+
+
+def find_word_evaluator(
+    path: str | Path | None, table: Tensor, public: Tensor | None, device: torch.device | str = "cpu"
+) -> WordEvaluator:
+    """Return the network in the file ``path``, or a small one, trained on ``public`` texts in seconds and cached.
+
+    Args:
+        path: file of ``fl-privacy train-evaluator`` for such data and model, or ``None``.
+        table: (n, d) embeddings of the model's tokens.
+        public: (N, L) tokens of public texts, padded with -1, if any.
+
+    Raises:
+        UserError: the file is none, or is for other embeddings; there is neither a file nor a public text.
+    """
+    words = name_of_words(table)
+    if path is not None:
+        file = expanded(path)
+        network = load_evaluator(file, device)
+        if not isinstance(network, WordEvaluator) or read_about(file).get("words") != words:
+            raise UserError(
+                f"An evaluation network for the words of this model is expected, but {file} is for another;"
+                f" {_REMEDY} with the data, the model and the seed of the run."
+            )
+        return network
+    if public is None or not len(public):
+        raise UserError(f"Refiner expects an evaluation network for the words of this model, but got none; {_REMEDY}.")
+    content = hashlib.sha256(public.int().contiguous().numpy().tobytes())
+    content.update(json.dumps([words, list(public.shape), asdict(SMALL_OF_TEXTS)]).encode())
+    file = user_cache_folder() / f"evaluator-words-{content.hexdigest()[:16]}.safetensors"
+    if file.is_file():
+        network = load_evaluator(file, device)
+        assert isinstance(network, WordEvaluator)
+        return network
+    logger.warning(
+        "Training a small evaluation network on %d public texts once; it is kept in %s.",
+        len(public),
+        file.parent,
+    )
+    network = train_word_evaluator(public, table.detach().float().cpu(), SMALL_OF_TEXTS, seed=0)
+    keep_evaluator(network, file, {"words": words})
+    return copy.deepcopy(network).to(device)
