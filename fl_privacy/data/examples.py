@@ -161,12 +161,8 @@ class TextExamples(LabelledExamples):
 
     @property
     def architecture(self) -> Mapping[str, int]:
-        return {
-            "vocabulary_size": len(self.vocabulary),
-            "max_length": self.tokens.shape[1],
-            "num_classes": self.num_classes,
-            "next_token": self.next_token,
-        }
+        sizes = {"vocabulary_size": len(self.vocabulary), "max_length": self.tokens.shape[1]}
+        return {**sizes, "num_classes": self.num_classes, "next_token": self.next_token}
 
     @cached_property
     def lengths(self) -> Tensor:

@@ -113,14 +113,9 @@ class Dirichlet:
     def __call__(self, examples: LabelledExamples, *, num_clients: int, seed: int) -> list[Tensor]:
         _check_clients(examples, num_clients, self.min_examples)
         order = _shuffled(len(examples), seed)
-        partitioner = _partitioners().DirichletPartitioner(
-            num_clients,
-            partition_by="label",
-            alpha=float(self.alpha),
-            min_partition_size=self.min_examples,
-            self_balancing=self.self_balancing,
-            seed=derive_seed(seed, "dirichlet"),
-        )
+        sizes = {"min_partition_size": self.min_examples, "self_balancing": self.self_balancing}
+        drawn = {"alpha": float(self.alpha), "seed": derive_seed(seed, "dirichlet")}
+        partitioner = _partitioners().DirichletPartitioner(num_clients, partition_by="label", **sizes, **drawn)
         try:
             return _indices(partitioner, {"index": order, "label": examples.labels[order]})
         except ValueError as error:
@@ -158,13 +153,9 @@ class Pathological:
         order = _shuffled(len(examples), seed)
         deal = torch.empty(examples.num_classes, dtype=torch.long)
         deal[present] = torch.randperm(len(present), generator=derive_generator(seed, "classes"))
-        partitioner = _partitioners().PathologicalPartitioner(
-            slots,
-            partition_by="label",
-            num_classes_per_partition=1,
-            class_assignment_mode="deterministic",
-            seed=derive_seed(seed, "pathological"),
-        )
+        how = {"num_classes_per_partition": 1, "class_assignment_mode": "deterministic"}
+        drawn = derive_seed(seed, "pathological")
+        partitioner = _partitioners().PathologicalPartitioner(slots, partition_by="label", seed=drawn, **how)
         try:
             decks = _indices(partitioner, {"index": order, "label": deal[examples.labels[order]]})
         except ValueError as error:

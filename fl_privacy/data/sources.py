@@ -45,11 +45,8 @@ class Source(Protocol):
 
 def file_stamps(files: Iterable[str | os.PathLike[str]]) -> list[str]:
     """Return path, modification time and size of each file."""
-    stamps = []
-    for file in map(Path, files):
-        stat = file.stat()
-        stamps.append(f"{file.resolve()}:{stat.st_mtime_ns}:{stat.st_size}")
-    return stamps
+    found = [(Path(file).resolve(), Path(file).stat()) for file in files]
+    return [f"{path}:{stat.st_mtime_ns}:{stat.st_size}" for path, stat in found]
 
 
 def require(module: str, *, package: str | None = None) -> Any:
@@ -248,9 +245,8 @@ class ImageFolder:
                 f"Folders of {self.folder} are expected to be called like the classes {', '.join(names)}, but one is"
                 f" {unknown[0]}; rename it or add it to data.classes."
             )
-        hf = require("datasets")
+        hf, rows = require("datasets"), {}
         features = hf.Features(image=hf.Image(decode=False), label=hf.ClassLabel(names=names))
-        rows = {}
         for split, classes in splits.items():
             cells = [{"bytes": None, "path": str(file)} for files in classes.values() for file in files]
             labels = [names.index(label) for label, files in classes.items() for _ in files]

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fl_privacy.errors import UserError, blamed_on
+from fl_privacy.errors import UserError, blamed_on, reason_of
 from fl_privacy.models.huggingface import with_adapters
 from fl_privacy.models.layers import initialize
 from fl_privacy.models.text_model import TextModel
@@ -104,9 +104,8 @@ def check_text_model(model: nn.Module, length: int, num_classes: int) -> None:
     try:
         got = tuple(copy.deepcopy(model).eval()(tokens).shape)
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
         raise UserError(
-            f"Model {name} does not take texts of {length} tokens: {reason}; set data.max_length."
+            f"Model {name} does not take texts of {length} tokens: {reason_of(error)}; set data.max_length."
         ) from error
     if got not in ((2, num_classes), (2, num_classes, length)):
         raise UserError(f"Model {name} is expected to return logits of {num_classes} classes, but got {got}.")
@@ -139,10 +138,9 @@ def check_model(model: nn.Module, input_shape: tuple[int, ...], num_classes: int
         try:
             logits = trial(inputs)
         except (RuntimeError, ValueError, TypeError) as error:
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             sizes = "set data.image_size and data.channels to what the model takes"
             remedy = sizes if modality.pixels else modality.remedy
-            raise UserError(f"Model {name} does not fit {what} of {shape}: {reason.rstrip('.')}; {remedy}.") from error
+            raise UserError(f"Model {name} does not fit {what} of {shape}: {reason_of(error)}; {remedy}.") from error
     got = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
     if got != (2, num_classes):
         raise UserError(

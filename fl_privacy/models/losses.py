@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fl_privacy.errors import UserError
+from fl_privacy.errors import UserError, reason_of
 
 TargetKind = Literal["classes", "bits", "values"]
 """Kind of targets of outputs (B, K). ``classes``: one class of each example; ``bits``: K binary answers;
@@ -63,7 +63,7 @@ SQUARED_ERROR = Loss("squared error", F.mse_loss, targets="values", takes="rows"
 
 NAMED_LOSSES = {"cross_entropy": CROSS_ENTROPY, "bce": BINARY_CROSS_ENTROPY, "mse": SQUARED_ERROR}
 
-_TARGETS: dict[type[nn.Module], TargetKind] = {
+_TARGETS: dict[object, TargetKind] = {
     nn.BCEWithLogitsLoss: "bits",
     nn.BCELoss: "bits",
     nn.MultiLabelSoftMarginLoss: "bits",
@@ -71,13 +71,6 @@ _TARGETS: dict[type[nn.Module], TargetKind] = {
     nn.L1Loss: "values",
     nn.SmoothL1Loss: "values",
     nn.HuberLoss: "values",
-}
-
-LossLike = str | nn.Module | Callable[[Tensor, Tensor], Tensor] | Loss
-"""A name of ``NAMED_LOSSES``, a loss of PyTorch with its options, or a function (outputs (B, K), labels) -> scalar."""
-
-
-_FUNCTIONS: dict[object, TargetKind] = {
     F.binary_cross_entropy_with_logits: "bits",
     F.binary_cross_entropy: "bits",
     F.mse_loss: "values",
@@ -85,6 +78,9 @@ _FUNCTIONS: dict[object, TargetKind] = {
     F.smooth_l1_loss: "values",
     F.huber_loss: "values",
 }
+
+LossLike = str | nn.Module | Callable[[Tensor, Tensor], Tensor] | Loss
+"""A name of ``NAMED_LOSSES``, a loss of PyTorch with its options, or a function (outputs (B, K), labels) -> scalar."""
 
 _PLAIN: tuple[object, ...] = (F.cross_entropy, F.nll_loss)
 """``nll_loss`` of log probabilities is their cross entropy."""
@@ -145,7 +141,7 @@ def _tried(given: Callable[[Tensor, Tensor], Tensor], num_classes: int, like: Te
     indices = torch.zeros(len(outputs), dtype=torch.long, device=like.device)
     rows = torch.zeros_like(outputs)
     rows[:, 0] = 1
-    known = _TARGETS.get(type(given)) if isinstance(given, nn.Module) else _FUNCTIONS.get(given)
+    known = _TARGETS.get(type(given) if isinstance(given, nn.Module) else given)
     name = getattr(given, "__name__", type(given).__name__)
     of_rows, name = _refused(moved, outputs, rows), name if name.isidentifier() else "the function given"
     if num_classes == 1 and (known is None or of_rows is not None):
@@ -190,7 +186,7 @@ def _refused(given: Callable[[Tensor, Tensor], Tensor], outputs: Tensor, labels:
                 return f"it gives {got}"
             (slope,) = torch.autograd.grad(value, leaf, allow_unused=True)
     except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as error:
-        return (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
+        return reason_of(error)
     return None if slope is not None else "it does not depend on the outputs"
 
 

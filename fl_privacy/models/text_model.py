@@ -81,10 +81,8 @@ class BlockModel(TextModel):
 
     @property
     def attention_weights(self) -> list[tuple[str, ...]]:
-        return [
-            tuple(f"blocks.{number}.attention.{name}.weight" for name in ("query", "key", "value"))
-            for number in range(len(self.blocks))
-        ]
+        names = ("query", "key", "value")
+        return [tuple(f"blocks.{k}.attention.{name}.weight" for name in names) for k in range(len(self.blocks))]
 
     def through_blocks(self, states: Tensor, there: Tensor, *, first: bool = False) -> Tensor:
         """Map states (B, L, d) and their mask (B, L) through the blocks, to all or the ``first`` token's."""
@@ -148,13 +146,6 @@ class Positions(nn.Module):
         return embeddings + self.weight[: embeddings.shape[-2]]
 
 
-class FeedForward(nn.Sequential):
-    """Two linear layers with a GELU between them."""
-
-    def __init__(self, width: int, hidden: int) -> None:
-        super().__init__(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width))
-
-
 class Block(nn.Module):
     """Attention and a feed-forward network, each with a residual path and a layer norm.
 
@@ -169,7 +160,7 @@ class Block(nn.Module):
         super().__init__()
         self.attention = Attention(width, heads, causal=causal)
         self.attention_norm = nn.LayerNorm(width, eps=eps)
-        self.feed_forward = FeedForward(width, hidden)
+        self.feed_forward = nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width))
         self.norm = nn.LayerNorm(width, eps=eps)
         self.norm_first = norm_first
 

@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -98,34 +99,24 @@ def _one_by_one(
     names: Sequence[str],
 ) -> tuple[Tensors, Tensor]:
     """Compute gradients (B, *shape) by ``names``, and losses (B,)."""
+    values = {name: state.parameters[name].detach() for name in names}
     if not len(batch):
-        values = {name: state.parameters[name] for name in names}
         none = {name: value.new_zeros(0, *value.shape) for name, value in values.items()}
         return none, torch.zeros(0, device=batch.inputs.device)
     rest = {name: p.detach() for name, p in state.parameters.items() if name not in names}
+    how: dict[str, Any] = {"batch_norm": plan.batch_norm, "loss_scale": plan.loss_scale, "changes": changes}
 
     def loss(values: Tensors, image: Tensor, label: Tensor) -> Tensor:
-        one, at = Batch(image.unsqueeze(0), label.unsqueeze(0)), ModelState({**rest, **values}, state.buffers)
-        return batch_loss(model, at, one, batch_norm=plan.batch_norm, loss_scale=plan.loss_scale, changes=changes)[0]
+        one = Batch(image.unsqueeze(0), label.unsqueeze(0))
+        return batch_loss(model, ModelState({**rest, **values}, state.buffers), one, **how)[0]
 
-    values = {name: state.parameters[name].detach() for name in names}
     per_example = vmap(grad_and_value(loss), in_dims=(None, 0, 0), randomness="different")
     try:
         with plain_attention():
             found: tuple[Tensors, Tensor] = per_example(values, batch.inputs, batch.labels)
     except RuntimeError:  # recurrent layers and inner autograd calls, among others, can't be batched
-        each = [
-            loss_gradients(
-                model,
-                state,
-                Batch(image.unsqueeze(0), label.unsqueeze(0)),
-                batch_norm=plan.batch_norm,
-                loss_scale=plan.loss_scale,
-                changes=changes,
-                create_graph=image.requires_grad,
-            )
-            for image, label in zip(batch.inputs, batch.labels, strict=True)
-        ]
+        pairs = zip(batch.inputs.split(1), batch.labels.split(1), strict=True)
+        each = [loss_gradients(model, state, Batch(*p), **how, create_graph=p[0].requires_grad) for p in pairs]
         gradients = {name: torch.stack([own.gradients[name].to_dense() for own in each]) for name in values}
         return gradients, torch.stack([own.loss for own in each])
     return found

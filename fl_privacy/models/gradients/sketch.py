@@ -38,9 +38,8 @@ class GradientSketch:
         elements = sum(t.numel() for t in shapes.values())
         device = next(iter(shapes.values())).device
         if elements <= size:
-            return cls(
-                tuple(shapes), torch.arange(elements, device=device), torch.ones(elements, device=device), elements
-            )
+            unchanged = torch.arange(elements, device=device), torch.ones(elements, device=device)
+            return cls(tuple(shapes), *unchanged, elements)
         buckets = torch.randint(size, (elements,), generator=rng, device=rng.device)
         signs = 2.0 * torch.randint(2, (elements,), generator=rng, device=rng.device) - 1
         return cls(tuple(shapes), buckets.to(device), signs.to(device), size)
@@ -55,10 +54,8 @@ class GradientSketch:
 
     def back(self, sketched: Tensor, like: Tensors) -> Tensors:
         """Apply the transpose: (size,) -> tensors shaped like ``like``."""
-        return {
-            name: (sketched[self.buckets[part]] * self.signs[part]).reshape(like[name].shape)
-            for name, part in self._parts({n: t.unsqueeze(0) for n, t in like.items()})
-        }
+        parts = self._parts({name: value.unsqueeze(0) for name, value in like.items()})
+        return {n: (sketched[self.buckets[p]] * self.signs[p]).reshape(like[n].shape) for n, p in parts}
 
     def _parts(self, gradients: Tensors) -> Sequence[tuple[str, slice]]:
         parts, start = [], 0

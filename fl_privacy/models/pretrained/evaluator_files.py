@@ -5,24 +5,20 @@ import hashlib
 import importlib
 import json
 import logging
-import os
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from fl_privacy.errors import UserError
-from fl_privacy.files import user_cache_folder
+from fl_privacy.files import user_cache_folder, write_private
 from fl_privacy.files.foreign import expanded
-from fl_privacy.files.networks import read_network, read_once, take_values
+from fl_privacy.files.networks import read_network, read_once, readable, take_values
 from fl_privacy.models.pretrained.evaluator import EvaluationNetwork, EvaluatorPlan, train_evaluator
 from fl_privacy.models.pretrained.word_evaluator import WordEvaluator, train_word_evaluator
 
@@ -39,13 +35,7 @@ def save_evaluator(network: Evaluator, file: Path, about: Mapping[str, str]) -> 
     """Write the weights atomically with shape, widths and ``about`` as metadata."""
     metadata = {**about, "input_shape": json.dumps(network.input_shape), "widths": json.dumps(network.widths)}
     file.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=file.parent, prefix=file.stem, suffix=".partial")
-    os.close(handle)
-    try:
-        save_file({name: t.cpu() for name, t in network.state_dict().items()}, temporary, metadata)
-        Path(temporary).replace(file)
-    finally:
-        Path(temporary).unlink(missing_ok=True)
+    write_private(file, save({name: t.cpu() for name, t in network.state_dict().items()}, metadata))
 
 
 def read_about(file: Path) -> dict[str, str]:
@@ -63,7 +53,7 @@ def load_evaluator(file: Path, device: torch.device | str = "cpu") -> Evaluator:
     Raises:
         UserError: there is no such file, or it holds something else.
     """
-    with _readable(file):
+    with readable("An evaluation network", file, REMEDY):
         return _load(file, torch.device(device))
 
 
@@ -94,19 +84,11 @@ def _sizes(text: str) -> list[int]:
 
 
 def _read(file: Path, *, tensors: bool) -> tuple[dict[str, str], dict[str, Tensor]]:
-    with _readable(file):
+    with readable("An evaluation network", file, REMEDY):
         about, values = read_network(file, tensors=tensors)
     if not {"input_shape", "widths"} <= about.keys():
         raise UserError(f"An evaluation network is expected in {file}, but it holds something else; {REMEDY}.")
     return about, values
-
-
-@contextmanager
-def _readable(file: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise UserError(f"An evaluation network is expected in {file}, but it can't be read; {REMEDY}.") from error
 
 
 def expect_fit(network: Evaluator, input_shape: Sequence[int], file: Path) -> EvaluationNetwork:
@@ -170,7 +152,7 @@ def keep_evaluator(network: Evaluator, file: Path, about: Mapping[str, str]) -> 
     """Cache the network in ``file`` if possible."""
     try:
         save_evaluator(network, file, about)
-    except (OSError, SafetensorError) as error:  # safetensors has its own error for a full disk
+    except OSError as error:
         logger.warning("It is not kept, %s can't be written: %s", file.parent, str(error).rstrip("."))
 
 
@@ -209,8 +191,6 @@ def _digits(height: int, width: int) -> Tensor:
         digits = F.interpolate(digits, size=(height, width), mode="bilinear", antialias=True)
     return digits.round().clamp(0, 255).to(torch.uint8)
 
-
-logger = logging.getLogger(__name__)
 
 SMALL_OF_TEXTS = EvaluatorPlan(widths=(64, 64), epochs=3, batch_size=32, lr=3e-3)
 """Training plan of a default network."""

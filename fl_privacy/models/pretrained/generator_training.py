@@ -130,13 +130,9 @@ class GeneratorTraining:
         self._discriminator.requires_grad_(True)
         weight = 1 - min(self.plan.average, (1 + number) / (10 + number))  # so that initial values are soon forgotten
         with torch.no_grad():
-            for mean, value in zip(
-                *(part.state_dict().values() for part in (self.average, self.generator)), strict=True
-            ):
-                if mean.is_floating_point():
-                    mean.lerp_(value, weight)
-                else:
-                    mean.copy_(value)
+            values = self.generator.state_dict()
+            for name, mean in self.average.state_dict().items():
+                mean.lerp_(values[name], weight) if mean.is_floating_point() else mean.copy_(values[name])
         return against.item(), towards.item()
 
     def _batch(self, number: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
