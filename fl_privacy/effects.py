@@ -333,11 +333,7 @@ def to_plain(parts: Iterable[Part]) -> list[dict[str, Any]]:
 
 
 def from_plain(plain: object) -> Description:
-    """Invert ``to_plain``.
-
-    Raises:
-        UserError: ``plain`` is malformed, or names an effect that no imported module declares.
-    """
+    """Invert ``to_plain``; ``UserError`` if ``plain`` is malformed or names an effect that no module declares."""
     if not isinstance(plain, list):
         raise UserError(f"The description of a defense is expected to be a list of its parts, but got {plain!r}.")
     return tuple(_part_from_plain(part) for part in plain)

@@ -290,11 +290,7 @@ def load_with_attribute(
 
 
 def coarse(examples: Examples, task: Mapping[str, Sequence[str]]) -> Examples:
-    """Return ``examples`` with the classes of ``task``, and their original class as attribute.
-
-    Raises:
-        UserError: ``task`` does not contain each class once.
-    """
+    """Return ``examples`` by the classes of ``task``, their own as attribute; ``UserError`` unless each is in one."""
     listed = [str(own) for group in task.values() for own in group]
     wrong = [n for n in examples.class_names if listed.count(n) != 1]
     wrong += [n for n in listed if n not in examples.class_names]

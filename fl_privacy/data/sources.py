@@ -292,11 +292,7 @@ def environment_folder(name: str) -> Path | None:
 
 
 def read_parquet(file: Path) -> Any:
-    """Read a PyArrow table.
-
-    Raises:
-        UserError: the file is damaged, or unpacks to more than ``MOST_UNPACKED`` times its size plus 1 GiB.
-    """
+    """Read a PyArrow table; ``UserError`` if the file is damaged or unpacks to more than ``MOST_UNPACKED`` allows."""
     arrow, parquet = require("pyarrow"), require("pyarrow.parquet")
     try:
         about = parquet.read_metadata(file)

@@ -17,11 +17,7 @@ T = TypeVar("T")
 
 
 def read_network(file: Path, *, tensors: bool) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """Return the header of ``file`` and, if wanted, its values by name.
-
-    Raises:
-        OSError: there is no such file, or it holds something else.
-    """
+    """Return the header of ``file`` and, if wanted, its values by name; ``OSError`` if it holds something else."""
     if not file.is_file():
         raise FileNotFoundError(file)
     try:

@@ -90,11 +90,7 @@ def build_fitting(
 
 @torch.no_grad()
 def check_text_model(model: nn.Module, length: int, num_classes: int) -> None:
-    """Run ``model`` once on texts of ``length`` tokens to see that it fits the data; it is not changed.
-
-    Raises:
-        UserError: it is no text model, can't take such texts, or doesn't return logits.
-    """
+    """Run a copy of ``model`` on texts of ``length`` tokens; ``UserError`` if it can't take them or gives no logits."""
     name = type(model).__name__
     if not isinstance(model, TextModel):
         raise UserError(
@@ -112,11 +108,7 @@ def check_text_model(model: nn.Module, length: int, num_classes: int) -> None:
 
 
 def check_table_model(model: nn.Module, schema: Schema, num_classes: int) -> nn.Module:
-    """Run ``model`` once on two rows, and return it with the ``schema`` of its rows.
-
-    Raises:
-        UserError: it can't take such rows or doesn't return logits (B, K).
-    """
+    """Run ``check_model`` on two rows, and return ``model`` with the ``schema`` of its rows."""
     check_model(model, (schema.width,), num_classes, ROWS)
     if schema_of(model) is None:
         model.schema = schema  # type: ignore[assignment]
@@ -124,11 +116,7 @@ def check_table_model(model: nn.Module, schema: Schema, num_classes: int) -> nn.
 
 
 def check_model(model: nn.Module, input_shape: tuple[int, ...], num_classes: int, modality: Modality = IMAGES) -> None:
-    """Run ``model`` once on zero inputs of ``input_shape`` (C, H, W) to see that it fits the data; it is not changed.
-
-    Raises:
-        UserError: the model can't take such inputs or doesn't return logits (B, K).
-    """
+    """Run a copy of ``model`` on zeros of ``input_shape`` (C, H, W); ``UserError`` unless it gives logits (B, K)."""
     name, what = type(model).__name__, f"{modality.one}s"
     shape = "x".join(map(str, input_shape))
     with torch.no_grad(), blamed_on(f"Model {name}, shown two {what} of {shape},"):

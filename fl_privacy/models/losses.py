@@ -95,11 +95,7 @@ def is_plain(loss: Loss) -> bool:
 
 
 def loss_of(given: LossLike, num_classes: int, like: Tensor) -> Loss:
-    """Return the loss ``given``, for ``num_classes`` outputs, on device and dtype of ``like``.
-
-    Raises:
-        UserError: it is no loss, fails on K outputs, or gives no differentiable scalar.
-    """
+    """Return the loss ``given``, on device and dtype of ``like``; ``UserError`` if it gives no scalar of K outputs."""
     if isinstance(given, Loss):
         return given
     if isinstance(given, str):

@@ -110,11 +110,7 @@ class LocalPlan:
         return self.crop_padding > 0 or self.flip
 
     def held(self, names: Iterable[str]) -> frozenset[str]:
-        """Return the ``names`` that are frozen, or not among those trained.
-
-        Raises:
-            UserError: a pattern matches none, or nothing is left to train.
-        """
+        """Return the ``names`` that are not trained; ``UserError`` if a pattern matches none, or nothing is trained."""
         if not self.frozen and not self.trained:
             return frozenset()
         names = list(names)

@@ -112,11 +112,7 @@ def read_gradients(
 
 
 def expect_range(given: tuple[float, float]) -> tuple[float, float]:
-    """Return ``given`` as the least and the largest value of inputs.
-
-    Raises:
-        UserError: they are no two increasing numbers.
-    """
+    """Return the least and the largest value of inputs; ``UserError`` unless they are two increasing numbers."""
     try:
         low, high = (float(value) for value in given)
     except (TypeError, ValueError):

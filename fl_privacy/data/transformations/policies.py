@@ -146,11 +146,7 @@ POLICY_FILE = "policies.json"
 
 
 def random_policies(number: int, rng: torch.Generator, *, longest: int = 3, table: Table = "paper") -> list[Policy]:
-    """Draw ``number`` different policies, uniform among all of at most ``longest`` operations of ``table``.
-
-    Raises:
-        UserError: there are fewer.
-    """
+    """Draw ``number`` different policies, uniform among all of up to ``longest`` operations; ``UserError`` if fewer."""
     sizes = [len(OPERATIONS) ** length for length in range(1, longest + 1)]
     if not 1 <= number <= sum(sizes):
         raise UserError(f"1 to {sum(sizes)} policies of {longest} operations are expected, but got {number}.")

@@ -39,20 +39,12 @@ def save_evaluator(network: Evaluator, file: Path, about: Mapping[str, str]) -> 
 
 
 def read_about(file: Path) -> dict[str, str]:
-    """Return the metadata of an evaluation network's file.
-
-    Raises:
-        UserError: there is no such file, or it holds something else.
-    """
+    """Return the metadata of an evaluation network's file; ``UserError`` if it is none."""
     return _read(file, tensors=False)[0]
 
 
 def load_evaluator(file: Path, device: torch.device | str = "cpu") -> Evaluator:
-    """Load the network in ``file``, frozen and cached until the file changes.
-
-    Raises:
-        UserError: there is no such file, or it holds something else.
-    """
+    """Load the network in ``file``, frozen and cached until the file changes; ``UserError`` if there is none."""
     with readable("An evaluation network", file, REMEDY):
         return _load(file, torch.device(device))
 

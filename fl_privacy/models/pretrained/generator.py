@@ -242,11 +242,7 @@ def save_generator(network: ImageGenerator, provenance: Provenance, file: Path, 
 
 
 def read_generator_header(file: Path) -> dict[str, str]:
-    """Return the header of a generator's file.
-
-    Raises:
-        UserError: there is no such file, or it holds something else.
-    """
+    """Return the header of a generator's file; ``UserError`` if it is none."""
     with readable("A generator", file, REMEDY):
         return read_network(file, tensors=False)[0]
 
@@ -254,11 +250,7 @@ def read_generator_header(file: Path) -> dict[str, str]:
 def load_generator(
     file: Path, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
 ) -> TrainedGenerator:
-    """Load the generator in ``file``, frozen and cached until the file changes.
-
-    Raises:
-        UserError: there is no such file, or it holds something else.
-    """
+    """Load the generator in ``file``, frozen and cached until the file changes; ``UserError`` if there is none."""
     with readable("A generator", file, REMEDY):
         return _load(file, torch.device(device), dtype)
 
@@ -333,11 +325,7 @@ def expect_faces() -> Path:
 
 @lru_cache(maxsize=2)
 def load_faces(device: torch.device, dtype: torch.dtype) -> TrainedGenerator:
-    """Load a DCGAN of color faces, 64x64, from 100 latents, without classes.
-
-    Raises:
-        UserError: the package is missing, or holds other weights.
-    """
+    """Load a DCGAN of color faces, 64x64, from 100 latents, without classes; ``UserError`` if it is missing."""
     file = expect_faces()
     wrong = UserError(
         f"Weights of a DCGAN are expected in {file}, but it holds others; install gan-face-generate 1.1.1."

@@ -50,11 +50,7 @@ class GeneratorPlan:
             checks.number(name, getattr(self, name), at_least=0, below=1, example=0.5)
 
     def shape(self, images: Tensor, num_classes: int) -> GeneratorShape:
-        """Return the generator's shape, for images (N, C, H, W).
-
-        Raises:
-            UserError: they are not square, or of an unsupported size.
-        """
+        """Return the generator's shape, for images (N, C, H, W); ``UserError`` if it can't make such."""
         channels, height, width = images.shape[1:]
         if height != width:
             raise UserError(
@@ -169,11 +165,7 @@ class GeneratorTraining:
         return {name: value.detach().cpu().contiguous() for name, value in found.items()}
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        """Continue from ``state``.
-
-        Raises:
-            UserError: it is of another training.
-        """
+        """Continue from ``state``; ``UserError`` if it is of another training."""
         try:
             for part, module in self._parts.items():
                 module.load_state_dict(_below(state, part))
