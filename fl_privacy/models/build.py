@@ -20,13 +20,7 @@ from fl_privacy.types.schema import Schema, schema_of
 
 
 def build_model(
-    factory: Callable[..., nn.Module],
-    *,
-    seed: int,
-    in_channels: int,
-    image_size: int,
-    num_classes: int,
-    **options: Any,
+    factory: Callable[..., nn.Module], *, seed: int, in_channels: int, image_size: int, num_classes: int, **options: Any
 ) -> nn.Module:
     """Run ``build_fitting`` for square images."""
     facts = {"in_channels": in_channels, "image_size": image_size, "num_classes": num_classes}

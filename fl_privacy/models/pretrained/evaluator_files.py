@@ -229,9 +229,7 @@ def find_word_evaluator(
         assert isinstance(network, WordEvaluator)
         return network
     logger.warning(
-        "Training a small evaluation network on %d public texts once; it is kept in %s.",
-        len(public),
-        file.parent,
+        "Training a small evaluation network on %d public texts once; it is kept in %s.", len(public), file.parent
     )
     network = train_word_evaluator(public, table.detach().float().cpu(), SMALL_OF_TEXTS, seed=0)
     keep_evaluator(network, file, {"words": words})
