@@ -124,12 +124,7 @@ class ClippedExamples(Effect):
 
 @dataclass(frozen=True, kw_only=True)
 class PrivateRelease(Effect):
-    """Training on data derived from one noised release of the client's examples.
-
-    Attributes:
-        epsilon: budget of one example, above 0.
-        delta: probability in (0, 1).
-    """
+    """Training on data derived from one noised release of the client's examples, (epsilon, delta) for each example."""
 
     epsilon: float = field(metadata=_POSITIVE)
     delta: float = field(metadata={"check": partial(checks.number, above=0, below=1, example=1e-5)})
@@ -180,11 +175,7 @@ class Transformed(PerExample):
 
 @dataclass(frozen=True, kw_only=True)
 class Summed(PostProcessing):
-    """Mean of the updates of several clients, each defended by itself.
-
-    Attributes:
-        rounding: standard deviation of the protocol's rounding of the mean, at least 0.
-    """
+    """Mean of several clients' updates; ``rounding`` is the standard deviation of the protocol's rounding of it."""
 
     clients: int = field(metadata={"check": partial(checks.whole, at_least=1, example=8)})
     rounding: float = field(default=0.0, metadata={"check": partial(checks.number, at_least=0, example=1e-6)})
@@ -196,11 +187,7 @@ class OtherImages(Heuristic):
 
 @dataclass(frozen=True, kw_only=True)
 class Mixed(OtherImages):
-    """Weighted sum of each image and others, with random pixels inverted, anew each time.
-
-    Attributes:
-        labeled: number of them that enter the label; the others are public.
-    """
+    """Weighted sum of images, anew each time, with random pixels inverted; ``labeled`` of them enter the label."""
 
     images: int | None = field(metadata={"check": partial(checks.whole, at_least=1, example=4)})
     labeled: int | None = field(metadata={"check": partial(checks.whole, at_least=1, example=4)})
@@ -212,11 +199,7 @@ class RobustGradient(Heuristic):
 
 @dataclass(frozen=True, kw_only=True)
 class MutedFeatures(Heuristic):
-    """Zeroed columns of the last linear layer's weight gradient, those of the most revealing features.
-
-    Attributes:
-        dropped: share of the columns, in [0, 1].
-    """
+    """Zeroed columns, a share in [0, 1], of the last linear layer's weight gradient: the most revealing features."""
 
     dropped: float | None = field(
         default=None, metadata={"check": partial(checks.number, at_least=0, at_most=1, example=0.8)}
@@ -252,11 +235,7 @@ class NoisedLayers(Heuristic):
 
 @dataclass(frozen=True, kw_only=True)
 class AdversarialPerturbation(Heuristic):
-    """Perturbation of the gradient that misleads classifiers of an attribute.
-
-    Attributes:
-        budget: largest norm, in units of the gradient's.
-    """
+    """Perturbation that misleads classifiers of an attribute; ``budget`` bounds its norm relative to the gradient's."""
 
     budget: float | None
 

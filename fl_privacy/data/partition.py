@@ -55,9 +55,7 @@ class ClassShares:
     """Each client draws the class shares of its own data from a Dirichlet distribution (Hsu et al., 2019).
 
     All clients have equally many examples (Refiner, Appendix D). Later clients get nothing of a class that has run out.
-
-    Attributes:
-        alpha: concentration of a symmetric distribution, above 0; small is skewed, large is nearly IID.
+    The concentration ``alpha`` is above 0; small is skewed, large is nearly IID.
     """
 
     alpha: float = 1.0
@@ -127,12 +125,9 @@ class Dirichlet:
 
 @dataclass(frozen=True, kw_only=True)
 class Pathological:
-    """Every client has examples of exactly k classes (after McMahan et al., 2017).
+    """Every client has examples of exactly ``classes_per_client`` classes (after McMahan et al., 2017).
 
     Classes are dealt in turn in a random order: all are used, equally often up to one.
-
-    Attributes:
-        classes_per_client: k.
     """
 
     classes_per_client: int = 2

@@ -225,8 +225,7 @@ class ParquetFolder:
 class ImageFolder:
     """``<folder>/<class>/*.jpg``, or ``<folder>/<split>/<class>/*.jpg`` if there is a folder ``train``.
 
-    Attributes:
-        classes: all classes in label order; ``None`` takes the folders.
+    ``classes`` are all classes in label order; ``None`` takes the folders.
     """
 
     folder: Path

@@ -80,13 +80,9 @@ def expect_writable(file: Path) -> None:
 
 
 def expect_regular_files(folder: Path, without: Collection[str] = ()) -> None:
-    """Refuse an untrusted folder with anything but regular files and folders of limited size.
+    """Refuse an untrusted folder, ``without`` some of its folders, with anything but regular files of limited size.
 
     A link would let reading and writing leave the folder; a pipe blocks its reader.
-
-    Args:
-        folder: folder with all folders within.
-        without: names of folders right within it that are skipped.
 
     Raises:
         UserError: there is a link, a pipe, a device, or a file of more than ``LARGEST_FILE`` bytes.

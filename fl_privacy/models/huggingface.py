@@ -183,12 +183,9 @@ _PARTS = ("SelfAttention.q", "SelfAttention.v")
 
 
 class Adapted(nn.Module):
-    """Layer with an adapter (LoRA, Hu et al. 2022): ``base(x) + alpha / r * B A x``.
+    """Layer with an adapter (LoRA, Hu et al. 2022): ``base(x) + alpha / rank * B A x``.
 
     A is drawn like PyTorch's linear layers, B is zero, so that the initial outputs are unchanged.
-
-    Args:
-        rank: r.
     """
 
     def __init__(self, base: nn.Module, *, inputs: int, outputs: int, rank: int, alpha: float) -> None:

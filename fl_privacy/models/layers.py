@@ -68,13 +68,9 @@ def has_batch_norm(model: nn.Module) -> bool:
 
 
 class InputNormalization(nn.Module):
-    """``(x - mean) / std`` by channel, for images in [0, 1].
+    """``(x - mean) / std`` by channel (C,), or by a single value for all channels, for images in [0, 1].
 
     The constants are neither parameters nor buffers, hence never exchanged.
-
-    Args:
-        mean: (C,), or a single value for all channels.
-        std: same shape, above 0.
     """
 
     def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:

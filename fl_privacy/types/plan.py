@@ -144,12 +144,7 @@ def _in_round(plan: LocalPlan, round: int, probe: bool) -> LocalPlan:
 
 @dataclass(frozen=True)
 class Normalization:
-    """``(x - mean) / std`` by channel, like ``torchvision.transforms.Normalize``.
-
-    Attributes:
-        mean: value of each channel, or one for all, for images in [0, 1].
-        std: value of each channel, or one for all, above 0.
-    """
+    """``(x - mean) / std`` by channel, or by one value for all, of images in [0, 1]; ``std`` is above 0."""
 
     mean: Sequence[float]
     std: Sequence[float]

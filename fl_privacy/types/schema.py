@@ -80,12 +80,9 @@ class Column:
 
 @dataclass(frozen=True)
 class Schema:
-    """Columns of a table, public in a federation, so that all clients encode rows equally.
+    """Columns of a table without the target, public in a federation, so that all clients encode rows equally.
 
     A row is C cells (numbers, or indices of categories), or F encoded values.
-
-    Attributes:
-        columns: C columns, without the target.
     """
 
     columns: tuple[Column, ...]

@@ -251,11 +251,7 @@ def _sketched(values: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class _Evidence:
-    """Evidence for the number of examples of a gradient.
-
-    Attributes:
-        vectors: linear layers that take one vector of each example.
-    """
+    """Evidence for the number of examples of a gradient; ``vectors``: linear layers with one vector of each example."""
 
     parameters: Mapping[str, Tensor]
     gradients: Mapping[str, Tensor]

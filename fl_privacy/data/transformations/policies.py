@@ -17,11 +17,7 @@ from fl_privacy.files.foreign import expanded, read_text
 
 @dataclass(frozen=True)
 class Policy:
-    """Operations applied in sequence.
-
-    Attributes:
-        indices: indices into the table; none leave the image unchanged.
-    """
+    """Operations applied in sequence: ``indices`` into the table; none leave the image unchanged."""
 
     indices: tuple[int, ...]
     table: Table = "paper"

@@ -198,13 +198,10 @@ def gradient_by_inputs(
     plan: LocalPlan,
     changes: Sequence[LossChange] = (),
 ) -> BatchGradient:
-    """Build a differentiable function from inputs to the gradient at ``state``, with the labels of ``batch``.
+    """Build a differentiable function from inputs, shaped like those of ``batch``, to the gradient at ``state``.
 
     It is computed by :class:`Layered`, except with changed losses, dropout, or layers used outside of their own forward
     pass.
-
-    Args:
-        batch: B examples with the shape of all later inputs.
     """
     frozen = ModelState({name: p.detach() for name, p in state.parameters.items()}, state.buffers)
 

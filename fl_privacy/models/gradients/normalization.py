@@ -58,11 +58,7 @@ class _VictimBatchNorm(nn.Module):
 
 
 class FrozenNorm(nn.Module):
-    """Batch normalization by given statistics with scale and shift, in one pass.
-
-    Attributes:
-        slope, offset: (C,) of the normalization alone.
-    """
+    """Batch normalization by given statistics, ``slope`` and ``offset`` (C,), with scale and shift, in one pass."""
 
     def __init__(self, norm: nn.modules.batchnorm._BatchNorm, mean: Tensor, variance: Tensor) -> None:
         super().__init__()

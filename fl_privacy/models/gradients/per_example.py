@@ -240,6 +240,13 @@ _ELEMENTS = 1 << 25
 """Elements of single examples' gradients held at once (128 MB of float32)."""
 
 
+def _in_chunks(model: nn.Module, state: ModelState, batch: Batch, plan: LocalPlan) -> Iterator[Tensors]:
+    """Yield the examples' gradients for some at once, batch norm in evaluation mode."""
+    plan, elements = replace(plan, batch_norm="eval", loss_scale=1.0), sum(p.numel() for p in state.parameters.values())
+    for some in _chunks(batch, elements, most=_ELEMENTS):
+        yield example_gradients(model, state, some, plan=plan)
+
+
 @without_checkpointing()
 @torch.no_grad()
 def gradient_products(
@@ -249,16 +256,13 @@ def gradient_products(
 
     Both are over the parameters in any of ``directions``; missing ones count as zero. Batch norm is in evaluation mode.
     """
-    plan = replace(plan, batch_norm="eval", loss_scale=1.0)
     names = [name for name in state.parameters if any(name in direction for direction in directions)]
     stacked = {}
     for name, like in ((name, state.parameters[name]) for name in names):
         columns = [d[name].to(like) if name in d else torch.zeros_like(like) for d in directions]
         stacked[name] = torch.stack([column.flatten() for column in columns], 1)
-    elements = sum(p.numel() for p in state.parameters.values())
     products, squares = [], []
-    for some in _chunks(batch, elements, most=_ELEMENTS):
-        gradients = example_gradients(model, state, some, plan=plan)
+    for gradients in _in_chunks(model, state, batch, plan):
         flat = {name: gradients[name].reshape(len(gradients[name]), -1) for name in names}
         products.append(torch.stack([flat[name] @ stacked[name] for name in names]).sum(0))
         squares.append(torch.stack([flat[name].square().sum(1) for name in names]).sum(0))
@@ -266,15 +270,10 @@ def gradient_products(
 
 
 @without_checkpointing()
+@torch.no_grad()
 def sketched_examples(
     model: nn.Module, state: ModelState, batch: Batch, plan: LocalPlan, sketch: GradientSketch
 ) -> Tensor:
     """Sketch each example's gradient, (B, size), batch norm in evaluation mode."""
-    plan = replace(plan, batch_norm="eval", loss_scale=1.0)
-    elements = sum(p.numel() for p in state.parameters.values())
-    found = []
-    with torch.no_grad():
-        for some in _chunks(batch, elements, most=_ELEMENTS):
-            gradients = example_gradients(model, state, some, plan=plan)
-            found.append(sketch({name: gradients[name] for name in sketch.names}))
-    return torch.cat(found)
+    chunks = _in_chunks(model, state, batch, plan)
+    return torch.cat([sketch({name: gradients[name] for name in sketch.names}) for gradients in chunks])

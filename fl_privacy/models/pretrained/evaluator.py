@@ -15,11 +15,7 @@ from fl_privacy.rng import derive_generator, derive_seed
 
 
 class EvaluationNetwork(nn.Module):
-    """D of Refiner (Fan et al. 2025, appendix D): three strided 3x3 convolutions, a linear layer, a sigmoid.
-
-    Args:
-        input_shape: (C, H, W) of the images.
-    """
+    """D of Refiner (Fan et al. 2025, appendix D) for images of ``input_shape``: strided 3x3 convolutions, a sigmoid."""
 
     def __init__(self, *, input_shape: Sequence[int], widths: Sequence[int] = (128, 256, 512)) -> None:
         super().__init__()

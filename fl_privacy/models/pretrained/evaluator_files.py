@@ -109,10 +109,7 @@ def find_evaluator(
 ) -> EvaluationNetwork:
     """Return the network in the file ``path``, or for gray images a small one, trained on digits in seconds and cached.
 
-    The small one does not suit photographs.
-
-    Args:
-        input_shape: (C, H, W) of the images.
+    The small one does not suit photographs. ``input_shape`` is (C, H, W) of the images.
 
     Raises:
         UserError: the file is none, or is for other images; there is none for color images.
@@ -149,11 +146,7 @@ def keep_evaluator(network: Evaluator, file: Path, about: Mapping[str, str]) -> 
 
 
 class CachedEvaluator:
-    """Lazily loaded network; its file is opened once and later changes are ignored.
-
-    Args:
-        path: path for :func:`find_evaluator`.
-    """
+    """Lazily loaded result of :func:`find_evaluator`; its file is opened once and later changes are ignored."""
 
     def __init__(self, path: str | Path | None) -> None:
         self.path = path

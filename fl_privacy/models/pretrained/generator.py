@@ -179,11 +179,7 @@ below, different images are above (``experiments/generative_prior.py seen``)."""
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Provenance:
-    """Training data of a generator.
-
-    Attributes:
-        fingerprints: (N, 64) uint8 of its images; empty if unknown.
-    """
+    """Training data of a generator, with the fingerprints (N, 64) uint8 of its images; empty if unknown."""
 
     data: str
     split: str
@@ -350,11 +346,7 @@ def load_faces(device: torch.device, dtype: torch.dtype) -> TrainedGenerator:
 def find_generator(
     path: str | None, image: Sequence[int], device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
 ) -> TrainedGenerator:
-    """Return the generator in the file ``path``, or that of a package.
-
-    Args:
-        path: file of ``fl-privacy train-generator``; ``faces`` is that of the package gan-face-generate.
-        image: (C, H, W) of its images.
+    """Return the generator of images (C, H, W) in the file ``path``, or that of a package if ``path`` is ``faces``.
 
     Raises:
         UserError: there is none, or it makes other images.

@@ -61,13 +61,9 @@ class GeneratorPlan:
 
 
 class GeneratorTraining:
-    """Training in progress; each step has its own random stream, so that it can stop after any.
+    """Training on images (N, C, H, W) uint8 with labels (N,), stoppable after any step, since each has its own stream.
 
     The discriminator has the hinge loss (Miyato et al. 2018); the result is a running mean of the generator.
-
-    Args:
-        images: (N, C, H, W) uint8, public.
-        labels: (N,).
     """
 
     def __init__(

@@ -19,11 +19,7 @@ TEXTS = EvaluatorPlan(widths=(64, 64), epochs=10, batch_size=64, lr=1e-3)
 
 @dataclass(frozen=True, eq=False)
 class WordBox:
-    """Box [0, 1] around the embeddings of all tokens: the counterpart of pixel ranges.
-
-    Attributes:
-        table: (n, d) embeddings.
-    """
+    """Box [0, 1] around the embeddings (n, d) of all tokens: the counterpart of pixel ranges."""
 
     table: Tensor
 
@@ -54,12 +50,9 @@ class WordBox:
 
 
 class WordEvaluator(nn.Module):
-    """D of Refiner for texts: convolutions over neighboring words, then the probability that each word is random.
+    """D of Refiner for texts: convolutions over words (d = ``width``), then the probability that each is random.
 
     The paper's DistilBERT is too large to run in each step.
-
-    Args:
-        width: d of the embeddings, as coordinates of their :class:`WordBox`.
     """
 
     def __init__(self, *, width: int, widths: Sequence[int] = (64, 64)) -> None:
