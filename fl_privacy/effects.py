@@ -111,11 +111,9 @@ def layer_numbers(names: Iterable[str]) -> dict[str, int]:
 
 @dataclass(frozen=True, kw_only=True)
 class ClippedExamples(Effect):
-    """Clipping of each example's gradient and Gaussian noise on their sum (DP-SGD).
+    """Clipping of each example's gradient to ``norm`` and Gaussian noise on their sum (DP-SGD).
 
-    Attributes:
-        norm: bound on one example's gradient, above 0.
-        noise_multiplier: standard deviation of the noise on the sum, in units of ``norm``; at least 0.
+    ``noise_multiplier`` is the standard deviation of the noise on the sum, in units of ``norm``.
     """
 
     norm: float | None = field(metadata=_POSITIVE)
@@ -161,12 +159,7 @@ class Quantized(PostProcessing):
 
 @dataclass(frozen=True, kw_only=True)
 class Transformed(PerExample):
-    """Transformation of each image by a random policy.
-
-    Attributes:
-        policies: names, such as ``3-43-15``.
-        by_probability: ``True`` if operations are left out at random.
-    """
+    """Transformation of each image by a random policy (``3-43-15``); ``by_probability`` leaves operations out."""
 
     policies: tuple[str, ...] | None
     table: Literal["paper", "code"] = "paper"
@@ -215,12 +208,7 @@ class SlicedNoise(Heuristic):
 
 @dataclass(frozen=True, kw_only=True)
 class NoisedLayers(Heuristic):
-    """Noise on some layers; the others are uploaded in the clear, so that nothing is guaranteed.
-
-    Attributes:
-        added: noise on each element of these layers, and clipping before.
-        layers: names, or numbers in the update from 1.
-    """
+    """Noise on some layers, by name or number from 1; the others are uploaded in the clear: nothing is guaranteed."""
 
     added: Noise | None
     layers: tuple[int | str, ...] | None

@@ -43,12 +43,9 @@ _FORMAT = 1
 def cached(
     name: str, key: Sequence[str], make: Callable[[], tuple[Examples, Examples]], *, folder: Path | None = None
 ) -> tuple[Examples, Examples]:
-    """Return the examples of ``make``, from ``folder`` if they were made before.
+    """Return the examples of ``make``, from ``folder`` or the user's cache if they were made before with this ``key``.
 
-    Args:
-        key: values on which the result depends.
-        folder: cache folder, created readable by its owner only; ``None`` takes the user's. A warning is given if it
-            cannot be written.
+    The folder is created readable by its owner only. A warning is given if it cannot be written.
     """
     digest = hashlib.sha256(json.dumps([_FORMAT, *key]).encode()).hexdigest()[:16]
     file = (folder or user_cache_folder()) / f"{name.replace('/', '--')}-{digest}.safetensors"

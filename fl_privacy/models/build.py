@@ -56,10 +56,8 @@ def build_fitting(
     options = {fact: value for fact, value in architecture.items() if fact in signature.parameters} | options
     init = None if "init" in signature.parameters else options.pop("init", None)
     rank, alpha = (options.pop(name, None) for name in ("lora_rank", "lora_alpha"))
-    # take ``mean`` and ``std`` out of ``options``, where the model does not take these itself
-    if {"mean", "std"} & set(signature.parameters) or not {"mean", "std"} & options.keys():
-        put_before = None
-    else:
+    put_before = None
+    if {"mean", "std"} & options.keys() and not {"mean", "std"} & set(signature.parameters):
         mean, std = options.pop("mean", None), options.pop("std", None)
         put_before = Normalization([0.0] if mean is None else mean, [1.0] if std is None else std)
     try:

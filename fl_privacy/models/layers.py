@@ -259,12 +259,7 @@ def _order(model: nn.Module, modules: dict[str, nn.Module], image_shape: tuple[i
 def cut_layer(model: nn.Module, image_shape: tuple[int, ...], public: Collection[str]) -> str:
     """Return the first layer after the last private one in the forward pass, or the second layer if nothing is private.
 
-    Args:
-        image_shape: (C, H, W).
-        public: names of the public parameters.
-
-    Raises:
-        UserError: there is no such layer.
+    ``public`` are the names of the public parameters, ``image_shape`` is (C, H, W); ``UserError`` without such a layer.
     """
     layers = called_layers(model, image_shape)
     owned = {name: model.get_submodule(name).named_parameters(recurse=False) for name in layers}

@@ -63,21 +63,17 @@ SQUARED_ERROR = Loss("squared error", F.mse_loss, targets="values", takes="rows"
 
 NAMED_LOSSES = {"cross_entropy": CROSS_ENTROPY, "bce": BINARY_CROSS_ENTROPY, "mse": SQUARED_ERROR}
 
-_TARGETS: dict[object, TargetKind] = {
-    nn.BCEWithLogitsLoss: "bits",
-    nn.BCELoss: "bits",
-    nn.MultiLabelSoftMarginLoss: "bits",
-    nn.MSELoss: "values",
-    nn.L1Loss: "values",
-    nn.SmoothL1Loss: "values",
-    nn.HuberLoss: "values",
-    F.binary_cross_entropy_with_logits: "bits",
-    F.binary_cross_entropy: "bits",
-    F.mse_loss: "values",
-    F.l1_loss: "values",
-    F.smooth_l1_loss: "values",
-    F.huber_loss: "values",
+_TARGETS: dict[TargetKind, tuple[object, ...]] = {
+    "bits": (
+        *(nn.BCEWithLogitsLoss, nn.BCELoss, nn.MultiLabelSoftMarginLoss),
+        *(F.binary_cross_entropy_with_logits, F.binary_cross_entropy),
+    ),
+    "values": (
+        *(nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss),
+        *(F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss),
+    ),
 }
+"""Losses of PyTorch, modules and functions, by the kind of their targets."""
 
 LossLike = str | nn.Module | Callable[[Tensor, Tensor], Tensor] | Loss
 """A name of ``NAMED_LOSSES``, a loss of PyTorch with its options, or a function (outputs (B, K), labels) -> scalar."""
@@ -137,7 +133,8 @@ def _tried(given: Callable[[Tensor, Tensor], Tensor], num_classes: int, like: Te
     indices = torch.zeros(len(outputs), dtype=torch.long, device=like.device)
     rows = torch.zeros_like(outputs)
     rows[:, 0] = 1
-    known = _TARGETS.get(type(given) if isinstance(given, nn.Module) else given)
+    what = type(given) if isinstance(given, nn.Module) else given
+    known = next((kind for kind, losses in _TARGETS.items() if what in losses), None)
     name = getattr(given, "__name__", type(given).__name__)
     of_rows, name = _refused(moved, outputs, rows), name if name.isidentifier() else "the function given"
     if num_classes == 1 and (known is None or of_rows is not None):

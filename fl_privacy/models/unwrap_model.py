@@ -153,11 +153,8 @@ def once_each(model: nn.Module, values: Mapping[str, Tensor]) -> dict[str, Tenso
     return found
 
 
-_NAMES = (
-    "CheckpointFunction",
-    "_checkpoint_without_reentrant_generator",
-    "_checkpoint_without_reentrant_generator_impl",
-)
+_GENERATOR = "_checkpoint_without_reentrant_generator"
+_NAMES = ("CheckpointFunction", _GENERATOR, f"{_GENERATOR}_impl")
 """Functions that ``torch.utils.checkpoint.checkpoint`` calls by name; one of the last two, by version."""
 
 _lock, _uses, _own = threading.Lock(), list[None](), dict[str, Any]()

@@ -188,11 +188,6 @@ def _smooth(images: Tensor) -> Tensor:
 _grey = _torchvision("rgb_to_grayscale")
 
 
-def _mean_grey(images: Tensor) -> Tensor:
-    mean: Tensor = _grey(images).mean((-3, -2, -1), keepdim=True)
-    return mean
-
-
 _equalize = _straight_through(_torchvision("equalize"))
 
 
@@ -225,7 +220,11 @@ KINDS: Mapping[str, Kind] = {
     ),
     "rotate": Kind(rotate, high=30.0),
     "color": Kind(_enhancement(_torchvision("adjust_saturation"), _grey), high=0.5, signed=True),
-    "contrast": Kind(_enhancement(_torchvision("adjust_contrast"), _mean_grey), high=0.5, signed=True),
+    "contrast": Kind(
+        _enhancement(_torchvision("adjust_contrast"), lambda x: _grey(x).mean((-3, -2, -1), keepdim=True)),
+        high=0.5,
+        signed=True,
+    ),
     "sharpness": Kind(_enhancement(_torchvision("adjust_sharpness"), _smooth), high=0.5, signed=True),
     "brightness": Kind(_enhancement(_torchvision("adjust_brightness"), torch.zeros_like), high=0.5, signed=True),
     "posterize": Kind(

@@ -96,8 +96,7 @@ def apply_policy(images: Tensor, policy: Policy, signs: Sequence[int]) -> Tensor
 def read_policies(source: str | int | Sequence[str | int], table: Table | None = None) -> tuple[Policy, ...]:
     """Read policies from a name, a list of names, or the file that ``fl-privacy search-policies`` wrote.
 
-    Args:
-        table: table of operations; ``None`` is that of the file, and the paper's for names.
+    A ``table`` of ``None`` is that of the file, and the paper's for names.
 
     Raises:
         UserError: it is none of these, or the file was searched with another table.

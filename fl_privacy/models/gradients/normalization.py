@@ -116,9 +116,7 @@ class _ChannelSums(torch.autograd.Function):
 class Separated:
     """Model whose norm layers are split into a normalization and an :class:`Affine`.
 
-    Attributes:
-        names: original parameter name -> name in ``model``.
-        victims: number of victims, to be set before each pass.
+    ``names``: original parameter name -> name in ``model``. ``victims``: their number, to be set before each pass.
     """
 
     model: nn.Module

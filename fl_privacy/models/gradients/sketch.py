@@ -22,9 +22,7 @@ SKETCH = 4096
 class GradientSketch:
     """Linear map of gradients to short vectors that keeps inner products (count sketch, Charikar et al. 2002).
 
-    Attributes:
-        buckets: (P,) target of each element.
-        signs: (P,) sign of each element.
+    ``buckets`` and ``signs`` (P,) are the target and the sign of each element.
     """
 
     names: tuple[str, ...]
@@ -70,9 +68,7 @@ class GradientSketch:
 class GradientClassifier:
     """Map sketched gradients (B, F) to logits (B, A), by their direction alone.
 
-    Attributes:
-        mean: (F,) mean training direction.
-        basis: (F, R) span of the training directions, scaled to unit variance.
+    ``mean`` (F,) is of the training directions, ``basis`` (F, R) their span, scaled to unit variance.
     """
 
     mean: Tensor

@@ -87,11 +87,9 @@ def fitted(
     device: torch.device | str,
     progress: Progress,
 ) -> N:
-    """Fit ``network``: every batch is shown once per level, with mixed levels.
+    """Fit ``network`` to ``number`` examples: every batch is shown once per level, with mixed levels.
 
-    Args:
-        number: number of examples.
-        losses: (indices (B,) of a batch) -> (number (B,) of each example's level) -> loss.
+    ``losses`` is (indices (B,) of a batch) -> (number (B,) of each example's level) -> loss.
     """
     order = derive_generator(seed, "evaluator", "order")
     optimizer = torch.optim.Adam(network.parameters(), lr=plan.lr)

@@ -309,9 +309,8 @@ _TRAINED_ON = Provenance(data="DigiFace-1M (rendered faces of nobody)", split="a
 def expect_faces() -> Path:
     """Return the file with the weights; ``UserError`` if the package is missing."""
     found = importlib.util.find_spec(_PACKAGE)
-    places = [Path(place) for place in found.submodule_search_locations or ()] if found else []
-    for file in (place / "weights.tar" for place in places):
-        if file.is_file():
+    for place in (found and found.submodule_search_locations) or ():
+        if (file := Path(place) / "weights.tar").is_file():
             return file
     raise UserError(
         "attack.generator=faces is expected to find the package gan-face-generate, but it is missing; run"

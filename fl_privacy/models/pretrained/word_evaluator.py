@@ -81,15 +81,10 @@ class WordEvaluator(nn.Module):
 def mix_with_random_words(
     box: WordBox, tokens: Tensor, ratios: Tensor, rng: torch.Generator, *, blended: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Replace a share of each text's words by random ones.
+    """Replace shares ``ratios`` (N,) in [0, 1] of the words of ``tokens`` (N, L), padded with -1, by random ones.
 
-    Args:
-        tokens: (N, L), padded with -1.
-        ratios: (N,) shares in [0, 1].
-        blended: (N,) texts in which all words are blended with random ones by the share, like robust data, instead.
-
-    Returns:
-        Coordinates (N, L, d), and the randomness of each word (N, L).
+    In texts ``blended`` (N,) all words are blended with random ones by the share, like robust data, instead. Return
+    coordinates (N, L, d), and the randomness of each word (N, L).
     """
     words, noise = box.words(tokens), box.random_words(tokens.shape, rng)
     exchanged = torch.rand(tokens.shape, generator=rng).to(ratios) < ratios[:, None]
@@ -106,13 +101,10 @@ def train_word_evaluator(
     device: torch.device | str = "cpu",
     progress: Progress = lambda done, total, loss: None,
 ) -> WordEvaluator:
-    """Fit the predicted to the true share of random words, by binary cross entropy of each word.
+    """Fit the predicted to the true share of random words in public ``tokens`` (N, L), by binary cross entropy of each.
 
-    Every other text has words replaced, as published; in the others all are blended.
-
-    Args:
-        tokens: (N, L) of public texts, padded with -1.
-        table: (n, d) embeddings of the tokens.
+    Every other text has words replaced, as published; in the others all are blended. ``table`` (n, d) holds the tokens'
+    embeddings; -1 pads.
     """
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(derive_seed(seed, "evaluator", "model"))
