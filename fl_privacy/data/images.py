@@ -1,13 +1,11 @@
 """Decoding of images into one tensor of bytes with a common size and number of channels."""
 
 import io
-import math
 import os
 import struct
 import warnings
 import zlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -15,6 +13,7 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
+from fl_privacy.data.deep import Deep, gray_values
 from fl_privacy.data.sources import require
 from fl_privacy.errors import UserError, reason_of
 
@@ -154,71 +153,3 @@ def _sizes_differ(one: Tensor, other: Tensor, name: str) -> UserError:
     return UserError(
         f"The images of data set {name} are expected to have one size, but got {sizes}; set data.image_size=32, say."
     )
-
-
-_WHITE = {"whole": (255.0, 1023.0, 4095.0, 16383.0, 65535.0), "float": (1.0, 255.0, 65535.0)}
-"""Usual white levels of gray pictures with more than 8 bits, by kind of number."""
-
-LEAST_OF_WHITE = 0.25
-"""Least share of a usual white level that the brightest pixel has; else the brightest pixel is white."""
-
-
-@dataclass
-class Deep:
-    """Gray images of a data set with more than 8 bits a pixel, or signs; all share one black and one white.
-
-    Attributes:
-        places: indices of these images.
-        low, high: least and largest value of all.
-        whole: ``True`` if all values are whole numbers.
-    """
-
-    places: list[int] = field(default_factory=list)
-    low: float = math.inf
-    high: float = -math.inf
-    whole: bool = True
-
-    def note(self, place: int, pixels: Tensor, which: str) -> None:
-        """Record the range of image number ``place``, unless it is in bytes; ``UserError`` if values are not finite."""
-        if pixels.dtype == torch.uint8:
-            return
-        if not pixels.isfinite().all():
-            raise UserError(f"{which} is expected to have finite pixels, but some are none; fill them in.")
-        self.places.append(place)
-        self.low, self.high = min(self.low, float(pixels.min())), max(self.high, float(pixels.max()))
-        self.whole = self.whole and bool((pixels == pixels.floor()).all())
-
-    @property
-    def range(self) -> tuple[float, float]:
-        """Return the black and white levels: the usual ones if they fit, else the least and largest value."""
-        steps = _WHITE["whole" if self.whole and self.high > 1 else "float"]
-        white = next((step for step in steps if step >= self.high), math.inf)
-        custom = self.low >= 0 and self.high >= LEAST_OF_WHITE * white
-        return (0.0, white) if custom else (min(self.low, 0.0) if self.low >= 0 else self.low, self.high)
-
-    def in_bytes(self, images: Tensor, name: str) -> Tensor:
-        """Return all images (N, C, H, W) as bytes, and warn of the levels taken for black and white."""
-        if not self.places:
-            return images
-        (black, white), at = self.range, torch.tensor(self.places)
-        images = images.float()
-        images[at] = (images[at] - black) * (255 / max(white - black, 1e-30))
-        warnings.warn(
-            f"{len(at)} of {len(images)} images of data set {name} have more than 8 bits a pixel, with values from"
-            f" {self.low:g} to {self.high:g}; {black:g} is taken for black and {white:g} for white.",
-            stacklevel=3,
-        )
-        return images.round().clamp(0, 255).to(torch.uint8)
-
-
-def gray_values(picture: Image.Image) -> Tensor | None:
-    """Return the values (H, W), float32, of a gray picture with more than 8 bits or signs; else ``None``."""
-    signed = getattr(picture, "tag_v2", {}).get(_SAMPLE_FORMAT) == (_SIGNED,) and picture.mode == "L"
-    if not signed and picture.mode != "F" and not picture.mode.startswith("I"):
-        return None
-    values = np.asarray(ImageOps.exif_transpose(picture))
-    return torch.from_numpy((values.view(np.int8) if signed else values).astype(np.float32))
-
-
-_SAMPLE_FORMAT, _SIGNED = 339, 2
-"""TIFF's tag for the number format, and its value for signed numbers."""

@@ -193,7 +193,7 @@ def _read(file: Path, mode: str, size: tuple[int, int]) -> Tensor:
 def _in_bytes(picture: "Image", file: Path) -> "Image":
     from PIL.Image import fromarray  # noqa: PLC0415
 
-    from fl_privacy.data.images import Deep, gray_values  # noqa: PLC0415
+    from fl_privacy.data.deep import Deep, gray_values  # noqa: PLC0415
 
     values = gray_values(picture)
     if values is None:
