@@ -124,7 +124,10 @@ class GeneratorTraining:
         with torch.no_grad():
             values = self.generator.state_dict()
             for name, mean in self.average.state_dict().items():
-                mean.lerp_(values[name], weight) if mean.is_floating_point() else mean.copy_(values[name])
+                if mean.is_floating_point():
+                    mean.lerp_(values[name], weight)
+                else:
+                    mean.copy_(values[name])
         return against.item(), towards.item()
 
     def _batch(self, number: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
