@@ -1,6 +1,6 @@
 """Networks of torchvision, for any image size and number of channels."""
 
-from typing import Unpack
+from typing import Any, Unpack
 
 from torch import Tensor, nn
 from torchvision.models import MobileNetV2 as TorchvisionMobileNetV2, ResNet as TorchvisionResNet, VisionTransformer
@@ -14,7 +14,7 @@ from fl_privacy.models.layers import BatchNorm2d, ImageArguments, ImageNetwork, 
 class TorchvisionNetwork(ImageNetwork):
     """``network`` of torchvision on normalized images."""
 
-    network: nn.Module
+    network: Any
 
     def forward(self, inputs: Tensor) -> Tensor:
         logits: Tensor = self.network(self.normalize(inputs))

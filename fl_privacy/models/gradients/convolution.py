@@ -114,7 +114,8 @@ def freeze_convolutions(model: nn.Module) -> None:
 
 def convolution_as(kind: type[C], module: nn.Conv2d) -> C:
     """Build a convolution of ``kind`` with settings and parameters of ``module``, which has numeric zero padding."""
-    geometry: tuple[Any, ...] = (module.kernel_size, module.stride, module.padding, module.dilation, module.groups)
+    like: Any = module
+    geometry = like.kernel_size, like.stride, like.padding, like.dilation, like.groups
     made = kind(module.in_channels, module.out_channels, *geometry, bias=False, device="meta")
     made.weight, made.bias = module.weight, module.bias
     return made
@@ -274,14 +275,18 @@ class FoldedConvolution(FrozenConv2d):
 
     @classmethod
     def of_both(cls, convolution: nn.Conv2d, norm: FrozenNorm) -> Self:
-        own = convolution_as(cls, convolution)
-        own.scale, own.shift, own._precision = norm.weight, norm.bias, norm.slope
-        own._centered = norm.offset if own.bias is None else norm.offset + norm.slope * own.bias
-        own._slope = own._precision if own.scale is None else own._precision * own.scale
-        offset = own._centered if own.scale is None else own._centered * own.scale
-        own._folded_bias = offset if own.shift is None else offset + own.shift
-        own._folded_weight = own._slope.view(-1, 1, 1, 1) * own.weight
-        return own
+        folded = convolution_as(cls, convolution)
+        folded.scale, folded.shift = norm.weight, norm.bias
+        folded._set(norm)
+        return folded
+
+    def _set(self, norm: FrozenNorm) -> None:
+        self._precision = norm.slope
+        self._centered = norm.offset if self.bias is None else norm.offset + norm.slope * self.bias
+        self._slope = self._precision if self.scale is None else self._precision * self.scale
+        offset = self._centered if self.scale is None else self._centered * self.scale
+        self._folded_bias = offset if self.shift is None else offset + self.shift
+        self._folded_weight = self._slope.view(-1, 1, 1, 1) * self.weight
 
     def forward(self, input: Tensor) -> Tensor:
         return self.convolved(input, self._folded_weight, self._folded_bias)

@@ -115,7 +115,7 @@ def _one_by_one(
         with plain_attention():
             found: tuple[Tensors, Tensor] = per_example(values, batch.inputs, batch.labels)
     except RuntimeError:  # recurrent layers and inner autograd calls, among others, can't be batched
-        pairs = zip(batch.inputs.split(1), batch.labels.split(1), strict=True)
+        pairs = zip(torch.split(batch.inputs, 1), torch.split(batch.labels, 1), strict=True)
         each = [loss_gradients(model, state, Batch(*p), **how, create_graph=p[0].requires_grad) for p in pairs]
         gradients = {name: torch.stack([own.gradients[name].to_dense() for own in each]) for name in values}
         return gradients, torch.stack([own.loss for own in each])
