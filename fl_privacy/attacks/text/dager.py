@@ -55,40 +55,37 @@ _ROUNDED = 1e-6
 
 
 @dataclass(frozen=True, eq=False)
-class Grown:
-    """Texts (L,) that no token continues, the longest first, fewer if some are equal.
+class _Read:
+    """Reconstructed texts (L,), and their distance from the spans.
 
-    Attributes:
-        clear: ``True`` if every prefix that was given up is clearly farther.
+    ``clear`` is ``True`` if they are certain but for the whole update.
     """
 
-    texts: list[Tensor]
+    texts: Sequence[Tensor]
     apart: float
     clear: bool
 
 
-def grow_prefixes(model: TextModel, span: Span, candidates: Candidates, *, tolerance: float, texts: int) -> Grown:
-    """Extend prefixes by every token whose state lies in the span.
+def grow_prefixes(model: TextModel, span: Span, candidates: Candidates, *, tolerance: float, texts: int) -> _Read:
+    """Extend prefixes by every token whose state lies in the span, until no token continues them, the longest first.
 
     Args:
         tolerance: largest distance from the span.
+        texts: number of texts; fewer are returned if some are equal.
     """
     prefixes, scores = candidates.tokens[0][:, None], candidates.distances[0]
     farthest = torch.zeros_like(scores)
     finished: list[tuple[float, float, Tensor]] = []
     nearest_given_up, within, complete = 1.0, tolerance, True
     for position in range(candidates.length + 1):
+        tokens, longer = candidates.tokens[0], prefixes
         if position:
             tokens = candidates.tokens[position] if position < candidates.length else prefixes.new_empty(0)
             longer = torch.cat([prefixes.repeat_interleave(len(tokens), 0), tokens.repeat(len(prefixes))[:, None]], 1)
-        else:
-            tokens, longer = candidates.tokens[0], prefixes
-        if not longer.numel():
-            apart = span.basis.new_empty(0)
-        else:
-            apart = torch.cat(
-                [span.distance(entering_block(model, part, 1)[:, -1]) for part in torch.split(longer, _AT_ONCE)]
-            )
+        apart = span.basis.new_empty(0)
+        if longer.numel():
+            parts = torch.split(longer, _AT_ONCE)
+            apart = torch.cat([span.distance(entering_block(model, part, 1)[:, -1]) for part in parts])
         if len(apart) and float(apart.max()) >= _TOLD_APART * max(float(apart.min()), _ROUNDED):
             within = min(within, tolerance * float(apart.max()))  # as a share of the distance of wrong ones
         kept = apart < within
@@ -107,24 +104,11 @@ def grow_prefixes(model: TextModel, span: Span, candidates: Candidates, *, toler
     finished, number = finished[:texts], len(finished)
     clear = complete and 0 < number <= texts and nearest_given_up > CLEAR * max(far for _, far, _ in finished)
     worst = max((score for score, _, _ in finished), default=1.0)
-    return Grown([prefix for _, _, prefix in finished], worst, clear)
+    return _Read([prefix for _, _, prefix in finished], worst, clear)
 
 
 _FULL = 0.9
 """Share of the first block's rank above which the second one's span holds the states of all tokens."""
-
-
-@dataclass(frozen=True, eq=False)
-class _Read:
-    """Reconstructed texts (L,), their distance from the spans, and the first span's rank.
-
-    ``clear`` is ``True`` if they are certain but for the whole update.
-    """
-
-    texts: Sequence[Tensor]
-    apart: float
-    clear: bool
-    rank: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,12 +162,12 @@ class Dager:
         self, observation: Observation, model: TextModel, searched: TextModel, rng: torch.Generator
     ) -> Reconstruction:
         gradient = {name: value.to(model.words.weight.device) for name, value in as_gradient(observation).items()}
-        explanation = Explanation(observation, model, gradient)
-        read = self._read(explanation, searched, rng)
+        explanation, span = Explanation(observation, model, gradient), span_of(searched, gradient, 0)
+        read = self._read(explanation, searched, span, rng)
         if not read.texts:
             return failed(observation, "No token lies in the span of the gradient: there are too many, or it is noise.")
         different = list({tuple(text.tolist()): text for text in read.texts}.values())
-        repeated = explanation.repeated(different, read.rank)
+        repeated = explanation.repeated(different, span.rank)
         batch = repeated or explanation.labelled(read.texts)
         if batch is None:
             return without_labels(observation)
@@ -200,28 +184,21 @@ class Dager:
             certainty=certainty,
         )
 
-    def _read(self, explanation: Explanation, model: TextModel, rng: torch.Generator) -> _Read:
-        observation, gradient = explanation.observation, explanation.gradient
-        lengths, span = Lengths.of(observation, model), span_of(model, gradient, 0)
+    def _read(self, explanation: Explanation, model: TextModel, span: Span, rng: torch.Generator) -> _Read:
+        lengths = Lengths.of(explanation.observation, model)
         if span.rank == span.width:
             raise NotAttackableError(
                 f"The texts are expected to have fewer than {span.width} different tokens and positions, but the"
                 " gradient's rank is full: there are more, or noise was added."
             )
-        rows = rows_of_words(model, gradient)
-        candidates = find_candidates(
-            model,
-            span,
-            tokens=torch.arange(model.words.num_embeddings, device=span.basis.device) if rows is None else rows,
-            lengths=lengths,
-            tolerance=self.tolerance,
-        )
+        tokens = rows_of_words(model, explanation.gradient)
+        candidates = find_candidates(model, span, tokens=tokens, lengths=lengths, tolerance=self.tolerance)
         if candidates.length == 0 or (lengths.number > 1 and not candidates.whole):
-            return _Read([], float("nan"), False, span.rank)
+            return _Read([], float("nan"), False)
         if lengths.number == 1:
             worst = max(float(d[0]) for d in candidates.distances[: candidates.length] if len(d))
             texts = [torch.stack([at[0] for at in candidates.tokens[: candidates.length] if len(at)])]
-            return _Read(texts, worst, candidates.clear, span.rank)
+            return _Read(texts, worst, candidates.clear)
         return self._together(
             explanation, model, candidates, lengths.within(candidates.length), rank=span.rank, rng=rng
         )
@@ -245,7 +222,7 @@ class Dager:
             full = full and span_of(model, gradient, 1, queries=True).rank > lengths.number
         if model.causal and full:
             grown = grow_prefixes(model, second, candidates, tolerance=self.tolerance, texts=lengths.number)
-            return _Read(grown.texts, grown.apart, grown.clear and candidates.hold(grown.texts), rank)
+            return replace(grown, clear=grown.clear and candidates.hold(grown.texts))
         classified = None
         if not full:
             second = span_of(model, gradient, 1, queries=True)
@@ -273,7 +250,7 @@ class Dager:
         worst = max((text.residual for text in found), default=float("nan"))
         tokens = [text.tokens for text in found]
         clear = len(found) > 0 and all(text.clear for text in found) and worst < self.tolerance / CLEAR
-        return _Read(tokens, worst, clear and candidates.hold(tokens), rank)
+        return _Read(tokens, worst, clear and candidates.hold(tokens))
 
 
 _SAME = 1e-3
@@ -342,8 +319,6 @@ class Peeling:
         )
 
     def peel(self, gradient: Tensors, lengths: Lengths) -> Peeled:
-        rows = rows_of_words(self.searched, gradient)
-        words = torch.arange(self.searched.words.num_embeddings, device=self._device) if rows is None else rows
         entries = [
             sum(float(gradient[name].norm()) for name in names if name in gradient)
             for names in self.searched.attention_weights[:2]
@@ -352,7 +327,7 @@ class Peeling:
             texts=[],
             gradient={name: value.double() for name, value in gradient.items()},
             lengths=lengths,
-            words=words,
+            words=rows_of_words(self.searched, gradient),
             rounding=(_ROUNDING * entries[0], _ROUNDING * entries[1]),
         )
         while left.lengths.number:
@@ -456,7 +431,3 @@ class Peeling:
         """Return the parts (V, 2, d) of the words left; ``None`` if they can't be split."""
         parts = parts_of(self.model, gradient, left.words, left.lengths.longest)
         return None if parts is None else parts.attended
-
-    @property
-    def _device(self) -> torch.device:
-        return self.searched.words.weight.device

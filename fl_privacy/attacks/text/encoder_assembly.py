@@ -60,11 +60,13 @@ class Assembly:
 
     def residuals(self, texts: Tensor) -> Tensor:
         """Return the root mean square distances (n,) of texts (n, L) from the span, in :attr:`unit`."""
-        found = []
-        for part in torch.split(texts, _AT_ONCE):
-            apart = self.span.distance(entering_block(self.model, part, 1))
-            found.append(apart.square().mean(1).sqrt() if self.classified is None else apart[:, self.classified])
-        return torch.cat(found) / self.unit
+        apart = self.distances(texts)
+        return (apart.square().mean(1).sqrt() if self.classified is None else apart[:, self.classified]) / self.unit
+
+    def distances(self, texts: Tensor) -> Tensor:
+        """Return the distances (n, L) of the states of texts (n, L) from the span."""
+        parts = torch.split(texts, _AT_ONCE)
+        return torch.cat([self.span.distance(entering_block(self.model, part, 1)) for part in parts])
 
     def in_units(self, rng: torch.Generator) -> "Assembly":
         """Set the :attr:`unit` by texts of random candidates."""
@@ -150,15 +152,10 @@ def narrowed(assembly: Assembly, lengths: Lengths, rng: torch.Generator) -> Asse
         for at in tokens:  # each equally often, up to one
             orders = [torch.randperm(len(at), generator=rng) for _ in range(-(-drawn // len(at)))]
             picked.append(torch.cat(orders)[:drawn])
-        texts = torch.stack([at[chosen] for at, chosen in zip(tokens, picked, strict=True)], 1)
-        parts = [
-            assembly.span.distance(entering_block(assembly.model, part, 1)) for part in torch.split(texts, _AT_ONCE)
-        ]
-        apart = torch.cat(parts)
+        apart = assembly.distances(torch.stack([at[chosen] for at, chosen in zip(tokens, picked, strict=True)], 1))
         for position, (at, chosen) in enumerate(zip(tokens, picked, strict=True)):
-            best = apart.new_full((len(at),), torch.inf).scatter_reduce(
-                0, chosen.to(apart.device), apart[:, position], "amin"
-            )
+            best = apart.new_full((len(at),), torch.inf)
+            best.scatter_reduce_(0, chosen.to(apart.device), apart[:, position], "amin")
             kept = max(_SPARE * reached[position], (len(at) + 1) // 2)
             tokens[position] = at[best.argsort()[:kept]]
     return replace(assembly, candidates=replace(assembly.candidates, tokens=tokens))
@@ -199,16 +196,12 @@ def assemble(
 
 
 def _searched(
-    assembly: Assembly,
-    length: int,
-    sure: Sequence[Assembled],
-    *,
-    each: int,
-    tolerance: float,
-    rng: torch.Generator,
+    assembly: Assembly, length: int, sure: Sequence[Assembled], *, each: int, tolerance: float, rng: torch.Generator
 ) -> list[Assembled]:
-    explained = {pair for text in sure for pair in enumerate(text.tokens.tolist())}
-    likely = _likely(assembly.candidates, length, explained)
+    explained, likely = {pair for text in sure for pair in enumerate(text.tokens.tolist())}, []
+    for place, at in enumerate(assembly.candidates.tokens[:length]):  # the tokens that are in no text yet, or all
+        left = [token for token in at.tolist() if (place, token) not in explained]
+        likely.append(at.new_tensor(left) if left else at)
     position = max(range(length), key=lambda p: len(likely[p]))
     starts = []
     for token in likely[position].repeat_interleave(each):
@@ -222,15 +215,6 @@ def _searched(
     return descended
 
 
-def _likely(candidates: Candidates, length: int, explained: set[tuple[int, int]]) -> list[Tensor]:
-    """Return the tokens at each position that are in no text yet, or all."""
-    found = []
-    for position, at in enumerate(candidates.tokens[:length]):
-        left = [token for token in at.tolist() if (position, token) not in explained]
-        found.append(at.new_tensor(left) if left else at)
-    return found
-
-
 def _chosen(texts: list[Assembled], lengths: Lengths, *, repeated: bool = True) -> list[Assembled]:
     """Choose a text for each of ``lengths``, the nearest first; none if ``repeated`` ones are needed."""
     left = sorted(texts, key=lambda text: text.residual)
@@ -238,13 +222,12 @@ def _chosen(texts: list[Assembled], lengths: Lengths, *, repeated: bool = True) 
         return left[: lengths.number]
     chosen: list[Assembled] = []
     for length in lengths.told:
-        fitting = next((text for text in left if len(text.tokens) == length), None)
-        if fitting is not None:
-            left.remove(fitting)
-        elif not repeated:
+        pool = [*left, *(chosen if repeated else ())]  # equal texts of one length are one
+        fitting = next((text for text in pool if len(text.tokens) == length), None)
+        if fitting is None and not repeated:
             return []
-        else:  # equal texts of one length are one
-            fitting = next((text for text in chosen if len(text.tokens) == length), None)
+        if fitting in left:
+            left.remove(fitting)
         if fitting is not None:
             chosen.append(fitting)
     return chosen

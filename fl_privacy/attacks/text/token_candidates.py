@@ -101,10 +101,9 @@ def entering_block(model: TextModel, inputs: Tensor, block: int) -> Tensor:
 @torch.no_grad()
 def entering_layers(model: TextModel, inputs: Tensor, names: Sequence[str]) -> Tensor:
     """Return the inputs (B, L, d) of the first of the layers ``names`` that is called for ``inputs``."""
-    length = inputs.shape[1]
 
     def stop(states: Tensor) -> Tensor:
-        if states.shape[1] == length:  # in a last block the first token alone may have a query
+        if states.shape[1] == inputs.shape[1]:  # in a last block the first token alone may have a query
             raise _EnteredError
         return states
 
@@ -209,10 +208,6 @@ class Candidates:
     def whole(self) -> bool:
         return self.length > 0 and all(map(len, self.tokens[: self.length]))
 
-    @property
-    def number(self) -> int:
-        return sum(map(len, self.tokens))
-
     def hold(self, texts: Sequence[Tensor]) -> bool:
         """Return ``True`` if ``texts`` (L,) consist of candidates, and all others are clearly farther."""
         farthest = 0.0
@@ -227,16 +222,15 @@ class Candidates:
         return bool(texts) and self.left_out > CLEAR * farthest
 
 
-def rows_of_words(model: TextModel, gradient: Tensors) -> Tensor | None:
+def rows_of_words(model: TextModel, gradient: Tensors) -> Tensor:
     """Return the tokens (n,) whose embedding got a gradient, which are all in the texts.
 
-    ``None`` if it was withheld or has no zero rows, as under noise or with a tied head.
+    All are returned if it was withheld or has no zero rows, as under noise or with a tied head.
     """
     found = gradient.get(model.word_weight)
     if found is None:
-        return None
-    rows = found.abs().amax(1) > 0
-    return None if bool(rows.all()) else rows.nonzero().flatten()
+        return torch.arange(model.words.num_embeddings, device=model.words.weight.device)
+    return (found.abs().amax(1) > 0).nonzero().flatten()
 
 
 def find_candidates(model: TextModel, span: Span, *, tokens: Tensor, lengths: Lengths, tolerance: float) -> Candidates:

@@ -179,6 +179,13 @@ FALSE_SHARE, FALSE_PER_TEXT = 0.1, 0.5
 """Mean number of tokens that chance may bring: share of those found, and number for each text."""
 
 
+def few_false(expected: Tensor, texts: int) -> int:
+    """Return the largest number of tokens of which few are false: ``expected`` (k,) ones among the first 1 to k."""
+    numbers = torch.arange(1, len(expected) + 1, device=expected.device)
+    held = (expected <= (FALSE_SHARE * numbers).clamp_max(FALSE_PER_TEXT * texts)).nonzero()
+    return int(held[-1]) + 1 if len(held) else 0
+
+
 @dataclass(frozen=True, eq=False)
 class Pairs:
     """The evidence for each pair of token and position, of one victim.
@@ -188,7 +195,6 @@ class Pairs:
         evidence: (k, L) negative logarithm of how often chance has as much; L is 1 without positions.
         expected_false: mean number of tokens among them by chance.
         alike: number of tokens that may be named only for being like others.
-        whole: ``True`` if all directions count, up to rounding.
     """
 
     tokens: Tensor
@@ -198,7 +204,6 @@ class Pairs:
     alike: int = 0
     directions: tuple[int, ...] = ()
     widths: tuple[int, ...] = ()
-    whole: bool = False
 
 
 class EvidenceCandidates:
@@ -275,6 +280,7 @@ class _Basis:
         numbers: tried numbers of leading rows, for :data:`_ROUNDING` and :data:`_PARTS`; 0: none.
         usual: (2, numbers, L) a candidate's usual share, and the degrees of freedom of its spread.
         direct: ``True`` if the layer's inputs are seen themselves.
+        best: (numbers, V) each token's evidence at its best position.
     """
 
     frame: WhitenedFrame
@@ -282,15 +288,12 @@ class _Basis:
     numbers: tuple[int, ...]
     usual: Tensor
     direct: bool
+    best: Tensor
 
-    @property
-    def into(self) -> Tensor:
-        """Return the map (d, K) from the layer's inputs to coordinates along the rows."""
-        return self.frame.whole @ self.rows.T
-
-    def evidence(self, along: Tensor, whole: Tensor) -> Tensor:
-        """Return the evidence (numbers, ...) of coordinates (..., K) and squared lengths (...)."""
-        share = _shares(along, whole, self.numbers).double()  # (numbers, n, L)
+    def evidence(self, states: Tensor, whole: Tensor) -> Tensor:
+        """Return the evidence (numbers, n, L) of a layer's inputs (n, L, d) with squared lengths (n, L)."""
+        along = states @ (self.frame.whole @ self.rows.T).to(states)
+        share = _shares(along, whole, self.numbers).double()
         usual, freedom = self.usual.to(share).unsqueeze(2)
         empty = torch.tensor(self.numbers, device=share.device)[:, None, None] == 0
         return _seldom(share, usual, freedom).masked_fill(empty, 0.0)
@@ -323,12 +326,12 @@ def _basis(view: View, candidates: EvidenceCandidates) -> _Basis | None:
     numbers = tuple(k if 0 < k <= most else 0 for k in (*ranks, *(min(ranks[0], int(p * width)) for p in _PARTS)))
     if not any(numbers):
         return None
-    rows = torch.linalg.qr((directions[: max(numbers)] @ frame.own).T)[
-        0
-    ].T  # its first k rows span the first k directions
+    # the first k rows span the first k directions
+    rows = torch.linalg.qr((directions[: max(numbers)] @ frame.own).T)[0].T
     along = candidates.sample(view.module) @ frame.whole
     shares = _shares(along @ rows.T, along.square().sum(-1), numbers)
-    return _Basis(frame, rows, numbers, _usual(shares, width), view.through is None)
+    best = torch.full((len(numbers), candidates.size), -1.0, dtype=torch.float64)
+    return _Basis(frame, rows, numbers, _usual(shares, width), view.through is None, best)
 
 
 def _usual(shares: Tensor, width: int) -> Tensor:
@@ -351,40 +354,26 @@ def found_pairs(
     directions.
     """
     bases = [[basis for view in views if (basis := _basis(view, candidates)) is not None] for views in victims]
-    best = [[torch.full((len(b.numbers), candidates.size), -1.0).double() for b in own] for own in bases]
-    every = [
-        (basis, kept) for own, some in zip(bases, best, strict=True) for basis, kept in zip(own, some, strict=True)
-    ]
-    for path in dict.fromkeys(basis.frame.path for basis, _ in every):
+    every = [basis for own in bases for basis in own]
+    for path in dict.fromkeys(basis.frame.path for basis in every):
         for tokens in candidates.parts(candidates.sample(path).shape[-1]):
             states = candidates.of(tokens, path)  # (n, L, d)
             lengths: dict[int, Tensor] = {}
-            for basis, kept in every:
-                if basis.frame.path != path:
-                    continue
+            for basis in (basis for basis in every if basis.frame.path == path):
                 if id(basis.frame) not in lengths:
                     lengths[id(basis.frame)] = (states @ basis.frame.whole.to(states)).square().sum(-1)
-                along = states @ basis.into.to(states)
-                kept[:, tokens] = basis.evidence(along, lengths[id(basis.frame)]).amax(-1).cpu()
-    return [_of_victim(own, some, candidates, texts, most) for own, some in zip(bases, best, strict=True)]
-
-
-def _of_victim(
-    bases: Sequence[_Basis], best: Sequence[Tensor], candidates: EvidenceCandidates, texts: int, most: int
-) -> Pairs | None:
+                basis.best[:, tokens] = basis.evidence(states, lengths[id(basis.frame)]).amax(-1).cpu()
     found = []
-    for direct in (True, False):
-        own = [(basis, kept) for basis, kept in zip(bases, best, strict=True) if basis.direct == direct]
-        if own:
-            found.append(_named([b for b, _ in own], [k for _, k in own], candidates, texts, most))
-    return max(found, key=lambda pairs: len(pairs.tokens)) if found else None
+    for own in bases:
+        alike = [[basis for basis in own if basis.direct == direct] for direct in (True, False)]
+        pairs = [_named(some, candidates, texts, most) for some in alike if some]
+        found.append(max(pairs, key=lambda each: len(each.tokens), default=None))
+    return found
 
 
-def _named(
-    bases: Sequence[_Basis], best: Sequence[Tensor], candidates: EvidenceCandidates, texts: int, most: int
-) -> Pairs:
+def _named(bases: Sequence[_Basis], candidates: EvidenceCandidates, texts: int, most: int) -> Pairs:
     """Name the tokens that the summed evidence distinguishes from chance."""
-    total, together = candidates.size * candidates.length, torch.stack(list(best)).sum(0)
+    total, together = candidates.size * candidates.length, torch.stack([basis.best for basis in bases]).sum(0)
     used = torch.tensor([basis.numbers for basis in bases]) > 0
     views = used.sum(0)
     which = int((total * _by_chance(together, views[:, None]) < FALSE_PER_TEXT).sum(1).argmax())
@@ -392,13 +381,10 @@ def _named(
     pairs = torch.zeros(len(shortlist), candidates.length, dtype=torch.float64)
     for basis in bases:
         states = candidates.of(shortlist, basis.frame.path).double()
-        whole = (states @ basis.frame.whole).square().sum(-1)
-        pairs += basis.evidence(states @ basis.into, whole)[which].cpu()
+        pairs += basis.evidence(states, (states @ basis.frame.whole).square().sum(-1))[which].cpu()
     highest, order = pairs.amax(1).sort(descending=True)
     expected = total * 2 * len(views) * _by_chance(highest, views[which])
-    numbers = torch.arange(1, len(order) + 1)
-    held = (expected <= (FALSE_SHARE * numbers).clamp_max(FALSE_PER_TEXT * texts)).nonzero()
-    count = min(int(held[-1]) + 1 if len(held) else 0, most)
+    count = min(few_false(expected, texts), most)
     tokens, evidence = shortlist[order[:count]], pairs[order[:count]]
     return Pairs(
         tokens=tokens,
@@ -408,7 +394,6 @@ def _named(
         alike=_alike(bases, which, tokens, evidence, candidates) if count else 0,
         directions=tuple(basis.numbers[which] for basis in bases),
         widths=tuple(len(basis.frame.own) for basis in bases),
-        whole=which < len(_ROUNDING),
     )
 
 

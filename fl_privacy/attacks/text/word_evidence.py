@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fl_privacy.attacks.text.explanation import head_of
+from fl_privacy.attacks.text.token_evidence import few_false
 from fl_privacy.models import TextModel
 from fl_privacy.models.gradients.choose_method import decayed, step_slices
 from fl_privacy.types import Observation, Tensors
@@ -125,7 +126,7 @@ _MOST = 8
 """Largest number of times that a word occurs."""
 
 
-def repeated(energy: Tensor, *, common: float, total: int | None, untold: float = 2.0) -> Tensor:
+def repeated(energy: Tensor, *, common: float, total: int | None) -> Tensor:
     """Estimate how often each word occurs (k,), at least once, by the squared length of its row.
 
     For c occurrences it is c + c (c - 1) common times that for one.
@@ -133,7 +134,7 @@ def repeated(energy: Tensor, *, common: float, total: int | None, untold: float 
     Args:
         energy: (k,) without the noise's.
         common: share in [0, 1] of the squared length that two rows have in common.
-        total: number of tokens; ``None`` counts a repetition only if nearer by the factor ``untold``.
+        total: number of tokens; ``None`` counts a repetition only if nearer by a factor of 2.
     """
     times = torch.arange(1, _MOST + 1, dtype=energy.dtype, device=energy.device)
     growth = times + times * (times - 1) * common
@@ -141,7 +142,7 @@ def repeated(energy: Tensor, *, common: float, total: int | None, untold: float 
     reached = energy[:, None] / between
     if total is None:
         once = energy.median() if len(energy) else energy.sum()
-        return 1 + (reached > untold * once).long().cumprod(1).sum(1)
+        return 1 + (reached > 2 * once).long().cumprod(1).sum(1)
     spare = min(max(0, total - len(energy)), reached.numel())
     found = torch.ones_like(energy, dtype=torch.long)
     if spare:
@@ -296,10 +297,6 @@ _SURE = 30.0
 others."""
 _MIXED, _MOST_ODDS = 1e-6, 0.5
 """Least and largest probability of a token to be in a text: no word is named by its frequency alone."""
-FALSE_PER_TEXT = 0.5
-"""Mean number of false words for each text due to noise, at most."""
-FALSE_SHARE = 0.1
-"""Mean share of false words among those found due to noise, at most."""
 _PASSES = 2
 _TIED = 1e-4
 """Difference of log likelihood ratios that is rounding."""
@@ -354,12 +351,12 @@ def found_words(
         variance = min(variance, told_noise**2)
     if variance == 0:
         return _exactly(untouched, energy)
-    evidence = _likeliest(values, expected, odds, variance)
+    likeliest = _likeliest(values, expected, odds, variance)
     prior = torch.logit(odds.clamp(_MIXED, _MOST_ODDS))
-    score = evidence.of(values) + prior
+    score = _ratios(values, *likeliest, variance)[:, 0] + prior
     chosen = energy.topk(min(most, len(values) // 2)).indices
     for _ in range(_PASSES):  # the first pass leaves out more than words, including tails of the noise
-        noise = evidence.of(noise_rows(values, energy, chosen, rng))
+        noise = _ratios(noise_rows(values, energy, chosen, rng), *likeliest, variance)[:, 0]
         chosen = significant(score, noise, prior, texts=texts, most=most)
     return FoundWords(chosen, (energy - values.shape[1] * variance).clamp_min(0), False, variance**0.5)
 
@@ -394,21 +391,8 @@ def is_exact(rows: WordRows, most: int, told_noise: float | None) -> bool:
     return 2 * touched < rows.untouched.shape[1] and touched <= most and not told_noise
 
 
-@dataclass(frozen=True, eq=False)
-class _Evidence:
-    """A distribution and scale of words' rows against noise of a ``variance``."""
-
-    model: WordModel
-    scale: Tensor
-    variance: float
-
-    def of(self, values: Tensor) -> Tensor:
-        """Return the log likelihood ratio (n,) of ``values`` (n, d)."""
-        return _ratios(values, self.model, self.scale[None], self.variance)[:, 0]
-
-
-def _likeliest(values: Tensor, expected: Expected, odds: Tensor, variance: float) -> _Evidence:
-    """Choose the likeliest distribution and scale for all rows (V, d) together."""
+def _likeliest(values: Tensor, expected: Expected, odds: Tensor, variance: float) -> tuple[WordModel, Tensor]:
+    """Choose the likeliest distribution and scale (1,) for all rows (V, d) together."""
     strongest = float(values.square().sum(1).max())
     scales = float((max(strongest, variance) / max(expected.energy, 1e-30)) ** 0.5) * 2.0 ** torch.arange(
         2 - _SCALES, 2, dtype=torch.float64, device=values.device
@@ -419,7 +403,7 @@ def _likeliest(values: Tensor, expected: Expected, odds: Tensor, variance: float
         total = torch.log1p(odds[:, None] * ratios.clamp_max(_SURE).expm1()).sum(0)
         at = int(total.argmax())
         if best is None or float(total[at]) > most:
-            best, most = _Evidence(model, scales[at], variance), float(total[at])
+            best, most = (model, scales[at, None]), float(total[at])
     assert best is not None, "there is always one without any direction"
     return best
 
@@ -459,8 +443,8 @@ def noise_rows(values: Tensor, energy: Tensor, words: Tensor, rng: torch.Generat
 def significant(score: Tensor, noise: Tensor, prior: Tensor, *, texts: int, most: int) -> Tensor:
     """Return the tokens (k,) whose ``score`` is so large that few are expected to be noise, the surest first.
 
-    Noise alone would bring at most :data:`FALSE_PER_TEXT` tokens for each text and :data:`FALSE_SHARE` of those named
-    (Benjamini and Hochberg 1995, with weights by Genovese et al. 2006).
+    The number expected by noise alone is bounded as in :func:`few_false` (Benjamini and Hochberg 1995, with weights by
+    Genovese et al. 2006).
 
     Args:
         score: (V,) evidence plus prior of each token.
@@ -470,7 +454,4 @@ def significant(score: Tensor, noise: Tensor, prior: Tensor, *, texts: int, most
     order = score.argsort(descending=True)[:most]
     noise, (kinds, tokens) = noise.sort().values, torch.unique(prior, return_counts=True)
     above = len(noise) - torch.searchsorted(noise, score[order, None] - kinds - _TIED)  # (most, kinds)
-    expected = (above.double() @ tokens.double()) / len(noise)
-    numbers = torch.arange(1, len(order) + 1, device=score.device)
-    held = (expected <= (FALSE_SHARE * numbers).clamp_max(FALSE_PER_TEXT * texts)).nonzero()
-    return order[: int(held[-1]) + 1 if len(held) else 0]
+    return order[: few_false((above.double() @ tokens.double()) / len(noise), texts)]
