@@ -26,17 +26,13 @@ LUCK_OF_MORE = LUCK * math.log(10)
 ENOUGH = 1000
 """Number of candidates from which a lead is not reduced."""
 
-_CEILING = 0.9995
-"""Correlation above which differences are rounding of pixels."""
+_CEILING = 0.9995  # correlation above which differences are rounding of pixels
 
 TIE = 1e-3
 """Difference, in spreads of the candidates, that is rounding."""
 
-_LEAST_SPREAD = 0.01
-"""Least spread of candidates, so that a blank guess is near none of them."""
-
-_LEAST_REST = 1e-3
-"""Least share of a row beyond the common part of two images that is not rounding."""
+_LEAST_SPREAD = 0.01  # least spread of candidates, so that a blank guess is near none of them
+_LEAST_REST = 1e-3  # least share of a row beyond the common part of two images that is not rounding
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

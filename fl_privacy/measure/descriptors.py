@@ -23,8 +23,7 @@ _MOSAIC = len(BLURS)
 WINDOWS = 5
 """Windows of an image: the whole and its four halves."""
 
-_DETAIL = 1.5
-"""Standard deviation in pixels of the coarse brightness."""
+_DETAIL = 1.5  # standard deviation in pixels of the coarse brightness
 
 LEAST_CONTRAST = 0.1 / 255
 """Standard deviation of pixels below which an image counts as blank."""
@@ -212,8 +211,7 @@ def _unit(looks: Tensor) -> Tensor:
     return rows.flatten(-3) / 2**0.5
 
 
-_AGREE = 0.95
-"""Least correlation of the channels' common part with their mean to use the mean alone."""
+_AGREE = 0.95  # least correlation of the channels' common part with their mean to use the mean alone
 
 
 def grays(image: Tensor) -> Tensor:

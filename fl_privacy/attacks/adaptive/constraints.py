@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from operator import methodcaller
 
 import torch
 from torch import Tensor, nn
@@ -71,11 +72,10 @@ class Clipping:
     scope: Scope
 
     def of(self, matched: Sequence[Tensors], counted: Tensors) -> Clip:
-        norm, std = self.norm, self.noise_std
-        norms = [
-            estimate_clip_norm(one, estimate_noise_std(one) if std is None else std) if norm is None else norm
-            for one in matched
-        ]
+        norms = [self.norm or 0.0] * len(matched)
+        if self.norm is None:
+            stds = [estimate_noise_std(one) if self.noise_std is None else self.noise_std for one in matched]
+            norms = [estimate_clip_norm(one, std) for one, std in zip(matched, stds, strict=True)]
         return Clip(torch.tensor(norms), self.scope, counted)
 
 
@@ -91,23 +91,19 @@ _THRESHOLD = 3.0
 """Multiple of the noise's standard deviation below which the smallest shared magnitude may be noise itself."""
 
 
-def where_shared(effect: Sparse) -> Rule:
-    """Build the rule for sparse updates: zeros may have been anything below the smallest kept value.
+def where_shared(effect: Sparse, update: Tensors, noise_std: float) -> Bounds:
+    """Bound sparse updates: zeros may have been anything below the smallest kept value.
 
     After noise or clipping, the known share of smallest values counts as zero.
     """
-
-    def rule(update: Tensors, noise_std: float) -> Bounds:
-        bounds = {}
-        for layers in [[name] for name in update] if effect.scope == "layer" else [list(update)]:
-            part = {name: update[name] for name in layers}
-            least, limit = _hidden(effect, torch.cat([t.flatten() for t in part.values()]), noise_std)
-            for name, t in part.items():
-                hidden = t.abs() <= least
-                bounds[name] = t.masked_fill(hidden, -limit), t.masked_fill(hidden, limit)
-        return bounds
-
-    return rule
+    bounds = {}
+    for layers in [[name] for name in update] if effect.scope == "layer" else [list(update)]:
+        part = {name: update[name] for name in layers}
+        least, limit = _hidden(effect, torch.cat([t.flatten() for t in part.values()]), noise_std)
+        for name, t in part.items():
+            hidden = t.abs() <= least
+            bounds[name] = t.masked_fill(hidden, -limit), t.masked_fill(hidden, limit)
+    return bounds
 
 
 def _hidden(effect: Sparse, values: Tensor, noise_std: float) -> tuple[float, float]:
@@ -121,9 +117,8 @@ def _hidden(effect: Sparse, values: Tensor, noise_std: float) -> tuple[float, fl
     kept = sizes[sizes > least]
     bounded = effect.largest and not (effect.error_feedback or effect.noise_std)
     limit = float(kept.min()) if bounded and len(kept) else torch.inf
-    if bounded and len(kept):
-        drowned = limit <= _THRESHOLD * noise_std
-    else:
+    drowned = limit <= _THRESHOLD * noise_std
+    if not (bounded and len(kept)):
         drowned = _drowned(sizes, dropped / len(sizes), noise_std)
     return (-1.0, 0.0) if drowned else (least, limit)
 
@@ -133,20 +128,15 @@ def _drowned(values: Tensor, dropped: float, noise_std: float) -> bool:
     return noise_std > 0 and float(values.square().mean()) <= (2 - dropped) * noise_std**2
 
 
-def within_bins(effect: Quantized) -> Rule:
-    """Build the rule for quantized updates: elements may be anything that rounds to the observed level.
+def within_bins(effect: Quantized, update: Tensors, noise_std: float) -> Bounds:
+    """Bound quantized updates: elements may be anything that rounds to the observed level.
 
     If the noise is larger than the bins, values stay as observed.
     """
-    stochastic = effect.rounding != "nearest"
-
-    def rule(update: Tensors, noise_std: float) -> Bounds:
-        bins = {name: _bin(t, effect.bits, stochastic=stochastic) for name, t in update.items()}
-        rounded = sum(float((high - low).square().sum()) / 12 for low, high in bins.values())
-        drowned = rounded <= noise_std**2 * sum(t.numel() for t in update.values())
-        return {name: (t, t) for name, t in update.items()} if drowned else bins
-
-    return rule
+    bins = {name: _bin(t, effect.bits, stochastic=effect.rounding != "nearest") for name, t in update.items()}
+    rounded = sum(float((high - low).square().sum()) / 12 for low, high in bins.values())
+    drowned = rounded <= noise_std**2 * sum(t.numel() for t in update.values())
+    return {name: (t, t) for name, t in update.items()} if drowned else bins
 
 
 def _bin(tensor: Tensor, bits: int | None, *, stochastic: bool) -> tuple[Tensor, Tensor]:
@@ -160,49 +150,34 @@ def _bin(tensor: Tensor, bits: int | None, *, stochastic: bool) -> tuple[Tensor,
     return (tensor - reach).clamp_min(-largest), (tensor + reach).clamp_max(largest)
 
 
-def shared_columns(weight: str, dropped: float | None) -> Rule:
-    """Build the rule that leaves the zero columns of ``weight`` unconstrained, as after Soteria.
+def shared_columns(weight: str, dropped: float | None, update: Tensors, noise_std: float) -> Bounds:
+    """Leave the zero columns of ``weight`` unconstrained, as after Soteria.
 
     Under noise, the columns with the smallest norms count as zero.
     """
-
-    def rule(update: Tensors, noise_std: float) -> Bounds:
-        if weight not in update:
-            return {}
-        t = update[weight]
-        if _drowned(t, dropped or 0.0, noise_std):
-            return {weight: (t, t)}
-        sizes = torch.linalg.vector_norm(t, dim=0)
-        muted = int((dropped or 0.0) * len(sizes) + 1e-6)
-        hidden = (sizes <= (sizes.kthvalue(muted).values if muted else 0.0)).expand_as(t)
-        return {weight: (t.masked_fill(hidden, -torch.inf), t.masked_fill(hidden, torch.inf))}
-
-    return rule
+    if weight not in update:
+        return {}
+    t = update[weight]
+    if _drowned(t, dropped or 0.0, noise_std):
+        return {weight: (t, t)}
+    sizes = torch.linalg.vector_norm(t, dim=0)
+    muted = int((dropped or 0.0) * len(sizes) + 1e-6)
+    hidden = (sizes <= (sizes.kthvalue(muted).values if muted else 0.0)).expand_as(t)
+    return {weight: (t.masked_fill(hidden, -torch.inf), t.masked_fill(hidden, torch.inf))}
 
 
-def only_layer(layer: str) -> Rule:
-    """Build the rule that leaves all tensors but those of ``layer`` unconstrained."""
-
-    def rule(update: Tensors, noise_std: float) -> Bounds:
-        return {
-            name: (torch.full_like(t, -torch.inf), torch.full_like(t, torch.inf))
-            for name, t in update.items()
-            if name.rpartition(".")[0] != layer
-        }
-
-    return rule
+def only_layer(layer: str, update: Tensors, noise_std: float) -> Bounds:
+    """Leave all tensors but those of ``layer`` unconstrained."""
+    others = {name: torch.full_like(t, torch.inf) for name, t in update.items() if name.rpartition(".")[0] != layer}
+    return {name: (-most, most) for name, most in others.items()}
 
 
-def bare_layers(effect: NoisedLayers, reach: float) -> Rule:
-    """Build the rule for noise on some layers: values are within ``reach`` of those observed there, exact elsewhere."""
-
-    def rule(update: Tensors, noise_std: float) -> Bounds:
-        noised = effect.noised(update)
-        if len(noised) == len(update):
-            return {}
-        return {name: (update[name] - reach, update[name] + reach) for name in update if name in noised}
-
-    return rule
+def bare_layers(effect: NoisedLayers, reach: float, update: Tensors, noise_std: float) -> Bounds:
+    """Bound layers with noise within ``reach`` of what was observed; the others are exact."""
+    noised = effect.noised(update)
+    if len(noised) == len(update):
+        return {}
+    return {name: (update[name] - reach, update[name] + reach) for name in update if name in noised}
 
 
 def widest(bounds: Iterable[Bounds]) -> Bounds:
@@ -257,24 +232,15 @@ def outcomes(policies: Sequence[str], *, table: Table = "paper", by_probability:
     """
     found: dict[tuple[Policy, tuple[int, ...]], None] = {}
     for policy in (Policy.parse(name, table) for name in policies):
-        kept = [policy]
-        if by_probability:
-            kept = [
-                Policy(part, table)
-                for n in range(len(policy.indices) + 1)
-                for part in itertools.combinations(policy.indices, n)
-            ]
-        for one in kept:
+        parts = [part for n in range(len(policy.indices) + 1) for part in itertools.combinations(policy.indices, n)]
+        for one in [Policy(part, table) for part in parts] if by_probability else [policy]:
             signs = [(1, -1) if operation.signed else (1,) for operation in one.operations]
             found |= dict.fromkeys((one, combination) for combination in itertools.product(*signs))
     return tuple(partial(apply_policy, policy=policy, signs=signs) for policy, signs in found)
 
 
-_NORMAL = 0.6744897501960817
-"""Median of |z| of a standard normal z."""
-
-_FEWEST = 64
-"""Least number of elements for which a median estimates a spread."""
+_NORMAL = 0.6744897501960817  # median of |z| of a standard normal z
+_FEWEST = 64  # least number of elements for which a median estimates a spread
 
 
 def estimate_noise_std(update: Tensors) -> float:
@@ -346,9 +312,7 @@ class UpdateConstraints:
     clip: Clips | None
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "UpdateConstraints":
-        def move(tensor: Tensor) -> Tensor:
-            return tensor.to(device=device, dtype=dtype)
-
+        move = methodcaller("to", device=device, dtype=dtype)
         bounds = {name: (move(low), move(high)) for name, (low, high) in self.bounds.items()}
         return UpdateConstraints(bounds=bounds, clip=self.clip and self.clip.map(move))
 

@@ -96,9 +96,7 @@ class KnownDefense:
 
     @property
     def _numbers_of_transforms(self) -> list[int]:
-        return [
-            len(countermeasure.transforms) for countermeasure in self.countermeasures if countermeasure.transforms
-        ] or [0]
+        return [len(each.transforms) for each in self.countermeasures if each.transforms] or [0]
 
     @property
     def smoothness(self) -> float:
@@ -135,16 +133,10 @@ class KnownDefense:
             pairs = {name: [bounds[name] for bounds in each] for name in each[0]}
             kept = {n: torch.stack([1 - ((low < 0) & (high > 0)).float() for low, high in p]) for n, p in pairs.items()}
             clips.append(clipping.of(clipped, kept))
-        bounds = [
-            _in_matched_units(o, self.bounds(update), matched) for o, update in zip(observations, updates, strict=True)
-        ]
-        return UpdateConstraints(
-            bounds={
-                name: (torch.stack([b[name][0] for b in bounds]), torch.stack([b[name][1] for b in bounds]))
-                for name in bounds[0]
-            },
-            clip=Clips(tuple(clips)) if clips else None,
-        )
+        each = [_in_matched_units(o, self.bounds(u), matched) for o, u in zip(observations, updates, strict=True)]
+        low, high = ({name: torch.stack([bounds[name][end] for bounds in each]) for name in each[0]} for end in (0, 1))
+        bounds = {name: (low[name], high[name]) for name in low}
+        return UpdateConstraints(bounds=bounds, clip=Clips(tuple(clips)) if clips else None)
 
 
 def _as_seen(parts: Description) -> Description:
@@ -152,22 +144,15 @@ def _as_seen(parts: Description) -> Description:
     number = math.prod(part.effect.clients for part in parts if isinstance(part.effect, Summed))
     if number == 1:
         return parts
-    seen = []
-    for part in parts:
-        effect = part.effect
+
+    def of_mean(effect: Effect) -> Effect:
         if isinstance(effect, Noise):
-            seen.append(replace(part, effect=_of_mean(effect, number)))
-        elif isinstance(effect, NoisedLayers):
-            added = effect.added and _of_mean(effect.added, number)
-            seen.append(replace(part, effect=replace(effect, added=added)))
-        elif not isinstance(effect, Clipped):
-            seen.append(part)
-    return tuple(seen)
+            return replace(effect, std=None if effect.std is None else effect.std / math.sqrt(number), clip=None)
+        if isinstance(effect, NoisedLayers):
+            return replace(effect, added=effect.added and of_mean(effect.added))
+        return effect
 
-
-def _of_mean(effect: Noise, number: int) -> Noise:
-    std = None if effect.std is None else effect.std / math.sqrt(number)
-    return replace(effect, std=std, clip=None)
+    return tuple(replace(part, effect=of_mean(part.effect)) for part in parts if not isinstance(part.effect, Clipped))
 
 
 def uncountered(parts: Description) -> list[str]:

@@ -25,22 +25,14 @@ from fl_privacy.rng import cpu_threads, derive_generator
 from fl_privacy.types import Batch, Observation, Reconstruction, Tensors
 from fl_privacy.types.modality import modality_of
 
-_OUTSIDE = 20.0
-"""Weight of the squared distance of pixels from [0, 1]."""
-
-_ROUNDS_AT_ONCE = 8
-"""Model states whose updates are compared in one step, drawn anew for each."""
-
-_CLASSES_TRIED = 16
-"""Largest number of classes whose mean image is tried against the update of a single example."""
+_OUTSIDE = 20.0  # weight of the squared distance of pixels from [0, 1]
+_ROUNDS_AT_ONCE = 8  # model states whose updates are compared in one step, drawn anew for each
+_CLASSES_TRIED = 16  # largest number of classes whose mean image is tried against the update of a single example
 
 _SAME = Batch(torch.empty(0), torch.empty(0))
 
-_DOUBTFUL = 8.0
-"""Difference of two classes' negative log likelihoods above which the less likely one is not tried."""
-
-_SOFTENED = 0.3
-"""Noise at the start of a descent, as a share of each tensor's root mean square."""
+_DOUBTFUL = 8.0  # difference of two classes' negative log likelihoods above which the less likely one is not tried
+_SOFTENED = 0.3  # noise at the start of a descent, as a share of each tensor's root mean square
 
 
 @dataclass(frozen=True, eq=False)

@@ -28,20 +28,14 @@ from fl_privacy.models.gradients import frozen_copy
 from fl_privacy.models.layers import behind_activation, called_layers
 from fl_privacy.types import Batch, Observation, Reconstruction
 
-_FEWEST = 50
-"""Least number of public images for a prior."""
-
-_FLAT = 1e-3
-"""Ridge of the unknown map, in squared units of a normalized pixel."""
+_FEWEST = 50  # least number of public images for a prior
+_FLAT = 1e-3  # ridge of the unknown map, in squared units of a normalized pixel
 
 _SLACK, _NOISE, _SHRINKS = 0.5, 0.02, 0.8
 """Standard deviation of the features around their fit: at first, at last, and the factor by which it falls."""
 
-_TRIED, _KEPT = 15, 2
-"""Turns after which only the best attempts at an image are kept, and their number."""
-
-_COMPONENTS = 150
-"""Components of the prior that are solved for behind an unknown map."""
+_TRIED, _KEPT = 15, 2  # turns after which only the best attempts at an image are kept, and their number
+_COMPONENTS = 150  # components of the prior that are solved for behind an unknown map
 
 _OUTSIDE, _MISFIT, _UNLIKELY = 1.0, 50.0, 0.02
 """Weights of pixels outside of [0, 1], of the features' misfit and of the prior, in the comparison of starts."""

@@ -1,6 +1,6 @@
 """Reconstruct the words of texts and how often each occurs, in order if a single text's positions show it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -34,8 +34,7 @@ from fl_privacy.models.gradients import frozen_copy
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, Observation, Reconstruction
 
-_NEAR = 0.5
-"""Share of a token's strongest evidence above which it may have stood at another position as well."""
+_NEAR = 0.5  # share of a token's strongest evidence above which it may have stood at another position as well
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,11 +114,9 @@ def _placed(pairs: Pairs | None, lengths: Lengths) -> Bag | str:
     return Bag(pairs.tokens, times.clamp_min(1), ordered=ordered, note=note)
 
 
-_USUAL = 0.5
-"""Assumed share of the longest text's length, if lengths are unknown."""
+_USUAL = 0.5  # assumed share of the longest text's length, if lengths are unknown
 _LONGEST_SIMULATED = 64
-_SMOOTHED = 0.5
-"""Number added to the count of each token in public texts."""
+_SMOOTHED = 0.5  # number added to the count of each token in public texts
 
 
 class BagReader:
@@ -234,8 +231,7 @@ def _told_noise(observation: Observation, name: str) -> float | None:
 
 
 _VICTIMS_AT_ONCE = 32
-_ROWS_AT_ONCE = 1 << 27
-"""Elements of rows held at a time."""
+_ROWS_AT_ONCE = 1 << 27  # elements of rows held at a time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -270,6 +266,7 @@ def _attack(group: Group, seed: int, report: Report) -> dict[int, Reconstruction
     quick = readable_model(
         frozen_copy(first.model, first.assumed(), first.plan, device=like.device, dtype=torch.float32)
     )
+    read: Callable[[Sequence[Observation]], Sequence[Bag | str]]
     size, read = _VICTIMS_AT_ONCE, partial(tokens_of_first_block, quick, seed=seed)
     if is_text_with_words(first):
         size, read = max(1, _ROWS_AT_ONCE // model.words.weight.numel()), BagReader(quick, first, seed).read

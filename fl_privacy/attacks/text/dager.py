@@ -50,8 +50,7 @@ _AT_ONCE = 256
 _MOST_PREFIXES = 4096
 _TOLD_APART = 100.0
 """Least ratio of the farthest continuation's distance to the nearest one's for it to be known as wrong."""
-_ROUNDED = 1e-6
-"""Distance of vectors in the span by rounding in single precision."""
+_ROUNDED = 1e-6  # distance of vectors in the span by rounding in single precision
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,8 +106,7 @@ def grow_prefixes(model: TextModel, span: Span, candidates: Candidates, *, toler
     return _Read([prefix for _, _, prefix in finished], worst, clear)
 
 
-_FULL = 0.9
-"""Share of the first block's rank above which the second one's span holds the states of all tokens."""
+_FULL = 0.9  # share of the first block's rank above which the second one's span holds the states of all tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -253,14 +251,11 @@ class Dager:
         return _Read(tokens, worst, clear and candidates.hold(tokens))
 
 
-_SAME = 1e-3
-"""Relative difference of a word's parts that is rounding."""
-_DEPENDENT = 1e-10
-"""Share of the largest eigenvalue below which a text's gradients for its labels are dependent."""
+_SAME = 1e-3  # relative difference of a word's parts that is rounding
+_DEPENDENT = 1e-10  # share of the largest eigenvalue below which a text's gradients for its labels are dependent
 _ATTEMPTS, _NEAREST = 5, 2
 """Starts of each guessed text, and number of nearest texts from which all candidates are tried."""
-_ROUNDING = 1e-6
-"""Share of the batch's gradient below which its rest is rounding."""
+_ROUNDING = 1e-6  # share of the batch's gradient below which its rest is rounding
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,10 +22,8 @@ _SWEEPS = 8
 _NARROWINGS, _TRIED, _SPARE = 4, 6, 2
 _STARTS = 3
 _RANDOM = 64
-_STUCK, _PAIRS = 3, 1 << 12
-"""Texts of a search in which pairs of tokens are exchanged, and the largest number of these."""
-_DECIDABLE = 1e-6
-"""Distances below this are rounding in single precision."""
+_STUCK, _PAIRS = 3, 1 << 12  # texts of a search in which pairs of tokens are exchanged, and the largest number of these
+_DECIDABLE = 1e-6  # distances below this are rounding in single precision
 
 
 @dataclass(frozen=True, eq=False)
@@ -233,12 +231,10 @@ def _chosen(texts: list[Assembled], lengths: Lengths, *, repeated: bool = True) 
     return chosen
 
 
-_STEPS = 400
-"""Steps of the search for the shares of positions."""
+_STEPS = 400  # steps of the search for the shares of positions
 _ALONE, _LEAST = 0.6, 0.02
 """Share of a word's part above which it counts as having stood at one position only, and below which as not there."""
-_PASSES, _NOISE = 25, 1e-6
-"""Passes of expectation maximization, and the variance of its noise."""
+_PASSES, _NOISE = 25, 1e-6  # passes of expectation maximization, and the variance of its noise
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,11 +14,8 @@ from fl_privacy.models import TextModel, adapter_of, down_projection
 from fl_privacy.models.gradients.hooks import entering, replaced_input
 from fl_privacy.types import Observation, Tensors
 
-_ABOVE_NOISE = 8.0
-"""Multiple of the smallest singular values above which others are not noise."""
-
-_ROUNDING = 1e-7
-"""Share of the largest singular value below which others are rounding in single precision."""
+_ABOVE_NOISE = 8.0  # multiple of the smallest singular values above which others are not noise
+_ROUNDING = 1e-7  # share of the largest singular value below which others are rounding in single precision
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,8 +174,7 @@ class Lengths:
         return replace(self, number=self.number - 1, longest=left[-1] if left else 0, told=tuple(left))
 
 
-_AT_ONCE = 1 << 24
-"""Elements of embeddings compared at a time."""
+_AT_ONCE = 1 << 24  # elements of embeddings compared at a time
 
 CLEAR = 10.0
 """Least ratio of the nearest other token's distance to that of the tokens taken, for these to be certain."""

@@ -18,13 +18,10 @@ from fl_privacy.models.gradients.choose_method import decayed, number_of_steps
 from fl_privacy.models.gradients.hooks import entering, leaving
 from fl_privacy.types import Observation, Tensors
 
-_SAME = 1e-5
-"""Relative difference of two inputs of a layer that is rounding."""
-_LENGTH, _AT = 4, (1, 3)
-"""Length of the texts by which layers are found, and the places of the token that is compared."""
+_SAME = 1e-5  # relative difference of two inputs of a layer that is rounding
+_LENGTH, _AT = 4, (1, 3)  # length of the texts by which layers are found, and the places of the token that is compared
 _ADAM_EPS = 1e-8
-_ULPS = 4.0
-"""Roundings in single precision by which a step of Adam from zero may be off."""
+_ULPS = 4.0  # roundings in single precision by which a step of Adam from zero may be off
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,28 +150,19 @@ def _undone(step: Tensor, sent: Tensor, stored: Tensor) -> Tensor:
 
 _FRAMED, _EACH = 16, 512
 """Tokens for each dimension by which the coordinates are estimated, and tokens by which usual shares are."""
-_RIDGE = 1e-4
-"""Share of the candidates' largest variance below which a direction is not stretched any further."""
+_RIDGE = 1e-4  # share of the candidates' largest variance below which a direction is not stretched any further
 _PARTS = (1 / 16, 1 / 8, 1 / 4, 1 / 2)
 """Shares of all directions that are tried if an update's rows have full rank, by noise or too many tokens."""
 _ROUNDING = (1e-7, 1e-6, 1e-5, 1e-4, 1e-3)
 """Shares of the largest singular value of an update below which others may be rounding."""
-_LEFT = 3
-"""Directions, next to an eighth of all, that have to be left out for a vector to lie outside."""
-_TRIMMED = 0.02
-"""Share of candidates at either end that is left out of the usual shares."""
-_OF_ENDS = 1.2
-"""Factor by which these would increase the spread."""
-_NEVER = 1e-10
-"""Share of a vector outside of some directions below which it is rounding."""
-_AT_ONCE = 1 << 24
-"""Elements held at a time."""
-_SHORTLIST = 1024
-"""Tokens whose positions are compared one by one."""
-_LIKE = 1e-2
-"""Share of a token outside those before it above which its rest is compared."""
-_TOLD_APART = 0.01
-"""Largest chance of the share of a token's rest for it to count as present next to those like it."""
+_LEFT = 3  # directions, next to an eighth of all, that have to be left out for a vector to lie outside
+_TRIMMED = 0.02  # share of candidates at either end that is left out of the usual shares
+_OF_ENDS = 1.2  # factor by which these would increase the spread
+_NEVER = 1e-10  # share of a vector outside of some directions below which it is rounding
+_AT_ONCE = 1 << 24  # elements held at a time
+_SHORTLIST = 1024  # tokens whose positions are compared one by one
+_LIKE = 1e-2  # share of a token outside those before it above which its rest is compared
+_TOLD_APART = 0.01  # largest chance of the share of a token's rest for it to count as present next to those like it
 FALSE_SHARE, FALSE_PER_TEXT = 0.1, 0.5
 """Mean number of tokens that chance may bring: share of those found, and number for each text."""
 

@@ -14,13 +14,10 @@ from fl_privacy.models import TextModel
 from fl_privacy.models.gradients.choose_method import decayed, step_slices
 from fl_privacy.types import Observation, Tensors
 
-_TEXTS = 24
-"""Simulated texts of each class."""
+_TEXTS = 24  # simulated texts of each class
 _MOST_CLASSES = 8
-_UNUSUAL = 16.0
-"""Multiple of the usual energy above which a position is classified."""
-_DIRECTIONS = 48
-"""Leading directions of a word's row that are modeled one by one."""
+_UNUSUAL = 16.0  # multiple of the usual energy above which a position is classified
+_DIRECTIONS = 48  # leading directions of a word's row that are modeled one by one
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,8 +119,7 @@ def _fitted(rows: Tensor) -> WordModel:
     return WordModel(center @ kept, spread.clamp_min(1e-12 * float(values[0]) ** 2 / len(rows)), kept)
 
 
-_MOST = 8
-"""Largest number of times that a word occurs."""
+_MOST = 8  # largest number of times that a word occurs
 
 
 def repeated(energy: Tensor, *, common: float, total: int | None) -> Tensor:
@@ -222,8 +218,7 @@ def _exchanged(found: Tensor, words: Tensor, positions: Tensor) -> Tensor:
 Where = Literal["embeddings", "head", "tied"]
 """Owner of the rows: embeddings, the head of a language model, or one matrix that is both."""
 
-_ULPS = 4.0
-"""Roundings of a weight in single precision by which an untouched row may be off, in each local step."""
+_ULPS = 4.0  # roundings of a weight in single precision by which an untouched row may be off, in each local step
 
 
 @dataclass(frozen=True, eq=False)
@@ -285,10 +280,8 @@ def is_text_with_words(observation: Observation) -> bool:
     return isinstance(model, TextModel) and where_words_are(model, observation.upload.tensors) is not None
 
 
-_SCALES = 25
-"""Factors between simulation and upload that are tried, each twice the one before."""
-_STANDS_OUT = 3.0
-"""Least ratio of the rows of words to the next longest row of a head."""
+_SCALES = 25  # factors between simulation and upload that are tried, each twice the one before
+_STANDS_OUT = 3.0  # least ratio of the rows of words to the next longest row of a head
 _EXPECTED_OF_MODEL = 0.3
 """Cosine with the common direction of all other tokens above which a row of a head holds nothing else."""
 _AT_ONCE = 1 << 24
@@ -298,10 +291,8 @@ others."""
 _MIXED, _MOST_ODDS = 1e-6, 0.5
 """Least and largest probability of a token to be in a text: no word is named by its frequency alone."""
 _PASSES = 2
-_TIED = 1e-4
-"""Difference of log likelihood ratios that is rounding."""
-_TIMES, _DRAWN = 8, 1 << 25
-"""Rows of noise for each token that are compared, and their largest number of elements."""
+_TIED = 1e-4  # difference of log likelihood ratios that is rounding
+_TIMES, _DRAWN = 8, 1 << 25  # rows of noise for each token that are compared, and their largest number of elements
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from fl_privacy.attacks.likelihood import Clientele, laws
+from fl_privacy.attacks.likelihood import Clientele
 from fl_privacy.attacks.likelihood.channel import channel
 from fl_privacy.defenses import dp_noise, pruning, quantization, selective_sharing
 from fl_privacy.defenses._quantization import quantize
@@ -126,7 +126,7 @@ def test_one_bit_is_as_likely_as_the_client_draws_it():
     draws = torch.stack([quantize(torch.tensor([0.3, largest]), 1, rng)[:1] for _ in range(4000)])
     ups = float((draws > 0).double().mean())
     step = torch.tensor([[2 * largest]])
-    chances = [math.exp(-float(laws.stochastic_rounding(torch.tensor([[s]]), value[None], step))) for s in (1.0, -1.0)]
+    chances = [math.exp(-float(stochastic_rounding(torch.tensor([[s]]), value[None], step))) for s in (1.0, -1.0)]
     assert sum(chances) == pytest.approx(1)
     assert ups == pytest.approx(chances[0], abs=0.03)
 
