@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fl_privacy.attacks.likelihood import Clientele
-from fl_privacy.attacks.likelihood.channel import channel
+from fl_privacy.attacks.likelihood.channel import channel, stochastic_rounding
 from fl_privacy.defenses import dp_noise, pruning, quantization, selective_sharing
 from fl_privacy.defenses._quantization import quantize
 from fl_privacy.effects import (
