@@ -145,14 +145,16 @@ def _as_seen(parts: Description) -> Description:
     if number == 1:
         return parts
 
-    def of_mean(effect: Effect) -> Effect:
-        if isinstance(effect, Noise):
-            return replace(effect, std=None if effect.std is None else effect.std / math.sqrt(number), clip=None)
-        if isinstance(effect, NoisedLayers):
-            return replace(effect, added=effect.added and of_mean(effect.added))
-        return effect
+    def of_mean(noise: Noise) -> Noise:
+        return replace(noise, std=None if noise.std is None else noise.std / math.sqrt(number), clip=None)
 
-    return tuple(replace(part, effect=of_mean(part.effect)) for part in parts if not isinstance(part.effect, Clipped))
+    seen = []
+    for part in (part for part in parts if not isinstance(part.effect, Clipped)):
+        effect = of_mean(part.effect) if isinstance(part.effect, Noise) else part.effect
+        if isinstance(effect, NoisedLayers):
+            effect = replace(effect, added=effect.added and of_mean(effect.added))
+        seen.append(replace(part, effect=effect))
+    return tuple(seen)
 
 
 def uncountered(parts: Description) -> list[str]:

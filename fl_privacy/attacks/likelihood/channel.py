@@ -285,7 +285,7 @@ def _of_noise(effect: Noise, setting: Setting) -> Step:
     unit = setting.clientele.step_noise if at_step else setting.clientele.upload_noise
     std = None if effect.std is None else effect.std * unit
     alone = setting.clientele.clients == 1  # each client clips its own; see ``Guesser.norm``
-    clip = _unchanged
+    clip: Step = _unchanged
     if effect.clip is not None and alone and (not at_step or setting.clientele.local_steps == 1):
         clip = _clipping(effect.clip, std, setting, setting.clientele.uploaded_per_matched if at_step else 1.0)
     return _noise(std, setting, clip, "laplace" if isinstance(effect, Laplace) else "normal")

@@ -47,13 +47,17 @@ class Grid:
 
 def make_grid(trees: Sequence[Tree], features: int, missing: Sequence[bool]) -> Grid:
     """Cut features at all thresholds of the trees."""
+    return Grid(edges=distinct_thresholds(trees, features), missing=tuple(bool(each) for each in missing))
+
+
+def distinct_thresholds(trees: Sequence[Tree], features: int) -> tuple[np.ndarray, ...]:
+    """Return each feature's distinct thresholds, ascending."""
     found: list[list[np.ndarray]] = [[] for _ in range(features)]
     for tree in trees:
         nodes = tree.inner
         for feature in np.unique(tree.feature[nodes]):
             found[feature].append(tree.threshold[nodes][tree.feature[nodes] == feature])
-    edges = tuple(np.unique(np.concatenate(each)) if each else np.empty(0) for each in found)
-    return Grid(edges=edges, missing=tuple(bool(each) for each in missing))
+    return tuple(np.unique(np.concatenate(each)) if each else np.empty(0) for each in found)
 
 
 def leaf_masks(trees: Sequence[Tree], grid: Grid) -> np.ndarray:

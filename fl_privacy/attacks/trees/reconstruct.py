@@ -3,7 +3,6 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -214,15 +213,15 @@ class Chain:
             return
         self._take(row)
         self.used[self.home[row]] -= 1
-        parts = [np.concatenate([part[options], own[row][None]]) for part, own in zip(
-            problem.known_parts, (self.slots, self.gradients, self.hessians), strict=True)]  # fmt: skip
+        pairs = zip(problem.known_parts, (self.slots, self.gradients, self.hessians), strict=True)
+        slot, gradient, hessian = (np.concatenate([part[options], own[row][None]]) for part, own in pairs)
         same = self.states[row] == known[self.home[row]]
         usual = DEPARTURE * problem.usual[grid.first + self.states[row]]
         stay = float(np.log(np.where(same, 1 - DEPARTURE + usual, usual + 1e-12)).sum())
         stay -= REPEATED * self.used[self.home[row]]
         at_home = np.log(1 - DEPARTURE + DEPARTURE * problem.usual[grid.first + known[options]]).sum(1)
         at_home -= REPEATED * self.used[options]
-        score = np.append(at_home, stay) - self._misfit(parts[0], parts[1], parts[2], width)
+        score = np.append(at_home, stay) - self._misfit(slot, gradient, hessian, width)
         picked = int(np.argmax(score + rng.gumbel(size=len(score))))
         if picked < len(options):
             self.counts[grid.first + self.states[row]] -= 1
@@ -231,7 +230,7 @@ class Chain:
             self.labels[row] = labels[options[picked]]
             self.counts[grid.first + self.states[row]] += 1
         self.used[self.home[row]] += 1
-        self._put(row, parts[0][picked], parts[1][picked], parts[2][picked])
+        self._put(row, slot[picked], gradient[picked], hessian[picked])
 
     def _misfit(self, slot: np.ndarray, gradient: np.ndarray, hessian: np.ndarray, width: float) -> np.ndarray:
         """Return (C,) half the squares that candidates (C, T) add to the residual, in units of ``width``."""
@@ -350,10 +349,26 @@ def reconstruct_rows(
     )
     streams = [np.random.default_rng(derive_seed(seed, "trees", chain)) for chain in range(max(chains, 1))]
     found = sorted((problem.climb(stream, sweeps) for stream in streams), key=lambda chain: chain.misfit)
-    told = _told(found, grid, knowledge)
-    values = tuple(thresholds(own, reply.features))
-    seconds = time.perf_counter() - began
-    return TreeReconstruction(training=training, first=first, values=values, seconds=seconds, **told)
+    best, (low, high, middle) = found[0], _bounds(grid, knowledge)
+    place = grid.first + best.states
+    guesses = middle[place]
+    if knowledge.rows is not None:  # the known row's value if in the cell's interval
+        home = knowledge.rows[best.home]
+        same = (best.home >= 0)[:, None] & (states_of(home, grid) == best.states)
+        guesses = np.where(same, home, guesses)
+    return TreeReconstruction(
+        rows=guesses,
+        labels=best.labels,
+        low=low[place],
+        high=high[place],
+        agreement=_agreement(found),
+        training=training,
+        first=first,
+        values=tuple(thresholds(own, reply.features)),
+        misfit=best.misfit,
+        start_misfit=best.start_misfit,
+        seconds=time.perf_counter() - began,
+    )
 
 
 def _checked(exchanges: Sequence[Exchange]) -> Trees:
@@ -385,26 +400,6 @@ def _grid(own: Sequence[OwnTree], features: int) -> Grid:
     return grid
 
 
-def _told(found: Sequence[Chain], grid: Grid, knowledge: Knowledge) -> dict[str, Any]:
-    best = found[0]
-    low, high, middle = _bounds(grid, knowledge)
-    place = grid.first + best.states
-    rows = middle[place]
-    if knowledge.rows is not None:  # the known row's value if in the cell's interval
-        home = knowledge.rows[best.home]
-        same = (best.home >= 0)[:, None] & (states_of(home, grid) == best.states)
-        rows = np.where(same, home, rows)
-    return {
-        "rows": rows,
-        "labels": best.labels,
-        "low": low[place],
-        "high": high[place],
-        "agreement": _agreement(found),
-        "misfit": best.misfit,
-        "start_misfit": best.start_misfit,
-    }
-
-
 def _known(knowledge: Knowledge, grid: Grid) -> tuple[np.ndarray, np.ndarray] | None:
     if knowledge.rows is None:
         return None
@@ -428,7 +423,7 @@ def _possible(knowledge: Knowledge, grid: Grid) -> np.ndarray:
 
 def _bounds(grid: Grid, knowledge: Knowledge) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return (S,) lower and upper ends of all states, and a value for each."""
-    lows, highs, middles = [], [], []
+    found = []
     for feature, edges in enumerate(grid.edges):
         low, high = np.concatenate([[-np.inf], edges]), np.concatenate([edges, [np.inf]])
         widths = np.diff(edges) if len(edges) > 1 else np.ones(1)
@@ -448,12 +443,10 @@ def _bounds(grid: Grid, knowledge: Knowledge) -> tuple[np.ndarray, np.ndarray, n
                 inside = (values >= low[:, None]) & (values < high[:, None])
                 apart = np.where(inside, np.abs(values - middle[:, None]), np.inf)
                 middle = np.where(inside.any(1), values[apart.argmin(1)], middle)
-        if grid.missing[feature]:
-            low, high, middle = (np.append(each, np.nan) for each in (low, high, middle))
-        lows.append(low)
-        highs.append(high)
-        middles.append(middle)
-    return np.concatenate(lows), np.concatenate(highs), np.concatenate(middles)
+        lacks = [np.nan] * grid.missing[feature]
+        found.append([np.append(each, lacks) for each in (low, high, middle)])
+    lows, highs, middles = (np.concatenate(each) for each in zip(*found, strict=True))
+    return lows, highs, middles
 
 
 def _agreement(chains: Sequence[Chain]) -> np.ndarray:
