@@ -88,20 +88,11 @@ class Look:
         place = torch.where(lead >= LEAD, raw.masked_fill(leads < LEAD, -1.0).argmax(0), first)
         best = own.gather(0, place[None])[0]
         rank = 1 + (rest[place] >= best[:, None] - TIE).sum(1)
-        either = zip(first.tolist(), place.tolist(), rank.tolist(), strict=True)
-        return Identified(
-            guess=place // self._strengths[1].shape[1],
-            likeness=raw.gather(0, place[None])[0].clamp(0, 1),
-            rank=rank,
-            lead=lead,
-            foreign=torch.tensor(
-                [
-                    min(self._foreign(b, at) for at in {one, other}) if nearer == 1 else math.nan
-                    for b, (one, other, nearer) in enumerate(either)
-                ]
-            ),
-            candidates=candidates,
-        )
+        foreign = torch.full(rank.shape, math.nan)
+        for b in (rank == 1).nonzero().flatten().tolist():
+            foreign[b] = min(self._foreign(b, at) for at in {int(first[b]), int(place[b])})
+        guess, likeness = place // self._strengths[1].shape[1], raw.gather(0, place[None])[0].clamp(0, 1)
+        return Identified(guess=guess, likeness=likeness, rank=rank, lead=lead, foreign=foreign, candidates=candidates)
 
     def nearest(self, number: int) -> Tensor:
         best = self._strengths[2].flatten(0, 1).amax(0)
@@ -131,10 +122,8 @@ class Look:
         for of, to, window in self.sight.ways:
             places = seen.rows(of, window)
             rows = self.others.standing(self.sight).rows(to, window)
-            yield (
-                largest(places, self._own.rows(to, window)),
-                largest(places, rows if len(rows) == len(self.rivals) else rows[self.rivals]),
-            )
+            rows = rows if len(rows) == len(self.rivals) else rows[self.rivals]
+            yield largest(places, self._own.rows(to, window)), largest(places, rows)
 
     @cached_property
     def _own(self) -> Standing:
@@ -159,22 +148,15 @@ def best_of(ways: Sequence[Sequence[Way]], candidates: int) -> Identified:
     strengths = [relative(way.own[None], way.rest[None], way.usual) for _, way in every]
     leads = torch.stack([own[0] - rest.amax() for own, rest in strengths]) - luck(len(ways), candidates) - LUCK_OF_MORE
     lead, place = leads.max(0)
-    guess, likeness, rank, foreign = [], [], [], []
+    found = []
     for original, at in enumerate(place.tolist()):
         (number, way), (own, rest) = every[at], strengths[at]
-        guess.append(number)
-        likeness.append(float(way.own[original].clamp(0, 1)))
-        rank.append(1 + int((rest >= own[0, original] - TIE).sum()))
+        rank = 1 + int((rest >= own[0, original] - TIE).sum())
         near = way.rivals[rest[0].topk(min(RIVALS, len(way.rivals))).indices]
-        foreign.append(shared_beyond(*way.rows(original, near)) if rank[-1] == 1 else math.nan)
-    return Identified(
-        guess=torch.tensor(guess),
-        likeness=torch.tensor(likeness),
-        rank=torch.tensor(rank),
-        lead=lead,
-        foreign=torch.tensor(foreign),
-        candidates=candidates,
-    )
+        foreign = shared_beyond(*way.rows(original, near)) if rank == 1 else math.nan
+        found.append((number, float(way.own[original].clamp(0, 1)), rank, foreign))
+    guess, likeness, ranks, shared = (torch.tensor(each) for each in zip(*found, strict=True))
+    return Identified(guess=guess, likeness=likeness, rank=ranks, lead=lead, foreign=shared, candidates=candidates)
 
 
 def luck(guesses: int, candidates: int) -> float:

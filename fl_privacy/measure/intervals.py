@@ -36,10 +36,7 @@ class Statistic:
 
 
 def aggregate(
-    values: Sequence[float],
-    *,
-    groups: Sequence[Hashable] | None = None,
-    within: tuple[float, float] = ANY_VALUE,
+    values: Sequence[float], *, groups: Sequence[Hashable] | None = None, within: tuple[float, float] = ANY_VALUE
 ) -> Statistic | None:
     """Compute the statistic of ``values`` without NaN; return ``None`` if nothing is left.
 

@@ -257,11 +257,11 @@ class ImageScore:
     @property
     def words_are_read(self) -> bool:
         """Return ``True`` if the words found in an upload's texts exceed their frequency control."""
-        found, control = _number(self.values.get(WORDS_METRIC)), self.compared.word_control_f1
-        if found is None or control is None or _is_chance(self.compared.word_chance):
+        control, chance = self.compared.word_control_f1, self.compared.word_chance
+        if _number(self.values.get(WORDS_METRIC)) is None or control is None or _is_chance(chance):
             return False
         few_are_sure = int(self.compared.words_read or 0) >= FEW_WORDS and self._chance_of_words(control) < BY_FREQUENCY
-        return (METRICS[WORDS_METRIC].is_leak(found) and found >= control + MARGIN_F1) or few_are_sure
+        return few_are_sure or self._exceeds(WORDS_METRIC, control, chance)
 
     @property
     def _contradicted(self) -> bool:
@@ -273,18 +273,15 @@ class ImageScore:
     @property
     def _above_frequency(self) -> bool:
         compared = self.compared
-        pairs = (
-            (TEXT_METRIC, compared.control_f1, compared.chance),
-            (WORDS_METRIC, compared.word_control_f1, compared.word_chance),
+        return self._exceeds(TEXT_METRIC, compared.control_f1, compared.chance) or self._exceeds(
+            WORDS_METRIC, compared.word_control_f1, compared.word_chance
         )
-        return any(
-            (found := _number(self.values.get(name))) is not None
-            and control is not None
-            and not _is_chance(chance)
-            and METRICS[name].is_leak(found)
-            and found >= control + MARGIN_F1
-            for name, control, chance in pairs
-        )
+
+    def _exceeds(self, name: str, control: float | None, chance: float | None) -> bool:
+        found = _number(self.values.get(name))
+        if found is None or control is None or _is_chance(chance):
+            return False
+        return METRICS[name].is_leak(found) and found >= control + MARGIN_F1
 
     @property
     def _is_recognizable(self) -> bool:

@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import methodcaller
 
@@ -362,11 +362,10 @@ class Constraints:
     features: KnownFeatures | None = None
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Constraints":
-        return Constraints(
+        return replace(
+            self,
             transform=self.transform and self.transform.map(change),
             smoothness=None if self.smoothness is None else change(self.smoothness),
             likeliest=None if self.likeliest is None else change(self.likeliest),
-            any_contrast=self.any_contrast,
-            unknowns=self.unknowns,
             features=self.features and self.features.map(change),
         )

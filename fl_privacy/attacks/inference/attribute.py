@@ -138,8 +138,7 @@ def _sketched(sketch: GradientSketch, observation: Observation, read: ReadRound)
 class LowestLoss(MembershipMethod):
     """Compares the loss at each client's model with the mean over those that replied, averaged over rounds."""
 
-    title = "Lowest loss (SIA)"
-    source = "Hu et al. 2021"
+    title, source = "Lowest loss (SIA)", "Hu et al. 2021"
 
     def evidence(self, read: ReadRound) -> Tensor:
         losses = read.losses_after
@@ -149,8 +148,7 @@ class LowestLoss(MembershipMethod):
 class LargestCosine(MembershipMethod):
     """Compares the cosine of the example's gradient and each client's update, averaged over rounds."""
 
-    title = "Largest cosine"
-    source = "Li et al. 2022"
+    title, source = "Largest cosine", "Li et al. 2022"
 
     def evidence(self, read: ReadRound) -> Tensor:
         found = cosines(read)

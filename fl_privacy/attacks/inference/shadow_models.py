@@ -81,8 +81,7 @@ class ShadowModels(MembershipMethod):
     pooled difference.
     """
 
-    title = "LiRA, shadow clients"
-    source = "Carlini et al. 2022"
+    title, source = "LiRA, shadow clients", "Carlini et al. 2022"
 
     def evidence(self, read: ReadRound) -> Tensor:
         found = torch.full((len(read.candidates), len(read.observations)), torch.nan)

@@ -346,13 +346,9 @@ def _guesser(one: PreparedRound, first: Observation, like: Tensor) -> tuple[Gues
         sent = first.sent.parameters
         decay = {name: factor * plan.weight_decay * sent[name].to(like)[None] for name in one.victim_model.names}
     norms = _norms_of_examples([part.effect for part in first.knowledge.defense or ()], 1 / matched)
-    layer = output_layer(first.model, first.num_classes)
-    clientele = Clientele(
-        batch_size=size,
-        uploaded_per_matched=1 / matched,
-        local_steps=number_of_steps(size, plan) if one.unrolls else 1,
-        head=layer[0] if layer else None,
-    )
+    layer, steps = output_layer(first.model, first.num_classes), number_of_steps(size, plan) if one.unrolls else 1
+    head = layer[0] if layer else None
+    clientele = Clientele(batch_size=size, uploaded_per_matched=1 / matched, local_steps=steps, head=head)
     return Guesser(one, factor, decay, norms[0] if norms and not one.unrolls else None), clientele
 
 
@@ -410,18 +406,14 @@ def _better(one: Explained, other: Explained) -> Explained:
 
 
 def _sentences(likelihood: Likelihood, prior: PixelPrior, *, noisy: bool) -> tuple[str, ...]:
-    known = (
-        f"learned from {prior.images} public images"
-        if prior.images
-        else "which fall off as photographs' do, and no more"
-    )
-    number = likelihood.uploads
+    known = f"learned from {prior.images} public images"
+    known = known if prior.images else "which fall off as photographs' do, and no more"
+    under = "noise and all else that the defense does" if noisy else "defense"
     said = [
-        "It looks for the likeliest image by the probability of what was observed under the"
-        f" {'noise and all else that the defense does' if noisy else 'defense'}.",
+        f"It looks for the likeliest image by the probability of what was observed under the {under}.",
         f"Images are drawn to a normal distribution, {known}.",
     ]
-    if number > 1:
+    if (number := likelihood.uploads) > 1:
         said.append(f"It compares {number} updates of the same examples together.")
     return tuple(said)
 

@@ -70,12 +70,8 @@ def tokens_of_first_block(model: TextModel, observations: Sequence[Observation],
     lengths, positioned = [Lengths.of(o, model) for o in observations], any(one.positioned for one in entrances)
     longest, rng = max(own.longest for own in lengths), derive_generator(seed, "first block")
     candidates = EvidenceCandidates(model, longest, positioned=positioned, rng=rng)
-    found = found_pairs(
-        [views_of(observation, entrances) for observation in observations],
-        candidates,
-        texts=first.upload.num_examples,
-        most=first.upload.num_examples * first.input_shape[0],
-    )
+    views, texts = [views_of(observation, entrances) for observation in observations], first.upload.num_examples
+    found = found_pairs(views, candidates, texts=texts, most=texts * first.input_shape[0])
     return [_placed(pairs, own) for pairs, own in zip(found, lengths, strict=True)]
 
 
@@ -153,15 +149,8 @@ class BagReader:
         whole = most if lengths.told is not None else texts * observation.input_shape[0]  # positions may be dropped
         model = None if is_exact(rows, whole, noise) else self._simulated(observation, max(2, expected // texts))
         odds = _odds(observation, self._model.words.num_embeddings, expected).to(rows.values.device)
-        found = found_words(
-            rows,
-            odds=odds,
-            most=most,
-            texts=texts,
-            expected=model,
-            told_noise=noise,
-            rng=derive_generator(self._seed, "words", str(observation.id)),
-        )
+        rng = derive_generator(self._seed, "words", str(observation.id))
+        found = found_words(rows, odds=odds, most=most, texts=texts, expected=model, told_noise=noise, rng=rng)
         return self._counted(found, observation, rows, total)
 
     def _counted(self, found: FoundWords, observation: Observation, rows: WordRows, total: int | None) -> Bag:
@@ -199,13 +188,9 @@ class BagReader:
         labels = None if known.labels is None or known.labels.dim() > 1 else tuple(torch.unique(known.labels).tolist())
         key = (length, labels, id(known.public_images))
         if key not in self._expected:
+            rng, texts = derive_generator(self._seed, "words", str(length)), observation.upload.num_examples
             self._expected[key] = simulated(
-                self._model,
-                length=length,
-                public=known.public_images,
-                labels=known.labels,
-                texts=observation.upload.num_examples,
-                rng=derive_generator(self._seed, "words", str(length)),
+                self._model, length=length, public=known.public_images, labels=known.labels, texts=texts, rng=rng
             )
         return self._expected[key]
 
@@ -285,13 +270,8 @@ def _made(observation: Observation, model: TextModel, bag: Bag | str) -> Reconst
         return failed(observation, "No row stands out from what all tokens have in common: no word was inferred.")
     texts = _dealt(observation, model, bag)
     labels = next_tokens(texts) if model.next_token else torch.full((len(texts),), -1)
-    return Reconstruction(
-        id=observation.id,
-        batch=Batch(texts.cpu(), labels.cpu()),
-        words=bag.all.cpu(),
-        words_exact=bag.exact,
-        notes=(bag.note,) if bag.note else (),
-    )
+    batch, notes = Batch(texts.cpu(), labels.cpu()), (bag.note,) if bag.note else ()
+    return Reconstruction(id=observation.id, batch=batch, words=bag.all.cpu(), words_exact=bag.exact, notes=notes)
 
 
 def _dealt(observation: Observation, model: TextModel, bag: Bag) -> Tensor:

@@ -174,12 +174,9 @@ class Dager:
         sure_of_all = repeated is not None or len(different) == observation.upload.num_examples
         if read.clear and sure_of_all and certainty is Certainty.CONSISTENT:
             certainty = Certainty.PROVEN
+        batch = Batch(batch.inputs.cpu(), batch.labels.cpu())
         return Reconstruction(
-            id=observation.id,
-            batch=Batch(batch.inputs.cpu(), batch.labels.cpu()),
-            loss=read.apart,
-            history=(read.apart,),
-            certainty=certainty,
+            id=observation.id, batch=batch, loss=read.apart, history=(read.apart,), certainty=certainty
         )
 
     def _read(self, explanation: Explanation, model: TextModel, span: Span, rng: torch.Generator) -> _Read:
@@ -230,21 +227,13 @@ class Dager:
         def enough(texts: Sequence[Tensor]) -> bool:
             return explanation.repeated(texts, rank) is not None
 
+        search: dict[str, Any] = {"tolerance": self.tolerance, "rng": rng, "rounds": self.rounds, "enough": enough}
         if full:
-            peeling = Peeling(
-                model=explanation.model,
-                searched=model,
-                loss_scale=explanation.observation.plan.loss_scale,
-                tolerance=self.tolerance,
-                rng=rng,
-                rounds=self.rounds,
-                enough=enough,
-            )
+            scale = explanation.observation.plan.loss_scale
+            peeling = Peeling(model=explanation.model, searched=model, loss_scale=scale, **search)
             found = peeling.texts(gradient, lengths, assembly)
         else:
-            found = assemble(
-                assembly, lengths=lengths, tolerance=self.tolerance, rng=rng, rounds=self.rounds, enough=enough
-            )
+            found = assemble(assembly, lengths=lengths, **search)
         worst = max((text.residual for text in found), default=float("nan"))
         tokens = [text.tokens for text in found]
         clear = len(found) > 0 and all(text.clear for text in found) and worst < self.tolerance / CLEAR
@@ -318,13 +307,11 @@ class Peeling:
             sum(float(gradient[name].norm()) for name in names if name in gradient)
             for names in self.searched.attention_weights[:2]
         ]
-        left = Peeled(
-            texts=[],
-            gradient={name: value.double() for name, value in gradient.items()},
-            lengths=lengths,
-            words=rows_of_words(self.searched, gradient),
-            rounding=(_ROUNDING * entries[0], _ROUNDING * entries[1]),
+        words, exact = (
+            rows_of_words(self.searched, gradient),
+            {name: value.double() for name, value in gradient.items()},
         )
+        left = Peeled([], exact, lengths, words, rounding=(_ROUNDING * entries[0], _ROUNDING * entries[1]))
         while left.lengths.number:
             candidates = self.candidates(left)
             if not candidates.whole:
@@ -340,13 +327,8 @@ class Peeling:
         return left
 
     def candidates(self, left: Peeled) -> Candidates:
-        return find_candidates(
-            self.searched,
-            span_of(self.searched, left.gradient, 0, least=left.rounding[0]),
-            tokens=left.words,
-            lengths=left.lengths,
-            tolerance=self.tolerance,
-        )
+        span = span_of(self.searched, left.gradient, 0, least=left.rounding[0])
+        return find_candidates(self.searched, span, tokens=left.words, lengths=left.lengths, tolerance=self.tolerance)
 
     def second(self, left: Peeled) -> Span:
         return span_of(self.searched, left.gradient, 1, least=left.rounding[1])

@@ -336,17 +336,9 @@ def reconstruct_rows(
     number = first.rows if first is not None else rows
     if not 0 < number <= MOST_ROWS:
         raise UserError(f"Between 1 and {MOST_ROWS} rows are searched for, but got {number}; give rows.")
-    grid = _grid(own, reply.features)
-    problem = BoxProblem(
-        own,
-        training,
-        grid,
-        first,
-        rows=number,
-        positives=min(positives, number),
-        known=_known(knowledge, grid),
-        possible=_possible(knowledge, grid),
-    )
+    grid, positives = _grid(own, reply.features), min(positives, number)
+    known, possible = _known(knowledge, grid), _possible(knowledge, grid)
+    problem = BoxProblem(own, training, grid, first, rows=number, positives=positives, known=known, possible=possible)
     streams = [np.random.default_rng(derive_seed(seed, "trees", chain)) for chain in range(max(chains, 1))]
     found = sorted((problem.climb(stream, sweeps) for stream in streams), key=lambda chain: chain.misfit)
     best, (low, high, middle) = found[0], _bounds(grid, knowledge)
