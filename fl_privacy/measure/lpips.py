@@ -127,8 +127,7 @@ SMALLEST_SIDE = 32
 def lpips(guesses: Tensor, truths: Tensor) -> Tensor:
     """Compute LPIPS 0.1 with AlexNet (Zhang et al. 2018) of images (N, C, H, W) in [0, 1]; small ones are enlarged.
 
-    Returns:
-        (N,) float64, 0 for equal images; NaN if the weights are not available or C is neither 1 nor 3.
+    It is (N,) float64, 0 for equal images; NaN if the weights are not available or C is neither 1 nor 3.
 
     Raises:
         UserError: the package lpips is not installed.

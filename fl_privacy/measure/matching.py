@@ -115,14 +115,11 @@ def least_cost(cost: np.ndarray, of: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def assign(guesses: Tensor, truths: Tensor) -> Tensor:
-    """Assign guesses to originals with the least total squared error, exact ones first.
+    """Return the index of each original's guess (B,), -1 without one, by least squared error, exact ones first.
 
     Args:
         guesses: (G, C, H, W); those that are not finite are left out.
         truths: (B, C, H, W).
-
-    Returns:
-        (B,) index of each original's guess, -1 without one.
     """
     candidates = torch.isfinite(guesses).flatten(1).all(1).nonzero().flatten()
 

@@ -46,11 +46,7 @@ def decibel(value: float) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Threshold:
-    """Value from which the literature calls a reconstruction recognizable.
-
-    Attributes:
-        value: threshold, itself included if high values leak.
-    """
+    """Value from which the literature calls a reconstruction recognizable, itself included if high values leak."""
 
     value: float
     source: str

@@ -217,11 +217,7 @@ def _of_victim(
 
 
 def unjudged(reconstruction: Reconstruction, shape: tuple[int, ...], modality: Modality = IMAGES) -> VictimScore:
-    """Report a guess (B, C, H, W) without known originals.
-
-    Args:
-        shape: expected shape (B, C, H, W), or (B, L) for texts and (B, F) for rows.
-    """
+    """Report a guess of ``shape`` (B, C, H, W), (B, L) for texts and (B, F) for rows, without known originals."""
     batch, failure, labels = reconstruction.batch, reconstruction.failure, None
     guesses, several = torch.zeros(shape) if modality.continuous else torch.full(shape, -1), f"{modality.one}s"
     if batch is not None and not modality.continuous:

@@ -214,11 +214,7 @@ class Way(ABC):
 
     @abstractmethod
     def rows(self, original: int, rivals: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Align the guess with original number ``original``.
-
-        Returns:
-            The guess (D,), the original (D,), and ``rivals`` in the same place (K, D), each of unit length.
-        """
+        """Return the aligned guess (D,), the original (D,), and ``rivals`` in this place (K, D), of unit length."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -387,11 +383,7 @@ class _Posed(Way):
 
 
 def _tried(tried: Poses, gray: Tensor, images: Tensor, side: int) -> Tensor:
-    """Return the largest absolute correlation (K, S) of S poses (K * S) each with images (K, L, H, W).
-
-    Args:
-        gray: (K * S, 1, H, W) gray guesses to draw.
-    """
+    """Return correlations (K, S) of images (K, L, H, W) with gray guesses (K * S, 1, H, W), drawn in S poses each."""
     looks = _looks(tried.drawn(gray), side)
     looks = looks.view(len(images), -1, *looks.shape[1:])
     slacks = tried.slack.view(len(images), -1)[:, 0]

@@ -225,11 +225,7 @@ def choose_transforms(number: int, restart: int, size: int, generator: torch.Gen
 
 
 def outcomes(policies: Sequence[str], *, table: Table = "paper", by_probability: bool = False) -> tuple[Transform, ...]:
-    """List the different transforms that ``policies`` can apply to an image, with all signs.
-
-    Args:
-        by_probability: ``True`` if the client leaves operations out at random.
-    """
+    """List the transforms that ``policies`` can apply, with all signs, ``by_probability`` with operations left out."""
     found: dict[tuple[Policy, tuple[int, ...]], None] = {}
     for policy in (Policy.parse(name, table) for name in policies):
         parts = [part for n in range(len(policy.indices) + 1) for part in itertools.combinations(policy.indices, n)]

@@ -26,8 +26,7 @@ class MethodOptions:
 class MembershipMethod(ABC):
     """Scores membership round by round, in constant memory: sums for each example and client.
 
-    Attributes:
-        of_tokens: ``True`` if it needs a model that predicts each next token of a text.
+    ``of_tokens`` is ``True`` if it needs a model that predicts each next token of a text.
     """
 
     title: ClassVar[str]

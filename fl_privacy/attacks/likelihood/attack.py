@@ -261,11 +261,7 @@ class MaximumAPosteriori:
 
 @dataclass(frozen=True, eq=False)
 class Posterior:
-    """The negative log posterior density of images, up to a constant.
-
-    Attributes:
-        images, labels: (V, B, C, H, W) and (V, B) found likeliest; ``None`` before.
-    """
+    """The negative log posterior density, up to a constant; the likeliest images (V, B, C, H, W) and labels (V, B)."""
 
     likelihood: Likelihood
     prior: PixelPrior

@@ -198,11 +198,7 @@ def channel(defense: Description, updates: Sequence[Tensors], clientele: Cliente
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Setting:
-    """Everything that the likelihood of an effect may depend on.
-
-    Attributes:
-        observed: (V, n) by name.
-    """
+    """Everything that the likelihood of an effect may depend on; ``observed`` are (V, n) by name."""
 
     observed: Tensors
     shapes: Mapping[str, torch.Size]

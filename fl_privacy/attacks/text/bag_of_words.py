@@ -116,11 +116,7 @@ _SMOOTHED = 0.5  # number added to the count of each token in public texts
 
 
 class BagReader:
-    """Reconstructs the words of victims of one model, plan and number of texts.
-
-    Args:
-        model: frozen model with the values sent, in single precision.
-    """
+    """Reconstructs the words of victims of one frozen ``model`` as sent, plan and number of texts."""
 
     def __init__(self, model: TextModel, first: Observation, seed: int) -> None:
         place = where_words_are(model, first.upload.tensors)

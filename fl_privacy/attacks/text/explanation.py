@@ -87,11 +87,7 @@ _WHOLE = 0.05  # largest distance of copies of a text with a label from a whole 
 
 @dataclass(frozen=True, eq=False)
 class Explanation:
-    """Compares the update of some texts with the one observed.
-
-    Attributes:
-        model: model with the values sent, in double precision.
-    """
+    """Compares the update of some texts with the one observed, by the ``model`` as sent, in double precision."""
 
     observation: Observation
     model: TextModel

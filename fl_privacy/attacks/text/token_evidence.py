@@ -195,11 +195,7 @@ class Pairs:
 
 
 class EvidenceCandidates:
-    """All tokens at all positions, as inputs of the layers that see single tokens.
-
-    Args:
-        model: model in evaluation mode, with the values sent.
-    """
+    """All tokens at all positions, as inputs of the layers that see single tokens of the ``model`` as sent."""
 
     def __init__(self, model: TextModel, length: int, *, positioned: bool, rng: torch.Generator) -> None:
         self._model, self.length = model, length if positioned else 1

@@ -103,11 +103,7 @@ def states_of(rows: np.ndarray, grid: Grid) -> np.ndarray:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Exchange:
-    """One exchange of a client with the server, in one round.
-
-    Attributes:
-        reply: new trees alone (bagging), or the model with them at the end (cyclic).
-    """
+    """One exchange in one round; a reply is new trees alone (bagging), or the model with them at the end (cyclic)."""
 
     sent: Trees | None
     reply: Trees
