@@ -44,8 +44,7 @@ class Coincidences:
         if number < 2:
             return cls()
         pairs = number * (number - 1) / 2
-        most = float(equal.max()) / (number - 1)
-        return cls(of_two=min(1.0, (float(equal.sum()) / 2 + 1) / pairs), of_usual=most)
+        return cls(of_two=min(1.0, (float(equal.sum()) / 2 + 1) / pairs), of_usual=float(equal.max()) / (number - 1))
 
     def chance(self, exact: int, number: int) -> float:
         """Return the probability that at least ``exact`` of ``number`` guesses equal one of as many examples.

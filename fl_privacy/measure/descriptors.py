@@ -117,8 +117,7 @@ class Moved:
 
     @cached_property
     def _shown(self) -> Tensor:
-        between = _between(self.image, self.sight.side) if self.sight.between else ()
-        return torch.cat([self._grays, *between])
+        return torch.cat([self._grays, *(_between(self.image, self.sight.side) if self.sight.between else ())])
 
 
 def largest(places: Tensor, rows: Tensor) -> Tensor:
@@ -198,8 +197,7 @@ def _shifted(images: Tensor) -> Tensor:
     height, width = images.shape[-2:]
     size = height - 2 * shift_reach(height), width - 2 * shift_reach(width)
     both = torch.stack([images, images.flip(-1)], dim=1)
-    places = both.unfold(-2, size[0], 1).unfold(-2, size[1], 1)
-    return places.permute(0, 1, 3, 4, 2, 5, 6).flatten(1, 3)
+    return both.unfold(-2, size[0], 1).unfold(-2, size[1], 1).permute(0, 1, 3, 4, 2, 5, 6).flatten(1, 3)
 
 
 def _unit(looks: Tensor) -> Tensor:

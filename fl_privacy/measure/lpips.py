@@ -166,8 +166,7 @@ def _network(device: torch.device) -> nn.Module | None:
         )
         return None
     heads = Path(package.origin).parent / "weights" / "v0.1" / "alex.pth"
-    network = PerceptualDistance(features, torch.load(heads, map_location="cpu", weights_only=True))
-    return network.eval().to(device)
+    return PerceptualDistance(features, torch.load(heads, map_location="cpu", weights_only=True)).eval().to(device)
 
 
 def noise_ratio(evaluator: str, input_shape: Sequence[int]) -> MetricFunction:

@@ -119,8 +119,7 @@ def tpr_at(found: Separation, fpr: float) -> Estimate | None:
     value = float(above(np.sort(found.negatives)[place : place + 1])[0])
     drawn = rng.choice(found.negatives, (RESAMPLES, len(found.negatives)))
     thresholds = np.partition(drawn, place, axis=1)[:, place]
-    resampled = rng.binomial(number, above(thresholds)) / number
-    low, high = np.quantile(resampled, [0.025, 0.975])
+    low, high = np.quantile(rng.binomial(number, above(thresholds)) / number, [0.025, 0.975])
     exact = share_interval(round(value * number), number)
     return Estimate(value=value, low=min(float(low), exact[0]), high=max(float(high), exact[1]), chance=fpr)
 
@@ -130,8 +129,7 @@ def balanced_accuracy(found: Separation) -> Estimate:
     tpr, fpr = _cross_fitted(found, lambda t, f: t - f)
     positives, negatives = len(found.positives), len(found.negatives)
     value = (tpr + 1 - fpr) / 2
-    spread = (_variance(tpr, positives) + _variance(fpr, negatives)) / 4
-    half = Z95 * math.sqrt(spread)
+    half = Z95 * math.sqrt((_variance(tpr, positives) + _variance(fpr, negatives)) / 4)
     return Estimate(value=value, low=max(0.0, value - half), high=min(1.0, value + half), chance=0.5)
 
 
@@ -226,8 +224,7 @@ def auc_bound(*, epsilon: float, delta: float) -> float:
 
 def balanced_accuracy_bound(*, epsilon: float, delta: float) -> float:
     """Return the largest mean of TPR and TNR that (epsilon, delta) allows."""
-    share = (1 - delta) / (1 + math.exp(min(epsilon, 700.0)))
-    return 1 - share
+    return 1 - (1 - delta) / (1 + math.exp(min(epsilon, 700.0)))
 
 
 def identification_bound(*, epsilon: float, delta: float, candidates: int) -> float:
@@ -244,8 +241,7 @@ def identification_bound(*, epsilon: float, delta: float, candidates: int) -> fl
     >>> round(identification_bound(epsilon=1.0, delta=1e-5, candidates=1000), 4)
     0.0027
     """
-    prior = np.asarray(1 / (candidates + 1))
-    return float(tpr_bound(prior, epsilon=epsilon, delta=delta))
+    return float(tpr_bound(np.asarray(1 / (candidates + 1)), epsilon=epsilon, delta=delta))
 
 
 def proven_epsilon(found: Separation, *, delta: float) -> float:
@@ -341,5 +337,4 @@ def finding_of(record: Mapping[str, Any]) -> Finding:
         for name, v in record["measures"].items()
         if len(v) == 5 and None not in v[:4]
     }
-    fields = {name: record[name] for name in FINDING if name != "measures"}
-    return Finding(measures=measures, **fields)
+    return Finding(measures=measures, **{name: record[name] for name in FINDING if name != "measures"})

@@ -91,8 +91,7 @@ def rouge_2(guesses: Tensor, truths: Tensor) -> Tensor:
         first, second = words[:, :-1], words[:, 1:]
         mixed = ((first * 0x9E3779B1 + second) % (1 << 40)).masked_fill((first < 0) | (second < 0), -1)
         pairs.append(mixed if words.shape[1] > 1 else words.new_full((len(words), 1), -1))
-    found = token_f1(*pairs)
-    return found.masked_fill(_count(pairs[1]) == 0, torch.nan)
+    return token_f1(*pairs).masked_fill(_count(pairs[1]) == 0, torch.nan)
 
 
 def rouge_l(guesses: Tensor, truths: Tensor) -> Tensor:
@@ -114,8 +113,7 @@ def most_frequent(public: Tensor, lengths: Tensor) -> Tensor:
         public: (M, W) public tokens, -1 for none.
         lengths: (N,) number of tokens to guess for each text.
     """
-    numbered = _numbered(public)[public >= 0]
-    tokens, counts = torch.unique(numbered, return_counts=True)
+    tokens, counts = torch.unique(_numbered(public)[public >= 0], return_counts=True)
     order = counts.argsort(descending=True, stable=True)
     width = int(lengths.max()) if len(lengths) else 0
     best = tokens[order][:width] // public.shape[1]

@@ -104,8 +104,7 @@ AMONG = 8
 def poses(*, few: bool) -> Poses:
     """Return all mirrors and quarter turns, each at a few scales or angles; ``few`` for the first comparison."""
     ones = [(1.0, 0.0, SLID), *((cut, 0.0, slack) for cut, slack in CUTS), *((frame, 0.0, SLID) for frame in FRAMES)]
-    angles = ANGLES[1:2] if few else ANGLES
-    ones += [(1.0, sign * angle, SLID) for angle in angles for sign in (-1, 1)]
+    ones += [(1.0, sign * angle, SLID) for angle in (ANGLES[1:2] if few else ANGLES) for sign in (-1, 1)]
     ones += [(scale, sign * ANGLES[1], SLID) for scale in (CUTS[0][0], FRAMES[0]) for sign in (-1, 1)]
     ones = ones if not few else [one for one in ones if one[0] in (1.0, 0.8, 1.25)]
     plain = [torch.diag(torch.tensor([x, y])) for x in (1.0, -1.0) for y in (1.0, -1.0)]
@@ -342,8 +341,7 @@ class _Posed(Way):
         values, taken = torch.cat([self.own, self.rest]), self.taken[again]
         for steps in ROUNDS[self.side]:
             tried = taken.around(steps)
-            found = _tried(tried, self.gray[again].repeat_interleave(len(steps), 0), images, self.side)
-            value, step = found.max(1)
+            value, step = _tried(tried, self.gray[again].repeat_interleave(len(steps), 0), images, self.side).max(1)
             values[again] = torch.maximum(values[again], value)
             taken = tried[torch.arange(len(again)) * len(steps) + step]
         return replace(self, own=values[:number], rest=values[number:], taken=self.taken.with_at(again, taken))
@@ -375,8 +373,7 @@ class _Posed(Way):
         middle = _middle(_looks(pose.drawn(self.gray[original][None]), self.side), slack)
         truth = self.turning.originals.at(self.side)[original][None]
         height, width = middle.shape[-2:]
-        place = int(_slid_each(middle[None], truth, slack).abs().argmax())
-        down, right = divmod(place, truth.shape[-1] - width + 1)
+        down, right = divmod(int(_slid_each(middle[None], truth, slack).abs().argmax()), truth.shape[-1] - width + 1)
         images = torch.cat([truth, self.turning.others.at(self.side)[rivals]])
         rows = torch.cat([middle, _unit(images[..., down : down + height, right : right + width])]).flatten(1) / 2**0.5
         return rows[0], rows[1], rows[2:]

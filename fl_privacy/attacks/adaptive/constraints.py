@@ -39,8 +39,7 @@ class Clip:
         return {name: g * factors[name].view(-1, *[1] * (g.dim() - 1)) for name, g in gradients.items()}
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Clip":
-        counted = {name: change(each) for name, each in self.counted.items()}
-        return Clip(change(self.norms), self.scope, counted)
+        return Clip(change(self.norms), self.scope, {name: change(each) for name, each in self.counted.items()})
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,8 +209,7 @@ class AssumedTransform:
         flat, chosen = images.flatten(0, 1), self.chosen.flatten()
         rows = [(chosen == number).nonzero().flatten() for number in range(len(self.transforms))]
         changed = [transform(flat[some]) for transform, some in zip(self.transforms, rows, strict=True) if len(some)]
-        back = torch.cat(rows).argsort()
-        return torch.cat(changed)[back].reshape(images.shape)
+        return torch.cat(changed)[torch.cat(rows).argsort()].reshape(images.shape)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "AssumedTransform":
         return AssumedTransform(self.transforms, change(self.chosen))
@@ -219,9 +217,7 @@ class AssumedTransform:
 
 def choose_transforms(number: int, restart: int, size: int, generator: torch.Generator) -> Tensor:
     """Choose one of ``number`` transforms (B,) for each image: in turn for a single image, at random for a batch."""
-    if size == 1:
-        return torch.tensor([restart % number])
-    return torch.randint(number, (size,), generator=generator)
+    return torch.tensor([restart % number]) if size == 1 else torch.randint(number, (size,), generator=generator)
 
 
 def outcomes(policies: Sequence[str], *, table: Table = "paper", by_probability: bool = False) -> tuple[Transform, ...]:
@@ -255,8 +251,7 @@ def estimate_clip_norm(update: Tensors, noise_std: float) -> float:
     It is at least a hundredth of the observed norm, since the difference may drown in noise.
     """
     squared = float(torch.stack([t.double().square().sum() for t in update.values()]).sum())
-    count = sum(t.numel() for t in update.values())
-    return math.sqrt(max(squared - count * noise_std**2, 1e-4 * squared))
+    return math.sqrt(max(squared - sum(t.numel() for t in update.values()) * noise_std**2, 1e-4 * squared))
 
 
 def estimate_step(tensor: Tensor) -> float:

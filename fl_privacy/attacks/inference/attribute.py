@@ -87,8 +87,7 @@ class AttributeWatch:
         for place, (model, sent, own) in enumerate(read.victims_sent):
             observations = [read.victims[column] for column in own]
             rng = derive_generator(read.seed, "inference", "attribute", read.round, place)
-            uploaded = observations[0][1].update()
-            sketch = GradientSketch.of({name: sent.parameters[name] for name in uploaded}, rng)
+            sketch = GradientSketch.of({name: sent.parameters[name] for name in observations[0][1].update()}, rng)
             asked = torch.cat([_sketched(sketch, observation, read) for _, observation in observations])
             finite = asked.isfinite().all(1)
             if not finite.any():

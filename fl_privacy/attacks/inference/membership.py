@@ -144,8 +144,7 @@ class FinalReference(FinalLoss):
         found = super().evidence(read)
         if bool(self._rounds.any()):
             return found
-        before = read.losses_before.nanmean(1, keepdim=True).expand_as(found)
-        return before + found.nan_to_num(nan=0.0)
+        return read.losses_before.nanmean(1, keepdim=True).expand_as(found) + found.nan_to_num(nan=0.0)
 
 
 class FinalLowestTokens(FinalLoss):

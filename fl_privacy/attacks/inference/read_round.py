@@ -65,8 +65,7 @@ class ReadRound:
 
     @property
     def round(self) -> int:
-        read = self.observations[0] if self.observations else self.victims[0][1]
-        return read.id.round
+        return (self.observations[0] if self.observations else self.victims[0][1]).id.round
 
     @property
     def clients(self) -> list[int]:

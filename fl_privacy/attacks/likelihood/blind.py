@@ -92,8 +92,7 @@ class PrivateConvolution:
             raise NotAttackableError(
                 "A public layer right behind the private activation is expected, but it is pooled."
             )
-        geometry = _geometry(convolution)
-        return cls(first, cut, *geometry, _activation(model, first, cut), Front(model, first))
+        return cls(first, cut, *_geometry(convolution), _activation(model, first, cut), Front(model, first))
 
     def patches(self, images: Tensor) -> Tensor:
         """Return the patch at each place, (N, patch, places), of images (N, C, H, W)."""
@@ -106,8 +105,7 @@ class PrivateConvolution:
         kind = nn.Identity if self.activation is None else type(self.activation)
         known = features > 1e-3 if isinstance(self.activation, nn.ReLU) else torch.ones_like(features, dtype=torch.bool)
         if isinstance(self.activation, nn.LeakyReLU):
-            slope = self.activation.negative_slope
-            return torch.where(features < 0, features / slope, features), known
+            return torch.where(features < 0, features / self.activation.negative_slope, features), known
         return UNDONE[kind](features), known
 
 
@@ -293,8 +291,7 @@ def _principal_image(put_out: Tensor, shape: tuple[int, ...]) -> Tensor:
     maps = put_out.flatten(2) - put_out.flatten(2).mean(2, keepdim=True)
     _, _, directions = torch.linalg.svd(maps, full_matrices=False)
     first = directions[:, 0].view(len(maps), 1, *put_out.shape[2:])
-    large = F.interpolate(first, shape[1:], mode="bicubic")
-    return large.expand(-1, shape[0], -1, -1).flatten(1)
+    return F.interpolate(first, shape[1:], mode="bicubic").expand(-1, shape[0], -1, -1).flatten(1)
 
 
 @dataclass(frozen=True, eq=False)

@@ -106,8 +106,7 @@ def _placed(pairs: Pairs | None, lengths: Lengths) -> Bag | str:
         places = own_place.any(0).nonzero().flatten()
         length = int(places[-1]) + 1 if len(places) else evidence.shape[1]
     ordered = pairs.tokens[evidence[:, :length].argmax(0)]
-    times = (ordered[:, None] == pairs.tokens).sum(0)
-    return Bag(pairs.tokens, times.clamp_min(1), ordered=ordered, note=note)
+    return Bag(pairs.tokens, (ordered[:, None] == pairs.tokens).sum(0).clamp_min(1), ordered=ordered, note=note)
 
 
 _USUAL = 0.5  # assumed share of the longest text's length, if lengths are unknown
@@ -155,8 +154,7 @@ class BagReader:
             return Bag(tokens, tokens, found.exact)
         if total is not None and len(tokens) > total:  # the positions' rows that showed it were dropped
             total = None
-        alone = observation.upload.num_examples == 1
-        ordered = self._ordered(observation, rows, tokens, total) if alone else None
+        ordered = self._ordered(observation, rows, tokens, total) if observation.upload.num_examples == 1 else None
         if ordered is not None:
             return Bag(tokens, (ordered[:, None] == tokens).sum(0).clamp_min(1), found.exact, ordered)
         common = self._simulated(observation, max(2, len(tokens) // observation.upload.num_examples)).common
@@ -168,8 +166,7 @@ class BagReader:
         if positions is None or total is None or self._where != "embeddings":
             return None
         sign = 1.0 if observation.plan.shares == "gradient" else -1.0
-        own = sign * positions[:total].to(rows.values)
-        return tokens[placed(rows.values[0, tokens], own)]
+        return tokens[placed(rows.values[0, tokens], sign * positions[:total].to(rows.values))]
 
     def _positions(self, observation: Observation) -> Tensor | None:
         """Return the positions' rows (P, d); ``None`` without any, or if weight decay moves them."""

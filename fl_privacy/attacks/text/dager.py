@@ -90,8 +90,7 @@ def grow_prefixes(model: TextModel, span: Span, candidates: Candidates, *, toler
         kept = apart < within
         nearest_given_up = min(nearest_given_up, float(apart[~kept].min()) if bool((~kept).any()) else 1.0)
         if position:
-            ended = ~kept.reshape(len(prefixes), len(tokens)).any(1)
-            rows = ended.nonzero().flatten().tolist()
+            rows = (~kept.reshape(len(prefixes), len(tokens)).any(1)).nonzero().flatten().tolist()
             finished += [(float(scores[row]), float(farthest[row]), prefixes[row]) for row in rows]
             farthest = farthest.repeat_interleave(len(tokens))
         farthest = torch.maximum(farthest, apart)[kept][:_MOST_PREFIXES]
@@ -102,8 +101,7 @@ def grow_prefixes(model: TextModel, span: Span, candidates: Candidates, *, toler
     finished.sort(key=lambda text: (-len(text[2]), text[0]))
     finished, number = finished[:texts], len(finished)
     clear = complete and 0 < number <= texts and nearest_given_up > CLEAR * max(far for _, far, _ in finished)
-    worst = max((score for score, _, _ in finished), default=1.0)
-    return _Read([prefix for _, _, prefix in finished], worst, clear)
+    return _Read([prefix for _, _, prefix in finished], max((score for score, _, _ in finished), default=1.0), clear)
 
 
 _FULL = 0.9  # share of the first block's rank above which the second one's span holds the states of all tokens
@@ -169,8 +167,7 @@ class Dager:
         batch = repeated or explanation.labelled(read.texts)
         if batch is None:
             return without_labels(observation)
-        apart = explanation.distance(batch)
-        certainty = Certainty.CONSISTENT if apart < ROUNDING else Certainty.APPROXIMATE
+        certainty = Certainty.CONSISTENT if explanation.distance(batch) < ROUNDING else Certainty.APPROXIMATE
         sure_of_all = repeated is not None or len(different) == observation.upload.num_examples
         if read.clear and sure_of_all and certainty is Certainty.CONSISTENT:
             certainty = Certainty.PROVEN

@@ -154,8 +154,7 @@ def narrowed(assembly: Assembly, lengths: Lengths, rng: torch.Generator) -> Asse
         for position, (at, chosen) in enumerate(zip(tokens, picked, strict=True)):
             best = apart.new_full((len(at),), torch.inf)
             best.scatter_reduce_(0, chosen.to(apart.device), apart[:, position], "amin")
-            kept = max(_SPARE * reached[position], (len(at) + 1) // 2)
-            tokens[position] = at[best.argsort()[:kept]]
+            tokens[position] = at[best.argsort()[: max(_SPARE * reached[position], (len(at) + 1) // 2)]]
     return replace(assembly, candidates=replace(assembly.candidates, tokens=tokens))
 
 
@@ -220,8 +219,7 @@ def _chosen(texts: list[Assembled], lengths: Lengths, *, repeated: bool = True) 
         return left[: lengths.number]
     chosen: list[Assembled] = []
     for length in lengths.told:
-        pool = [*left, *(chosen if repeated else ())]  # equal texts of one length are one
-        fitting = next((text for text in pool if len(text.tokens) == length), None)
+        fitting = next((text for text in [*left, *(chosen if repeated else ())] if len(text.tokens) == length), None)
         if fitting is None and not repeated:
             return []
         if fitting in left:
@@ -312,8 +310,7 @@ def parts_of(model: TextModel, gradient: Tensors, words: Tensor, longest: int) -
         entering_block(model, words[:, None].expand(-1, longest), 0)
     sums = calls[0].inputs.double()
     sums = (sums - sums.mean(-1, keepdim=True)) * norm.weight.double()
-    offset = norm.bias.double()[None]
-    directions = torch.cat([sums[:, 0], sums[0, 1:] - sums[0, :1], offset])
+    directions = torch.cat([sums[:, 0], sums[0, 1:] - sums[0, :1], norm.bias.double()[None]])
     if len(directions) > directions.shape[1]:
         return None
     rows = torch.cat([gradient[name].double() for name in names])
@@ -376,14 +373,12 @@ def supports(model: TextModel, parts: Parts, alone: Tensor, tokens: Tensor, posi
     atoms = atoms / atoms.square().sum(1).mean(0).sqrt().clamp_min(1e-12)
     behind = parts.attended[alone]
     behind = behind / behind.norm(dim=2, keepdim=True).clamp_min(1e-300)
-    seen = behind.unflatten(2, heads).flatten(1, 2)
-    return torch.cat([_variances(atoms, some) for some in seen.split(16)])
+    return torch.cat([_variances(atoms, some) for some in behind.unflatten(2, heads).flatten(1, 2).split(16)])
 
 
 def _variances(atoms: Tensor, seen: Tensor) -> Tensor:
     """Estimate variances (T, n) of the coefficients of ``atoms`` (H, m, n) in ``seen`` (T, H, m), by EM."""
-    size = atoms.shape[1]
-    noise = _NOISE * torch.eye(size, dtype=atoms.dtype, device=atoms.device)
+    noise = _NOISE * torch.eye(atoms.shape[1], dtype=atoms.dtype, device=atoms.device)
     found = atoms.new_full((len(seen), atoms.shape[2]), 1 / atoms.shape[2])
     for _ in range(_PASSES):
         spread = torch.einsum("hmn,tn,hkn->thmk", atoms, found, atoms) + noise

@@ -257,8 +257,7 @@ def find_candidates(model: TextModel, span: Span, *, tokens: Tensor, lengths: Le
             nearest_other = min(nearest_other, float(table[order[count], position]))
     if lengths.told is None and lengths.number > 1:
         end = next((position for position, some in enumerate(found) if not len(some)), len(found))
-        beyond = [float(some[0]) for some in distances[end:] if len(some)]
-        nearest_other = min([nearest_other, *beyond])
+        nearest_other = min([nearest_other, *[float(some[0]) for some in distances[end:] if len(some)]])
         found, distances = found[:end], distances[:end]
     farthest = max((float(d.max()) for d in distances if len(d)), default=1.0)
     return Candidates(found, distances, not doubt and nearest_other > CLEAR * farthest, nearest_other)

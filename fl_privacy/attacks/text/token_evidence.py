@@ -51,8 +51,7 @@ def entrances_of(model: TextModel, uploaded: Tensors) -> list[Entrance]:
     # texts (3, 4) with one token in common, twice in the first
     size = model.words.num_embeddings
     a, b, c, d = (min(size - 1, size * k // 5) for k in (1, 2, 3, 4))
-    texts = torch.tensor([[a, b, c, b], [a, b, d, c], [d, b, c, a]])
-    tokens = texts.to(model.words.weight.device)
+    tokens = torch.tensor([[a, b, c, b], [a, b, d, c], [d, b, c, a]]).to(model.words.weight.device)
     with torch.no_grad(), ExitStack() as stack:
         entered = stack.enter_context(entering(layers))
         left = stack.enter_context(leaving(layers))
@@ -70,8 +69,7 @@ def entrances_of(model: TextModel, uploaded: Tensors) -> list[Entrance]:
         own = next((other for other in seen if _same_inputs(inputs[other], inputs[own])), own)
         seen.append(own)
         positioned = not _same_inputs(inputs[own][0, _AT[0]], inputs[own][0, _AT[1]])
-        transposed = not isinstance(layers[path], nn.Linear)
-        found.append(Entrance(weight, own, through, transposed, positioned))
+        found.append(Entrance(weight, own, through, not isinstance(layers[path], nn.Linear), positioned))
     return found
 
 
@@ -144,8 +142,7 @@ def _undone(step: Tensor, sent: Tensor, stored: Tensor) -> Tensor:
     halved = stored.is_floating_point() and bool((stored.bfloat16().to(stored.dtype) == stored).all())
     kind = torch.bfloat16 if halved else torch.float32
     rounding = _ULPS * torch.finfo(torch.float32).eps + torch.finfo(kind).eps * (sent.abs() + 1)
-    short = (1 - step.abs()).maximum(rounding)
-    return step.sign() * _ADAM_EPS * step.abs() / short
+    return step.sign() * _ADAM_EPS * step.abs() / (1 - step.abs()).maximum(rounding)
 
 
 _FRAMED, _EACH = 16, 512
@@ -220,8 +217,7 @@ class EvidenceCandidates:
 
     def spread(self, path: str) -> Tensor:
         """Return the inputs of ``path`` (m, d) for other tokens, each at one position, float64."""
-        number = _FRAMED * self.sample(path).shape[-1]
-        tokens = self._order[min(_EACH, self.size // 2) :][:number]
+        tokens = self._order[min(_EACH, self.size // 2) :][: _FRAMED * self.sample(path).shape[-1]]
         parts = []
         for begin in range(self.length):
             some = tokens[begin :: self.length]
@@ -358,8 +354,7 @@ def found_pairs(
 def _named(bases: Sequence[_Basis], candidates: EvidenceCandidates, texts: int, most: int) -> Pairs:
     """Name the tokens that the summed evidence distinguishes from chance."""
     total, together = candidates.size * candidates.length, torch.stack([basis.best for basis in bases]).sum(0)
-    used = torch.tensor([basis.numbers for basis in bases]) > 0
-    views = used.sum(0)
+    views = (torch.tensor([basis.numbers for basis in bases]) > 0).sum(0)
     which = int((total * _by_chance(together, views[:, None]) < FALSE_PER_TEXT).sum(1).argmax())
     shortlist = together[which].topk(min(_SHORTLIST, candidates.size)).indices
     pairs = torch.zeros(len(shortlist), candidates.length, dtype=torch.float64)
@@ -405,8 +400,7 @@ def _alike(
         usual, freedom = basis.usual[:, which, place][:, : len(share)]
         beside = 1 - torch.arange(len(share)) / len(basis.frame.own)
         left[: len(share)] += _seldom(share, usual, (freedom * beside).clamp_min(1.0)).cpu()
-    views = torch.full((len(tokens),), len(used))
-    return int((candidates.length * _by_chance(left, views) > _TOLD_APART).sum())
+    return int((candidates.length * _by_chance(left, torch.full((len(tokens),), len(used))) > _TOLD_APART).sum())
 
 
 def _by_chance(evidence: Tensor, views: Tensor) -> Tensor:

@@ -134,8 +134,7 @@ def repeated(energy: Tensor, *, common: float, total: int | None) -> Tensor:
     """
     times = torch.arange(1, _MOST + 1, dtype=energy.dtype, device=energy.device)
     growth = times + times * (times - 1) * common
-    between = (growth[1:] * growth[:-1]).sqrt()
-    reached = energy[:, None] / between
+    reached = energy[:, None] / (growth[1:] * growth[:-1]).sqrt()
     if total is None:
         once = energy.median() if len(energy) else energy.sum()
         return 1 + (reached > 2 * once).long().cumprod(1).sum(1)
@@ -167,8 +166,7 @@ def _paired(words: Tensor, positions: Tensor) -> Tensor:
     found = torch.full((length,), -1, dtype=torch.long, device=words.device)
     left = _apart(words, positions)
     for _ in range(min(number, length)):
-        at = int(left.argmin())
-        word, position = divmod(at, length)
+        word, position = divmod(int(left.argmin()), length)
         found[position] = word
         left[word], left[:, position] = torch.inf, torch.inf
     free = (found < 0).nonzero().flatten()
@@ -196,8 +194,7 @@ def _exchanged(found: Tensor, words: Tensor, positions: Tensor) -> Tensor:
         fits = rest @ positions.T  # (k, L)
         now = fits[found, own]
         moved = 2 * (now + squares) - 2 * fits  # change where position j goes from its word to v
-        counts = found.bincount(minlength=number)
-        moved[:, counts[found] < 2] = torch.inf  # every word that was found stands somewhere
+        moved[:, found.bincount(minlength=number)[found] < 2] = torch.inf  # every word that was found stands somewhere
         moved[found, own] = 0.0
         other = fits[found].T  # (L, L): residual of the word at i, along position j, at [j, i]
         swapped = 2 * ((now + squares)[:, None] + (now + squares)[None] - other - other.T - 2 * products)

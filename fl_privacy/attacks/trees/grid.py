@@ -96,8 +96,7 @@ def states_of(rows: np.ndarray, grid: Grid) -> np.ndarray:
     for feature, edges in enumerate(grid.edges):
         column = rows[:, feature].astype(np.float32).astype(np.float64)
         found[:, feature] = np.searchsorted(edges, column, side="right")
-        lacks = np.isnan(column)
-        found[lacks, feature] = grid.states[feature] - 1 if grid.missing[feature] else 0
+        found[np.isnan(column), feature] = grid.states[feature] - 1 if grid.missing[feature] else 0
     return found
 
 
@@ -152,7 +151,6 @@ def own_trees(exchanges: Sequence[Exchange]) -> tuple[OwnTree, ...]:
         base = (one.sent or one.reply).base_margin
         first = new[0].round if new else 0
         for tree in new:
-            inside = tuple(each for each in new if first <= each.round < tree.round)
-            before = tuple(given) + inside
+            before = tuple(given) + tuple(each for each in new if first <= each.round < tree.round)
             found.append(OwnTree(tree=tree, before=before, base_margin=base, parallel=one.reply.parallel))
     return tuple(found)

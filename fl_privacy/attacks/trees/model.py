@@ -188,8 +188,7 @@ def _model(told: Mapping[str, Any]) -> Trees:
     parallel = int(model["gbtree_model_param"].get("num_parallel_tree", "1"))
     if not 1 <= parallel <= MOST_TREES:
         raise ValueError(f"has not 1 to {MOST_TREES} parallel trees")
-    per_round = max(1, classes * parallel)
-    trees = tuple(_tree(one, features, groups[k], k // per_round) for k, one in enumerate(given))
+    trees = tuple(_tree(one, features, groups[k], k // max(1, classes * parallel)) for k, one in enumerate(given))
     objective = learner["objective"]
     positive_weight = float(objective.get("reg_loss_param", {}).get("scale_pos_weight", 1.0))
     if not 0 < positive_weight < math.inf:

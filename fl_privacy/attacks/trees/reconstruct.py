@@ -74,16 +74,14 @@ class BoxProblem:
             np.add.at(self.before, ([place[tree.digest] for tree in one.before], number), 1.0)
         self.masks = leaf_masks(trees, grid)
         self.base = np.array([float(one.base_margin[0]) for one in own])
-        widths = np.array([len(tree.leaves) for tree in trees])
-        self.value_start = np.concatenate([[0], np.cumsum(widths)[:-1]])
+        self.value_start = np.concatenate([[0], np.cumsum([len(tree.leaves) for tree in trees])[:-1]])
         self.values = np.concatenate([tree.value[tree.leaves] for tree in trees])
         sums = [gradient_sums(one, training) for one in own]
         self.slot_start = np.concatenate([[0], np.cumsum([len(one[0]) for one in sums])[:-1]]).astype(int)
         self.gradient = np.concatenate([one[0] for one in sums])
         self.hessian = np.concatenate([one[1] for one in sums])
         allowed = np.ones(len(self.masks)) if possible is None else possible.astype(float)
-        share = np.add.reduceat(allowed, grid.first)
-        self.even = allowed / np.maximum(share, 1)[grid.feature_of]
+        self.even = allowed / np.maximum(np.add.reduceat(allowed, grid.first), 1)[grid.feature_of]
         self.rows = first.rows if first is not None else rows
         self.positives = int(sum(leaf.labels[1] for leaf in first.leaves)) if first is not None else positives
         if known is not None:
