@@ -90,11 +90,7 @@ def matched(
 
 
 def order_of(shape: tuple[int, int], cost: Callable[[], Tensor], of: str = "a batch") -> Tensor:
-    """Return the index of each original's guess (B,), -1 without one, by the least ``cost()`` of ``shape`` (B, G).
-
-    Raises:
-        UserError: scipy is not installed; ``of`` names what is matched.
-    """
+    """Return the index of each original's guess (B,), -1 without one, by the least ``cost()`` of ``shape`` (B, G)."""
     if shape == (1, 1):
         return torch.zeros(1, dtype=torch.long)
     order = torch.full((shape[0],), -1)

@@ -91,10 +91,7 @@ _THRESHOLD = 3.0
 
 
 def where_shared(effect: Sparse, update: Tensors, noise_std: float) -> Bounds:
-    """Bound sparse updates: zeros may have been anything below the smallest kept value.
-
-    After noise or clipping, the known share of smallest values counts as zero.
-    """
+    """Bound zeros, or the known share of smallest values, by the smallest value that was kept."""
     bounds = {}
     for layers in [[name] for name in update] if effect.scope == "layer" else [list(update)]:
         part = {name: update[name] for name in layers}
@@ -106,10 +103,7 @@ def where_shared(effect: Sparse, update: Tensors, noise_std: float) -> Bounds:
 
 
 def _hidden(effect: Sparse, values: Tensor, noise_std: float) -> tuple[float, float]:
-    """Return the largest magnitude among possibly dropped elements of ``values`` (n,), and a bound on their values.
-
-    It is below 0, for no element, if noise hides the dropped ones.
-    """
+    """Return the largest magnitude of dropped elements of ``values`` (n,), -1 if noise hides them, and their bound."""
     sizes = values.abs()
     dropped = int((effect.dropped or 0.0) * len(sizes) + 1e-6)
     least = float(sizes.kthvalue(dropped).values) if dropped else 0.0
@@ -128,10 +122,7 @@ def _drowned(values: Tensor, dropped: float, noise_std: float) -> bool:
 
 
 def within_bins(effect: Quantized, update: Tensors, noise_std: float) -> Bounds:
-    """Bound quantized updates: elements may be anything that rounds to the observed level.
-
-    If the noise is larger than the bins, values stay as observed.
-    """
+    """Bound elements by all that rounds to the level observed, unless the noise is larger than the bins."""
     bins = {name: _bin(t, effect.bits, stochastic=effect.rounding != "nearest") for name, t in update.items()}
     rounded = sum(float((high - low).square().sum()) / 12 for low, high in bins.values())
     drowned = rounded <= noise_std**2 * sum(t.numel() for t in update.values())
@@ -150,10 +141,7 @@ def _bin(tensor: Tensor, bits: int | None, *, stochastic: bool) -> tuple[Tensor,
 
 
 def shared_columns(weight: str, dropped: float | None, update: Tensors, noise_std: float) -> Bounds:
-    """Leave the zero columns of ``weight`` unconstrained, as after Soteria.
-
-    Under noise, the columns with the smallest norms count as zero.
-    """
+    """Leave the zero columns of ``weight``, under noise the smallest, unconstrained, as after Soteria."""
     if weight not in update:
         return {}
     t = update[weight]

@@ -155,10 +155,7 @@ def _against_mixing(effect: SlicedNoise, circumstances: Circumstances) -> Sequen
 @countermeasures_against.register(AdversarialPerturbation)
 @countermeasures_against.register(PrivateLayers)
 def _against_lookalikes(effect: Effect, circumstances: Circumstances) -> Sequence[Countermeasure]:
-    """Prefer smooth images.
-
-    Robust data and RecUP-FL's perturbations look like noise; only stand-ins of private layers are known.
-    """
+    """Prefer smooth images: perturbations look like noise, and of private layers only stand-ins are known."""
     return _prefer_smooth(circumstances, BLURRED)
 
 

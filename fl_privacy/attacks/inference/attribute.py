@@ -77,11 +77,7 @@ class AttributeWatch:
     seen: Tensor = field(repr=False)
 
     def add(self, read: ReadRound) -> None:
-        """Classify the victims of a round; uploads that are not finite are left out.
-
-        Raises:
-            UserError: too few public examples have known attributes and finite uploads.
-        """
+        """Classify the victims with finite uploads; raise UserError if too few public examples can be learned from."""
         if not read.victims:
             return
         for place, (model, sent, own) in enumerate(read.victims_sent):

@@ -211,11 +211,7 @@ class MembershipWatch:
     methods: dict[str, MembershipMethod]
 
     def add(self, read: ReadRound) -> None:
-        """Add a round to the evidence.
-
-        Raises:
-            UserError: only methods of tokens are tried, but no token is predicted.
-        """
+        """Add a round to the evidence; raise UserError if only methods of tokens are tried, but none is predicted."""
         for name in [name for name, method in self.methods.items() if method.of_tokens and not read.predicts_tokens]:
             del self.methods[name]
         if not self.methods:

@@ -57,11 +57,7 @@ class PropertyWatch:
     rounds: Tensor = field(repr=False)
 
     def add(self, read: ReadRound) -> None:
-        """Infer the shares of a round's clients.
-
-        Raises:
-            UserError: the attacker holds no public examples of every class.
-        """
+        """Infer the shares of a round's clients; raise UserError if there are no public examples of every class."""
         if read.remaining >= self.settings.shadow_rounds:
             return
         classes = self.total.shape[1]

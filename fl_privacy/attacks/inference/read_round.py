@@ -204,10 +204,7 @@ def losses_of(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def margins_of(logits: Tensor, labels: Tensor) -> Tensor:
-    """Compute log(p / (1 - p)) of classes (N,) (Carlini et al. 2022, eq. 6), or the means over tokens.
-
-    Shapes are those of :func:`losses_of`.
-    """
+    """Compute log(p / (1 - p)) (Carlini et al. 2022, eq. 6), or its means over tokens, like :func:`losses_of`."""
     known = labels.clamp_min(0).unsqueeze(1)
     margins = logits.gather(1, known).squeeze(1) - logits.scatter(1, known, -torch.inf).logsumexp(1)
     return margins if labels.dim() == 1 else _mean_there(margins, labels)

@@ -24,10 +24,7 @@ class MethodOptions:
 
 
 class MembershipMethod(ABC):
-    """Scores membership round by round, in constant memory: sums for each example and client.
-
-    ``of_tokens`` is ``True`` if it needs a model that predicts each next token of a text.
-    """
+    """Sums of evidence by round; methods ``of_tokens`` need a model that predicts each next token of a text."""
 
     title: ClassVar[str]
     source: ClassVar[str]

@@ -170,11 +170,7 @@ class MaximumAPosteriori:
         return groups.reconstructions()
 
     def explain(self, group: Group, seed: int, report: Report) -> dict[int, "WithPosterior"]:
-        """Find the likeliest images of a ``group``, by position.
-
-        Raises:
-            NotAttackableError: it has no images, or its gradients can't be guessed.
-        """
+        """Find the likeliest images of a ``group``, by position; raise NotAttackableError without images."""
         first = group.first
         if not modality_of(first.model).pixels or len(first.input_shape) != 3:
             raise NotAttackableError("Images are expected, whose likelihood is compared, but got texts or rows.")
@@ -362,10 +358,7 @@ def _norms_of_examples(effects: Sequence[Effect], uploaded_per_matched: float) -
 def _likely_labels(
     start: Posterior, prepared: Prepared, victims: Sequence[PreparedVictim], number: int
 ) -> tuple[Tensor, int]:
-    """Return labels (V, A, B) of up to ``number`` attempts, and the number of worthwhile ones.
-
-    Single examples also try the classes with the likeliest mean images.
-    """
+    """Return labels (V, A, B) of up to ``number`` attempts, and the worthwhile number, by classes' mean images."""
     size, classes = prepared.shape[0], prepared.num_classes
     found = [victim.labels for victim in victims if victim.labels is not None]
     known = torch.stack(found) if len(found) == len(victims) else None

@@ -71,11 +71,7 @@ class PrivateConvolution:
 
     @classmethod
     def of(cls, model: nn.Module, observation: Observation) -> "PrivateConvolution":
-        """Find the client's private convolution.
-
-        Raises:
-            NotAttackableError: the private part is no convolution on plain images.
-        """
+        """Find the private convolution; raise NotAttackableError if the private part is none on plain images."""
         shape, public = tuple(observation.input_shape), observation.sent.parameters
         layers = called_layers(model, shape)
         try:
@@ -126,11 +122,7 @@ def _geometry(convolution: nn.Module) -> tuple[Sizes, Sizes, Sizes, Sizes]:
 
 
 def _activation(model: nn.Module, first: str, cut: str) -> nn.Module | None:
-    """Return the module between the private layer and the first public one.
-
-    Raises:
-        NotAttackableError: it can't be undone.
-    """
+    """Return the module between private and first public layer; raise NotAttackableError if it can't be undone."""
     leaves = {name: module for name, module in model.named_modules() if name and next(module.children(), None) is None}
     names = list(leaves)
     between = names[names.index(first) + 1 : names.index(cut)] if first in names and cut in names else []
@@ -187,11 +179,7 @@ class BlindDeconvolution:
         return groups.reconstructions()
 
     def solve(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
-        """Reconstruct each of ``group``, by position.
-
-        Raises:
-            NotAttackableError: there is no private convolution of the kind, or several examples.
-        """
+        """Reconstruct each of ``group``, by position; raise NotAttackableError without private convolution."""
         first = group.first
         expect_images(first)
         if first.upload.num_examples != 1:

@@ -405,10 +405,7 @@ def laplace(observed: Tensor, guessed: Tensor, std: Tensor) -> Tensor:
 
 
 def stochastic_rounding(observed: Tensor, guessed: Tensor, step: Tensor) -> Tensor:
-    """Return the loss of a level after random rounding to one of two neighbors.
-
-    At distance d the probability is 1 - d / step (QSGD, Alistarh et al. 2017).
-    """
+    """Return the loss of rounding to a neighbor with probability 1 - d / step (QSGD, Alistarh et al. 2017)."""
     apart = (observed - guessed).abs() / step
     inside = -torch.log1p(-apart.clamp(max=_EDGE))
     beyond = (apart - _EDGE).clamp_min(0) / (1 - _EDGE)
@@ -422,10 +419,7 @@ def interval(guessed: Tensor, low: Tensor, high: Tensor, std: Tensor) -> Tensor:
 
 
 def unknown_noise(observed: Tensor, guessed: Tensor) -> Tensor:
-    """Return the loss under noise of unknown strength on an unknown multiple of the guess, maximized over both.
-
-    It is n / 2 times the log squared sine of the angle between the two.
-    """
+    """Return the loss under unknown noise on an unknown multiple: n / 2 times the angle's log squared sine."""
     size = observed.square().sum(1) * guessed.square().sum(1)
     cosine = (observed * guessed).sum(1).square() / size.clamp_min(torch.finfo(size.dtype).tiny)
     return 0.5 * observed.shape[1] * torch.log((1 - cosine).clamp_min(1e-9))

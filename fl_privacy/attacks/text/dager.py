@@ -55,10 +55,7 @@ _ROUNDED = 1e-6  # distance of vectors in the span by rounding in single precisi
 
 @dataclass(frozen=True, eq=False)
 class _Read:
-    """Reconstructed texts (L,), and their distance from the spans.
-
-    ``clear`` is ``True`` if they are certain but for the whole update.
-    """
+    """Reconstructed texts (L,), their distance from the spans, and if they are certain but for the whole update."""
 
     texts: Sequence[Tensor]
     apart: float

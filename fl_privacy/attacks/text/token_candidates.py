@@ -114,11 +114,7 @@ def entering_layers(model: TextModel, inputs: Tensor, names: Sequence[str]) -> T
 
 
 def readable_model(model: nn.Module) -> TextModel:
-    """Return ``model`` if it is one of text.
-
-    Raises:
-        NotAttackableError: it is another.
-    """
+    """Return ``model`` if it is one of text; raise NotAttackableError for another."""
     if not isinstance(model, TextModel):
         raise NotAttackableError(f"A model of text is expected, but {type(model).__name__} is none.")
     return model
@@ -139,10 +135,7 @@ class Lengths:
 
     @classmethod
     def of(cls, observation: Observation, model: TextModel) -> Self:
-        """Count the tokens that spans can hold: for a language model all but the last.
-
-        If lengths are unknown, the positions' gradient, if there is one, shows the longest.
-        """
+        """Count the tokens that spans can hold, for a language model all but the last; positions show the longest."""
         number, longest = observation.upload.num_examples, observation.input_shape[0]
         if observation.knowledge.lengths is not None:
             lengths = sorted((observation.knowledge.lengths - int(model.next_token)).tolist())
@@ -219,10 +212,7 @@ class Candidates:
 
 
 def rows_of_words(model: TextModel, gradient: Tensors) -> Tensor:
-    """Return the tokens (n,) whose embedding got a gradient, which are all in the texts.
-
-    All are returned if it was withheld or has no zero rows, as under noise or with a tied head.
-    """
+    """Return the tokens (n,) whose embedding got a gradient, which are all in the texts; every token if all did."""
     found = gradient.get(model.word_weight)
     if found is None:
         return torch.arange(model.words.num_embeddings, device=model.words.weight.device)

@@ -289,10 +289,7 @@ def _shares(along: Tensor, whole: Tensor, numbers: Sequence[int]) -> Tensor:
 
 
 def _seldom(share: Tensor, usual: Tensor, freedom: Tensor) -> Tensor:
-    """Return minus the logarithm of a bound on how often chance has a ``share``, given the ``usual`` one.
-
-    It is exp(-freedom / 2 KL(usual, s)), Chernoff's (Dasgupta and Gupta 2003, lemma 2.2).
-    """
+    """Return minus the log of Chernoff's bound exp(-freedom / 2 KL(usual, share)) (Dasgupta and Gupta 2003)."""
     share = share.maximum(usual).clamp_max(1 - _NEVER)
     rest = (1 - usual) * ((1 - share) / (1 - usual)).log()
     return -0.5 * freedom * (usual * (share / usual).log() + rest)
