@@ -13,14 +13,9 @@ from fl_privacy.measure.answer import Answer, Scenario
 from fl_privacy.measure.chance import words_f1
 from fl_privacy.measure.roc import Z95, Estimate, Separation, auc
 
-LEAST_FREE = 5
-"""Least number of independent values for a correlation."""
-
-LEAST_CLIENTS = 3
-"""Least number of clients for a correlation: two are always opposites."""
-
-MOST_OUTPUTS = 4
-"""Largest ratio of outputs to classes for an array to count as the outputs' bias."""
+LEAST_FREE = 5  # least number of independent values for a correlation
+LEAST_CLIENTS = 3  # least number of clients for a correlation: two are always opposites
+MOST_OUTPUTS = 4  # largest ratio of outputs to classes for an array to count as the outputs' bias
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-BLURS = (0.0, 1.0, 2.0)
-"""Standard deviations of the blurs in pixels."""
+BLURS = (0.0, 1.0, 2.0)  # standard deviations of the blurs in pixels
 
 MOSAICS = ((2, False, False), (3, False, False), (3, False, True), (3, True, False), (4, False, False))
 """Side of the mosaic's squares in pixels, ``True`` to stretch whole squares to the image's size, and ``True`` to
@@ -20,13 +19,11 @@ begin on the right; their indices follow those of blurs."""
 
 _MOSAIC = len(BLURS)
 
-WINDOWS = 5
-"""Windows of an image: the whole and its four halves."""
+WINDOWS = 5  # windows of an image: the whole and its four halves
 
 _DETAIL = 1.5  # standard deviation in pixels of the coarse brightness
 
-LEAST_CONTRAST = 0.1 / 255
-"""Standard deviation of pixels below which an image counts as blank."""
+LEAST_CONTRAST = 0.1 / 255  # standard deviation of pixels below which an image counts as blank
 
 
 @dataclass(frozen=True)

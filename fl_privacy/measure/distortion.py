@@ -120,8 +120,7 @@ class Tracing:
     queries: int
 
 
-CHUNK = 1024
-"""Queries compared at a time."""
+CHUNK = 1024  # queries compared at a time
 
 
 def trace(guesses: Tensor, owners: Tensor, queries: Tensor) -> Tensor:

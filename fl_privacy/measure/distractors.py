@@ -29,20 +29,14 @@ from fl_privacy.types.schema import Schema
 _DIGITS = 4  # recorded decimals; further ones depend on the number of images compared at once
 
 
-Controls = Mapping[VictimId, Tensor]
-"""(K, C, H, W) guesses that never saw the update, for some victims."""
-
-NEARLY = 0.03
-"""Root mean squared difference up to which two images are nearly the same, 30 dB."""
+Controls = Mapping[VictimId, Tensor]  # (K, C, H, W) guesses that never saw the update, for some victims
+NEARLY = 0.03  # root mean squared difference up to which two images are nearly the same, 30 dB
 
 CLOSER = 10 ** (-MARGIN_PSNR / 10)
 """Largest share that a guess may leave of the variance which the nearest public image leaves unexplained."""
 
-TWIN = 6.0
-"""Least lead of the nearest public image at an original that shows the same scene."""
-
-OTHER_UPDATES, MOST_CONTROLS = 3, 8
-"""Number of other clients' updates whose guesses are controls, and the most guesses."""
+TWIN = 6.0  # least lead of the nearest public image at an original that shows the same scene
+OTHER_UPDATES, MOST_CONTROLS = 3, 8  # number of other clients' updates whose guesses are controls, and the most guesses
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -152,8 +146,7 @@ def correlation(one: Tensor, other: Tensor) -> float:
     return found if math.isfinite(found) else 0.0
 
 
-MOST_OTHERS = 10_000, 2000
-"""Most public examples that stand in for a single attacked one, and for a batch."""
+MOST_OTHERS = 10_000, 2000  # most public examples that stand in for a single attacked one, and for a batch
 
 
 def _stand_ins(others: Tensor, number: int) -> Tensor:
@@ -271,5 +264,4 @@ def compare_words(
     )
 
 
-Others = Distractors
-"""Its earlier name."""
+Others = Distractors  # its earlier name

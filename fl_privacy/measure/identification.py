@@ -16,23 +16,18 @@ from fl_privacy.measure.outcome import LEAD, SURE
 from fl_privacy.measure.public_images import PublicImages
 from fl_privacy.measure.turning import LEAST_SIDE, Gallery, Turning, Way
 
-RIVALS = 10
-"""Nearest candidates for the foreign share of a guess."""
+RIVALS = 10  # nearest candidates for the foreign share of a guess
 
 LUCK = 0.3
 """Lead gained by luck with e = 2.7 times as many guesses, or that many times fewer candidates:
 1 over the largest of 1,000 normal strengths, since the gap between the largest two is exponential."""
 
-LUCK_OF_MORE = LUCK * math.log(10)
-"""Lead gained by luck with further ways to compare."""
-
-ENOUGH = 1000
-"""Number of candidates from which a lead is not reduced."""
+LUCK_OF_MORE = LUCK * math.log(10)  # lead gained by luck with further ways to compare
+ENOUGH = 1000  # number of candidates from which a lead is not reduced
 
 _CEILING = 0.9995  # correlation above which differences are rounding of pixels
 
-TIE = 1e-3
-"""Difference, in spreads of the candidates, that is rounding."""
+TIE = 1e-3  # difference, in spreads of the candidates, that is rounding
 
 _LEAST_SPREAD = 0.01  # least spread of candidates, so that a blank guess is near none of them
 _LEAST_REST = 1e-3  # least share of a row beyond the common part of two images that is not rounding
@@ -182,17 +177,10 @@ def shared_beyond(shown: Tensor, truth: Tensor, rivals: Tensor) -> float:
     return float(((of_rivals - of_truth * between) / rest).abs().amax().clamp(0, 1))
 
 
-REFERENCE = 200
-"""Candidates whose correlations define the usual one."""
-
-NEAREST = 60
-"""Candidates compared finely: those nearest to the guesses at low resolution."""
-
-USUAL_TURNED = 100
-"""The same as ``REFERENCE``, for turned guesses."""
-
-HOPELESS = 0.1
-"""Share of candidates nearer at low resolution, above which no finer comparison is made."""
+REFERENCE = 200  # candidates whose correlations define the usual one
+NEAREST = 60  # candidates compared finely: those nearest to the guesses at low resolution
+USUAL_TURNED = 100  # the same as ``REFERENCE``, for turned guesses
+HOPELESS = 0.1  # share of candidates nearer at low resolution, above which no finer comparison is made
 
 
 def identify(

@@ -76,8 +76,7 @@ def aggregate(
     )
 
 
-FAR = 0.6
-"""Least share of the range spanned by the gap that splits a sample."""
+FAR = 0.6  # least share of the range spanned by the gap that splits a sample
 
 LEAST_SPLIT = 8
 """Least number of independent groups of a split sample; evenly spread samples of fewer have such a gap, too."""

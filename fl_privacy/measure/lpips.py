@@ -68,11 +68,8 @@ def _packaged() -> dict[str, Tensor] | None:
     return found
 
 
-POOLED = (3, 6)
-"""Convolutions after a 3x3 max pooling of stride 2."""
-
-SHIFT, SCALE = (-0.030, -0.088, -0.188), (0.458, 0.448, 0.450)
-"""Normalization of colors in [-1, 1] for AlexNet."""
+POOLED = (3, 6)  # convolutions after a 3x3 max pooling of stride 2
+SHIFT, SCALE = (-0.030, -0.088, -0.188), (0.458, 0.448, 0.450)  # normalization of colors in [-1, 1] for AlexNet
 
 
 class PerceptualDistance(nn.Module):
@@ -120,8 +117,7 @@ def _directions(features: Tensor) -> Tensor:
 
 logger = logging.getLogger(__name__)
 
-SMALLEST_SIDE = 32
-"""Smallest side in pixels after AlexNet's poolings."""
+SMALLEST_SIDE = 32  # smallest side in pixels after AlexNet's poolings
 
 
 def lpips(guesses: Tensor, truths: Tensor) -> Tensor:

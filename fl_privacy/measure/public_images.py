@@ -10,8 +10,7 @@ from fl_privacy.measure.descriptors import COARSE, Moved, Sight, Standing, large
 from fl_privacy.measure.outcome import SAME
 from fl_privacy.measure.turning import Gallery
 
-ALIKE = 3
-"""Most images of the same scene as an original; more would be usual."""
+ALIKE = 3  # most images of the same scene as an original; more would be usual
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -15,11 +15,8 @@ from fl_privacy.measure.intervals import binomial_lower, binomial_upper, share_i
 
 Scores = NDArray[np.float64]
 
-Gain = Callable[[Scores, Scores], Scores]
-"""(TPR, FPR) -> objective to maximize."""
-
-RESAMPLES = 1000
-"""Resamples of the bootstrap."""
+Gain = Callable[[Scores, Scores], Scores]  # (TPR, FPR) -> objective to maximize
+RESAMPLES = 1000  # resamples of the bootstrap
 
 Z95 = 1.959963984540054
 

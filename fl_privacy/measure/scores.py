@@ -18,8 +18,7 @@ from fl_privacy.types import Batch, Certainty, Reconstruction, VictimId
 from fl_privacy.types.modality import IMAGES, Modality, modality_of_inputs
 from fl_privacy.types.schema import Schema
 
-CHUNK = 256
-"""Images compared at a time; bounds the memory of LPIPS's features."""
+CHUNK = 256  # images compared at a time; bounds the memory of LPIPS's features
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

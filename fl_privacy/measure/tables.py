@@ -136,11 +136,8 @@ def written_rows(match: Match, reconstruction: Reconstruction, schema: Schema) -
     )
 
 
-TOLERANCE = 0.319
-"""Deviations of a feature within which a number counts as right (Vero et al., TabLeak, ICML 2023)."""
-
-BLOCK = 64
-"""Rows compared with all guesses at a time."""
+TOLERANCE = 0.319  # deviations of a feature within which a number counts as right (Vero et al., TabLeak, ICML 2023)
+BLOCK = 64  # rows compared with all guesses at a time
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -14,29 +14,17 @@ from fl_privacy.measure.descriptors import LEAST_CONTRAST, grays, small, with_de
 FAR, NEAR, CLOSE = 8, 16, 32
 """Longer side in pixels for comparing all images, the chosen ones, and the final candidates."""
 
-NEAREST = 60
-"""Candidates compared in all poses: those nearest to a guess at low resolution."""
-
-ANGLES = (5.0, 10.0, 15.0)
-"""Degrees by which a guess is rotated to either side."""
+NEAREST = 60  # candidates compared in all poses: those nearest to a guess at low resolution
+ANGLES = (5.0, 10.0, 15.0)  # degrees by which a guess is rotated to either side
 
 CUTS = ((0.9, 1 / 16), (0.8, 1 / 8), (0.7, 3 / 16))
 """Share of an image that a cropped guess may show, and the share of the side that it is slid to each side then."""
 
-FRAMES = (1.12, 1.25)
-"""Factors by which a guess in a frame is enlarged."""
-
-SLID = 1 / 8
-"""Share of the side that other guesses are slid to each side."""
-
-GRIDS = (3, 4)
-"""Tiles on a side, for images whose tiles were shuffled; larger tiles are several of these."""
-
-HOPELESS = 0.1
-"""Share of rivals nearer at low resolution, above which a guess is not compared in all poses."""
-
-LEAST_SIDE = 8
-"""Pixels of the shorter side below which nothing is turned."""
+FRAMES = (1.12, 1.25)  # factors by which a guess in a frame is enlarged
+SLID = 1 / 8  # share of the side that other guesses are slid to each side
+GRIDS = (3, 4)  # tiles on a side, for images whose tiles were shuffled; larger tiles are several of these
+HOPELESS = 0.1  # share of rivals nearer at low resolution, above which a guess is not compared in all poses
+LEAST_SIDE = 8  # pixels of the shorter side below which nothing is turned
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,14 +78,9 @@ _TURNS = torch.cat([torch.cartesian_prod(_THREE, _THREE) * torch.tensor([0.05, 2
 ROUNDS = {NEAR: (_SHIFTS, _TURNS, _SHIFTS / 2), CLOSE: (_SHIFTS / 2, _TURNS / 2, _SHIFTS / 4)}
 """Steps (9, 4) around the best pose of an image that are tried one after the other, at each side."""
 
-USUAL_CLOSELY = 40
-"""Usual candidates compared at the side ``CLOSE``."""
-
-REFINED = 10
-"""Number of nearest candidates for which these steps are tried."""
-
-AMONG = 8
-"""Rank of the original from which on the steps are not tried, since it would stay behind."""
+USUAL_CLOSELY = 40  # usual candidates compared at the side ``CLOSE``
+REFINED = 10  # number of nearest candidates for which these steps are tried
+AMONG = 8  # rank of the original from which on the steps are not tried, since it would stay behind
 
 
 @lru_cache(maxsize=2)

@@ -182,8 +182,7 @@ def all_known(bounds: Bounds) -> bool:
     return all(torch.equal(low, high) for low, high in bounds.values())
 
 
-Transform = Callable[[Tensor], Tensor]
-"""(N, C, H, W) -> the same, differentiable."""
+Transform = Callable[[Tensor], Tensor]  # (N, C, H, W) -> the same, differentiable
 
 
 @dataclass(frozen=True, eq=False)

@@ -30,11 +30,9 @@ from fl_privacy.types import Observation, Tensors
 
 logger = logging.getLogger(__name__)
 
-MOST_SEQUENCES = 1024
-"""Largest number of sequences of transforms that are tried one by one."""
+MOST_SEQUENCES = 1024  # largest number of sequences of transforms that are tried one by one
 
-Matched = Callable[[Observation], Tensors]
-"""Function from an observation to the tensors that an attack matches."""
+Matched = Callable[[Observation], Tensors]  # function from an observation to the tensors that an attack matches
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,8 @@ import numpy as np
 
 from fl_privacy.errors import UserError
 
-ROUNDING = 1e-6
-"""Largest residual of an equation, as a share of its largest term."""
-
-MOST_UNCOUNTED = 1_000_000
-"""Largest number of rows of a class without counts."""
+ROUNDING = 1e-6  # largest residual of an equation, as a share of its largest term
+MOST_UNCOUNTED = 1_000_000  # largest number of rows of a class without counts
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

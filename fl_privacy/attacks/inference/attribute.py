@@ -17,14 +17,9 @@ from fl_privacy.models.gradients import GradientClassifier, GradientSketch, sket
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import ModelState, Observation
 
-HEADS = {"linear": 0, "mlp": 128}
-"""Methods and the width of their classifier's hidden layer."""
-
-ADAPTIVE = "_adaptive"
-"""Suffix of a method that learns from defended uploads."""
-
-FEWEST = 2
-"""Least number of public examples to learn from."""
+HEADS = {"linear": 0, "mlp": 128}  # methods and the width of their classifier's hidden layer
+ADAPTIVE = "_adaptive"  # suffix of a method that learns from defended uploads
+FEWEST = 2  # least number of public examples to learn from
 
 TITLES = {"linear": "Linear classifier of gradients", "mlp": "Neural classifier of gradients"}
 

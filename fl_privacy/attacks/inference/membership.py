@@ -52,8 +52,7 @@ def cosines(read: ReadRound) -> Tensor:
     return products / (squares * read.update_squares.to(squares)).sqrt().clamp(min=1e-30)
 
 
-OTHERS = 2
-"""Least number of other clients for an estimate of their spread."""
+OTHERS = 2  # least number of other clients for an estimate of their spread
 
 
 class FedMIA(MembershipMethod):

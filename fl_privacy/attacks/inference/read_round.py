@@ -13,14 +13,12 @@ from fl_privacy.models.gradients import gradient_products, number_of_steps
 from fl_privacy.models.gradients.choose_method import sgd_factor
 from fl_privacy.types import Batch, LocalPlan, ModelState, Observation, Tensors
 
-CHUNK = 1000
-"""Largest number of examples in one forward pass."""
+CHUNK = 1000  # largest number of examples in one forward pass
 
 _OUTPUTS = 1 << 24
 """Largest number of outputs for them; a language model's tokens have one for each word of the vocabulary."""
 
-LOWEST = 0.2
-"""Share of a text's tokens in Min-K% (Shi et al. 2024, Sec. 4)."""
+LOWEST = 0.2  # share of a text's tokens in Min-K% (Shi et al. 2024, Sec. 4)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -55,14 +55,9 @@ class MembershipMethod(ABC):
         """Return the evidence of one round (C, K), higher for members."""
 
 
-SHARE = 0.5
-"""Share of the pool that a shadow model is trained on, if a client has as many examples."""
-
-PRIOR = 4.0
-"""Number of shadow models that the pooled difference between members and others counts as."""
-
-LEAST_SPREAD = 1e-3
-"""Least standard deviation of a margin."""
+SHARE = 0.5  # share of the pool that a shadow model is trained on, if a client has as many examples
+PRIOR = 4.0  # number of shadow models that the pooled difference between members and others counts as
+LEAST_SPREAD = 1e-3  # least standard deviation of a margin
 
 LONGEST = 1.0
 """Largest gradient of a step for shadow models that are trained again because they diverged where clients, whose

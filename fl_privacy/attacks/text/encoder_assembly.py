@@ -14,8 +14,7 @@ from fl_privacy.models import TextModel
 from fl_privacy.models.gradients.hooks import entering
 from fl_privacy.types import Tensors
 
-Enough = Callable[[Sequence[Tensor]], bool]
-"""Check that some texts (L,), possibly with copies, are all of a batch."""
+Enough = Callable[[Sequence[Tensor]], bool]  # check that some texts (L,), possibly with copies, are all of a batch
 
 _AT_ONCE = 512
 _SWEEPS = 8

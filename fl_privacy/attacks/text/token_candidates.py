@@ -169,8 +169,7 @@ class Lengths:
 
 _AT_ONCE = 1 << 24  # elements of embeddings compared at a time
 
-CLEAR = 10.0
-"""Least ratio of the nearest other token's distance to that of the tokens taken, for these to be certain."""
+CLEAR = 10.0  # least ratio of the nearest other token's distance to that of the tokens taken, for these to be certain
 
 
 @dataclass(frozen=True, eq=False)

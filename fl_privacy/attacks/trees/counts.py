@@ -16,8 +16,7 @@ from fl_privacy.errors import UserError
 MOST_COUNTED, MOST_BOUNDS = 1 << 40, 5_000_000
 """Largest number of rows of a leaf, and of bounds of all leaves together, that a client may state."""
 
-WHOLE = 0.02
-"""Largest distance of a count from a whole number by rounding of float32."""
+WHOLE = 0.02  # largest distance of a count from a whole number by rounding of float32
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,8 +13,7 @@ import numpy as np
 from fl_privacy.attacks.trees.model import Tree, Trees, read_model
 from fl_privacy.errors import UserError
 
-WORD = 64
-"""Leaves in one number's bits."""
+WORD = 64  # leaves in one number's bits
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -13,17 +13,13 @@ import numpy as np
 
 from fl_privacy.errors import UserError
 
-LARGEST_MODEL = 64 << 20
-"""Largest number of bytes of a model."""
-
-MOST_TREES, MOST_NODES = 20_000, 2_000_000
-"""Largest numbers in a model, over all trees."""
+LARGEST_MODEL = 64 << 20  # largest number of bytes of a model
+MOST_TREES, MOST_NODES = 20_000, 2_000_000  # largest numbers in a model, over all trees
 
 MOST_FEATURES, MOST_CLASSES = 100_000, 10_000
 """Largest numbers that a model may claim, since lists of that length are allocated."""
 
-DEEPEST = 256
-"""Largest number of splits between the root and a leaf."""
+DEEPEST = 256  # largest number of splits between the root and a leaf
 
 LOGISTIC = ("binary:logistic", "binary:logitraw", "reg:logistic")
 SQUARED = ("reg:squarederror", "reg:linear")
@@ -264,8 +260,7 @@ def _array(values: Sequence[Any], dtype: Any) -> np.ndarray:
     return found.astype(dtype)
 
 
-DEEPEST = 40
-"""Levels of containers; XGBoost's models have eight."""
+DEEPEST = 40  # levels of containers; XGBoost's models have eight
 
 MOST_VALUES = 2_000_000
 """Largest number of values outside of numeric arrays, which are parsed at once: XGBoost writes some dozens a tree."""

@@ -32,14 +32,9 @@ from fl_privacy.rng import derive_seed
 HESSIAN = 0.25
 """Deviation allowed for hessian sums, as a share of that for gradient sums; rows have hessians of at most a quarter."""
 
-DEPARTURE = 0.05
-"""Probability that a feature of a row differs from its known row."""
-
-REPEATED = 2.0
-"""Log factor by which each further row is less likely to come from the same known row."""
-
-STRENGTH = 5.0
-"""Number of rows that a feature's even prior counts for, next to the current rows."""
+DEPARTURE = 0.05  # probability that a feature of a row differs from its known row
+REPEATED = 2.0  # log factor by which each further row is less likely to come from the same known row
+STRENGTH = 5.0  # number of rows that a feature's even prior counts for, next to the current rows
 
 
 class BoxProblem:
@@ -246,11 +241,8 @@ class Chain:
         self.left[1][slot] -= hessian
 
 
-MOST_WORDS = 1 << 27
-"""Largest number of 64-bit words in masks of leaves, a gigabyte."""
-
-MOST_ROWS = 20_000
-"""Largest number of rows that are searched for."""
+MOST_WORDS = 1 << 27  # largest number of 64-bit words in masks of leaves, a gigabyte
+MOST_ROWS = 20_000  # largest number of rows that are searched for
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
