@@ -51,10 +51,6 @@ class Likelihood:
     def uploads(self) -> int:
         return sum(len(channels) for _, channels in self.states)
 
-    @property
-    def informative(self) -> bool:
-        return all(one.informative for _, channels in self.states for one in channels)
-
     def __call__(
         self, images: Tensor, labels: Tensor, *, softening: float = 0.0, rng: torch.Generator | None = None
     ) -> Tensor:

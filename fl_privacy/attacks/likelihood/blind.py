@@ -5,6 +5,7 @@ Its outputs, inferred from the public layers' gradients, are an unknown linear m
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -62,10 +63,7 @@ class PrivateConvolution:
 
     name: str
     layer: str
-    kernel: tuple[int, ...]
-    stride: tuple[int, ...]
-    padding: tuple[int, ...]
-    dilation: tuple[int, ...]
+    geometry: Mapping[str, Any]
     activation: nn.Module | None
     entering: Front
 
@@ -88,13 +86,11 @@ class PrivateConvolution:
             raise NotAttackableError(
                 "A public layer right behind the private activation is expected, but it is pooled."
             )
-        return cls(first, cut, *_geometry(convolution), _activation(model, first, cut), Front(model, first))
+        return cls(first, cut, _geometry(convolution), _activation(model, first, cut), Front(model, first))
 
     def patches(self, images: Tensor) -> Tensor:
         """Return the patch at each place, (N, patch, places), of images (N, C, H, W)."""
-        return F.unfold(
-            self.entering(images), self.kernel, dilation=self.dilation, padding=self.padding, stride=self.stride
-        )
+        return F.unfold(self.entering(images), **self.geometry)
 
     def undone(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Return the convolution's outputs for features (N, O, H, W), and where they are known."""
@@ -105,20 +101,16 @@ class PrivateConvolution:
         return UNDONE[kind](features), known
 
 
-Sizes = tuple[int, ...]
-
-
-def _geometry(convolution: nn.Module) -> tuple[Sizes, Sizes, Sizes, Sizes]:
+def _geometry(convolution: nn.Module) -> Mapping[str, Any]:
     weight = convolution.weight
     assert isinstance(weight, Tensor)
-    kernel = tuple(weight.shape[2:])
     stride, padding, dilation = (getattr(convolution, name, None) for name in ("stride", "padding", "dilation"))
     if (own := getattr(convolution, "_geometry", None)) is not None:
         stride, padding, dilation = own[:3]
     groups = getattr(convolution, "groups", 1)
     if not all(isinstance(value, tuple) for value in (stride, padding, dilation)) or groups != 1:
         raise NotAttackableError("A private convolution over all channels with zero padding is expected.")
-    return kernel, stride, padding, dilation  # type: ignore[return-value]
+    return {"kernel_size": tuple(weight.shape[2:]), "stride": stride, "padding": padding, "dilation": dilation}
 
 
 def _activation(model: nn.Module, first: str, cut: str) -> nn.Module | None:
@@ -303,10 +295,8 @@ class Deconvolution:
         """Return the best image (V, *shape) among the results of ``starts`` (V, S, N)."""
         still = self.private.patches(torch.zeros(1, *shape).to(self.means))
         moves = self.private.patches(self.basis.view(-1, *shape)) - still
-        each = []
-        for row in range(len(starts)):  # memory fits the Jacobian of one image's attempts
-            each.append(self._solved(row, starts[row], turns, shape, moves))
-        return torch.stack(each)
+        # memory fits the Jacobian of one image's attempts
+        return torch.stack([self._solved(row, some, turns, shape, moves) for row, some in enumerate(starts)])
 
     def _solved(self, row: int, starts: Tensor, turns: int, shape: tuple[int, ...], moves: Tensor) -> Tensor:
         """Return one victim's best image from ``starts`` (S, N)."""

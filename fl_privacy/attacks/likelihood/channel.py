@@ -10,12 +10,14 @@ import torch
 from torch import Tensor
 
 from fl_privacy.attacks.adaptive.constraints import estimate_clip_norm, estimate_noise_std, estimate_step
+from fl_privacy.attacks.gradient_inversion.targets import NotAttackableError
 from fl_privacy.effects import (
     AdversarialPerturbation,
     Clipped,
     ClippedExamples,
     Description,
     Effect,
+    Gaussian,
     Laplace,
     MutedFeatures,
     Noise,
@@ -277,6 +279,19 @@ def _clipping(effect: Clipped, std: float | None, setting: Setting, unit: float 
 
 @likelihood_of.register
 def _of_noise(effect: Noise, setting: Setting) -> Step:
+    """Add normal or Laplace noise; noise of the base class, whose law is unknown, counts as normal.
+
+    Raises:
+        NotAttackableError: the noise has another law and no likelihood.
+    """
+    if type(effect) is not Noise and not isinstance(effect, Gaussian | Laplace):
+        own = likelihood_of.dispatch(object)(effect, setting)
+        if own is None:
+            raise NotAttackableError(
+                f"Normal or Laplace noise is expected, but {type(effect).__name__} is neither; give the effect"
+                " log_likelihood or simulate, or register a function for it with likelihood_of."
+            )
+        return own
     at_step = effect.at == "gradient"
     unit = setting.clientele.step_noise if at_step else setting.clientele.upload_noise
     std = None if effect.std is None else effect.std * unit

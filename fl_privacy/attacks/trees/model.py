@@ -80,21 +80,6 @@ class Tree:
             told.update(np.ascontiguousarray(part).tobytes())
         return told.digest()
 
-    def apply(self, rows: np.ndarray) -> np.ndarray:
-        """Return the leaf of each row (N, F), as a place in ``leaves``; missing values are NaN."""
-        node = np.zeros(len(rows), dtype=int)
-        rows = rows.astype(np.float32)
-        for _ in range(len(self.left)):
-            going = self.left[node] >= 0
-            if not going.any():
-                break
-            found = rows[np.arange(len(rows)), self.feature[node]]
-            goes_left = np.where(np.isnan(found), self.default_left[node], found < self.threshold[node])
-            node = np.where(going, np.where(goes_left, self.left[node], self.right[node]), node)
-        place = np.full(len(self.left), -1)
-        place[self.leaves] = np.arange(len(self.leaves))
-        return place[node]
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Trees:
@@ -122,15 +107,6 @@ class Trees:
             base = np.clip(base, 1e-12, 1 - 1e-12)
             return np.asarray(np.log(base / (1 - base)))
         return base
-
-    def margins(self, rows: np.ndarray) -> np.ndarray:
-        """Return (N, K) margins of rows (N, F)."""
-        found = np.tile(self.base_margin, (len(rows), 1))
-        if found.shape[1] != self.classes:
-            found = np.tile(found[:, :1], (1, self.classes))
-        for tree in self.trees:
-            found[:, tree.group] += tree.value[tree.leaves][tree.apply(rows)]
-        return found
 
 
 def is_model(data: bytes) -> bool:
