@@ -320,9 +320,8 @@ def _public(original: Tensor, label: int | None, candidates: PublicImages | None
     if candidates is None:
         return
     yield candidates.mean
-    of_class = None if label is None else candidates.class_mean(label)
-    if of_class is not None:
-        yield of_class
+    if label in candidates.class_means:
+        yield candidates.class_means[label]
     nearest = candidates.nearest(original) if candidates.images.shape[1:] == original.shape else None
     if nearest is not None:
         yield nearest[0]

@@ -136,8 +136,7 @@ def threshold_success(found: Separation) -> Estimate:
     number, share = positives + negatives, positives / (positives + negatives)
     tpr, fpr = _cross_fitted(found, lambda t, f: share * t + (1 - share) * (1 - f))
     right = round(tpr * positives + (1 - fpr) * negatives)
-    low, high = share_interval(right, number)
-    return Estimate(value=right / number, low=low, high=high, chance=max(share, 1 - share))
+    return answer_success(right, number, majority=max(share, 1 - share))
 
 
 def answer_success(right: int, number: int, *, majority: float) -> Estimate:

@@ -119,16 +119,13 @@ def evaluate_all(
     if len(shapes := {tuple(truth.inputs.shape[1:]) for truth in truths}) > 1:
         raise UserError(f"Truths of one image shape are expected, but got {sorted(shapes)}; evaluate them separately.")
     matches = [match(r, t) for r, t in zip(reconstructions, truths, strict=True)]
-    to_transformed = None
+    to_transformed, compared = None, None
     if transformed is not None:
         to_transformed = [match(r, t) for r, t in zip(reconstructions, transformed, strict=True)]
-    compared = None
     if others is not None:
         fed = transformed if augmented and transformed is not None else [None] * len(matches)
-        compared = [
-            compare_images(m, others, r.id, None if f is None else f.inputs)
-            for m, r, f in zip(matches, reconstructions, fed, strict=True)
-        ]
+        each = zip(matches, reconstructions, fed, strict=True)
+        compared = [compare_images(m, others, r.id, None if f is None else f.inputs) for m, r, f in each]
     scores = _scored(reconstructions, matches, _measure(matches, to_transformed, functions), compared)
     if to_transformed is None:
         return scores
@@ -144,17 +141,15 @@ def _of_texts(
     matches = [match_texts(r, t) for r, t in zip(reconstructions, truths, strict=True)]
     compared = None if others is None else [compare_texts(m, others, language) for m in matches]
     scored = _scored(reconstructions, matches, _measure_texts(matches, language), compared)
-    bags = [compare_words(r, t, others, language) for r, t in zip(reconstructions, truths, strict=True)]
-    found = []
-    for score, (values, figures) in zip(scored, bags, strict=True):
-        images = tuple(
-            replace(one, values={**one.values, **values}, compared=replace(one.compared, **figures.as_record()))
-            if one.failure is None
-            else one
-            for one in score.images
-        )
-        found.append(replace(score, images=images))
-    return found
+    for place, (reconstruction, truth) in enumerate(zip(reconstructions, truths, strict=True)):
+        values, figures = compare_words(reconstruction, truth, others, language)
+        images = list(scored[place].images)
+        for k, one in enumerate(images):
+            if one.failure is None:
+                of_words = replace(one.compared, **figures.as_record())
+                images[k] = replace(one, values={**one.values, **values}, compared=of_words)
+        scored[place] = replace(scored[place], images=tuple(images))
+    return scored
 
 
 def _of_rows(

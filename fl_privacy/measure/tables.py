@@ -11,7 +11,7 @@ from fl_privacy.errors import UserError
 from fl_privacy.measure.chance import BAND
 from fl_privacy.measure.matching import Match, hard_labels, least_cost, matched, no_guess, order_of
 from fl_privacy.types import Batch, Reconstruction
-from fl_privacy.types.schema import Schema
+from fl_privacy.types.schema import TOLERANCE, Schema
 
 _DRAWS, _ROWS_DRAWN = 20, 200  # least draws of a control, and least rows of it matched to each original
 _BY_VALUE = 0.01  # weight of differences of values, relative to wrong cells, in matching: it breaks ties
@@ -136,7 +136,6 @@ def written_rows(match: Match, reconstruction: Reconstruction, schema: Schema) -
     )
 
 
-TOLERANCE = 0.319  # deviations of a feature within which a number counts as right (Vero et al., TabLeak, ICML 2023)
 BLOCK = 64  # rows compared with all guesses at a time
 
 
@@ -161,15 +160,12 @@ class PinnedRows:
     right: np.ndarray
 
 
-def pinned_rows(
-    truth: np.ndarray, guesses: np.ndarray, categories: Collection[int] = (), *, tolerance: float = TOLERANCE
-) -> PinnedRows:
+def pinned_rows(truth: np.ndarray, guesses: np.ndarray, categories: Collection[int] = ()) -> PinnedRows:
     """Assign guesses to the true rows, and count the right cells.
 
     Args:
         truth: (N, F) numbers and codes of categories, NaN for none; its deviations scale the tolerance.
         guesses: (M, F) in any order; rows without a guess count as wrong.
-        tolerance: deviations of a feature.
         categories: features that must be equal.
 
     Raises:
@@ -179,7 +175,7 @@ def pinned_rows(
         raise UserError(f"Rows and guesses are expected as (N, F) and (M, F), but got {truth.shape}, {guesses.shape}.")
     number, features = truth.shape
     lacks = np.isnan(truth).all(0)
-    allowed = np.where(lacks, 0.0, tolerance * np.nanstd(np.where(lacks, 0.0, truth), axis=0))
+    allowed = np.where(lacks, 0.0, TOLERANCE * np.nanstd(np.where(lacks, 0.0, truth), axis=0))
     allowed[list(categories)] = 0.0
     right = np.empty((number, len(guesses)), dtype=np.int32)
     whole = np.empty((number, len(guesses)), dtype=bool)

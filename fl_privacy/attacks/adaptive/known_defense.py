@@ -105,11 +105,8 @@ class KnownDefense:
     def noisy(self) -> bool:
         return any(m.noisy for m in self.countermeasures)
 
-    def bounds(self, update: Tensors) -> Bounds:
-        """Bound the undefended tensors of ``update``; tensors not named are as observed."""
-        return self._bounds(update, len(self.countermeasures))
-
-    def _bounds(self, update: Tensors, number: int) -> Bounds:
+    def bounds(self, update: Tensors, number: int | None = None) -> Bounds:
+        """Bound the undefended tensors of ``update`` by the first ``number`` rules; tensors not named are as observed."""
         rules = [m.rule for m in self.countermeasures[:number] if m.rule]
         std = self._noise_std(update) if rules else 0.0
         return widest(rule(update, std) for rule in rules)
@@ -127,7 +124,7 @@ class KnownDefense:
         clipped = [matched(o) for o in observations] if clippings else []
         clips = []
         for number, clipping in clippings:  # the elements that countermeasures before it may have dropped count for 0
-            each = [self._bounds(update, number) for update in updates]
+            each = [self.bounds(update, number) for update in updates]
             pairs = {name: [bounds[name] for bounds in each] for name in each[0]}
             kept = {n: torch.stack([1 - ((low < 0) & (high > 0)).float() for low, high in p]) for n, p in pairs.items()}
             clips.append(clipping.of(clipped, kept))

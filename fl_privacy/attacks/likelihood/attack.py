@@ -91,18 +91,13 @@ class Guesser:
         }
 
     def _gradients(self, images: Tensor, labels: Tensor) -> Tensors:
-        size = images.shape[1]
-        if self.norm is None or size == 1:
+        if self.norm is None or images.shape[1] == 1:
             return self.round.gradients(images, labels)
         each = self.round.gradients(images.flatten(0, 1)[:, None], labels.flatten(0, 1)[:, None])
         squared = torch.stack([value.flatten(1).square().sum(1) for value in each.values()]).sum(0)
         factors = (self.norm / squared.clamp_min(1e-30).sqrt()).clamp(max=1)
-        return {
-            name: (factors.view(-1, *[1] * (value.dim() - 1)) * value)
-            .reshape(*images.shape[:2], *value.shape[1:])
-            .mean(1)
-            for name, value in each.items()
-        }
+        clipped = {name: factors.view(-1, *[1] * (value.dim() - 1)) * value for name, value in each.items()}
+        return {name: value.unflatten(0, images.shape[:2]).mean(1) for name, value in clipped.items()}
 
 
 @dataclass(frozen=True, eq=False)

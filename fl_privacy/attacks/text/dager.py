@@ -301,10 +301,7 @@ class Peeling:
             sum(float(gradient[name].norm()) for name in names if name in gradient)
             for names in self.searched.attention_weights[:2]
         ]
-        words, exact = (
-            rows_of_words(self.searched, gradient),
-            {name: value.double() for name, value in gradient.items()},
-        )
+        exact, words = {name: g.double() for name, g in gradient.items()}, rows_of_words(self.searched, gradient)
         left = Peeled([], exact, lengths, words, rounding=(_ROUNDING * entries[0], _ROUNDING * entries[1]))
         while left.lengths.number:
             candidates = self.candidates(left)
