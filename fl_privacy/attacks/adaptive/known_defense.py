@@ -106,7 +106,7 @@ class KnownDefense:
         return any(m.noisy for m in self.countermeasures)
 
     def bounds(self, update: Tensors, number: int | None = None) -> Bounds:
-        """Bound the undefended tensors of ``update`` by the first ``number`` rules; tensors not named are as observed."""
+        """Bound the undefended tensors of ``update`` by the first ``number`` rules; others are as observed."""
         rules = [m.rule for m in self.countermeasures[:number] if m.rule]
         std = self._noise_std(update) if rules else 0.0
         return widest(rule(update, std) for rule in rules)
