@@ -101,7 +101,10 @@ class Moved:
         """Return cached rows (V, D) of unit length."""
         if (blur, window) not in self._made:
             if blur not in self._places:
-                self._places[blur] = _shifted(with_detail(blurred(self._shown, BLURS[blur])))
+                images = with_detail(blurred(self._shown, BLURS[blur]))
+                height, width = (side - 2 * shift_reach(side) for side in images.shape[-2:])
+                both = torch.stack([images, images.flip(-1)], dim=1).unfold(-2, height, 1).unfold(-2, width, 1)
+                self._places[blur] = both.permute(0, 1, 3, 4, 2, 5, 6).flatten(1, 3)  # (N, V, 2, height, width)
             places = self._places[blur]
             used = places if window == 0 else places[: len(self._grays)]
             cut = _windows(*places.shape[-2:], self.sight.gap)[window]
@@ -187,14 +190,6 @@ def _windows(height: int, width: int, gap: int) -> tuple[tuple[slice, slice], ..
         (slice(0, rows), every),
         (slice(height - rows, height), every),
     )
-
-
-def _shifted(images: Tensor) -> Tensor:
-    """Return the inner window at each shift, mirrored or not, (N, 2, H, W) -> (N, V, 2, H', W')."""
-    height, width = images.shape[-2:]
-    size = height - 2 * shift_reach(height), width - 2 * shift_reach(width)
-    both = torch.stack([images, images.flip(-1)], dim=1)
-    return both.unfold(-2, size[0], 1).unfold(-2, size[1], 1).permute(0, 1, 3, 4, 2, 5, 6).flatten(1, 3)
 
 
 def _unit(looks: Tensor) -> Tensor:

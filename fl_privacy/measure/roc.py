@@ -164,15 +164,11 @@ def _cross_fitted(found: Separation, gain: Gain) -> tuple[float, float]:
     first, second = found.halves()
     true = false = 0.0
     for chosen_on, judged_on in ((first, second), (second, first)):
-        tpr, fpr = judged_on.rates(_best_threshold(chosen_on, gain))
+        fpr, tpr = curve(chosen_on)
+        tpr, fpr = judged_on.rates(_threshold(chosen_on, int(np.argmax(gain(tpr, fpr)))))
         true += tpr * len(judged_on.positives)
         false += fpr * len(judged_on.negatives)
     return true / len(found.positives), false / len(found.negatives)
-
-
-def _best_threshold(found: Separation, gain: Gain) -> float:
-    fpr, tpr = curve(found)
-    return _threshold(found, int(np.argmax(gain(tpr, fpr))))
 
 
 def _threshold(found: Separation, place: int) -> float:

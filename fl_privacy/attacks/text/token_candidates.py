@@ -229,7 +229,9 @@ def find_candidates(model: TextModel, span: Span, *, tokens: Tensor, lengths: Le
         lengths: texts' lengths; if given, and too few tokens are in the span, the nearest are taken.
         tolerance: largest distance of a pair from the span, relative to a random vector's.
     """
-    table = _distances(model, span, tokens, lengths.longest)
+    few = torch.split(tokens, max(1, _AT_ONCE // (lengths.longest * span.width)))
+    each = (entering_block(model, some[:, None].expand(-1, lengths.longest), 0) for some in few)
+    table = torch.cat([span.distance(states) for states in each])
     found, distances, nearest_other, doubt = [], [], 1.0, False
     for position in range(lengths.longest):
         reached = lengths.reaching(position)
@@ -250,9 +252,3 @@ def find_candidates(model: TextModel, span: Span, *, tokens: Tensor, lengths: Le
         found, distances = found[:end], distances[:end]
     farthest = max((float(d.max()) for d in distances if len(d)), default=1.0)
     return Candidates(found, distances, not doubt and nearest_other > CLEAR * farthest, nearest_other)
-
-
-def _distances(model: TextModel, span: Span, tokens: Tensor, longest: int) -> Tensor:
-    few = torch.split(tokens, max(1, _AT_ONCE // (longest * span.width)))
-    each = (entering_block(model, some[:, None].expand(-1, longest), 0) for some in few)
-    return torch.cat([span.distance(states) for states in each])

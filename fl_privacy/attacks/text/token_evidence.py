@@ -133,16 +133,14 @@ def slopes(observation: Observation, names: Sequence[str]) -> Tensors:
     for name in names:
         sent = observation.sent.parameters[name].double()
         moved = decayed(sent, plan, steps) - sent - updates[name].double()
-        slopes[name] = _undone(moved / plan.lr, sent / plan.lr, updates[name]) if steps == 1 else moved / plan.lr
+        slopes[name] = moved / plan.lr
+        if steps == 1:
+            step, stored = slopes[name], updates[name]
+            halved = stored.is_floating_point() and bool((stored.bfloat16().to(stored.dtype) == stored).all())
+            kind = torch.bfloat16 if halved else torch.float32
+            rounding = _ULPS * torch.finfo(torch.float32).eps + torch.finfo(kind).eps * ((sent / plan.lr).abs() + 1)
+            slopes[name] = step.sign() * _ADAM_EPS * step.abs() / (1 - step.abs()).maximum(rounding)
     return slopes
-
-
-def _undone(step: Tensor, sent: Tensor, stored: Tensor) -> Tensor:
-    """Return the gradient behind Adam's first ``step``, in units of the learning rate."""
-    halved = stored.is_floating_point() and bool((stored.bfloat16().to(stored.dtype) == stored).all())
-    kind = torch.bfloat16 if halved else torch.float32
-    rounding = _ULPS * torch.finfo(torch.float32).eps + torch.finfo(kind).eps * (sent.abs() + 1)
-    return step.sign() * _ADAM_EPS * step.abs() / (1 - step.abs()).maximum(rounding)
 
 
 _FRAMED, _EACH = 16, 512
