@@ -58,19 +58,15 @@ def match(reconstruction: Reconstruction, truth: Batch) -> Match:
     return matched(originals, labels, guess, failure, missing="There is no guess with finite pixels for this image.")
 
 
+Guess = tuple[Tensor, Tensor, Tensor | None]  # inputs, index of the guess of each original (B,), and labels, if any
+
+
 def matched(
-    originals: Tensor,
-    labels: Tensor,
-    guess: tuple[Tensor, Tensor, Tensor | None] | None,
-    failure: str | None,
-    *,
-    missing: str,
-    empty: float = 0.0,
+    originals: Tensor, labels: Tensor, guess: Guess | None, failure: str | None, *, missing: str, empty: float = 0.0
 ) -> Match:
     """Put a guess into the originals' order.
 
     Args:
-        guess: inputs, index of the guess of each original (B,), and labels, if any; ``None`` without a guess.
         missing: failure if an original has no guess.
         empty: value of its elements.
     """

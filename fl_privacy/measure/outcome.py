@@ -246,9 +246,8 @@ class ImageScore:
     @property
     def _above_frequency(self) -> bool:
         compared = self.compared
-        return self._exceeds(TEXT_METRIC, compared.control_f1, compared.chance) or self._exceeds(
-            WORDS_METRIC, compared.word_control_f1, compared.word_chance
-        )
+        in_order = self._exceeds(TEXT_METRIC, compared.control_f1, compared.chance)
+        return in_order or self._exceeds(WORDS_METRIC, compared.word_control_f1, compared.word_chance)
 
     def _exceeds(self, name: str, control: float | None, chance: float | None) -> bool:
         found = _number(self.values.get(name))

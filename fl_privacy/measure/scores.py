@@ -163,10 +163,8 @@ def _of_rows(
         cells = right, schema.numbers.expand_as(right)
         measured = _by_metric({"cells": cells, "labels": _labels(matches)}, _NOTHING)
     scores = _scored(reconstructions, matches, measured, compared)
-    return [
-        replace(score, rows=written_rows(m, r, schema))
-        for score, m, r in zip(scores, matches, reconstructions, strict=True)
-    ]
+    each = zip(scores, matches, reconstructions, strict=True)
+    return [replace(score, rows=written_rows(m, r, schema)) for score, m, r in each]
 
 
 def _scored(

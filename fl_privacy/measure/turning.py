@@ -151,10 +151,8 @@ def _middle(looks: Tensor, slack: float) -> Tensor:
 
 def _unit(rows: Tensor) -> Tensor:
     rows = rows - rows.mean((-2, -1), keepdim=True)
-    return rows / (
-        rows.square().sum((-2, -1), keepdim=True).sqrt()
-        + float(LEAST_CONTRAST * (rows.shape[-1] * rows.shape[-2]) ** 0.5)
-    )
+    least = float(LEAST_CONTRAST * (rows.shape[-1] * rows.shape[-2]) ** 0.5)
+    return rows / (rows.square().sum((-2, -1), keepdim=True).sqrt() + least)
 
 
 def _windows(images: Tensor, slack: float) -> tuple[Tensor, Tensor]:

@@ -241,9 +241,8 @@ def _attack(group: Group, seed: int, report: Report) -> dict[int, Reconstruction
     first = group.first
     model = readable_model(model_as_sent(first))
     like = next(iter(first.sent.parameters.values()))
-    quick = readable_model(
-        frozen_copy(first.model, first.assumed(), first.plan, device=like.device, dtype=torch.float32)
-    )
+    copy = frozen_copy(first.model, first.assumed(), first.plan, device=like.device, dtype=torch.float32)
+    quick = readable_model(copy)
     read: Callable[[Sequence[Observation]], Sequence[Bag | str]]
     size, read = _VICTIMS_AT_ONCE, partial(tokens_of_first_block, quick, seed=seed)
     if is_text_with_words(first):

@@ -94,10 +94,8 @@ class Assembly:
                 texts[:, position] = choices[chosen]
             if bool((best >= before * (1 - 1e-6)).all()):
                 break
-        return [
-            Assembled(text, residual, other > CLEAR * residual)
-            for text, residual, other in zip(texts, best.tolist(), least.tolist(), strict=True)
-        ]
+        each = zip(texts, best.tolist(), least.tolist(), strict=True)
+        return [Assembled(text, residual, other > CLEAR * residual) for text, residual, other in each]
 
     def judged(self, text: Assembled) -> Assembled:
         """Judge ``text`` by every other candidate at each position, and at unknown length by one token less or more."""
@@ -322,11 +320,9 @@ def parts_of(model: TextModel, gradient: Tensors, words: Tensor, longest: int) -
         pairs.append((gradient[model.word_weight][words].double(), rows_of.double()))
     scales = [1 / one.norm().clamp_min(1e-300) for one, _ in pairs]
     width = rows.shape[1]
-    return Parts(
-        torch.cat([one * scale for (one, _), scale in zip(pairs, scales, strict=True)], 1),
-        torch.cat([other * scale for (_, other), scale in zip(pairs, scales, strict=True)], 1),
-        of_words[:, : 2 * width].reshape(-1, 2, width),
-    )
+    scaled = [(one * scale, other * scale) for (one, other), scale in zip(pairs, scales, strict=True)]
+    words_parts, position_parts = (torch.cat(each, 1) for each in zip(*scaled, strict=True))
+    return Parts(words_parts, position_parts, of_words[:, : 2 * width].reshape(-1, 2, width))
 
 
 def shares_of(parts: Parts) -> Tensor:
