@@ -164,8 +164,8 @@ def _cross_fitted(found: Separation, gain: Gain) -> tuple[float, float]:
     first, second = found.halves()
     true = false = 0.0
     for chosen_on, judged_on in ((first, second), (second, first)):
-        fpr, tpr = curve(chosen_on)
-        tpr, fpr = judged_on.rates(_threshold(chosen_on, int(np.argmax(gain(tpr, fpr)))))
+        false_rates, true_rates = curve(chosen_on)
+        tpr, fpr = judged_on.rates(_threshold(chosen_on, int(np.argmax(gain(true_rates, false_rates)))))
         true += tpr * len(judged_on.positives)
         false += fpr * len(judged_on.negatives)
     return true / len(found.positives), false / len(found.negatives)

@@ -97,7 +97,7 @@ class Guesser:
         squared = torch.stack([value.flatten(1).square().sum(1) for value in each.values()]).sum(0)
         factors = (self.norm / squared.clamp_min(1e-30).sqrt()).clamp(max=1)
         clipped = {name: factors.view(-1, *[1] * (value.dim() - 1)) * value for name, value in each.items()}
-        return {name: value.unflatten(0, images.shape[:2]).mean(1) for name, value in clipped.items()}
+        return {name: value.reshape(*images.shape[:2], *value.shape[1:]).mean(1) for name, value in clipped.items()}
 
 
 @dataclass(frozen=True, eq=False)
