@@ -29,7 +29,8 @@ from fl_privacy.measure.answer import Answer, Scenario, Shown
 from fl_privacy.measure.chance import chance_of_upload, combined
 from fl_privacy.measure.counts import Counts
 from fl_privacy.measure.intervals import binomial_tail
-from fl_privacy.measure.tables import TOLERANCE, pinned_rows
+from fl_privacy.measure.tables import pinned_rows
+from fl_privacy.types.schema import TOLERANCE
 
 MOST_CELLS = 3_000_000
 """Largest product of rows, features and trees of a search within an audit."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fl_privacy.attacks.text.bag_of_words import Placed, tokens_of_first_block
+from fl_privacy.attacks.text.bag_of_words import Bag, tokens_of_first_block
 from fl_privacy.auditing.instrument.program import tensors_in
 from fl_privacy.auditing.instrument.watch import Watched
 from fl_privacy.auditing.scenario_problem import OPTIMIZERS, NotAttackedError, WatchedReply, cleaned
@@ -389,7 +389,7 @@ def read_first_block(again: WatchedReply, tensors: Tensors, shares: str, *, exam
         num_classes=1,
     )
     (found,) = tokens_of_first_block(model, [observation], seed=0)
-    if isinstance(found, Placed):
+    if isinstance(found, Bag):
         return FirstBlock(truth=texts.kinds(), guess=set(found.tokens.tolist()), said=found.note)
     return FirstBlock(truth=texts.kinds(), guess=set(), said=found)
 
