@@ -20,7 +20,7 @@ from fl_privacy.runs.destination import Monitor
 from fl_privacy.runs.distractors import MOST
 from fl_privacy.runs.distractors_of_app import others_of_app
 from fl_privacy.runs.folder import RunFolder, read_run, verdict_of
-from fl_privacy.runs.folder.leakage import REHEARSED, readings_of, worst_by
+from fl_privacy.runs.folder.leakage import REHEARSED, worst_by
 from fl_privacy.runs.foreign_app import describe_app, rehearsed, worth_attacking
 from fl_privacy.types import Observation
 from fl_privacy.types.plan import Normalization
@@ -135,7 +135,7 @@ def report_app(
         done = "attacked none, so nothing is known about what uploads leak."
     folder.finish()
     page, run = write_report([folder.path]), read_run(folder.path)
-    readings, mean = readings_of(run.summary), ""
+    readings, mean = run.summary.attacked, ""
     if (worst := worst_by("psnr", readings)) is not None and (statistic := worst.statistic("psnr")) is not None:
         mean = f"; mean PSNR {statistic.mean:.1f} dB" + (f" ({whose})" if (whose := worst.among(readings)) else "")
     found = f"{headline_of(verdict_of(run)).text}{mean}.".replace("?.", "?")

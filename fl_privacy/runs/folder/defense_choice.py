@@ -12,13 +12,13 @@ from fl_privacy.measure.roc import Finding, Measure
 from fl_privacy.measure.rule import above_chance
 from fl_privacy.runs.folder.leakage import (
     Extent,
-    LeakageResult,
     extent_of,
     leaks_most,
     main_of,
     most_exposed,
     worst_by,
 )
+from fl_privacy.runs.folder.summary import LeakageResult
 
 HEADLINE: Mapping[str, str] = {
     "membership": "tpr_at_1_percent",
@@ -228,7 +228,7 @@ def least_over_control(found: Sequence[LeakageResult]) -> float | None:
     """
     best: dict[tuple[str, int], float] = {}
     for reading in found:
-        above, key = reading.leakage.over_control, (reading.attack, reading.round)
+        above, key = reading.over_control, (reading.attack, reading.round)
         best[key] = max(best.get(key, -math.inf), -math.inf if above is None else above)
     least = min(best.values(), default=-math.inf)
     return least if math.isfinite(least) else None

@@ -18,7 +18,6 @@ from fl_privacy.runs.folder.pictures import (
     Pair,
     RowPair,
     Sentence,
-    TextFilm,
     read_films,
     read_pairs,
     read_rows,
@@ -96,7 +95,7 @@ class Run:
     def read_rows(self) -> tuple[Mapping[tuple[str, int], RowPair], list[str]]:
         return read_rows(self.path / "reconstructions")
 
-    def read_films(self) -> tuple[Mapping[Attacker, Sequence[Film | TextFilm]], list[str]]:
+    def read_films(self) -> tuple[Mapping[Attacker, Sequence[Film]], list[str]]:
         return read_films(self.path / "reconstructions")
 
 

@@ -18,15 +18,13 @@ from fl_privacy.runs.folder.defense_choice import disproves, told_apart
 from fl_privacy.runs.folder.leakage import (
     AttackedUploads,
     AttackFacts,
-    LeakageResult,
     facts_of,
     in_round,
     leaks_most,
     modality_attacked,
     most_exposed,
-    readings_of,
 )
-from fl_privacy.runs.folder.summary import Recognized, Spent, Summary
+from fl_privacy.runs.folder.summary import LeakageResult, Recognized, Spent, Summary
 from fl_privacy.types.modality import IMAGES, Modality
 from fl_privacy.types.victim_ids import Certainty
 
@@ -145,7 +143,7 @@ def verdict_of(run: Run) -> Verdict:
 
 def judged(summary: Summary, facts: AttackFacts, *, claim_is_false: bool = False) -> Verdict:
     """Decide the verdict; with ``claim_is_false``, a contradicted claim of differential privacy bounds nothing."""
-    found = readings_of(summary, undefended=facts.undefended)
+    found = summary.attacked
     told, bound = told_apart(summary.inferred), _bound(summary.privacy, found, summary.inferred)
     bound = None if claim_is_false else bound
     ground = _ground(found, summary.inferred, told=bool(told), bound=bound, source=facts.source)
@@ -157,12 +155,12 @@ def judged(summary: Summary, facts: AttackFacts, *, claim_is_false: bool = False
         facts=facts,
         most=leaks_most(found),
         by_round={r: most for r in rounds if (most := leaks_most(in_round(found, r))) is not None},
-        readings=tuple(found),
+        readings=found,
         told=told,
         asked=tuple(summary.inferred),
         bound=bound,
         exposed=most_exposed(found),
-        proven=max((r.leakage.certainties.get(Certainty.PROVEN, 0) for r in found), default=0),
+        proven=max((r.certainties.get(Certainty.PROVEN, 0) for r in found), default=0),
     )
 
 
