@@ -67,7 +67,7 @@ def attack_experiment(config: RunSettings, monitor: Monitor) -> Path:
             observations = setup.observe(setup.server.state)
         weights = "as trained elsewhere" if config.weights else "untrained"
         threats = [*setup.threat_model(), f"The model is {weights}."]
-    attacked = images_of(next(iter(setup.clients.values())).examples)
+    attacked = images_of(setup.first.examples)
     if attack is not None and attacked is not None:
         threats += describe_image_prior(attack, attacked.input_shape, attacked.images)
     with place.open() as folder:

@@ -13,7 +13,6 @@ from fl_privacy.dp_check.of_defense import clip_norm_of
 from fl_privacy.dp_check.verdict import ClaimVerdict
 from fl_privacy.effects import ClippedExamples
 from fl_privacy.errors import UserError
-from fl_privacy.federation import Client
 from fl_privacy.progress import counted
 from fl_privacy.rng import derive_generator
 from fl_privacy.runs.build import build_inferences
@@ -167,7 +166,7 @@ class CanaryStage:
         """Score gradients (m,) added to a client's local steps."""
         assert self._directions is not None and self._coordinates is not None
         places = self._coordinates
-        client: Client = next(iter(self.setup.clients.values()))
+        client = self.setup.first
         like, norm, directions = sent.upload.tensors, clip_norm_of(self._defense) or 1.0, self._directions
         rng, examples = self._rng("sampling", sent.id.round), len(client.indices)
 

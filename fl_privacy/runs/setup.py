@@ -85,27 +85,27 @@ class Setup:
         return resolve_device(self.config.device)
 
     @property
-    def _first(self) -> Client:
+    def first(self) -> Client:
         return next(iter(self.clients.values()))
 
     @property
     def defense(self) -> Defense:
-        return self._first.defense
+        return self.first.defense
 
     @property
     def plan(self) -> LocalPlan:
-        return self._first.plan
+        return self.first.plan
 
     @property
     def _input_shape(self) -> tuple[int, ...]:
-        return self._first.examples.input_shape
+        return self.first.examples.input_shape
 
     @property
     def transforms(self) -> bool:
         return sees_other_images(self.defense, self.plan, self.audit.uploads)
 
     def interceptor(self) -> Interceptor:
-        examples = self._first.examples
+        examples = self.first.examples
         return Interceptor(
             model=self.model,
             plan=self.plan,
