@@ -65,9 +65,7 @@ class CapturedApp:
 
 
 def as_clients_normalize(
-    observations: Sequence[Observation],
-    stated: Mapping[int, Normalization | None],
-    own: Normalization | None,
+    observations: Sequence[Observation], stated: Mapping[int, Normalization | None], own: Normalization | None
 ) -> Sequence[Observation]:
     """Give each observation a model with the normalization that its client states, instead of the model's ``own``."""
     if not set(stated.values()) - {own} or not observations:
@@ -86,7 +84,7 @@ def report_app(
     name: str,
     folder: RunFolder,
     *,
-    monitor: Monitor | None = None,
+    monitor: Monitor,
     seed: int = 0,
     threads: int | None = None,
     jobs: int | None = None,
@@ -100,7 +98,7 @@ def report_app(
         jobs: most processes that attack at once; ``None`` takes all cores.
         candidates: most distractors of each original.
     """
-    started, monitor, captured = time.perf_counter(), monitor or Monitor(), app.captured
+    started, captured = time.perf_counter(), app.captured
     chosen, truth, said = _worth_attacking(app, changes=attack is not None)
     wrong = [f"Went wrong: {problem}." for problem in app.record.problems[:5]]
     described = describe_app(app.observations, captured.defense, app.found, captured.defenses)

@@ -1,8 +1,7 @@
 """Load captured updates of a third-party app, or of another run, after checking their origin."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from fl_privacy.errors import UserError
 from fl_privacy.federation.interception import stored_observations
@@ -36,11 +35,7 @@ def app_captures(captured: str) -> Path | None:
 
 
 def load_app(captures: Path, config: RunSettings) -> CapturedApp:
-    """Load an app's captures for the model of ``config``.
-
-    Raises:
-        UserError: it is not the model of these updates, or none is named.
-    """
+    """Load an app's captures; ``UserError`` unless they are of the model of ``config``, which must be named."""
     expect_regular_files(captures)
     note = read_captured(captures.parent) or read_captured(captures) or Captured()
     if config.choices["model"] != "custom" and note.model:
@@ -101,11 +96,7 @@ def captures_of(captured: str) -> Path:
 
 
 def as_captured(config: RunSettings) -> RunSettings:
-    """Return ``config`` with data, model and clients of the run that captured the updates.
-
-    Raises:
-        UserError: there is no such run, or its configuration is invalid, changed, or not registered.
-    """
+    """Return ``config`` with data, model and clients of the captured run; ``UserError`` if it is invalid or changed."""
     folder = Path(str(config.captured))
     run = next((f for f in (folder, *folder.absolute().parents[:2]) if (f / CONFIG).is_file()), None)
     if run is None:
@@ -114,7 +105,13 @@ def as_captured(config: RunSettings) -> RunSettings:
             " `fl-privacy run intercept.save=true` printed."
         )
     taken = recorded_parts(run / CONFIG, trusted(config.trust))
-    _expect_unchanged(taken, run)
+    if (run / IDENTITY).is_file():  # with other settings, the originals would be others
+        recorded = read_identity(run / IDENTITY).config
+        if changed := [key for key, value in taken.items() if select(recorded, key) != value]:
+            raise UserError(
+                f"{run / CONFIG} is expected to be as the run wrote it, but its {changed[0]} is not the one in"
+                f" {IDENTITY}; one of the two was changed, get the folder anew."
+            )
     return config.changed(taken)
 
 
@@ -134,15 +131,3 @@ def expect_not_taken(config: RunSettings, keys: Sequence[str]) -> None:
             raise UserError(
                 f"captured={config.captured} brings {key}={recorded} along, but got {key}={asked}; leave {key} out."
             )
-
-
-def _expect_unchanged(taken: Mapping[str, Any], run: Path) -> None:
-    """Refuse a configuration that differs from ``run.json``, since the originals would be others."""
-    if not (run / IDENTITY).is_file():
-        return
-    recorded = read_identity(run / IDENTITY).config
-    if changed := [key for key, value in taken.items() if select(recorded, key) != value]:
-        raise UserError(
-            f"{run / CONFIG} is expected to be as the run wrote it, but its {changed[0]} is not the one in {IDENTITY};"
-            " one of the two was changed, get the folder anew."
-        )

@@ -174,13 +174,10 @@ class NamedImages:
 
 
 def find_images(data: object) -> NamedImages:
-    """Open ``data``.
+    """Open ``data``; ``UserError`` if it holds no images.
 
     It is a data set, a loader, a list of examples, the name of a data set, a folder of images, or a function from
     partition to one of these.
-
-    Raises:
-        UserError: it is none of these, or empty.
     """
     if data is None:
         return NamedImages()

@@ -28,11 +28,7 @@ SUMS = "secagg"
 
 
 def attack_experiment(config: RunSettings, monitor: Monitor) -> Path:
-    """Attack by the settings ``config``; return the folder of the results.
-
-    Raises:
-        UserError: a setting is wrong, or there is nothing to attack.
-    """
+    """Attack by ``config``; return the folder of the results, or raise ``UserError`` if there is nothing to attack."""
     name = config.secure_aggregation["name"]
     if name != SUMS or config.captured or "_target_" in config.server:
         expect_readable_updates(name, "The command attack")
@@ -70,16 +66,13 @@ def attack_experiment(config: RunSettings, monitor: Monitor) -> Path:
     attacked = images_of(setup.first.examples)
     if attack is not None and attacked is not None:
         threats += describe_image_prior(attack, attacked.input_shape, attacked.images)
-    with place.open() as folder:
-        if folder.finished:
-            monitor.say("Another process has just finished it.")
-        else:
+    with place.recording(monitor) as folder:
+        if not folder.finished:
             folder.write_environment(seed=config.seed)
             folder.write_threat_model(threats)
             folder.write_defense(setup.defense.parts)
             attack_and_infer(setup, attack, observations, folder, monitor)
             folder.finish()
-        place.write_page()
     return place.path
 
 
@@ -115,11 +108,7 @@ def attack_and_infer(
 
 
 def attack_app(config: RunSettings, captures: Path, monitor: Monitor) -> Path:
-    """Attack captured updates of a third-party Flower app; return the folder of the results.
-
-    Raises:
-        UserError: they are not of the model of ``config``, or there is no attack.
-    """
+    """Attack captured updates of a third-party Flower app; ``UserError`` unless they are of the model of ``config``."""
     attack = attack_of_run(config)
     if attack is None:
         raise UserError("An attack is expected, but got attack=none; choose one that `fl-privacy list` shows.")
@@ -136,10 +125,8 @@ def attack_app(config: RunSettings, captures: Path, monitor: Monitor) -> Path:
     place = Destination("attack", config)
     if (done := place.finished_before(monitor)) is not None:
         return done
-    with place.open() as folder:
-        if folder.finished:
-            monitor.say("Another process has just finished it.")
-        else:
+    with place.recording(monitor) as folder:
+        if not folder.finished:
             said = report_app(
                 app,
                 attack,
@@ -152,16 +139,11 @@ def attack_app(config: RunSettings, captures: Path, monitor: Monitor) -> Path:
                 candidates=config.candidates,
             )
             monitor.say(said)
-        place.write_page()
     return place.path
 
 
 def captured_updates(config: RunSettings) -> tuple[Setup, Sequence[Observation]]:
-    """Return the setup and captured updates of a run.
-
-    Raises:
-        UserError: there are none, or some are not of that run.
-    """
+    """Return the setup and captured updates of a run; ``UserError`` if there are none, or some of another run."""
     setup = build_setup(config.changed({"weights": None}))
     colluder = config.threat_model.colluder
     inside = None if colluder is None else setup.clients[colluder].architecture()

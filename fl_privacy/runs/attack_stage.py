@@ -147,11 +147,8 @@ class Judge:
     prior: bool = False
 
     def scores(self, found: Sequence[Reconstruction], observations: Sequence[Observation]) -> list[VictimScore]:
-        transformed = None
-        if self.transforms:
-            transformed = [
-                self.truth.replay(o).transformed for o in counted("what the model saw of victim", observations)
-            ]
+        seen = counted("what the model saw of victim", observations) if self.transforms else ()
+        transformed = [self.truth.replay(o).transformed for o in seen] or None
         originals = [self.truth.batch(result.id) for result in counted("victim", found)]
         known = [(r, o) for r, o in zip(found, originals, strict=True) if o is not None]
         judged: Iterator[VictimScore] = iter(())
@@ -196,13 +193,9 @@ def _sentences(
     score: VictimScore, vocabulary: Vocabulary
 ) -> tuple[tuple[Sequence[str] | None, Sequence[str] | None], ...]:
     originals = [None] * len(score.images) if score.originals is None else score.originals.tolist()
-    return tuple(
-        (
-            None if original is None else vocabulary.pieces(original),
-            None if image.guess is None else vocabulary.pieces(guess),
-        )
-        for image, original, guess in zip(score.images, originals, score.guesses.tolist(), strict=True)
-    )
+    guesses = [None if i.guess is None else g for i, g in zip(score.images, score.guesses.tolist(), strict=True)]
+    of_both = ([None if text is None else vocabulary.pieces(text) for text in texts] for texts in (originals, guesses))
+    return tuple(zip(*of_both, strict=True))
 
 
 def update_distortion(truth: Truth, observation: Observation) -> tuple[UpdateDistortion, Mapping[str, float]]:

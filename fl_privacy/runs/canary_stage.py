@@ -8,7 +8,7 @@ from torch import Tensor
 from fl_privacy.attacks.inference.inference import Canaries
 from fl_privacy.defenses import ClientState, Defense, LocalStep
 from fl_privacy.dp_check.canaries import canary_test
-from fl_privacy.dp_check.claims import Claim, Facts, Recomputed, Unit, recompute
+from fl_privacy.dp_check.claims import Claim, Recomputed, Unit, recompute
 from fl_privacy.dp_check.of_defense import clip_norm_of
 from fl_privacy.dp_check.verdict import ClaimVerdict
 from fl_privacy.effects import ClippedExamples
@@ -20,6 +20,7 @@ from fl_privacy.runs.destination import Monitor
 from fl_privacy.runs.folder import RunFolder
 from fl_privacy.runs.folder.claims import records_of, write_claims
 from fl_privacy.runs.privacy import Privacy, guarantees
+from fl_privacy.runs.run_claims import facts_of
 from fl_privacy.runs.setup import Setup
 from fl_privacy.types import Observation, Tensors
 
@@ -112,15 +113,8 @@ class CanaryStage:
         found = guarantees(self.setup, delta=delta, accountant="rdp")[0]
         if found.missing is not None or found.once is not None:
             return None, ()
-        facts = Facts(
-            noise_multiplier=found.noise_multiplier,
-            sample_rate=found.sample_rate,
-            sampling="shuffle" if found.sample_rate < 1 else "none",
-            releases=found.steps_per_round,
-            rounds=self.setup.rounds,
-        )
         try:
-            return recompute(facts, delta=delta), ()
+            return recompute(facts_of(found, self.setup.rounds), delta=delta), ()
         except UserError as error:
             return None, (str(error),)
 

@@ -35,11 +35,7 @@ _PHOTOGRAPHS, _DIGITS = "photograph", "mnist_mini"
 
 
 def unattacked_others(examples: LabelledExamples, number: int, *, seed: int, name: str) -> Distractors:
-    """Choose ``number`` of the public ``examples`` at random; for texts and rows, up to 10,000.
-
-    Args:
-        number: number of images; 0 for none.
-    """
+    """Choose ``number`` public images at random, 0 for none; for texts and rows, up to 10,000."""
     order = torch.randperm(len(examples), generator=derive_generator(seed, "candidates"))
     if (few := _FEW.get(examples.modality)) is not None:
         return few(examples, order[:_MOST_TEXTS])
@@ -90,9 +86,6 @@ def shipped_others(shape: tuple[int, ...], number: int = MOST, *, seed: int) -> 
     """Choose shipped images as distractors for originals of ``shape`` (C, H, W): random crops of photographs.
 
     For one channel, half of them are handwritten digits; without the packages there are none.
-
-    Args:
-        number: number of candidates; 0 for none.
     """
     if len(shape) != 3 or not (number := at_most(number, shape)):
         return Distractors()

@@ -118,11 +118,7 @@ def _left_by_client(
 def others_among(
     images: Samples, attacked: Sequence[Batch], shape: tuple[int, ...], number: int = MOST, *, seed: int
 ) -> Distractors:
-    """Take those of ``images`` that are not ``attacked``, topped up by shipped images if there are few.
-
-    Args:
-        images: images of the same data, (C, H, W) in [0, 1], with classes.
-    """
+    """Take images (C, H, W) in [0, 1] that are not ``attacked``, topped up by shipped images if there are few."""
     taken, labels = torch.empty(0, *shape), torch.empty(0, dtype=torch.long)
     if images:
         taken = torch.stack([image for image, _ in images]).float().clamp(0, 1)
@@ -130,9 +126,8 @@ def others_among(
         originals = [batch.inputs for batch in attacked if tuple(batch.inputs.shape[1:]) == shape]
         keep = ~PublicImages(images=taken).equal(torch.cat([*originals, torch.empty(0, *shape)]))
         taken, labels = taken[keep][:number], labels[keep][:number]
-    if len(taken) >= min(LEAST_CANDIDATES, number):
-        return Distractors(candidates=PublicImages(images=taken, labels=labels, name="other images of the same data"))
-    shipped = shipped_others(shape, number - len(taken), seed=seed).candidates
+    enough = len(taken) >= min(LEAST_CANDIDATES, number)
+    shipped = None if enough else shipped_others(shape, number - len(taken), seed=seed).candidates
     if shipped is None:
         return Distractors(candidates=PublicImages(images=taken, labels=labels, name="other images of the same data"))
     if not len(taken):
@@ -178,11 +173,8 @@ def _drawn_at(
         second = data.test if isinstance(data, Dataset) else None
         if pair and all(isinstance(part, DataLoader | TorchDataset) for part in data[:2]):  # type: ignore[index]
             second = data[1]  # type: ignore[index]
-        held = (
-            []
-            if second is None
-            else [_Drawn(image, label, None) for _, image, label in _some(known, second, rng, most)]
-        )
+        untrained = [] if second is None else _some(known, second, rng, most)
+        held = [_Drawn(image, label, None) for _, image, label in untrained]
         if data is None or (second is not None and len(held) >= wanted):
             return held, []
         trained = [_Drawn(image, label, (place, index)) for index, image, label in _some(known, data, rng, most)]

@@ -37,7 +37,10 @@ def worth_attacking(
     one of them; ``every`` attacks all.
     """
     if every:
-        return _within_reason(observations)
+        sizes = {o.id: (o.upload.num_examples * math.prod(o.input_shape), _steps(o)) for o in observations}
+        large = {id for id, (pixels, steps) in sizes.items() if pixels > MOST_PIXELS or steps > MOST_REPLAYED}
+        said = [f"Not attacked: {len(large)} updates that say to be of more images or steps than can be guessed."]
+        return only(observations, lambda id: id not in large), said if large else []
     probes = {id for id in ids_of(observations) if id.probe is not None}
     sizes = {o.id: (o.upload.num_examples, _steps(o)) for o in only(observations, lambda id: id.probe is None)}
     small = {id for id, (images, steps) in sizes.items() if images <= MOST_IMAGES and steps <= MOST_STEPS}
@@ -52,16 +55,6 @@ def worth_attacking(
             " which a client with few images comes close to."
         )
     return only(observations, (probes or small).__contains__), said
-
-
-def _within_reason(observations: Sequence[Observation]) -> tuple[Sequence[Observation], list[str]]:
-    large = set()
-    for observation in observations:
-        images = observation.upload.num_examples
-        if images * math.prod(observation.input_shape) > MOST_PIXELS or _steps(observation) > MOST_REPLAYED:
-            large.add(observation.id)
-    said = [f"Not attacked: {len(large)} updates that say to be of more images or steps than can be guessed."]
-    return only(observations, lambda id: id not in large), said if large else []
 
 
 def rehearsed(observations: Sequence[Observation], truth: KnownImages, number: int) -> list[Observation]:
@@ -93,11 +86,7 @@ def describe_app(
     found: Counter[str],
     defenses: Mapping[int, Description] | None = None,
 ) -> list[str]:
-    """Describe the threat model and the clients in sentences.
-
-    Args:
-        found: sentences on single updates, with their numbers.
-    """
+    """Describe the threat model and the clients in sentences, with those ``found`` on single updates."""
     lines = [
         "The server is honest but curious: it follows the protocol and analyzes what it receives. The clients are those"
         " of the app.",

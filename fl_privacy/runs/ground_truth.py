@@ -23,11 +23,6 @@ _AT_ONCE = 256
 """Images converted to floats at a time."""
 
 
-def fresh_states() -> ClientStates:
-    """Return the states of clients before any work."""
-    return defaultdict(ClientState)
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class GroundTruth:
     """Looks up victims in the simulated clients' data, and replays their uploads; none of it is ever sent.
@@ -39,7 +34,7 @@ class GroundTruth:
 
     clients: Mapping[int, Client]
     batch_size: int
-    states: ClientStates = field(default_factory=fresh_states)
+    states: ClientStates = field(default_factory=lambda: defaultdict(ClientState))
     _replays: dict[VictimId, Replay] = field(default_factory=dict, init=False, repr=False)
 
     def batch(self, victim: VictimId) -> Batch:

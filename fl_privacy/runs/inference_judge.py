@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -165,7 +166,7 @@ def rehearsing(setup: Setup, asked: InferenceQuestions) -> Client | None:
     if not known or asked.public_attributes is None or not len(asked.public_rows):
         return None
     seed = derive_seed(config.seed, "inference", "rehearsal")
-    own = {"examples": setup.unattacked, "indices": asked.public_rows, "seed": seed}
+    own: dict[str, Any] = {"examples": setup.unattacked, "indices": asked.public_rows, "seed": seed}
     return replace(setup.first, audit_seed=None, guard=None, **own)
 
 

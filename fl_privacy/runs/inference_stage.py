@@ -69,11 +69,7 @@ class InferenceStage:
     def of(
         cls, setup: Setup, folder: RunFolder, monitor: Monitor, privacy: Privacy = UNKNOWN
     ) -> "InferenceStage | None":
-        """Build the stage; ``None`` without inference attacks.
-
-        Raises:
-            UserError: there are too few examples, or no attributes are known.
-        """
+        """Build the stage, if anything is asked; ``UserError`` without enough examples or attributes."""
         built = build_inferences(setup.config.inference)
         inferences = {name: one for name, one in built.items() if one.about is not About.CANARIES}
         if not inferences:
@@ -153,9 +149,9 @@ class InferenceStage:
         epsilon = self.privacy.epsilon(self._last_round)
         judge = InferenceJudge(setup=self.setup, asked=self.asked, attributes=self.attributes, epsilon=epsilon)
         for name, inference in self.inferences.items():
-            facts = {"rounds": self._rounds, "last_round": self._last_round, "seconds": self._seconds[name]}
             for finding in self._findings(judge, name, inference):
-                self.folder.add_finding(replace(finding, **facts))
+                known = replace(finding, rounds=self._rounds, last_round=self._last_round)
+                self.folder.add_finding(replace(known, seconds=self._seconds[name]))
 
     def _findings(self, judge: InferenceJudge, name: str, inference: Inference) -> Sequence[Finding]:
         watch, reason = self._watches[name], self._failures.get(name)

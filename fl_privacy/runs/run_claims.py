@@ -7,7 +7,7 @@ from typing import Any
 
 from fl_privacy.checks import fits
 from fl_privacy.defenses import Defense, dp_noise, dp_sgd, local_dp
-from fl_privacy.defenses.privacy import guarantee
+from fl_privacy.defenses.privacy import Guarantee, guarantee
 from fl_privacy.dp_check import Claim, Facts, recompute
 from fl_privacy.dp_check.check import DpCheckRequest
 from fl_privacy.dp_check.claims import Unit
@@ -28,11 +28,7 @@ DEFENSES: Mapping[str, Callable[..., Defense]] = {
 
 
 def claims_of_run(path: Path, asked: DpCheckRequest) -> list[ClaimVerdict]:
-    """Recompute the epsilon that the run in ``path`` states, and test its defense.
-
-    Raises:
-        UserError: ``path`` is no run's folder, or its settings are not the defense's.
-    """
+    """Recompute the epsilon that a run states, and test its defense; ``UserError`` if settings are not its own."""
     run = read_run(path)
     config = run.identity.config
     name = str((config.get("choices") or {}).get("defense", ""))
@@ -92,7 +88,13 @@ def _facts(
     size = min(local.batch_size or smallest, smallest)
     steps = number_of_steps(smallest, local)
     found = guarantee(defense, sample_rate=size / smallest, delta=asked.delta, steps_per_round=steps)
-    facts = Facts(
+    replaced = "A step's batch has a fixed size, so that an example counts as replaced by an empty one."
+    return facts_of(found, rounds), (replaced,) if found.unit == "example" else ()
+
+
+def facts_of(found: Guarantee, rounds: int) -> Facts:
+    """Return the facts behind a guarantee, over ``rounds`` rounds."""
+    return Facts(
         noise_multiplier=None if found.missing else found.noise_multiplier,
         sample_rate=found.sample_rate,
         sampling="shuffle" if found.sample_rate < 1 else "none",
@@ -100,7 +102,3 @@ def _facts(
         rounds=rounds,
         missing=(found.missing,) if found.missing else (),
     )
-    notes: tuple[str, ...] = ()
-    if found.unit == "example":
-        notes = ("A step's batch has a fixed size, so that an example counts as replaced by an empty one.",)
-    return facts, notes

@@ -14,6 +14,7 @@ from fl_privacy.errors import UserError
 from fl_privacy.federation import Audit, Server
 from fl_privacy.federation.interception import Interceptor
 from fl_privacy.models.gradients.choose_method import decayed, number_of_steps
+from fl_privacy.runs.config import RunSettings
 from fl_privacy.runs.config.building import instantiate
 from fl_privacy.types import LocalPlan, ModelState, Observation, Reconstruction, Upload, VictimId
 
@@ -34,14 +35,7 @@ def expect_named(section: Mapping[str, Any], group: str) -> None:
 def build_server_attack(
     section: Mapping[str, Any], public: LabelledExamples | None = None, attacked: LabelledExamples | None = None
 ) -> ServerAttack | None:
-    """Build the attack of a malicious server; ``None`` for an honest one.
-
-    Args:
-        attacked: clients' images, some of which it holds if its queries need them.
-
-    Raises:
-        UserError: a setting is wrong.
-    """
+    """Build the attack of a malicious server, if any, holding given images; ``UserError`` if a setting is wrong."""
     if "_target_" not in section:
         expect_named(section, "server")
         return None
@@ -61,21 +55,17 @@ def build_server_attack(
     return made.informed(held)
 
 
-def expect_readable_sum(attack: ServerAttack | None, server: str, *, uploads: str, shares: str | None) -> None:
-    """Raise ``UserError`` if ``attack`` needs the mean of training updates that the settings do not give it.
-
-    Args:
-        uploads: value of ``intercept.uploads``.
-        shares: value of ``federation.plan.shares``.
-    """
+def expect_readable_sum(attack: ServerAttack | None, config: RunSettings) -> None:
+    """Raise ``UserError`` if ``attack`` needs the mean of training updates that ``config`` does not give it."""
     if attack is None or not attack.reads_sum:
         return
+    server, uploads = config.choices["server"], config.intercept.uploads
     if uploads != "update":
         raise UserError(
             f"server={server} attacks the mean of the training updates, but intercept.uploads="
             f"{uploads}; set intercept.uploads=update."
         )
-    if shares == "weights":
+    if config.federation.plan.get("shares") == "weights":
         raise UserError(
             f"server={server} attacks a mean of gradients or changes, but clients share their weights;"
             " set federation.plan.shares=delta."

@@ -1,5 +1,6 @@
 """Build all parts of a run, an attack or a measurement."""
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -31,18 +32,16 @@ from fl_privacy.runs.build import (
     agreed_network,
     audit_of,
     build_dataset,
-    build_defense,
     build_guard,
     build_metrics,
-    build_plan,
     data_and_clients,
-    prepare_defense,
+    prepared_client,
 )
 from fl_privacy.runs.config import RunSettings
 from fl_privacy.runs.destination import Monitor
 from fl_privacy.runs.distractors import unattacked_others
 from fl_privacy.runs.folder import RunFolder
-from fl_privacy.runs.ground_truth import ClientStates, GroundTruth, SummedProbes, fresh_states, sees_other_images
+from fl_privacy.runs.ground_truth import ClientStates, GroundTruth, SummedProbes, sees_other_images
 from fl_privacy.runs.server_attack import ServerReading, build_server_attack
 from fl_privacy.runs.threat_model import describe_threats
 from fl_privacy.runs.weights import load_weights
@@ -72,7 +71,7 @@ class Setup:
     server: Server
     audit: Audit
     unattacked: LabelledExamples
-    states: ClientStates = field(default_factory=fresh_states)
+    states: ClientStates = field(default_factory=lambda: defaultdict(ClientState))
     server_attack: ServerAttack | None = None
     masking: SummedProbes | None = None
 
@@ -180,10 +179,7 @@ class Setup:
             vocabulary=self._vocabulary,
             schema=schema_of(self.model),
             others=unattacked_others(
-                self.unattacked,
-                self.config.candidates,
-                seed=self.config.seed,
-                name=self.dataset.name,
+                self.unattacked, self.config.candidates, seed=self.config.seed, name=self.dataset.name
             ),
             augments=self.transforms and not (self.defense.examples or self.defense.data),
         )
@@ -262,31 +258,13 @@ def build_setup(config: RunSettings) -> Setup:
 
 
 def build_untrained(config: RunSettings) -> Setup:
-    """Build one client with a split of the data, perhaps a colluder, and no training.
-
-    Raises:
-        UserError: there are too few examples, or a setting is wrong.
-    """
-    dataset, defense = build_dataset(config.data), build_defense(config.defense)
-    plan = build_plan(config.federation.plan, config.model)
-    victims, batch_size = config.victims, config.batch_size
+    """Build a client with a split of the data, and perhaps a colluder; ``UserError`` if there are too few examples."""
+    dataset, victims, batch_size = build_dataset(config.data), config.victims, config.batch_size
     attacked, unattacked = dataset.test, dataset.train
     if config.split == "train":
         attacked, unattacked = unattacked, attacked
     model = agreed_network(config, dataset, clients=1 if config.threat_model.colluder is None else 2)
-    prepare_defense(defense, dataset, model)
-    owner = Client(
-        id=VICTIM,
-        examples=attacked,
-        indices=torch.arange(len(attacked)),
-        model=model,
-        plan=plan,
-        defense=defense,
-        seed=config.seed,
-        device=resolve_device(config.device),
-        threads=config.client_threads,
-        guard=build_guard(config, dataset),
-    )
+    owner = replace(prepared_client(config, dataset, model, attacked), id=VICTIM, guard=build_guard(config, dataset))
     if victims * batch_size > owner.number_of_examples:
         raise UserError(
             f"{victims} victims of {batch_size} examples are expected to fit into the {config.split} split, but there"

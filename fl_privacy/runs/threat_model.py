@@ -201,14 +201,11 @@ MOST_SEEN = 10.0
 def describe_image_prior(
     attack: ReconstructionAttack | None, image: Sequence[int], victims: Tensor | None
 ) -> list[str]:
-    """Describe the generator of ``attack``, if any.
+    """Describe the generator of ``attack``, if any; ``UserError`` if it makes other images, or was trained on these.
 
     Args:
         image: (C, H, W).
         victims: (N, C, H, W) images that victims are drawn from, uint8 or in [0, 1]; ``None`` if not known.
-
-    Raises:
-        UserError: there is no generator of such images, or it was trained on these.
     """
     known = None if attack is None else trained_on(attack, image)
     if known is None:

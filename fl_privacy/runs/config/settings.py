@@ -184,10 +184,7 @@ class RunSettings:
         runtime=("shards",),
         within={"iterations": (0, 100_000_000), "restarts": (1, 10_000), "history": (1, 10_000)},
     )
-    inference: Options = group(
-        ATTACK,
-        "other questions about intercepted updates; several as `[membership,source]`",
-    )
+    inference: Options = group(ATTACK, "other questions about intercepted updates; several as `[membership,source]`")
     threat_model: ThreatModelSettings = group(ATTACK, "what the attacker is given", shown=False)
     server: Options = group(TRAINING, "`honest`, or what a malicious server sends instead")
     secure_aggregation: Options = group(
@@ -209,8 +206,7 @@ class RunSettings:
         within=(0, 64),
     )
     baseline: bool = setting(
-        RUNTIME,
-        "compare accuracy with the same training undefended: a run in `out`, else trained",
+        RUNTIME, "compare accuracy with the same training undefended: a run in `out`, else trained"
     )
     evaluate_every: int = setting(
         TRAINING,
@@ -273,11 +269,7 @@ class RunSettings:
 
     @classmethod
     def of(cls, config: Mapping[Any, Any]) -> Self:
-        """Build the settings from ``config``, without references.
-
-        Raises:
-            UserError: one is missing, unknown, of a wrong type or out of range.
-        """
+        """Build the settings; ``UserError`` if one is missing, unknown, of a wrong type or out of range."""
         return read_section(cls, config)
 
     def __hash__(self) -> int:

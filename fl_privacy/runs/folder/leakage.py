@@ -57,11 +57,7 @@ WORST = Extent(read=1.0, exact=1.0, upper=math.inf, mean=math.inf)
 
 
 def extent_of(found: Sequence[LeakageResult], *, told: int = 0, unknown_is_read: bool = True) -> Extent:
-    """Return the joint leakage of ``found``: the worst value of each figure.
-
-    Args:
-        unknown_is_read: ``True`` to count unscored examples as reconstructed, as in the choice of a defense.
-    """
+    """Return the worst value of each figure; unscored examples count as reconstructed unless told otherwise."""
     if not found:
         return WORST if unknown_is_read else Extent(told=told)
     statistics = [s for reading in found if (s := reading.statistic(reading.main)) is not None]

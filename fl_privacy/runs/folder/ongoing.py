@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
@@ -57,10 +58,8 @@ def is_aside(path: Path) -> bool:
 def move_aside(path: Path, why: str) -> None:
     """Rename the locked folder ``path`` to the first free ``<path>-<why>-<number>``; waiting updates are deleted."""
     shutil.rmtree(path / WAITING, ignore_errors=True)
-    number = 1
-    while (aside := path.with_name(f"{path.name}-{why}-{number}")).exists():
-        number += 1
-    path.rename(aside)
+    names = (f"{path.name}-{why}-{number}" for number in itertools.count(1))
+    path.rename(next(aside for name in names if not (aside := path.with_name(name)).exists()))
 
 
 LOCKS = ".locks"
@@ -73,9 +72,7 @@ Lock = FileLock
 def hold(folder: Path) -> Lock:
     """Lock ``folder``, which need not exist yet; ``release`` the result.
 
-    Raises:
-        UserError: another process holds it.
-        OSError: its parent is not writable.
+    ``UserError`` if another process holds it, ``OSError`` if its parent is not writable.
     """
     folder = folder.resolve()
     file = folder.parent / LOCKS / f"{folder.name}.lock"
@@ -159,9 +156,8 @@ class Teller:
                 write_private(self._texts, json.dumps({"texts": texts}, ensure_ascii=False))
 
     def clear(self) -> None:
-        self._path.unlink(missing_ok=True)
-        self._pictures.unlink(missing_ok=True)
-        self._texts.unlink(missing_ok=True)
+        for path in (self._path, self._pictures, self._texts):
+            path.unlink(missing_ok=True)
 
 
 def read_ongoing(folder: Path) -> Ongoing | None:
@@ -192,17 +188,11 @@ def read_texts(folder: Path) -> list[Pieces]:
     """Return the current tokens in ``folder``, trusting nothing; empty without any."""
     content = _read(folder / TEXTS)
     texts = content.get("texts") if isinstance(content, dict) else None
-    return (
-        [tuple(text) for text in texts[:PICTURED]] if isinstance(texts, list) and fits(texts, list[list[str]]) else []
-    )
+    return list(map(tuple, texts[:PICTURED])) if isinstance(texts, list) and fits(texts, list[list[str]]) else []
 
 
 def write_planned(out: Path, jobs: Sequence[str]) -> None:
-    """Add the folders that a sweep will fill to the plan in ``out``; other sweeps' unfinished jobs stay.
-
-    Raises:
-        OSError: ``out`` is not writable.
-    """
+    """Add the folders of a sweep to the plan in ``out``, or raise ``OSError``; others' unfinished jobs stay."""
     file = out / LOCKS / f"{PLAN}.lock"
     file.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(file, timeout=10):  # another sweep may start now
@@ -220,10 +210,7 @@ def read_planned(out: Path) -> list[str]:
 
 
 def _read(path: Path) -> object:
-    try:
-        if not path.is_file() or path.stat().st_size > _MOST_BYTES:
-            return None
-        found: object = json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError):
-        return None
-    return found
+    with suppress(OSError, ValueError, RecursionError):
+        if path.is_file() and path.stat().st_size <= _MOST_BYTES:
+            return json.loads(path.read_text())
+    return None

@@ -23,9 +23,7 @@ PICTURES = ("reconstructions/*.safetensors", "reconstructions/*.json", "pictures
 
 
 def copy_run(source: Path, destination: Path, *, with_originals: bool) -> None:
-    """Copy a run without captured updates and final weights, which reveal images.
-
-    Absolute paths in the configuration are reduced to their last part.
+    """Copy a run without captured updates and final weights, which reveal images, with paths cut to their last part.
 
     Args:
         with_originals: ``True`` to include images; the copy is then readable only by its owner.

@@ -9,7 +9,7 @@ from typing import Literal, get_args
 
 from fl_privacy.measure import Statistic, pmm
 from fl_privacy.measure.roc import Finding
-from fl_privacy.runs.config.study import UNDEFENDED, AttackCell
+from fl_privacy.runs.config.study import UNDEFENDED, AttackCell, GridPoint
 from fl_privacy.runs.folder.defense_choice import Candidate, candidate_of, least_over_control
 from fl_privacy.runs.folder.ongoing import is_finished
 from fl_privacy.runs.folder.read import Run, read_run, read_summary
@@ -32,19 +32,15 @@ class Versus:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StudyEntry:
+class StudyEntry(GridPoint):
     """Result folders of a defense at one strength; unfinished jobs have none.
 
     Attributes:
-        family: name of the curve; ``UNDEFENDED`` without a defense.
         own: ``True`` if the user entered it.
         trainings: folder of each training by name, the main one first.
         problems: folder name of a failed job -> reason.
     """
 
-    family: str
-    strength: str = ""
-    overrides: tuple[str, ...] = ()
     own: bool = False
     trainings: Mapping[str, Path]
     attacks: Mapping[AttackCell, Path]
@@ -185,11 +181,7 @@ class StudyRow:
     def candidate(
         self, threat: Threat = "malicious", uploads: str | None = None, *, asked: Collection[str] = ()
     ) -> Candidate | None:
-        """Return the worst result of attackers up to ``threat``; ``None`` without any, or if a training is missing.
-
-        Args:
-            uploads: name of the only uploads that count; all by default.
-        """
+        """Return the worst result of attackers up to ``threat``, on these ``uploads`` or all; ``None`` without any."""
         candidate = candidate_of(
             self.heard(threat, uploads),
             name=self.name,

@@ -208,11 +208,7 @@ def summarize(
     undefended_accuracy: float | None,
     total_seconds: float | None,
 ) -> Summary:
-    """Summarize ``records`` of ``metrics.jsonl``.
-
-    Args:
-        undefended_accuracy: final accuracy of the same training without defense, for PMM.
-    """
+    """Summarize ``records``; PMM needs ``undefended_accuracy``, of the same training without defense."""
     rounds = [r for r in records if r["kind"] == "round"]
     plain, adaptive = (records_of(records, "attack", attacker) for attacker in Attacker)
     tested = [

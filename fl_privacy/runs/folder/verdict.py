@@ -146,7 +146,20 @@ def judged(summary: Summary, facts: AttackFacts, *, claim_is_false: bool = False
     found = summary.attacked
     told, bound = told_apart(summary.inferred), _bound(summary.privacy, found, summary.inferred)
     bound = None if claim_is_false else bound
-    ground = _ground(found, summary.inferred, told=bool(told), bound=bound, source=facts.source)
+    counts = [reading.counts for reading in found]
+    cases = (
+        (tone_of(found, facts.source) == LEAK, Ground.READ),
+        (told, Ground.TOLD),
+        (is_read(found), Ground.REHEARSED),
+        (not found and summary.inferred, Ground.UNTOLD),
+        (not found, Ground.NOTHING),
+        (any(c.older for c in counts), Ground.OLDER),
+        (all(c.failures == c.images for c in counts), Ground.FAILED),
+        (all(c.unknown > c.judged for c in counts if c.judged), Ground.NO_TRUTH),
+        (any(c.read for c in counts), Ground.BY_CHANCE),
+        (bound is not None and bound.at_most <= BOUNDED_AT_MOST, Ground.BOUNDED),
+    )
+    ground = next((ground for holds, ground in cases if holds), Ground.UNREAD)
     rounds = sorted({reading.round for reading in found})
     return Verdict(
         tone=_TONES.get(ground, OPEN),
@@ -178,31 +191,6 @@ def tone_of(found: Sequence[LeakageResult], source: AttackedUploads = AttackedUp
 def is_read(found: Sequence[LeakageResult]) -> bool:
     """Return ``True`` if any of ``found`` leaks above chance, corrected for their number."""
     return any(above_chance(reading.counts, among=len(found)) for reading in found)
-
-
-def _ground(
-    found: Sequence[LeakageResult],
-    inferred: Sequence[Finding],
-    *,
-    told: bool,
-    bound: Bound | None,
-    source: AttackedUploads,
-) -> Ground:
-    counts = [reading.counts for reading in found]
-    judged, read = any(c.judged for c in counts), is_read(found)
-    cases = (
-        (tone_of(found, source) == LEAK, Ground.READ),
-        (told, Ground.TOLD),
-        (read, Ground.REHEARSED),
-        (not found and bool(inferred), Ground.UNTOLD),
-        (not found, Ground.NOTHING),
-        (any(c.older for c in counts), Ground.OLDER),
-        (all(c.failures == c.images for c in counts), Ground.FAILED),
-        (not judged or all(c.unknown > c.judged for c in counts if c.judged), Ground.NO_TRUTH),
-        (any(c.read for c in counts), Ground.BY_CHANCE),
-        (bound is not None and bound.at_most <= BOUNDED_AT_MOST, Ground.BOUNDED),
-    )
-    return next((ground for holds, ground in cases if holds), Ground.UNREAD)
 
 
 def _bound(privacy: Spent | None, found: Sequence[LeakageResult], inferred: Sequence[Finding]) -> Bound | None:
