@@ -20,7 +20,7 @@ from fl_privacy.runs.folder import RunFolder
 from fl_privacy.runs.inference_stage import InferenceStage
 from fl_privacy.runs.privacy import calibrated
 from fl_privacy.runs.setup import Setup, build_setup, build_untrained
-from fl_privacy.runs.threat_model import LOOKED_AT, describe_image_prior, expect_readable_updates
+from fl_privacy.runs.threat_model import LOOKED_AT, describe_image_prior, describe_threats, expect_readable_updates
 from fl_privacy.types import Observation
 
 SUMS = "secagg"
@@ -51,7 +51,7 @@ def attack_experiment(config: RunSettings, monitor: Monitor) -> Path:
     if config.captured:
         monitor.say(f"Preparing what {config.captured} holds")
         setup, observations = captured_updates(config)
-        threats = setup.threat_model()
+        threats = describe_threats(setup)
     else:
         monitor.say(
             f"Preparing data {config.called('data')}, model {config.called('model')} and"
@@ -62,7 +62,7 @@ def attack_experiment(config: RunSettings, monitor: Monitor) -> Path:
         with blamed_on(made), monitor.working("Making the victims' uploads"):
             observations = setup.observe(setup.server.state)
         weights = "as trained elsewhere" if config.weights else "untrained"
-        threats = [*setup.threat_model(), f"The model is {weights}."]
+        threats = [*describe_threats(setup), f"The model is {weights}."]
     attacked = images_of(setup.first.examples)
     if attack is not None and attacked is not None:
         threats += describe_image_prior(attack, attacked.input_shape, attacked.images)
@@ -99,8 +99,7 @@ def attack_and_infer(
     """Run ``attack`` and inference attacks on ``observations``, and record both."""
     if attack is not None:
         trains = setup.config.intercept.uploads == "update"
-        attacked = only(observations, lambda id: (id.probe is None) == trains)
-        setup.stage(attack, folder, monitor).run(attacked)
+        setup.stage(attack, folder, monitor).run(only(observations, lambda id: (id.probe is None) == trains))
     if inference := InferenceStage.of(setup, folder, monitor):
         for observation in observations:
             inference.see(observation)

@@ -1,5 +1,6 @@
 """Train an auditor's client with canaries in each intercepted round, outside the training itself."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -26,6 +27,12 @@ from fl_privacy.types import Observation, Tensors
 
 MOST_COORDINATES = 20_000
 """Most coordinates of an update, chosen at random, that contain canaries: noise is equal in all."""
+
+NOTES: Mapping[Unit, str] = {
+    "client": "Canary clients upload an update of the clipping norm each round; none enters the mean.",
+    "example": "Canary examples have a gradient of the clipping norm, and are sampled in each local step at the rate"
+    " of the client's batches; the client that trains with them enters no mean.",
+}
 
 
 @dataclass(eq=False, kw_only=True)
@@ -57,15 +64,11 @@ class CanaryStage:
     def unit(self) -> Unit:
         if self.canaries.unit != "auto":
             return self.canaries.unit
-        return "example" if self._of_examples else "client"
+        return "example" if any(isinstance(part.effect, ClippedExamples) for part in self._defense.parts) else "client"
 
     @property
     def _defense(self) -> Defense:
         return self.setup.defense
-
-    @property
-    def _of_examples(self) -> bool:
-        return any(isinstance(part.effect, ClippedExamples) for part in self._defense.parts)
 
     def see(self, observation: Observation) -> None:
         if observation.id.probe is None and self._sent is None:
@@ -88,24 +91,18 @@ class CanaryStage:
         test = canary_test(
             self._scores[self._taken].numpy(), self._scores[~self._taken].numpy(), delta=delta, unit=self.unit
         )
-        epsilon = privacy.epsilons[-1] if privacy.epsilons else None
         unit: Unit = "example" if privacy.unit == "example" else "client"
         claim = None
-        if epsilon is not None:
-            claim = Claim(epsilon=epsilon, delta=delta, unit=unit, rounds=self.setup.rounds, by="this run")
+        if privacy.epsilons:
+            epsilon, rounds = privacy.epsilons[-1], self.setup.rounds
+            claim = Claim(epsilon=epsilon, delta=delta, unit=unit, rounds=rounds, by="this run")
         recomputed, missing = self._recomputed(delta)
-        note = "Canary clients upload an update of the clipping norm each round; none enters the mean."
-        if self.unit == "example":
-            note = (
-                "Canary examples have a gradient of the clipping norm, and are sampled in each local step at the rate"
-                " of the client's batches; the client that trains with them enters no mean."
-            )
         verdict = ClaimVerdict(
             subject=f"{self._defense.name} over the {self._rounds} intercepted of {self.setup.rounds} rounds",
             claim=claim,
             recomputed=recomputed,
             canaries=test,
-            notes=(*missing, note),
+            notes=(*missing, NOTES[self.unit]),
         )
         write_claims(self.folder.path, records_of([verdict]))
 

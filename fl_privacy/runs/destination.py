@@ -110,18 +110,11 @@ class Destination:
     @contextmanager
     def recording(self, monitor: Monitor) -> Iterator[RunFolder]:
         """Open the folder and write its page at the end; another process may have ``finished`` it."""
-        with self.open() as folder:
-            if folder.finished:
-                monitor.say("Another process has just finished it.")
-            yield folder
-        self.write_page()
-
-    def open(self) -> RunFolder:
         config = self.config
         if config.page:  # the page's charts need it; it takes a second, which passes here while the attack computes
             Thread(target=import_module, args=("matplotlib.backends.backend_svg",), daemon=True).start()
         try:
-            return RunFolder.open_or_create(
+            opened = RunFolder.open_or_create(
                 Path(config.out),
                 label=self._label,
                 config=self.identified,
@@ -134,6 +127,11 @@ class Destination:
                 f"out is expected to be a folder that can be written, but {config.out} can't ({error.strerror});"
                 " set out=FOLDER."
             ) from error
+        with opened as folder:
+            if folder.finished:
+                monitor.say("Another process has just finished it.")
+            yield folder
+        self.write_page()
 
     @property
     def _label(self) -> str:

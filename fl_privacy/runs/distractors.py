@@ -2,7 +2,6 @@
 
 import hashlib
 import logging
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -48,7 +47,7 @@ def unattacked_others(examples: LabelledExamples, number: int, *, seed: int, nam
     return Distractors(candidates=_shared(batch.inputs, batch.labels, f"public images of {name}", more))
 
 
-_LATEST: OrderedDict[bytes, PublicImages] = OrderedDict()
+_LATEST: dict[bytes, PublicImages] = {}
 """Last public images of this process, by a hash of their content."""
 
 _MOST_LATEST, _MOST_KEPT = 2, 1 << 22
@@ -63,10 +62,9 @@ def _shared(images: Tensor, labels: Tensor | None, name: str, more: Tensor | Non
     digest = hashlib.blake2b(repr([name, *((tensor.shape, tensor.dtype) for tensor in told)]).encode())
     for tensor in told:
         digest.update(tensor.numpy().tobytes())
-    found = _LATEST.setdefault(digest.digest(), made)
-    _LATEST.move_to_end(digest.digest())
+    _LATEST[digest.digest()] = found = _LATEST.pop(digest.digest(), made)
     while len(_LATEST) > _MOST_LATEST:
-        _LATEST.popitem(last=False)
+        del _LATEST[next(iter(_LATEST))]
     return found
 
 

@@ -8,13 +8,13 @@ from itertools import islice
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset as TorchDataset
 
 from fl_privacy.data import Dataset, Examples
 from fl_privacy.data.app_data import as_sample, own_streams_put_back, samples
-from fl_privacy.federation import Failure
-from fl_privacy.federation.replies import attempt
+from fl_privacy.federation import Failure, attempt
 from fl_privacy.measure.distractors import Distractors
 from fl_privacy.measure.outcome import LEAST_CANDIDATES
 from fl_privacy.measure.public_images import PublicImages
@@ -132,10 +132,9 @@ def others_among(
         return Distractors(candidates=PublicImages(images=taken, labels=labels, name="other images of the same data"))
     if not len(taken):
         return Distractors(candidates=shipped)
-    none = torch.full((len(shipped.images),), NO_CLASS)
-    every = torch.cat([taken, shipped.images]), torch.cat([labels, none])
+    every, labels = torch.cat([taken, shipped.images]), F.pad(labels, (0, len(shipped.images)), value=NO_CLASS)
     name = f"{len(taken)} other images of the same data and {shipped.name}"
-    return Distractors(candidates=PublicImages(images=every[0], labels=every[1], name=name))
+    return Distractors(candidates=PublicImages(images=every, labels=labels, name=name))
 
 
 def _places(known: KnownImages, attacked: Sequence[VictimId], nodes: int | None, seed: int) -> Sequence[int | None]:

@@ -84,7 +84,7 @@ def describe_app(
     observations: Sequence[Observation],
     defense: Description,
     found: Counter[str],
-    defenses: Mapping[int, Description] | None = None,
+    defenses: Mapping[int, Description],
 ) -> list[str]:
     """Describe the threat model and the clients in sentences, with those ``found`` on single updates."""
     lines = [
@@ -111,20 +111,14 @@ def describe_app(
     total = max(found.values(), default=0)
     often = found.most_common(MOST_FOUND)
     lines += [f"{said} (So in {n} of {total} updates.)" if n < total else said for said, n in often]
-    return lines + _what_clients_say(defense, defenses or {})
-
-
-def _what_clients_say(defense: Description, defenses: Mapping[int, Description]) -> list[str]:
     if all(parts == defense for parts in defenses.values()):
-        if not defense:
-            return ["Clients state no defense."]
-        return [f"Clients state a defense: {_in_words(defense)}."]
-    told = Counter(_in_words(parts) for parts in defenses.values())
-    said = [
-        f"{number} of {len(defenses)} clients {f'state a defense: {text}' if text else 'state none'}."
-        for text, number in told.most_common()
+        return [*lines, f"Clients state a defense: {_in_words(defense)}." if defense else "Clients state no defense."]
+    stated = Counter(_in_words(parts) for parts in defenses.values())
+    lines += [
+        f"{number} of {stated.total()} clients {f'state a defense: {text}' if text else 'state none'}."
+        for text, number in stated.most_common()
     ]
-    return [*said, "Each client is taken at its word; the page uses what more than half of them state."]
+    return [*lines, "Each client is taken at its word; the page uses what more than half of them state."]
 
 
 def _in_words(defense: Description) -> str:

@@ -63,11 +63,6 @@ class InferenceQuestions:
     public_attributes: Tensor | None
     public_rows: Tensor
 
-    @property
-    def is_member(self) -> Tensor:
-        """Return membership of each example, (C,)."""
-        return torch.arange(len(self.examples)) < self.members
-
 
 def ask(setup: Setup, members: int, others: int) -> InferenceQuestions:
     """Draw ``members`` of the clients' examples and ``others`` of nobody's; ``UserError`` if there are fewer."""
@@ -225,7 +220,7 @@ class InferenceJudge:
     def _membership(self, scores: Tensor, finding: Finding) -> Finding:
         own, seed = scores[torch.arange(len(scores)), self._columns].double(), self.setup.config.seed
         answered = own.isfinite()
-        member = self.asked.is_member
+        member = torch.arange(len(own)) < self.asked.members
         found = Separation(
             positives=own[answered & member].numpy(), negatives=own[answered & ~member].numpy(), seed=seed
         )

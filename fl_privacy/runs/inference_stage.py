@@ -11,8 +11,7 @@ import torch
 
 from fl_privacy.attacks.inference import About, Inference, ReadRound, Rehearsal, Watch
 from fl_privacy.defenses import ClientState
-from fl_privacy.federation import Client, Failure, Probe
-from fl_privacy.federation.replies import attempt
+from fl_privacy.federation import Client, Failure, Probe, attempt
 from fl_privacy.progress import counted
 from fl_privacy.rng import cpu_threads
 from fl_privacy.runs.build import build_inferences, pool_size, with_adaptive

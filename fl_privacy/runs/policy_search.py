@@ -168,11 +168,6 @@ def _semi_trained(
 SCORES, PAGE, SEMI_TRAINED = "scores.jsonl", "search.html", "semi_trained.safetensors"
 
 
-def singles(table: Table) -> list[Policy]:
-    """List the single operations of ``table``, whose ranking explains the policies."""
-    return [Policy((index,), table) for index in range(len(TABLES[table]))]
-
-
 def search_policies(settings: Mapping[str, Any], monitor: Monitor) -> Path:
     """Search policies and return the folder; ``UserError`` if a setting is wrong or no policy is good enough."""
     config = read_section(SearchSettings, settings)
@@ -268,7 +263,8 @@ def _score_all(config: SearchSettings, plans: _Plans, folder: Path, monitor: Mon
     """Score no transformation and all policies in search order, reusing scores in the folder."""
     rng = derive_generator(config.seed, "search", "policies")
     drawn = random_policies(config.policies, rng, table=config.table)
-    wanted = list(dict.fromkeys([UNTRANSFORMED, *singles(config.table), *drawn]))
+    singles = (Policy((index,), config.table) for index in range(len(TABLES[config.table])))  # explain the others
+    wanted = list(dict.fromkeys([UNTRANSFORMED, *singles, *drawn]))
     file = folder / SCORES
     known, _ = read_records(file)
     write_whole(file, "".join(f"{dump_json(record)}\n" for record in known))

@@ -25,7 +25,7 @@ from fl_privacy.runs.inference_stage import InferenceStage
 from fl_privacy.runs.privacy import UNKNOWN, Privacy, calibrated, privacy_of
 from fl_privacy.runs.server_attack import expect_readable_sum, hand_over
 from fl_privacy.runs.setup import Setup, build_setup
-from fl_privacy.runs.threat_model import Whereabouts, describe_image_prior, who_draws
+from fl_privacy.runs.threat_model import Whereabouts, describe_image_prior, describe_threats, who_draws
 from fl_privacy.runs.weights import MODEL, write_weights
 from fl_privacy.types import Observation
 
@@ -98,7 +98,7 @@ def run_baseline(config: RunSettings, backend: Backend, monitor: Monitor) -> Non
 
 def _undefended_accuracy(place: Destination) -> float | None:
     baseline = find_baseline(place.path.parent, place.identified)
-    return baseline.accuracy if baseline else None
+    return baseline[1] if baseline else None
 
 
 def describe(setup: Setup, folder: RunFolder, privacy: Privacy, prior: Sequence[str], clients: Whereabouts) -> None:
@@ -106,7 +106,7 @@ def describe(setup: Setup, folder: RunFolder, privacy: Privacy, prior: Sequence[
     config, train = setup.config, setup.dataset.train
     start = ["The training starts at weights trained elsewhere."] if config.weights else []
     folder.write_environment(seed=config.seed)
-    folder.write_threat_model([*setup.threat_model(), *start, *prior, who_draws(clients), privacy.statement])
+    folder.write_threat_model([*describe_threats(setup), *start, *prior, who_draws(clients), privacy.statement])
     folder.write_defense(setup.defense.parts)
     folder.add_privacy(
         delta=config.privacy.delta,

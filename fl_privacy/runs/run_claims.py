@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from fl_privacy.checks import fits
 from fl_privacy.defenses import Defense, dp_noise, dp_sgd, local_dp
@@ -35,11 +34,8 @@ def claims_of_run(path: Path, asked: DpCheckRequest) -> list[ClaimVerdict]:
     settings = config.get("defense")
     if name not in DEFENSES or not isinstance(settings, Mapping):
         missing = run.summary.privacy and run.summary.privacy.missing
-        why = (
-            f"The run promises nothing: {missing}."
-            if missing
-            else f"{name or 'The run'} adds no noise that an accountant counts."
-        )
+        silent = f"{name or 'The run'} adds no noise that an accountant counts."
+        why = f"The run promises nothing: {missing}." if missing else silent
         return [ClaimVerdict(subject=name or run.name, claim=None, notes=(why,))]
     try:
         defense = DEFENSES[name](**{key: value for key, value in settings.items() if key != "_target_"})
@@ -47,19 +43,12 @@ def claims_of_run(path: Path, asked: DpCheckRequest) -> list[ClaimVerdict]:
         raise UserError(f"{path} is expected to have settings of {name}, but has others ({error}).") from error
     rounds = max(1, len(run.of_kind("round")))
     claim = _claim_of(run, asked, rounds)
-    facts, notes = _facts(run, defense, config, asked)
-    whole = ClaimVerdict(
-        subject=f"this run, by its {run.summary.privacy.accountant.upper()} accountant"
-        if run.summary.privacy
-        else name,
-        claim=claim,
-        recomputed=recompute(facts, delta=claim.delta if claim else asked.delta),
-        notes=notes,
-    )
+    facts, notes = _facts(run, defense, rounds, asked)
+    spent, delta = run.summary.privacy, claim.delta if claim else asked.delta
+    subject = f"this run, by its {spent.accountant.upper()} accountant" if spent else name
+    whole = ClaimVerdict(subject=subject, claim=claim, recomputed=recompute(facts, delta=delta), notes=notes)
     epsilon = claim.epsilon if claim is not None and name != "dp_sgd" else None
-    delta = claim.delta if claim else asked.delta
-    drawn = on_defense(defense, replace(asked, epsilon=epsilon, delta=delta, rounds=rounds))
-    return [whole, *drawn]
+    return [whole, *on_defense(defense, replace(asked, epsilon=epsilon, delta=delta, rounds=rounds))]
 
 
 def _claim_of(run: Run, asked: DpCheckRequest, rounds: int) -> Claim | None:
@@ -72,11 +61,8 @@ def _claim_of(run: Run, asked: DpCheckRequest, rounds: int) -> Claim | None:
     return Claim(epsilon=spent.epsilon, delta=spent.delta, unit=unit, rounds=rounds, by="this run")
 
 
-def _facts(
-    run: Run, defense: Defense, config: Mapping[str, Any], asked: DpCheckRequest
-) -> tuple[Facts, tuple[str, ...]]:
-    rounds = max(1, len(run.of_kind("round")))
-    raw = (config.get("federation") or {}).get("plan") or {}
+def _facts(run: Run, defense: Defense, rounds: int, asked: DpCheckRequest) -> tuple[Facts, tuple[str, ...]]:
+    raw = (run.identity.config.get("federation") or {}).get("plan") or {}
     plan = {key: value for key, value in raw.items() if key in ("batch_size", "epochs", "steps")}
     if run.partition is None or not fits(plan, Mapping[str, int | None]):
         missing = "how many examples clients hold, and how many steps a round has"

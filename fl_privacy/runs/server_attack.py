@@ -108,8 +108,7 @@ def hand_over(
             share = mean.num_examples / numbers[client]
             left = {n: t - sum(idle[k][n] for k in idle if k != client) for n, t in mean.tensors.items()}
             own = {name: share * t if t.is_floating_point() else t for name, t in left.items()}
-            rounding = share * mean.rounding
-            upload = replace(mean, tensors=own, num_examples=numbers[client], rounding=rounding)
+            upload = replace(mean, tensors=own, num_examples=numbers[client], rounding=share * mean.rounding)
             observation = interceptor.observe(VictimId(round, client), sent=crafted[client][1], upload=upload)
             of_means.extend([observation] if observation else [])
 
@@ -156,6 +155,5 @@ class ServerReading:
             else:
                 left[place] = result
         if left:
-            further = self.attack(list(left.values()), seed=seed, progress=progress)
-            found |= dict(zip(left, further, strict=True))
+            found |= dict(zip(left, self.attack(list(left.values()), seed=seed, progress=progress), strict=True))
         return [found[place] for place in range(len(observations))]

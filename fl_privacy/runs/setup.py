@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -43,7 +44,6 @@ from fl_privacy.runs.distractors import unattacked_others
 from fl_privacy.runs.folder import RunFolder
 from fl_privacy.runs.ground_truth import ClientStates, GroundTruth, SummedProbes, sees_other_images
 from fl_privacy.runs.server_attack import ServerReading, build_server_attack
-from fl_privacy.runs.threat_model import describe_threats
 from fl_privacy.runs.weights import load_weights
 from fl_privacy.types import Knowledge, LocalPlan, ModelState, Observation, Upload
 from fl_privacy.types.schema import schema_of
@@ -96,10 +96,6 @@ class Setup:
         return self.first.plan
 
     @property
-    def _input_shape(self) -> tuple[int, ...]:
-        return self.first.examples.input_shape
-
-    @property
     def transforms(self) -> bool:
         return sees_other_images(self.defense, self.plan, self.audit.uploads)
 
@@ -108,7 +104,7 @@ class Setup:
         return Interceptor(
             model=self.model,
             plan=self.plan,
-            input_shape=self._input_shape,
+            input_shape=examples.input_shape,
             num_classes=examples.num_classes,
             side_information=side_information_of(
                 self.config.threat_model, self.clients, batch_size=self.config.batch_size, seed=self.config.seed
@@ -120,25 +116,20 @@ class Setup:
         found: list[Observation] = []
         interceptor = self.interceptor()
         for probe in counted("victim", self.audit.probes):
-            client, state = self.clients[probe.client], self.states[probe.client]
-
-            def ask(
-                values: ModelState, client: Client = client, state: ClientState = state, number: int = probe.number
-            ) -> Upload:
-                if self.masking is not None:
-                    return self.masking.mean_of_clients(client, state, values, round=round, probe=number)
-                return client.probe(values, state, round=round, probe=number, batch_size=self.audit.batch_size).upload
-
-            given = (
-                self.server_attack.question(self.model, sent, probe.client, ask)
-                if self.server_attack
-                else (sent, ask(sent))
-            )
+            ask = partial(self._ask, probe, round)
+            crafts = self.server_attack
+            given = crafts.question(self.model, sent, probe.client, ask) if crafts else (sent, ask(sent))
             observation = interceptor.observe(
                 probe.in_round(round), sent=given[0], upload=given[1], states=self.states.__getitem__
             )
             found += [observation] if observation else []
         return found
+
+    def _ask(self, probe: Probe, round: int, values: ModelState) -> Upload:
+        client, state, number = self.clients[probe.client], self.states[probe.client], probe.number
+        if self.masking is not None:
+            return self.masking.mean_of_clients(client, state, values, round=round, probe=number)
+        return client.probe(values, state, round=round, probe=number, batch_size=self.audit.batch_size).upload
 
     def ground_truth(self) -> GroundTruth:
         return GroundTruth(clients=self.clients, batch_size=self.config.batch_size, states=self.states)
@@ -188,7 +179,7 @@ class Setup:
         truth, public = self.ground_truth(), self.config.threat_model.public_images
         # with an image prior, guesses need a control
         prior = self.dataset.train.modality.pixels and (
-            public != 0 or trained_on(attack, self._input_shape) is not None
+            public != 0 or trained_on(attack, self.first.examples.input_shape) is not None
         )
         return AttackStage(
             attack=ServerReading(server=self.server_attack, attack=attack) if self.server_attack else attack,
@@ -207,19 +198,8 @@ class Setup:
         texts = texts_of(self.dataset.train)
         return None if texts is None else texts.vocabulary
 
-    def threat_model(self) -> list[str]:
-        return describe_threats(
-            self.model,
-            self.plan,
-            self.audit,
-            self.defense,
-            self._assumed_knowledge(),
-            secure_aggregation=self.config.secure_aggregation["name"],
-            server=self.server_attack,
-            guarded="_target_" in self.config.guard,
-        )
-
-    def _assumed_knowledge(self) -> Knowledge:
+    def assumed_knowledge(self) -> Knowledge:
+        """Return the knowledge of the strongest attacker, with empty values."""
         given, nothing, defense = self.config.threat_model, torch.empty(0), self.defense
         public = min(MOST_PUBLIC, len(self.unattacked)) if given.public_images is None else given.public_images
         adaptive = given.knows_defense and self._described is not None

@@ -197,7 +197,8 @@ def test_the_undefended_baseline_is_found(tmp_path):
     path = record(tmp_path, undefended=True)
     (tmp_path / "cifar10-aaaa").mkdir()
     (tmp_path / "cifar10-aaaa" / "summary.json").write_text("{")
-    assert find_baseline(tmp_path, settings).path == path
+    found, _ = find_baseline(tmp_path, settings)
+    assert found == path
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs file modes")

@@ -24,7 +24,12 @@ class Role(StrEnum):
 
 
 def setting(
-    role: Role, meaning: str, *, within: tuple[float, float] | None = None, captured: bool | None = None
+    role: Role,
+    meaning: str,
+    *,
+    within: tuple[float, float] | None = None,
+    captured: bool | None = None,
+    **further: object,
 ) -> Any:
     """Declare a setting.
 
@@ -35,7 +40,7 @@ def setting(
             training.
     """
     taken = role in (Role.TRAINING, Role.DEFENSE) if captured is None else captured
-    return field(metadata={"role": role, "meaning": meaning, "within": within, "captured": taken})
+    return field(metadata={"role": role, "meaning": meaning, "within": within, "captured": taken, **further})
 
 
 def group(
@@ -55,18 +60,7 @@ def group(
         within: ranges of its numbers.
         names: allowed values of its setting ``name``.
     """
-    return field(
-        metadata={
-            "role": role,
-            "meaning": meaning,
-            "captured": role in (Role.TRAINING, Role.DEFENSE),
-            "group": True,
-            "shown": shown,
-            "runtime": runtime,
-            "limits": dict(within or {}),
-            "names": names,
-        }
-    )
+    return setting(role, meaning, group=True, shown=shown, runtime=runtime, limits=dict(within or {}), names=names)
 
 
 RUNTIME, TRAINING, DEFENSE, ATTACK = Role

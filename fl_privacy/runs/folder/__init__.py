@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from fl_privacy.runs.folder.ongoing import is_finished as is_finished
     from fl_privacy.runs.folder.pictures import Film as Film, Pair as Pair, Sentence as Sentence, TextFilm as TextFilm
     from fl_privacy.runs.folder.read import (
-        Baseline as Baseline,
         PartitionTable as PartitionTable,
         Run as Run,
         find_baseline as find_baseline,

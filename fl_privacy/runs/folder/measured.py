@@ -177,8 +177,7 @@ def _defense(told: object, where: str) -> MeasuredDefense:
 
 
 def _candidate(told: object, where: str) -> Candidate:
-    unbounded = partial(_figure, missing=math.inf)
-    figures = dict.fromkeys(("psnr", "upper", "largest"), unbounded)
+    figures = dict.fromkeys(("psnr", "upper", "largest"), partial(_figure, missing=math.inf))
     measures = partial(_named, lambda one, of: None if one is None else made(Measure, one, of), tuple(About))
     found = made(Candidate, told, where, inferred=measures, **figures)
     least = min(found.exact, found.identified, found.groups, found.failures, found.unjudged)

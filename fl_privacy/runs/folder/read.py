@@ -224,16 +224,8 @@ def failed_attackers(path: Path) -> dict[Attacker, str]:
     return found
 
 
-@dataclass(frozen=True)
-class Baseline:
-    """A finished undefended run and its final test accuracy in [0, 1]."""
-
-    path: Path
-    accuracy: float
-
-
-def find_baseline(out: Path, config: Mapping[str, Any]) -> Baseline | None:
-    """Find the finished undefended run in ``out`` whose training differs from ``config`` only in the defense."""
+def find_baseline(out: Path, config: Mapping[str, Any]) -> tuple[Path, float] | None:
+    """Find the finished undefended run in ``out`` with the training of ``config``, and its accuracy in [0, 1]."""
     wanted = training_hash(config)
     for summary in sorted(out.glob("*/summary.json")):
         try:
@@ -242,5 +234,5 @@ def find_baseline(out: Path, config: Mapping[str, Any]) -> Baseline | None:
         except (UserError, OSError, ValueError, KeyError, TypeError):  # no reason to stop another run
             continue
         if identity.undefended and identity.training == wanted and isinstance(accuracy, float | int):
-            return Baseline(summary.parent, accuracy)
+            return summary.parent, accuracy
     return None

@@ -199,14 +199,7 @@ def _bound(privacy: Spent | None, found: Sequence[LeakageResult], inferred: Sequ
         return None
     if privacy.unit is None or not privacy.covered or disproves(inferred, epsilon=privacy.epsilon):
         return None
-    compared = [reading.counts.candidates for reading in found if reading.counts.candidates]
-    candidates = min([*compared, CANDIDATES])
-    bound = Bound(
-        epsilon=privacy.epsilon,
-        delta=privacy.delta,
-        unit=privacy.unit,
-        rounds=privacy.rounds,
-        candidates=candidates,
-        at_most=identification_bound(epsilon=privacy.epsilon, delta=privacy.delta, candidates=candidates),
-    )
+    candidates = min([*(r.counts.candidates for r in found if r.counts.candidates), CANDIDATES])
+    spent: dict[str, Any] = {"epsilon": privacy.epsilon, "delta": privacy.delta, "candidates": candidates}
+    bound = Bound(unit=privacy.unit, rounds=privacy.rounds, at_most=identification_bound(**spent), **spent)
     return None if any(r.counts.interval[0] > bound.at_most for r in found) else bound
