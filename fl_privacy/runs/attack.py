@@ -23,14 +23,11 @@ from fl_privacy.runs.setup import Setup, build_setup, build_untrained
 from fl_privacy.runs.threat_model import LOOKED_AT, describe_image_prior, describe_threats, expect_readable_updates
 from fl_privacy.types import Observation
 
-SUMS = "secagg"
-"""Name of the ``secure_aggregation`` that reveals sums of updates to an honest server."""
-
 
 def attack_experiment(config: RunSettings, monitor: Monitor) -> Path:
     """Attack by ``config``; return the folder of the results, or raise ``UserError`` if there is nothing to attack."""
     name = config.secure_aggregation["name"]
-    if name != SUMS or config.captured or "_target_" in config.server:
+    if name != "secagg" or config.captured or "_target_" in config.server:
         expect_readable_updates(name, "The command attack")
     config = calibrated(config)
     if config.captured and (captures := app_captures(config.captured)) is not None:
@@ -51,7 +48,6 @@ def attack_experiment(config: RunSettings, monitor: Monitor) -> Path:
     if config.captured:
         monitor.say(f"Preparing what {config.captured} holds")
         setup, observations = captured_updates(config)
-        threats = describe_threats(setup)
     else:
         monitor.say(
             f"Preparing data {config.called('data')}, model {config.called('model')} and"
@@ -61,8 +57,9 @@ def attack_experiment(config: RunSettings, monitor: Monitor) -> Path:
         made = f"The victims' upload with defense={config.choices['defense']} and server={config.choices['server']}"
         with blamed_on(made), monitor.working("Making the victims' uploads"):
             observations = setup.observe(setup.server.state)
-        weights = "as trained elsewhere" if config.weights else "untrained"
-        threats = [*describe_threats(setup), f"The model is {weights}."]
+    threats = describe_threats(setup)
+    if not config.captured:
+        threats.append(f"The model is {'as trained elsewhere' if config.weights else 'untrained'}.")
     attacked = images_of(setup.first.examples)
     if attack is not None and attacked is not None:
         threats += describe_image_prior(attack, attacked.input_shape, attacked.images)

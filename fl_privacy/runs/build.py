@@ -212,7 +212,6 @@ _SUITS: Mapping[Modality, Callable[[Defense], bool]] = {
 }
 """Modality -> ``True`` for a defense that only needs data that such examples have."""
 
-
 _MOST_OF_PRIOR = 1000
 """Number of public images, from the first, whose pixels are counted."""
 

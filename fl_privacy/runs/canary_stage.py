@@ -46,8 +46,7 @@ class CanaryStage:
     monitor: Monitor
     _sent: Observation | None = field(default=None, init=False)
     _rounds: int = field(default=0, init=False)
-    _directions: Tensor | None = field(default=None, init=False)
-    _coordinates: Tensor | None = field(default=None, init=False)
+    _chosen: tuple[Tensor, Tensor] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         coins = torch.rand(self.canaries.number, generator=self._rng("coins"))
@@ -79,7 +78,6 @@ class CanaryStage:
             return
         sent, self._sent = self._sent, None
         self._rounds += 1
-        self._choose(sent.upload.tensors)
         with self.monitor.working(f"Canaries in round {sent.id.round}"):
             self._scores += self._by_examples(sent) if self.unit == "example" else self._by_clients(sent)
 
@@ -118,32 +116,30 @@ class CanaryStage:
     def _rng(self, *names: str | int) -> torch.Generator:
         return derive_generator(self.setup.config.seed, "canaries", *names)
 
-    def _choose(self, like: Tensors) -> None:
-        """Draw the canaries' directions (m, s), orthonormal for examples if there are enough coordinates."""
-        if self._directions is not None:
-            return
-        size = sum(value.numel() for value in like.values())
-        self._coordinates = torch.randperm(size, generator=self._rng("coordinates"))[:MOST_COORDINATES].sort()[0]
-        number, space = self.canaries.number, len(self._coordinates)
-        drawn = torch.randn(space, number, generator=self._rng("directions"))
-        together = self.unit == "example" and number <= space
-        unit = torch.linalg.qr(drawn)[0] if together else drawn / drawn.norm(dim=0)
-        self._directions = unit.T.contiguous()
+    def _drawn(self, like: Tensors) -> tuple[Tensor, Tensor]:
+        """Return the canaries' coordinates (s,) and directions (m, s), orthonormal for examples if these are enough."""
+        if self._chosen is None:
+            size, number = sum(value.numel() for value in like.values()), self.canaries.number
+            places = torch.randperm(size, generator=self._rng("coordinates"))[:MOST_COORDINATES].sort()[0]
+            drawn = torch.randn(len(places), number, generator=self._rng("directions"))
+            together = self.unit == "example" and number <= len(places)
+            unit = torch.linalg.qr(drawn)[0] if together else drawn / drawn.norm(dim=0)
+            self._chosen = places, unit.T.contiguous()
+        return self._chosen
 
     def _by_clients(self, sent: Observation) -> Tensor:
         """Score clients (m,) whose update is the canary, or nothing, after the upload's hooks.
 
         The hooks get the chosen coordinates only, since all others are 0.
         """
-        assert self._directions is not None
+        places, directions = self._drawn(sent.upload.tensors)
         # count the sorted coordinates in each array
-        assert self._coordinates is not None
         ends = torch.tensor([value.numel() for value in sent.upload.tensors.values()]).cumsum(0)
-        counts = torch.bincount(torch.searchsorted(ends, self._coordinates, right=True), minlength=len(ends))
+        counts = torch.bincount(torch.searchsorted(ends, places, right=True), minlength=len(ends))
         norm = clip_norm_of(self._defense) or 1.0
         sizes = {name: count for name, count in zip(sent.upload.tensors, counts.tolist(), strict=True) if count}
-        scores = torch.zeros(len(self._directions), dtype=torch.float64)
-        for number, direction in counted("canary", list(enumerate(self._directions))):
+        scores = torch.zeros(len(directions), dtype=torch.float64)
+        for number, direction in counted("canary", list(enumerate(directions))):
             parts = (direction * norm * bool(self._taken[number])).split(list(sizes.values()))
             update: Tensors = dict(zip(sizes, parts, strict=True))
             rng = self._rng("noise", sent.id.round, number)
@@ -155,10 +151,8 @@ class CanaryStage:
 
     def _by_examples(self, sent: Observation) -> Tensor:
         """Score gradients (m,) added to a client's local steps."""
-        assert self._directions is not None and self._coordinates is not None
-        places = self._coordinates
-        client = self.setup.first
-        like, norm, directions = sent.upload.tensors, clip_norm_of(self._defense) or 1.0, self._directions
+        client, like, norm = self.setup.first, sent.upload.tensors, clip_norm_of(self._defense) or 1.0
+        places, directions = self._drawn(like)
         rng, examples = self._rng("sampling", sent.id.round), len(client.indices)
 
         def with_canaries(gradients: Tensors, step: LocalStep) -> Tensors:

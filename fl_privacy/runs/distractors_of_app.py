@@ -118,7 +118,7 @@ def _left_by_client(
 def others_among(
     images: Samples, attacked: Sequence[Batch], shape: tuple[int, ...], number: int = MOST, *, seed: int
 ) -> Distractors:
-    """Take images (C, H, W) in [0, 1] that are not ``attacked``, topped up by shipped images if there are few."""
+    """Return images (C, H, W) in [0, 1] but the ``attacked`` ones, topped up by shipped images if there are few."""
     taken, labels = torch.empty(0, *shape), torch.empty(0, dtype=torch.long)
     if images:
         taken = torch.stack([image for image, _ in images]).float().clamp(0, 1)

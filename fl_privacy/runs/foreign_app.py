@@ -23,7 +23,6 @@ MOST_IMAGES, MOST_STEPS = 16, 8
 """Updates of more images or local steps are attacked only on request: that takes hours, and
 reveals next to nothing of single images, whatever one image would reveal."""
 
-
 MOST_PIXELS, MOST_REPLAYED = 1 << 26, 10_000
 """Values of a guess, and local steps, above which an update is never attacked."""
 

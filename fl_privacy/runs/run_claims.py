@@ -42,23 +42,18 @@ def claims_of_run(path: Path, asked: DpCheckRequest) -> list[ClaimVerdict]:
     except TypeError as error:
         raise UserError(f"{path} is expected to have settings of {name}, but has others ({error}).") from error
     rounds = max(1, len(run.of_kind("round")))
-    claim = _claim_of(run, asked, rounds)
+    spent, claim = run.summary.privacy, None
+    if asked.epsilon is not None:
+        claim = Claim(epsilon=asked.epsilon, delta=asked.delta, rounds=asked.rounds)
+    elif spent is not None and spent.epsilon is not None:
+        unit: Unit = "example" if spent.unit == "example" else "client"
+        claim = Claim(epsilon=spent.epsilon, delta=spent.delta, unit=unit, rounds=rounds, by="this run")
     facts, notes = _facts(run, defense, rounds, asked)
-    spent, delta = run.summary.privacy, claim.delta if claim else asked.delta
+    delta = claim.delta if claim else asked.delta
     subject = f"this run, by its {spent.accountant.upper()} accountant" if spent else name
     whole = ClaimVerdict(subject=subject, claim=claim, recomputed=recompute(facts, delta=delta), notes=notes)
     epsilon = claim.epsilon if claim is not None and name != "dp_sgd" else None
     return [whole, *on_defense(defense, replace(asked, epsilon=epsilon, delta=delta, rounds=rounds))]
-
-
-def _claim_of(run: Run, asked: DpCheckRequest, rounds: int) -> Claim | None:
-    spent = run.summary.privacy
-    if asked.epsilon is not None:
-        return Claim(epsilon=asked.epsilon, delta=asked.delta, rounds=asked.rounds)
-    if spent is None or spent.epsilon is None:
-        return None
-    unit: Unit = "example" if spent.unit == "example" else "client"
-    return Claim(epsilon=spent.epsilon, delta=spent.delta, unit=unit, rounds=rounds, by="this run")
 
 
 def _facts(run: Run, defense: Defense, rounds: int, asked: DpCheckRequest) -> tuple[Facts, tuple[str, ...]]:

@@ -21,7 +21,6 @@ from fl_privacy.types import LocalPlan, ModelState, Observation, Reconstruction,
 PUBLIC_IMAGES = 2000
 """Public images that a server holds as its prior, from the split that is not attacked."""
 
-
 EVERYBODY = -1
 """Client id if all are sent the same model."""
 
@@ -35,7 +34,7 @@ def expect_named(section: Mapping[str, Any], group: str) -> None:
 def build_server_attack(
     section: Mapping[str, Any], public: LabelledExamples | None = None, attacked: LabelledExamples | None = None
 ) -> ServerAttack | None:
-    """Build the attack of a malicious server, if any, holding given images; ``UserError`` if a setting is wrong."""
+    """Build a malicious server's attack, if any, with public and, if it needs them, ``attacked`` images."""
     if "_target_" not in section:
         expect_named(section, "server")
         return None

@@ -33,12 +33,10 @@ _SECURE = {
     " the secret key: one of them that colludes with the server reveals every update.",
 }
 
-
 _GUARDED = (
     " They look at each model before they train on it and refuse what looks crafted (guard=on); a server that knows the"
     " guard can stay within it."
 )
-
 
 _SCHEMA = (
     "The attacker knows the table's schema, which all clients share: names, kinds and categories of the columns, mean,"

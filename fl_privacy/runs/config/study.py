@@ -127,13 +127,10 @@ def load_grid(name: str, overrides: Sequence[str] = ()) -> Study:
     Args:
         overrides: last, winning overrides; those of ``attack.*`` apply to attacks only, of ``inference`` to trainings.
     """
-    path = GRIDS / f"{name}.yaml" if name in grid_names() else Path(name)
-    if not path.is_file():
-        raise UserError(f"A grid is expected to be a YAML file or one of {', '.join(grid_names())}, but got {name!r}.")
-    raw = _checked(read_settings(path), _SECTIONS, f"the grid {name}")
+    raw = _loaded("grid", name, GRIDS, _SECTIONS)
     _expect_defended(raw["defenses"], f"the grid {name}")
     of_grid = (raw["settings"], raw["train"], raw["attack"], *raw["attacks"].values(), *raw["defenses"].values())
-    _expect_safe(of_grid, trust_in(overrides), f"The grid {name}", own=name not in grid_names())
+    _expect_safe(of_grid, trust_in(overrides), f"The grid {name}", own=name not in names_in(GRIDS))
     to_attacks, to_train = (_of_keys(overrides, start) for start in ("attack.", "inference"))
     to_all = [o for o in overrides if o not in (*to_attacks, *to_train)]
     state: State = "untrained" if raw["weights"] == "initial" else "trained"
@@ -150,6 +147,19 @@ def load_grid(name: str, overrides: Sequence[str] = ()) -> Study:
         },
         points=_points(raw["defenses"]),
     )
+
+
+def _loaded(kind: str, name: str, folder: Path, sections: Mapping[str, Any]) -> dict[str, Any]:
+    names = names_in(folder)
+    path = folder / f"{name}.yaml" if name in names else Path(name)
+    if not path.is_file():
+        raise UserError(f"A {kind} is expected to be a YAML file or one of {', '.join(names)}, but got {name!r}.")
+    return _checked(read_settings(path), sections, f"the {kind} {name}")
+
+
+def names_in(folder: Path) -> list[str]:
+    """List the grids or tracks of the package, in ``GRIDS`` or ``TRACKS``."""
+    return sorted(path.stem for path in folder.glob("*.yaml"))
 
 
 def _of_keys(overrides: Sequence[str], start: str) -> list[str]:
@@ -174,11 +184,6 @@ def _expect_defended(defenses: Mapping[str, object], where: str) -> None:
             f"defenses in {where} are expected to have names of their own, but got {UNDEFENDED}, which each sweep"
             " adds; use another name, or leave it out."
         )
-
-
-def grid_names() -> list[str]:
-    """List the grids of the package."""
-    return sorted(path.stem for path in GRIDS.glob("*.yaml"))
 
 
 def grid_points(family: str, overrides: Sequence[str]) -> Iterable[GridPoint]:
@@ -256,12 +261,7 @@ def load_track(name: str, overrides: Sequence[str] = ()) -> Track:
     Args:
         overrides: settings that do not affect the figures, such as ``out`` and ``device``; ``UserError`` for others.
     """
-    path = TRACKS / f"{name}.yaml" if name in track_names() else Path(name)
-    if not path.is_file():
-        raise UserError(
-            f"A track is expected to be a YAML file or one of {', '.join(track_names())}, but got {name!r}."
-        )
-    raw, uploads = _checked(read_settings(path), _SECTIONS_OF_TRACK, f"the track {name}"), dict[str, UploadKind]()
+    raw, uploads = _loaded("track", name, TRACKS, _SECTIONS_OF_TRACK), dict[str, UploadKind]()
     for upload, entry in raw["uploads"].items():
         where = f"uploads.{upload} of the track {name}"
         uploads[upload] = kind = UploadKind(**_checked(entry, get_type_hints(UploadKind), where))
@@ -279,7 +279,7 @@ def load_track(name: str, overrides: Sequence[str] = ()) -> Track:
     of_uploads = [own for kind in uploads.values() for own in (kind.attack, *kind.servers.values())]
     named = [own for key in ("trainings", "defenses", "evaluators") for own in raw[key].values()]
     every = (raw["settings"], raw["attack"], *of_uploads, *named)
-    _expect_safe(every, (), f"The track {name}", own=name not in track_names())
+    _expect_safe(every, (), f"The track {name}", own=name not in names_in(TRACKS))
     _expect_of_runtime(name, overrides)
     of_attacks = _of_keys(overrides, "attack.")
     settings = (*raw["settings"], *(o for o in overrides if o not in of_attacks))
@@ -311,7 +311,7 @@ def load_track(name: str, overrides: Sequence[str] = ()) -> Track:
 
 def _left_out(name: str, raw: Mapping[str, Any]) -> dict[str, str]:
     given = dict(raw["left_out"])
-    if name not in track_names():
+    if name not in names_in(TRACKS):
         return given
     used = {override for own in raw["defenses"].values() for override in own}
     shipped = sorted(path.stem for path in (CONFIG_DIR / "defense").glob("*.yaml"))
@@ -327,11 +327,6 @@ def _cells(uploads: Mapping[str, UploadKind]) -> Iterator[tuple[UploadKind, Stat
         for server in kind.servers:
             for state in kind.server_states:
                 yield kind, state, server, AttackCell(uploads=name, state=state, server=server)
-
-
-def track_names() -> list[str]:
-    """List the tracks of the package."""
-    return sorted(path.stem for path in TRACKS.glob("*.yaml"))
 
 
 def _expect_of_runtime(name: str, overrides: Sequence[str]) -> None:

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from fl_privacy.runs.folder.identity import Identity
     from fl_privacy.runs.folder.read import Run
 
-
 COMPARED: Mapping[str, tuple[str, ...]] = {
     IMAGE_METRIC: ("psnr", "ssim", "lpips"),
     TEXT_METRIC: ("token_f1", "token_recall", "rouge_l"),
@@ -57,7 +56,7 @@ WORST = Extent(read=1.0, exact=1.0, upper=math.inf, mean=math.inf)
 
 
 def extent_of(found: Sequence[LeakageResult], *, told: int = 0, unknown_is_read: bool = True) -> Extent:
-    """Return the worst value of each figure; unscored examples count as reconstructed unless told otherwise."""
+    """Return the worst value of each figure; unscored examples count as reconstructed by default."""
     if not found:
         return WORST if unknown_is_read else Extent(told=told)
     statistics = [s for reading in found if (s := reading.statistic(reading.main)) is not None]

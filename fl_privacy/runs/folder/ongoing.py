@@ -28,7 +28,6 @@ from fl_privacy.types.film import Frame, Snapshot, TextFrame
 if TYPE_CHECKING:
     from torch import Tensor
 
-
 CONFIG, IDENTITY, METRICS, SUMMARY = "config.yaml", "run.json", "metrics.jsonl", "summary.json"
 """Files of a run: configuration, identity, records, and the summary that marks its end."""
 
@@ -171,17 +170,14 @@ def read_ongoing(folder: Path) -> Ongoing | None:
 
 def read_guesses(folder: Path) -> list[Pixels]:
     """Return the current guesses in ``folder``, trusting nothing; empty without any."""
-    try:
-        if not (folder / PICTURES).is_file():
-            return []
-        with safe_open(folder / PICTURES, framework="np") as file:
-            names = sorted(file.keys())[:PICTURED]
-            told = [(name, file.get_slice(name)) for name in names]
-            shapes = [(name, of.get_shape()) for name, of in told if of.get_dtype() == "U8"]
-            sound = [name for name, shape in shapes if len(shape) == 3 and 0 < math.prod(shape) <= _MOST_BYTES]
-            return [file.get_tensor(name) for name in sound]
-    except (SafetensorError, OSError, ValueError):
+    if not (folder / PICTURES).is_file():
         return []
+    with suppress(SafetensorError, OSError, ValueError), safe_open(folder / PICTURES, framework="np") as file:
+        told = [(name, file.get_slice(name)) for name in sorted(file.keys())[:PICTURED]]
+        shapes = [(name, of.get_shape()) for name, of in told if of.get_dtype() == "U8"]
+        sound = [name for name, shape in shapes if len(shape) == 3 and 0 < math.prod(shape) <= _MOST_BYTES]
+        return [file.get_tensor(name) for name in sound]
+    return []
 
 
 def read_texts(folder: Path) -> list[Pieces]:

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from fl_privacy.measure import VictimScore
     from fl_privacy.types import Reconstruction
 
-
 UNREADABLE = (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 """Errors of loading an untrusted file; a type that NumPy lacks raises ``AttributeError``."""
 

@@ -305,7 +305,7 @@ Part = Callable[[object, str], object]
 
 
 def made(kind: type[T], told: object, where: str, **parts: Part) -> T:
-    """Build a dataclass, and those in its fields, from JSON by builders of ``parts``; ``ValueError`` if it differs."""
+    """Build a dataclass, and those in its fields, from JSON by builders of ``parts``; ``ValueError`` if it can't be."""
     if not isinstance(told, dict):
         raise ValueError(f"{where} is {beginning(told)}")
     known: dict[str, Field[Any]] = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]

@@ -62,7 +62,7 @@ def shared_as(folder: Path) -> Shared | None:
     with suppress(UserError, ValueError, KeyError, TypeError, RecursionError):
         found = json.loads(read_text(note, _MOST_NOTE))["holds"]
         if found in get_args(Shared):
-            return found  # type: ignore[no-any-return]
+            return found
     raise UserError(f'{note} is expected to hold {{"holds": "figures"}} or "originals", but is damaged; share it anew.')
 
 

@@ -158,7 +158,7 @@ class RunFolder:
         candidates_from: str | None = None,
         uploads: str | None = None,
     ) -> None:
-        """Record one call of the attack.
+        """Record one call of the attack; ``uploads`` is a value of ``AttackedUploads``.
 
         ``batch_norm`` is the clients' mode, if any, ``candidates_from`` the name of the distractors.
         """
