@@ -43,28 +43,20 @@ def load_app(captures: Path, config: RunSettings) -> CapturedApp:
             f"The model of the app is expected, but got model={config.choices['model']}; say model=custom"
             f" model._target_={note.model}, which runs its code."
         )
-    shape, classes = _first_shape(captures)
-    named = any(key in config.model for key in ANY_MODEL[1:])  # the user gives one normalization for all
-    own = None if named else note.normalization
-    given = {} if own is None else {"mean": list(own.mean), "std": list(own.std)}
-    model = build_network_for(config.model, shape, classes, seed=config.seed, **given)
-    stated = {} if named else note.normalizations
-    observations = as_clients_normalize(stored_observations(captures, model), stated, own)
-    record = AuditRecord(app=str(config.captured), captured=note)
-    return CapturedApp(observations=observations, source=find_images(config.truth), record=record, every=True)
-
-
-def _first_shape(captures: Path) -> tuple[tuple[int, ...], int]:
-    """Return (C, H, W) and K of the first capture."""
-    path = next(path for path in sorted(captures.rglob("*.json")))
-    file = CaptureFile(captures, path)
+    file = CaptureFile(captures, min(captures.rglob("*.json")))
     raw = file.json()
     shape, classes = raw.get("input_shape"), raw.get("num_classes")
     whole = isinstance(shape, list) and all(isinstance(n, int) and 0 < n <= 4096 for n in shape) and len(shape) == 3
     if not whole or not isinstance(classes, int) or not 0 < classes <= 1_000_000:
         file.refuse(f"is of images {shape!r} of {classes!r} classes")
-    assert isinstance(shape, list)
-    return tuple(shape), classes
+    named = any(key in config.model for key in ANY_MODEL[1:])  # the user gives one normalization for all
+    own = None if named else note.normalization
+    given = {} if own is None else {"mean": list(own.mean), "std": list(own.std)}
+    model = build_network_for(config.model, tuple(shape), classes, seed=config.seed, **given)
+    stated = {} if named else note.normalizations
+    observations = as_clients_normalize(stored_observations(captures, model), stated, own)
+    record = AuditRecord(app=str(config.captured), captured=note)
+    return CapturedApp(observations=observations, source=find_images(config.truth), record=record, every=True)
 
 
 def expect_of(setup: Setup, observation: Observation) -> None:

@@ -1,13 +1,13 @@
 """Attack without training: fresh or given weights, or captured updates."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from fl_privacy.attacks import ReconstructionAttack
-from fl_privacy.attacks.inference import About, Inference
+from fl_privacy.attacks.inference import About
 from fl_privacy.data import images_of
 from fl_privacy.errors import UserError, blamed_on
 from fl_privacy.federation.interception import only, stored_observations
@@ -43,8 +43,15 @@ def attack_experiment(config: RunSettings, monitor: Monitor) -> Path:
     place = Destination("attack", config)
     if (done := place.finished_before(monitor)) is not None:
         return done
-    attack = attack_of_run(config)
-    _expect_questions(attack, build_inferences(config.inference), trained=config.captured is not None)
+    attack, inferences = attack_of_run(config), build_inferences(config.inference)
+    if attack is None and not inferences:
+        raise UserError("An attack is expected, but got attack=none; choose one that `fl-privacy list` shows.")
+    of_training = [name for name, inference in inferences.items() if inference.about is not About.ATTRIBUTE]
+    if of_training and config.captured is None:
+        raise UserError(
+            f"inference={of_training[0]} is expected with `fl-privacy run`, or with captured=DIR of a run with"
+            " intercept.save=true: it asks about what clients train on, and here nobody trains."
+        )
     if config.captured:
         monitor.say(f"Preparing what {config.captured} holds")
         setup, observations = captured_updates(config)
@@ -71,19 +78,6 @@ def attack_experiment(config: RunSettings, monitor: Monitor) -> Path:
             attack_and_infer(setup, attack, observations, folder, monitor)
             folder.finish()
     return place.path
-
-
-def _expect_questions(
-    attack: ReconstructionAttack | None, inferences: Mapping[str, Inference], *, trained: bool
-) -> None:
-    if attack is None and not inferences:
-        raise UserError("An attack is expected, but got attack=none; choose one that `fl-privacy list` shows.")
-    of_training = [name for name, inference in inferences.items() if inference.about is not About.ATTRIBUTE]
-    if of_training and not trained:
-        raise UserError(
-            f"inference={of_training[0]} is expected with `fl-privacy run`, or with captured=DIR of a run with"
-            " intercept.save=true: it asks about what clients train on, and here nobody trains."
-        )
 
 
 def attack_and_infer(

@@ -80,10 +80,7 @@ def rehearsed(observations: Sequence[Observation], truth: KnownImages, number: i
 
 
 def describe_app(
-    observations: Sequence[Observation],
-    defense: Description,
-    found: Counter[str],
-    defenses: Mapping[int, Description],
+    observations: Sequence[Observation], defense: Description, found: Counter[str], defenses: Mapping[int, Description]
 ) -> list[str]:
     """Describe the threat model and the clients in sentences, with those ``found`` on single updates."""
     lines = [

@@ -203,13 +203,8 @@ class _Plans:
         for name in ("policies", "images_per_class", "accuracy_draws", "accuracy_images", "together", "clients"):
             whole(name, getattr(config, name), at_least=1, example=100)
         if config.client is not None:
-            whole(
-                "client",
-                config.client,
-                at_least=0,
-                at_most=config.clients - 1,
-                example="raise clients, or take another",
-            )
+            last, remedy = config.clients - 1, "raise clients, or take another"
+            whole("client", config.client, at_least=0, at_most=last, example=remedy)
         training = config.training.plain()
         share = training.pop("share")
         number("training.share", share, above=0, below=1, example="the paper's is 0.1")

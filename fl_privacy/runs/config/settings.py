@@ -24,12 +24,7 @@ class Role(StrEnum):
 
 
 def setting(
-    role: Role,
-    meaning: str,
-    *,
-    within: tuple[float, float] | None = None,
-    captured: bool | None = None,
-    **further: object,
+    role: Role, meaning: str, *, within: tuple[float, float] | None = None, captured: bool | None = None, **group: Any
 ) -> Any:
     """Declare a setting.
 
@@ -40,7 +35,7 @@ def setting(
             training.
     """
     taken = role in (Role.TRAINING, Role.DEFENSE) if captured is None else captured
-    return field(metadata={"role": role, "meaning": meaning, "within": within, "captured": taken, **further})
+    return field(metadata={"role": role, "meaning": meaning, "within": within, "captured": taken, **group})
 
 
 def group(
