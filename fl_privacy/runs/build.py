@@ -291,7 +291,7 @@ def build_parts(
 
 
 def prepared_client(
-    config: RunSettings, dataset: Dataset, model: nn.Module, examples: LabelledExamples | None = None
+    config: RunSettings, plan: LocalPlan, dataset: Dataset, model: nn.Module, examples: LabelledExamples | None = None
 ) -> Client:
     """Build client 0 of ``config``, with a prepared defense and all of ``examples``, by default the training split."""
     defense, examples = build_defense(config.defense), dataset.train if examples is None else examples
@@ -301,7 +301,7 @@ def prepared_client(
         examples=examples,
         indices=torch.arange(len(examples)),
         model=model,
-        plan=build_plan(config.federation.plan, config.model),
+        plan=plan,
         defense=defense,
         seed=config.seed,
         device=resolve_device(config.device),
@@ -312,8 +312,9 @@ def prepared_client(
 @lru_cache(maxsize=1)
 def data_and_clients(config: RunSettings) -> tuple[Dataset, Mapping[int, Client]]:
     """Build data and clients of ``config``; the last ones are cached."""
-    dataset, number = build_dataset(config.data), config.federation.clients
-    first = prepared_client(config, dataset, agreed_network(config, dataset, number))
+    plan, number = build_plan(config.federation.plan, config.model), config.federation.clients
+    dataset = build_dataset(config.data)
+    first = prepared_client(config, plan, dataset, agreed_network(config, dataset, number))
     kept = ~held_out(config.holdout, len(dataset.train), seed=config.seed)
     places = kept.nonzero().flatten()
     shared = dataset.train if kept.all() else dataset.train.subset(places)

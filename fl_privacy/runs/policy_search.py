@@ -263,7 +263,11 @@ def _score_all(config: SearchSettings, plans: _Plans, folder: Path, monitor: Mon
     file = folder / SCORES
     known, _ = read_records(file)
     write_whole(file, "".join(f"{dump_json(record)}\n" for record in known))
-    found = {scored.policy: scored for scored in (_from_record(record, config.table) for record in known)}
+    found = dict[Policy, Scored]()
+    for record in known:
+        figures, name = {f.name: record[f.name] for f in fields(Scored) if f.name in record}, record["policy"]
+        policy = UNTRANSFORMED if name == str(UNTRANSFORMED) else Policy.parse(name, config.table)
+        found[policy] = Scored(**{**figures, "policy": policy})
     missing = [policy for policy in wanted if policy not in found]
     if missing:
         scorer = PolicyScorer(
@@ -312,9 +316,3 @@ def _as_record(scored: Scored) -> dict[str, Any]:
     left_out = () if scored.mean is not None else ("mean", "variance")
     figures = {name: value for name, value in vars(scored).items() if name not in left_out}
     return {"kind": "policy", **figures, "policy": str(scored.policy)}
-
-
-def _from_record(record: dict[str, Any], table: Table) -> Scored:
-    name = record["policy"]
-    figures = {field.name: record[field.name] for field in fields(Scored) if field.name in record}
-    return Scored(**{**figures, "policy": UNTRANSFORMED if name == str(UNTRANSFORMED) else Policy.parse(name, table)})

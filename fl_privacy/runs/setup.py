@@ -35,6 +35,7 @@ from fl_privacy.runs.build import (
     build_dataset,
     build_guard,
     build_metrics,
+    build_plan,
     data_and_clients,
     prepared_client,
 )
@@ -243,8 +244,9 @@ def build_untrained(config: RunSettings) -> Setup:
     attacked, unattacked = dataset.test, dataset.train
     if config.split == "train":
         attacked, unattacked = unattacked, attacked
+    plan = build_plan(config.federation.plan, config.model)
     model = agreed_network(config, dataset, clients=1 if config.threat_model.colluder is None else 2)
-    owner = replace(prepared_client(config, dataset, model, attacked), id=VICTIM, guard=build_guard(config, dataset))
+    owner = replace(prepared_client(config, plan, dataset, model, attacked), guard=build_guard(config, dataset))
     if victims * batch_size > owner.number_of_examples:
         raise UserError(
             f"{victims} victims of {batch_size} examples are expected to fit into the {config.split} split, but there"

@@ -11,7 +11,7 @@ from fl_privacy.data import load_data
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Client
 from fl_privacy.files import write_whole
-from fl_privacy.runs.build import build_network, prepared_client
+from fl_privacy.runs.build import build_network, build_plan, prepared_client
 from fl_privacy.runs.config import RunSettings
 from fl_privacy.runs.config.building import plain_settings
 from fl_privacy.types import ModelState
@@ -74,5 +74,9 @@ def client_of_folder(config: RunSettings, folder: str, client: int) -> Client:
         )
     settings = {key: value for key, value in settings.items() if key not in ("_target_", "name", "root", "keep")}
     dataset = load_data("image_folder", root=folder, keep=False, **settings)
-    own = prepared_client(config, dataset, build_network(config.model, dataset, seed=config.seed))
+    model, plan = (
+        build_network(config.model, dataset, seed=config.seed),
+        build_plan(config.federation.plan, config.model),
+    )
+    own = prepared_client(config, plan, dataset, model)
     return replace(own, id=client, test=dataset.test)

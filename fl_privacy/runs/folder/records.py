@@ -7,7 +7,6 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import partial
 from pathlib import Path
@@ -149,8 +148,11 @@ def wrong_record(record: Mapping[str, Any]) -> str | None:
         return None
     if wrong := wrong_field(record, fields):
         return f"of a {kind}, {wrong}"
-    if "id" in fields and not _is_id(record["id"]):
-        return f"of a {kind}, id is {_shown(record['id'])}"
+    if "id" in fields:
+        try:
+            VictimId.parse(record["id"])
+        except ValueError:
+            return f"of a {kind}, id is {_shown(record['id'])}"
     for name, value in record.items():
         annotation = OPTIONAL.get(kind, {}).get(name, Number | bool if name in METRICS else _PLAIN)
         amount = value is None or (isinstance(value, int | float) and fits(value, float) and 0 <= value <= MOST)
@@ -162,12 +164,6 @@ def wrong_record(record: Mapping[str, Any]) -> str | None:
 def _is_uncounted(value: object) -> bool:
     values = value if isinstance(value, list) else [value]
     return any(not 0 <= v <= LARGEST for v in values if isinstance(v, int))
-
-
-def _is_id(text: str) -> bool:
-    with suppress(ValueError):
-        return bool(VictimId.parse(text))
-    return False
 
 
 def _shown(value: object) -> str:
