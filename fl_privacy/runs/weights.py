@@ -74,9 +74,7 @@ def client_of_folder(config: RunSettings, folder: str, client: int) -> Client:
         )
     settings = {key: value for key, value in settings.items() if key not in ("_target_", "name", "root", "keep")}
     dataset = load_data("image_folder", root=folder, keep=False, **settings)
-    model, plan = (
-        build_network(config.model, dataset, seed=config.seed),
-        build_plan(config.federation.plan, config.model),
-    )
+    plan = build_plan(config.federation.plan, config.model)
+    model = build_network(config.model, dataset, seed=config.seed)
     own = prepared_client(config, plan, dataset, model)
     return replace(own, id=client, test=dataset.test)
