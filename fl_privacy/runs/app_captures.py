@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from fl_privacy.errors import UserError
 from fl_privacy.federation.interception import stored_observations
@@ -45,7 +46,8 @@ def load_app(captures: Path, config: RunSettings) -> CapturedApp:
         )
     file = CaptureFile(captures, min(captures.rglob("*.json")))
     raw = file.json()
-    shape, classes = raw.get("input_shape"), raw.get("num_classes")
+    shape: Any = raw.get("input_shape")
+    classes = raw.get("num_classes")
     whole = isinstance(shape, list) and all(isinstance(n, int) and 0 < n <= 4096 for n in shape) and len(shape) == 3
     if not whole or not isinstance(classes, int) or not 0 < classes <= 1_000_000:
         file.refuse(f"is of images {shape!r} of {classes!r} classes")
