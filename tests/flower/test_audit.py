@@ -64,7 +64,7 @@ def test_a_page_shows_what_single_images_give_away(probed: Path, capsys: pytest.
 
     assert run.finished and (run.path / "report.html").is_file()
     assert [entry.round for entry in run.summary.attacked] == [1, 2]
-    assert run.summary.attacked[0].by[Attacker.PLAIN].metrics["psnr"].mean > 15
+    assert run.summary.attacked[0].metrics["psnr"].mean > 15
     assert run.summary.plain.images == 4 and run.summary.plain.failures == 0
     told = " ".join(run.threat_model)
     assert "normalized before the model: (x - 0.5) / 0.5" in told
@@ -81,7 +81,7 @@ def test_a_defense_shows_on_the_page(probed: Path, tmp_path: Path) -> None:
 
     assert run.summary.adaptive is not None
     assert run.defenses == ("dp_noise",) and "defended by dp_noise" in (run.path / "report.html").read_text()
-    assert mean_psnr(run) < run_in(probed).summary.attacked[0].by[Attacker.PLAIN].metrics["psnr"].mean - 5
+    assert mean_psnr(run) < run_in(probed).summary.attacked[0].metrics["psnr"].mean - 5
 
 
 def test_the_training_is_the_one_without_audit(tmp_path: Path) -> None:
@@ -220,7 +220,7 @@ def test_captures_are_attacked_later_without_and_with_truth(
     save_pictures(images)
     assert run_command_line(without_truth(folder, f"out={tmp_path}", f"truth={images}")) == 0
     judged = read_run(Path(capsys.readouterr().out.split()[-1]))
-    assert judged.summary.attacked[0].by[Attacker.PLAIN].metrics["psnr"].n == 4
+    assert judged.summary.attacked[0].metrics["psnr"].n == 4
     assert run_command_line(["report", str(judged.path)]) == 0
     assert run_command_line(["attack", f"captured={folder}", f"out={tmp_path}"]) == 2
     assert "model._target_=tests.flower.foreign_app.Net" in capsys.readouterr().err
@@ -377,7 +377,7 @@ def test_the_example_apps_show_images_and_less_behind_a_defense(
             {**config, "audit": str(out), "attack": "inverting_gradients attack.iterations=100"},
         )
         attacked = run_in(out).summary.attacked
-        read = {(e.round, a): leak.metrics["psnr"].mean for e in attacked for a, leak in e.by.items()}
+        read = {(leak.round, leak.attacker): leak.metrics["psnr"].mean for leak in attacked}
         assert f"; mean PSNR {max(read.values()):.1f} dB" in capsys.readouterr().out  # whoever read most
         found.append(read[attacked[0].round, Attacker.PLAIN])
     assert found[0] > found[1] + 3, found
