@@ -24,6 +24,10 @@ _SMOOTH = 1e-3
 """Weight of differences of neighbors if outputs are not all known, in units of an input's own weight."""
 
 
+_NOISE = 2.0
+"""Silent outputs of a ReLU are below this multiple of the depth of its least output."""
+
+
 @dataclass(frozen=True, eq=False)
 class Convolution:
     """A convolution without groups, padded with zeros.
@@ -33,7 +37,7 @@ class Convolution:
     """
 
     module: nn.Conv2d
-    shape: tuple[int, int, int]
+    shape: tuple[int, ...]
 
     @property
     def padding(self) -> tuple[int, ...]:
@@ -76,6 +80,12 @@ class Convolution:
         return conv2d_input(size, weight, deltas, *options)  # type: ignore[no-untyped-call, no-any-return]
 
 
+def above_noise(outputs: Tensor) -> Tensor:
+    """Zero the silent outputs (V, ...) of a ReLU; values below 0 show the noise."""
+    least = outputs.flatten(1).amin(1).clamp(max=0).view(-1, *(1 for _ in outputs.shape[1:]))
+    return torch.where(outputs > -_NOISE * least, outputs, 0)
+
+
 @dataclass(frozen=True, eq=False)
 class Inputs:
     """Inputs of a convolution, solved for.
@@ -107,94 +117,42 @@ def solve_inputs(
         gradient: (V, O, C, kernel) of the weight.
         smooth: ``True`` for the smoothest of several solutions instead of the shortest.
     """
-    system = _system(layer, outputs, slopes, deltas, gradient, smooth=smooth)
-    found = conjugate_gradients(system.normal, system.right, system.diagonal)
-    apart = torch.stack([(a - b).flatten(1).square().sum(1) for a, b in system.both(found)]).sum(0)
-    length = torch.stack([b.flatten(1).square().sum(1) for _, b in system.both(found)]).sum(0)
-    left = (apart / length.clamp_min(torch.finfo(length.dtype).tiny)).sqrt()
-    return Inputs(found, left, system.seen, system.enough)
-
-
-@dataclass(frozen=True, eq=False)
-class _System:
-    """A system of weighted linear equations, with its factorizations.
-
-    Attributes:
-        weights: (V, O, P, Q) of the ``outputs``, ``squared`` too.
-        moved: (V, n, H W) each channel's pixels -> its gradients.
-        gradients: (V, n, C) weighted.
-        products: (V, S, m, m) of columns of ``moved`` that a tap sees together; ``None`` if larger than ``moved``.
-        step: stride that divides the image, or 1; S is its square.
-        roughness: (V, 1, 1, 1) weight of differences of neighbors, if any.
-        diagonal: (V, C, H, W) of the normal matrix.
-    """
-
-    layer: Convolution
-    weights: Tensor
-    outputs: Tensor
-    moved: Tensor
-    gradients: Tensor
-    products: Tensor | None
-    step: int
-    squared: Tensor
-    roughness: Tensor | None
-    diagonal: Tensor
-    seen: Tensor
-    enough: Tensor
-
-    def both(self, inputs: Tensor) -> tuple[tuple[Tensor, Tensor], ...]:
-        moved = self.moved @ inputs.flatten(2).mT
-        return (self.weights * self.layer.outputs(inputs), self.outputs), (moved, self.gradients)
-
-    def normal(self, inputs: Tensor) -> Tensor:
-        found = self.layer.back(self.squared * self.layer.outputs(inputs))
-        if self.products is None:
-            found += ((inputs.flatten(2) @ self.moved.mT) @ self.moved).reshape(inputs.shape)
-        else:
-            seen = (_apart(inputs, self.step) @ self.products).transpose(1, 2)
-            height, width = (size // self.step for size in inputs.shape[2:])
-            found += F.pixel_shuffle(seen.reshape(len(inputs), -1, height, width), self.step)
-        return found if self.roughness is None else found.addcmul_(self.roughness, _unlike_neighbors(inputs))
-
-    @property
-    def right(self) -> Tensor:
-        second = (self.gradients.mT @ self.moved).reshape(len(self.outputs), *self.layer.shape)
-        return self.layer.back(self.weights * self.outputs) + second
-
-
-def _system(
-    layer: Convolution, outputs: Tensor, slopes: Tensor, deltas: Tensor, gradient: Tensor, *, smooth: bool
-) -> _System:
     tiny = torch.finfo(outputs.dtype).tiny
     largest = slopes.flatten(1).amax(1).clamp_min(tiny)[:, None, None, None]
     weights = torch.where(slopes > 0, (slopes / largest).clamp_min(_LEAST), 0)
     moved = layer.moved(deltas)
-    of_outputs = layer.back(weights.square(), squared=True)
+    of_outputs, squared = layer.back(weights.square(), squared=True), weights.square()
     of_gradients = moved.square().sum(1).reshape(len(moved), 1, *layer.shape[1:])
     sizes = [each.flatten(1).mean(1) for each in (of_outputs, of_gradients)]
     factor = (sizes[0] / sizes[1].clamp_min(tiny)).sqrt()
     seen = (of_outputs > 0) | (of_gradients > 0)
     enough = _number(slopes > 0) + gradient[0].numel() >= _number(seen)
     missing = ((slopes == 0).flatten(1).any(1) | ~enough | ~seen.flatten(1).all(1)) & smooth
-    roughness = torch.where(missing, _SMOOTH * sizes[0], 0)[:, None, None, None]
+    roughness = torch.where(missing, _SMOOTH * sizes[0], 0)[:, None, None, None]  # weight of differences of neighbors
     diagonal = of_outputs + factor.square()[:, None, None, None] * of_gradients + roughness
-    moved = factor[:, None, None] * moved
-    step = _common_step(layer)
+    moved = factor[:, None, None] * moved  # (V, n, H W), from each channel's pixels to its gradients
+    outputs, gradients = weights * outputs, factor[:, None, None] * gradient.permute(0, 1, 3, 4, 2).flatten(1, 3)
+    step, rough = _common_step(layer), bool(missing.any())
+    # products of columns that a tap sees together, (V, S, m, m), unless they are larger than the columns
     columns = _apart(moved.reshape(*moved.shape[:2], *layer.shape[1:]), step) if _multiplies(layer) else None
-    return _System(
-        layer=layer,
-        weights=weights,
-        outputs=weights * outputs,
-        moved=moved,
-        gradients=factor[:, None, None] * gradient.permute(0, 1, 3, 4, 2).flatten(1, 3),
-        products=None if columns is None else columns.mT @ columns,
-        step=step,
-        squared=weights.square(),
-        roughness=roughness if bool(missing.any()) else None,
-        diagonal=diagonal.clamp_min(tiny),
-        seen=seen,
-        enough=enough,
-    )
+    products = None if columns is None else columns.mT @ columns
+
+    def normal(inputs: Tensor) -> Tensor:
+        found = layer.back(squared * layer.outputs(inputs))
+        if products is None:
+            found += ((inputs.flatten(2) @ moved.mT) @ moved).reshape(inputs.shape)
+        else:
+            parts = (_apart(inputs, step) @ products).transpose(1, 2)
+            height, width = (size // step for size in inputs.shape[2:])
+            found += F.pixel_shuffle(parts.reshape(len(inputs), -1, height, width), step)
+        return found.addcmul_(roughness, _unlike_neighbors(inputs)) if rough else found
+
+    right = layer.back(weights * outputs) + (gradients.mT @ moved).reshape(len(outputs), *layer.shape)
+    found = conjugate_gradients(normal, right, diagonal.clamp_min(tiny))
+    both = (weights * layer.outputs(found), outputs), (moved @ found.flatten(2).mT, gradients)
+    apart = torch.stack([(a - b).flatten(1).square().sum(1) for a, b in both]).sum(0)
+    length = torch.stack([b.flatten(1).square().sum(1) for _, b in both]).sum(0)
+    return Inputs(found, (apart / length.clamp_min(tiny)).sqrt(), seen, enough)
 
 
 def _number(rows: Tensor) -> Tensor:

@@ -70,10 +70,6 @@ class Equations:
         gates = None if self.slopes.open is None else self.slopes.open[rows]
         return Equations(self.layer, Slopes(self.slopes.full[rows], gates), self.gradient[rows])
 
-    @property
-    def rows(self) -> int:
-        return self.layer.gradients
-
 
 @dataclass(frozen=True, eq=False)
 class KnownInputs:
@@ -148,7 +144,9 @@ def _gains(own: Equations, gates: Tensor, found: Tensor) -> Tensor:
     step = torch.where(gates, -own.slopes.full, own.slopes.full).flatten(2)  # (V, O, P)
     rest = own.right - left @ found.flatten(2).mT
     rest = rest.reshape(len(rest), outputs, -1, rest.shape[2])  # (V, O, K, C)
-    seen = _unfolded(own.layer, found)  # (V, C, K, P)
+    module, (down, across) = own.layer.module, own.layer.padding
+    seen = F.unfold(found, module.kernel_size, module.dilation, (down, across), module.stride)
+    seen = seen.reshape(*found.shape[:2], -1, seen.shape[2])  # (V, C, K, P) inputs that each tap sees
     inner = torch.einsum("vokc,vckp->vop", rest, seen)
     normal = left.mT @ left
     normal.diagonal(dim1=1, dim2=2).add_(_RIDGE * normal.diagonal(dim1=1, dim2=2).mean(1, keepdim=True))
@@ -160,11 +158,3 @@ def _gains(own: Equations, gates: Tensor, found: Tensor) -> Tensor:
     squared = torch.einsum("vokl,vklp->vop", free, torch.einsum("vckp,vclp->vklp", seen, seen))
     gain = 2 * inner * step - step.square() * squared
     return torch.where(gain.isfinite(), gain, 0).reshape(gates.shape)
-
-
-def _unfolded(layer: Convolution, inputs: Tensor) -> Tensor:
-    """Return the inputs (V, C, H, W) that each tap sees for each output: (V, C, K, P)."""
-    module, channels = layer.module, inputs.shape[1]
-    down, across = layer.padding
-    found: Tensor = F.unfold(inputs, module.kernel_size, module.dilation, (down, across), module.stride)
-    return found.reshape(len(found), channels, -1, found.shape[2])

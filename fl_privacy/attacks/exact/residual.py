@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from fl_privacy.attacks.exact.certificate import model_as_sent
-from fl_privacy.attacks.exact.convolution import Convolution, can_be_blind, inputs_up_to_a_factor
+from fl_privacy.attacks.exact.convolution import Convolution, above_noise, can_be_blind, inputs_up_to_a_factor
 from fl_privacy.attacks.exact.gated_inputs import Equations, KnownInputs, Slopes, gated_inputs
 from fl_privacy.attacks.gradient_inversion.grouping import UNFORESEEN
 from fl_privacy.types import Observation, Tensors
@@ -62,14 +62,17 @@ class FxGraph:
             return "add"
         return "chooses" if node.target in _CHOOSES else "other"
 
-    def run(self, given: Mapping[fx.Node, Tensor], wanted: fx.Node) -> Tensor:
-        needed = self.behind(wanted, given.keys())
-        interpreter = fx.Interpreter(self.module)
+    def values(self, given: Mapping[fx.Node, Tensor], wanted: fx.Node) -> dict[fx.Node, Tensor]:
+        """Compute the values of ``wanted``, and of all nodes between."""
+        needed, interpreter = self.behind(wanted, given.keys()), fx.Interpreter(self.module)
         interpreter.env = dict(given)
         for node in self.nodes:
             if node in needed and node not in given:
                 interpreter.env[node] = interpreter.run_node(node)
-        return interpreter.env[wanted]  # type: ignore[no-any-return]
+        return interpreter.env
+
+    def run(self, given: Mapping[fx.Node, Tensor], wanted: fx.Node) -> Tensor:
+        return self.values(given, wanted)[wanted]
 
     def behind(self, wanted: fx.Node, given: Collection[fx.Node]) -> set[fx.Node]:
         found, left = set[fx.Node](), [wanted]
@@ -99,9 +102,6 @@ def traced(model: nn.Module) -> FxGraph | None:
     nodes = list(module.graph.nodes)
     return FxGraph(module, nodes) if sum(node.op == "placeholder" for node in nodes) == 1 else None
 
-
-_NOISE = 2.0
-"""Silent outputs of a ReLU are below this multiple of the depth of its least output."""
 
 _FITS = 1e-2
 """Largest share of a block's outputs that the solved inputs may miss."""
@@ -288,7 +288,7 @@ def _started(network: Residual, own: Tensors, slopes: Tensor) -> tuple[fx.Node, 
             blind = inputs_up_to_a_factor(layer, gradient)
             if blind is not None and blind.unique:
                 scaled, missed = _scaled(network, at, blind.values, features[victim])
-                values[victim], found[victim] = _heard(scaled) if _rectified(network, at) else scaled, missed < _FITS
+                values[victim], found[victim] = _heard(network, at, scaled[None])[0], missed < _FITS
         if best is None or int(found.sum()) > int(best[2].sum()):
             best = at, values, found
         if found.all():
@@ -317,14 +317,8 @@ def _scaled(network: Residual, at: fx.Node, values: Tensor, features: Tensor) ->
     return best[0] * values, best[1]
 
 
-def _rectified(network: Residual, node: fx.Node) -> bool:
-    return network.graph.kind(node) == "relu"
-
-
-def _heard(values: Tensor) -> Tensor:
-    """Zero the silent outputs (..., C, H, W) of a ReLU; values below 0 show the noise."""
-    least = values.flatten(-3).amin(-1).clamp(max=0)[..., None, None, None]
-    return torch.where(values > -_NOISE * least, values, 0)
+def _heard(network: Residual, node: fx.Node, values: Tensor) -> Tensor:
+    return above_noise(values) if network.graph.kind(node) == "relu" else values
 
 
 @dataclass(eq=False)
@@ -402,7 +396,7 @@ class _Step:
         if given in self.values or not _enough([equations]):
             return None
         found, _ = gated_inputs([equations])
-        self.values[given] = _heard(found) if _rectified(self.network, given) else found
+        self.values[given] = _heard(self.network, given, found)
         return {given: Slopes(layer.back(own.values))}
 
     def solved(self) -> Tensor | None:
@@ -412,7 +406,7 @@ class _Step:
         places = self.equations[0].layer.shape[1] * self.equations[0].layer.shape[2]
         small = len(self.outputs) * self.equations[0].layer.shape[0] * places**2 <= _MOST_NUMBERS
         found, _ = gated_inputs(self.equations, self._shown() if small else None)
-        return _heard(found) if _rectified(self.network, self.before) else found
+        return _heard(self.network, self.before, found)
 
     def _shown(self) -> KnownInputs | None:
         """Return the values that a shortcut shows: outputs minus the other branch's."""
@@ -451,4 +445,4 @@ def _enough(equations: Sequence[Equations]) -> bool:
     """Return ``True`` if there may be enough equations, and not too many unknowns."""
     layer = equations[0].layer
     places = layer.shape[1] * layer.shape[2]
-    return places <= _MOST_PLACES and sum(each.rows for each in equations) >= places
+    return places <= _MOST_PLACES and sum(each.layer.gradients for each in equations) >= places
