@@ -249,10 +249,7 @@ _SURE_OF_LABELS = 2
 
 
 class Race:
-    """The contenders for one group of victims.
-
-    Args:
-        entered: attempts at each victim.
+    """The contenders for one group of victims, with the attempts ``entered`` at each.
 
     Raises:
         NotAttackableError: no contender can attack the group.
@@ -382,7 +379,7 @@ class Race:
     def _descend(self, jobs: Sequence[Attempt], evaluations: int, report: Report) -> list[Attempt]:
         prepared, member = self._prepared[jobs[0].member], self._members[jobs[0].member]
         victims = [self._victims[attempt.member][attempt.position] for attempt in jobs]
-        settings, known = member.settings(evaluations), [attempt.variables for attempt in jobs]
+        settings, known = member.attack, [attempt.variables for attempt in jobs]
         assert not isinstance(settings.optimizer, EvolutionStrategy)
         with cpu_threads(1):
             variables, generators = prepared.start(victims, [attempt.start for attempt in jobs])
@@ -397,7 +394,7 @@ class Race:
                 enough=0.0 * problem.zero_loss(),
                 descent=Descent(
                     optimizer=settings.optimizer,
-                    iterations=settings.iterations,
+                    iterations=max(1, evaluations // member.evaluations),
                     projection=settings.projection,
                     noise=settings.noise,
                 ),

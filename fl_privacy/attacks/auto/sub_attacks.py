@@ -172,9 +172,6 @@ class Contender:
     evaluations: int = 1
     staged: bool = False
 
-    def settings(self, evaluations: int) -> GradientInversion:
-        return replace(self.attack, iterations=max(1, evaluations // self.evaluations))
-
 
 Entry = tuple[Contender, int, float]
 """A contender, the number of its start, and the weight of total variation that it starts with, as a share of the loss

@@ -29,7 +29,7 @@ from fl_privacy.attacks.exact.r_gap import WRONG, LayerChain, find_chain, recurs
 from fl_privacy.attacks.exact.repeats import as_one, repeated, with_repeats
 from fl_privacy.attacks.exact.residual import Residual, find_residual, known_between
 from fl_privacy.attacks.exact.spear import AGREEMENT, NEARLY, columns_of, sparse_factors
-from fl_privacy.attacks.gradient_inversion.grouping import Group, Groups, Reading, expect_gradient, failed, read_group
+from fl_privacy.attacks.gradient_inversion.grouping import Group, Groups, expect_gradient, failed, read_group
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient, stack
 from fl_privacy.checks import number, whole
 from fl_privacy.rng import cpu_threads
@@ -107,15 +107,11 @@ class ExactInversion:
         expect_gradient(group.first)
         source = _source(group.first)
         if isinstance(source, LayerChain):
-            run = partial(_recursed, source)
-            return in_parts(group.observations, _TOGETHER, "exact", report, run)
+            return in_parts(group.observations, _TOGETHER, "exact", report, partial(_recursed, source))
         if isinstance(source, Residual):
             run = partial(_behind_blocks, source, seed, self.evaluations)
             return in_parts(group.observations, _TOGETHER, "exact", report, run)
-        return read_group(group, self._reader(group.first, source), name="exact", seed=seed, report=report)
-
-    def _reader(self, first: Observation, source: FirstLayer | PatchEmbedding) -> Reading:
-        model = model_as_sent(first)
+        model = model_as_sent(group.first)
 
         def read(observation: Observation, rng: torch.Generator, report: Report) -> Reconstruction:
             if not as_gradient(observation)[source.names[-1]].any():
@@ -125,7 +121,7 @@ class ExactInversion:
                 return certified(victim, solve(source, as_gradient(observation)))
             return certified(victim, self._connected(victim, source, rng, report))
 
-        return read
+        return read_group(group, read, name="exact", seed=seed, report=report)
 
     def _connected(self, victim: Reproduction, layer: FirstLayer, rng: torch.Generator, report: Report) -> Read:
         weight, bias = (as_gradient(victim.observation)[name] for name in layer.names)

@@ -66,11 +66,7 @@ class Read:
 
 @dataclass(frozen=True, eq=False)
 class Reproduction:
-    """Compares the gradient of a batch with the one observed, in double precision on the device of the values sent.
-
-    Attributes:
-        observation: one update, taken for a mean gradient at the values sent.
-    """
+    """Compares a batch's gradient with an update's, taken for a mean gradient at values sent, in double precision."""
 
     observation: Observation
     model: nn.Module
@@ -197,11 +193,7 @@ def model_as_sent(observation: Observation) -> nn.Module:
 
 
 def certified(reproduction: Reproduction, read: Read, *, ordered: bool = True) -> Reconstruction:
-    """Infer the labels and the certainty of solved images.
-
-    Args:
-        ordered: ``True`` if known labels are in the order of the images.
-    """
+    """Infer the labels and the certainty of solved images; known labels are in their order if ``ordered``."""
     observation = reproduction.observation
     labels, source = observation.knowledge.labels, "known"
     if labels is None or read.unique or not ordered:  # known labels are not in the order of the images

@@ -28,15 +28,14 @@ _NEAREST = 2
 
 
 def pixels_of(network: Residual, known: Known, *, evaluations: int, seed: int, report: Report) -> tuple[Tensor, Tensor]:
-    """Descend, by ``evaluations`` for each victim, to images with the known features and gradients of the first layers.
+    """Descend to images (V, C, H, W), float64, with the known features and gradients of the first layers.
 
-    Returns:
-        The images (V, C, H, W) in float64, and their mismatch (V,), as a mean share of squared lengths.
+    Their mismatch (V,), as a mean share of squared lengths, is returned, too. ``evaluations`` are those of each victim.
     """
     missed = _loss(network, known)
     like = next(iter(known.values.values()))
     rng = torch.Generator().manual_seed(seed)
-    start = 0.5 + _SPREAD * (torch.rand(1, *network.image, generator=rng, dtype=like.dtype) - 0.5)
+    start = 0.5 + _SPREAD * (torch.rand(1, *network.shapes[network.graph.image], generator=rng, dtype=like.dtype) - 0.5)
     images = start.to(like.device).repeat(len(like), 1, 1, 1)
     each = max(1, evaluations // len(SMOOTH))
     for stage, weight in enumerate(timely(SMOOTH)):
@@ -156,11 +155,7 @@ def find_normalized_layer(observation: Observation) -> NormalizedLayer | None:
 
 
 def two_examples(layer: NormalizedLayer, weight: Tensor, bias: Tensor) -> Tensor | None:
-    """Solve for two inputs (2, N), the center plus and minus the spread, by the signs of the gradient.
-
-    Args:
-        weight, bias: gradients (M, N) and (M,).
-    """
+    """Solve for two inputs (2, N), the center plus and minus the spread, by the signs of the gradients (M, N), (M,)."""
     if layer.spread is None:
         return None
     apart = weight.double() - bias.double()[:, None] * layer.center

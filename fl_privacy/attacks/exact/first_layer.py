@@ -158,12 +158,9 @@ def distinct_ratios(weights: Tensor, biases: Tensor, *, count: int, smallest: fl
 
 
 def agreed_ratios(weight: Tensor, bias: Tensor, *, smallest: float = 1e-4, alike: float = 1e-3) -> Tensor:
-    """Find the different ratios W_i / b_i (R, N) that at least two rows share, most rows first.
+    """Find the different ratios W_i / b_i (R, N), of W (M, N), that at least two rows share, most rows first.
 
-    Args:
-        weight: (M, N).
-        bias: (M,).
-        smallest, alike: same as for :func:`distinct_ratios`.
+    ``smallest`` and ``alike`` are those of :func:`distinct_ratios`.
     """
     sound = bias.abs() > smallest * bias.abs().max()
     ratios = weight[sound].double() / bias[sound].double()[:, None]

@@ -82,12 +82,6 @@ ACTIVATIONS: Sequence[Activation] = (
 """Activations that are distinguished by their outputs; a leaky ReLU of any slope is tried as well."""
 
 
-def telling(output: Tensor, rng: torch.Generator) -> Tensor:
-    """Return numbers to probe an activation with: of both signs, small and large."""
-    numbers = torch.linspace(-_FARTHEST, _FARTHEST, output.numel(), dtype=output.dtype)
-    return numbers[torch.randperm(output.numel(), generator=rng)].view(output.shape).to(output.device)
-
-
 def activation_between(output: Tensor, after: Tensor) -> Activation | None:
     """Return the activation that turns ``output`` into ``after``; ``None`` for anything else."""
     if output.shape[0] != after.shape[0] or output.numel() != after.numel():
@@ -156,7 +150,11 @@ def find_chain(observation: Observation) -> LayerChain | None:
     image = torch.rand(observation.input_shape, generator=rng, dtype=torch.float64)
 
     def replaced(module: nn.Module, given: tuple[object, ...], output: Tensor) -> Tensor:
-        return telling(output, rng) if isinstance(module, nn.Conv2d | nn.Linear) else output
+        if not isinstance(module, nn.Conv2d | nn.Linear):
+            return output
+        # numbers to probe an activation with, of both signs, small and large
+        numbers = torch.linspace(-_FARTHEST, _FARTHEST, output.numel(), dtype=output.dtype)
+        return numbers[torch.randperm(output.numel(), generator=rng)].view(output.shape).to(output.device)
 
     with leaving(owners(model), replaced) as calls:
         model(image.to(next(model.parameters()).device)[None])
@@ -202,13 +200,9 @@ def _is_plain(module: nn.Module, shape: tuple[int, ...]) -> bool:
 
 @torch.no_grad()
 def recursed(chain: LayerChain, gradients: Tensors) -> tuple[Tensor, Tensor]:
-    """Solve for the images behind V updates of one image each (R-GAP).
+    """Solve for the images (V, C, H, W) behind V updates ``gradients`` (V, *shape) of one image each (R-GAP).
 
-    Args:
-        gradients: (V, *shape) by name.
-
-    Returns:
-        The images (V, C, H, W), and the residual share (V,) of the equations of the worst layer.
+    The residual share (V,) of the equations of the worst layer is returned, too.
     """
     last = chain.layers[-1]
     delta = gradients[f"{last.name}.bias"].double()

@@ -35,11 +35,7 @@ _PROGRESS = 0.01
 
 @dataclass(frozen=True, eq=False)
 class Behind:
-    """The part of the network behind a layer.
-
-    Attributes:
-        image_shape: (C, H, W).
-    """
+    """The part of the network behind a layer, for images of ``image_shape`` (C, H, W)."""
 
     model: nn.Module
     path: str

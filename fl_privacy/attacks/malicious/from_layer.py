@@ -110,7 +110,7 @@ def is_one_image(pixels: Tensor, error: Tensor | None = None, *, blur: Tensor | 
 
     Images with noise, of inexact scale, with fewer than ``LEAST_LEVELS`` levels beyond black and white, or only every
     second, third, fifth or seventh, count as mixtures. Images of even levels alone, mixed half and half to a
-    ten-thousandth, pass; ``own_gradient`` distinguishes them.
+    ten-thousandth, pass; their own gradient distinguishes them.
     """
     levels = LEVELS * pixels.double()
     telling = (levels > _NEARLY) & (levels < LEVELS - _NEARLY)

@@ -91,12 +91,11 @@ def _through_the_block(model: nn.Module, given: tuple[Any, ...]) -> tuple[Any, .
 
 
 def brightness_edges(number: int, mean: float | None, std: float | None, public: Tensor) -> Tensor:
-    """Return edges (number,), ascending float64, with as many images between any two.
+    """Return ``number`` edges, ascending float64, with as many images between any two.
 
     They are quantiles i / (number + 1) of the mean pixel (Fowl et al. 2022, section 4).
 
     Args:
-        number: count of edges, at least 1.
         mean, std: normal distribution of brightness; ``None`` takes quantiles of ``public``.
         public: (N, C, H, W) in [0, 1], the server's images.
 
@@ -117,12 +116,10 @@ def brightness_edges(number: int, mean: float | None, std: float | None, public:
 
 
 def bin_rows(edges: Tensor, activation: str, pixels: int, scale: float, like: Tensor) -> dict[str, Tensor]:
-    """Return weights and biases of the rows that measure brightness against ``edges``.
+    """Return weights and biases of the rows that measure brightness against ascending ``edges``.
 
-    Args:
-        edges: ascending, one for each row and with ``hardtanh`` one more.
-        scale: factor on the rows' inputs.
-        like: (bins, slices * pixels) weights; all slices are alike.
+    There is one edge for each row, with ``hardtanh`` one more. Weights are (bins, slices * pixels) as ``like``, all
+    slices alike, for inputs times ``scale``.
     """
     lows, width = (edges, torch.ones_like(edges)) if activation == "relu" else (edges[:-1], edges.diff())
     rows = (1 / (width * scale * pixels))[:, None].expand_as(like)
@@ -210,10 +207,8 @@ class Imprint(ServerAttack):
     def caught(self, weight: Tensor, bias: Tensor, rounding: float) -> tuple[Tensor, Tensor, Tensor]:
         """Return pixels (N, D), ``True`` for single images (N,), and the bins (N,), the strongest first.
 
-        Args:
-            weight: (bins, D) gradient of the rows, float64.
-            bias: (bins,) their bias gradient.
-            rounding: standard deviation of the upload's rounding.
+        ``weight`` (bins, D) and ``bias`` (bins,) are gradients in float64, and ``rounding`` is the standard deviation
+        of the upload's rounding.
         """
         smallest = _SMALLEST * bias.abs().max()
         weight, bias = self._each_bin(weight), self._each_bin(bias)
