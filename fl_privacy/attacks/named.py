@@ -147,6 +147,7 @@ def reconstruct(
         attack = make(**options)
     elif options:
         raise UserError(f"Options are expected with an attack's name, but got {', '.join(options)} with an attack.")
+    run: Callable[..., list[Reconstruction]]
     run = attack if device is None else partial(_on, resolve_device(device), attack)
     found = run(asked, seed=seed, progress=progress)
     return found[0] if isinstance(observed, Observation) else found
