@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -256,14 +255,9 @@ class Race:
     """
 
     def __init__(
-        self,
-        group: Group,
-        entered: Sequence[Entry],
-        seed: int,
-        *,
-        features: Mapping[int, HiddenFeatures] = MappingProxyType({}),
+        self, group: Group, entered: Sequence[Entry], seed: int, *, features: Mapping[int, HiddenFeatures] | None = None
     ) -> None:
-        self._features = features
+        self._features = features or {}
         self._members = list(dict.fromkeys(member for member, _, _ in entered))
         with cpu_threads(1):
             self._prepared: list[Prepared] = [prepare(member.attack, group, seed) for member in self._members]

@@ -29,10 +29,7 @@ _FARTHEST = 8.0
 class Activation:
     """An elementwise activation function that grows monotonically.
 
-    Attributes:
-        value: z -> a.
-        inverse: a -> z; for a ReLU only where it is not silent.
-        slope: a -> da/dz.
+    It has ``value`` z -> a, ``inverse`` a -> z, for a ReLU only where it is not silent, and ``slope`` a -> da/dz.
     """
 
     value: Callable[[Tensor], Tensor]
