@@ -65,7 +65,8 @@ def _settings(file: Path) -> Mapping[str, Any]:
     settings = dict[str, Any]()
     for base in (entry.partition("@")[0] for entry in content.pop("defaults", []) if entry != "_self_"):
         settings |= _settings(file.with_name(f"{base}.yaml"))
-    return settings | content
+    settings |= content
+    return settings
 
 
 @overload

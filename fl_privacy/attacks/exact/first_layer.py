@@ -121,7 +121,8 @@ def probe_first_layer(
     first = calls[0]
     if len(first.inputs) != 3:
         raise NotFullyConnectedError(f"The layer {first.name} is expected to take image by image, but mixes them.")
-    return Probed(first.name, first.module, *first.inputs, random)
+    black, white, mixed = first.inputs
+    return Probed(first.name, first.module, black, white, mixed, random)
 
 
 def fit(weights: Tensor, biases: Tensor) -> Tensor:
