@@ -9,7 +9,6 @@ import numpy as np
 from fl_privacy.attacks.fitted import LogisticOptimum, Moments, row_beside_known, rows_alone, rows_between
 from fl_privacy.attacks.trees import (
     Exchange,
-    FirstTree,
     TreeReconstruction,
     count_first_tree,
     infer_training,
@@ -19,7 +18,7 @@ from fl_privacy.attacks.trees import (
     reconstruct_rows,
     thresholds,
 )
-from fl_privacy.auditing.clear_text.findings import Leak
+from fl_privacy.auditing.clear_text.findings import Leak, leak_of
 from fl_privacy.auditing.instrument.fitted import Fitted
 from fl_privacy.auditing.scenario_problem import reason_of
 from fl_privacy.auditing.scenario_scores import EXACT_ROW, MOST_SHOWN
@@ -120,35 +119,18 @@ def _tree_leaks(sent: bytes, reply: bytes, where: str) -> list[Leak]:
     one = read_exchange(sent, reply)
     own = own_trees([one])
     given = sum(map(len, thresholds(own, one.reply.features)))
-    found = [
-        Leak(
-            severity="facts",
-            what=f"values of features of the client's rows, as thresholds of its trees ({given} in one reply)",
-            where=where,
-            why="Histograms cut features at values that rows have, so a threshold is somebody's value.",
-        )
-    ]
+    found = [leak_of("thresholds", where, given)]
     if own and not own[0].before:
         first = count_first_tree(
             own, one.reply.objective, infer_training(own), positive_weight=one.reply.positive_weight
         )
         if first.whole:
-            found.append(_counts_leak(first, where))
+            labels = np.array([leaf.labels for leaf in first.leaves if leaf.labels])
+            single = sum(leaf.rows for leaf in first.leaves if leaf.labels and 0 in leaf.labels)
+            said = f", {int(labels[:, 1].sum())} of them positive" if labels.size else ""
+            said += f", {single} of them where there is one label alone, which is theirs" if single else ""
+            found.append(leak_of("regions", where, len(first.leaves), first.rows, said))
     return found
-
-
-def _counts_leak(first: FirstTree, where: str) -> Leak:
-    labels = np.array([leaf.labels for leaf in first.leaves if leaf.labels])
-    of = f", {int(labels[:, 1].sum())} of them positive" if labels.size else ""
-    single = sum(leaf.rows for leaf in first.leaves if leaf.labels and 0 in leaf.labels)
-    more = f", {single} of them where there is one label alone, which is theirs" if single else ""
-    return Leak(
-        severity="facts",
-        what=f"numbers of rows and labels in each of {len(first.leaves)} regions: {first.rows} rows{of}{more}",
-        where=where,
-        why="Before the first tree all rows have one prediction, so hessian sums and leaf values are counts: of all the"
-        " client's rows, or, with subsample, of those that the tree drew; of weighted rows they are sums of weights.",
-    )
 
 
 def _trees(kept: FittedUploads, clients: int, seed: int, seconds: float) -> Answer:

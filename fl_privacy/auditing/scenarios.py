@@ -36,7 +36,6 @@ from fl_privacy.auditing.scenario_words import (
     scored_words,
     words_in_training,
     words_of,
-    words_of_training,
     words_of_uploads,
 )
 from fl_privacy.federation.replies import Failure, attempt
@@ -143,7 +142,7 @@ class Scenarios:
         ``traces`` are of clients whose labels were observed.
         """
         yield classes_told(traces)
-        read = [words for client in self.clients if (words := words_in_training(client) or words_of_training(client))]
+        read = [words for client in self.clients if (words := words_in_training(client))]
         if read:
             yield words_told(read)
         self.tell("Comparing losses of clients' examples")

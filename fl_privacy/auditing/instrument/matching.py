@@ -10,30 +10,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fl_privacy.auditing.clear_text.findings import Leak, raw_labels
+from fl_privacy.auditing.clear_text.findings import Leak, leak_of
 from fl_privacy.auditing.instrument.packed import Spread, spread
 
-CLOSE = 1e-2
-"""Largest relative distance of a parameter's value in a shorter dtype."""
-
-CODED = 0.12
-"""Largest relative distance of scaled integers from a parameter's value, about that of four bits."""
-
-SCALED = 1e-4
-"""Largest relative distance of a multiple of a parameter's value."""
+CLOSE, CODED, SCALED = 1e-2, 0.12, 1e-4
+"""Largest relative distances from a parameter's value of one in a shorter dtype, of scaled integers (about that of four
+bits), and of a multiple."""
 
 LEAST_CODES = 8
 """Smallest size of a code that needs no matching name."""
 
-
-ANEW = 0.5
-"""Smallest relative change of an overwritten vector; a running mean moves less."""
-
-MOST = 0.9
-"""Smallest share of overwritten vectors among the changed ones."""
-
-UNIT = 1e-3
-"""Largest distance from one of a normalized vector's length."""
+ANEW, MOST, UNIT = 0.5, 0.9, 1e-3
+"""Smallest relative change of an overwritten vector (a running mean moves less), smallest share of overwritten vectors
+among the changed ones, and largest distance from one of a normalized vector's length."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,11 +57,7 @@ def matched(
     after: Mapping[str, Tensor],
     gradients: Mapping[str, Tensor],
 ) -> Matched:
-    """Find the meaning of each uploaded array.
-
-    Args:
-        before: values of parameters and buffers at the start of the training.
-    """
+    """Find the meaning of each uploaded array; ``before`` are the values at the start of the training."""
     readings = {
         "weights": after,
         "delta": {name: after[name] - value for name, value in before.items() if name in after},
@@ -87,10 +72,8 @@ def matched(
         found = _by_value(uploaded, values)
         scaled = _by_scale(uploaded, values, found, divides=kind == "weights")
         known = {**found, **{key: name for key, (name, _) in scaled.items()}}
-        parts = {
-            f"{part.sources[0]}[{part.name}]": part
-            for part in _by_parts(uploaded, values, known, gradients, before if kind == "weights" else None)
-        }
+        joined = _by_parts(uploaded, values, known, gradients, before if kind == "weights" else None)
+        parts = {f"{part.sources[0]}[{part.name}]": part for part in joined}
         if len(known) + len(parts) > len(best):
             exact = len(found) == len(uploaded)
             best, shares = {**known, **{key: part.name for key, part in parts.items()}}, kind
@@ -147,19 +130,17 @@ def _by_value(arrays: Mapping[str, np.ndarray], values: Mapping[str, Tensor]) ->
             found[key] = names.pop(next(alike, 0))
         elif digest in first and array.size > 1 and array.min() != array.max():
             found[key] = first[digest]
-    left = [name for name in values if name not in set(found.values())]
+    left = {name: _numpy(value) for name, value in values.items() if name not in set(found.values())}
     for key, array in arrays.items():
         if key in found or array.dtype.kind != "f":
             continue
-        for name in left:
-            if tuple(values[name].shape) != array.shape:
-                continue
-            own, other = _numpy(values[name]).astype(np.float64), array.astype(np.float64)
-            size, kind = float(np.linalg.norm(own)), _numpy(values[name]).dtype
-            shorter = array.dtype.itemsize < (kind.itemsize if kind.kind == "f" else 99)
-            if size > 0 and float(np.linalg.norm(other - own)) <= CLOSE * size and shorter:
+        for name in [name for name, value in left.items() if value.shape == array.shape]:
+            own, kind = left[name].astype(np.float64), left[name].dtype
+            shorter = kind.kind != "f" or array.dtype.itemsize < kind.itemsize
+            size = float(np.linalg.norm(own))
+            if size > 0 and shorter and float(np.linalg.norm(array.astype(np.float64) - own)) <= CLOSE * size:
                 found[key] = name
-                left.remove(name)
+                del left[name]
                 break
     return found
 
@@ -168,18 +149,16 @@ def _by_scale(
     arrays: Mapping[str, np.ndarray], values: Mapping[str, Tensor], known: Mapping[str, str], *, divides: bool
 ) -> dict[str, tuple[str, np.ndarray]]:
     """Match by scale or integer code, and decode; with ``divides`` the receiver knows the scale, else its sign."""
-    left = [name for name in values if name not in set(known.values())]
+    left = {name: _numpy(value) for name, value in values.items() if name not in set(known.values())}
     found: dict[str, tuple[str, np.ndarray]] = {}
     for key, array in arrays.items():
         if key in known or array.size < 2 or array.dtype.kind not in "fiu":
             continue
-        for name in left:
-            if tuple(values[name].shape) != array.shape:
-                continue
-            meant = _meant(array, _numpy(values[name]), divides=divides, named=name.split(".", 2)[-1] in key)
+        for name in [name for name, value in left.items() if value.shape == array.shape]:
+            meant = _meant(array, left[name], divides=divides, named=name.split(".", 2)[-1] in key)
             if meant is not None:
                 found[key] = name, meant
-                left.remove(name)
+                del left[name]
                 break
     return found
 
@@ -233,11 +212,7 @@ def _by_place(
     taken: set[str],
     known: set[str],
 ) -> dict[str, str]:
-    if not sent:
-        return {}
-    origin = _by_value(sent, before)
-    names = list(sent)
-    found = {}
+    origin, names, found = _by_value(sent, before) if sent else {}, list(sent), {}
     for place, (key, array) in enumerate(arrays.items()):
         if key in known:
             continue
@@ -284,7 +259,6 @@ def memories_in(
 
     Args:
         parameters: name of each uploaded array -> name of its parameter or buffer.
-        before, after: values at the start and end of the training.
         moved: names of values moved by a gradient or a mean over batches.
     """
     found = []
@@ -299,15 +273,9 @@ def memories_in(
 
 def averaged(modules: Sequence[nn.Module], names: Mapping[int, str]) -> set[str]:
     """Return the names of the running statistics of normalizations in ``modules``."""
-    kinds = nn.modules.batchnorm._NormBase
-    return {
-        names[id(buffer)]
-        for module in modules
-        for layer in module.modules()
-        if isinstance(layer, kinds)
-        for buffer in layer.buffers()
-        if id(buffer) in names
-    }
+    layers = (layer for module in modules for layer in module.modules())
+    normalizing = (layer for layer in layers if isinstance(layer, nn.modules.batchnorm._NormBase))
+    return {names[id(buffer)] for layer in normalizing for buffer in layer.buffers() if id(buffer) in names}
 
 
 def _memory(
@@ -323,7 +291,7 @@ def _memory(
             continue
         number, width = len(changed), rows.shape[1]
         if width == 1 and labels is not None and np.array_equal(np.sort(anew[changed, 0]), np.sort(labels)):
-            return raw_labels(number, where)
+            return leak_of("labels", where, number)
         unit = width > 1 and bool((np.abs(np.linalg.norm(anew[changed], axis=1) - 1) < UNIT).all())
         if width > 1 or number in counts:
             told.append((unit, any(number % count == 0 for count in counts), number, width))
