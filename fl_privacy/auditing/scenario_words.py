@@ -86,7 +86,7 @@ def words_in_training(client: WatchedReply) -> tuple[set[int], set[int]] | None:
         words = None if rows is None else _loaded(seen, table)
         if rows is not None and words:
             return words, set(rows) - {table.padding_idx or 0}
-    if {name for name, _ in seen.optimizers} - set(OPTIMIZERS):
+    if texts_seen(seen) is None or {name for name, _ in seen.optimizers} - set(OPTIMIZERS):
         return None
     found = read_first_block(client, client.tensors(), client.matched.shares, examples=max(1, seen.loaded))
     return None if found is None else (found.truth, found.guess)

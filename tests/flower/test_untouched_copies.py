@@ -161,7 +161,7 @@ def test_settings_and_shares_that_a_column_has_as_well_are_no_figures() -> None:
 
 
 def test_what_is_many_times_in_one_reply_is_found_in_one_reply() -> None:
-    grid = TappedGrid([0], ClientApp(), {}, 1)
+    grid = TappedGrid([0], ClientApp(), {}, 1, tables={}, node_config={})
     sent = Sent(direction=UP, kind="train", round=1, node=0, values={("m", "who"): ["ann@c.org", "anna@c.org"]})
     grid.replies["train"] += 1
     grid._count("train", findings_of(sent, Loaded(), [], trained=True))

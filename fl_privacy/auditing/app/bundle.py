@@ -18,14 +18,8 @@ from fl_privacy.errors import UserError, blamed_on
 from fl_privacy.files.foreign import expanded
 from fl_privacy.flower.inside.identity import loaded, parse_config_args
 
-LARGEST_BUNDLE = 1 << 30
-"""Largest size of an unpacked bundle in bytes."""
-
-MOST_ENTRIES = 20_000
-"""Largest number of files in a bundle."""
-
-LARGEST_PROJECT = 1 << 20
-"""Largest size of a ``pyproject.toml`` in bytes."""
+LARGEST_BUNDLE, MOST_ENTRIES, LARGEST_PROJECT = 1 << 30, 20_000, 1 << 20
+"""Largest size of an unpacked bundle in bytes and number of its files, and size of a ``pyproject.toml`` in bytes."""
 
 MOST_NODES = 1000
 """Largest number of nodes from a file; ``--nodes`` may ask for more."""
@@ -105,9 +99,7 @@ class App:
                     raise UserError(f"--run-config is expected to set one of {known}, but got {key}.")
                 config[key] = _like(config[key], value, key)
         if rounds is not None:
-            counted = next((key for key in ROUNDS_KEYS if key in config), None)
-            if counted is not None:
-                config[counted] = rounds
+            config |= dict.fromkeys([key for key in ROUNDS_KEYS if key in config][:1], rounds)
         return config
 
 
@@ -198,8 +190,7 @@ def _unpacked(bundle: Path) -> Path:
 def _flat(nested: Mapping[str, Any], before: str = "") -> Config:
     found: Config = {}
     for key, value in nested.items():
-        name = f"{before}.{key}" if before else key
-        found.update(_flat(value, name) if isinstance(value, Mapping) else {name: value})
+        found |= _flat(value, f"{before}{key}.") if isinstance(value, Mapping) else {f"{before}{key}": value}
     return found
 
 

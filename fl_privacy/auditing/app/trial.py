@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from flwr.app import Context, Message, RecordDict
-from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable
 from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import Strategy
 
 from fl_privacy.auditing.app.bundle import App, Config, read_pairs
-from fl_privacy.auditing.app.environment import around, configure, seeded
+from fl_privacy.auditing.app.environment import around, configure, last_line_of, seeded
 from fl_privacy.auditing.instrument.watch import replaced
 from fl_privacy.federation.replies import Failure, attempt, printable
 from fl_privacy.flower.gate import Gate
@@ -26,10 +25,8 @@ from fl_privacy.site.gate.rules import REASONS
 
 logger = logging.getLogger(__name__)
 
-MOST_DETAILS = 12
-"""Largest number of reported kinds of refusals."""
-
-MOST_FIGURES = 12
+MOST_DETAILS, MOST_FIGURES = 12, 12
+"""Largest number of reported kinds of refusals, and of figures."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,22 +117,16 @@ def ready(app: App, settings: TrialSettings) -> Iterator[tuple[Callable[[list[Ga
             logger.warning("%s", there.lent_in_words())
 
         def run(gates: list[Gate] | None) -> Course:
-            course = _run(server, client if gates is None else _Gated(client, gates), config, settings)
+            def gated(message: Message, context: Context) -> Message:
+                return (gates or [])[int(context.node_config["partition-id"])](message, context, client)
+
+            course = _run(server, client if gates is None else gated, config, settings)
             for gate in gates or ():
                 course.refused.update(gate.refused)
                 course.left_out.update(gate.left_out)
             return course
 
         yield run, folder
-
-
-class _Gated:
-    def __init__(self, app: ClientApp, gates: list[Gate]) -> None:
-        self._app, self._gates = app, gates
-
-    def __call__(self, message: Message, context: Context) -> Message:
-        gate = self._gates[int(context.node_config["partition-id"])]
-        return gate(message, context, self._app)
 
 
 class CountingGrid(LocalGrid):
@@ -148,8 +139,7 @@ class CountingGrid(LocalGrid):
     def _answer(self, message: Message) -> Message:
         reply = super()._answer(message)
         if reply.has_error():
-            lines = (reply.error.reason or "").strip().splitlines() or ["an error"]
-            self._course.errors[printable(lines[-1])[:200]] += 1
+            self._course.errors[printable(last_line_of(reply))[:200]] += 1
         else:
             self._course.replies += 1
         return reply

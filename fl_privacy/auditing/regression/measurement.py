@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from fl_privacy.attacks import ReconstructionAttack
 from fl_privacy.checks import one_of, whole
@@ -135,20 +135,20 @@ def measure_run(folder: Path, *, metric: str = "psnr") -> Measurement:
     if not run.finished:
         raise UserError(f"{folder} is expected to hold a run that finished, but it did not; start it again.")
     expect_metric(metric)
-    found = []
+    found: dict[tuple[Attacker, int], list[Mapping[str, Any]]] = {}
     for attacker in Attacker:
-        every = run.of_kind("image", attacker)
-        for round in dict.fromkeys(image["round"] for image in every):
-            found.append((attacker, round, [image for image in every if image["round"] == round]))
+        for image in run.of_kind("image", attacker):
+            found.setdefault((attacker, image["round"]), []).append(image)
     if not found:
         raise UserError(f"{folder} is expected to hold attacked images, but none was attacked.")
     sign = 1 if METRICS[metric].leaks == "high" else -1
 
-    def leakage(one: tuple[Attacker, int, list[Mapping[str, Any]]]) -> float:
-        values = [value for image in one[2] if not math.isnan(value := _value(image, metric))]
+    def leakage(one: tuple[Attacker, int]) -> float:
+        values = [value for image in found[one] if not math.isnan(value := _value(image, metric))]
         return sign * (sum(values) / len(values) if values else -math.inf)
 
-    attacker, round, images = max(found, key=leakage)
+    attacker, round = max(found, key=leakage)
+    images = found[attacker, round]
     choices = run.identity.config.get("choices", {})
     return measured(
         metric=metric,
@@ -200,7 +200,9 @@ def measure_training(
         UserError: an argument does not fit, or the attack failed on an image.
     """
     expect_metric(metric)
-    made, name = _called(attack)
+    made, name = attack_called(attack)
+    if made is None:
+        raise UserError("attack is expected to be one, but got none; nothing would be measured.")
     examples = _examples(data, images, batch_size)
     network, scale = _made(model, seed), told_normalization(data) or find_normalization(examples)
     pixels = [image if scale is None else scale.undo(image) for image, _ in examples]
@@ -239,21 +241,11 @@ def _others(data: object, attacked: Sequence[Batch], scale: Normalization | None
     return others_among([(i, label) for i, label in plain if tuple(i.shape) == shape], attacked, shape, seed=seed)
 
 
-def _called(attack: str | ReconstructionAttack) -> tuple[ReconstructionAttack, str]:
-    made, name = attack_called(attack)
-    if made is None:
-        raise UserError("attack is expected to be one, but got none; nothing would be measured.")
-    return made, name
-
-
 def _most(scores: Sequence[Sequence[VictimScore]]) -> list[Outcome | None]:
     """Return the worst outcome of each image; ``None`` if unknown."""
-    found = zip(*map(_outcomes, scores), strict=True)
-    return [None if None in each else min(filter(None, each), key=list(Outcome).index) for each in found]
-
-
-def _outcomes(scores: Sequence[VictimScore]) -> list[Outcome | None]:
-    return [image.outcome for score in scores for image in score.images]
+    found = [[image.outcome for score in each for image in score.images] for each in scores]
+    order = list(Outcome).index
+    return [None if None in each else min(filter(None, each), key=order) for each in zip(*found, strict=True)]
 
 
 def _worst(scores: Sequence[Sequence[VictimScore]], metric: str) -> list[float]:
@@ -274,17 +266,6 @@ def _examples(data: object, images: int, batch_size: int) -> list[tuple[Tensor, 
     return examples
 
 
-class _Batch(Dataset[tuple[Tensor, int]]):
-    def __init__(self, examples: Sequence[tuple[Tensor, int]]) -> None:
-        self._examples = examples
-
-    def __len__(self) -> int:
-        return len(self._examples)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        return self._examples[index]
-
-
 def _made(model: nn.Module | Callable[[], nn.Module], seed: int) -> nn.Module:
     if isinstance(model, nn.Module):
         return copy.deepcopy(model)
@@ -300,7 +281,7 @@ def _change(model: nn.Module, train: Train, examples: Sequence[tuple[Tensor, int
     sent, trained = ModelState.of(model), copy.deepcopy(model)
     with torch.random.fork_rng(devices=[]), blamed_on("train(model, loader)"):
         torch.manual_seed(seed)
-        train(trained, DataLoader(_Batch(examples), batch_size=len(examples)))
+        train(trained, DataLoader(examples, batch_size=len(examples)))  # type: ignore[arg-type]
     after = ModelState.of(trained.cpu())
     change = {name: value - sent.parameters[name] for name, value in after.parameters.items()}
     if not any(bool(tensor.any()) for tensor in change.values()):
