@@ -1,7 +1,7 @@
 """The differential privacy claims of a Flower app: its strategy, its clients' mods, and Opacus in their training."""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -116,14 +116,13 @@ def _begun(app: ClaimedApp, server: ServerApp) -> ClaimedApp:
         taken.update(strategy=self, arrays=initial_arrays, rounds=num_rounds, config=more.get("train_config") or {})
         raise _Started
 
-    kinds: tuple[Any, ...] = (Strategy, AuditedStrategy)  # an audit's own start would open its folder
-    with ExitStack() as stack:
-        for kind in kinds:
-            stack.enter_context(replaced(kind, "start", lambda original: start))
-        try:
-            ended = attempt(lambda: server(LocalGrid(range(NODES)), context))
-        except _Started:
-            ended = None
+    ended = None  # an audit's own start would open its folder
+    with (
+        replaced(Strategy, "start", lambda _: start),
+        replaced(AuditedStrategy, "start", lambda _: start),
+        suppress(_Started),
+    ):
+        ended = attempt(lambda: server(LocalGrid(range(NODES)), context))
     if isinstance(ended, Failure):
         raise UserError(f"The app's server app ended before its training ({ended.reason}); run it by `flwr run` first.")
     if not taken:
@@ -164,23 +163,15 @@ def _on_mods(app: ClaimedApp, asked: DpCheckRequest) -> list[ClaimVerdict]:
         stated = stated_by(mod, rounds=app.rounds)
         if stated is None:
             continue
-        name = f"the clients' {type(mod).__name__}"
-        once = stated.claim is not None and stated.claim.rounds < app.rounds
-        verdict = tested(
-            name, mechanism_of_mod(together(app.mods), config=numbers_of(app.config)), stated_by(mod) or stated, asked
-        )
-        notes = verdict.notes
-        if once and stated.facts.noise_multiplier:
-            total = tested_rounds(stated.facts.noise_multiplier, app.rounds, asked.delta)
-            said = f"The claim is about one round; the noise of the app's {app.rounds} rounds spends {total}."
-            notes = (*notes, said)
-        found.append(replace(verdict, notes=notes))
+        name, mechanism = type(mod).__name__, mechanism_of_mod(together(app.mods), config=numbers_of(app.config))
+        verdict = tested(f"the clients' {name}", mechanism, stated_by(mod) or stated, asked)
+        once, multiplier = stated.claim is not None and stated.claim.rounds < app.rounds, stated.facts.noise_multiplier
+        if once and multiplier:
+            total = shown_epsilon(gaussian_epsilon(app.rounds**0.5 / multiplier, asked.delta))
+            said = f"The claim is about one round; the noise of the app's {app.rounds} rounds spends epsilon {total}."
+            verdict = replace(verdict, notes=(*verdict.notes, said))
+        found.append(verdict)
     return found
-
-
-def tested_rounds(multiplier: float, rounds: int, delta: float) -> str:
-    """Return the epsilon of ``rounds`` releases of Gaussian noise, in words."""
-    return f"epsilon {shown_epsilon(gaussian_epsilon(rounds**0.5 / multiplier, delta))}"
 
 
 def _trained(app: ClaimedApp) -> tuple[Message | None, OpacusWatch, tuple[str, ...]]:
@@ -202,17 +193,10 @@ def _trained(app: ClaimedApp) -> tuple[Message | None, OpacusWatch, tuple[str, .
 
 
 def _metrics_in_words(reply: Message | None) -> tuple[str, ...]:
-    if reply is None or not reply.has_content():
-        return ()
-    names = [
-        name
-        for record in reply.content.metric_records.values()
-        for name in record
-        if name not in COUNTS | SETTINGS | KEYS.keys()
-    ]
-    if not names:
-        return ()
-    return (
+    records = reply.content.metric_records.values() if reply is not None and reply.has_content() else ()
+    names = [name for record in records for name in record if name not in COUNTS | SETTINGS | KEYS.keys()]
+    said = (
         f"Next to its arrays a client sends {', '.join(names[:6])}: figures about its data that this test does not"
-        " cover; withhold them, or add noise and count them in.",
+        " cover; withhold them, or add noise and count them in."
     )
+    return (said,) if names else ()

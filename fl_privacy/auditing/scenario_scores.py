@@ -193,8 +193,8 @@ def _count_rows(found: Sequence[Reconstruction], truths: Sequence[Batch], others
         rows = zip(wanted.tolist(), given.tolist(), read, strict=True)
         shown += [Shown(original=row, guess=made, reconstructed=own) for row, made, own in rows]
     shown.sort(key=lambda one: not one.reconstructed)
-    numbers = {"exact": exact, "identified": identified, "nothing": nothing, "failures": failures}
-    return Counts(**numbers, groups=len(found), candidates=len(others), chance=combined(chances)), shown
+    counts = Counts(exact=exact, identified=identified, nothing=nothing, failures=failures, groups=len(found))
+    return replace(counts, candidates=len(others), chance=combined(chances)), shown
 
 
 def _is_near(given: Tensor, wanted: Tensor, others: Tensor) -> Tensor:

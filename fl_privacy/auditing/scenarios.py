@@ -324,7 +324,7 @@ def _on_one(ask: Ask, number: int, *, evaluation: bool = False) -> WatchedReply 
     first = again = ask(once)
     for more in ({"repeats": True}, {"first": 2 * number, "number": 2}):
         if isinstance(again, Failure):
-            again = ask(replace(once, **more))  # type: ignore[arg-type]
+            again = ask(replace(once, **more))
     return first if isinstance(again, Failure) else again
 
 

@@ -80,12 +80,10 @@ def _found(config: Mapping[str, object]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, keys in KEYS.items():
         value = next((spelled[key] for key in keys if key in spelled), None)
-        if name == "optimizer":
-            value = str(value).lower() if str(value).lower() in ("sgd", "adam", "adamw") else None
-        elif isinstance(value, bool) or not isinstance(value, int | float):
-            value = None
-        if value is not None:
-            with suppress(UserError):
+        value = str(value).lower() if name == "optimizer" else value
+        usual = value in ("sgd", "adam", "adamw") if name == "optimizer" else type(value) in (int, float)
+        with suppress(UserError):
+            if usual:
                 LocalPlan(**{"shares": "delta", name: value})  # type: ignore[arg-type]
                 found[name] = value
     if "steps" in found:
@@ -104,10 +102,8 @@ def _named(told: Mapping[str, object]) -> dict[str, Any]:
 
 logger = logging.getLogger(__name__)
 
-PATIENCE = 600.0
-"""Seconds to wait for the first client."""
-
-_POLL = 0.5
+PATIENCE, _POLL = 600.0, 0.5
+"""Seconds to wait for the first client, and between two looks."""
 
 
 @streams_put_back()
@@ -196,12 +192,9 @@ class AuditedStrategy(StrategyAround):
             UserError: before the training: no client is there, the arrays are not the model's, a round does not exist,
                 or ``out`` can't be written.
         """
-        signature = inspect.signature(type(self.strategy).start)
-        given = signature.bind(self.strategy, *args, **kwargs)
+        given = inspect.signature(type(self.strategy).start).bind(self.strategy, *args, **kwargs)
         given.apply_defaults()
-        told = dict(given.arguments)
-        for name, parameter in signature.parameters.items():
-            told |= told[name] if parameter.kind is parameter.VAR_KEYWORD else {}
+        told = {**given.arguments, **given.kwargs}
         grid, arrays = told["grid"], told["initial_arrays"]
         rounds = whole("num_rounds", told.get("num_rounds", 3), at_least=1, example=3)
         self._timeout = float(told.get("timeout", 3600))
@@ -270,30 +263,22 @@ class AuditedStrategy(StrategyAround):
 
     def _identify(self, round: int, received: Sequence[Message]) -> None:
         assert self._curious is not None
-        replied = [(message, r) for message, r in pair(self._sent, received) if not isinstance(r, Failure)]
-        self._curious.name_all(replied)
+        self._curious.name_all([(m, r) for m, r in pair(self._sent, received) if not isinstance(r, Failure)])
         self.report.identified.update(self._curious.partitions)
         self._note(self._sent, received)
 
     def _probe(self, round: int, received: Sequence[Message]) -> None:
         assert self._curious is not None and self._grid is not None
         replied = [(m, r) for m, r in pair(self._sent, received) if not isinstance(r, Failure)]
-        answering = sorted(
-            (m for m, r in replied if ANSWERS in r.content.config_records), key=lambda m: m.metadata.dst_node_id
-        )[: self.report.victims]
+        answering = [message for message, reply in replied if ANSWERS in reply.content.config_records]
+        answering = sorted(answering, key=lambda message: message.metadata.dst_node_id)[: self.report.victims]
         if not answering:
             return
         share, more = divmod(self.report.victims, len(answering))
-        asked = [
-            Message(
-                probing(message, number, 1),
-                dst_node_id=message.metadata.dst_node_id,
-                message_type=message.metadata.message_type,
-                group_id=message.metadata.group_id,
-            )
-            for rank, message in enumerate(answering)
-            for number in range(share + (rank < more))
-        ]
+        asked = []
+        for rank, message in enumerate(answering):
+            to = {name: getattr(message.metadata, name) for name in ("dst_node_id", "message_type", "group_id")}
+            asked += [Message(probing(message, number, 1), **to) for number in range(share + (rank < more))]
         replies = list(self._grid.send_and_receive(asked, timeout=self._timeout))
         self._note(asked, replies)
         for message, reply in pair(asked, replies):
@@ -337,15 +322,8 @@ class AuditedStrategy(StrategyAround):
 
 def _start_with_hooks(strategy: Strategy, audited: AuditedStrategy, args: Any, kwargs: Any) -> Result:
     """Run ``strategy.start`` with redirected hooks, on an object that shares the strategy's attributes."""
-    kind = type(strategy)
-
-    def configure_train(self: Strategy, *args: Any, **kwargs: Any) -> Iterable[Message]:
-        return audited.configure_train(*args, **kwargs)
-
-    def aggregate_train(self: Strategy, *args: Any, **kwargs: Any) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        return audited.aggregate_train(*args, **kwargs)
-
-    hooks = {"configure_train": configure_train, "aggregate_train": aggregate_train}
+    kind, names = type(strategy), ("configure_train", "aggregate_train")
+    hooks = {name: staticmethod(getattr(audited, name)) for name in names}
     driver: Any = object.__new__(type(kind.__name__, (kind,), hooks))
     driver.__dict__ = strategy.__dict__
     result: Result = driver.start(*args, **kwargs)

@@ -39,15 +39,12 @@ def expect_strategy(strategy: object) -> None:
 
 def expect_rounds(rounds: object) -> None:
     """Check ``rounds`` as far as possible before their number is known."""
-    if isinstance(rounds, str):
-        audited_rounds(rounds, 1, name="rounds", most="num_rounds")
-    elif isinstance(rounds, list | tuple | set | frozenset | range) and rounds:
-        for one in rounds:
-            whole("rounds", one, at_least=1, example=1)
-    elif not rounds or not isinstance(rounds, int):
-        audited_rounds([], 1, name="rounds", most="num_rounds")
-    else:
-        whole("rounds", rounds, at_least=1, example=1)
+    several = isinstance(rounds, list | tuple | set | frozenset | range)
+    if isinstance(rounds, str) or not rounds or not (several or isinstance(rounds, int)):
+        audited_rounds(rounds if isinstance(rounds, str) else [], 1, name="rounds", most="num_rounds")
+        return
+    for one in rounds if several else [rounds]:  # type: ignore[attr-defined]
+        whole("rounds", one, at_least=1, example=1)
 
 
 def _no_strategy(strategy: object) -> str:
@@ -64,19 +61,15 @@ def _no_strategy(strategy: object) -> str:
     return f"A strategy of flwr.serverapp.strategy is expected, but got {kind.__name__}; audit(FedAvg(...), model=Net)."
 
 
-MOST_PARTITION = 999_999_999
-"""Largest number of a client."""
-
-AGREED = 0.5
-"""Share of clients above which their stated defense counts as the training's."""
+MOST_PARTITION, AGREED = 999_999_999, 0.5
+"""Largest number of a client, and share of clients above which their stated defense counts as the training's."""
 
 
 def told_partition(reply: Message) -> int | None:
     """Return the partition that the client behind ``reply`` claims, or ``None``."""
     record = reply.content.config_records.get(CLIENT)
-    told = record.get(PARTITION) if record is not None else None
-    usable = isinstance(told, int) and not isinstance(told, bool) and 0 <= told <= MOST_PARTITION
-    return told if usable else None  # type: ignore[return-value]
+    told = None if record is None else record.get(PARTITION)
+    return told if type(told) is int and 0 <= told <= MOST_PARTITION else None
 
 
 @dataclass(eq=False)
@@ -143,18 +136,13 @@ class AuditReport(AuditSession):
 
     def _reset(self) -> None:
         super().__init__(self.out)
-        self._observations: WaitingUpdates | None = None
-        self._found: Counter[str] = Counter()
-        self._seen: Counter[str] = Counter()
-        self._images: dict[VictimId, ProbedImages] = {}
-        self._defenses: dict[int, Description] = {}
+        self._found, self._seen = Counter[str](), Counter[str]()
+        self._images, self._defenses = dict[VictimId, ProbedImages](), dict[int, Description]()
         self.partitions: Mapping[int, int] = {}
         self.nodes: int | None = None
         self._run: RunFolder | None = None
         self._result: Result | None = None
-        self._writer: CaptureWriter | None = None
-        self._told: frozenset[str] = frozenset()
-        self.identified: set[int] = set()
+        self._told, self.identified = frozenset[str](), set[int]()
 
     def open(self, plan: LocalPlan, told: frozenset[str], audited: Sequence[int], rounds: int) -> None:
         """Start recording into a new folder; an earlier audit with the same settings is moved aside.
@@ -188,7 +176,6 @@ class AuditReport(AuditSession):
             self._run.close()
 
     def captured(self, observation: Observation) -> None:
-        assert self._writer is not None and self._observations is not None
         known, said = recognize_training(observation, self._told)
         self._found.update(said)
         self._writer.write(known)
@@ -237,19 +224,15 @@ class AuditReport(AuditSession):
         assert self._run is not None
         if not self._observations:
             raise self._nothing()
-        record = self.record()
-        stated = self._normalizations()
+        own, stated, source = self.model.normalization, self._normalizations(), self.model.source
+        seen = as_clients_normalize(self._observations, stated, own)
         captured = CapturedApp(
-            observations=as_clients_normalize(self._observations, stated, self.model.normalization),
-            source=self.model.source,
-            record=record,
-            found=self._found,
-            victims=self.victims,
+            observations=seen, source=source, record=self.record(), found=self._found, victims=self.victims
         )
         self.line = report_app(captured, self._attack, self._attack_name, self._run, monitor=LineMonitor())
 
     def record(self, going_on: str = "") -> AuditRecord:
-        observed = {observation.client for observation in ids_of(self._observations or ())}
+        observed = {observation.client for observation in ids_of(self._observations)}
         defenses = {client: parts for client, parts in self._defenses.items() if client in observed}
         spelled = {client: json.dumps(to_plain(parts), sort_keys=True) for client, parts in defenses.items()}
         usual, number = Counter(spelled.values()).most_common(1)[0] if spelled else ("", 0)
@@ -297,11 +280,9 @@ class AuditReport(AuditSession):
     def _nothing(self) -> UserError:
         from fl_privacy.runs.weights import MODEL, write_weights  # noqa: PLC0415
 
-        kept = ""
+        kept, path = "", self.folder / MODEL
         if self._result is not None and self._result.arrays is not None:
-            path = self.folder / MODEL
-            arrays = {name: to_tensor(array.numpy()) for name, array in self._result.arrays.items()}
-            write_weights(path, ModelState(arrays))
+            write_weights(path, ModelState({k: to_tensor(v.numpy()) for k, v in self._result.arrays.items()}))
             kept = f" The trained weights are in {path}."
         why = max(self._seen, key=lambda reason: self._seen[reason], default="").rstrip(".")
         why = why or "no client replied in the audited rounds"
@@ -311,16 +292,11 @@ class AuditReport(AuditSession):
         )
 
     def _config(self, plan: LocalPlan, audited: Sequence[int], rounds: int) -> dict[str, Any]:
-        normalization = self.model.normalization
+        normalization, data, attack = self.model.normalization, self.model.source.name, self._attack_name
         return {
             "command": "audit",
-            "choices": {
-                "data": self.model.source.name,
-                "model": "custom",
-                "federation": self.strategy,
-                "attack": self._attack_name,
-            },
-            "data": {"name": self.model.source.name},
+            "choices": {"data": data, "model": "custom", "federation": self.strategy, "attack": attack},
+            "data": {"name": data},
             "model": {
                 "_target_": self.model.path,
                 "input_shape": list(self.model.input_shape),
@@ -328,7 +304,7 @@ class AuditReport(AuditSession):
                 **({} if normalization is None else asdict(normalization)),
             },
             "federation": {"strategy": self.strategy, "rounds": rounds, "plan": asdict(plan)},
-            "attack": {"name": self._attack_name},
+            "attack": {"name": attack},
             "intercept": {"uploads": "both", "rounds": list(audited)},
             "victims": self.victims,
             "batch_size": 1,

@@ -8,10 +8,12 @@ from typing import Any, Literal
 import numpy as np
 
 from fl_privacy.effects import Description
-from fl_privacy.measure.answer import QUESTIONS, Answer
+from fl_privacy.measure.answer import QUESTIONS, Answer, Scenario
 from fl_privacy.measure.roc import Estimate
 from fl_privacy.report.gallery import data_uri
 from fl_privacy.report.page import render
+from fl_privacy.runs.folder import Verdict
+from fl_privacy.runs.folder.leakage import AttackedUploads
 from fl_privacy.runs.folder.verdict import LEAK, OPEN, Tone
 from fl_privacy.types.plan import Normalization
 
@@ -303,10 +305,37 @@ def _number(number: int, what: str) -> str:
     return f"{number} {what}{'s' * (number != 1)}"
 
 
+UPLOADS: Mapping[AttackedUploads, str] = {
+    AttackedUploads.PROBES: "uploads of few images each, which clients computed for this as they compute their own",
+    AttackedUploads.TRAINING: "updates of the training itself",
+    AttackedUploads.SERVER: "uploads of one image each that the server computed itself, undefended",
+}
+"""Origin of attacked uploads -> description."""
+
+
+def audit_of_run(name: str, verdict: Verdict) -> AuditRecord:
+    """Return the record of a strategy's audit: its scenarios are the uploads of its rounds."""
+    found, source = verdict.readings, verdict.facts.source
+    several, answers = len({one.attacker for one in found}) > 1, []
+    for one in found:
+        right = one.statistic("label_correct")
+        scenario = Scenario(
+            name=f"round {one.round}",
+            title=f"Round {one.round}, {one.attacker} attacker" if several else f"Round {one.round}",
+            uploads=UPLOADS[source],
+            leaves=source is not AttackedUploads.SERVER,
+            source=UPLOADS[source],
+        )
+        labels = None if right is None else (round(right.mean * right.n), right.n)
+        answers.append(Answer(scenario=scenario, kind="image", counts=one.counts, labels=labels, among=len(found)))
+    return AuditRecord(app=name, answers=answers)
+
+
 def render_audit(page: AuditRecord) -> str:
-    """Render the page as HTML."""
+    """Render the page of an app that was run as HTML."""
     return render(
         "audit.html.j2",
+        run=None,
         page=page,
         severities=SEVERITIES,
         questions=QUESTIONS,

@@ -244,8 +244,10 @@ def _central_claims(app: App, found: Review) -> Iterator[CodeNote]:
 
 
 def _finite(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
     try:
-        return float(value) if type(value) in (int, float) and math.isfinite(value) else None
+        return float(value) if math.isfinite(value) else None
     except OverflowError:
         return None
 

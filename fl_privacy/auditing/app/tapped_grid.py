@@ -124,7 +124,7 @@ class TappedGrid(LocalGrid):
 
     def _join(self) -> None:
         partition = len(self.contexts)
-        node, of = FIRST_NODE + partition, {PARTITION: partition}
+        node, of = FIRST_NODE + partition, dict[str, bool | float | int | str]({PARTITION: partition})
         context = SimulatedContext(run_id=1, node_id=node, node_config=of, state=RecordDict(), run_config={})
         configure(context, partition, self._config, self._node_config)
         self.contexts[node] = context
@@ -276,8 +276,8 @@ def _described(content: RecordDict, direction: str, kind: str, number: int, node
                 values[record, key] = bytes(array.data)
             else:
                 arrays[record, key] = made
-    for record, said in (*content.metric_records.items(), *content.config_records.items()):
-        values |= {(record, key): value for key, value in said.items()}
+    for records in (content.metric_records, content.config_records):
+        values |= {(record, key): value for record, said in records.items() for key, value in said.items()}
     return Sent(direction=direction, kind=kind, round=number, node=node, arrays=arrays, values=values)
 
 

@@ -22,15 +22,13 @@ _SAID = pytest.StashKey[list[str]]()
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the command-line options."""
     group = parser.getgroup("fl-privacy", "leakage of federated updates (fl_privacy)")
-    group.addoption(
-        "--fl-privacy", action="store_true", help="Run the tests that measure leakage, and compare with the baseline."
-    )
-    group.addoption(
-        "--fl-privacy-update", action="store_true", help="Measure and write the baseline anew; review and commit it."
-    )
-    group.addoption(
-        "--fl-privacy-baseline", metavar="FILE", help=f"The baseline; by default {BASELINE} in the root folder."
-    )
+    for name, said in (
+        ("", "Run the tests that measure leakage, and compare with the baseline."),
+        ("-update", "Measure and write the baseline anew; review and commit it."),
+    ):
+        group.addoption(f"--fl-privacy{name}", action="store_true", help=said)
+    said = f"The baseline; by default {BASELINE} in the root folder."
+    group.addoption("--fl-privacy-baseline", metavar="FILE", help=said)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -143,11 +141,9 @@ def verdict_on(mechanism: Any, *, claimed: float, delta: float, **asked: Any) ->
     from fl_privacy.errors import UserError  # noqa: PLC0415
     from fl_privacy.flower.dp_mechanisms import verdicts_on  # noqa: PLC0415
 
-    fields = set(DpCheckRequest.__dataclass_fields__) - {"epsilon", "delta"}
-    if unknown := sorted(set(asked) - fields):
-        raise UserError(
-            f"leakage.epsilon is expected to get {', '.join(sorted(fields))}, but got {unknown[0]}; drop it."
-        )
+    fields = sorted(set(DpCheckRequest.__dataclass_fields__) - {"epsilon", "delta"})
+    if unknown := sorted(set(asked) - set(fields)):
+        raise UserError(f"leakage.epsilon is expected to get {', '.join(fields)}, but got {unknown[0]}; drop it.")
     question = DpCheckRequest(epsilon=claimed, delta=delta, **asked)
     if isinstance(mechanism, Defense):
         return on_defense(mechanism, question)[0]
