@@ -44,12 +44,7 @@ class _Started(BaseException):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ClaimedApp:
-    """The parts of an app.
-
-    Attributes:
-        strategy: strategy; ``None`` for a legacy one, or if none was started.
-        arrays: initial model of the training; ``None`` as for ``strategy``.
-    """
+    """The parts of an app; without strategy and initial model if that is a legacy one, or none was started."""
 
     folder: Path
     client: ClientApp
@@ -94,11 +89,7 @@ def claims_of_app(folder: Path, asked: DpCheckRequest, *, train: bool = True) ->
 
 
 def begun_app(path: Path) -> ClaimedApp:
-    """Import the app in the folder or bundle ``path`` and run its server app until the training starts.
-
-    Raises:
-        UserError: there is no app, or it can't be imported.
-    """
+    """Import an app and run its server app until the training starts; ``UserError`` if it can't be imported."""
     project = read_app(path)
     server, client = project.load()
     identify_process()

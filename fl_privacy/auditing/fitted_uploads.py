@@ -64,12 +64,7 @@ def _not_attacked(name: str, reason: str) -> Answer:
 
 @dataclass(eq=False)
 class FittedUploads:
-    """The uploads of clients that fit a model, in the order of arrival.
-
-    Attributes:
-        exchanges: (sent, reply) of clients that send trees.
-        parameters: arrays sent and replied, for other models.
-    """
+    """Pairs (sent, reply) of clients that fit trees (``exchanges``) or another model, in the order of arrival."""
 
     exchanges: dict[int, list[tuple[bytes, bytes]]] = field(default_factory=dict)
     parameters: dict[int, list[tuple[list[np.ndarray], list[np.ndarray]]]] = field(default_factory=dict)

@@ -57,11 +57,7 @@ def reason_of(failed: Failure) -> str:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class WatchedReply:
-    """A client's reply, with what was watched while the client made it, and the meaning of its arrays.
-
-    Attributes:
-        reply: arrays by record/name.
-    """
+    """A client's reply, arrays by record/name, with what was watched while it was made, and the arrays' meaning."""
 
     reply: dict[str, np.ndarray] = field(repr=False)
     watched: Watched
@@ -127,13 +123,10 @@ class StepProblem:
 
 
 def read_problem(seen: Watched, range_of: Sequence[Tensor]) -> StepProblem:
-    """Describe the inverse problem of the first observed step.
+    """Describe the inverse problem of the first observed step; ``NotAttackedError`` if no attack here applies.
 
     Args:
         range_of: loaded inputs, (N, ...) each, which give the range of values.
-
-    Raises:
-        NotAttackedError: no attack here applies.
     """
     program = seen.program
     if program is None:
@@ -243,11 +236,7 @@ def _searched(program: Program, leaves: list[int]) -> tuple[list[int], int]:
 
 
 def plan_of(seen: Watched, found: Matched, batch: int) -> LocalPlan:
-    """Infer the plan of the one observed step.
-
-    Raises:
-        NotAttackedError: no attack here inverts the optimizer.
-    """
+    """Infer the plan of the one observed step; ``NotAttackedError`` if no attack here inverts the optimizer."""
     if not seen.optimizers:
         raise NotAttackedError(
             "no optimizer of PyTorch makes a step on so few examples, as where the gradients of several batches are"

@@ -37,11 +37,7 @@ MOST_SHOWN = 8
 def score(
     problems: Sequence[StepProblem], found: Sequence[Reconstruction], loaded: Sequence[Tensor], seed: int
 ) -> Answer:
-    """Compare reconstructions with the truth; the answer lacks its scenario.
-
-    Args:
-        loaded: inputs (N, ...) of the same clients, used as distractors.
-    """
+    """Compare reconstructions with the truth, and ``loaded`` inputs (N, ...) as distractors, without a scenario."""
     truths = [_batch(problem) for problem in problems]
     counted: Callable[..., tuple[Counts, Sequence[Shown]]]
     if problems[0].kind == "image":
@@ -62,11 +58,7 @@ def score(
     if control is None and counts.chance is None and counts.candidates < LEAST_CANDIDATES and not counts.exact:
         counts = replace(counts, chance=1.0)
     return Answer(
-        kind=problems[0].kind,
-        counts=counts,
-        control=control,
-        labels=_labels(problems, found),
-        shown=shown[:MOST_SHOWN],
+        kind=problems[0].kind, counts=counts, control=control, labels=_labels(problems, found), shown=shown[:MOST_SHOWN]
     )
 
 

@@ -10,13 +10,7 @@ from torch import Tensor, nn
 from fl_privacy.attacks.text.bag_of_words import Bag, tokens_of_first_block
 from fl_privacy.auditing.instrument.program import tensors_in
 from fl_privacy.auditing.instrument.watch import Watched
-from fl_privacy.auditing.scenario_problem import (
-    OPTIMIZERS,
-    NotAttackedError,
-    WatchedReply,
-    cleaned,
-    optimizer_in_plan,
-)
+from fl_privacy.auditing.scenario_problem import OPTIMIZERS, NotAttackedError, WatchedReply, cleaned, optimizer_in_plan
 from fl_privacy.auditing.scenario_scores import MOST_SHOWN
 from fl_privacy.measure.answer import Answer, Shown
 from fl_privacy.measure.chance import BAND, chance_of_words, combined, words_f1
@@ -260,11 +254,7 @@ class SeenNetwork(TextModel):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SeenTexts:
-    """The texts that a client trained on, with its network.
-
-    Attributes:
-        words: token ids (N, L) of each batch, -1 for none.
-    """
+    """Token ids (N, L) of each batch that a client trained on, -1 for none, and number of the transformer's module."""
 
     number: int
     words: Sequence[Tensor]
@@ -321,11 +311,7 @@ def template_of(clients: Sequence[Watched]) -> set[int]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FirstBlock:
-    """Tokens reconstructed from one upload's first block.
-
-    Attributes:
-        said: method, or reason for failure.
-    """
+    """Tokens reconstructed from one upload's first block; ``said`` is the method, or the reason for failure."""
 
     truth: set[int]
     guess: set[int]
@@ -386,12 +372,7 @@ def _plan(seen: Watched, shares: str, examples: int) -> LocalPlan:
 
 
 def words_of_uploads(found: Sequence[tuple[WatchedReply, WatchedReply]], *, uploaded: bool) -> list[FirstBlock] | None:
-    """Reconstruct the words of each client's answer on one text; ``None`` without a transformer on texts.
-
-    Args:
-        found: the client's reply to its training, and its reply on one text.
-        uploaded: ``True`` to attack the upload, else the gradient.
-    """
+    """Reconstruct the words of each client's answer on one text, as ``words_of``; ``None`` without a transformer."""
     read: list[FirstBlock] = []
     template = template_of([client.watched for client, _ in found])
     for _, again in found:

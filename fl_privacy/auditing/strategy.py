@@ -27,6 +27,7 @@ from fl_privacy.flower.audit_protocol import ANSWERS, asked_probe, probing, told
 from fl_privacy.flower.grids import pair
 from fl_privacy.flower.wrappers import StrategyAround
 from fl_privacy.rng import streams_put_back
+from fl_privacy.runs.folder.claims import write_claims
 from fl_privacy.types import LocalPlan, VictimId
 
 KEYS: Mapping[str, tuple[str, ...]] = {
@@ -163,11 +164,7 @@ def audit(
 
 @dataclass(eq=False)
 class AuditedStrategy(StrategyAround):
-    """A strategy under audit; made by ``audit``.
-
-    Attributes:
-        failure: reason for a missing page, in a line; ``None`` with a page, or before the end of the training.
-    """
+    """A strategy under audit, made by ``audit``; after the training, ``failure`` is the reason for a missing page."""
 
     model: AuditedModel
     report: AuditReport
@@ -223,15 +220,20 @@ class AuditedStrategy(StrategyAround):
 
     def _finish(self, result: Result) -> None:
         assert self._curious is not None
-        self.report.partitions = self._curious.partitions
-        seen = self._seen + self._curious.problems
+        report = self.report
+        report.result, report.seen = result, self._seen + self._curious.problems
+        report.partitions = self._curious.partitions
+
+        def claim() -> None:
+            if claims := audited_claims(self.strategy, self._replies, self._rounds):
+                write_claims(report.folder, claims)
+
         with streams_put_back():
-            claimed = attempt(lambda: self.report.claimed(audited_claims(self.strategy, self._replies, self._rounds)))
-        if isinstance(claimed, Failure):
-            logger.warning("The claim of differential privacy was not tested: %s", claimed.reason)
-        failed = self.report.finish(result, seen)
+            if isinstance(untested := attempt(claim), Failure):
+                logger.warning("The claim of differential privacy was not tested: %s", untested.reason)
+        failed = report.end()
         self.failure = None if failed is None else failed.reason.removeprefix(f"{UserError.__name__}: ")
-        say(self.report.line if failed is None else f"audit: no page. {self.failure}", aside=failed is not None)
+        say(report.line if failed is None else f"audit: no page. {self.failure}", aside=failed is not None)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

@@ -28,11 +28,7 @@ SETTINGS = frozenset({"target_delta", "target-delta", "target_epsilon", "max_gra
 
 @dataclass(eq=False)
 class StatedByReplies:
-    """Differential privacy and other figures in clients' metrics.
-
-    Attributes:
-        stated: last round's largest epsilon and least noise of any client, by name.
-    """
+    """Names of clients' metrics, and the last round's largest epsilon and least noise that any client ``stated``."""
 
     stated: dict[str, float] = field(default_factory=dict)
     metrics: set[str] = field(default_factory=set)

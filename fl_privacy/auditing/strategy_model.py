@@ -45,11 +45,7 @@ class AuditedModel:
 def read_model(
     model: nn.Module | Callable[[], nn.Module], data: object, input_shape: Sequence[int] | None, transform: object
 ) -> AuditedModel:
-    """Check the model and images given to ``audit``.
-
-    Raises:
-        UserError: they do not fit each other.
-    """
+    """Check the model and images given to ``audit``; ``UserError`` if they do not fit each other."""
     made = copy.deepcopy(made_of(model)).cpu()
     if not any(True for _ in made.parameters()):
         raise UserError(f"Model {type(made).__name__} is expected to have parameters, but has none.")

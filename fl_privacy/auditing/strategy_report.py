@@ -15,7 +15,7 @@ from fl_privacy.auditing.strategy_model import AuditedModel
 from fl_privacy.checks import whole
 from fl_privacy.effects import Description, to_plain
 from fl_privacy.errors import UserError
-from fl_privacy.federation import Failure, audited_rounds
+from fl_privacy.federation import audited_rounds
 from fl_privacy.federation.interception import CaptureWriter, WaitingUpdates, ids_of, recognize_training
 from fl_privacy.flower.audit_protocol import ProbedImages
 from fl_privacy.flower.curious import HonestButCurious
@@ -23,7 +23,6 @@ from fl_privacy.flower.records import CLIENT, PARTITION, to_tensor
 from fl_privacy.report.audit_page import AuditRecord, Captured
 from fl_privacy.runs.build import attack_called
 from fl_privacy.runs.folder import RunFolder
-from fl_privacy.runs.folder.claims import ClaimRecord, write_claims
 from fl_privacy.runs.folder.ongoing import CAPTURES
 from fl_privacy.types import LocalPlan, ModelState, Observation, VictimId
 from fl_privacy.types.plan import Normalization
@@ -77,9 +76,6 @@ class NamingServer(HonestButCurious):
     """An honest-but-curious server that gives each node a lasting number.
 
     The number is the partition that the node claims, else the rank of its id, or the next one that is free.
-
-    Attributes:
-        partitions: claimed partition by client.
     """
 
     partitions: dict[int, int] = field(default_factory=dict, init=False)
@@ -136,20 +132,16 @@ class AuditReport(AuditSession):
 
     def _reset(self) -> None:
         super().__init__(self.out)
-        self._found, self._seen = Counter[str](), Counter[str]()
+        self._found, self.seen = Counter[str](), Counter[str]()
         self._images, self._defenses = dict[VictimId, ProbedImages](), dict[int, Description]()
         self.partitions: Mapping[int, int] = {}
         self.nodes: int | None = None
         self._run: RunFolder | None = None
-        self._result: Result | None = None
+        self.result: Result | None = None
         self._told, self.identified = frozenset[str](), set[int]()
 
     def open(self, plan: LocalPlan, told: frozenset[str], audited: Sequence[int], rounds: int) -> None:
-        """Start recording into a new folder; an earlier audit with the same settings is moved aside.
-
-        Args:
-            told: names of the plan's fields given by the user.
-        """
+        """Record into a new folder, with the plan's fields that were given; an earlier equal audit is moved aside."""
         from fl_privacy.runs.folder.records import dump_json  # noqa: PLC0415
 
         self._reset()
@@ -182,11 +174,7 @@ class AuditReport(AuditSession):
         self._observations.append(known)
 
     def probed(self, victim: VictimId, images: ProbedImages) -> None:
-        """Record a client's description of the images behind its answer to a probe.
-
-        Raises:
-            UserError: its normalization has another number of channels.
-        """
+        """Record a client's description of the images behind its answer to a probe; ``UserError`` if it can't be."""
         told = images.normalization
         channels = {len(told.mean), len(told.std)} if told else {1}
         if not channels <= {1, self.model.input_shape[0]}:
@@ -202,20 +190,6 @@ class AuditReport(AuditSession):
         if (parts and not self._defenses.get(client)) or client not in self._defenses:
             self._defenses[client] = parts
             self.write()
-
-    def claimed(self, claims: Sequence[ClaimRecord]) -> None:
-        """Record the verdicts on differential privacy claims, which the page shows first."""
-        if claims:
-            write_claims(self.folder, claims)
-
-    def finish(self, result: Result, seen: Counter[str]) -> Failure | None:
-        """Attack the captures and write the page; return why there is none, if so.
-
-        Args:
-            seen: errors in replies, with counts.
-        """
-        self._result, self._seen = result, seen
-        return self.end()
 
     def attack_all(self) -> None:
         from fl_privacy.runs.app import CapturedApp, as_clients_normalize, report_app  # noqa: PLC0415
@@ -239,7 +213,7 @@ class AuditReport(AuditSession):
         most = next((defenses[client] for client, text in spelled.items() if text == usual), ())
         return AuditRecord(
             app=self.strategy,
-            problems=[f"{why} ({n} times)" if n > 1 else why for why, n in self._seen.items() if why],
+            problems=[f"{why} ({n} times)" if n > 1 else why for why, n in self.seen.items() if why],
             notes=self._sources(),
             going_on=going_on,
             nodes=self.nodes,
@@ -281,10 +255,10 @@ class AuditReport(AuditSession):
         from fl_privacy.runs.weights import MODEL, write_weights  # noqa: PLC0415
 
         kept, path = "", self.folder / MODEL
-        if self._result is not None and self._result.arrays is not None:
-            write_weights(path, ModelState({k: to_tensor(v.numpy()) for k, v in self._result.arrays.items()}))
+        if self.result is not None and self.result.arrays is not None:
+            write_weights(path, ModelState({k: to_tensor(v.numpy()) for k, v in self.result.arrays.items()}))
             kept = f" The trained weights are in {path}."
-        why = max(self._seen, key=lambda reason: self._seen[reason], default="").rstrip(".")
+        why = max(self.seen, key=lambda reason: self.seen[reason], default="").rstrip(".")
         why = why or "no client replied in the audited rounds"
         return UserError(
             f"The audit is expected to capture updates, but captured none, which says nothing about privacy: {why};"

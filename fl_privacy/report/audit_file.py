@@ -240,9 +240,7 @@ def _answer(told: object, where: str) -> Answer:
         labels=_labels,
         among=_refused,
         shown=partial(
-            each,
-            partial(made, Shown, original=show, guess=lambda v, w: None if v is None else show(v, w)),
-            at_least=0,
+            each, partial(made, Shown, original=show, guess=lambda v, w: None if v is None else show(v, w)), at_least=0
         ),
     )
 

@@ -45,11 +45,7 @@ that may hold data, or run code on arrival."""
 
 @dataclass(frozen=True, kw_only=True)
 class Leak:
-    """One thing that a reply leaks in the clear.
-
-    Attributes:
-        why: consequence for the people behind the data, a sentence.
-    """
+    """One thing that a reply leaks in the clear, and why this matters to the people behind the data."""
 
     severity: Severity
     what: str
@@ -72,12 +68,7 @@ class CountedLeak(Leak):
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """One entry of all messages of a kind that have it.
-
-    Attributes:
-        size: mean bytes in a message.
-        example: shortened value.
-    """
+    """One entry of all messages of a kind that have it, with its mean bytes and a shortened value."""
 
     direction: str
     kind: str

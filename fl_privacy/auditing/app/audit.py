@@ -5,7 +5,7 @@ import logging
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -20,7 +20,7 @@ from fl_privacy.auditing.app.bundle import App, read_app, read_pairs
 from fl_privacy.auditing.app.environment import LoadedBy, around, seeded
 from fl_privacy.auditing.app.tapped_grid import TappedGrid
 from fl_privacy.auditing.scenarios import Scenarios
-from fl_privacy.auditing.session import AuditSession
+from fl_privacy.auditing.session import AuditSession, Show
 from fl_privacy.checks import whole
 from fl_privacy.errors import UserError, in_one_line
 from fl_privacy.federation.replies import Failure, attempt
@@ -70,7 +70,7 @@ def audit_app(
     app: App,
     asked: AppAuditRequest,
     tell: Callable[[str], None] | None = None,
-    show: Callable[[AuditRecord], None] | None = None,
+    show: Show | None = None,
 ) -> "AppAudit":
     """Run ``app`` in this process and write a page on the leakage of its clients.
 
@@ -90,7 +90,7 @@ def audit_app(
         raise UserError(
             f"--out is expected to be a folder that can be written, but {asked.out} can't: {error.strerror}."
         ) from error
-    session = AppAudit(app.name, asked, folder, nodes=nodes, tell=tell, show=show)
+    session = AppAudit(app.name, replace(asked, nodes=nodes), folder, tell or (lambda text: None), show)
     with contextlib.ExitStack() as stack:
         stack.callback(session.leave)
         there = stack.enter_context(around(app.folder, folder / "files", asked.mirror))
@@ -108,10 +108,8 @@ def audit_app(
         grid.on_answer = None
         if isinstance(ended, Failure):
             session.problems.append(f"The app's server ended with an error: {ended.reason}")
-        if there.audits:
-            session.notes.append("The app's own audit(...) was left out of this run; its training was not.")
-        if there.lent:
-            session.notes.append(there.lent_in_words())
+        own = "The app's own audit(...) was left out of this run; its training was not."
+        session.notes += [*([own] if there.audits else []), *([there.lent_in_words()] if there.lent else [])]
         session.trained = time.perf_counter() - session.started
         session.write("The training is done; single examples are attacked now.")
         if (cut := session.end()) is not None:
@@ -151,17 +149,10 @@ class AppAudit(AuditSession):
     """The audit of an app that is run: what its grid observed, and answers on it."""
 
     def __init__(
-        self,
-        name: str,
-        asked: AppAuditRequest,
-        folder: Path,
-        *,
-        nodes: int,
-        tell: Callable[[str], None] | None,
-        show: Callable[[AuditRecord], None] | None,
+        self, name: str, asked: AppAuditRequest, folder: Path, tell: Callable[[str], None], show: Show | None
     ) -> None:
         super().__init__(folder, show)
-        self.name, self.asked, self.nodes, self.tell = name, asked, nodes, tell or (lambda text: None)
+        self.name, self.asked, self.tell = name, asked, tell
         self.grid: TappedGrid | None = None
         self.data, self.problems, self.answers = set[str](), list[str](), list[Answer]()
         self.trained, self.broken, self._refreshed = 0.0, "", 0.0
@@ -204,7 +195,7 @@ class AppAudit(AuditSession):
         assert grid is not None
         problems = [*self.problems]
         if grid.joined:
-            problems.append(f"The app waits for more than {self.nodes} clients; {grid.joined} joined.")
+            problems.append(f"The app waits for more than {asked.nodes} clients; {grid.joined} joined.")
         problems += [f"{why} ({n} repl{'y' if n == 1 else 'ies'})" for why, n in grid.failures.most_common(5)]
         problems += [f"{why} ({n} time{'s' * (n != 1)})" for why, n in grid.problems.most_common(5)]
         nodes, rounds = len(grid.contexts), grid.rounds
@@ -235,7 +226,7 @@ class AppAudit(AuditSession):
             going_on=f"{going_on} Written {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC." if going_on else "",
             broken=self.broken,
             environment=environment,
-            nodes=self.nodes,
+            nodes=asked.nodes,
             rounds=rounds or asked.rounds,
             models=dict(grid.models),
             seconds={"training": round(self.trained, 1), "all": round(time.perf_counter() - self.started, 1)},

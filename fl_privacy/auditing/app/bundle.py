@@ -48,11 +48,7 @@ class App:
     nodes: int | None = None
 
     def load(self) -> tuple[ServerApp, ClientApp]:
-        """Import server and client app, which executes the app's code.
-
-        Raises:
-            UserError: the code can't be imported, or is no app.
-        """
+        """Import server and client app, which executes the app's code; ``UserError`` if that fails, or it is no app."""
         try:
             with blamed_on(f"The app {self.name}"):
                 server, client = loaded(self.server, self.folder), loaded(self.client, self.folder)
@@ -86,11 +82,7 @@ class App:
         )
 
     def with_config(self, overrides: Sequence[str], rounds: int | None) -> Config:
-        """Return the run config with ``overrides`` (key=value, typed) and the number of rounds.
-
-        Raises:
-            UserError: the app has no such key, or the value is of another type.
-        """
+        """Return the run config with ``overrides`` (key=value) and ``rounds``; ``UserError`` if key or type differ."""
         config: Config = dict(self.config)
         for text in overrides:
             for key, value in _pairs("--run-config", text).items():
@@ -104,9 +96,7 @@ class App:
 
 
 def read_app(path: str | Path) -> App:
-    """Load the description of the app in a folder or bundle (.fab) without importing it.
-
-    A bundle is unpacked into a temporary folder.
+    """Describe the app in a folder, or in a bundle (.fab), which is unpacked to a temporary folder; import nothing.
 
     Raises:
         UserError: it is no Flower app.

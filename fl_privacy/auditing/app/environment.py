@@ -73,11 +73,7 @@ class Around:
 
 @contextmanager
 def around(app: Path, files: Path, mirror: Path | None) -> Iterator[Around]:
-    """Let the app in the folder ``app`` work in the folder ``files``, with data sets from ``mirror``.
-
-    Raises:
-        UserError: ``mirror`` is no folder.
-    """
+    """Let an app work in the folder ``files``, with data sets from ``mirror``; ``UserError`` if that is no folder."""
     with ExitStack() as stack:
         data = stack.enter_context(mirrored(mirror))
         stack.enter_context(in_one_process())

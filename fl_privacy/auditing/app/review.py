@@ -114,11 +114,7 @@ class Review:
 
 
 def review_app(path: str | Path) -> Review:
-    """Review the app in the folder or bundle ``path`` without importing or running it.
-
-    Raises:
-        UserError: it is no Flower app.
-    """
+    """Review the app in the folder or bundle ``path`` without running it; ``UserError`` if it is no Flower app."""
     app = read_app(path)
     found = Review(
         app=app.name,

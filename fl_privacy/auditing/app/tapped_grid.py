@@ -46,11 +46,7 @@ Arrays = dict[str, np.ndarray]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class KeptReply(WatchedReply):
-    """A client's answer to a training message, and what makes it answer again.
-
-    Attributes:
-        sent: arrays of the message, by record/name.
-    """
+    """A client's answer to a training message that ``sent`` arrays by record/name, and what makes it answer again."""
 
     message: Message
     context: Context

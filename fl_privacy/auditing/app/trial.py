@@ -100,11 +100,7 @@ def gates_of(policy: SitePolicy, folder: Path, settings: TrialSettings, name: st
 
 @contextlib.contextmanager
 def ready(app: App, settings: TrialSettings) -> Iterator[tuple[Callable[[list[Gate] | None], Course], Path]]:
-    """Load ``app``; yield a function that runs it, with or without gates, and a temporary folder.
-
-    Raises:
-        UserError: the app can't be loaded, or a setting is not its own.
-    """
+    """Load ``app``; yield a function that runs it, with or without gates, and a temporary folder."""
     config = app.with_config(settings.run_config, settings.rounds)
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fl-privacy-trial-")))

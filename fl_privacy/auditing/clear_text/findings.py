@@ -149,12 +149,7 @@ def leak_of(kind: str, where: str, *found: object) -> Leak:
 
 @dataclass(frozen=True, kw_only=True)
 class Loaded:
-    """The data that a client was observed to load.
-
-    Attributes:
-        rows: (N, F) matrices of numbers, one row an example.
-        examples: number of training examples; 0 if unknown.
-    """
+    """The data that a client was observed to load: ``rows`` (N, F), one an example; ``examples`` is 0 if unknown."""
 
     rows: Sequence[np.ndarray] = ()
     columns: Mapping[str, np.ndarray] = field(default_factory=dict)

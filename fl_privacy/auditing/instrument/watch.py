@@ -110,12 +110,7 @@ class _Mode(TorchFunctionMode):
 
 
 class TrainingWatch:
-    """Observe a ``with`` block.
-
-    Args:
-        program: ``True`` to record the computation of the first loss, which costs time.
-        only: restriction of loaders.
-    """
+    """Observe a ``with`` block; ``program`` records the computation of the first loss, which costs time."""
 
     def __init__(self, *, program: bool = False, only: OnlyExamples | None = None) -> None:
         self.seen, self._only, self._asked = Watched(), only, program

@@ -51,11 +51,7 @@ def leakage(request: pytest.FixtureRequest) -> LeakageCheck:
 
 
 class LeakageCheck:
-    """The value of the fixture ``leakage``.
-
-    Attributes:
-        update: ``True`` to write the baseline instead of comparing.
-    """
+    """The value of the fixture ``leakage``; with ``update`` it writes the baseline instead of comparing."""
 
     def __init__(self, *, test: str, path: Path, update: bool, said: list[str]) -> None:
         self.test, self.path, self.update, self.said = test, path, update, said
