@@ -10,13 +10,12 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import Mod
-from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import Strategy
 
 from fl_privacy.auditing.app.bundle import App as Project, read_app
 from fl_privacy.auditing.instrument.watch import replaced
 from fl_privacy.auditing.strategy import AuditedStrategy
-from fl_privacy.auditing.strategy_claims import COUNTS, KEYS, SETTINGS
+from fl_privacy.auditing.strategy_claims import uncovered
 from fl_privacy.dp_check.bounds import gaussian_epsilon
 from fl_privacy.dp_check.check import DpCheckRequest, tested
 from fl_privacy.dp_check.mechanism import shown_epsilon
@@ -32,10 +31,9 @@ from fl_privacy.flower.opacus_watch import OpacusWatch, watched_opacus
 from fl_privacy.flower.records import PARTITION, PARTITIONS, ROUND, to_tensor
 from fl_privacy.types import Tensors
 
-MOST_VALUES = 20_000
-"""Largest number of values of a drawn update; a larger model is represented by the first values of each array."""
-
-NODES = 2
+MOST_VALUES, NODES = 20_000, 2
+"""Largest number of values of a drawn update (a larger model is represented by the first values of each array), and
+number of nodes."""
 
 
 class _Started(BaseException):
@@ -65,10 +63,8 @@ class ClaimedApp:
 def claims_of_app(folder: Path, asked: DpCheckRequest, *, train: bool = True) -> list[ClaimVerdict]:
     """Find, recompute and test the claims of the app in ``folder``.
 
-    The app's code is executed: its server until the training starts and, with ``train``, one client's training.
-
-    Raises:
-        UserError: ``folder`` is no Flower app, or its server app can't be run up to its training.
+    The app's code is executed: its server until the training starts and, with ``train``, one client's training;
+    ``UserError`` if ``folder`` is no Flower app, or its server fails.
     """
     app = begun_app(folder)
     known = replace(asked, rounds=max(asked.rounds, app.rounds), like=_shapes(app))
@@ -82,7 +78,8 @@ def claims_of_app(folder: Path, asked: DpCheckRequest, *, train: bool = True) ->
         problems = (*problems, f"A step of Opacus could not be drawn here: {seen.reason}.")
     else:
         found += seen
-    notes = (*app.problems, *problems, *_metrics_in_words(reply))
+    records = reply.content.metric_records.values() if reply is not None and reply.has_content() else ()
+    notes = (*app.problems, *problems, *uncovered(name for record in records for name in record))
     if not found:
         return [ClaimVerdict(subject=folder.resolve().name, claim=None, notes=notes)]
     return [replace(found[0], notes=(*found[0].notes, *notes)), *found[1:]]
@@ -93,10 +90,7 @@ def begun_app(path: Path) -> ClaimedApp:
     project = read_app(path)
     server, client = project.load()
     identify_process()
-    return _begun(ClaimedApp(folder=project.folder, client=client, run_config=project.config, project=project), server)
-
-
-def _begun(app: ClaimedApp, server: ServerApp) -> ClaimedApp:
+    app = ClaimedApp(folder=project.folder, client=client, run_config=project.config, project=project)
     context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=dict(app.run_config))
     make = getattr(server, "_server_fn", None)
     if make is not None:
@@ -181,13 +175,3 @@ def _trained(app: ClaimedApp) -> tuple[Message | None, OpacusWatch, tuple[str, .
     if reply.has_error():
         return None, watch, (f"A client's training ended with an error: {reply.error.reason}.",)
     return reply, watch, ()
-
-
-def _metrics_in_words(reply: Message | None) -> tuple[str, ...]:
-    records = reply.content.metric_records.values() if reply is not None and reply.has_content() else ()
-    names = [name for record in records for name in record if name not in COUNTS | SETTINGS | KEYS.keys()]
-    said = (
-        f"Next to its arrays a client sends {', '.join(names[:6])}: figures about its data that this test does not"
-        " cover; withhold them, or add noise and count them in."
-    )
-    return (said,) if names else ()

@@ -38,7 +38,7 @@ def score(
     problems: Sequence[StepProblem], found: Sequence[Reconstruction], loaded: Sequence[Tensor], seed: int
 ) -> Answer:
     """Compare reconstructions with the truth, and ``loaded`` inputs (N, ...) as distractors, without a scenario."""
-    truths = [_batch(problem) for problem in problems]
+    truths = [Batch(p.truth, torch.zeros(len(p.truth)).long() if p.classes is None else p.classes) for p in problems]
     counted: Callable[..., tuple[Counts, Sequence[Shown]]]
     if problems[0].kind == "image":
         model, shape = problems[0].model, problems[0].input_shape
@@ -91,17 +91,10 @@ def _unlike(guess: Reconstruction, truth: Batch) -> bool:
 _UNSURE: Mapping[str, Any] = {"certainty": Certainty.APPROXIMATE, "certainties": ()}
 
 
-def _batch(problem: StepProblem) -> Batch:
-    labels = problem.labels
-    usable = labels is not None and labels.dim() == 1 and not labels.is_floating_point()
-    return Batch(problem.truth, labels if usable and labels is not None else torch.zeros(len(problem.truth)).long())
-
-
 def _labels(problems: Sequence[StepProblem], found: Sequence[Reconstruction]) -> tuple[int, int] | None:
     right = known = 0
     for problem, guess in zip(problems, found, strict=True):
-        labels = problem.labels
-        if problem.whole or labels is None or labels.dim() != 1 or labels.is_floating_point():
+        if problem.whole or (labels := problem.classes) is None:
             continue
         known += len(labels)
         if guess.batch is not None:

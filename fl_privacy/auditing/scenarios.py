@@ -81,12 +81,7 @@ Ask = Callable[[OnlyExamples | None], WatchedReply | Failure]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AskedClient(WatchedReply):
-    """A client that can be asked again.
-
-    Attributes:
-        ask: request for another answer to its first training message.
-        ask_later: request for its last training message; ``None`` if that is the first.
-    """
+    """A client that can be asked again for its answer to its first training message, and to its last, if another."""
 
     number: int
     ask: Ask

@@ -17,7 +17,13 @@ from torch import nn
 
 from fl_privacy.auditing.strategy_claims import StatedByReplies, audited_claims
 from fl_privacy.auditing.strategy_model import AuditedModel, expect_arrays_of, read_model
-from fl_privacy.auditing.strategy_report import ATTACK, AuditReport, NamingServer, expect_rounds, expect_strategy
+from fl_privacy.auditing.strategy_report import (
+    AuditReport,
+    NamingServer,
+    expect_rounds,
+    expect_strategy,
+    told_partition,
+)
 from fl_privacy.checks import whole
 from fl_privacy.errors import UserError, say
 from fl_privacy.federation import Audit, Failure, audited_rounds
@@ -119,7 +125,7 @@ def audit(
     out: str | Path = "audit",
     rounds: str | int | Sequence[int] = "ends",
     victims: int = 8,
-    attack: Any = ATTACK,
+    attack: Any = "auto",
 ) -> "AuditedStrategy":
     """Wrap ``strategy`` so that its clients' uploads are captured, attacked and shown on a page at the end.
 
@@ -152,13 +158,8 @@ def audit(
     expect_rounds(rounds)
     found = read_model(model, data, input_shape, transform)
     read_plan(plan, {})
-    report = AuditReport(
-        out=Path(out),
-        attack=attack,
-        strategy=type(strategy).__name__,
-        model=found,
-        victims=whole("victims", victims, at_least=1, at_most=10_000, example=8),
-    )
+    victims = whole("victims", victims, at_least=1, at_most=10_000, example=8)
+    report = AuditReport(Path(out), attack, type(strategy).__name__, found, victims)
     return AuditedStrategy(strategy, found, report, plan, rounds)
 
 
@@ -265,7 +266,10 @@ class AuditedStrategy(StrategyAround):
 
     def _identify(self, round: int, received: Sequence[Message]) -> None:
         assert self._curious is not None
-        self._curious.name_all([(m, r) for m, r in pair(self._sent, received) if not isinstance(r, Failure)])
+        replied = [(m, r) for m, r in pair(self._sent, received) if not isinstance(r, Failure)]
+        # nodes that claim a partition get their number first
+        for message, reply in sorted(replied, key=lambda p: (told_partition(p[1]) is None, p[0].metadata.dst_node_id)):
+            self._curious.client_of(message, reply)
         self.report.identified.update(self._curious.partitions)
         self._note(self._sent, received)
 

@@ -1,6 +1,6 @@
 """Differential privacy claims in an audit, of the strategy and in clients' replies, and uncovered figures."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from flwr.app import Message
@@ -54,14 +54,19 @@ def audited_claims(strategy: Strategy, replies: StatedByReplies, rounds: int) ->
         found += verdicts_on(strategy, request, name=name)
     if "epsilon" in replies.stated:
         found.append(_of_clients(replies.stated, rounds))
-    beside = sorted(replies.metrics - COUNTS - SETTINGS - KEYS.keys())
-    if found and beside:
-        note = (
-            f"Next to their arrays clients send {', '.join(beside[:6])}: figures about their data that no noise covers;"
-            " withhold them, or add noise and count them in."
-        )
-        found[0] = replace(found[0], notes=(*found[0].notes, note))
+    if found:
+        found[0] = replace(found[0], notes=(*found[0].notes, *uncovered(sorted(replies.metrics))))
     return records_of(found)
+
+
+def uncovered(metrics: Iterable[str]) -> tuple[str, ...]:
+    """Name the figures about clients' data among their ``metrics`` in a sentence, if there are any."""
+    names = [name for name in metrics if name not in COUNTS | SETTINGS | KEYS.keys()]
+    said = (
+        f"Next to their arrays clients send {', '.join(names[:6])}: figures about their data that no noise covers;"
+        " withhold them, or add noise and count them in."
+    )
+    return (said,) if names else ()
 
 
 def _of_clients(stated: dict[str, float], rounds: int) -> ClaimVerdict:

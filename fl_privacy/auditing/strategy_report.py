@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -81,12 +81,6 @@ class NamingServer(HonestButCurious):
     partitions: dict[int, int] = field(default_factory=dict, init=False)
     _numbers: dict[int, int] = field(default_factory=dict, init=False, repr=False)
 
-    def name_all(self, exchanged: Iterable[tuple[Message, Message]]) -> None:
-        """Assign numbers to the nodes of messages and replies, first to those that claim a partition."""
-        turns = sorted(exchanged, key=lambda pair: (told_partition(pair[1]) is None, pair[0].metadata.dst_node_id))
-        for message, reply in turns:
-            self.client_of(message, reply)
-
     def client_of(self, message: Message, reply: Message) -> int:
         node = message.metadata.dst_node_id
         if node not in self._numbers:
@@ -104,10 +98,6 @@ class NamingServer(HonestButCurious):
             if told is not None:
                 self.partitions[number] = told
         return self._numbers[node]
-
-
-ATTACK = "auto"
-"""Default attack of audits."""
 
 
 @dataclass(eq=False)
@@ -146,15 +136,10 @@ class AuditReport(AuditSession):
 
         self._reset()
         self._told = told
-        config = self._config(plan, audited, rounds)
+        config, label = self._config(plan, audited, rounds), f"audit-{self.strategy}-{self.model.name}"
+        text = dump_json(config, indent=1)
         try:
-            run = RunFolder.open_or_create(
-                self.out,
-                label=f"audit-{self.strategy}-{self.model.name}",
-                config=config,
-                config_text=dump_json(config, indent=1),
-                overwrite=True,
-            )
+            run = RunFolder.open_or_create(self.out, label=label, config=config, config_text=text, overwrite=True)
         except OSError as error:
             raise UserError(
                 f"out is expected to be a folder that can be written, but {self.out} can't ({error.strerror})."

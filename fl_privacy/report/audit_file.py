@@ -246,16 +246,15 @@ def _answer(told: object, where: str) -> Answer:
 
 
 def _picture(told: object, where: str) -> np.ndarray:
-    shape = told.get("shape") if isinstance(told, dict) else None
-    if not isinstance(told, dict) or not fits(shape, Sequence[int]) or shape is None or len(shape) != 3:
-        raise ValueError(f"{where} is no picture")
+    shape, levels = (told.get("shape"), told.get("levels")) if isinstance(told, dict) else (None, None)
     try:
-        levels = np.frombuffer(base64.b64decode(str(told.get("levels")), validate=True), np.uint8)
+        found = np.frombuffer(base64.b64decode(str(levels), validate=True), np.uint8)
+        usable = shape is not None and fits(shape, Sequence[int]) and len(shape) == 3 and min(shape) > 0
+        if not usable or shape is None or shape[0] not in (1, 3) or len(found) > LARGEST_PICTURE:
+            raise ValueError("its shape is none of a picture")
+        return found.reshape(shape) / 255
     except (binascii.Error, ValueError) as error:
         raise ValueError(f"{where} is no picture") from error
-    if shape[0] not in (1, 3) or min(shape) < 1 or len(levels) > LARGEST_PICTURE:
-        raise ValueError(f"{where} is no picture")
-    return levels.reshape(shape) / 255
 
 
 def _values(told: object, where: str) -> tuple[float, ...]:

@@ -121,9 +121,7 @@ class AuditRecord:
 
     Attributes:
         app: name of the app, or of the strategy's class.
-        lede: description of the run.
         answers: results of attacks by scenario, then the aggregate leakage of the training's uploads.
-        lines: lines of the inventory.
         stated: differential privacy stated by clients.
         notes: sentences on the app, or on how its run differs from its own.
         going_on: pending work and time of an unfinished page; empty if all is done.

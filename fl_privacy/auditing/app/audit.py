@@ -31,11 +31,8 @@ from fl_privacy.report.audit_file import folder_name, record_to_json, terminal_l
 from fl_privacy.report.audit_page import AuditRecord
 from fl_privacy.site.gate.framing import Said
 
-USUAL_NODES = 10
-"""Default number of clients, as in Flower's simulation."""
-
-_REFRESHED = 15.0
-"""Seconds between two versions of the page while the app trains."""
+USUAL_NODES, _REFRESHED = 10, 15.0
+"""Default number of clients, as in Flower's simulation, and seconds between two pages while the app trains."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,12 +32,7 @@ Config = dict[str, bool | int | float | str]
 
 @dataclass(frozen=True, kw_only=True)
 class App:
-    """Content of ``pyproject.toml``.
-
-    Attributes:
-        server, client: references such as ``package.server_app:app``.
-        nodes: number of nodes of the first simulation, or ``None``.
-    """
+    """Content of ``pyproject.toml``: references such as ``package.server_app:app``, and nodes of the first simulation."""
 
     folder: Path
     name: str

@@ -9,7 +9,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
@@ -75,29 +75,34 @@ class Around:
 def around(app: Path, files: Path, mirror: Path | None) -> Iterator[Around]:
     """Let an app work in the folder ``files``, with data sets from ``mirror``; ``UserError`` if that is no folder."""
     with ExitStack() as stack:
-        data = stack.enter_context(mirrored(mirror))
-        stack.enter_context(in_one_process())
+        data = stack.enter_context(data_sets_of(mirror))
         before, path = Path.cwd(), list(sys.path)
         os.chdir(files)
         stack.callback(lambda: sys.path.__setitem__(slice(None), path))
         stack.callback(os.chdir, before)
-        missing = copied_files(app, files)
-        audits, lent = stack.enter_context(own_audits_left_out()), stack.enter_context(moved_names_lent())
-        yield Around(data, missing, audits, lent)
+        missing, audits = copied_files(app, files), list[bool]()
+
+        def start(self: AuditedStrategy, *args: Any, **kwargs: Any) -> Any:
+            audits.append(True)
+            return self.strategy.start(*args, **kwargs)
+
+        stack.enter_context(replaced(AuditedStrategy, "start", lambda original: start))
+        yield Around(data, missing, audits, stack.enter_context(moved_names_lent()))
 
 
 @contextmanager
-def mirrored(folder: Path | None) -> Iterator[set[str]]:
+def data_sets_of(folder: Path | None) -> Iterator[set[str]]:
     """Redirect ``datasets.load_dataset`` from ``someone/NAME`` to ``folder/NAME``, and collect the requested names.
 
     A data set is a folder of files ``<split>.parquet``, ``.csv`` or ``.json(l)``, named as on the hub with or without
-    its owner, with ``-`` or ``_``. A missing one is an error that names the folder, not a download.
+    its owner, with ``-`` or ``_``. A missing one is an error that names the folder, not a download. Mapping uses no
+    extra processes, since forks of this one may hang on its threads.
     """
     asked: set[str] = set()
-    if folder is None or importlib.util.find_spec("datasets") is None:
+    if importlib.util.find_spec("datasets") is None:
         yield asked
         return
-    if not folder.is_dir():
+    if folder is not None and not folder.is_dir():
         raise UserError(f"--mirror is expected to be a folder, but got {folder}.")
 
     def redirected(original: Any) -> Any:
@@ -105,7 +110,7 @@ def mirrored(folder: Path | None) -> Iterator[set[str]]:
             if str(path) in {"parquet", "csv", "json", "imagefolder", "text", "arrow"} or Path(str(path)).exists():
                 return original(path, name, *args, split=split, **kwargs)
             asked.add(str(path))
-            found = _find(folder, str(path), name)
+            found = None if folder is None else _find(folder, str(path), name)
             if found is None:
                 raise FileNotFoundError(f"{path} is not in the mirror {folder}")
             kept, files = [file for file in sorted(found.iterdir()) if file.suffix in KINDS], dict[str, list[str]]()
@@ -115,25 +120,16 @@ def mirrored(folder: Path | None) -> Iterator[set[str]]:
 
         return load
 
-    with replaced(importlib.import_module("datasets"), "load_dataset", redirected):
-        yield asked
-
-
-@contextmanager
-def in_one_process() -> Iterator[None]:
-    """Make ``datasets`` map without extra processes, since forks of this one may hang on its threads."""
-    if importlib.util.find_spec("datasets") is None:
-        yield
-        return
-
     def alone(original: Any) -> Any:
         def mapped(self: Any, *args: Any, num_proc: Any = None, **kwargs: Any) -> Any:
             return original(self, *args, **kwargs)
 
         return mapped
 
-    with replaced(importlib.import_module("datasets").Dataset, "map", alone):
-        yield
+    library = importlib.import_module("datasets")
+    mirror = replaced(library, "load_dataset", redirected) if folder is not None else nullcontext()
+    with mirror, replaced(library.Dataset, "map", alone):
+        yield asked
 
 
 def _find(folder: Path, path: str, name: object) -> Path | None:
@@ -175,19 +171,6 @@ def copied_files(app: Path, into: Path) -> str:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(source, target)
     return ""
-
-
-@contextmanager
-def own_audits_left_out() -> Iterator[list[bool]]:
-    """Train the app's strategies under ``audit`` without it until the block ends; list one entry for each."""
-    found = list[bool]()
-
-    def start(self: AuditedStrategy, *args: Any, **kwargs: Any) -> Any:
-        found.append(True)
-        return self.strategy.start(*args, **kwargs)
-
-    with replaced(AuditedStrategy, "start", lambda original: start):
-        yield found
 
 
 @contextmanager

@@ -123,14 +123,9 @@ def review_app(path: str | Path) -> Review:
         settings={key: value for key, value in app.config.items() if _PRIVACY.search(key)},
         pins={text: "==" in text or " @ " in text for text in app.dependencies},
     )
-    sources = (
-        file
-        for file in sorted(app.folder.rglob("*.py"))
-        if file.is_file()
-        and not file.is_symlink()
-        and not any(part.startswith(".") for part in file.relative_to(app.folder).parts)
-    )
-    files = list(islice(sources, MOST_FILES + 1))
+    sources = (file for file in sorted(app.folder.rglob("*.py")) if file.is_file() and not file.is_symlink())
+    parts = ((file, file.relative_to(app.folder).parts) for file in sources)
+    files = list(islice((f for f, names in parts if not any(n.startswith(".") for n in names)), MOST_FILES + 1))
     if len(files) > MOST_FILES:
         found.unread.append(f"files after the first {MOST_FILES}")
     for file in files[:MOST_FILES]:

@@ -4,7 +4,7 @@ import contextlib
 import logging
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -67,10 +67,26 @@ def try_policy(policy: SitePolicy, app: App, settings: TrialSettings) -> list[st
     Raises:
         UserError: the app can't be loaded, or a setting is not its own.
     """
-    with ready(app, settings) as (run, folder):
-        plain = run(None)
-        gates = gates_of(policy, folder, settings, app.name)
-        gated = run(gates)
+    config = app.with_config(settings.run_config, settings.rounds)
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fl-privacy-trial-")))
+        (folder / "files").mkdir()
+        there = stack.enter_context(around(app.folder, folder / "files", settings.mirror))
+        if there.missing:
+            logger.warning("%s", there.missing)
+        server, client = app.load()
+        if there.lent:
+            logger.warning("%s", there.lent_in_words())
+        plain = _run(server, client, config, settings)
+        gates = _gates(policy, folder, settings, app.name)
+
+        def guarded(message: Message, context: Context) -> Message:
+            return gates[int(context.node_config["partition-id"])](message, context, client)
+
+        gated = _run(server, guarded, config, settings)
+        for gate in gates:
+            gated.refused.update(gate.refused)
+            gated.left_out.update(gate.left_out)
         spent = [gate.policy.limits.spent(gate.ledger.account()) for gate in gates if gate.ledger is not None]
     lines = [
         _replies("Without the gate", plain),
@@ -89,40 +105,12 @@ def try_policy(policy: SitePolicy, app: App, settings: TrialSettings) -> list[st
     return lines
 
 
-def gates_of(policy: SitePolicy, folder: Path, settings: TrialSettings, name: str) -> list[Gate]:
-    """Make a gate for each node, with ledgers in ``folder``."""
+def _gates(policy: SitePolicy, folder: Path, settings: TrialSettings, name: str) -> list[Gate]:
     gates = []
     for place in (folder / f"node-{node}" for node in range(settings.nodes)):
         budget = policy.budget and replace(policy.budget, ledger=place / "ledger", anchor=place / "anchor")
         gates.append(Gate(replace(policy, budget=budget, every_seconds=0.0), name=name))
     return gates
-
-
-@contextlib.contextmanager
-def ready(app: App, settings: TrialSettings) -> Iterator[tuple[Callable[[list[Gate] | None], Course], Path]]:
-    """Load ``app``; yield a function that runs it, with or without gates, and a temporary folder."""
-    config = app.with_config(settings.run_config, settings.rounds)
-    with contextlib.ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fl-privacy-trial-")))
-        (folder / "files").mkdir()
-        there = stack.enter_context(around(app.folder, folder / "files", settings.mirror))
-        if there.missing:
-            logger.warning("%s", there.missing)
-        server, client = app.load()
-        if there.lent:
-            logger.warning("%s", there.lent_in_words())
-
-        def run(gates: list[Gate] | None) -> Course:
-            def gated(message: Message, context: Context) -> Message:
-                return (gates or [])[int(context.node_config["partition-id"])](message, context, client)
-
-            course = _run(server, client if gates is None else gated, config, settings)
-            for gate in gates or ():
-                course.refused.update(gate.refused)
-                course.left_out.update(gate.left_out)
-            return course
-
-        yield run, folder
 
 
 class CountingGrid(LocalGrid):

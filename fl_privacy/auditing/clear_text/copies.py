@@ -10,7 +10,6 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -44,25 +43,9 @@ _QUIET = np.errstate(all="ignore")
 """Untrusted numbers may be NaN, or overflow another type."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Copies:
-    """Loaded rows in an array: ``rows`` of its ``of`` rows, in the form ``how``."""
-
-    rows: int
-    of: int
-    how: str
-
-    @property
-    def what(self) -> str:
-        if self.of == 1:
-            return f"an example of the client, {self.how}"
-        one = self.rows == 1
-        return f"{self.rows} of {self.of} rows {'is an example' if one else 'are examples'} of the client, {self.how}"
-
-
 @_QUIET
-def copies_in(array: np.ndarray, tables: Sequence[np.ndarray], *, unknown: bool) -> Copies | None:
-    """Find rows of ``tables``, (N, F) each, in ``array``; ``None`` without significant copies.
+def copies_in(array: np.ndarray, tables: Sequence[np.ndarray], *, unknown: bool) -> str | None:
+    """Describe rows of ``tables``, (N, F) each, in ``array``; ``None`` without significant copies.
 
     With ``unknown``, the array is also compared in other shapes, and its rows reordered or scaled.
     """
@@ -77,13 +60,18 @@ def copies_in(array: np.ndarray, tables: Sequence[np.ndarray], *, unknown: bool)
         kind = np.float16 if array.dtype == np.float16 else np.float32
         rows, known = (each.astype(kind, copy=False) for each in (array.reshape(-1, table.shape[1]), table))
         if found := _equal(rows, known, natural=natural):
-            return Copies(rows=found, of=len(rows), how="value by value")
+            return _copies(found, len(rows), "value by value")
         if unknown and array.size <= LARGEST:
             if found := _equal(rows, known, natural=False, ordered=False):
-                return Copies(rows=found, of=len(rows), how="value by value, in another order")
+                return _copies(found, len(rows), "value by value, in another order")
             if found := _multiples(rows, known):
-                return Copies(rows=found, of=len(rows), how="but for a scale and an offset")
+                return _copies(found, len(rows), "but for a scale and an offset")
     return None
+
+
+def _copies(rows: int, of: int, how: str) -> str:
+    many = f"{rows} of {of} rows {'is an example' if rows == 1 else 'are examples'} of the client"
+    return f"{'an example of the client' if of == 1 else many}, {how}"
 
 
 @_QUIET
@@ -138,7 +126,7 @@ def array_in(content: bytes) -> np.ndarray | None:
     file = io.BytesIO(content)
     try:
         read = _HEADERS[np.lib.format.read_magic(file)]
-        shape, fortran, dtype = read(file, max_header_size=_LONGEST_HEADER)
+        shape, fortran, dtype = read(file, max_header_size=1 << 12)
         if dtype.hasobject or dtype.itemsize * math.prod(shape) != len(content) - file.tell():
             return None
         return np.frombuffer(content, dtype, offset=file.tell()).reshape(shape, order="F" if fortran else "C")
@@ -148,8 +136,6 @@ def array_in(content: bytes) -> np.ndarray | None:
 
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 """Version of the format -> header parser."""
-
-_LONGEST_HEADER = 1 << 12
 
 
 @_QUIET

@@ -165,8 +165,8 @@ def findings_of(sent: Sent, loaded: Loaded, unknown: Sequence[str], *, trained: 
         trained: ``True`` if PyTorch modules were observed in training.
     """
     found: list[Leak] = []
-    told = [v for (_, key), v in sent.values.items() if _EXAMPLE_COUNTS.search(key) and isinstance(v, int | float)]
-    counts = {int(v) for v in [*told, loaded.examples] if LEAST_ROWS <= v < math.inf}
+    said = [v for (_, key), v in sent.values.items() if _EXAMPLE_COUNTS.search(key) and isinstance(v, int | float)]
+    counts = {int(v) for v in [*said, loaded.examples] if LEAST_ROWS <= v < math.inf}
     for (record, key), array in sent.arrays.items():
         where = f"{record}/{key}"
         here = list(_of_array(array, where, loaded, counts, unknown=key in unknown))
@@ -178,7 +178,11 @@ def findings_of(sent: Sent, loaded: Loaded, unknown: Sequence[str], *, trained: 
         found += here
     for (record, key), value in sent.values.items():
         found += _of_value(value, f"{record}/{key}", key, loaded)
-    return found + list(counts_apart(sent.values, loaded.labels))
+    for record in dict.fromkeys(record for record, _ in sent.values):  # as in ``class_0`` and ``class_1``
+        told = {k: v for (one, k), v in sent.values.items() if one == record and not _EXAMPLE_COUNTS.search(k)}
+        if loaded.labels is not None and (keys := entries_of_classes(told, loaded.labels)):
+            found.append(leak_of("classes", f"{record}/{', '.join(keys)}"))
+    return found
 
 
 def _of_array(array: np.ndarray, where: str, loaded: Loaded, counts: set[int], *, unknown: bool) -> Iterator[Leak]:
@@ -187,7 +191,7 @@ def _of_array(array: np.ndarray, where: str, loaded: Loaded, counts: set[int], *
             yield from _of_text(text if isinstance(text, str) else text.decode("utf-8", "replace"), where)
         return
     if (copies := copies_in(array, loaded.rows, unknown=unknown)) is not None:
-        yield leak_of("rows", where, copies.what)
+        yield leak_of("rows", where, copies)
     elif _is_labels(array, where, loaded):
         yield leak_of("labels", where, array.size)
     elif array.dtype == np.uint8 and array.ndim == 1:
@@ -238,7 +242,7 @@ def _of_value(value: Any, where: str, key: str, loaded: Loaded) -> Iterator[Leak
 
 def _of_numbers(array: np.ndarray, where: str, loaded: Loaded) -> Iterator[Leak]:
     if (copies := copies_in(array, loaded.rows, unknown=True)) is not None:
-        yield leak_of("rows", where, copies.what)
+        yield leak_of("rows", where, copies)
     elif _is_labels(array, where, loaded):
         yield leak_of("labels", where, array.size)
     elif (column := _equal_column(array, loaded, {loaded.examples})) is not None:
@@ -364,12 +368,3 @@ def _is_histogram(array: np.ndarray, loaded: Loaded) -> bool:
         return False
     total = int(array.sum())
     return total >= LEAST_ROWS and any(total == len(column) for column in loaded.columns.values())
-
-
-def counts_apart(values: Mapping[tuple[str, str], Any], labels: np.ndarray | None) -> Iterator[Leak]:
-    """Yield class counts that leave as separate entries, such as ``class_0`` and ``class_1``."""
-    for record in dict.fromkeys(record for record, _ in values):
-        told = {key: value for (one, key), value in values.items() if one == record}
-        plain = {key: value for key, value in told.items() if not _EXAMPLE_COUNTS.search(key)}
-        if labels is not None and (keys := entries_of_classes(plain, labels)):
-            yield leak_of("classes", f"{record}/{', '.join(keys)}")

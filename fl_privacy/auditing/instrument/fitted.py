@@ -21,10 +21,8 @@ ESTIMATORS = {
 }
 """scikit-learn estimators or base classes -> their modules."""
 
-MOST_TREES = 32
-"""Largest number of a forest's trees that are searched in replies."""
-
-_NOTED = "_fl_privacy_table"
+MOST_TREES, _NOTED = 32, "_fl_privacy_table"
+"""Largest number of a forest's trees that are searched in replies, and attribute of a matrix that holds its table."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -50,20 +48,15 @@ def leaks_of_nodes(fit: Fitted, arrays: Mapping[str, np.ndarray], values: Mappin
     pickled |= {key: value for key, value in values.items() if isinstance(value, bytes)}
     found = []
     for key, content in pickled.items():
-        held = sum(nodes.tobytes() in content for nodes in fit.nodes)
-        if held:
+        if held := sum(nodes.tobytes() in content for nodes in fit.nodes):
             trees = f"{held} decision tree{'s' * (held != 1)} of scikit-learn{' at least' * (held == MOST_TREES)}"
             what = f"{trees}, with thresholds and how many examples are in each node"
             found.append(leak_of("nodes", key, what))
     for key, array in arrays.items():
-        for name, what in _TOLD.items():
+        for name, what in _TOLD.items() if array.dtype.kind in "fiu" else ():
             sought = [told for nodes in fit.nodes if len(np.unique(told := nodes[name])) >= LEAST_DISTINCT]
-            if any(
-                array.dtype.kind in "fiu"
-                and array.size == len(told)
-                and np.allclose(array.reshape(-1).astype(np.float64), told, rtol=1e-6, atol=0.0)
-                for told in sought
-            ):
+            given = array.reshape(-1).astype(np.float64)
+            if any(len(given) == len(told) and np.allclose(given, told, rtol=1e-6, atol=0.0) for told in sought):
                 found.append(leak_of("nodes", key, what))
     return found
 

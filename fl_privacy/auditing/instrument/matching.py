@@ -4,7 +4,7 @@ import hashlib
 import math
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -35,7 +35,6 @@ class Matched:
         by: ``value``; ``scale`` for multiples or integer codes of values; or ``place`` for changed values that are
             recognized by the arrays sent.
         unknown: arrays that are neither parameters nor buffers, nor returned unchanged.
-        exact: ``True`` if all values equal the parameters' to the last bit.
         decoded: name of an encoded, partial or joined array -> its decoded values.
         packed: arrays of which partial or joined parameters are made.
     """
@@ -45,7 +44,6 @@ class Matched:
     by: str = "value"
     unknown: tuple[str, ...] = ()
     withheld: tuple[str, ...] = ()
-    exact: bool = True
     decoded: Mapping[str, np.ndarray] = field(default_factory=dict, repr=False)
     packed: tuple[str, ...] = ()
 
@@ -64,41 +62,37 @@ def matched(
         "gradient": gradients,
     }
     # parameters that did not move have the same value before and after, and a change of zero
-    best: dict[str, str] = {}
-    decoded: dict[str, np.ndarray] = {}
-    packed: tuple[str, ...] = ()
-    shares, exact = "weights", False
+    best = Matched()
     for kind, values in readings.items():
         found = _by_value(uploaded, values)
         scaled = _by_scale(uploaded, values, found, divides=kind == "weights")
         known = {**found, **{key: name for key, (name, _) in scaled.items()}}
         joined = _by_parts(uploaded, values, known, gradients, before if kind == "weights" else None)
         parts = {f"{part.sources[0]}[{part.name}]": part for part in joined}
-        if len(known) + len(parts) > len(best):
-            exact = len(found) == len(uploaded)
-            best, shares = {**known, **{key: part.name for key, part in parts.items()}}, kind
+        if len(known) + len(parts) > len(best.parameters):
             decoded = {key: meant for key, (_, meant) in scaled.items()}
             decoded |= {key: part.values for key, part in parts.items()}
-            packed = tuple(dict.fromkeys(source for part in parts.values() for source in part.sources))
-    by = "scale" if decoded else "value"
-    digests = {key: _digest(array) for key, array in sent.items()} if len(best) < len(uploaded) else {}
-    back = {key for key, array in uploaded.items() if key not in best and digests.get(key) == _digest(array)}
-    if len(best) < len(uploaded) and not packed:
-        placed = _by_place(uploaded, sent, before, set(best.values()), {*best, *back})
-        if placed and not best:
-            shares = _kind(uploaded, sent, placed)
-        by = "place" if placed else by
-        best = {**best, **placed}
+            best = Matched(
+                parameters={**known, **{key: part.name for key, part in parts.items()}},
+                shares=kind,
+                by="scale" if decoded else "value",
+                decoded=decoded,
+                packed=tuple(dict.fromkeys(source for part in parts.values() for source in part.sources)),
+            )
+    names = {**best.parameters}
+    digests = {key: _digest(array) for key, array in sent.items()} if len(names) < len(uploaded) else {}
+    back = {key for key, array in uploaded.items() if key not in names and digests.get(key) == _digest(array)}
+    if len(names) < len(uploaded) and not best.packed:
+        placed = _by_place(uploaded, sent, before, set(names.values()), {*names, *back})
+        if placed:
+            best = replace(best, by="place", shares=best.shares if names else _kind(uploaded, sent, placed))
+        names |= placed
     trained = [name for name in before if name in after and after[name].is_floating_point()]
-    return Matched(
-        parameters=best,
-        shares=shares,
-        by=by,
-        unknown=tuple(name for name in uploaded if name not in best and name not in back and name not in packed),
-        withheld=tuple(name for name in trained if name not in set(best.values())),
-        exact=exact,
-        decoded=decoded,
-        packed=packed,
+    return replace(
+        best,
+        parameters=names,
+        unknown=tuple(key for key in uploaded if key not in {*names, *back, *best.packed}),
+        withheld=tuple(name for name in trained if name not in set(names.values())),
     )
 
 

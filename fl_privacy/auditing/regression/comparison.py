@@ -23,12 +23,7 @@ EXACT = 14
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Result of a paired test of two measurements.
-
-    Attributes:
-        worse: ``True`` if more leaks than before.
-        p: probability of such a rise of the mean without a change.
-    """
+    """Result of a paired test: whether more leaks than before, and the probability ``p`` of such a rise by chance."""
 
     worse: bool
     p: float

@@ -111,16 +111,14 @@ def measured(
             f"{metric} is expected to be known of every attacked image, but is not of {unknown or 'any'} of"
             f" {len(known)}: the attack failed, or the metric can't be computed, which says nothing of the uploads."
         )
-    digest = hashlib.sha256("\n".join(victims).encode()).hexdigest()
-    versions = {package: version(package) for package in ("fl-privacy", "torch")}
     found = list(outcomes)
     return Measurement(
         metric=metric,
         attack=attack,
         values=known,
         uploads=groups,
-        victims=digest,
-        versions=versions,
+        victims=hashlib.sha256("\n".join(victims).encode()).hexdigest(),
+        versions={package: version(package) for package in ("fl-privacy", "torch")},
         read=None if not found or None in found else sum(outcome in READ for outcome in found),
     )
 

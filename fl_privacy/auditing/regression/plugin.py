@@ -74,10 +74,7 @@ class LeakageCheck:
     ) -> None:
         """Fail if many draws of ``mechanism`` contradict a ``claimed`` epsilon at ``delta``; there is no baseline.
 
-        Args:
-            mechanism: a mod, a strategy, a defense of this package, or a function from an update to the upload.
-            contradicts: ``True`` if the claim is expected to be false: fail if nothing contradicts it.
-            asked: further fields of ``dp_check.check.DpCheckRequest``, such as rounds, clip_norm, like, draws.
+        With ``contradicts``, the claim is expected to be false: fail if nothing contradicts it. See ``verdict_on``.
         """
         from fl_privacy.errors import UserError  # noqa: PLC0415
 
@@ -90,32 +87,29 @@ class LeakageCheck:
             pytest.fail(found.sentence, pytrace=False)
 
     def _check(self, measure: Callable[[], Measurement]) -> None:
+        from fl_privacy.auditing.regression import compare, read_baseline, write_baseline  # noqa: PLC0415
+        from fl_privacy.auditing.regression.comparison import expect_enough  # noqa: PLC0415
         from fl_privacy.errors import UserError  # noqa: PLC0415
 
         self._measured += 1
         name = self.test if self._measured == 1 else f"{self.test} #{self._measured}"
         try:
-            self._judge(name, measure())
+            now, kept = measure(), read_baseline(self.path)
+            if self.update:
+                expect_enough(now)
+                write_baseline(self.path, {**kept, name: now})
+            found = compare(kept[name], now) if name in kept and not self.update else None
         except UserError as error:
             pytest.fail(str(error), pytrace=False)
-
-    def _judge(self, name: str, now: Measurement) -> None:
-        from fl_privacy.auditing.regression import compare, read_baseline, write_baseline  # noqa: PLC0415
-        from fl_privacy.auditing.regression.comparison import expect_enough  # noqa: PLC0415
-
-        kept = read_baseline(self.path)
         if self.update:
-            expect_enough(now)
-            write_baseline(self.path, {**kept, name: now})
             self.said.append(f"{name}: written to {self.path.name}.")
             return
-        if name not in kept:
+        if found is None:
             pytest.fail(
                 f"{self.path} is expected to hold a baseline of {name}, but has none; run pytest --fl-privacy-update"
                 " and commit it.",
                 pytrace=False,
             )
-        found = compare(kept[name], now)
         self.said.append(f"{name}: {found.sentence}")
         if found.worse:
             pytest.fail(f"{found.sentence} If that is meant, run pytest --fl-privacy-update.", pytrace=False)
@@ -126,7 +120,7 @@ def verdict_on(mechanism: Any, *, claimed: float, delta: float, **asked: Any) ->
 
     Args:
         mechanism: a defense, a function from an update to the upload, or a Flower mod or strategy.
-        asked: further fields of ``DpCheckRequest``.
+        asked: further fields of ``dp_check.check.DpCheckRequest``, such as rounds, clip_norm, like, draws.
 
     Raises:
         UserError: it is none of these, or a field is unknown.
