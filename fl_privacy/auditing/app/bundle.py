@@ -32,7 +32,7 @@ Config = dict[str, bool | int | float | str]
 
 @dataclass(frozen=True, kw_only=True)
 class App:
-    """Content of ``pyproject.toml``: references such as ``package.server_app:app``, and nodes of the first simulation."""
+    """Content of ``pyproject.toml``: references such as ``package.app:app``, and nodes of the first simulation."""
 
     folder: Path
     name: str
