@@ -159,8 +159,7 @@ def read_problem(seen: Watched, range_of: Sequence[Tensor]) -> StepProblem:
     shape = shapes[0] if kind == "image" else (1, 1, values.shape[1])
     names = names_in(seen, program, model)
     own = dict((*model.named_parameters(), *model.named_buffers()))
-    named = {names[name]: value for name, value in seen.before.items() if name in names}
-    before = {name: value for name, value in named.items() if value.shape == own[name].shape}
+    before = {names[n]: v for n, v in seen.before.items() if n in names and v.shape == own[names[n]].shape}
     sent = ModelState(
         {name: before.get(name, p.detach().clone()) for name, p in model.named_parameters()},
         {name: before.get(name, b.detach().clone()) for name, b in model.named_buffers()},
