@@ -67,7 +67,11 @@ def _members(clients: Sequence[WatchedReply], seen: Watched, seconds: float) -> 
         raise NotAttackedError("fewer than two clients' uploads are finite")
     if any(name in client.watched.gradients for client in clients for name in client.matched.withheld):
         raise NotAttackedError("parts of the network that are trained do not leave the client")
-    pools = [_examples(client.watched) for client in clients]
+    pools = []
+    for client in clients:
+        batches = ([t for t in tensors_in(batch) if t.dim()] for batch in client.watched.batches)
+        each = ([t[k : k + 1] for t in batch] for batch in batches for k in range(min(map(len, batch), default=0)))
+        pools.append(list(islice(each, MOST)))
     number = min(MOST, *(len(pool) for pool in pools))
     if number < LEAST:
         raise NotAttackedError(f"fewer than {LEAST} examples of each client were seen")
@@ -142,9 +146,3 @@ def _losses(seen: Watched) -> _Losses:
     parts = tuple(cleaned(part) for part in program.parts)
     model = nn.ModuleDict({"parts": nn.ModuleList(parts)})
     return _Losses(replace(program, parts=parts), places, model, names_in(seen, program, model))
-
-
-def _examples(seen: Watched) -> list[list[Tensor]]:
-    batches = ([t for t in tensors_in(batch) if t.dim()] for batch in seen.batches)
-    each = ([t[k : k + 1] for t in batch] for batch in batches for k in range(min(map(len, batch), default=0)))
-    return list(islice(each, MOST))

@@ -78,7 +78,10 @@ def try_policy(policy: SitePolicy, app: App, settings: TrialSettings) -> list[st
         if there.lent:
             logger.warning("%s", there.lent_in_words())
         plain = _run(server, client, config, settings)
-        gates = _gates(policy, folder, settings, app.name)
+        gates = []
+        for place in (folder / f"node-{node}" for node in range(settings.nodes)):
+            budget = policy.budget and replace(policy.budget, ledger=place / "ledger", anchor=place / "anchor")
+            gates.append(Gate(replace(policy, budget=budget, every_seconds=0.0), name=app.name))
 
         def guarded(message: Message, context: Context) -> Message:
             return gates[int(context.node_config["partition-id"])](message, context, client)
@@ -103,14 +106,6 @@ def try_policy(policy: SitePolicy, app: App, settings: TrialSettings) -> list[st
     if spent and policy.noising is not None:
         lines.append(f"Epsilon spent in this trial: {max(spent):.4g} at delta {policy.limits.delta:g}.")
     return lines
-
-
-def _gates(policy: SitePolicy, folder: Path, settings: TrialSettings, name: str) -> list[Gate]:
-    gates = []
-    for place in (folder / f"node-{node}" for node in range(settings.nodes)):
-        budget = policy.budget and replace(policy.budget, ledger=place / "ledger", anchor=place / "anchor")
-        gates.append(Gate(replace(policy, budget=budget, every_seconds=0.0), name=name))
-    return gates
 
 
 class CountingGrid(LocalGrid):
