@@ -70,8 +70,8 @@ def _members(clients: Sequence[WatchedReply], seen: Watched, seconds: float) -> 
     pools = []
     for client in clients:
         batches = ([t for t in tensors_in(batch) if t.dim()] for batch in client.watched.batches)
-        each = ([t[k : k + 1] for t in batch] for batch in batches for k in range(min(map(len, batch), default=0)))
-        pools.append(list(islice(each, MOST)))
+        singles = ([t[k : k + 1] for t in batch] for batch in batches for k in range(min(map(len, batch), default=0)))
+        pools.append(list(islice(singles, MOST)))
     number = min(MOST, *(len(pool) for pool in pools))
     if number < LEAST:
         raise NotAttackedError(f"fewer than {LEAST} examples of each client were seen")
