@@ -98,12 +98,6 @@ class StepProblem:
     sent: ModelState
     notes: tuple[str, ...] = ()
 
-    @property
-    def classes(self) -> Tensor | None:
-        """Return the labels (B,), if they are classes."""
-        plain = self.labels is not None and self.labels.dim() == 1 and not self.labels.is_floating_point()
-        return self.labels if plain else None
-
     def observed(self, number: int, tensors: Tensors, plan: LocalPlan) -> Observation:
         """Build the observation of an upload of these tensors, by their observed names."""
         own = {self.names[name]: value for name, value in tensors.items() if name in self.names}

@@ -38,7 +38,8 @@ def score(
     problems: Sequence[StepProblem], found: Sequence[Reconstruction], loaded: Sequence[Tensor], seed: int
 ) -> Answer:
     """Compare reconstructions with the truth, and ``loaded`` inputs (N, ...) as distractors, without a scenario."""
-    truths = [Batch(p.truth, torch.zeros(len(p.truth)).long() if p.classes is None else p.classes) for p in problems]
+    found_labels = ((problem, _classes(problem)) for problem in problems)
+    truths = [Batch(p.truth, torch.zeros(len(p.truth)).long() if own is None else own) for p, own in found_labels]
     counted: Callable[..., tuple[Counts, Sequence[Shown]]]
     if problems[0].kind == "image":
         model, shape = problems[0].model, problems[0].input_shape
@@ -91,10 +92,15 @@ def _unlike(guess: Reconstruction, truth: Batch) -> bool:
 _UNSURE: Mapping[str, Any] = {"certainty": Certainty.APPROXIMATE, "certainties": ()}
 
 
+def _classes(problem: StepProblem) -> Tensor | None:
+    labels = problem.labels
+    return None if labels is None or labels.dim() != 1 or labels.is_floating_point() else labels
+
+
 def _labels(problems: Sequence[StepProblem], found: Sequence[Reconstruction]) -> tuple[int, int] | None:
     right = known = 0
     for problem, guess in zip(problems, found, strict=True):
-        if problem.whole or (labels := problem.classes) is None:
+        if problem.whole or (labels := _classes(problem)) is None:
             continue
         known += len(labels)
         if guess.batch is not None:

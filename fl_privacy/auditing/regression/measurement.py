@@ -208,8 +208,7 @@ def measure_training(
     guard = none() if defense is None else _expect_on_upload(defense)
     observations, truths = [], []
     for index in range(images // batch_size):
-        rows = slice(index * batch_size, (index + 1) * batch_size)
-        drawn = derive_seed(seed, "upload", index)
+        rows, drawn = slice(index * batch_size, (index + 1) * batch_size), derive_seed(seed, "upload", index)
         change = _change(network, train, examples[rows], drawn)
         tensors = _defended(change.parameters, guard, drawn)
         upload = Upload(tensors=tensors, buffers=change.buffers, num_examples=batch_size)
