@@ -9,6 +9,7 @@ from markupsafe import Markup
 from fl_privacy.attacks import malicious
 from fl_privacy.measure import METRICS
 from fl_privacy.measure.registry import TEXT_METRIC
+from fl_privacy.report.audit_page import audit_of_run
 from fl_privacy.report.charts import Curve, line_chart, partition_chart, top_of
 from fl_privacy.report.cost import figures_of
 from fl_privacy.report.film import films_of_run
@@ -243,7 +244,8 @@ def render_run(run: Run, shown: ShownVictims, *, problems: Sequence[str] = (), l
     modality = shown.modality(found)
     kind = modality.one
     return render(
-        "run.html.j2",
+        "audit.html.j2" if is_audit(run) else "run.html.j2",
+        page=audit_of_run(run.name, verdict) if is_audit(run) else None,
         live=live,
         kind=kind,
         rows=all_rows(run, shown.rows) if shown.rows else [],
