@@ -24,11 +24,7 @@ _NOISE = 10
 
 
 class Generator(nn.Module):
-    """Generator of labelled images: a linear layer onto a coarse map, then two upsamplings with convolutions.
-
-    Args:
-        width: channels of the coarse map.
-    """
+    """Generator of labelled images: a linear layer onto ``width`` coarse maps, then two upsampled convolutions."""
 
     def __init__(self, *, in_channels: int, image_size: int, num_classes: int, noise: int, width: int) -> None:
         super().__init__()
@@ -114,10 +110,8 @@ def dp_merf(
         pixels = batch.inputs[0].numel()
         frequencies = torch.randn(features // 2, pixels, generator=rng, device=rng.device).to(device)
         frequencies = frequencies / (bandwidth * math.sqrt(pixels))
-        labels = hard_labels(batch.labels)
-        total = feature_sum(batch.inputs, labels, frequencies, data.num_classes)
-        noise = sample_noise(total, "gaussian", 1.0, rng)
-        wanted = (total + multiplier * noise) / len(batch)
+        total = feature_sum(batch.inputs, hard_labels(batch.labels), frequencies, data.num_classes)
+        wanted = (total + multiplier * sample_noise(total, "gaussian", 1.0, rng)) / len(batch)
         network = fresh_generator(batch, data.num_classes, rng, width=width)
         optimizer = torch.optim.Adam(network.parameters(), lr=lr)
         for _ in counted("training the generator", range(iterations)):

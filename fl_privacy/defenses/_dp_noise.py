@@ -8,26 +8,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fl_privacy import checks
+from fl_privacy import checks, effects
 from fl_privacy.defenses.defense import ClientState, Defense, LocalStep
-from fl_privacy.effects import (
-    Clipped,
-    ClippedExamples,
-    Gaussian,
-    Laplace,
-    NoisedLayers,
-    Part,
-    Scope,
-    layer_numbers,
-    layer_of,
-)
 from fl_privacy.errors import UserError
 from fl_privacy.models.gradients import clipped_sum
 from fl_privacy.rng import SecretGenerator
 from fl_privacy.types import Tensors
 
 
-def clip_by_norm(tensors: Tensors, norm: float, *, scope: Scope = "global") -> Tensors:
+def clip_by_norm(tensors: Tensors, norm: float, *, scope: effects.Scope = "global") -> Tensors:
     """Scale ``tensors`` by min(1, norm / l2 norm).
 
     Tensors without a finite norm become zero, as noise would not hide them.
@@ -43,10 +32,8 @@ def clip_by_norm(tensors: Tensors, norm: float, *, scope: Scope = "global") -> T
         norms = torch.linalg.vector_norm(norms).expand(len(tensors))
     factors = (norm / norms).clamp(max=1.0)  # norm / 0 = inf is clamped too
     known = norms.isfinite()
-    return {
-        name: torch.where(finite, t, 0) * torch.where(finite, factor, 0).to(t.dtype)
-        for (name, t), factor, finite in zip(tensors.items(), factors, known, strict=True)
-    }
+    scales = zip(tensors.items(), torch.where(known, factors, 0), known, strict=True)
+    return {name: torch.where(finite, t, 0) * factor.to(t.dtype) for (name, t), factor, finite in scales}
 
 
 Distribution = Literal["gaussian", "laplace"]
@@ -85,7 +72,7 @@ def dp_noise(
     noise: Distribution = "gaussian",
     scale: float = 0.01,
     clip_norm: float | None = None,
-    clip_scope: Scope = "global",
+    clip_scope: effects.Scope = "global",
     at: Literal["upload", "gradient"] = "upload",
     layers: Sequence[int | str] | None = None,
 ) -> Defense:
@@ -130,16 +117,14 @@ def dp_noise(
     settings: dict[str, object] = {
         "noise": noise, "scale": scale, "std": std, "clip_norm": clip_norm, "clip_scope": clip_scope, "at": at
     }  # fmt: skip
-    clip = None if clip_norm is None else Clipped(norm=clip_norm, scope=clip_scope)
-    whole = (Gaussian if noise == "gaussian" else Laplace)(std=std, clip=clip, at=at)
-    effect = whole if chosen is None else NoisedLayers(added=whole, layers=chosen)
+    clip = None if clip_norm is None else effects.Clipped(norm=clip_norm, scope=clip_scope)
+    whole = (effects.Gaussian if noise == "gaussian" else effects.Laplace)(std=std, clip=clip, at=at)
+    effect = whole if chosen is None else effects.NoisedLayers(added=whole, layers=chosen)
     settings |= {} if chosen is None else {"layers": list(chosen)}
-    return Defense(
-        parts=(Part("dp_noise", settings, effect, strength="scale"),),
-        gradient=(on_gradient,) if at == "gradient" else (),
-        upload=(on_upload,) if at == "upload" else (),
-        fits=() if chosen is None else (expect_there,),
-    )
+    part, fits = effects.Part("dp_noise", settings, effect, strength="scale"), (expect_there,) if chosen else ()
+    if at == "gradient":
+        return Defense(parts=(part,), gradient=(on_gradient,), fits=fits)
+    return Defense(parts=(part,), upload=(on_upload,), fits=fits)
 
 
 def _expect_layers(layers: Sequence[int | str]) -> tuple[int | str, ...]:
@@ -153,11 +138,11 @@ def _expect_layers(layers: Sequence[int | str]) -> tuple[int | str, ...]:
 
 
 def _owned(names: Iterable[str], layers: tuple[int | str, ...]) -> frozenset[str]:
-    numbers = layer_numbers(names)
-    there = [*dict.fromkeys(map(layer_of, numbers)), *dict.fromkeys(numbers.values())]
+    numbers = effects.layer_numbers(names)
+    there = [*dict.fromkeys(map(effects.layer_of, numbers)), *dict.fromkeys(numbers.values())]
     for layer in layers:
         checks.one_of("defense.layers", layer, there)
-    return NoisedLayers(added=None, layers=layers).noised(numbers)
+    return effects.NoisedLayers(added=None, layers=layers).noised(numbers)
 
 
 def local_dp(
@@ -206,6 +191,6 @@ def dp_sgd(*, clip_norm: float = 1.0, noise_multiplier: float = 1.0) -> Defense:
         return {name: (t + sample_noise(t, "gaussian", std, step.rng)) / size for name, t in total.items()}
 
     settings = {"clip_norm": clip_norm, "noise_multiplier": noise_multiplier}
-    effect = ClippedExamples(norm=clip_norm, noise_multiplier=noise_multiplier)
-    part = Part("dp_sgd", settings, effect, strength="noise_multiplier")
+    effect = effects.ClippedExamples(norm=clip_norm, noise_multiplier=noise_multiplier)
+    part = effects.Part("dp_sgd", settings, effect, strength="noise_multiplier")
     return Defense(parts=(part,), gradient=(on_gradient,), anew=(on_gradient,))

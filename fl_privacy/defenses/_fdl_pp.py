@@ -84,8 +84,7 @@ class PassportConv2d(nn.Module):
         widths, mode = self._pad
         if mode != "zeros":
             inputs = F.pad(inputs, widths, mode)
-        weight = gamma[:, None, None, None] * self.weight
-        return F.conv2d(inputs, weight, beta, stride, padding, dilation, groups)
+        return F.conv2d(inputs, gamma[:, None, None, None] * self.weight, beta, stride, padding, dilation, groups)
 
 
 def passport_layers(model: nn.Module) -> dict[str, PassportConv2d]:
@@ -163,13 +162,8 @@ def fdl_pp(
     def tie(model: nn.Module, values: Tensors, batch: Batch) -> Iterator[Callable[[Tensor], Tensor]]:
         yield lambda loss: loss + penalty * passport_penalty(model, values)
 
-    return replace(
-        split,
-        parts=(Part("fdl_pp", {**split.parts[0].settings, "form": form}, PrivateLayers()),),
-        private=(hook,),
-        model=(install,),
-        loss=(tie,) if form == "penalized" else (),
-    )
+    part, ties = Part("fdl_pp", {**split.parts[0].settings, "form": form}, PrivateLayers()), form == "penalized"
+    return replace(split, parts=(part,), private=(hook,), model=(install,), loss=(tie,) if ties else ())
 
 
 def _install_passports(

@@ -17,7 +17,7 @@ from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
+    pass
 
 _IMAGES, _LABELS, _MARKS = "instahide/images", "instahide/labels", "instahide/marks"
 _PRIVATE_IN_PUBLIC = 2
@@ -161,14 +161,9 @@ _ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".gif")
 
 @cache
 def read_pictures(folder: str, input_shape: tuple[int, ...]) -> Tensor:
-    """Load all pictures below ``folder`` as uint8 (N, C, H, W), in the order of their names; cached.
-
-    Raises:
-        UserError: there are none, or one can't be read.
-    """
+    """Load all pictures below ``folder`` as uint8 (N, C, H, W), sorted; ``UserError`` if one is unreadable."""
     channels, height, width = input_shape
-    path = expanded(folder)
-    files = sorted(f for f in path.rglob("*") if f.suffix.lower() in _ENDINGS)
+    files = sorted(f for f in expanded(folder).rglob("*") if f.suffix.lower() in _ENDINGS)
     if not files:
         raise UserError(
             f"defense.public is expected to be a folder of pictures ({', '.join(_ENDINGS)}), but there are none below"
@@ -179,25 +174,20 @@ def read_pictures(folder: str, input_shape: tuple[int, ...]) -> Tensor:
 
 def _read(file: Path, mode: str, size: tuple[int, int]) -> Tensor:
     from PIL import Image, UnidentifiedImageError  # noqa: PLC0415
+    from PIL.Image import fromarray  # noqa: PLC0415
+
+    from fl_privacy.data.deep import Deep, gray_values  # noqa: PLC0415
 
     try:
         with Image.open(file) as picture:
             from torchvision.transforms.v2.functional import pil_to_tensor  # noqa: PLC0415  (slow to import)
 
-            pixels: Tensor = pil_to_tensor(_in_bytes(picture, file).convert(mode).resize(size))
+            shown: Image.Image = picture
+            if (values := gray_values(picture)) is not None:
+                deep = Deep()
+                deep.note(0, values, str(file))
+                shown = fromarray(deep.in_bytes(values[None, None], file.name)[0, 0].numpy())
+            pixels: Tensor = pil_to_tensor(shown.convert(mode).resize(size))
     except (OSError, UnidentifiedImageError) as error:
         raise UserError(f"{file} is expected to be a picture, but can't be read; remove it.") from error
     return pixels
-
-
-def _in_bytes(picture: "Image", file: Path) -> "Image":
-    from PIL.Image import fromarray  # noqa: PLC0415
-
-    from fl_privacy.data.deep import Deep, gray_values  # noqa: PLC0415
-
-    values = gray_values(picture)
-    if values is None:
-        return picture
-    deep = Deep()
-    deep.note(0, values, str(file))
-    return fromarray(deep.in_bytes(values[None, None], file.name)[0, 0].numpy())

@@ -59,10 +59,8 @@ def compress_with_feedback(
     if not feedback:
         return compress(tensors)
     keys = {name: f"{owner}/residual/{name}" for name in tensors}
-    corrected = {
-        name: t + state.tensors[keys[name]].to(t.device) if keys[name] in state.tensors else t
-        for name, t in tensors.items()
-    }
+    left = {name: state.tensors[key] for name, key in keys.items() if key in state.tensors}
+    corrected = {name: t + left[name].to(t.device) if name in left else t for name, t in tensors.items()}
     compressed = compress(corrected)
     state.tensors.update({keys[name]: t - compressed[name] for name, t in corrected.items()})
     return compressed
@@ -86,11 +84,8 @@ def step_scores(by: Criterion, gradients: Tensors, step: LocalStep, samples: int
     if by == "integrated_gradients":
         found = integrated_gradients_of_step(step, points=samples or POINTS)
         return {name: found[name].abs() for name in gradients}
-    return products | {
-        name: s
-        for name, s in shapley_of_elements(step, permutations=samples or PERMUTATIONS).items()
-        if name in weights
-    }
+    values = shapley_of_elements(step, permutations=samples or PERMUTATIONS)
+    return products | {name: value for name, value in values.items() if name in weights}
 
 
 def pruning(
@@ -130,20 +125,12 @@ def pruning(
     def on_gradient(tensors: Tensors, step: LocalStep) -> Tensors:
         return prune(tensors, lambda update: step_scores(by, update, step, samples), step.state)
 
-    of_gradient = by in OF_STEPS
     settings = {"rate": rate, "by": by, "scope": scope, "error_feedback": error_feedback}
-    return Defense(
-        parts=(
-            Part(
-                "pruning",
-                settings if samples is None else {**settings, "samples": samples},
-                Sparse(largest=by == "gradient", scope=scope, error_feedback=error_feedback, dropped=rate),
-                strength="rate",
-            ),
-        ),
-        gradient=(on_gradient,) if of_gradient else (),
-        upload=() if of_gradient else (on_upload,),
-    )
+    effect = Sparse(largest=by == "gradient", scope=scope, error_feedback=error_feedback, dropped=rate)
+    part = Part("pruning", settings if samples is None else {**settings, "samples": samples}, effect, strength="rate")
+    if by in OF_STEPS:
+        return Defense(parts=(part,), gradient=(on_gradient,))
+    return Defense(parts=(part,), upload=(on_upload,))
 
 
 def _check_pruning(rate: float, by: str, scope: str, error_feedback: bool, *, samples: int | None) -> None:

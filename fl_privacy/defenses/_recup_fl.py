@@ -46,10 +46,8 @@ def recup_fl(*, budget: float = 0.5, iterations: int = 10, substitutes: int = 4,
         return mislead(tensors, sketch, heads, budget=budget, iterations=iterations)
 
     settings = {"budget": budget, "iterations": iterations, "substitutes": substitutes, "public": public}
-    effect = AdversarialPerturbation(budget=budget)
-    return Defense(
-        parts=(Part("recup_fl", settings, effect, strength="budget"),), gradient=(on_gradient,), informed=(zoo.inform,)
-    )
+    part = Part("recup_fl", settings, AdversarialPerturbation(budget=budget), strength="budget")
+    return Defense(parts=(part,), gradient=(on_gradient,), informed=(zoo.inform,))
 
 
 def mislead(

@@ -29,7 +29,6 @@ from fl_privacy.defenses.robust_data import (
 from fl_privacy.effects import Part, RobustGradient
 from fl_privacy.errors import UserError
 from fl_privacy.models import TextModel, has_batch_norm
-from fl_privacy.models.gradients import loss_gradients
 from fl_privacy.models.pretrained.evaluator_files import CachedEvaluator, find_word_evaluator, name_of_words
 from fl_privacy.models.pretrained.word_evaluator import WordBox, WordEvaluator
 from fl_privacy.rng import derive_generator
@@ -215,14 +214,8 @@ class _Refinement:
             )
         space = self._space(step)
         target = {name: gradient for name, gradient in tensors.items() if name not in space.withheld}
-        robust = loss_gradients(
-            step.model,
-            step.sent,
-            Batch(space.inputs(self._robust_data(target, step, space)), step.batch.labels),
-            batch_norm=step.plan.batch_norm,
-            loss_scale=step.plan.loss_scale,
-            changes=step.changes,
-        ).gradients
+        data = space.inputs(self._robust_data(target, step, space))
+        robust = replace(step, batch=Batch(data, step.batch.labels)).gradients().gradients
         return pull_within({name: robust[name].detach() for name in target}, target, self.epsilon)
 
     def on_upload(self, tensors: Tensors, state: ClientState, rng: torch.Generator) -> Tensors:

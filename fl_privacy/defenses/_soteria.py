@@ -1,6 +1,7 @@
 """Soteria: withhold the most revealing features in front of the last linear layer; and its successor."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -14,7 +15,7 @@ from fl_privacy.defenses._pruning import keep_largest
 from fl_privacy.defenses.defense import Defense, LocalStep
 from fl_privacy.effects import MutedFeatures, Part, SlicedNoise
 from fl_privacy.errors import UserError
-from fl_privacy.models.gradients import batch_loss, plain_attention
+from fl_privacy.models.gradients import plain_attention
 from fl_privacy.models.gradients.hooks import ModuleCall, entering, leaving
 from fl_privacy.models.gradients.memory import written_by
 from fl_privacy.progress import counted
@@ -249,10 +250,8 @@ def soteria_mixing(*, rate: float = 0.5, slices: int = 10, noise_scale: float = 
         chosen = torch.randperm(slices, generator=step.rng, device=step.rng.device)[: round(rate * slices)]
         perturbed = torch.zeros(slices, dtype=torch.bool).index_fill_(0, chosen.cpu(), True)
         members = slice_members(tensors, {name: sensitivity[name] for name in tensors}, slices)
-        return {
-            name: t + sample_noise(t, "gaussian", noise_scale, step.rng) * perturbed.to(t.device)[members[name]]
-            for name, t in tensors.items()
-        }
+        added = {name: sample_noise(t, "gaussian", noise_scale, step.rng) for name, t in tensors.items()}
+        return {name: t + added[name] * perturbed.to(t.device)[members[name]] for name, t in tensors.items()}
 
     settings = {"rate": rate, "slices": slices, "noise": "gaussian", "noise_std": noise_scale}
     part = Part("soteria_mixing", settings, SlicedNoise(std=noise_scale), strength="rate")
@@ -287,11 +286,8 @@ def gradient_sensitivity(step: LocalStep, *, directions: int, rng: torch.Generat
     parameters = {name: p.detach() for name, p in step.sent.parameters.items()}
 
     def loss(values: Tensors, inputs: Tensor) -> Tensor:
-        state = ModelState(values, step.sent.buffers)
-        batch = Batch(inputs, step.batch.labels)
-        return batch_loss(
-            step.model, state, batch, batch_norm="eval", loss_scale=step.plan.loss_scale, changes=step.changes
-        )[0]
+        state, batch = ModelState(values, step.sent.buffers), Batch(inputs, step.batch.labels)
+        return replace(step, sent=state, batch=batch).loss(batch_norm="eval")
 
     def gradient(inputs: Tensor) -> Tensors:
         result: Tensors = grad(loss)(parameters, inputs)

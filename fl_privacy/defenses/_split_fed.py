@@ -19,11 +19,7 @@ Start = Literal["own", "shared"]
 
 
 def private_modules(model: nn.Module, names: Sequence[str] | None) -> list[str]:
-    """Return ``names`` if ``model`` has such modules; its first convolution or linear layer for ``None``.
-
-    Raises:
-        UserError: a module is missing, or nothing would be left to share.
-    """
+    """Return ``names``, for ``None`` the first layer; ``UserError`` if one is missing, or nothing is left to share."""
     modules = dict(model.named_modules())
     if names is None:
         names = [name for name, module in modules.items() if isinstance(module, nn.Conv2d | nn.Linear)][:1]
@@ -94,9 +90,5 @@ def split_fed(*, private: Sequence[str] | None = None, start: Start = "own", pri
     checks.whole("defense.private_passes", private_passes, at_least=0, example=1)
     hook = keep_with_clients(partial(private_modules, names=private))
     settings = {"private": "first layer" if private is None else list(private), "start": start}
-    return Defense(
-        parts=(Part("split_fed", settings, PrivateLayers()),),
-        private=(hook,),
-        private_passes=private_passes,
-        model=(draw_own(hook),) if start == "own" else (),
-    )
+    part, drawn = Part("split_fed", settings, PrivateLayers()), (draw_own(hook),) if start == "own" else ()
+    return Defense(parts=(part,), private=(hook,), private_passes=private_passes, model=drawn)

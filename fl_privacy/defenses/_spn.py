@@ -175,14 +175,7 @@ class PolarizationHead(nn.Module):
     codes: Tensor
 
     def __init__(
-        self,
-        *,
-        features: int,
-        bits: int,
-        classes: int,
-        bound: float,
-        rng: torch.Generator,
-        widths: Sequence[int] = (),
+        self, *, features: int, bits: int, classes: int, bound: float, rng: torch.Generator, widths: Sequence[int] = ()
     ) -> None:
         super().__init__()
         *_, width = (features, *widths)
@@ -213,5 +206,4 @@ def polarization_loss(outputs: Tensor, codes: Tensor, labels: Tensor, margin: fl
     """
     if labels.dim() == 1:
         return (margin - outputs * codes[labels]).relu().sum(1).mean()
-    of_classes = (margin - outputs[:, None] * codes).relu().sum(2)
-    return (labels * of_classes).sum(1).mean()
+    return (labels * (margin - outputs[:, None] * codes).relu().sum(2)).sum(1).mean()

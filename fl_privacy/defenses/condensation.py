@@ -53,8 +53,7 @@ class Classes:
     def draw(self, number: int, rng: torch.Generator) -> Tensor:
         """Draw images of each class (P, number, C, H, W), with replacement."""
         chance = torch.rand(len(self.present), number, generator=rng, device=rng.device).to(self.images.device)
-        place = self.first.unsqueeze(1) + (chance * self.counts.unsqueeze(1)).long()
-        return self.images[self.order[place]]
+        return self.images[self.order[self.first.unsqueeze(1) + (chance * self.counts.unsqueeze(1)).long()]]
 
     def start(self, number: int, how: Start, rng: torch.Generator) -> Tensor:
         """Return the initial condensed images (P, number, C, H, W)."""
@@ -126,8 +125,7 @@ def _augmented(images: Tensor, kind: str, draws: Tensor) -> Tensor:
     if kind == "crop":
         reach_y, reach_x = round(height / 8), round(width / 8)
         top, left = int(draws[0] * (2 * reach_y + 1)), int(draws[1] * (2 * reach_x + 1))
-        padded = F.pad(images, (reach_x, reach_x, reach_y, reach_y))
-        return padded[..., top : top + height, left : left + width]
+        return F.pad(images, (reach_x, reach_x, reach_y, reach_y))[..., top : top + height, left : left + width]
     if kind == "cutout":
         top, left = int(draws[0] * (height // 2 + 1)), int(draws[1] * (width // 2 + 1))
         mask = torch.ones(height, width, device=images.device)
@@ -142,8 +140,7 @@ def _augmented(images: Tensor, kind: str, draws: Tensor) -> Tensor:
         cosine, sine = math.cos(angle), math.sin(angle)
         matrix = [[cosine, -sine, 0.0], [sine, cosine, 0.0]]
     flat = images.reshape(-1, *images.shape[-3:])
-    theta = flat.new_tensor(matrix).expand(len(flat), 2, 3)
-    grid = F.affine_grid(theta, list(flat.shape), align_corners=False)
+    grid = F.affine_grid(flat.new_tensor(matrix).expand(len(flat), 2, 3), list(flat.shape), align_corners=False)
     return F.grid_sample(flat, grid, align_corners=False).reshape(images.shape)
 
 
@@ -196,13 +193,7 @@ def fresh_network(
     kind: type[Network], images: Tensor, num_classes: int, rng: torch.Generator, **options: int
 ) -> Network:
     """Build a network of ``kind`` for ``images`` (..., C, H, W), initialized from ``rng``."""
-    network = build_model(
-        kind,
-        seed=int(torch.randint(2**62, (1,), generator=rng, device=rng.device)),
-        in_channels=images.shape[-3],
-        image_size=images.shape[-2],
-        num_classes=num_classes,
-        **options,
-    )
+    seed, (channels, size, _) = int(torch.randint(2**62, (1,), generator=rng, device=rng.device)), images.shape[-3:]
+    network = build_model(kind, seed=seed, in_channels=channels, image_size=size, num_classes=num_classes, **options)
     assert isinstance(network, kind)
     return network.to(images.device)

@@ -75,17 +75,9 @@ def dsa(
 
 
 def gradient_distance(found: Tensors, wanted: Tensors) -> Tensor:
-    """Sum one minus the cosine over classes, weights and their output units, without biases and norms.
-
-    Args:
-        found: (P, O, ...) by name, one gradient for each class.
-    """
-    apart = [
-        (1 - F.cosine_similarity(gradient.flatten(2), wanted[name].flatten(2), dim=2)).sum()
-        for name, gradient in found.items()
-        if gradient.dim() > 2
-    ]
-    return torch.stack(apart).sum()
+    """Sum one minus the cosine over classes (P, O, ...), weights and output units, without biases and norms."""
+    pairs = [(gradient.flatten(2), wanted[name].flatten(2)) for name, gradient in found.items() if gradient.dim() > 2]
+    return torch.stack([(1 - F.cosine_similarity(one, other, dim=2)).sum() for one, other in pairs]).sum()
 
 
 def class_gradients(network: CondensationNet, images: Tensor, labels: Tensor) -> Tensors:
@@ -93,8 +85,7 @@ def class_gradients(network: CondensationNet, images: Tensor, labels: Tensor) ->
     parameters = dict(network.named_parameters())
 
     def loss(values: Tensors, inputs: Tensor, label: Tensor) -> Tensor:
-        logits = functional_call(network, dict(values), (inputs,))
-        return F.cross_entropy(logits, label.expand(len(inputs)))
+        return F.cross_entropy(functional_call(network, dict(values), (inputs,)), label.expand(len(inputs)))
 
     gradients: Tensors = vmap(grad(loss), in_dims=(None, 0, 0))(parameters, images, labels)
     return gradients
@@ -133,8 +124,7 @@ def _matching(name: str, plan: _Plan) -> Defense:
             network = fresh_network(CondensationNet, images, data.num_classes, rng, width=plan.width)
             for step in counted("condensing images", range(plan.outer_steps)):
                 change = draw()
-                real = change(classes.draw(plan.real_batch, rng))
-                wanted = class_gradients(network, real, classes.present)
+                wanted = class_gradients(network, change(classes.draw(plan.real_batch, rng)), classes.present)
                 found = class_gradients(network, change(images), classes.present)
                 distance = gradient_distance(found, {key: value.detach() for key, value in wanted.items()})
                 (images.grad,) = torch.autograd.grad(distance, images)
@@ -214,5 +204,4 @@ def dm(
 
 def mean_features(network: CondensationNet, images: Tensor) -> Tensor:
     """Return mean features (P, D) of the images (P, I, C, H, W) of each class."""
-    features = network.embed(images.flatten(0, 1))
-    return features.reshape(*images.shape[:2], -1).mean(1)
+    return network.embed(images.flatten(0, 1)).reshape(*images.shape[:2], -1).mean(1)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from fl_privacy.effects import Description, Part
 from fl_privacy.errors import UserError
 from fl_privacy.models import TextModel
-from fl_privacy.models.gradients import LossChange
+from fl_privacy.models.gradients import GradientResult, LossChange, batch_loss, loss_gradients
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors
 from fl_privacy.types.modality import modality_of
@@ -58,6 +58,18 @@ class LocalStep:
     changes: Sequence[LossChange] = ()
     held: frozenset[str] = frozenset()
     losses: list[Tensor] = field(default_factory=list)
+
+    def gradients(self) -> GradientResult:
+        """Return the gradient of the batch's mean loss, with the changes of the loss."""
+        norm, scale = self.plan.batch_norm, self.plan.loss_scale
+        return loss_gradients(
+            self.model, self.sent, self.batch, batch_norm=norm, loss_scale=scale, changes=self.changes
+        )
+
+    def loss(self, *, batch_norm: Literal["train", "eval"] | None = None) -> Tensor:
+        """Return the batch's mean loss, with the changes of the loss; in the plan's mode of batch norm for ``None``."""
+        norm, scale = batch_norm or self.plan.batch_norm, self.plan.loss_scale
+        return batch_loss(self.model, self.sent, self.batch, batch_norm=norm, loss_scale=scale, changes=self.changes)[0]
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,11 +161,7 @@ class Defense:
         return bool(self.gradient) and self.gradient[0] in self.anew
 
     def prepare_for(self, model: nn.Module, input_shape: tuple[int, ...], public: Tensor | None = None) -> None:
-        """Prepare the defense for ``model``, before training.
-
-        Args:
-            input_shape: (C, H, W) of an image, (L,) of a text or (F,) of a row.
-        """
+        """Prepare for ``model`` and its inputs, before training: (C, H, W) of images, (L,) of texts or (F,) of rows."""
         for fits in self.fits:
             fits(model)
         if modality_of(model).continuous:
@@ -187,10 +195,8 @@ class Defense:
         {'weight': tensor([ 3., -4.,  0.,  0.])}
         """
         self._expect_of_uploads(model, batch)
-        if model is not None:
-            values = named_tensors(model, gradients)
-        else:
-            values = {}
+        values = {} if model is None else named_tensors(model, gradients)
+        if model is None:
             for name, value in gradients.items() if isinstance(gradients, Mapping) else enumerate(gradients):
                 if not isinstance(found := as_tensor(value), Tensor):
                     kind = type(value).__name__

@@ -90,8 +90,7 @@ def plainly_shortest(array: NDArray[np.generic]) -> bool:
     grids = np.flatnonzero(held.all(1))
     if not few.size or not grids.size:
         return bool(few.size)
-    least = _HEADER + _values_bytes(int(present), int(grids[0]) + 1, 8 * values.itemsize)
-    return least >= array.nbytes
+    return _HEADER + _values_bytes(int(present), int(grids[0]) + 1, 8 * values.itemsize) >= array.nbytes
 
 
 class _Layout:
@@ -172,9 +171,8 @@ def _grid_bits(values: Tensor, most: int) -> int:
 
 
 def _bits_of(values: Tensor) -> Tensor:
-    return values.contiguous().view(
-        {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[values.element_size()]
-    )
+    kinds = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return values.contiguous().view(kinds[values.element_size()])
 
 
 def _values_bytes(count: int, bits: int, raw_bits: int) -> int:

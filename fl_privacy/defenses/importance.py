@@ -1,13 +1,14 @@
 """Importance of parameters by Integrated Gradients or Neuron Shapley (Refiner, appendix A), many passes a step."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
 from fl_privacy.defenses.defense import LocalStep
-from fl_privacy.models.gradients import batch_loss, loss_gradients, plain_attention
+from fl_privacy.models.gradients import plain_attention
 from fl_privacy.models.gradients.hooks import leaving
 from fl_privacy.types import ModelState, Tensors
 
@@ -51,40 +52,25 @@ def integrated_gradients_of_step(step: LocalStep, *, points: int = POINTS) -> Te
             return _at_once(step, values, points)
         except RuntimeError:  # layers that can't be batched, as batch norm in training mode
             pass
-    return integrated_gradients(values, lambda at: gradient_at(step, at), points=points)
+    return integrated_gradients(values, lambda at: _at(step, at).gradients().gradients, points=points)
 
 
-def gradient_at(step: LocalStep, values: Tensors) -> Tensors:
-    """Compute the gradient of the batch's mean loss at ``values`` of the parameters."""
-    return loss_gradients(
-        step.model,
-        ModelState(values, step.sent.buffers),
-        step.batch,
-        batch_norm=step.plan.batch_norm,
-        loss_scale=step.plan.loss_scale,
-        changes=step.changes,
-    ).gradients
+def _at(step: LocalStep, values: Tensors) -> LocalStep:
+    return replace(step, sent=ModelState(values, step.sent.buffers))
 
 
 def _at_once(step: LocalStep, values: Tensors, points: int) -> Tensors:
-    gradient = grad(lambda at: _loss(step, at))
+    gradient = grad(lambda at: _at(step, at).loss())
     shares = (torch.arange(points, device=step.batch.inputs.device) + 0.5) / points
     chunk = max(1, _CHUNK_ELEMENTS // max(1, sum(value.numel() for value in values.values())))
-    along = vmap(
-        lambda share: gradient({n: share.to(v.dtype) * v for n, v in values.items()}),
-        randomness="different",
-        chunk_size=chunk,
-    )
+
+    def along(share: Tensor) -> Tensors:
+        found: Tensors = gradient({n: share.to(v.dtype) * v for n, v in values.items()})
+        return found
+
     with plain_attention():
-        found = along(shares)
+        found = vmap(along, randomness="different", chunk_size=chunk)(shares)
     return {name: values[name] * g.mean(0) for name, g in found.items()}
-
-
-def _loss(step: LocalStep, values: Tensors) -> Tensor:
-    plan, state = step.plan, ModelState(values, step.sent.buffers)
-    return batch_loss(
-        step.model, state, step.batch, batch_norm=plan.batch_norm, loss_scale=plan.loss_scale, changes=step.changes
-    )[0]
 
 
 class _Network:
@@ -94,7 +80,7 @@ class _Network:
         layers = {name: module for name, module in step.model.named_modules() if isinstance(module, kinds)}
         self._step = step
         with torch.no_grad(), leaving(layers) as calls:
-            self.whole = float(_loss(step, step.sent.parameters))
+            self.whole = float(step.loss())
         self._means = {call.module: call.output.mean(0) for call in calls}
         self._layers = {name: module for name, module in layers.items() if module in self._means}
         self.counts = {name: len(module.get_parameter("weight")) for name, module in self._layers.items()}
@@ -118,7 +104,7 @@ class _Network:
             return torch.where(gone, mean, output)
 
         with torch.no_grad(), leaving(self._layers, left):
-            return float(_loss(self._step, self._step.sent.parameters))
+            return float(self._step.loss())
 
 
 def neuron_shapley(step: LocalStep, *, permutations: int = PERMUTATIONS) -> dict[str, Tensor]:

@@ -156,11 +156,7 @@ def mixture_epsilon(*, noise_multiplier: float, share: float, steps: int, delta:
 
 
 def mixture_noise_multiplier(*, epsilon: float, share: float, steps: int, delta: float) -> float:
-    """Find the least noise multiplier, to a thousandth, with ``mixture_epsilon`` at most ``epsilon``.
-
-    Raises:
-        UserError: no noise is enough.
-    """
+    """Find the least noise multiplier, to a thousandth, for ``epsilon`` in all; ``UserError`` if none is enough."""
     checks.number("epsilon", epsilon, above=0, example=8.0)
     low, high = 1e-2, 1e6
     settings: dict[str, Any] = {"share": share, "steps": steps, "delta": delta}
@@ -308,10 +304,8 @@ def promises_privacy(defense: Defense) -> bool:
     No guarantee covers other values next to such an upload, such as an exact loss; they must not leave the client.
     """
     effects = [part.effect for part in defense.parts]
-    return any(
-        isinstance(effect, ClippedExamples | PrivateRelease) or (isinstance(effect, Noise) and effect.clip is not None)
-        for effect in effects
-    )
+    clipped = any(isinstance(effect, Noise) and effect.clip is not None for effect in effects)
+    return clipped or any(isinstance(effect, ClippedExamples | PrivateRelease) for effect in effects)
 
 
 def mechanism(defense: Defense) -> Part | None:
@@ -326,11 +320,10 @@ def _why_missing(defense: Defense, buffers_shared: bool) -> str | None:
     uncovered = [part for part in defense.parts if isinstance(part.effect, Heuristic | PrivateRelease)]
     part = mechanism(defense)
     effect = part.effect if part else None
+    unseen = f"none is known of {', '.join(foreign)}, whose noise, if it adds any, the accountants cannot see"
     reasons = {
         "clients do not defend themselves": not defense.parts,
-        f"none is known of {', '.join(foreign)}, whose noise, if it adds any, the accountants cannot see": bool(
-            foreign
-        ),
+        unseen: bool(foreign),
         "some layers are uploaded without noise": any(isinstance(p.effect, NoisedLayers) for p in defense.parts),
         f"{defense.name} adds no calibrated noise": not any(isinstance(p.effect, declared[-2:]) for p in defense.parts),
         f"the accountants do not cover {defense.name}": effect is None or bool(uncovered),

@@ -79,13 +79,8 @@ def example_gap(step: LocalStep, target: Tensors, weights: Tensors, as_inputs: A
 def own_gradients(step: LocalStep, inputs: Tensor) -> Tensors:
     """Compute the gradient (B, *shape) of each example's loss, differentiable by ``inputs``."""
     batch = Batch(inputs, step.batch.labels)
-    return example_gradients(
-        step.model,
-        ModelState({n: p.detach() for n, p in step.sent.parameters.items()}, step.sent.buffers),
-        batch,
-        plan=step.plan,
-        changes=step.changes,
-    )
+    values = ModelState({n: p.detach() for n, p in step.sent.parameters.items()}, step.sent.buffers)
+    return example_gradients(step.model, values, batch, plan=step.plan, changes=step.changes)
 
 
 def descend(
@@ -151,11 +146,7 @@ Judge = Literal["evaluator", "mse"]
 
 @dataclass(frozen=True, eq=False)
 class Pixels:
-    """Robust space of images, with uniform noise.
-
-    Attributes:
-        true: (B, C, H, W) in [0, 1].
-    """
+    """Robust space of the images ``true`` (B, C, H, W) in [0, 1], with uniform noise."""
 
     withheld: ClassVar[frozenset[str]] = frozenset()
 

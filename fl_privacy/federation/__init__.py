@@ -16,29 +16,19 @@ if TYPE_CHECKING:
         audited_rounds as audited_rounds,
         spread_probes as spread_probes,
     )
-    from fl_privacy.federation.replay import (
-        Replay as Replay,
-        examples_behind as examples_behind,
-    )
-    from fl_privacy.federation.replies import (
-        Failure as Failure,
-        attempt as attempt,
-        sort_out as sort_out,
-    )
+    from fl_privacy.federation.replay import Replay as Replay, examples_behind as examples_behind
+    from fl_privacy.federation.replies import Failure as Failure, attempt as attempt
     from fl_privacy.federation.rounds import (
         Round as Round,
         RoundReport as RoundReport,
-        finish_round as finish_round,
         plain_rounds as plain_rounds,
         run_all as run_all,
-        with_personalized as with_personalized,
     )
     from fl_privacy.federation.server import (
         Evaluation as Evaluation,
         Server as Server,
         ServerPlan as ServerPlan,
         evaluate_model as evaluate_model,
-        mean_evaluation as mean_evaluation,
         upload_bytes as upload_bytes,
     )
     from fl_privacy.federation.training import (

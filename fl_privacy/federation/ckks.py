@@ -57,9 +57,8 @@ class KeyHolder:
 
     def __init__(self) -> None:
         self._tenseal = _tenseal()
-        self._context = self._tenseal.context(
-            self._tenseal.SCHEME_TYPE.CKKS, DEGREE, coeff_mod_bit_sizes=list(MODULUS_BITS)
-        )
+        kind = self._tenseal.SCHEME_TYPE.CKKS
+        self._context = self._tenseal.context(kind, DEGREE, coeff_mod_bit_sizes=list(MODULUS_BITS))
         self._context.global_scale = 2**SCALE_BITS
 
     def public_context(self) -> bytes:
@@ -94,13 +93,8 @@ class Packing:
     summands: int = 10
 
     def __post_init__(self) -> None:
-        whole(
-            "secure_aggregation.bits",
-            self.bits,
-            at_least=2,
-            at_most=SLOT_BITS - self._room,
-            example=f"more do not fit for {self.summands} clients, try 16",
-        )
+        example = f"more do not fit for {self.summands} clients, try 16"
+        whole("secure_aggregation.bits", self.bits, at_least=2, at_most=SLOT_BITS - self._room, example=example)
 
     @property
     def _room(self) -> int:
@@ -126,18 +120,13 @@ class Packing:
     def pack(self, values: Tensor) -> Tensor:
         """Pack values (N,) in [-1, 1] into (ceil(N / per_slot),) whole numbers as float64."""
         levels = (values.double().clamp(-1, 1) * self._most).round().long() + self._most
-        padding = -len(levels) % self.per_slot
-        fields = torch.cat([levels, levels.new_zeros(padding)]).view(-1, self.per_slot)
-        return (fields << self._shifts()).sum(1).double()
+        fields = torch.cat([levels, levels.new_zeros(-len(levels) % self.per_slot)]).view(-1, self.per_slot)
+        return (fields << torch.arange(self.per_slot) * self.width).sum(1).double()
 
     def unpack(self, slots: Tensor, count: int, *, summands: int) -> Tensor:
         """Unpack the sum (count,) of the values of ``summands`` packed updates from the sum of their slots."""
-        whole = slots.round().long()
-        fields = (whole[:, None] >> self._shifts()) & (2**self.width - 1)
+        fields = (slots.round().long()[:, None] >> (torch.arange(self.per_slot) * self.width)) & (2**self.width - 1)
         return (fields.flatten()[:count] - summands * self._most).double() * self.step
-
-    def _shifts(self) -> Tensor:
-        return torch.arange(self.per_slot) * self.width
 
 
 def encrypted_rounds(
@@ -186,10 +175,8 @@ def _round(
     total = sum(u.num_examples for u in uploads)
     # the largest absolute share (N,) that any client has in each element's tensor; 1 where all are zero
     sizes = torch.tensor([t.numel() for t in _all(uploads[0])])
-    most = [
-        torch.stack([t.double().abs().amax() if t.numel() else torch.zeros(()).double() for t in _all(u)])
-        for u in uploads
-    ]
+    nothing = torch.zeros(()).double()
+    most = [torch.stack([t.double().abs().amax() if t.numel() else nothing for t in _all(u)]) for u in uploads]
     peaks = torch.stack([peak * (u.num_examples / total) for peak, u in zip(most, uploads, strict=True)]).amax(0)
     largest = torch.where(peaks > 0, peaks, 1.0).repeat_interleave(sizes)
     shares = (u.num_examples / total * torch.cat([t.flatten().double() for t in _all(u)]) / largest for u in uploads)
@@ -215,11 +202,8 @@ def _usable(
     uploads = {c: r if isinstance(r, Failure) else r.upload for c, r in results.items()}
     faults = {c: u.reason if isinstance(u, Failure) else fault(u, server.state) for c, u in uploads.items()}
     excluded = {c: reason for c, reason in faults.items() if reason}
-    layouts = {
-        c: (tuple(u.tensors), tuple(u.buffers))
-        for c, u in uploads.items()
-        if c not in excluded and isinstance(u, Upload)
-    }
+    sound = {c: u for c, u in uploads.items() if isinstance(u, Upload) and c not in excluded}
+    layouts = {c: (tuple(u.tensors), tuple(u.buffers)) for c, u in sound.items()}
     if not layouts:
         raise UserError("At least one usable update is expected in a round, but all clients failed; fix them.")
     ((usual, _),) = Counter(layouts.values()).most_common(1)

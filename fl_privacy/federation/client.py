@@ -17,16 +17,9 @@ from fl_privacy.defenses import ClientState, Defense, LocalData
 from fl_privacy.defenses.guard import ModelGuard
 from fl_privacy.defenses.privacy import promises_privacy
 from fl_privacy.errors import UserError
+from fl_privacy.federation import training
 from fl_privacy.federation.replies import UnfitMessageError
 from fl_privacy.federation.server import Evaluation, evaluate_model
-from fl_privacy.federation.training import (
-    LocalResult,
-    join_private,
-    local_update,
-    private_names,
-    private_values,
-    train_private,
-)
 from fl_privacy.models import has_batch_norm
 from fl_privacy.rng import Secret, cpu_threads, derive_generator, seeded_globally
 from fl_privacy.types import Batch, LocalPlan, ModelState
@@ -41,26 +34,10 @@ class OwnExamples:
     batch: Callable[[Tensor], Batch]
     seconds: float = 0.0
 
-    @classmethod
-    def of(cls, examples: LabelledExamples, indices: Tensor, device: torch.device | str) -> "OwnExamples":
-        return cls(len(indices), lambda chosen: examples.batch(indices[chosen], device))
-
-    @classmethod
-    def exchanged(cls, batch: Batch, defense: Defense, data: LocalData) -> "OwnExamples":
-        started = time.perf_counter()
-        for hook in defense.examples:
-            batch = hook(batch, data)
-        return cls(len(batch), lambda i: Batch(batch.inputs[i], batch.labels[i]), time.perf_counter() - started)
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LocalWork:
-    """Local steps behind an upload.
-
-    Attributes:
-        order: indices of each step's examples.
-        num_examples: stated number of examples; ``None`` is all in ``order``.
-    """
+    """Local steps behind an upload: examples' indices in ``order``, and the stated number, if not that of all."""
 
     order: Sequence[Tensor]
     batches: Sequence[Batch]
@@ -120,11 +97,7 @@ def cropped(images: Tensor, padding: int, offsets: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Personalized:
-    """Result of a client's personalization at the end of a round.
-
-    Attributes:
-        evaluation: evaluation of its own model on the test examples, if requested.
-    """
+    """Result of a client's personalization at the end of a round, with the test of its own model if requested."""
 
     seconds: float
     evaluation: Evaluation | None = None
@@ -166,12 +139,8 @@ class Client:
         if self.seed is None:  # the operating system's, as wherever a seed may be left out
             object.__setattr__(self, "seed", Secret.draw())
 
-    def update(self, sent: ModelState, state: ClientState, *, round: int) -> LocalResult:
-        """Train in ``round`` on the client's own examples and upload.
-
-        Raises:
-            RefusedModelError: the guard found the model crafted.
-        """
+    def update(self, sent: ModelState, state: ClientState, *, round: int) -> training.LocalResult:
+        """Train in ``round`` on the client's own examples and upload; ``RefusedModelError`` if the guard refuses."""
         looked = self._look(sent, state)
         result = self.do(self.training_work(state, round=round), sent, state)
         if self.guard:
@@ -187,7 +156,7 @@ class Client:
             order = local_batches(own.number, plan, self._once("private-order", round))
             batches = self._augmented([own.batch(i) for i in order], f"round-{round}/private")
             with self._streams(self._once(f"round-{round}/private", "torch")):
-                train_private(
+                training.train_private(
                     self._own_model(state),
                     sent.to(self.device),
                     batches,
@@ -200,7 +169,9 @@ class Client:
         mine = self.examples.subset(self.indices) if self.test is None else self.test
         return Personalized(seconds=seconds, evaluation=self.evaluate(sent, state, mine) if test else None)
 
-    def probe(self, sent: ModelState, state: ClientState, *, round: int, probe: int, batch_size: int) -> LocalResult:
+    def probe(
+        self, sent: ModelState, state: ClientState, *, round: int, probe: int, batch_size: int
+    ) -> training.LocalResult:
         """Return the upload that this client would make with ``victim_batch`` alone, without changing ``state``.
 
         Raises:
@@ -259,12 +230,10 @@ class Client:
         plan = self.plan.in_round(round, probe=True)
         return LocalWork(order=order, batches=batches, plan=plan, purpose=purpose, num_examples=batch_size)
 
-    def do(self, work: LocalWork, sent: ModelState, state: ClientState) -> LocalResult:
-        number, order = work.num_examples, work.order
-        if not number:
-            number = len(order[0]) if len(order) == 1 else len(torch.cat(list(order)).unique())
+    def do(self, work: LocalWork, sent: ModelState, state: ClientState) -> training.LocalResult:
+        number = work.num_examples or len(torch.cat(list(work.order)).unique())
         with self._streams(self._once(work.purpose, "torch")):
-            result = local_update(
+            result = training.local_update(
                 _placed(self.model, self.device),
                 sent.to(self.device),
                 work.batches,
@@ -275,32 +244,28 @@ class Client:
                 rng=self._once(work.purpose, "defense"),
                 private_rng=self._rng("private"),
             )
-        return replace(
-            result,
-            upload=result.upload.to("cpu"),
-            seconds=result.seconds + work.seconds,
-            defense_seconds=result.defense_seconds + work.seconds,
-        )
+        upload, defended = result.upload.to("cpu"), result.defense_seconds + work.seconds
+        return replace(result, upload=upload, seconds=result.seconds + work.seconds, defense_seconds=defended)
 
     def examples_of(self, indices: Tensor, state: ClientState) -> Batch:
         return self._own(state).batch(indices)
 
     def evaluate(self, sent: ModelState, state: ClientState, examples: LabelledExamples) -> Evaluation:
         model = self._own_model(state)
-        values = join_private(model, sent.to(self.device), state).to(self.device)
+        values = training.join_private(model, sent.to(self.device), state).to(self.device)
         with cpu_threads(self.threads):
             return evaluate_model(model, values, examples, device=self.device)
 
     def private_part(self, sent: ModelState, state: ClientState) -> tuple[nn.Module, ModelState]:
         """Return this client's architecture and its private values: a secret."""
         model = self._own_model(state)
-        return model, private_values(model, sent.to(self.device), state).to("cpu")
+        return model, training.private_values(model, sent.to(self.device), state).to("cpu")
 
     def architecture(self) -> nn.Module:
         return self._own_model(ClientState())
 
     def keeps_private(self) -> bool:
-        return bool(private_names(self.model, self.defense))
+        return bool(training.private_names(self.model, self.defense))
 
     def _look(self, sent: ModelState, state: ClientState) -> float:
         if self.guard is None:
@@ -334,10 +299,14 @@ class Client:
 
     def _own(self, state: ClientState) -> OwnExamples:
         if not self.defense.examples:
-            return OwnExamples.of(self.examples, self.indices, self.device)
+            return OwnExamples(len(self.indices), lambda i: self.examples.batch(self.indices[i], self.device))
         data = LocalData(num_classes=self.examples.num_classes, state=state, rng=self._rng("examples"))
         with self._streams(self._rng("examples", "torch")):
-            return OwnExamples.exchanged(self.examples.batch(self.indices, self.device), self.defense, data)
+            batch, started = self.examples.batch(self.indices, self.device), time.perf_counter()
+            for hook in self.defense.examples:
+                batch = hook(batch, data)
+        seconds = time.perf_counter() - started
+        return OwnExamples(len(batch), lambda i: Batch(batch.inputs[i], batch.labels[i]), seconds)
 
     def _rng(self, *names: str | int) -> torch.Generator:
         assert self.seed is not None, "drawn when it was left out"

@@ -15,11 +15,8 @@ _MOUNTED = Path("/sys/fs/cgroup")
 def usable_cores() -> int:
     """Return the number of cores that this process may use, at least 1."""
     bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    paid = min(quotas(_GROUPS, _MOUNTED), default=math.inf)
-    left = os.environ.get(LEFT, "")
-    return max(
-        1, int(min(bound, math.ceil(paid) if paid < math.inf else bound, int(left) if left.isdigit() else bound))
-    )
+    paid, left = min(quotas(_GROUPS, _MOUNTED), default=bound), os.environ.get(LEFT, "")
+    return max(1, min(bound, math.ceil(paid), int(left) if left.isdigit() else bound))
 
 
 def processes_that_fit(bytes_each: int, meminfo: Path = Path("/proc/meminfo")) -> int:
@@ -38,11 +35,7 @@ def shared_among(processes: int) -> dict[str, str]:
 
 
 def quotas(groups: Path, mounted: Path) -> Iterator[float]:
-    """Yield the CPU limits of this process's control groups and their parents.
-
-    Args:
-        groups: file like ``/proc/self/cgroup``.
-    """
+    """Yield the CPU limits of the control groups in the file ``groups`` (``/proc/self/cgroup``) and their parents."""
     try:
         lines = groups.read_text().splitlines()
     except OSError:

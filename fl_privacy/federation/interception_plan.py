@@ -52,11 +52,7 @@ class Audit:
 
 
 def spread_probes(victims: int, batch_size: int, client_sizes: Mapping[int, int]) -> tuple[Probe, ...]:
-    """Deal ``victims`` probes to the clients in turn, limited by each client's number of disjoint batches.
-
-    Raises:
-        UserError: the clients together hold fewer than ``victims`` batches.
-    """
+    """Deal ``victims`` probes to the clients in turn; ``UserError`` if they hold fewer than ``victims`` batches."""
     room = {client: size // batch_size for client, size in sorted(client_sizes.items())}
     if sum(room.values()) < victims:
         raise UserError(

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -174,14 +175,16 @@ class ShardedAttack:
 
         tally = ray.remote(Tally).options(num_cpus=0, scheduling_strategy=on_this_node()).remote()
         options = {"max_retries": LOSSES, "scheduling_strategy": "SPREAD", **self._share(len(parts))}
-        start = ray.remote(_attack_shard).options(**options)
-        attack = ray.put(self.attack)
-        tasks = {
-            start.remote(
-                attack, [o for _, o in part], seed=seed, threads=self.threads, tally=tally, number=number
-            ): part
-            for number, part in enumerate(parts)
-        }
+        start, attack = ray.remote(attack_part).options(**options), ray.put(self.attack)
+
+        def begun(number: int) -> Any:
+            def tell(done: float) -> None:
+                tally.tell.remote(number, done)
+
+            own = [observation for _, observation in parts[number]]
+            return start.remote(attack, own, seed=seed, threads=self.threads, tell=tell)
+
+        tasks = {begun(number): part for number, part in enumerate(parts)}
         found: dict[int, Reconstruction] = {}
         total = sum(map(len, parts))
         try:
@@ -210,21 +213,6 @@ class ShardedAttack:
                 " set backend.num_gpus=0, or use attack.device=cpu."
             )
         return {"num_cpus": 0, "num_gpus": 1 / math.ceil(tasks / gpus)}
-
-
-def _attack_shard(
-    attack: ReconstructionAttack,
-    observations: Sequence[Observation],
-    *,
-    seed: int,
-    threads: int,
-    tally: Any,
-    number: int,
-) -> tuple[list[Reconstruction], list[str]]:
-    def tell(done: float) -> None:
-        tally.tell.remote(number, done)
-
-    return attack_part(attack, observations, seed=seed, threads=threads, tell=tell)
 
 
 def _result(task: Any, observations: Sequence[Observation]) -> list[Reconstruction]:
@@ -260,10 +248,8 @@ def cut(observations: Sequence[Observation], parts: int) -> list[list[int]]:
         same = observation.knowledge.same_data
         units.setdefault((same is None, same or str(observation.id)), []).append(position)
     lists, count = list(units.values()), min(parts, len(units))
-    return [
-        [position for unit in lists[k * len(lists) // count : (k + 1) * len(lists) // count] for position in unit]
-        for k in range(count)
-    ]
+    ends = [k * len(lists) // count for k in range(count + 1)] if count else [0]
+    return [[position for unit in lists[a:b] for position in unit] for a, b in pairwise(ends)]
 
 
 def attack_part(
@@ -300,8 +286,7 @@ def victims_of_a_part(observations: Sequence[Observation]) -> int:
     if not modality_of(first.model).pixels:
         return _UNKNOWN
     try:
-        model = copy.deepcopy(first.model).float().cpu().eval()
-        work = multiplications_of_a_layer(model, torch.zeros(shape))
+        work = multiplications_of_a_layer(copy.deepcopy(first.model).float().cpu().eval(), torch.zeros(shape))
     except Exception as error:  # noqa: BLE001  (of anybody's model)
         logger.debug("The work of a layer is not known: %s", error)
         return _UNKNOWN
@@ -334,10 +319,7 @@ def attack_by_all_cores(
     parts = cut(observations, -(-len(observations) // victims_of_a_part(observations))) if apart else []
     if len(parts) < 2:
         return attack(observations, seed=seed, progress=progress)
-    work = [
-        partial(_attack_apart, attack, [observations[place] for place in part], seed, number)
-        for number, part in enumerate(parts)
-    ]
+    work = [partial(_attack_apart, attack, [observations[i] for i in part], seed, k) for k, part in enumerate(parts)]
     total = 1000 * len(observations)
     found = in_processes(
         work,

@@ -222,8 +222,7 @@ class _Work(Generic[R]):
 
     def _pays(self) -> bool:
         executor = _pool.executor
-        there = 0 if executor is None or executor._flags.broken else len(executor._processes or ())
-        running = there >= self._others
+        running = (0 if executor is None or executor._flags.broken else len(executor._processes or ())) >= self._others
         now = time.perf_counter() - self._began if self._own not in self._found else 0.0
         elapsed, current = self._seconds_here + now, self._weights[self._own]
         if elapsed < _WATCHED and not running:

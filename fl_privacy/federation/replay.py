@@ -1,12 +1,10 @@
 """Replay of a simulated client's upload from the same random streams, which recovers its examples locally."""
 
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
-from torch import Tensor
 
 from fl_privacy.defenses import ClientState, Defense
 from fl_privacy.errors import UserError
@@ -16,15 +14,8 @@ from fl_privacy.types import Batch, ModelState, Upload, VictimId
 
 
 def examples_behind(client: Client, victim: VictimId, state: ClientState, *, batch_size: int) -> Batch:
-    """Return the examples behind the upload ``victim``, each once: in a probe's order, or in the order of first use.
-
-    Raises:
-        UserError: the client draws from its own secret.
-    """
-    if victim.probe is not None:
-        return client.victim_batch(victim.probe, batch_size, state)
-    rows = _rows(victim, _work(client, victim, state, batch_size), batch_size)
-    return client.examples_of(torch.tensor(rows), state)
+    """Return the examples behind ``victim``, in order of first use; ``UserError`` if the client draws from a secret."""
+    return Replay(client=client, victim=victim, sent=ModelState({}, {}), state=state, batch_size=batch_size).examples
 
 
 class _EnoughError(Exception):
@@ -33,11 +24,7 @@ class _EnoughError(Exception):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Replay:
-    """Lazy replay of one upload.
-
-    Attributes:
-        state: client's earlier state, to which the defense's examples are added.
-    """
+    """Lazy replay of one upload from the client's earlier ``state``, to which the defense's examples are added."""
 
     client: Client
     victim: VictimId
@@ -47,17 +34,20 @@ class Replay:
 
     @cached_property
     def examples(self) -> Batch:
-        return examples_behind(self.client, self.victim, self.state, batch_size=self.batch_size)
+        if self.victim.probe is not None:
+            return self.client.victim_batch(self.victim.probe, self.batch_size, self.state)
+        return self.client.examples_of(torch.tensor(self._rows(self._work())), self.state)
 
     @cached_property
     def transformed(self) -> Batch:
-        if not self.client.defense.data and not self._augments:
+        plan = self.client.plan
+        if not self.client.defense.data and not (plan.augments if self.victim.probe is None else plan.augment_probes):
             return self.examples
         work = self._work()
         batches = self._defended(work) if self.client.defense.data else work.batches
         inputs, labels = torch.cat([b.inputs for b in batches]), torch.cat([b.labels for b in batches])
-        visited = _flat(work.order)
-        first = [visited.index(row) for row in _rows(self.victim, work, self.batch_size)]
+        visited = torch.cat(list(work.order)).tolist()
+        first = [visited.index(row) for row in self._rows(work)]
         return Batch(inputs[first], labels[first])
 
     def undefended(self) -> Upload:
@@ -66,19 +56,28 @@ class Replay:
         return plain.do(self._work(), self.sent, ClientState(dict(self.state.tensors))).upload
 
     def _work(self) -> LocalWork:
-        return _work(self.client, self.victim, self.state, self.batch_size)
+        client, victim = self.client, self.victim
+        if isinstance(client.seed, Secret):
+            raise UserError(
+                f"Client {client.id} is expected to be simulated for its draws to be repeated, but has a secret of its"
+                " own; give it a number as seed."
+            )
+        if victim.probe is None:
+            return client.training_work(self.state, round=victim.round)
+        return client.probe_work(self.state, round=victim.round, probe=victim.probe, batch_size=self.batch_size)
 
-    @property
-    def _augments(self) -> bool:
-        return self.client.plan.augments if self.victim.probe is None else self.client.plan.augment_probes
+    def _rows(self, work: LocalWork) -> list[int]:
+        if self.victim.probe is not None:
+            return list(range(self.batch_size))
+        return list(dict.fromkeys(torch.cat(list(work.order)).tolist()))
 
     def _defended(self, work: LocalWork) -> list[Batch]:
-        seen: list[Batch] = []
-        needed = _steps_until(work.order, set(_rows(self.victim, work, self.batch_size)))
+        seen, missing = list[Batch](), set(self._rows(work))
 
         def watch(batch: Batch, state: ClientState, rng: torch.Generator) -> Batch:
+            missing.difference_update(work.order[len(seen)].tolist())
             seen.append(batch)
-            if len(seen) == needed:
+            if not missing:
                 raise _EnoughError
             return batch
 
@@ -87,31 +86,3 @@ class Replay:
         with suppress(_EnoughError):
             watched.do(work, self.sent, ClientState(dict(self.state.tensors)))
         return seen
-
-
-def _work(client: Client, victim: VictimId, state: ClientState, batch_size: int) -> LocalWork:
-    if isinstance(client.seed, Secret):
-        raise UserError(
-            f"Client {client.id} is expected to be simulated for its draws to be repeated, but has a secret of its own;"
-            " give it a number as seed."
-        )
-    if victim.probe is None:
-        return client.training_work(state, round=victim.round)
-    return client.probe_work(state, round=victim.round, probe=victim.probe, batch_size=batch_size)
-
-
-def _rows(victim: VictimId, work: LocalWork, batch_size: int) -> list[int]:
-    return list(range(batch_size)) if victim.probe is not None else list(dict.fromkeys(_flat(work.order)))
-
-
-def _flat(order: Sequence[Tensor]) -> list[int]:
-    return [int(row) for step in order for row in step]
-
-
-def _steps_until(order: Sequence[Tensor], rows: set[int]) -> int:
-    missing = set(rows)
-    for number, step in enumerate(order, 1):
-        missing.difference_update(step.tolist())
-        if not missing:
-            return number
-    return len(order)

@@ -77,11 +77,7 @@ class UnfitMessageError(UserError):
 
 
 def told_alike(work: Callable[[], T]) -> T:
-    """Return the result of ``work`` on a client's examples; errors that may reveal data become one fixed line.
-
-    Raises:
-        UnansweredError: it raised something other than ``UnfitMessageError``.
-    """
+    """Return the result of ``work``; any error but ``UnfitMessageError`` becomes one line, ``UnansweredError``."""
 
     def expected() -> T | UnfitMessageError | UnansweredError:
         try:
@@ -191,11 +187,9 @@ def fault(upload: Upload, state: ModelState) -> str | None:
         return f"expected at least 1 example and at most {MOST_EXAMPLES}, got {number}"
     if state.parameters and not upload.tensors:
         return "no parameter is in it"
-    for held, known in ((upload.tensors, state.parameters), (upload.buffers, state.buffers)):
-        for name, tensor in held.items():
-            if reason := _tensor_fault(name, tensor, known):
-                return reason
-    return None
+    pairs = ((upload.tensors, state.parameters), (upload.buffers, state.buffers))
+    reasons = (_tensor_fault(name, tensor, known) for held, known in pairs for name, tensor in held.items())
+    return next(filter(None, reasons), None)
 
 
 def norm(tensors: Tensors) -> float:
@@ -213,7 +207,8 @@ def _tensor_fault(name: str, tensor: Tensor, known: Tensors) -> str | None:
         return f"unknown tensor {name}"
     like = known[name]
     if tensor.dtype != like.dtype:
-        return f"{name}: expected {_spelled(like)} as sent, got {_spelled(tensor)}"
+        kind, got = (str(t.dtype).removeprefix("torch.") for t in (like, tensor))
+        return f"{name}: expected {kind} as sent, got {got}"
     if tensor.shape != like.shape:
         return f"{name}: expected shape {tuple(like.shape)}, got {tuple(tensor.shape)}"
     return _value_fault(name, tensor, like)
@@ -257,7 +252,3 @@ def _changes(state: ModelState, shares: str) -> dict[str, Callable[[Upload], Ten
 def _median(values: Iterable[float]) -> float:
     ordered = sorted(values)
     return float(ordered[(len(ordered) - 1) // 2]) if ordered else 0.0
-
-
-def _spelled(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")

@@ -5,10 +5,11 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from fl_privacy.defenses import ClientState
 from fl_privacy.federation.client import Client, Personalized
+from fl_privacy.federation.interception.interceptor import Interceptor
 from fl_privacy.federation.interception_plan import Audit
 from fl_privacy.federation.replies import Failure, attempt
 from fl_privacy.federation.server import Evaluation, Server, mean_evaluation, upload_bytes
@@ -110,22 +111,13 @@ def run_all(rounds: Generator[Round, None, Kept]) -> tuple[list[RoundReport], Ke
             return reports, kept
 
 
-class ObservesUploads(Protocol):
-    """Interface of :class:`fl_privacy.federation.interception.Interceptor`."""
-
-    def observe(
-        self, victim: VictimId, *, sent: ModelState, upload: Upload, states: Callable[[int], ClientState]
-    ) -> Observation | None:
-        """Return the observation of one upload; ``states`` are from before it."""
-
-
 def plain_rounds(
     server: Server,
     clients: Mapping[int, Client],
     *,
     rounds: int,
     audit: Audit,
-    interceptor: ObservesUploads,
+    interceptor: Interceptor,
     first: int = 1,
     states: Mapping[int, ClientState] | None = None,
 ) -> Generator[Round, None, dict[int, ClientState]]:
@@ -146,7 +138,7 @@ def _steps(
     clients: Mapping[int, Client],
     states: dict[int, ClientState],
     audit: Audit,
-    interceptor: ObservesUploads,
+    interceptor: Interceptor,
     *,
     round: int,
 ) -> Steps:
@@ -179,8 +171,7 @@ def finish_round(
     server: Server, results: Mapping[int, LocalResult | Failure], *, round: int, started: float
 ) -> RoundReport:
     """Pass the replies to the server and report the round; ``started`` is on the clock of ``time.perf_counter``."""
-    replies = {c: r if isinstance(r, Failure) else r.upload for c, r in results.items()}
-    excluded = server.receive(replies, round)
+    excluded = server.receive({c: r if isinstance(r, Failure) else r.upload for c, r in results.items()}, round)
     for client, reason in excluded.items():
         logger.warning("Client %d is excluded from round %d: %s", client, round, reason)
     counted = {c: r for c, r in sorted(results.items()) if isinstance(r, LocalResult) and c not in excluded}
@@ -202,11 +193,8 @@ def with_personalized(report: RoundReport, ends: Mapping[int, Personalized | Fai
             logger.warning("Client %d did not end round %d: %s", client, report.round, end.reason)
     sound = [end for end in ends.values() if isinstance(end, Personalized)]
     evaluations = [end.evaluation for end in sound if end.evaluation]
-    return replace(
-        report,
-        seconds=report.seconds + sum(end.seconds for end in sound),
-        evaluation=mean_evaluation(evaluations) if evaluations else None,
-    )
+    mean = mean_evaluation(evaluations) if evaluations else None
+    return replace(report, seconds=report.seconds + sum(end.seconds for end in sound), evaluation=mean)
 
 
 def personalize(
@@ -224,7 +212,7 @@ def personalize(
 
 
 def _observed(
-    interceptor: ObservesUploads, victim: VictimId, sent: ModelState, upload: Upload, held: Mapping[int, ClientState]
+    interceptor: Interceptor, victim: VictimId, sent: ModelState, upload: Upload, held: Mapping[int, ClientState]
 ) -> Iterator[Observation]:
     result = attempt(partial(interceptor.observe, victim, sent=sent, upload=upload, states=held.__getitem__))
     if isinstance(result, Failure):

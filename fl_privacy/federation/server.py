@@ -120,7 +120,13 @@ class Server:
                 logger.warning(text, client, upload.num_examples, weights[client], self.plan.norm_factor)
         attacked = self.tamper is not None and round is not None and self._tampers(round)
         while usable:
-            mean = _mean(list(usable.values()), [weights[c] for c in usable])
+            uploads, counts = list(usable.values()), [weights[c] for c in usable]
+            mean = Upload(
+                tensors=weighted_mean([u.tensors for u in uploads], counts),
+                buffers=weighted_mean([u.buffers for u in uploads], counts),
+                num_examples=sum(counts),
+                rounding=math.hypot(*(w * u.rounding for w, u in zip(counts, uploads, strict=True))) / sum(counts),
+            )
             moved = self._moved(mean)
             if all(torch.isfinite(t).all() for t in moved.parameters.values()):
                 if self.learns or not attacked:
@@ -129,9 +135,8 @@ class Server:
                     self.heard(round, mean, behind or {c: weights[c] for c in usable})
                 return dict(sorted(excluded.items()))
             largest = max(usable, key=lambda c: norm(usable[c].tensors))
-            excluded[largest] = (
-                f"the model is not finite with its update of norm {norm(usable.pop(largest).tensors):.3g}"
-            )
+            size = norm(usable.pop(largest).tensors)
+            excluded[largest] = f"the model is not finite with its update of norm {size:.3g}"
         if excluded and all(reason.startswith(RefusedModelError.__name__) for reason in excluded.values()):
             return dict(sorted(excluded.items()))
         reasons = "; ".join(f"client {c}: {reason}" for c, reason in sorted(excluded.items())[:3])
@@ -146,30 +151,17 @@ class Server:
     def _moved(self, mean: Upload) -> ModelState:
         old, buffers = self.state.parameters, self.state.buffers
         steps = {n: t.to(old[n].dtype) for n, t in mean.tensors.items()}
-        match self.local_plan.shares:
-            case "gradient":
-                moved = {n: p - self.plan.lr * steps[n] if n in steps else p for n, p in old.items()}
-            case "delta":
-                moved = {n: p + self.plan.lr * steps[n] if n in steps else p for n, p in old.items()}
-            case "weights":
-                moved = {n: p + self.plan.lr * (steps[n] - p) if n in steps else p for n, p in old.items()}
+        if self.local_plan.shares == "weights":
+            steps = {n: t - old[n] for n, t in steps.items()}
+        lr = -self.plan.lr if self.local_plan.shares == "gradient" else self.plan.lr
+        moved = {n: p + lr * steps[n] if n in steps else p for n, p in old.items()}
         return ModelState(moved, {**buffers, **{n: t.to(buffers[n].dtype) for n, t in mean.buffers.items()}})
-
-
-def _mean(uploads: Sequence[Upload], weights: Sequence[int]) -> Upload:
-    return Upload(
-        tensors=weighted_mean([u.tensors for u in uploads], weights),
-        buffers=weighted_mean([u.buffers for u in uploads], weights),
-        num_examples=sum(weights),
-        rounding=math.hypot(*(w * u.rounding for w, u in zip(weights, uploads, strict=True))) / sum(weights),
-    )
 
 
 def weighted_mean(tensors: Sequence[Tensors], weights: Sequence[int]) -> dict[str, torch.Tensor]:
     """Average each tensor over its holders, weighted; summed in the given order, integers rounded back."""
-    names = dict.fromkeys(name for t in tensors for name in t)
     result = {}
-    for name in names:
+    for name in dict.fromkeys(name for t in tensors for name in t):
         held = [(t[name], w) for t, w in zip(tensors, weights, strict=True) if name in t]
         total = sum(w for _, w in held)
         mean = torch.stack([t.to(torch.promote_types(t.dtype, torch.float32)) * (w / total) for t, w in held]).sum(0)
@@ -201,12 +193,9 @@ class Evaluation:
 
 def mean_evaluation(evaluations: Sequence[Evaluation]) -> Evaluation:
     """Average over clients that tested their own models, equally weighted."""
-    count = len(evaluations)
-    return Evaluation(
-        sum(e.accuracy for e in evaluations) / count,
-        sum(e.loss for e in evaluations) / count,
-        sum(e.num_examples for e in evaluations),
-    )
+    accuracy, loss = sum(e.accuracy for e in evaluations), sum(e.loss for e in evaluations)
+    count, examples = len(evaluations), sum(e.num_examples for e in evaluations)
+    return Evaluation(accuracy / count, loss / count, examples)
 
 
 @torch.no_grad()

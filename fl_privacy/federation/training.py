@@ -4,7 +4,7 @@ import copy
 import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeVar
 
@@ -15,7 +15,7 @@ from torch.optim.sgd import sgd
 from fl_privacy.defenses import ClientState, Defense, LocalStep
 from fl_privacy.defenses.privacy import promises_privacy
 from fl_privacy.errors import UserError
-from fl_privacy.models.gradients import GradientResult, loss_gradients
+from fl_privacy.models.gradients import GradientResult
 from fl_privacy.progress import counted
 from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors, Upload
 
@@ -27,11 +27,13 @@ class PlainPass(Mapping[str, Tensor]):
     """
 
     def __init__(self, step: LocalStep, defense: Defense) -> None:
-        self._step, self._hidden = step, defense.computes_gradient
+        self._step, self._hidden, self._names = step, defense.computes_gradient, tuple(step.sent.parameters)
         if not defense.computes_gradient:
             _ = self._result
 
     def __getitem__(self, name: str) -> Tensor:
+        if name not in self._names:
+            raise KeyError(name)
         if self._hidden:
             raise UserError(
                 f"A defense that computes the gradient itself is expected to give that of {name}, too, but it does not:"
@@ -40,10 +42,10 @@ class PlainPass(Mapping[str, Tensor]):
         return self._result.gradients[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._step.sent.parameters)
+        return iter(self._names)
 
     def __len__(self) -> int:
-        return len(self._step.sent.parameters)
+        return len(self._names)
 
     @property
     def loss(self) -> Tensor:
@@ -54,35 +56,13 @@ class PlainPass(Mapping[str, Tensor]):
         return self._result.buffers if "_result" in vars(self) else self._step.sent.buffers
 
     def only(self, names: frozenset[str]) -> "Tensors":
-        return _Chosen(self, names)
+        chosen = copy.copy(self)
+        chosen._names = tuple(name for name in self._names if name in names)
+        return chosen
 
     @cached_property
     def _result(self) -> GradientResult:
-        step = self._step
-        return loss_gradients(
-            step.model,
-            step.sent,
-            step.batch,
-            batch_norm=step.plan.batch_norm,
-            loss_scale=step.plan.loss_scale,
-            changes=step.changes,
-        )
-
-
-class _Chosen(Mapping[str, Tensor]):
-    def __init__(self, whole: PlainPass, names: frozenset[str]) -> None:
-        self._whole, self._names = whole, [name for name in whole if name in names]
-
-    def __getitem__(self, name: str) -> Tensor:
-        if name not in self._names:
-            raise KeyError(name)
-        return self._whole[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
+        return self._step.gradients()
 
 
 PRIVATE = "private/"
@@ -159,15 +139,6 @@ class LocalResult:
     bytes_up: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Steps:
-    """Results of a client's local steps."""
-
-    values: ModelState
-    gradients: Tensors
-    losses: Sequence[Tensor]
-
-
 class Stopwatch:
     """Sum of the durations of calls made through it."""
 
@@ -207,67 +178,47 @@ def local_update(
         model = timed(model_hook, model, state.of_images(tuple(batches[0].inputs.shape[1:])), private_rng)
     values = join_private(model, sent, state)
     shares_gradient, held = plan.shares == "gradient", plan.held(sent.parameters)
+    first = LocalStep(model, values, batches[0], plan, state, rng, defense.loss, held)
     still = sent.parameters if shares_gradient else held
-    steps = take_steps(
-        model,
-        values,
-        batches,
-        public=sent.parameters,
-        still=still,
-        plan=plan,
-        defense=defense,
-        state=state,
-        rng=rng,
-        timed=timed,
-    )
-    buffers = steps.values.buffers
-    update = _update(steps, sent, shares_gradient, held)
+    moved, gradients, losses = take_steps(first, batches, defense, public=sent.parameters, still=still, timed=timed)
+    update: Tensors
+    if shares_gradient:
+        update = {n: g for n in sent.parameters if n not in held and (g := gradients.get(n)) is not None}
+    else:
+        free = {n: p for n, p in sent.parameters.items() if n not in held and n in gradients}
+        update = {n: moved.parameters[n] - p for n, p in free.items()}
     if promises_privacy(defense) and not all(tensor.isfinite().all() for tensor in update.values()):
         update = {name: torch.zeros_like(tensor) for name, tensor in update.items()}  # no noise hides non-finite values
     for upload_hook in defense.upload:
         update = timed(upload_hook, update, state, rng)
     if plan.shares == "weights":
         update = {name: sent.parameters[name] + delta for name, delta in update.items()}
-    store_private(steps.values, sent, state)
-    shared_buffers = {n: buffers[n] for n in sent.buffers} if plan.buffers == "shared" else {}
+    store_private(moved, sent, state)
+    shared_buffers = {n: moved.buffers[n] for n in sent.buffers} if plan.buffers == "shared" else {}
     return LocalResult(
         upload=Upload(tensors=update, buffers=shared_buffers, num_examples=num_examples),
-        train_loss=math.nan if promises_privacy(defense) else float(torch.stack(list(steps.losses)).mean()),
+        train_loss=math.nan if promises_privacy(defense) else float(torch.stack(losses).mean()),
         seconds=time.perf_counter() - started,
         defense_seconds=timed.seconds,
     )
 
 
-def _update(steps: Steps, sent: ModelState, shares_gradient: bool, held: Collection[str]) -> Tensors:
-    after = steps.values.parameters
-    if shares_gradient:
-        return {
-            name: g for name in sent.parameters if name not in held and (g := steps.gradients.get(name)) is not None
-        }
-    return {
-        name: after[name] - p for name, p in sent.parameters.items() if name not in held and name in steps.gradients
-    }
-
-
 def take_steps(
-    model: nn.Module,
-    values: ModelState,
+    first: LocalStep,
     batches: Sequence[Batch],
+    defense: Defense,
     *,
     public: Collection[str],
     still: Collection[str],
-    plan: LocalPlan,
-    defense: Defense,
-    state: ClientState,
-    rng: torch.Generator,
     timed: Stopwatch,
-) -> Steps:
-    """Take one defended step on each of ``batches`` from ``values``, which are not changed.
+) -> tuple[ModelState, Tensors, list[Tensor]]:
+    """Take one defended step on each of ``batches``, all like ``first``; ``still`` parameters do not move.
 
-    ``still`` ones do not move.
+    Return the values reached, the last gradients, and each step's loss.
     """
-    parameters = {name: p.clone().requires_grad_() for name, p in values.parameters.items()}
-    buffers: Tensors = values.buffers
+    plan, state, rng = first.plan, first.state, first.rng
+    parameters = {name: p.clone().requires_grad_() for name, p in first.sent.parameters.items()}
+    buffers: Tensors = first.sent.buffers
     trained = [p for name, p in parameters.items() if name not in still]
     optimizer: torch.optim.Optimizer | _Descent | None = None
     if trained and plan.optimizer == "sgd":
@@ -275,17 +226,13 @@ def take_steps(
     elif trained:
         kind = torch.optim.Adam if plan.optimizer == "adam" else torch.optim.AdamW
         optimizer = kind(trained, lr=plan.lr, weight_decay=plan.weight_decay)
-    held = plan.held(public)
     losses, gradients = [], dict[str, Tensor]()
     for batch in counted("training step", batches):
         for data_hook in defense.data:
             batch = timed(data_hook, batch, state, rng)  # noqa: PLW2901
-        current = ModelState(parameters, buffers)
-        step = LocalStep(
-            model=model, sent=current, batch=batch, plan=plan, state=state, rng=rng, changes=defense.loss, held=held
-        )
+        step = replace(first, sent=ModelState(parameters, buffers), batch=batch, losses=[])
         plain = PlainPass(step, defense)
-        shared = plain.only(frozenset(public) - held)
+        shared = plain.only(frozenset(public) - first.held)
         for gradient_hook in defense.gradient:
             shared = timed(gradient_hook, shared, step)
         private = {name: plain[name] for name in plain if name not in public and name not in shared}
@@ -296,8 +243,7 @@ def take_steps(
             optimizer.step()
         buffers = plain.buffers
         losses.append(plain.loss)
-    moved = {name: p.detach() for name, p in parameters.items()}
-    return Steps(values=ModelState(moved, buffers), gradients=gradients, losses=losses)
+    return ModelState({name: p.detach() for name, p in parameters.items()}, buffers), gradients, losses
 
 
 def train_private(
@@ -321,19 +267,10 @@ def train_private(
             for name, parameter in copied.named_parameters():
                 parameter.copy_(values.parameters[name])
         model, values = copied, ModelState(moved.parameters, values.buffers)
-    steps = take_steps(
-        model,
-        values,
-        batches,
-        public=sent.parameters,
-        still=sent.parameters,
-        plan=plan,
-        defense=defense,
-        state=state,
-        rng=rng,
-        timed=Stopwatch(),
-    )
-    store_private(steps.values, sent, state)
+    public = sent.parameters
+    first = LocalStep(model, values, batches[0], plan, state, rng, defense.loss, plan.held(public))
+    trained, _, _ = take_steps(first, batches, defense, public=public, still=public, timed=Stopwatch())
+    store_private(trained, sent, state)
 
 
 class _Descent:

@@ -6,7 +6,6 @@ import os
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
 
 import platformdirs
 import safetensors.torch
@@ -39,11 +38,7 @@ def seal(content: bytes, key: bytes, name: str) -> bytes:
 
 
 def read_own(path: Path, key: bytes | None) -> bytes:
-    """Return the content of a file of ``write_own``.
-
-    Raises:
-        UserError: others own or can read it, or it was written with another key or none.
-    """
+    """Return what ``write_own`` wrote; ``UserError`` if others own or can read it, or the key is another or missing."""
     content = read_unshared(path)
     if key is None:
         if content.startswith(_MAGIC):
@@ -73,11 +68,7 @@ def read_unshared(path: Path) -> bytes:
 
 
 def read_key(path: Path) -> bytes:
-    """Return the 32 bytes of a key file.
-
-    Raises:
-        UserError: it can't be read, others can read it, or it holds something else.
-    """
+    """Return the 32 bytes of a key file; ``UserError`` if others can read it, it can't be read, or it has no key."""
     try:
         key = read_unshared(path)
     except OSError as error:
@@ -139,21 +130,13 @@ def state_folder(context: Context) -> Path:
 
 
 def state_key(context: Context) -> bytes | None:
-    """Return the key that the node config or FL_PRIVACY_KEY names; ``None`` without one.
-
-    Raises:
-        UserError: it can't be read, or others can read it.
-    """
+    """Return the key that node config or FL_PRIVACY_KEY names, if any; ``UserError`` if it is shared or unreadable."""
     named = context.node_config.get(KEY) or os.environ.get(KEY_VARIABLE)
     return read_key(expanded(str(named))) if named else None
 
 
 def kept_secret(path: Path, key: bytes | None = None) -> Secret:
-    """Return the secret in ``path``; a missing one is drawn and written for its owner alone.
-
-    Raises:
-        UserError: it can't be written, others can read it, or it is no secret.
-    """
+    """Return the secret in ``path``, drawn if missing; ``UserError`` if it is shared, damaged, or unwritable."""
     try:
         if not path.exists():
             make_missing_private(path.parent)
@@ -165,28 +148,12 @@ def kept_secret(path: Path, key: bytes | None = None) -> Secret:
                     os.link(drawn, path)
             finally:
                 drawn.unlink(missing_ok=True)
-        return _read(path, key)
+        content = read_own(path, key)
     except OSError as error:
         raise UserError(
             f"A client's secret is expected to be kept in {path}, but {error.strerror or error}; set {STATE_VARIABLE}"
             " to a folder that its user can write."
         ) from error
-
-
-def is_simulation() -> bool:
-    """Return ``True`` if this process's environment declares its clients simulated.
-
-    Raises:
-        UserError: the variable is neither 0 nor 1.
-    """
-    value = os.environ.get(SIMULATION_VARIABLE, "0")
-    if value not in ("", "0", "1"):
-        raise UserError(f"{SIMULATION_VARIABLE} is expected to be 0 or 1, but is {value!r}.")
-    return value == "1"
-
-
-def _read(path: Path, key: bytes | None) -> Secret:
-    content = read_own(path, key)
     if len(content) != SECRET_BYTES:
         raise UserError(
             f"{path} is expected to hold a secret of {SECRET_BYTES} bytes, but does not; delete it, and a new one is"
@@ -195,24 +162,16 @@ def _read(path: Path, key: bytes | None) -> Secret:
     return Secret(content)
 
 
+def is_simulation() -> bool:
+    """Return ``True`` if the environment declares the clients simulated; ``UserError`` if it says neither 0 nor 1."""
+    value = os.environ.get(SIMULATION_VARIABLE, "0")
+    if value not in ("", "0", "1"):
+        raise UserError(f"{SIMULATION_VARIABLE} is expected to be 0 or 1, but is {value!r}.")
+    return value == "1"
+
+
 SERVED = "served"
 """Metadata key of the file: last answered round by kind of message, as JSON."""
-
-
-class Memory(Protocol):
-    """A client's private layers and other state between rounds."""
-
-    def load(self, device: torch.device | str = "cpu") -> ClientState:
-        """Return the state saved last, on ``device``; empty before the first round."""
-        ...
-
-    def save(self, state: ClientState, *, after: tuple[str, int] | None = None) -> None:
-        """Save ``state``; ``after``: kind and round of the message whose answer it belongs to."""
-        ...
-
-    def expect_new(self, kind: str, round: int, *, bounded: bool = False) -> None:
-        """Refuse a message that was answered before or, unless its round is ``bounded``, is far ahead."""
-        ...
 
 
 MOST_AHEAD = 1000
@@ -268,11 +227,7 @@ def answered_before(last: int, round: int) -> str:
 
 
 class ContextMemory:
-    """``context.state`` of a node: gone when the node restarts.
-
-    Args:
-        once: ``True`` if a round is answered once, as a deployed client needs: the mean of repeated draws has no noise.
-    """
+    """``context.state`` of a node, gone when it restarts; ``once`` answers a round once, as a deployed client needs."""
 
     def __init__(self, records: RecordDict, *, once: bool = False) -> None:
         self.records, self.once = records, once
@@ -281,11 +236,13 @@ class ContextMemory:
         return load_state(self.records, device)
 
     def save(self, state: ClientState, *, after: tuple[str, int] | None = None) -> None:
+        """Save ``state``; ``after``: kind and round of the message whose answer it belongs to."""
         save_state(self.records, state)
         if self.once and after is not None:
             remember_answer(self.records, *after)
 
     def expect_new(self, kind: str, round: int, *, bounded: bool = False) -> None:
+        """Refuse a message that was answered before or, unless its round is ``bounded``, is far ahead."""
         if self.once:
             expect_unanswered(self.records, kind, round)
             if not bounded:
@@ -304,11 +261,7 @@ class NodeMemory:
         self._key = key
 
     def load(self, device: torch.device | str = "cpu") -> ClientState:
-        """Return the state saved last, on ``device``.
-
-        Raises:
-            UserError: others can read the file, it was sealed with another key, or holds something else.
-        """
+        """Return the state saved last; ``UserError`` if the file is shared, has another key, or is damaged."""
         return ClientState({name: t.to(device) for name, t in self._read()[0].items()})
 
     def save(self, state: ClientState, *, after: tuple[str, int] | None = None) -> None:
@@ -343,11 +296,11 @@ class NodeMemory:
         return tensors, {str(kind): int(round) for kind, round in served.items()}
 
 
-def node_memory(context: Context) -> NodeMemory:
-    """Return the file of the client of ``context``, for its run and partition, next to the node's secret.
+Memory = ContextMemory | NodeMemory
+"""A client's private layers and other state between rounds."""
 
-    Raises:
-        UserError: the node's key can't be read.
-    """
+
+def node_memory(context: Context) -> NodeMemory:
+    """Return the file of the client of ``context`` in its run, next to the secret; ``UserError`` without its key."""
     run, client = f"run-{context.run_id}", "-".join(map(str, whose(context)))
     return NodeMemory(state_folder(context) / run / f"{client}.state", state_key(context))

@@ -30,11 +30,7 @@ class Cell:
         self._apart: Apart | None = None
 
     def start(self) -> Isolation:
-        """Start the process, load the app, and return the isolation that holds.
-
-        Raises:
-            UserError: it can't be isolated as the policy requires, or the app can't be loaded.
-        """
+        """Start the process and load the app; ``UserError`` if it can't be isolated as required, or can't be loaded."""
         self.close()
         wishes = Wishes(
             temporary="",
@@ -100,8 +96,7 @@ class Cell:
         deadline = time.monotonic() + self.limits.seconds
         try:
             apart.send(asked, deadline)
-            most = 2 * sum(map(len, asked)) + MORE
-            failed, state, *reply = apart.receive(most, deadline)
+            failed, state, *reply = apart.receive(2 * sum(map(len, asked)) + MORE, deadline)
             answer = None if failed else message_from_parts(reply)
             kept = context_of(state).state
         except RefusedError:

@@ -36,12 +36,7 @@ _MOST_LETTERS, _MOST_CHANNELS, _LARGEST = 1 << 18, 64, 1e4
 
 @dataclass(frozen=True, kw_only=True)
 class ProbedImages:
-    """Images behind an answer to a probe, as the client describes them.
-
-    Attributes:
-        fingerprints: fingerprint of each, see ``data.own_examples.fingerprint``.
-        normalization: normalization of the model's inputs; ``None`` for images in [0, 1].
-    """
+    """Images behind an answer to a probe: their fingerprints (``data.own_examples``) and normalization, if any."""
 
     fingerprints: Sequence[str]
     normalization: Normalization | None
@@ -121,8 +116,7 @@ def _told_json(record: ConfigRecord, key: str) -> object:
 
 def tell_defense(reply: RecordDict, parts: Description) -> None:
     """Add the defense to ``reply``, after the parts that are already there."""
-    before = told_defense(reply)
-    reply[DEFENDED] = ConfigRecord({_PARTS: json.dumps(to_plain((*before, *parts)))})
+    reply[DEFENDED] = ConfigRecord({_PARTS: json.dumps(to_plain((*told_defense(reply), *parts)))})
 
 
 def told_defense(reply: RecordDict) -> Description:

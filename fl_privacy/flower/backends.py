@@ -4,7 +4,7 @@ import logging
 from collections import deque
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 
 from flwr.app import ConfigRecord
 from flwr.serverapp import Grid
@@ -17,19 +17,10 @@ from fl_privacy.federation.rounds import Steps, one_by_one
 from fl_privacy.flower.client_app import simulated_client_app
 from fl_privacy.flower.curious import HonestButCurious
 from fl_privacy.flower.grids import FIRST_NODE, LocalGrid
+from fl_privacy.flower.nodes import NodeRules
 from fl_privacy.flower.records import PARTITION, load_state
 from fl_privacy.flower.strategy import Federated
 from fl_privacy.types import Observation
-
-
-@dataclass(frozen=True, kw_only=True)
-class NodeRules:
-    """Requirements of a run on nodes in other processes; see ``Nodes``."""
-
-    bound: bool = False
-    simulated: bool | None = None
-    own_data: bool | None = None
-    reconnect: float = 0.0
 
 
 def rounds_on_grid(
@@ -40,7 +31,7 @@ def rounds_on_grid(
     audit: Audit,
     interceptor: Interceptor,
     timeout: float = 600.0,
-    rules: NodeRules = NodeRules(),
+    rules: NodeRules | None = None,
 ) -> Generator[Round, None, None]:
     """Train ``server.state`` with the clients behind ``grid``.
 
@@ -51,7 +42,8 @@ def rounds_on_grid(
         UserError: the nodes do not fit the server's clients, or all clients of a round failed.
     """
     seen, ended = deque[Observation](), list[RoundReport]()
-    federated = Federated(server=server, audit=audit, on_round=ended.append, timeout=timeout, **asdict(rules))
+    settings = asdict(rules or NodeRules())
+    federated = Federated(server=server, audit=audit, on_round=ended.append, timeout=timeout, **settings)
     observing = replace(interceptor, sink=seen.append)
     curious = HonestButCurious(federated, observing, audit, states=_states(grid))
 

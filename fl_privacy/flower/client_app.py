@@ -13,31 +13,11 @@ from flwr.clientapp.typing import ClientAppCallable, Mod
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Client
 from fl_privacy.federation.replies import Failure, attempt
+from fl_privacy.flower import records
 from fl_privacy.flower._node_memory import ContextMemory
 from fl_privacy.flower.audit_protocol import merged_config
 from fl_privacy.flower.clients import NAMES, Arrays, Config, MaskableClient, NumPyClient, PrivacyClient, Reply
 from fl_privacy.flower.mods.defend import DefendedClient
-from fl_privacy.flower.records import (
-    BATCH_SIZE,
-    BUFFERS,
-    CLIENT,
-    CLIENT_RAISED,
-    DATA_PATH,
-    METRICS,
-    NUM_EXAMPLES,
-    OWN_DATA,
-    PARAMETERS,
-    PARTITION,
-    PARTITIONS,
-    ROUND,
-    SIMULATED,
-    VICTIM,
-    all_arrays,
-    array_values,
-    images_of_probe,
-    plain_array,
-    shortest,
-)
 from fl_privacy.flower.reply_cache import Answers, digest_of
 
 Fit = Callable[[Arrays, Config], Reply]
@@ -76,33 +56,29 @@ def numpy_client_app(
             raise UserError("A probe is expected by audited clients only, but this one is not; see numpy_client_app.")
         return _privacy_client(client, "A probed client").probe
 
-    def answer(message: Message, context: Context, work: Callable[[NumPyClient], RecordDict]) -> Message:
-        def called() -> RecordDict:
-            client = make_client(context)
-            return work(cast(NumPyClient, getattr(client, "numpy_client", client)))
-
-        content = attempt(called)
-        if isinstance(content, Failure):
-            return Message(Error(CLIENT_RAISED, content.reason), reply_to=message)
-        content[CLIENT] = _identity(context)
-        return Message(content, reply_to=message)
-
     def once(kinds: Kinds, work: Callable[[NumPyClient, Message, Context], Work]) -> ClientAppCallable:
-        def answered(message: Message, context: Context) -> Message:
-            def asked(client: NumPyClient) -> RecordDict:
-                return _once(client, message, context, kinds, work(client, message, context))
+        def called(message: Message, context: Context) -> RecordDict:
+            made = make_client(context)
+            client = cast(NumPyClient, getattr(made, "numpy_client", made))
+            return _once(client, message, context, kinds, work(client, message, context))
 
-            return answer(message, context, asked)
+        def answered(message: Message, context: Context) -> Message:
+            content = attempt(partial(called, message, context))
+            if isinstance(content, Failure):
+                return Message(Error(records.CLIENT_RAISED, content.reason), reply_to=message)
+            content[records.CLIENT] = _identity(context)
+            return Message(content, reply_to=message)
 
         return answered
 
     app.train()(once(_only("train"), lambda client, m, _: partial(_train, _fitter(client, m.content), m.content)))
     app.train("probe")(once(_probed_images, lambda client, m, c: partial(_train, prober(client, c), m.content)))
     app.evaluate()(once(_only("evaluate"), lambda client, m, _: partial(_evaluate, client.evaluate, m.content)))
-    who = "A client that personalizes"
-    app.evaluate("personalize")(
-        once(_only("personalize"), lambda c, m, _: partial(_evaluate, _privacy_client(c, who).personalize, m.content))
-    )
+
+    def personalize(client: NumPyClient, message: Message, _: Context) -> Work:
+        return partial(_evaluate, _privacy_client(client, "A client that personalizes").personalize, message.content)
+
+    app.evaluate("personalize")(once(_only("personalize"), personalize))
     _answer_queries(app, make_client, simulated)
     return app
 
@@ -110,31 +86,32 @@ def numpy_client_app(
 def _answer_queries(app: ClientApp, make_client: MakeClient, simulated: Callable[[], bool]) -> None:
     @app.query()
     def query(message: Message, context: Context) -> Message:
-        identity = {**_identity(context), SIMULATED: int(simulated()), OWN_DATA: int(DATA_PATH in context.node_config)}
-        return Message(RecordDict({CLIENT: ConfigRecord(identity)}), reply_to=message)
+        own_data = int(records.DATA_PATH in context.node_config)
+        identity = {**_identity(context), records.SIMULATED: int(simulated()), records.OWN_DATA: own_data}
+        return Message(RecordDict({records.CLIENT: ConfigRecord(identity)}), reply_to=message)
 
     @app.query("examples")
     def examples(message: Message, context: Context) -> Message:
         who = "A client that is asked for its number of examples"
         count = attempt(lambda: _privacy_client(make_client(context), who).wrapped.number_of_examples)
         if isinstance(count, Failure):
-            return Message(Error(CLIENT_RAISED, count.reason), reply_to=message)
-        return Message(RecordDict({CLIENT: ConfigRecord({NUM_EXAMPLES: count})}), reply_to=message)
+            return Message(Error(records.CLIENT_RAISED, count.reason), reply_to=message)
+        return Message(RecordDict({records.CLIENT: ConfigRecord({records.NUM_EXAMPLES: count})}), reply_to=message)
 
 
 def simulated_client_app(clients: Mapping[int, Client]) -> ClientApp:
     """Build a ClientApp in which each node is the simulated client of its partition."""
-
-    def make_client(context: Context) -> PrivacyClient:
-        return PrivacyClient(clients[int(context.node_config[PARTITION])], context.state)
-
-    return numpy_client_app(make_client, audited=True, simulated=lambda: True)
+    return numpy_client_app(
+        lambda context: PrivacyClient(clients[int(context.node_config[records.PARTITION])], context.state),
+        audited=True,
+        simulated=lambda: True,
+    )
 
 
 def _once(client: NumPyClient, message: Message, context: Context, kinds: Kinds, work: Work) -> RecordDict:
     if isinstance(client, DefendedClient) and client.answers_once:
         client.memory = context  # it handles repeated messages by itself
-    round = merged_config(context, message.content).get(ROUND)
+    round = merged_config(context, message.content).get(records.ROUND)
     if not isinstance(client, PrivacyClient) or not client.answers_once:
         return work()
     if not isinstance(round, int) or isinstance(round, bool):
@@ -150,38 +127,37 @@ def _only(kind: str) -> Kinds:
 
 def _probed_images(message: Message, context: Context) -> list[str]:
     config = merged_config(context, message.content)
-    return images_of_probe(config.get(VICTIM), config.get(BATCH_SIZE))
+    return records.images_of_probe(config.get(records.VICTIM), config.get(records.BATCH_SIZE))
 
 
 def _train(fit: Fit, content: RecordDict) -> RecordDict:
-    sent = all_arrays(content)
-    arrays, num_examples, metrics = fit([array_values(a) for a in sent.values()], _config(content, sent))
+    sent = records.all_arrays(content)
+    arrays, num_examples, metrics = fit([records.array_values(a) for a in sent.values()], _config(content, sent))
     names = json.loads(str(metrics[NAMES])) if NAMES in metrics else list(sent)
     reply = {n: np.asarray(a) for n, a in zip(names, arrays, strict=True)}
-    records: dict[str, ArrayRecord | MetricRecord | ConfigRecord] = {}
-    if PARAMETERS in content.array_records:
-        buffers = content.array_records[BUFFERS]
-        records[PARAMETERS] = ArrayRecord({n: shortest(a) for n, a in reply.items() if n not in buffers})
-        records[BUFFERS] = ArrayRecord({n: plain_array(a) for n, a in reply.items() if n in buffers})
+    made: dict[str, ArrayRecord | MetricRecord | ConfigRecord] = {}
+    if records.PARAMETERS in content.array_records:
+        buffers = content.array_records[records.BUFFERS]
+        made[records.PARAMETERS] = ArrayRecord({n: records.shortest(a) for n, a in reply.items() if n not in buffers})
+        made[records.BUFFERS] = ArrayRecord({n: records.plain_array(a) for n, a in reply.items() if n in buffers})
     else:  # a stock strategy needs all names that it sent
         for key, record in content.array_records.items():
-            records[key] = ArrayRecord({n: plain_array(reply[n]) if n in reply else a for n, a in record.items()})
-    records[METRICS] = MetricRecord({NUM_EXAMPLES: int(num_examples), **_numbers(metrics)})
-    return RecordDict(records)
+            made[key] = ArrayRecord({n: records.plain_array(reply[n]) if n in reply else a for n, a in record.items()})
+    made[records.METRICS] = MetricRecord({records.NUM_EXAMPLES: int(num_examples), **_numbers(metrics)})
+    return RecordDict(made)
 
 
 def _evaluate(evaluate: Callable[[Arrays, Config], tuple[float, int, Config]], content: RecordDict) -> RecordDict:
-    sent = all_arrays(content)
-    loss, num_examples, metrics = evaluate([array_values(a) for a in sent.values()], _config(content, sent))
-    return RecordDict(
-        {METRICS: MetricRecord({NUM_EXAMPLES: int(num_examples), "loss": float(loss), **_numbers(metrics)})}
-    )
+    sent = records.all_arrays(content)
+    loss, num_examples, metrics = evaluate([records.array_values(a) for a in sent.values()], _config(content, sent))
+    told = MetricRecord({records.NUM_EXAMPLES: int(num_examples), "loss": float(loss), **_numbers(metrics)})
+    return RecordDict({records.METRICS: told})
 
 
 def _fitter(client: NumPyClient, content: RecordDict) -> Fit:
     if isinstance(client, MaskableClient):
         raise UserError("An update under SecAgg+ is expected to be asked for in its stages alone; this is refused.")
-    if PARAMETERS not in content and isinstance(client, PrivacyClient):
+    if records.PARAMETERS not in content and isinstance(client, PrivacyClient):
         shares = client.wrapped.plan.shares
         if shares != "weights":
             raise UserError(
@@ -211,4 +187,4 @@ def _numbers(metrics: Config) -> dict[str, int | float]:
 
 def _identity(context: Context) -> ConfigRecord:
     config = context.node_config
-    return ConfigRecord({key: int(config[key]) for key in (PARTITION, PARTITIONS) if key in config})
+    return ConfigRecord({key: int(config[key]) for key in (records.PARTITION, records.PARTITIONS) if key in config})

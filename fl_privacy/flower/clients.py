@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -13,25 +14,11 @@ from fl_privacy.defenses import ClientState, Defense, ats, dp_noise, fdl_pp, pru
 from fl_privacy.defenses.privacy import promises_privacy
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Client, LocalResult, private_names
-from fl_privacy.federation.client import Personalized
 from fl_privacy.federation.replies import UnfitMessageError, expect_sound, told_alike
 from fl_privacy.federation.server import Evaluation
+from fl_privacy.flower import records
 from fl_privacy.flower._node_memory import ContextMemory, Memory
 from fl_privacy.flower.inside.legacy import NumPyClient, Scalar
-from fl_privacy.flower.records import (
-    BATCH_SIZE,
-    DEFENSE_SECONDS,
-    LOSS_WITHHELD,
-    ROUND,
-    SECONDS,
-    TEST,
-    TRAIN_LOSS,
-    VICTIM,
-    images_of_probe,
-    rounded,
-    to_array,
-    to_tensor,
-)
 from fl_privacy.rng import Secret
 from fl_privacy.types import ModelState, Tensors
 
@@ -97,7 +84,7 @@ class PrivacyClient(NumPyClient):
 
     def get_parameters(self, config: Config) -> Arrays:
         values = self.wrapped.model.state_dict()
-        return [to_array(values[name]) for name in self._public_names()]
+        return [records.to_array(values[name]) for name in self._public_names()]
 
     def fit(self, parameters: Arrays, config: Config) -> Reply:
         """Train in the round ``config["server-round"]`` and return the arrays that the plan shares.
@@ -106,16 +93,14 @@ class PrivacyClient(NumPyClient):
             UserError: the model does not fit or is not finite, the round was answered, or the training failed.
         """
         round, sent = self._round(config), self._sent(parameters, config)
-
-        def work(state: ClientState) -> LocalResult:
-            return self.wrapped.update(sent, state, round=round)
-
-        return self._reply(self._counted(["train"], self._message_number(config), work))
+        update = partial(self.wrapped.update, sent, round=round)
+        return self._reply(self._counted(["train"], self._message_number(config), update))
 
     def probe(self, parameters: Arrays, config: Config) -> Reply:
         """Return the upload of the victim batch ``config["victim"]`` of ``config["batch-size"]`` examples."""
-        images, round = images_of_probe(config.get(VICTIM), config.get(BATCH_SIZE)), self._round(config)
-        sent, number, size = self._sent(parameters, config), _integer(config, VICTIM), _integer(config, BATCH_SIZE)
+        images = records.images_of_probe(config.get(records.VICTIM), config.get(records.BATCH_SIZE))
+        round, sent = self._round(config), self._sent(parameters, config)
+        number, size = _integer(config, records.VICTIM), _integer(config, records.BATCH_SIZE)
 
         def work(state: ClientState) -> LocalResult:
             probed = state if self.wrapped.defense.examples else ClientState(dict(state.tensors))
@@ -128,14 +113,10 @@ class PrivacyClient(NumPyClient):
 
         A deployed client that promises differential privacy does not test, since exact figures would break it.
         """
-        round, test = self._round(config), bool(_integer(config, TEST)) and not self._keeps_figures
-        sent = self._sent(parameters, config)
-
-        def work(state: ClientState) -> Personalized:
-            return self.wrapped.personalize(sent, state, round=round, test=test)
-
+        round, test = self._round(config), bool(_integer(config, records.TEST)) and not self._keeps_figures
+        work = partial(self.wrapped.personalize, self._sent(parameters, config), round=round, test=test)
         end = self._counted(["personalize"], round, work)
-        seconds: Config = {} if self._keeps_figures else {SECONDS: end.seconds}
+        seconds: Config = {} if self._keeps_figures else {records.SECONDS: end.seconds}
         if end.evaluation is None:
             return 0.0, 0, seconds
         loss, number, metrics = self._figures(end.evaluation)
@@ -155,11 +136,8 @@ class PrivacyClient(NumPyClient):
                 f"{self.wrapped.defense.name} promises differential privacy, which an exact loss or accuracy on the"
                 " client's own examples would break; test on the server (fraction_evaluate=0)."
             )
-        mine, sent = self.wrapped.examples.subset(self.wrapped.indices), self._sent(parameters, config)
-
-        def work(state: ClientState) -> Evaluation:
-            return self.wrapped.evaluate(sent, state, mine)
-
+        mine = self.wrapped.examples.subset(self.wrapped.indices)
+        work = partial(self.wrapped.evaluate, self._sent(parameters, config), examples=mine)
         if not self.answers_once:
             return self._figures(work(self.memory.load(self.wrapped.device)))
         return self._figures(self._counted(["evaluate"], self._round(config), work))
@@ -179,17 +157,17 @@ class PrivacyClient(NumPyClient):
 
     def _figures(self, tested: Evaluation) -> tuple[float, int, Config]:
         figures = [tested.loss, tested.accuracy]
-        loss, accuracy = map(rounded, figures) if self.answers_once else figures
+        loss, accuracy = map(records.rounded, figures) if self.answers_once else figures
         return loss, tested.num_examples, {"accuracy": accuracy}
 
     def _reply(self, result: LocalResult) -> Reply:
         uploaded = {**result.upload.tensors, **result.upload.buffers}
         metrics: Config = {NAMES: json.dumps(list(uploaded))}
         if not self._keeps_figures:
-            metrics |= {SECONDS: result.seconds, DEFENSE_SECONDS: result.defense_seconds}
+            metrics |= {records.SECONDS: result.seconds, records.DEFENSE_SECONDS: result.defense_seconds}
         withheld = math.isnan(result.train_loss)
-        metrics |= {LOSS_WITHHELD: 1} if withheld else {TRAIN_LOSS: result.train_loss}
-        return [to_array(t) for t in uploaded.values()], result.upload.num_examples, metrics
+        metrics |= {records.LOSS_WITHHELD: 1} if withheld else {records.TRAIN_LOSS: result.train_loss}
+        return [records.to_array(t) for t in uploaded.values()], result.upload.num_examples, metrics
 
     @property
     def answers_once(self) -> bool:
@@ -201,7 +179,7 @@ class PrivacyClient(NumPyClient):
         return self.answers_once and promises_privacy(self.wrapped.defense)
 
     def _round(self, config: Config) -> int:
-        number = _integer(config, ROUND)
+        number = _integer(config, records.ROUND)
         if number < 0 or (self.last_round is not None and number > self.last_round):
             raise UnfitMessageError(
                 f"A round of 0 to {self.last_round} is expected of this run, but got {number}; the question is refused."
@@ -221,15 +199,12 @@ class PrivacyClient(NumPyClient):
             )
         buffers = dict(model.named_buffers())
         own: Tensors = {**dict(model.named_parameters(remove_duplicate=False)), **buffers}
-        tensors = {
-            name: tensor.to(own[name].dtype) if name in own else tensor
-            for name, tensor in zip(names, map(to_tensor, parameters), strict=True)
-        }
+        got = dict(zip(names, map(records.to_tensor, parameters), strict=True))
+        tensors = {name: t.to(own[name].dtype) if name in own else t for name, t in got.items()}
         if self.answers_once:
             expect_sound(tensors)
-        return ModelState(
-            {n: t for n, t in tensors.items() if n not in buffers}, {n: t for n, t in tensors.items() if n in buffers}
-        )
+        held = {name: tensors.pop(name) for name in list(tensors) if name in buffers}
+        return ModelState(tensors, held)
 
     def _public_names(self) -> list[str]:
         kept = private_names(self.wrapped.model, self.wrapped.defense)
@@ -286,22 +261,15 @@ class MaskableClient(PrivacyClient):
         self.clip = clip
 
     def fit(self, parameters: Arrays, config: Config) -> Reply:
-        """Fit, and check that all values can be masked.
-
-        Raises:
-            UserError: a value is larger than ``clip``, or not a number; or ``PrivacyClient.fit`` raises.
-        """
+        """Fit; ``UserError`` also if a value is larger than ``clip`` or not a number, so that it can't be masked."""
         arrays, num_examples, metrics = super().fit(parameters, config)
         named = dict(zip(json.loads(str(metrics[NAMES])), arrays, strict=True))
         masked = {name: np.atleast_1d(array) for name, array in named.items() if array.dtype.kind == "f"}
         told_alike(lambda: self._expect_within(masked)) if self.answers_once else self._expect_within(masked)
         counts = {name: array.tolist() for name, array in named.items() if name not in masked}
         most = _integer(config, MOST_COUNTED) if MOST_COUNTED in config else num_examples
-        return (
-            list(masked.values()),
-            min(num_examples, most),
-            {**metrics, NAMES: json.dumps(list(masked)), COUNTS: json.dumps(counts)},
-        )
+        told: Config = {**metrics, NAMES: json.dumps(list(masked)), COUNTS: json.dumps(counts)}
+        return list(masked.values()), min(num_examples, most), told
 
     def _expect_within(self, masked: Mapping[str, np.ndarray]) -> None:
         for name, array in masked.items():

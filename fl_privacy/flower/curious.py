@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from torch import nn
 
@@ -15,20 +15,9 @@ from fl_privacy.federation import Audit, Failure, Probe
 from fl_privacy.federation.interception import Interceptor
 from fl_privacy.federation.interception.interceptor import States, no_states
 from fl_privacy.federation.replies import MOST_EXAMPLES, attempt
+from fl_privacy.flower import records
 from fl_privacy.flower.audit_protocol import asked_probe
 from fl_privacy.flower.grids import RelayGrid, pair
-from fl_privacy.flower.records import (
-    BATCH_SIZE,
-    CLIENT,
-    NUM_EXAMPLES,
-    PARTITION,
-    VICTIM,
-    all_arrays,
-    named,
-    read_state,
-    read_upload,
-    to_array,
-)
 from fl_privacy.flower.strategy import PROBE
 from fl_privacy.flower.wrappers import StrategyAround
 from fl_privacy.types import ModelState, VictimId
@@ -79,9 +68,8 @@ class HonestButCurious(StrategyAround):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        received = list(replies)
-        self.read(server_round, self._sent, received)
-        self._sent = []
+        received, sent, self._sent = list(replies), self._sent, []
+        self.read(server_round, sent, received)
         return self.strategy.aggregate_train(server_round, received)
 
     def read(self, round: int, sent: Sequence[Message], replies: Iterable[Message]) -> None:
@@ -100,8 +88,8 @@ class HonestButCurious(StrategyAround):
         client = self.client_of(message, reply)
         victim = VictimId(round, client)
         if message.metadata.message_type == PROBE:
-            (config,) = (record for record in message.content.config_records.values() if VICTIM in record)
-            asked: tuple[int, int] | None = int(config[VICTIM]), int(config[BATCH_SIZE])  # type: ignore[arg-type]
+            (config,) = (record for record in message.content.config_records.values() if records.VICTIM in record)
+            asked: tuple[int, int] | None = int(config[records.VICTIM]), int(config[records.BATCH_SIZE])  # type: ignore[arg-type]
         else:
             asked = asked_probe(message.content)
         if asked is not None:
@@ -114,12 +102,12 @@ class HonestButCurious(StrategyAround):
         model = self.interceptor.model
         shared = tuple(id(record) for record in message.content.array_records.values())
         if shared not in states:
-            states[shared] = read_state(message.content, model)
+            states[shared] = records.read_state(message.content, model)
         # the metric by which ``strategy``, or the strategy it wraps, weights replies
         strategy = self.strategy
         while (key := getattr(strategy, "weighted_by_key", None)) is None and hasattr(strategy, "strategy"):
             strategy = strategy.strategy
-        upload = read_upload(reply.content, model, key if isinstance(key, str) else NUM_EXAMPLES)
+        upload = records.read_upload(reply.content, model, key if isinstance(key, str) else records.NUM_EXAMPLES)
         number, most = upload.num_examples, MOST_EXAMPLES if asked is None else asked[1]
         if not 1 <= number <= most:
             what = "A reply" if asked is None else "An answer to a probe"
@@ -129,8 +117,8 @@ class HonestButCurious(StrategyAround):
 
     def client_of(self, message: Message, reply: Message) -> int:
         """Return the client that answered ``message``; raise ``UserError`` if it claims another node's partition."""
-        node, identity = message.metadata.dst_node_id, reply.content.config_records.get(CLIENT)
-        reported = identity.get(PARTITION) if identity is not None else None
+        node, identity = message.metadata.dst_node_id, reply.content.config_records.get(records.CLIENT)
+        reported = identity.get(records.PARTITION) if identity is not None else None
         client = reported if isinstance(reported, int) else self._node_ids.index(node)
         holder = self._holder.setdefault(client, node)
         if holder != node and holder in self._node_ids:
@@ -177,11 +165,7 @@ class Malicious(StrategyAround):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Return the messages of ``strategy`` with crafted values; a client is the rank of its node's id among all.
-
-        Raises:
-            UserError: the model has no layer that the attack can use.
-        """
+        """Return the messages with crafted values; ``UserError`` if the model has no layer that the attack can use."""
         sent = list(self.strategy.configure_train(server_round, arrays, config, grid))
         if not self._attacks(server_round):
             return sent
@@ -189,15 +173,13 @@ class Malicious(StrategyAround):
         for message in sent:
             content, metadata = message.content, message.metadata
             client = nodes.index(metadata.dst_node_id)
-            made = self.attack.craft(self.model, read_state(content, self.model), client)
+            made = self.attack.craft(self.model, records.read_state(content, self.model), client)
             values = {**made.parameters, **made.buffers}
-            names = named(all_arrays(content), list(self.model.state_dict()))
-            own = dict(zip(all_arrays(content), names, strict=True))
-            records = {
-                place: ArrayRecord({key: Array.from_numpy_ndarray(to_array(values[own[key]])) for key in record})
-                for place, record in content.array_records.items()
-            }
-            changed, kind, group = RecordDict({**content, **records}), metadata.message_type, metadata.group_id
+            names = records.named(records.all_arrays(content), list(self.model.state_dict()))
+            own = dict(zip(records.all_arrays(content), names, strict=True))
+            places = content.array_records.items()
+            arrays_of = {place: records.to_record({k: values[own[k]] for k in held}) for place, held in places}
+            changed, kind, group = RecordDict({**content, **arrays_of}), metadata.message_type, metadata.group_id
             crafted.append(Message(changed, metadata.dst_node_id, kind, ttl=metadata.ttl, group_id=group))
         return crafted
 

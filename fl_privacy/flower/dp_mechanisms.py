@@ -34,7 +34,7 @@ from fl_privacy.dp_check.verdict import ClaimVerdict
 from fl_privacy.errors import UserError
 from fl_privacy.federation.replies import Failure, attempt
 from fl_privacy.flower.inside.identity import identify_process
-from fl_privacy.flower.records import NUM_EXAMPLES, PARTITION, PARTITIONS, ROUND, array_values, to_record, to_tensor
+from fl_privacy.flower.records import NUM_EXAMPLES, PARTITION, PARTITIONS, ROUND, to_record, to_tensors
 from fl_privacy.types import Tensors
 
 ARRAYS, METRICS, CONFIG = "arrays", "metrics", "config"
@@ -55,11 +55,8 @@ def stated_by(subject: object, *, rounds: int = 1) -> Stated | None:
         else:
             formula = "the noise: its formula has no value at this epsilon and delta"
             facts = Facts(noise_multiplier=None, rounds=rounds, missing=(formula,))
-        return Stated(
-            claim=Claim(epsilon=subject.epsilon, delta=subject.delta, unit="client", by="LocalDpMod"),
-            facts=facts,
-            clip_norm=subject.clipping_norm,
-        )
+        promised = Claim(epsilon=subject.epsilon, delta=subject.delta, unit="client", by="LocalDpMod")
+        return Stated(claim=promised, facts=facts, clip_norm=subject.clipping_norm)
     if not isinstance(subject, DifferentialPrivacyFixedClippingBase | DifferentialPrivacyAdaptiveBase):
         return None
     missing = ["that all clients count the same in the mean (a larger num-examples moves it by more than is noised)"]
@@ -68,28 +65,22 @@ def stated_by(subject: object, *, rounds: int = 1) -> Stated | None:
         missing = []  # with an accountant, the strategy refuses replies that count differently
         if (most := accountant.config.max_epsilon) is not None:
             done = accountant.get_privacy_spent().num_releases
-            event = GaussianPrivacyEvent(
-                noise_multiplier=subject.noise_multiplier,
-                sample_size=min(subject.num_sampled_clients, accountant.config.population_size),
-                population_size=accountant.config.population_size,
-            )
+            all_clients, z = accountant.config.population_size, subject.noise_multiplier
+            sampled = min(subject.num_sampled_clients, all_clients)
+            event = GaussianPrivacyEvent(noise_multiplier=z, sample_size=sampled, population_size=all_clients)
             counts = range(1, max(0, rounds - done) + 1)
             exceeds = lambda count: accountant.would_exceed(event, count=count)  # noqa: E731
             if rounds := done + bisect_left(counts, True, key=exceeds):
                 delta = accountant.config.target_delta
                 claim = Claim(epsilon=most, delta=delta, rounds=rounds, by=type(subject).__name__)
             else:
-                missing = [
-                    "a noise that fits into max_epsilon: its accountant ends the training before the first round"
-                ]
+                ends = "its accountant ends the training before the first round"
+                missing = [f"a noise that fits into max_epsilon: {ends}"]
     multiplier, count = float(subject.noise_multiplier), getattr(subject, "clipped_count_stddev", None)
     if count is not None and multiplier != 0:  # 1 / z^2 of mean and noised count, two Gaussian releases, adds up
         multiplier = float((multiplier**-2 + count**-2) ** -0.5) if count > 0 else 0.0
-    return Stated(
-        claim=claim,
-        facts=Facts(noise_multiplier=multiplier, rounds=max(1, rounds), missing=tuple(missing), seen_by="model"),
-        clip_norm=subject.clipping_norm,
-    )
+    facts = Facts(noise_multiplier=multiplier, rounds=max(1, rounds), missing=tuple(missing), seen_by="model")
+    return Stated(claim=claim, facts=facts, clip_norm=subject.clipping_norm)
 
 
 def mechanism_of_mod(
@@ -108,23 +99,11 @@ def mechanism_of_mod(
     context = Context(1, 1, {PARTITION: 0, PARTITIONS: 2}, RecordDict(), {})
 
     def mechanism(update: Tensors, number: int) -> Tensors:
-        sent, own = records.of(update)
-        asked = ConfigRecord({ROUND: number, **(config or {})})
-        message = Message(RecordDict({ARRAYS: sent, CONFIG: asked}), 1, "train")
-
-        def client(question: Message, _: Context) -> Message:
-            values = MetricRecord({NUM_EXAMPLES: 1, **(metrics or {})})
-            return Message(RecordDict({ARRAYS: own, METRICS: values}), reply_to=question)
-
+        sent, own, _ = records.of(update)
+        asked, told = {ROUND: number, **(config or {})}, {NUM_EXAMPLES: 1, **(metrics or {})}
         with errors_alone("flwr"):
-            reply = mod(message, context, client)
-        if reply.has_error():
-            raise UserError(f"A mod is expected to answer a training message, but: {reply.error.reason}; see its log.")
-        return {
-            name: to_tensor(array_values(array))
-            for record in reply.content.array_records.values()
-            for name, array in record.items()
-        }
+            reply = _reply(own, context, sent=sent, config=asked, metrics=told, mod=mod)
+        return {n: t for record in reply.content.array_records.values() for n, t in to_tensors(record).items()}
 
     return ByRound(mechanism)
 
@@ -157,30 +136,32 @@ def mechanism_of_strategy(
     """
     checks.whole("clients", clients, at_least=1, example=10)
     identify_process()
-    records = _Records()
+    records, mod = _Records(), together(mods) if mods else None
+    told = {NUM_EXAMPLES: 1} if mods else {NUM_EXAMPLES: 1, "norm_bit": 0}
 
     def mechanism(update: Tensors, number: int) -> Tensors:
         subject = strategy if isinstance(strategy, Strategy) else strategy()
-        sent, own = records.of(update)
+        sent, own, nothing = records.of(update)
         config = {ROUND: number, CLIPPING_NORM: float(getattr(subject, CLIPPING_NORM, math.inf))}
         with errors_alone("flwr"):
-            replies = [
-                _reply(records.nothing if client else own, client, sent=sent, config=config, mods=mods)
-                for client in range(clients)
-            ]
+            replies = []
+            for client in range(clients):
+                context = Context(1, client + 1, {PARTITION: client, PARTITIONS: client + 1}, RecordDict(), {})
+                arrays = ArrayRecord(dict(nothing)) if client else own
+                replies.append(_reply(arrays, context, sent=sent, config=config, metrics=told, mod=mod))
             # set the model that the round starts from in the strategy, as ``configure_train`` does, without asking
             # nodes
             if hasattr(subject, "current_arrays"):
                 subject.current_arrays = sent
             if hasattr(subject, "_pending_events") and getattr(subject, "accountant", None) is not None:
                 subject._pending_events[number] = None
-            arrays, _ = subject.aggregate_train(number, replies)
-        if arrays is None:
+            mean, _ = subject.aggregate_train(number, replies)
+        if mean is None:
             raise UserError(
                 f"{type(subject).__name__} is expected to aggregate {clients} replies, but returned none; give clients="
                 " the number that it samples."
             )
-        released = {name: to_tensor(array_values(array)) * clients for name, array in arrays.items()}
+        released = {name: tensor * clients for name, tensor in to_tensors(mean).items()}
         if isinstance(subject, DifferentialPrivacyAdaptiveBase):
             released[CLIPPING_NORM] = torch.tensor([math.log(subject.clipping_norm)], dtype=torch.float64)
         return released
@@ -195,17 +176,14 @@ class _Records:
         self._update: Tensors | None = None
         self._made: tuple[ArrayRecord, ArrayRecord, ArrayRecord] | None = None
 
-    def of(self, update: Tensors) -> tuple[ArrayRecord, ArrayRecord]:
+    def of(self, update: Tensors) -> tuple[ArrayRecord, ArrayRecord, ArrayRecord]:
+        """Return copies of the zeros that are sent, of ``update`` and of no update."""
         if self._made is None or self._update is not update:
             zeros = {name: torch.zeros_like(value) for name, value in update.items()}
             self._update = update
             self._made = to_record(zeros), to_record(_not_nothing(update)), to_record(_not_nothing(zeros))
-        return ArrayRecord(dict(self._made[0])), ArrayRecord(dict(self._made[1]))
-
-    @property
-    def nothing(self) -> ArrayRecord:
-        assert self._made is not None
-        return ArrayRecord(dict(self._made[2]))
+        sent, own, nothing = (ArrayRecord(dict(record)) for record in self._made)
+        return sent, own, nothing
 
 
 NOTHING = 1e-12
@@ -220,16 +198,20 @@ def _not_nothing(update: Tensors) -> Tensors:
 
 
 def _reply(
-    arrays: ArrayRecord, client: int, *, sent: ArrayRecord, config: Mapping[str, int | float], mods: Sequence[Mod]
+    arrays: ArrayRecord,
+    context: Context,
+    *,
+    sent: ArrayRecord,
+    config: Mapping[str, int | float],
+    metrics: Mapping[str, int | float],
+    mod: Mod | None,
 ) -> Message:
-    asked = Message(RecordDict({ARRAYS: sent, CONFIG: ConfigRecord(dict(config))}), client + 1, "train")
-    context = Context(1, client + 1, {PARTITION: client, PARTITIONS: client + 1}, RecordDict(), {})
+    asked = Message(RecordDict({ARRAYS: sent, CONFIG: ConfigRecord(dict(config))}), context.node_id, "train")
 
     def train(question: Message, _: Context) -> Message:
-        values = MetricRecord({NUM_EXAMPLES: 1} if mods else {NUM_EXAMPLES: 1, "norm_bit": 0})
-        return Message(RecordDict({ARRAYS: arrays, METRICS: values}), reply_to=question)
+        return Message(RecordDict({ARRAYS: arrays, METRICS: MetricRecord(dict(metrics))}), reply_to=question)
 
-    reply = together(mods)(asked, context, train) if mods else train(asked, context)
+    reply = mod(asked, context, train) if mod else train(asked, context)
     if reply.has_error():
         raise UserError(f"A mod is expected to answer a training message, but: {reply.error.reason}; see its log.")
     return reply
@@ -283,13 +265,12 @@ def verdicts_on(
             mods = (adaptiveclipping_mod,)
         mean = mechanism_of_strategy(subject, clients=int(asked.clients or sampled), mods=mods)
         return [tested(name, mean, stated_by(subject, rounds=asked.rounds), asked)]
-    if not callable(subject) or isinstance(subject, type):
-        arguments = None
-    else:
+    arguments = 0
+    if callable(subject) and not isinstance(subject, type):
         parameters = inspect.signature(subject).parameters.values()
         kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
         arguments = sum(p.kind in kinds and p.default is p.empty for p in parameters)
-    if arguments is None or arguments not in (1, 3):
+    if arguments not in (1, 3):
         raise UserError(
             f"{name} is expected to be a mod (message, context, call_next), a strategy, a defense of the package or a"
             f" function from an update to what is sent, but is a {type(subject).__name__}; wrap it into a function."

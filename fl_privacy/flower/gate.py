@@ -1,10 +1,11 @@
 """The gate of a site's policy between an app and the network, which lets out only what the policy allows."""
 
+import json
 import logging
 import math
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,19 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp.typing import ClientAppCallable
 
+from fl_privacy.defenses import ClientState
+from fl_privacy.defenses.guard import ModelGuard
+from fl_privacy.errors import UserError
 from fl_privacy.federation.replies import Failure, attempt, printable
 from fl_privacy.flower.inside.serialized import message_with
+from fl_privacy.flower.upload_defense import GuardedUpload
+from fl_privacy.rng import Secret, SecretGenerator
 from fl_privacy.site.gate.entries import ASKED, ExhaustedError
-from fl_privacy.site.gate.filtering import RawArray, Records, admit, array_values, noise_alone, release
+from fl_privacy.site.gate.filtering import RawArray, Records, admit, array_values, noise_alone, raw_array, release
 from fl_privacy.site.gate.ledger import Ledger, LedgerError
 from fl_privacy.site.gate.policy import SitePolicy, plain_kind, read_policy
 from fl_privacy.site.gate.rules import REASONS, RefusedError
+from fl_privacy.types import ModelState, Tensors
 
 logger = logging.getLogger(__name__)
 
@@ -73,8 +80,6 @@ class Gate:
         self._took: dict[str, float] = {}
         self._defend: Defend | None = None
         if (protect := self.policy.protect) is not None and protect.defense is not None:
-            from fl_privacy.flower.gate_defense import defend_records  # noqa: PLC0415  (brings PyTorch)
-
             self._defend = defend_records(protect.defense, protect.options)
 
     def around(self, app: ClientAppCallable) -> ClientAppCallable:
@@ -161,13 +166,8 @@ class Gate:
         if context.run_id not in self._told and (kept := sorted(context.run_config.keys() - config.keys())):
             logger.warning("The app is not given %s of the run's configuration", printable(", ".join(kept)))
         self._told.add(context.run_id)
-        return Context(
-            run_id=context.run_id,
-            node_id=context.node_id,
-            node_config=context.node_config,
-            state=self._states.get(context.run_id, RecordDict()),
-            run_config=config,
-        )
+        state = self._states.get(context.run_id, RecordDict())
+        return Context(context.run_id, context.node_id, context.node_config, state, config)
 
     def _note_left_out(self, kind: str, replied: Records, released: Records) -> None:
         for told, left in ((replied.metrics, released.metrics), (replied.config, released.config)):
@@ -182,10 +182,6 @@ class Gate:
     def _guarded(self, received: Records, run: int) -> dict[str, Any]:
         if not self.policy.receives.guard or not any(received.arrays.values()):
             return {}
-
-        from fl_privacy.defenses.guard import ModelGuard  # noqa: PLC0415
-        from fl_privacy.types import ModelState  # noqa: PLC0415
-
         values = {f"{r}/{k}": array_values(k, a) for r, record in received.arrays.items() for k, a in record.items()}
         tensors = {name: torch.from_numpy(np.array(v)) for name, v in values.items() if v.dtype.kind == "f"}
         sent, guard = ModelState(tensors, {}), ModelGuard()
@@ -231,11 +227,11 @@ def _remember(held: "OrderedDict[int, Any]", run: int, value: Any) -> None:
 
 def plain_records(content: RecordDict) -> Records:
     """Return the records of a message as the gate's own type."""
+    arrays: dict[str, dict[str, RawArray]] = {}
+    for name, record in content.array_records.items():
+        arrays[name] = {key: RawArray(a.dtype, tuple(a.shape), a.stype, a.data) for key, a in record.items()}
     return Records(
-        arrays={
-            name: {key: RawArray(a.dtype, tuple(a.shape), a.stype, a.data) for key, a in record.items()}
-            for name, record in content.array_records.items()
-        },
+        arrays=arrays,
         metrics={name: dict(record) for name, record in content.metric_records.items()},
         config={name: dict(record) for name, record in content.config_records.items()},
     )
@@ -243,12 +239,56 @@ def plain_records(content: RecordDict) -> Records:
 
 def flower_records(records: Records) -> RecordDict:
     """Return Flower's records: the inverse of ``plain_records``."""
-    content = RecordDict()
+    made: dict[str, ArrayRecord | MetricRecord | ConfigRecord] = {}
     for name, arrays in records.arrays.items():
-        made = {key: Array(dtype=a.dtype, shape=a.shape, stype=a.stype, data=a.data) for key, a in arrays.items()}
-        content[name] = ArrayRecord(made)
-    for name, metrics in records.metrics.items():
-        content[name] = MetricRecord(dict(metrics))
-    for name, config in records.config.items():
-        content[name] = ConfigRecord(dict(config))
-    return content
+        own = {k: Array(dtype=a.dtype, shape=a.shape, stype=a.stype, data=a.data) for k, a in arrays.items()}
+        made[name] = ArrayRecord(own)
+    made |= {name: MetricRecord(dict(metrics)) for name, metrics in records.metrics.items()}
+    made |= {name: ConfigRecord(dict(config)) for name, config in records.config.items()}
+    return RecordDict(made)
+
+
+def defend_records(name: str, options: Mapping[str, Any]) -> Callable[[Records, Records], Records]:
+    """Return the function by which a defense with upload hooks changes (received, released) records.
+
+    It acts on the change of all floating-point arrays, statistics too, and draws from the operating system's
+    randomness.
+
+    Raises:
+        UserError: there is no such defense or option, it acts within the training, or it promises differential privacy,
+            for which a policy has ``protect.noise``.
+    """
+    from fl_privacy.runs.build import build_defense  # noqa: PLC0415  (brings Hydra)
+    from fl_privacy.runs.config import compose_file  # noqa: PLC0415
+
+    overrides = [f"defense={name}", *(f"defense.{key}={json.dumps(value)}" for key, value in options.items())]
+    defense = build_defense(compose_file("config", overrides)["defense"])
+    if not defense.upload:
+        raise UserError(f"protect.defense is expected to act on an upload, but {name} does not; try pruning.")
+    try:
+        guard = GuardedUpload(defense=defense)
+    except UserError as error:
+        raise UserError(
+            f"protect.defense can't be {name}: {error} For noise that a budget counts, say protect.noise."
+        ) from error
+    state = ClientState()
+
+    def defended(received: Records, released: Records) -> Records:
+        places = [(record, key) for record, held in received.arrays.items() for key in held]
+        before = _tensors(places, received)
+        # a policy may rename the only record, and keeps the order
+        names = dict(zip(received.arrays, released.arrays, strict=True))
+        left = [(names[record], key) for record, key in places]
+        after = dict(zip(before, _tensors(left, released).values(), strict=True))
+        made = guard(before, after, state, SecretGenerator(Secret.draw()))
+        arrays: dict[str, dict[str, Any]] = {record: {} for record in released.arrays}
+        for (record, key), value in zip(left, made.values(), strict=True):
+            arrays[record][key] = raw_array(value.numpy().astype(released.arrays[record][key].dtype))
+        return Records(arrays=arrays, metrics=released.metrics, config=released.config)
+
+    return defended
+
+
+def _tensors(places: list[tuple[str, str]], records: Records) -> Tensors:
+    values = {(r, key): array_values(key, records.arrays[r][key]) for r, key in places}
+    return {f"{record}/{key}": torch.from_numpy(np.array(value)) for (record, key), value in values.items()}

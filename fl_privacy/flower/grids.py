@@ -32,24 +32,14 @@ def in_simulation_engine(grid: Grid) -> bool:
 
 
 class LocalGrid(Grid):
-    """Nodes ``FIRST_NODE``, ... with a context each; messages are answered in this process.
-
-    Args:
-        client_app: app that answers; ``None`` if a subclass overrides ``deliver``.
-    """
+    """Nodes ``FIRST_NODE``, ... with a context each, answered in this process by ``client_app`` or ``deliver``."""
 
     def __init__(self, clients: Sequence[int], client_app: ClientApp | None = None) -> None:
         self.client_app = client_app
-        self.contexts = {
-            FIRST_NODE + client: SimulatedContext(
-                run_id=1,
-                node_id=FIRST_NODE + client,
-                node_config=NodeConfig({PARTITION: client, PARTITIONS: len(clients)}),
-                state=RecordDict(),
-                run_config=NodeConfig(),
-            )
-            for client in clients
-        }
+        self.contexts: dict[int, SimulatedContext] = {}
+        for client in clients:
+            node, config = FIRST_NODE + client, NodeConfig({PARTITION: client, PARTITIONS: len(clients)})
+            self.contexts[node] = SimulatedContext(1, node, config, RecordDict(), NodeConfig())
         self._numbers = itertools.count(1)
         self._replies: dict[str, Message] = {}
         identify_process()
@@ -93,32 +83,22 @@ class LocalGrid(Grid):
         return error_reply(message, reply) if isinstance(reply, Failure) else reply
 
 
+def _relayed(method: str) -> Any:
+    def relay(self: "RelayGrid", *args: Any, **kwargs: Any) -> Any:
+        return getattr(self.grid, method)(*args, **kwargs)
+
+    return relay
+
+
 class RelayGrid(Grid):
     """Another grid, for subclasses that change messages on the way."""
 
     def __init__(self, grid: Grid) -> None:
         self.grid = grid
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        return self.grid.send_and_receive(messages, timeout=timeout)
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        return self.grid.push_messages(messages)
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        return self.grid.pull_messages(message_ids)
-
-    def get_node_ids(self) -> Iterable[int]:
-        return self.grid.get_node_ids()
-
-    def get_nodes(self) -> Any:
-        return self.grid.get_nodes()
-
-    def create_message(self, *args: Any, **kwargs: Any) -> Message:
-        return self.grid.create_message(*args, **kwargs)
-
-    def set_run(self, run: Run) -> None:
-        self.grid.set_run(run)
+    send_and_receive, create_message = map(_relayed, ("send_and_receive", "create_message"))
+    push_messages, pull_messages = map(_relayed, ("push_messages", "pull_messages"))
+    get_node_ids, get_nodes, set_run = map(_relayed, ("get_node_ids", "get_nodes", "set_run"))
 
     @property
     def run(self) -> Run:
@@ -216,9 +196,7 @@ class Traffic(RelayGrid):
             values = [value for record in reply.content.config_records.values() for value in record.values()]
             lists = [value if isinstance(value, list) else [value] for value in values]
             arrays = [array.data for record in reply.content.array_records.values() for array in record.values()]
-            self.received += sum(
-                map(len, [piece for some in lists for piece in some if isinstance(piece, bytes)] + arrays)
-            )
+            self.received += sum(len(piece) for some in [*lists, arrays] for piece in some if isinstance(piece, bytes))
             record = reply.content.config_records.get(RECORD_KEY_CONFIGS)
             if vectors := record and record.get(SecAggKey.MASKED_PARAMETERS):
                 self.masked[client] = [bytes_to_ndarray(piece) for piece in vectors]  # type: ignore[union-attr,arg-type]

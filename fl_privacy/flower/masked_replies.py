@@ -20,17 +20,15 @@ from fl_privacy.types import ModelState, Tensors, Upload
 MOST_BYTES_OF_KEYS = 1 << 16
 """Largest size of a public key, a ciphertext or a key share."""
 
+_CIPHERTEXTS = (SecAggKey.DESTINATION_LIST, SecAggKey.CIPHERTEXT_LIST)
+
 _HEADER = 1 << 12
 """Largest header of an array in bytes."""
 
 
 @dataclass(frozen=True)
 class MaskedReplies:
-    """Check the parts of SecAgg+ replies that are in the clear.
-
-    Attributes:
-        counts: whole-number buffers that travel in the clear.
-    """
+    """Check of a SecAgg+ reply's clear parts; ``counts`` are the whole-number buffers, which travel in the clear."""
 
     shapes: Mapping[str, tuple[int, ...]]
     counts: Tensors
@@ -43,19 +41,13 @@ class MaskedReplies:
         return cls(masked, {name: t for name, t in values.items() if name not in masked}, most)
 
     def fault(self, sent: Mapping[str, Any], reply: RecordDict, nodes: Collection[int]) -> str | None:
-        """Return the reason why ``reply`` does not count, or ``None``.
-
-        Args:
-            sent: the protocol's record of the stage.
-        """
+        """Return why ``reply`` does not count, or ``None``; ``sent`` is the protocol's record of the stage."""
         got = reply.config_records.get(RECORD_KEY_CONFIGS)
         if got is None:
             return "it has no record of the protocol"
         looks = {
             SecAggStage.SETUP: lambda: _keys_fault(got),
-            SecAggStage.SHARE_KEYS: lambda: _pieces_fault(
-                got, SecAggKey.DESTINATION_LIST, SecAggKey.CIPHERTEXT_LIST, nodes
-            ),
+            SecAggStage.SHARE_KEYS: lambda: _pieces_fault(got, *_CIPHERTEXTS, nodes),
             SecAggStage.COLLECT_MASKED_VECTORS: lambda: self._vectors_fault(got, reply),
             SecAggStage.UNMASK: lambda: _shares_fault(sent, got, nodes),
         }

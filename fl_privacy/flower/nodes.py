@@ -4,7 +4,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import dataclass, field
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
@@ -50,11 +50,9 @@ def partitions_of(grid: Grid) -> int | None:
     return number if 2 * votes > told.total() else None
 
 
-@dataclass(eq=False)
-class Nodes:
-    """Nodes of the partitions ``clients``; each node is asked once for its partition, since node ids are random.
-
-    A partition belongs to the first node that claims it, until that node leaves.
+@dataclass(kw_only=True, eq=False)
+class NodeRules:
+    """Requirements of a run on nodes in other processes.
 
     Attributes:
         patience: seconds to wait for all of them before the first round.
@@ -64,13 +62,21 @@ class Nodes:
         reconnect: seconds to wait at the start of each later round for nodes that have left.
     """
 
-    clients: Sequence[int]
-    _: KW_ONLY
     patience: float = 60.0
     bound: bool = False
     simulated: bool | None = None
     own_data: bool | None = None
     reconnect: float = 0.0
+
+
+@dataclass(eq=False)
+class Nodes(NodeRules):
+    """Nodes of the partitions ``clients``; each node is asked once for its partition, since node ids are random.
+
+    A partition belongs to the first node that claims it, until that node leaves.
+    """
+
+    clients: Sequence[int]
     _node: dict[int, int] = field(default_factory=dict, init=False)
     _claims: dict[int, int] = field(default_factory=dict, init=False)
     _aside: dict[int, str] = field(default_factory=dict, init=False)
@@ -79,11 +85,7 @@ class Nodes:
     _connected: set[int] = field(default_factory=set, init=False)
 
     def refresh(self, grid: Grid) -> None:
-        """Ask new nodes: before the first round until all partitions are there, later for ``reconnect`` seconds.
-
-        Raises:
-            UserError: before the first round partitions have no node.
-        """
+        """Ask new nodes, at first until all are there, else for ``reconnect`` seconds; ``UserError`` if some lack."""
         if len(self._node) == len(self.clients):
             deadline = time.monotonic() + self.reconnect
             while True:

@@ -59,21 +59,14 @@ class OpacusWatch:
         """Count the steps that changed the upload without the private optimizer."""
         if self.multipliers:
             return self.beside
-        moved = any(
-            not torch.equal(old, new) for old, new in zip(self._before, self._parameters.values(), strict=False)
-        )
+        moved = not all(map(torch.equal, self._before, self._parameters.values()))
         return self.beside + self.others or int(moved)
 
     def verdicts(self, asked: DpCheckRequest, *, rounds: int) -> list[ClaimVerdict]:
-        """Check Opacus' epsilon, if asked for, against its noise, and one step against its noise multiplier.
-
-        Args:
-            rounds: rounds of the training, each of which makes a new accountant.
-        """
+        """Check Opacus' epsilon, if asked for, and one step's noise; each of ``rounds`` has a new accountant."""
         if self.optimizer is None:
             return []
-        facts, notes = self._facts(), []
-        claim = self._claim(asked)
+        facts, claim, notes = self._facts(), self._claim(asked), []
         if self.bare_steps:
             notes.append(
                 f"The private optimizer made {len(self.multipliers)} steps, and {self.bare_steps} were made without it:"
@@ -87,19 +80,11 @@ class OpacusWatch:
             )
         found = []
         if claim:
-            found.append(
-                ClaimVerdict(
-                    subject="Opacus' accountant in a client's training",
-                    claim=claim,
-                    recomputed=recompute(facts, delta=claim.delta),
-                    notes=tuple(notes),
-                )
-            )
+            subject, recomputed = "Opacus' accountant in a client's training", recompute(facts, delta=claim.delta)
+            found.append(ClaimVerdict(subject=subject, claim=claim, recomputed=recomputed, notes=tuple(notes)))
         if self.multipliers and self.inputs is not None and len(self.inputs):
-            once = Stated(
-                claim=None, facts=Facts(noise_multiplier=float(self.optimizer.noise_multiplier)),
-                clip_norm=float(self.optimizer.max_grad_norm), unit="example",
-            )  # fmt: skip
+            drawn = Facts(noise_multiplier=float(self.optimizer.noise_multiplier))
+            once = Stated(claim=None, facts=drawn, clip_norm=float(self.optimizer.max_grad_norm), unit="example")
             question = DpCheckRequest(delta=asked.delta, draws=asked.draws or MOST_DRAWS, seed=asked.seed)
             mechanism, pair = step_of(self.module, self.optimizer, self.inputs)
             what = "one step of Opacus on a batch with the record"
@@ -128,13 +113,9 @@ class OpacusWatch:
             missing = ["one noise multiplier for all steps (it changes while the client trains)"]
         elif self.multipliers:
             multiplier = self.multipliers[0]
-        return Facts(
-            noise_multiplier=multiplier,
-            sample_rate=min(1.0, self.sample_rate),
-            sampling=None if self.poisson is None else "poisson" if self.poisson else "shuffle",
-            releases=steps,
-            missing=tuple(missing),
-        )
+        facts = Facts(noise_multiplier=multiplier, releases=steps, missing=tuple(missing))
+        sampling: Any = None if self.poisson is None else "poisson" if self.poisson else "shuffle"
+        return replace(facts, sample_rate=min(1.0, self.sample_rate), sampling=sampling)
 
     def begin(self, module: nn.Module, optimizer: Any) -> None:
         self._parameters |= {id(p): p for p in module.parameters()}
@@ -215,10 +196,8 @@ def step_of(module: nn.Module, optimizer: Any, inputs: Tensor) -> tuple[Mechanis
         size = float(optimizer.expected_batch_size or 1)
         return {str(n): p.grad.detach() * size for n, p in enumerate(optimizer.params) if p.grad is not None}
 
-    pair = Neighbors(
-        first=torch.cat([example, canary]), second=example, what="a batch with a canary against the batch without it"
-    )
-    return mechanism, pair
+    what = "a batch with a canary against the batch without it"
+    return mechanism, Neighbors(first=torch.cat([example, canary]), second=example, what=what)
 
 
 @contextmanager

@@ -32,11 +32,7 @@ LOSSES = 2
 
 
 class ClientProcess:
-    """Body of a Ray actor: the clients of a source, made once, answering one message at a time.
-
-    Args:
-        source: reference in a list, fetched with the first message, when errors can be reported.
-    """
+    """Body of a Ray actor: the clients of a ``source``, fetched with the first message, when errors can be reported."""
 
     def __init__(self, source: list[Any]) -> None:
         self._source = source
@@ -122,8 +118,7 @@ class RayGrid(LocalGrid):
 
         oldest = min(working.values(), key=lambda errand: errand.deadline)
         busy = {errand.actor: errand for errand in working.values()}
-        left = max(0.0, oldest.deadline - time.monotonic())
-        ready, _ = ray.wait([*self._preparing, *working], timeout=left)
+        ready, _ = ray.wait([*self._preparing, *working], timeout=max(0.0, oldest.deadline - time.monotonic()))
         if not ready:
             return oldest, False
         actor = self._preparing.pop(ready[0], None)
@@ -225,13 +220,10 @@ def _capacity(num_cpus: float, num_gpus: float) -> int:
     import ray  # noqa: PLC0415
 
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    fits = sum(
-        math.floor(min(n.get("CPU", 0) / num_cpus, n.get("GPU", 0) / num_gpus if num_gpus else math.inf)) for n in nodes
-    )
+    free = [(node.get("CPU", 0), node.get("GPU", 0)) for node in nodes]
+    fits = sum(math.floor(min(cpus / num_cpus, gpus / num_gpus if num_gpus else math.inf)) for cpus, gpus in free)
     if fits < 1:
-        raise _does_not_fit(
-            num_cpus, num_gpus, max(n.get("CPU", 0) for n in nodes), max(n.get("GPU", 0) for n in nodes)
-        )
+        raise _does_not_fit(num_cpus, num_gpus, *(max(counts) for counts in zip(*free, strict=True)))
     return fits
 
 

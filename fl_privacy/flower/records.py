@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from io import BytesIO
 from typing import Any
 
@@ -42,10 +42,8 @@ def array_values(array: Array) -> np.ndarray:
     return values
 
 
-_PLAIN = {
-    str(dtype): dtype.itemsize
-    for dtype in map(np.dtype, ("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "?"))
-}
+_KINDS = ("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "?")
+_PLAIN = {str(dtype): dtype.itemsize for dtype in map(np.dtype, _KINDS)}
 """Bytes of an element by dtype name."""
 
 
@@ -209,11 +207,7 @@ TEST = "test"
 
 
 def to_array(tensor: torch.Tensor) -> np.ndarray:
-    """Convert ``tensor`` to NumPy, with its shape and dtype.
-
-    Raises:
-        UserError: NumPy has no such dtype.
-    """
+    """Convert ``tensor`` to NumPy, with its shape and dtype; ``UserError`` if NumPy has no such dtype."""
     try:
         return tensor.detach().cpu().numpy()
     except TypeError as error:
@@ -247,10 +241,8 @@ def to_record(tensors: Tensors) -> ArrayRecord:
 
 def to_tensors(record: Mapping[str, Array], like: Tensors | None = None) -> dict[str, torch.Tensor]:
     """Convert a record into tensors by name; encoded arrays need the expected tensors ``like``."""
-    return {
-        name: expand(name, array, like or {}) if array.stype == STYPE else to_tensor(array_values(array))
-        for name, array in record.items()
-    }
+    expected = like or {}
+    return {n: expand(n, a, expected) if a.stype == STYPE else to_tensor(array_values(a)) for n, a in record.items()}
 
 
 def state_records(state: ModelState) -> dict[str, ArrayRecord]:
@@ -259,11 +251,7 @@ def state_records(state: ModelState) -> dict[str, ArrayRecord]:
 
 
 def all_arrays(content: RecordDict) -> dict[str, Array]:
-    """Return the arrays of a message by name: of its only record, or of ``parameters`` and ``buffers``.
-
-    Raises:
-        UserError: there are other records of arrays, so that the model is ambiguous.
-    """
+    """Return the arrays of the only record, or of ``parameters`` and ``buffers``; ``UserError`` for other records."""
     return {key: array for (_, key), array in placed_arrays(content).items()}
 
 
@@ -276,12 +264,10 @@ def model_values(content: RecordDict, like: Tensors, *, whole: bool = False) -> 
     found = places_of_model(content, like, whole=whole)
     arrays = {name: content.array_records[place][key] for name, (place, key) in found.items()}
     values = to_tensors(arrays, like)
-    if other := [
-        n
-        for n, a in arrays.items()
-        if values[n].shape != tuple(a.shape) or str(values[n].dtype).removeprefix("torch.") != a.dtype
-    ]:
-        raise UserError(f"{other[0]} is expected to be of the shape and numbers it claims, but its bytes are not.")
+    for name, array in arrays.items():
+        value = values[name]
+        if value.shape != tuple(array.shape) or str(value.dtype).removeprefix("torch.") != array.dtype:
+            raise UserError(f"{name} is expected to be of the shape and numbers it claims, but its bytes are not.")
     first: dict[int, str] = {}
     for name, value in values.items() if whole else ():
         own = first.setdefault(id(like[name]), name)
@@ -347,11 +333,7 @@ def rounded(value: object) -> Any:
 
 
 def finite_number(metrics: MetricRecord, key: str) -> float:
-    """Return the metric ``key``.
-
-    Raises:
-        UserError: it is missing, not a finite number, or seconds below zero.
-    """
+    """Return the metric ``key``; ``UserError`` if it is missing, not a finite number, or seconds below zero."""
     value = metrics.get(key)
     if not isinstance(value, int | float) or not math.isfinite(value) or (value < 0 and key.endswith(SECONDS)):
         raise UserError(f"the metric {key} is expected to be a finite number, got {value!r}")
@@ -369,18 +351,12 @@ def read_result(content: RecordDict, sent: ModelState) -> LocalResult:
     if more := sorted(arrays.keys() - {PARAMETERS, BUFFERS}):
         raise UserError(f"arrays are expected in {PARAMETERS} and {BUFFERS}, got others in {more[0]}")
     metrics = content.metric_records[METRICS]
-
-    def number(key: str) -> float:
-        return finite_number(metrics, key)
-
+    number = partial(finite_number, metrics)
     withheld = metrics.get(LOSS_WITHHELD) == 1
     timeless = withheld and SECONDS not in metrics and DEFENSE_SECONDS not in metrics
+    tensors, buffers = to_tensors(arrays[PARAMETERS], sent.parameters), to_tensors(arrays[BUFFERS])
     return LocalResult(
-        upload=Upload(
-            tensors=to_tensors(arrays[PARAMETERS], sent.parameters),
-            buffers=to_tensors(arrays[BUFFERS]),
-            num_examples=int(number(NUM_EXAMPLES)),
-        ),
+        upload=Upload(tensors=tensors, buffers=buffers, num_examples=int(number(NUM_EXAMPLES))),
         train_loss=math.nan if withheld else number(TRAIN_LOSS),
         seconds=math.nan if timeless else number(SECONDS),
         defense_seconds=math.nan if timeless else number(DEFENSE_SECONDS),

@@ -18,21 +18,7 @@ from flwr.clientapp.typing import ClientAppCallable, Mod
 from fl_privacy.errors import UserError
 from fl_privacy.federation.replies import WITHHELD, Failure, UnansweredError, UnfitMessageError, attempt, told_alike
 from fl_privacy.files import PRIVATE_FILE, make_missing_private
-from fl_privacy.flower._node_memory import (
-    SimulatedContext,
-    answered_before,
-    expect_near,
-    expect_unanswered,
-    is_simulation,
-    last_answered,
-    last_of_all,
-    read_own,
-    remember_answer,
-    state_folder,
-    state_key,
-    whose,
-    write_own,
-)
+from fl_privacy.flower import _node_memory as memory
 from fl_privacy.flower.audit_protocol import PROBED, asked_probe, is_evaluation, is_training, merged_config
 from fl_privacy.flower.inside.serialized import bytes_of, records_of
 from fl_privacy.flower.records import CLIENT_RAISED, ROUND, UNFIT
@@ -88,7 +74,7 @@ class Answers:
         counted = self._in_file().get(kind) == round
         if counted and not self.forgets and (path := self._path_of_answer(kind)).exists():
             with _written_down():
-                asked, _, content = read_own(path, state_key(self.context)).partition(b"\n")
+                asked, _, content = memory.read_own(path, memory.state_key(self.context)).partition(b"\n")
                 kept = records_of(content) if asked.decode() == question else None
             if asked.decode() == question + REFUSED:
                 raise UnansweredError(WITHHELD)
@@ -127,7 +113,8 @@ class Answers:
             return kept
         for other in others:
             self.expect_new(other, round)
-        before = {kind: max(self._in_file().get(kind, -1), last_answered(self.context.state, kind)) for kind in kinds}
+        counted, state = self._in_file(), self.context.state
+        before = {kind: max(counted.get(kind, -1), memory.last_answered(state, kind)) for kind in kinds}
         self.note(round, *kinds)
         form = None if instead is None else self._form(first)
         started = time.monotonic()
@@ -162,43 +149,39 @@ class Answers:
             told = self.context.run_config.get(ROUNDS_OF_RUN)
             most = told if isinstance(told, int) and not isinstance(told, bool) else None
         if most is None:
-            expect_near(max(last_of_all(self.context.state), *counted.values(), -1), round)
+            memory.expect_near(max(memory.last_of_all(self.context.state), *counted.values(), -1), round)
         elif not 0 <= round <= most:
             raise UserError(
                 f"A round of 0 to {most} is expected of this run, but got {round}; the question is refused."
             )
-        expect_unanswered(self.context.state, kind, round)
+        memory.expect_unanswered(self.context.state, kind, round)
         if round <= (last := counted.get(kind, -1)):
-            raise UserError(answered_before(last, round))
+            raise UserError(memory.answered_before(last, round))
 
     def note(self, round: int, *kinds: str) -> None:
-        """Count the messages of these ``kinds`` before an answer leaves.
-
-        Raises:
-            UserError: another process of the node was faster, or the file can't be written.
-        """
+        """Count these ``kinds``; ``UserError`` if another process was faster, or the file can't be written."""
         if not self.forgets:
             with self._locked():
                 counted = self._in_file()
                 if (last := max(counted.get(kind, -1) for kind in kinds)) >= round:
-                    raise UserError(answered_before(last, round))
+                    raise UserError(memory.answered_before(last, round))
                 if len(noted := {**counted, **dict.fromkeys(kinds, round)}) > MOST_KINDS:
                     raise UserError(f"At most {MOST_KINDS} kinds of messages are expected; this is one more.")
                 content = json.dumps(noted).encode()
                 with _written_down():
-                    write_own(self._path(COUNTED), content, state_key(self.context))
+                    memory.write_own(self._path(COUNTED), content, memory.state_key(self.context))
         for kind in kinds:
-            remember_answer(self.context.state, kind, round)
+            memory.remember_answer(self.context.state, kind, round)
 
     def _take_back(self, round: int, before: Mapping[str, int]) -> None:
         if not self.forgets:
             with self._locked(), _written_down():
                 counted = self._in_file()
                 kept = {kind: before.get(kind, last) if last == round else last for kind, last in counted.items()}
-                write_own(self._path(COUNTED), json.dumps(kept).encode(), state_key(self.context))
+                memory.write_own(self._path(COUNTED), json.dumps(kept).encode(), memory.state_key(self.context))
         for kind, last in before.items():
-            if last_answered(self.context.state, kind) == round:
-                remember_answer(self.context.state, kind, last)
+            if memory.last_answered(self.context.state, kind) == round:
+                memory.remember_answer(self.context.state, kind, last)
 
     def keep(self, kind: str, question: str, answer: RecordDict | None) -> None:
         """Keep ``answer``, or ``None`` for a refusal, in place of the one before; a simulated node keeps none."""
@@ -210,7 +193,7 @@ class Answers:
             path.unlink(missing_ok=True)
             if len(content) <= MOST_KEPT:
                 found = []
-                for older in state_folder(self.context).glob(f"run-*/{self._client()}.*{KEPT}"):
+                for older in memory.state_folder(self.context).glob(f"run-*/{self._client()}.*{KEPT}"):
                     with suppress(FileNotFoundError):
                         status = older.stat()
                         found.append((status.st_mtime, status.st_size, older))
@@ -219,12 +202,12 @@ class Answers:
                     if left > MOST_KEPT:
                         older.unlink(missing_ok=True)
                         left -= held
-                write_own(path, f"{asked}\n".encode() + content, state_key(self.context))
+                memory.write_own(path, f"{asked}\n".encode() + content, memory.state_key(self.context))
 
     @property
     def forgets(self) -> bool:
         """Return ``True`` if the node is simulated: by its operator's setting, in this process, or in Ray."""
-        return isinstance(self.context, SimulatedContext) or is_simulation() or in_actor()
+        return isinstance(self.context, memory.SimulatedContext) or memory.is_simulation() or in_actor()
 
     def _form(self, kind: str) -> RecordDict | None:
         if self.forgets:
@@ -234,7 +217,7 @@ class Answers:
         if not (path := self._path_of_form(kind)).exists():
             return None
         with _written_down():
-            return records_of(read_own(path, state_key(self.context)))
+            return records_of(memory.read_own(path, memory.state_key(self.context)))
 
     def _keep_form(self, kind: str, form: RecordDict) -> None:
         if self.forgets:
@@ -244,25 +227,29 @@ class Answers:
         with _written_down():
             path = self._path_of_form(kind)
             make_missing_private(path.parent)
-            write_own(path, bytes_of(form), state_key(self.context))
+            memory.write_own(path, bytes_of(form), memory.state_key(self.context))
 
     def _in_file(self) -> Mapping[str, int]:
         if self.forgets or not (path := self._path(COUNTED)).exists():
             return {}
         with _written_down():
-            return {str(kind): int(last) for kind, last in json.loads(read_own(path, state_key(self.context))).items()}
+            held = json.loads(memory.read_own(path, memory.state_key(self.context)))
+            return {str(kind): int(last) for kind, last in held.items()}
 
     def _client(self) -> str:
-        return "-".join(map(str, whose(self.context)))
+        return "-".join(map(str, memory.whose(self.context)))
 
     def _path(self, end: str) -> Path:
-        return state_folder(self.context) / f"run-{self.context.run_id}" / f"{self._client()}{end}"
+        return memory.state_folder(self.context) / f"run-{self.context.run_id}" / f"{self._client()}{end}"
 
     def _path_of_answer(self, kind: str) -> Path:
         return self._path(f".{hashlib.sha256(kind.encode()).hexdigest()[:16]}{KEPT}")
 
     def _path_of_form(self, kind: str) -> Path:
-        return state_folder(self.context) / f"{self._client()}.{hashlib.sha256(kind.encode()).hexdigest()[:16]}{FORM}"
+        return (
+            memory.state_folder(self.context)
+            / f"{self._client()}.{hashlib.sha256(kind.encode()).hexdigest()[:16]}{FORM}"
+        )
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -360,9 +347,8 @@ def answered_once(
             raise UserError("A client without probe_mod is expected to be asked for no probe; the question is refused.")
         return content
 
-    answer = Answers(context, rounds).once(
-        [kind], round, digest_of(message), work, instead=None if probe is not None else instead
-    )
+    other = None if probe is not None else instead
+    answer = Answers(context, rounds).once([kind], round, digest_of(message), work, instead=other)
     return Message(answer, reply_to=message)
 
 
@@ -406,11 +392,7 @@ def _error(message: Message, code: int, reason: str) -> Message:
 
 
 def asked_of(context: Context, message: Message) -> tuple[str, int]:
-    """Return the kind and the round of a message, which has one answer.
-
-    Raises:
-        UserError: it has no round: repeated answers would average the noise away.
-    """
+    """Return a message's kind and round; ``UserError`` without a round, as repeated answers average noise away."""
     number, probe = merged_config(context, message.content).get(ROUND), asked_probe(message.content)
     if number is None and (group := message.metadata.group_id).isdecimal():  # the place in Flower's own workflows
         number = int(group)
@@ -445,9 +427,8 @@ def like_form(form: RecordDict, arrays: Sequence[np.ndarray]) -> RecordDict | No
     left = iter(arrays)
     answer = RecordDict({name: record for name, record in form.items() if name != _TOOK})
     for name, record in form.array_records.items():
-        answer[name] = ArrayRecord(
-            {k: Array.from_numpy_ndarray(np.asarray(next(left), dtype=a.dtype)) for k, a in record.items()}
-        )
+        filled = {k: Array.from_numpy_ndarray(np.asarray(next(left), dtype=a.dtype)) for k, a in record.items()}
+        answer[name] = ArrayRecord(filled)
     return answer
 
 

@@ -27,41 +27,14 @@ from fl_privacy.federation import Client, Failure, Round, RoundReport, Server
 from fl_privacy.federation.replies import MOST_EXAMPLES, attempt, unrounded
 from fl_privacy.federation.rounds import one_by_one, unobserved
 from fl_privacy.federation.server import weighted_mean
+from fl_privacy.flower import records
 from fl_privacy.flower.backends import quiet_flower
 from fl_privacy.flower.clients import ATTEMPT, COUNTS, MOST_COUNTED, NAMES, MaskableClient
 from fl_privacy.flower.grids import FIRST_NODE, LocalGrid, PromptGrid, Traffic, pair
-from fl_privacy.flower.inside.legacy import (
-    MAIN_CONFIGS_RECORD,
-    MAIN_PARAMS_RECORD,
-    ClientManager,
-    ClientProxy,
-    FitIns,
-    FitRes,
-    GridClientProxy,
-    LegacyClient,
-    LegacyContext,
-    LegacyStrategy,
-    Parameters,
-    Scalar,
-    SecAggPlusWorkflow,
-    WorkflowKey,
-    ndarrays_to_parameters,
-    parameters_to_ndarrays,
-    secaggplus_mod,
-)
+from fl_privacy.flower.inside import legacy
 from fl_privacy.flower.masked_replies import MaskedReplies
 from fl_privacy.flower.mods.guard_mod import secagg_guard_mod
 from fl_privacy.flower.nodes import Nodes
-from fl_privacy.flower.records import (
-    CLIENT,
-    DEFENSE_SECONDS,
-    NUM_EXAMPLES,
-    PARTITION,
-    ROUND,
-    TRAIN_LOSS,
-    to_array,
-    to_tensor,
-)
 from fl_privacy.rng import SecretGenerator, derive_seed
 from fl_privacy.types import Tensors, Upload
 
@@ -85,10 +58,9 @@ def local_dp_mod(
     mod = LocalDpMod(clip_norm, clip_norm if sensitivity is None else sensitivity, round_epsilon, delta)
 
     def on_upload(tensors: Tensors, state: ClientState, rng: torch.Generator) -> Tensors:
-        sent, reply = (
-            _Letter(RecordDict({_ARRAYS: ArrayRecord(OrderedDict((n, t.detach().cpu()) for n, t in values.items()))}))
-            for values in ({name: torch.zeros_like(t) for name, t in tensors.items()}, tensors)
-        )
+        zeros = {name: torch.zeros_like(t) for name, t in tensors.items()}
+        states = [OrderedDict((n, t.detach().cpu()) for n, t in values.items()) for values in (zeros, tensors)]
+        sent, reply = (_Letter(RecordDict({_ARRAYS: ArrayRecord(state)})) for state in states)
         if isinstance(rng, SecretGenerator):
             seed: int | np.ndarray = np.frombuffer(rng.next_bytes(4 * 624), dtype="<u4")
         else:
@@ -118,7 +90,7 @@ def reproducible_mod(seed: int) -> Mod:
     """Build a mod that seeds a client's random rounding, for which Flower uses NumPy's global stream, by ``seed``."""
 
     def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-        client = int(context.node_config[PARTITION])
+        client = int(context.node_config[records.PARTITION])
         named = derive_seed(seed, "client", client, f"round-{message.metadata.group_id}", "secagg")
         with _numpy_stream(named % 2**32):
             return call_next(message, context)
@@ -136,7 +108,7 @@ def _numpy_stream(seed: int | np.ndarray) -> Iterator[None]:
         np.random.set_state(before)
 
 
-Fits = list[tuple[ClientProxy, FitRes]]
+Fits = list[tuple[legacy.ClientProxy, legacy.FitRes]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,8 +132,8 @@ class Masking:
         number("secure_aggregation.threshold", self.threshold, above=0, at_most=1, example=0.67)
         number("secure_aggregation.shares", self.shares, above=0, at_most=1, example=1.0)
 
-    def workflow(self, max_weight: int, timeout: float | None) -> SecAggPlusWorkflow:
-        return SecAggPlusWorkflow(
+    def workflow(self, max_weight: int, timeout: float | None) -> legacy.SecAggPlusWorkflow:
+        return legacy.SecAggPlusWorkflow(
             num_shares=float(self.shares),
             reconstruction_threshold=self.threshold,
             max_weight=float(max_weight),
@@ -176,10 +148,7 @@ def secure_rounds(
     clients: Mapping[int, Client],
     *,
     rounds: int,
-    clip: float = 8.0,
-    levels: int = 2**22,
-    threshold: float = 0.67,
-    shares: float = 1.0,
+    **settings: Any,
 ) -> Generator[Round, None, Traffic]:
     """Train ``server.state`` under SecAgg+ (Bell et al. 2020), one round at a time; return what the server received.
 
@@ -191,28 +160,24 @@ def secure_rounds(
     Raises:
         UserError: a setting is out of range, clients keep private layers, or too few clients were left in a round.
     """
-    masking = Masking(clip=clip, levels=levels, threshold=threshold, shares=shares)
+    masking = Masking(**settings)
     expect_all_shared(server)
 
     def make_client(context: Context) -> MaskableClient:
-        return MaskableClient(clients[int(context.node_config[PARTITION])], context.state, clip=clip)
+        return MaskableClient(clients[int(context.node_config[records.PARTITION])], context.state, clip=masking.clip)
 
     guards = [secagg_guard_mod] if any(client.guard for client in clients.values()) else []
     app = masking_client_app(make_client, mods=[*guards, reproducible_mod(server.seed)])
     traffic = Traffic(LocalGrid(server.clients, app), {client: FIRST_NODE + client for client in server.clients})
     workflow = masking.workflow(max(client.number_of_examples for client in clients.values()), timeout=None)
-    work = partial(train_secure_round, server, traffic, workflow, threshold=threshold)
+    work = partial(train_secure_round, server, traffic, workflow, threshold=masking.threshold)
     yield from one_by_one(rounds, lambda number: unobserved(partial(work, round=number)))
     return traffic
 
 
 def masking_client_app(make_client: Callable[[Context], MaskableClient], mods: Sequence[Mod] = ()) -> ClientApp:
     """Build a ClientApp that answers training messages by SecAgg+, with ``mods`` around the protocol."""
-
-    def client_fn(context: Context) -> LegacyClient:
-        return make_client(context).to_client()
-
-    return ClientApp(client_fn=client_fn, mods=[*mods, secaggplus_mod])
+    return ClientApp(client_fn=lambda context: make_client(context).to_client(), mods=[*mods, legacy.secaggplus_mod])
 
 
 def expect_all_shared(server: Server) -> None:
@@ -224,7 +189,7 @@ def expect_all_shared(server: Server) -> None:
 def train_secure_round(
     server: Server,
     traffic: Traffic,
-    workflow: SecAggPlusWorkflow,
+    workflow: legacy.SecAggPlusWorkflow,
     *,
     round: int,
     threshold: float,
@@ -243,11 +208,9 @@ def train_secure_round(
     started, before = time.perf_counter(), traffic.received
     step = 2 * workflow.clipping_range / workflow.quantization_range
     strategy = _Summing(server, traffic, round if attempt is None else attempt, step, int(workflow.max_weight))
-    context = LegacyContext(
-        Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config={}), strategy=strategy
-    )
-    context.state.config_records[MAIN_CONFIGS_RECORD] = ConfigRecord({WorkflowKey.CURRENT_ROUND: round})
-    context.state.array_records[MAIN_PARAMS_RECORD] = ArrayRecord()
+    context = legacy.LegacyContext(Context(1, 0, {}, RecordDict(), {}), strategy=strategy)
+    context.state.config_records[legacy.MAIN_CONFIGS_RECORD] = ConfigRecord({legacy.WorkflowKey.CURRENT_ROUND: round})
+    context.state.array_records[legacy.MAIN_PARAMS_RECORD] = ArrayRecord()
     with quiet_flower():
         workflow(traffic, context)
     if strategy.report is None:
@@ -260,7 +223,7 @@ def train_secure_round(
 
 
 @dataclass
-class _Summing(LegacyStrategy):
+class _Summing(legacy.LegacyStrategy):
     server: Server
     traffic: Traffic
     attempt: int
@@ -269,40 +232,39 @@ class _Summing(LegacyStrategy):
     report: Callable[[float, int], RoundReport] | None = field(default=None, init=False)
 
     def configure_fit(
-        self, server_round: int, parameters: Parameters, client_manager: ClientManager
-    ) -> list[tuple[ClientProxy, FitIns]]:
-        asked = list[tuple[ClientProxy, FitIns]]()
+        self, server_round: int, parameters: legacy.Parameters, client_manager: legacy.ClientManager
+    ) -> list[tuple[legacy.ClientProxy, legacy.FitIns]]:
+        asked = list[tuple[legacy.ClientProxy, legacy.FitIns]]()
         for client in self.server.select(server_round):
             if client in self.traffic.breaking:  # left out, since Flower needs the shares of all clients asked
                 self.traffic.failed[client] = self.traffic.breaking[client]
             elif client in self.traffic.nodes:
                 state = self.server.sent_to(client, server_round)
                 values = {**state.parameters, **state.buffers}
-                config: dict[str, Scalar] = {ROUND: server_round, ATTEMPT: self.attempt, MOST_COUNTED: self.most}
-                config[NAMES] = json.dumps(list(values))
-                sent = FitIns(ndarrays_to_parameters([to_array(t) for t in values.values()]), config)
-                asked.append((GridClientProxy(self.traffic.nodes[client], self.traffic, 1), sent))
+                config: dict[str, legacy.Scalar] = {records.ROUND: server_round, ATTEMPT: self.attempt}
+                config |= {MOST_COUNTED: self.most, NAMES: json.dumps(list(values))}
+                arrays = legacy.ndarrays_to_parameters([records.to_array(t) for t in values.values()])
+                sent = legacy.FitIns(arrays, config)
+                asked.append((legacy.GridClientProxy(self.traffic.nodes[client], self.traffic, 1), sent))
             else:
                 self.traffic.failed[client] = "its node is not connected"
         return asked
 
     def aggregate_fit(
         self, server_round: int, results: Fits, failures: list[Any]
-    ) -> tuple[Parameters | None, dict[str, Scalar]]:
+    ) -> tuple[legacy.Parameters | None, dict[str, legacy.Scalar]]:
         client_of = {node: client for client, node in self.traffic.nodes.items()}
         replies = {client_of[proxy.node_id]: reply for proxy, reply in results}
         if len({reply.metrics[NAMES] for reply in replies.values()}) > 1:
             raise UserError("SecAgg+ is expected to add up the same tensors of every client, but their names differ.")
         some = next(iter(replies.values()))
-        arrays = zip(json.loads(str(some.metrics[NAMES])), parameters_to_ndarrays(some.parameters), strict=True)
+        arrays = zip(json.loads(str(some.metrics[NAMES])), legacy.parameters_to_ndarrays(some.parameters), strict=True)
         values = {**self.server.state.parameters, **self.server.state.buffers}
-        tensors = {name: to_tensor(array).view_as(values[name]).to(values[name].dtype) for name, array in arrays}
+        tensors = {n: records.to_tensor(a).view_as(values[n]).to(values[n].dtype) for n, a in arrays}
         parameters = self.server.state.parameters
         examples = sum(reply.num_examples for reply in replies.values())
-        counted = [
-            {n: torch.tensor(v, dtype=values[n].dtype) for n, v in json.loads(str(reply.metrics[COUNTS])).items()}
-            for reply in replies.values()
-        ]
+        told = [json.loads(str(reply.metrics[COUNTS])) for reply in replies.values()]
+        counted = [{n: torch.tensor(v, dtype=values[n].dtype) for n, v in counts.items()} for counts in told]
         mean = Upload(
             tensors={n: t for n, t in tensors.items() if n in parameters},
             buffers=unrounded({n: t for n, t in tensors.items() if n not in parameters})
@@ -320,25 +282,27 @@ class _Summing(LegacyStrategy):
             round=server_round,
             clients=tuple(sorted(replies)),
             excluded={c: r for c, r in self.traffic.failed.items() if c not in replies},
-            train_loss=total(TRAIN_LOSS) / len(replies),
+            train_loss=total(records.TRAIN_LOSS) / len(replies),
             seconds=seconds,
-            defense_seconds=total(DEFENSE_SECONDS),
+            defense_seconds=total(records.DEFENSE_SECONDS),
             upload_bytes=received,
         )
         return None, {}
 
-    def initialize_parameters(self, client_manager: ClientManager) -> Parameters | None:
+    def initialize_parameters(self, client_manager: legacy.ClientManager) -> legacy.Parameters | None:
         return None
 
-    def configure_evaluate(self, server_round: int, parameters: Parameters, client_manager: ClientManager) -> list[Any]:
+    def configure_evaluate(
+        self, server_round: int, parameters: legacy.Parameters, client_manager: legacy.ClientManager
+    ) -> list[Any]:
         return []
 
     def aggregate_evaluate(
         self, server_round: int, results: list[Any], failures: list[Any]
-    ) -> tuple[float | None, dict[str, Scalar]]:
+    ) -> tuple[float | None, dict[str, legacy.Scalar]]:
         return None, {}
 
-    def evaluate(self, server_round: int, parameters: Parameters) -> None:
+    def evaluate(self, server_round: int, parameters: legacy.Parameters) -> None:
         return None
 
 
@@ -361,13 +325,7 @@ TRIES = 4
 
 
 def secure_rounds_on_grid(
-    grid: Grid,
-    server: Server,
-    *,
-    rounds: int,
-    nodes: Nodes,
-    masking: Masking,
-    timeout: float = 600.0,
+    grid: Grid, server: Server, *, rounds: int, nodes: Nodes, masking: Masking, timeout: float = 600.0
 ) -> Generator[Round, None, Traffic]:
     """Run ``secure_rounds`` with clients on nodes of their own, whose apps are ``masking_client_app``.
 
@@ -397,7 +355,7 @@ class _Retrying:
     nodes: Nodes
     masking: Masking
     timeout: float
-    _workflow: SecAggPlusWorkflow | None = None
+    _workflow: legacy.SecAggPlusWorkflow | None = None
     _attempts: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     def round(self, round: int) -> RoundReport:
@@ -408,14 +366,8 @@ class _Retrying:
             if self._workflow is None:
                 self._workflow = self.masking.workflow(self._most_examples(), self.timeout)
             try:
-                return train_secure_round(
-                    self.server,
-                    self.traffic,
-                    self._workflow,
-                    round=round,
-                    threshold=self.masking.threshold,
-                    attempt=next(self._attempts),
-                )
+                work = partial(train_secure_round, self.server, self.traffic, self._workflow, round=round)
+                return work(threshold=self.masking.threshold, attempt=next(self._attempts))
             except UserError as error:
                 if not left:
                     raise
@@ -430,7 +382,7 @@ class _Retrying:
         questions = [Message(RecordDict(), node, EXAMPLES) for node in self.traffic.nodes.values()]
         replies = [r for _, r in pair(questions, self.traffic.send_and_receive(questions, timeout=self.timeout))]
         answered = [reply for reply in replies if isinstance(reply, Message)]
-        told = [attempt(lambda: r.content.config_records[CLIENT][NUM_EXAMPLES]) for r in answered]  # noqa: B023
+        told = [attempt(lambda: r.content.config_records[records.CLIENT][records.NUM_EXAMPLES]) for r in answered]  # noqa: B023
         numbers = sorted(n for n in told if isinstance(n, int) and not isinstance(n, bool) and 0 < n <= MOST_EXAMPLES)
         if not numbers:
             reason = next((r.reason for r in replies if isinstance(r, Failure)), "none is positive")

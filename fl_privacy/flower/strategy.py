@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
@@ -11,36 +11,12 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from fl_privacy.errors import UserError
-from fl_privacy.federation import (
-    Audit,
-    Evaluation,
-    Failure,
-    LocalResult,
-    Personalized,
-    RoundReport,
-    Server,
-    finish_round,
-    with_personalized,
-)
+from fl_privacy.federation import Audit, Evaluation, Failure, LocalResult, Personalized, RoundReport, Server
 from fl_privacy.federation.replies import attempt
+from fl_privacy.federation.rounds import finish_round, with_personalized
+from fl_privacy.flower import records
 from fl_privacy.flower.grids import pair
-from fl_privacy.flower.nodes import Nodes
-from fl_privacy.flower.records import (
-    BATCH_SIZE,
-    BUFFERS,
-    CONFIG,
-    METRICS,
-    NUM_EXAMPLES,
-    PARAMETERS,
-    ROUND,
-    SECONDS,
-    TEST,
-    TRAIN_LOSS,
-    VICTIM,
-    finite_number,
-    read_result,
-    state_records,
-)
+from fl_privacy.flower.nodes import NodeRules, Nodes
 from fl_privacy.types import ModelState
 
 PROBE = "train.probe"
@@ -50,39 +26,22 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(eq=False, kw_only=True)
-class Federated(Strategy):
+class Federated(NodeRules, Strategy):
     """Send each client the server's message, and give the server the replies in the order of partitions.
 
     Probes precede their round's training messages, and train nothing.
 
-    Attributes:
-        patience: seconds to wait for the nodes before the first round.
-        timeout: seconds to wait for the replies to probes.
-        bound: ``True`` if nodes are authenticated: a partition belongs to its first holder's key for the whole run.
-        simulated: ``True`` if clients must draw from a seed that the server knows, ``False`` if not, ``None`` for both.
-        own_data: ``True`` if nodes must have folders of their own, ``False`` if not, ``None`` for both.
-        reconnect: seconds to wait at the start of each later round for nodes that have left.
+    Settings of the nodes are those of ``NodeRules``; ``timeout`` is the seconds to wait for the replies to probes.
     """
 
     server: Server
     audit: Audit = field(default_factory=Audit)
     on_round: Callable[[RoundReport], None] = lambda report: None
-    patience: float = 60.0
     timeout: float = 600.0
-    bound: bool = False
-    simulated: bool | None = None
-    own_data: bool | None = None
-    reconnect: float = 0.0
 
     def __post_init__(self) -> None:
-        self._nodes = Nodes(
-            self.server.clients,
-            patience=self.patience,
-            bound=self.bound,
-            simulated=self.simulated,
-            own_data=self.own_data,
-            reconnect=self.reconnect,
-        )
+        rules = {rule.name: getattr(self, rule.name) for rule in fields(NodeRules)}
+        self._nodes = Nodes(self.server.clients, **rules)
         self._started = 0.0
         self._asked: list[int] = []
         self._absent: list[int] = []
@@ -91,23 +50,17 @@ class Federated(Strategy):
         self._latest: tuple[ModelState, dict[str, ArrayRecord]] | None = None
 
     def arrays(self) -> ArrayRecord:
-        records = self._records(self.server.state)
-        return ArrayRecord({**records[PARAMETERS], **records[BUFFERS]})
+        sent = self._records(self.server.state)
+        return ArrayRecord({**sent[records.PARAMETERS], **sent[records.BUFFERS]})
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
-        """Send the round's probes, then make a training message for each client selected.
-
-        Raises:
-            UserError: the nodes do not hold the partitions of this federation.
-        """
+        """Send the round's probes, then make the training messages; ``UserError`` if nodes have other partitions."""
         self._nodes.refresh(grid)
         probes = [probe for probe in self.audit.probes_of(server_round) if probe.client in self._nodes]
-        messages = [
-            self._message(p.client, PROBE, server_round, **{VICTIM: p.number, BATCH_SIZE: self.audit.batch_size})
-            for p in probes
-        ]
+        asked = [(p.client, {records.VICTIM: p.number, records.BATCH_SIZE: self.audit.batch_size}) for p in probes]
+        messages = [self._message(client, PROBE, server_round, **config) for client, config in asked]
         replies = grid.send_and_receive(messages, timeout=self.timeout) if messages else ()
         for probe, (_, reply) in zip(probes, pair(messages, replies), strict=True):
             if isinstance(reply, Failure):
@@ -121,22 +74,18 @@ class Federated(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Move the server's model by the clients' replies.
-
-        Raises:
-            UserError: no reply is usable.
-        """
+        """Move the server's model by the clients' replies; ``UserError`` if no reply is usable."""
         results: dict[int, LocalResult | Failure] = {c: Failure("its node is not connected") for c in self._absent}
         for client, (_, reply) in zip(self._asked, pair(self._messages, replies), strict=True):
             if isinstance(reply, Message):
-                results[client] = attempt(lambda: read_result(reply.content, self.server.state))  # noqa: B023
+                results[client] = attempt(lambda: records.read_result(reply.content, self.server.state))  # noqa: B023
             else:
                 results[client] = reply
         self._messages = []
         self._report = report = finish_round(self.server, results, round=server_round, started=self._started)
         if not self.server.personal:
             self.on_round(report)
-        return self.arrays(), MetricRecord({TRAIN_LOSS: report.train_loss, "clients": len(report.clients)})
+        return self.arrays(), MetricRecord({records.TRAIN_LOSS: report.train_loss, "clients": len(report.clients)})
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -144,7 +93,7 @@ class Federated(Strategy):
         """Ask clients with a private part to end the round with the new model; others do not evaluate."""
         if not self.server.personal:
             return []
-        test = {TEST: int(server_round in self.server.tested)}
+        test = {records.TEST: int(server_round in self.server.tested)}
         self._messages = [self._message(client, PERSONALIZE, server_round, **test) for client in self._asked]
         return self._messages
 
@@ -153,13 +102,13 @@ class Federated(Strategy):
             return
 
         def read(reply: Message) -> Personalized:
-            record = reply.content.metric_records[METRICS]
-            metrics = {key: finite_number(record, key) for key in record}
-            tested, number = metrics.get("accuracy"), int(metrics[NUM_EXAMPLES])
+            record = reply.content.metric_records[records.METRICS]
+            metrics = {key: records.finite_number(record, key) for key in record}
+            tested, number = metrics.get("accuracy"), int(metrics[records.NUM_EXAMPLES])
             if tested is not None and not (0 <= tested <= 1 and number > 0):
                 raise UserError(f"accuracy is expected in [0, 1] of at least 1 example, got {tested} of {number}")
             evaluation = None if tested is None else Evaluation(tested, metrics["loss"], number)
-            return Personalized(seconds=metrics.get(SECONDS, 0.0), evaluation=evaluation)
+            return Personalized(seconds=metrics.get(records.SECONDS, 0.0), evaluation=evaluation)
 
         paired = zip(self._asked, pair(self._messages, replies), strict=True)
         ends = {c: end if isinstance(end, Failure) else attempt(partial(read, end)) for c, (_, end) in paired}
@@ -170,11 +119,11 @@ class Federated(Strategy):
         logger.info("%d clients, %s", len(self.server.clients), self.server.plan)
 
     def _message(self, client: int, kind: str, round: int, **config: int) -> Message:
-        records = self._records(self.server.sent_to(client, round))
-        content = RecordDict({**records, CONFIG: ConfigRecord({ROUND: round, **config})})
+        sent = self._records(self.server.sent_to(client, round))
+        content = RecordDict({**sent, records.CONFIG: ConfigRecord({records.ROUND: round, **config})})
         return Message(content, self._nodes[client], kind, group_id=str(round))
 
     def _records(self, state: ModelState) -> dict[str, ArrayRecord]:
         if self._latest is None or self._latest[0] is not state:
-            self._latest = state, state_records(state)
+            self._latest = state, records.state_records(state)
         return self._latest[1]

@@ -4,7 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+import numpy as np
 import torch
+from flwr.app import RecordDict
 from torch import nn
 
 from fl_privacy import checks
@@ -13,7 +15,7 @@ from fl_privacy.defenses.privacy import promises_privacy
 from fl_privacy.effects import ClippedExamples, Noise, PrivateRelease
 from fl_privacy.errors import UserError
 from fl_privacy.federation.replies import UnfitMessageError, norm
-from fl_privacy.flower.records import ROUND, STATISTICS
+from fl_privacy.flower.records import ROUND, STATISTICS, load_state, save_state, to_array
 from fl_privacy.models.unwrap_model import all_parameter_names, first_names
 from fl_privacy.rng import Secret, SecretGenerator, derive_generator, streams_put_back
 from fl_privacy.types import Tensors
@@ -88,13 +90,9 @@ class GuardedUpload:
         buffers: BufferPolicy,
         shares: Shares = "weights",
     ) -> "GuardedUpload":
-        """Put ``defense`` on the parameters of ``model``, or on those among ``names``, else on all arrays.
-
-        Raises:
-            UserError: ``model`` is not a model, or both are given.
-        """
+        """Defend the parameters of ``model`` or among ``names``, else all; ``UserError`` for both, or no model."""
         if model is None:
-            own = None if names is None else frozenset(name for name in names if not is_statistic(name))
+            own = None if names is None else frozenset(n for n in names if n.rpartition(".")[2] not in STATISTICS)
             return cls(defense=defense, parameters=own, buffers=buffers, shares=shares)
         if names is not None:
             raise UserError("model and names are expected one at a time, but got both; leave names out.")
@@ -110,14 +108,6 @@ class GuardedUpload:
             shares=shares,
         )
 
-    def expect_known(self, names: Sequence[str]) -> None:
-        """Raise ``UserError`` if a parameter to be defended is not among ``names``, the arrays of a message."""
-        if self.parameters is not None and (missing := sorted(self.parameters - set(names))):
-            raise UnfitMessageError(
-                f"The defense is expected to find the parameter {missing[0]} among the arrays of the message, but they"
-                f" are {', '.join(names[:4])}...; give the model or names of this app."
-            )
-
     def __call__(
         self, before: Tensors, after: Tensors, state: ClientState, rng: torch.Generator
     ) -> dict[str, torch.Tensor]:
@@ -130,8 +120,11 @@ class GuardedUpload:
             UserError: a parameter is missing or not floating-point, sent or replied; or a value is not finite and
                 nothing is promised.
         """
-        if not self.of_model:
-            self.expect_known(list(before))
+        if not self.of_model and (missing := sorted((self.parameters or set()) - before.keys())):
+            raise UnfitMessageError(
+                f"The defense is expected to find the parameter {missing[0]} among the arrays of the message, but they"
+                f" are {', '.join(list(before)[:4])}...; give the model or names of this app."
+            )
         if not all(value.isfinite().all() for value in after.values()):
             if not promises_privacy(self.defense):
                 raise UserError("The values that are replied are expected to be finite, but some are not; refused.")
@@ -160,6 +153,15 @@ class GuardedUpload:
         others = set[str]() if self.parameters is None else before.keys() - self.parameters
         kept = after if self.buffers == "kept" else before
         return {n: defended[n] if n in defended else kept[n] if n in others else start[n] for n in before}
+
+    def remembering(
+        self, memory: RecordDict, before: Tensors, after: Tensors, rng: torch.Generator
+    ) -> list[np.ndarray]:
+        """Return the upload as arrays, in the order of ``before``; the hooks' state is in ``memory``."""
+        state = load_state(memory)
+        defended = self(before, after, state, rng)
+        save_state(memory, state)
+        return [to_array(value) for value in defended.values()]
 
     def unchanged(self, before: Tensors, kinds: Mapping[str, torch.dtype]) -> dict[str, torch.Tensor]:
         """Return the reply of a client that has changed nothing, in the dtypes ``kinds``."""
@@ -197,22 +199,13 @@ def generator_of_round(
     return derive_generator(seed, "client", client, f"round-{config[ROUND]!r}", *purpose, "defense")
 
 
-def is_statistic(name: str) -> bool:
-    """Return ``True`` for the name of a running statistic of batch norm."""
-    return name.rpartition(".")[2] in STATISTICS
-
-
 def is_differentially_private(defense: Defense) -> bool:
     """Return ``True`` if a part of ``defense`` adds noise that accountants count."""
     return any(isinstance(part.effect, Noise | ClippedExamples | PrivateRelease) for part in defense.parts)
 
 
 def made_of(model: object, options: Mapping[str, object] | None = None) -> nn.Module:
-    """Return ``model`` itself, or the model that the class or function ``model`` makes.
-
-    Raises:
-        UserError: it is neither, or needs arguments.
-    """
+    """Return ``model``, or what this class or function makes; ``UserError`` if it is no model or needs arguments."""
     if isinstance(model, nn.Module):
         return model
     name = getattr(model, "__name__", type(model).__name__)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from fl_privacy.errors import UserError
 from fl_privacy.federation.interception.infer_plan import moved_apart, norm_names
 from fl_privacy.federation.replies import FACTOR, Failure, attempt, printable, sort_out
 from fl_privacy.flower.grids import pair
-from fl_privacy.flower.records import NUM_EXAMPLES, array_values, to_array, to_tensor, to_tensors
+from fl_privacy.flower.records import NUM_EXAMPLES, to_record, to_tensors
 from fl_privacy.types import ModelState, Upload
 
 
@@ -94,12 +94,11 @@ class Sane(StrategyAround):
         faults = _metric_faults([reply.content for reply in answered], self.weighted_by)
         for index, reason in faults.items():
             self._tell(server_round, answered[index].metadata.src_node_id, reason)
-        return self.strategy.aggregate_evaluate(
-            server_round, [reply for index, reply in enumerate(answered) if index not in faults]
-        )
+        sound = [reply for index, reply in enumerate(answered) if index not in faults]
+        return self.strategy.aggregate_evaluate(server_round, sound)
 
     def _usable(self, round: int, replies: Sequence[Message]) -> list[Message]:
-        paired = [(sent, reply) for sent, reply in pair(self._sent, replies)]
+        paired = pair(self._sent, replies)
         answered = [(sent, reply) for sent, reply in paired if isinstance(reply, Message)]
         reasons = {sent.metadata.dst_node_id: r.reason for sent, r in paired if isinstance(r, Failure)}
         faults = _metric_faults([reply.content for _, reply in answered], self.weighted_by)
@@ -146,7 +145,11 @@ def _by_place(content: RecordDict) -> dict[str, torch.Tensor]:
 
 
 def _metric_faults(replies: Sequence[RecordDict], weighted_by: str) -> dict[int, str]:
-    layouts = [_layout(reply) for reply in replies]
+    layouts: list[tuple[object, ...]] = []
+    for reply in replies:
+        records = {key: record.items() for key, record in reply.metric_records.items()}
+        sizes = {key: [(n, len(v) if isinstance(v, list) else -1) for n, v in items] for key, items in records.items()}
+        layouts.append(tuple((key, *sorted(named)) for key, named in sizes.items()))
     usual = Counter(layouts).most_common(1)[0][0] if layouts else ()
     faults = {}
     for index, (reply, layout) in enumerate(zip(replies, layouts, strict=True)):
@@ -155,15 +158,6 @@ def _metric_faults(replies: Sequence[RecordDict], weighted_by: str) -> dict[int,
         elif reason := _number_fault(reply, weighted_by):
             faults[index] = printable(reason)
     return faults
-
-
-def _layout(reply: RecordDict) -> tuple[object, ...]:
-    def kind(value: object) -> int:
-        return len(value) if isinstance(value, list) else -1
-
-    return tuple(
-        (key, *sorted((name, kind(v)) for name, v in record.items())) for key, record in reply.metric_records.items()
-    )
 
 
 def _number_fault(reply: RecordDict, weighted_by: str) -> str | None:
@@ -193,30 +187,24 @@ def keep_own_norms(sent: RecordDict, reply: RecordDict, model: nn.Module, contex
     before, after = _by_name(sent), _by_name(reply)
     if not norms or not norms <= after.keys() or before.keys() != after.keys():
         return
-    change = {
-        n: after[n] - before[n]
-        for n, _ in model.named_parameters()
-        if n in after and before[n].shape == after[n].shape and after[n].is_floating_point()
-    }
+    pairs = {n: (before[n], after[n]) for n, _ in model.named_parameters() if n in after}
+    change = {n: b - a for n, (a, b) in pairs.items() if a.shape == b.shape and b.is_floating_point()}
     if moved_apart(change, norms) is None:
         context.state.pop(KEPT, None)
         return
     layers = {name.rpartition(".")[0] for name in norms}
     own = {name: value for name, value in after.items() if name.rpartition(".")[0] in layers}
-    context.state[KEPT] = ArrayRecord({n: Array.from_numpy_ndarray(to_array(t)) for n, t in own.items()})
+    context.state[KEPT] = to_record(own)
 
 
 def own_norms(context: Context) -> dict[str, Tensor]:
     """Return the client's batch norm by name, as ``keep_own_norms`` stored it."""
-    record = context.state.array_records.get(KEPT)
-    return {} if record is None else {name: to_tensor(array_values(array)) for name, array in record.items()}
+    return to_tensors(context.state.array_records.get(KEPT, {}))
 
 
 def _by_name(content: RecordDict) -> dict[str, Tensor]:
-    found: dict[str, Any] = {}
-    for record in content.array_records.values():
-        found |= record
+    found = {name: array for record in content.array_records.values() for name, array in record.items()}
     try:
-        return {name: to_tensor(array_values(array)) for name, array in found.items()}
+        return to_tensors(found)
     except (UserError, ValueError, TypeError):
         return {}

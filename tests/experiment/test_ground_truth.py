@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from fl_privacy.data import Examples
-from fl_privacy.defenses import dc_dsa_dm as distribution_matching
+from fl_privacy.defenses import dc_dsa_dm as distribution_matching, defense as local_steps
 from fl_privacy.errors import UserError
-from fl_privacy.federation import Audit, Probe, training as plain_pass
+from fl_privacy.federation import Audit, Probe
 from fl_privacy.runs import ground_truth
 from fl_privacy.runs.attack_stage import update_distortion
 from fl_privacy.runs.attacker_knowledge import data_names
@@ -141,8 +141,8 @@ def test_known_labels_are_those_of_the_mixture(tmp_path):
 def test_a_victim_trains_once_defended_and_once_undefended(defense, tmp_path, monkeypatch):
     """However many ask what the model saw: for the labels, the scores of both attackers, the update's distortion."""
     gradients = []
-    real = plain_pass.loss_gradients
-    monkeypatch.setattr(plain_pass, "loss_gradients", lambda *a, **k: gradients.append(a) or real(*a, **k))
+    real = local_steps.loss_gradients
+    monkeypatch.setattr(local_steps, "loss_gradients", lambda *a, **k: gradients.append(a) or real(*a, **k))
     told = ("threat_model.knows_labels=true", "threat_model.knows_defense=true")
     settings = ("attack", f"defense={defense}", "model=lenet", "attack=idlg", "attack.iterations=1", "victims=3", *told)
     assert run(*settings, out=tmp_path).status == 0

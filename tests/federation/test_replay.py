@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fl_privacy.defenses import ClientState, Defense, LocalStep
-from fl_privacy.federation import training as plain_pass
+from fl_privacy.defenses import ClientState, Defense, LocalStep, defense as local_steps
 from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors, VictimId
 from tests.federation import harness
 
@@ -29,8 +28,8 @@ DEFENSE = Defense(data=(harness.brightened,), gradient=(noisy,), upload=(harness
 def gradients(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Record an entry for each gradient that a client takes."""
     taken: list[Any] = []
-    real = plain_pass.loss_gradients
-    monkeypatch.setattr(plain_pass, "loss_gradients", lambda *a, **k: taken.append(a) or real(*a, **k))
+    real = local_steps.loss_gradients
+    monkeypatch.setattr(local_steps, "loss_gradients", lambda *a, **k: taken.append(a) or real(*a, **k))
     return taken
 
 

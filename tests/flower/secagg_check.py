@@ -14,22 +14,21 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import Mod
-
-from fl_privacy.flower.backends import quiet_flower
-from fl_privacy.flower.grids import FIRST_NODE, LocalGrid
-from fl_privacy.flower.inside.identity import (
-    bytes_to_private_key,
-    bytes_to_public_key,
-    combine_shares,
-    dequantize,
+from flwr.common.secure_aggregation.crypto.shamir import combine_shares
+from flwr.common.secure_aggregation.crypto.symmetric_encryption import generate_shared_key
+from flwr.common.secure_aggregation.ndarrays_arithmetic import (
     factor_extract,
-    generate_shared_key,
     get_parameters_shape,
     parameters_addition,
     parameters_mod,
     parameters_subtraction,
-    pseudo_rand_gen,
 )
+from flwr.common.secure_aggregation.quantization import dequantize
+from flwr.common.secure_aggregation.secaggplus_utils import pseudo_rand_gen
+from flwr.supercore.primitives.asymmetric import bytes_to_private_key, bytes_to_public_key
+
+from fl_privacy.flower.backends import quiet_flower
+from fl_privacy.flower.grids import FIRST_NODE, LocalGrid
 from fl_privacy.flower.inside.legacy import (
     MAIN_CONFIGS_RECORD,
     MAIN_PARAMS_RECORD,

@@ -7,12 +7,9 @@ from fl_privacy.checks.packages import on_demand
 if TYPE_CHECKING:
     from fl_privacy.defenses.policy_search.scores import (
         GradientSimilarity as GradientSimilarity,
-        InnerProducts as InnerProducts,
         PrivacyPlan as PrivacyPlan,
-        PrivacyScore as PrivacyScore,
         Total as Total,
         TrainingPlan as TrainingPlan,
-        TrainingProgress as TrainingProgress,
         Variant as Variant,
         accuracy_scores as accuracy_scores,
         correlation_score as correlation_score,

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -50,11 +50,7 @@ class InnerProducts:
 
 
 class GradientSimilarity:
-    """Comparison of gradients of single images at one state of a model, batch norm in evaluation mode.
-
-    Args:
-        at_once: images whose gradients are held at once; ``None`` takes as many as fit in memory.
-    """
+    """Comparison of gradients of single images in eval mode, ``at_once`` of them or as many as fit in memory."""
 
     def __init__(
         self,
@@ -120,10 +116,8 @@ class GradientSimilarity:
                 gradients = self._gradients(inputs, repeated)
             flat = [gradient.reshape(*apart, -1) for gradient in gradients.values()]
             rows = [((each @ each[:, -1:].mT).squeeze(-1), each.square().sum(-1)) for each in flat]
-            rows += [
-                _factored(d.reshape(*apart, *d.shape[1:]), u.reshape(*apart, *u.shape[1:]))
-                for d, u in products.values()
-            ]
+            factors = [(part.reshape(*apart, *part.shape[1:]) for part in parts) for parts in products.values()]
+            rows += [_factored(*pair) for pair in factors]
         return torch.stack([dot for dot, _ in rows]), torch.stack([squared for _, squared in rows])
 
 
@@ -184,15 +178,9 @@ class PrivacyPlan:
         if variant not in ("code", "code_normalized"):
             raise UserError(f"variant is expected to be paper, code or code_normalized, but got {variant!r}.")
         picks = variant == "code_normalized"
-        return cls(
-            points=21 if points is None else points,
-            rule="trapezoid",
-            cosine="layers",
-            alpha=alpha,
-            beta=beta,
-            over="class means" if picks else "images",
-            normalized=picks,
-        )
+        over: Over = "class means" if picks else "images"
+        code = cls(rule="trapezoid", cosine="layers", alpha=alpha, beta=beta, over=over, normalized=picks)
+        return replace(code, points=21 if points is None else points)
 
     def shares(self) -> Tensor:
         """Return the shares (K,) of the transformed image in each point."""
@@ -209,11 +197,7 @@ class PrivacyPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class PrivacyScore:
-    """Privacy score of one policy; lower is better for the client.
-
-    Attributes:
-        mean: mean of the areas below the curve, over images or classes.
-    """
+    """Privacy score of one policy, lower is better, with mean and variance of the areas over images or classes."""
 
     score: float
     mean: float
@@ -223,11 +207,7 @@ class PrivacyScore:
 def privacy_scores(
     similarity: GradientSimilarity, batch: Batch, policies: Sequence[Policy], *, plan: PrivacyPlan, seed: int
 ) -> list[PrivacyScore]:
-    """Compute S_pri of each of ``policies``, independently up to rounding.
-
-    Args:
-        batch: images of all classes, (S, C, H, W) in [0, 1].
-    """
+    """Compute S_pri of each of ``policies`` on images (S, C, H, W) of all classes, independently up to rounding."""
     start = torch.rand(batch.inputs.shape, generator=derive_generator(seed, "search", "start")).to(batch.inputs)
     goals = torch.stack([transformed_by(batch.inputs, policy, seed) for policy in policies])
     products = similarity(start, goals.flatten(0, 1), batch.labels.repeat(len(policies)), plan.shares())
@@ -270,11 +250,7 @@ _CHUNK = 1000
 
 
 def input_jacobian(model: nn.Module, state: ModelState, images: Tensor) -> Tensor:
-    """Compute the gradient (N, C H W) of each image's summed logits by its pixels, batch norm in evaluation mode.
-
-    Args:
-        images: (N, C, H, W).
-    """
+    """Compute the gradient (N, C H W) of each image's summed logits by its pixels (N, C, H, W), in eval mode."""
     set_mode(model, "eval")
     values = {**state.parameters, **state.buffers}
     rows = []
@@ -318,11 +294,7 @@ def accuracy_scores(
     total: Total = "mean",
     eta: float = 1e-5,
 ) -> list[float]:
-    """Compute S_acc of each of ``policies``: the mean over the draws.
-
-    Args:
-        images: (N, C, H, W) of each draw, in [0, 1].
-    """
+    """Compute S_acc of each of ``policies``: the mean over the draws of ``images`` (N, C, H, W) in [0, 1]."""
     draws = []
     for number, (state, batch) in enumerate(zip(states, images, strict=True)):
         own = derive_seed(seed, "draw", number)
@@ -380,17 +352,15 @@ def train_model(
     state, order = ModelState.of(model), derive_generator(seed, "training", "order")
     parameters = {name: p.clone().requires_grad_() for name, p in state.parameters.items()}
     buffers = state.buffers
-    optimizer = torch.optim.SGD(
-        list(parameters.values()), lr=plan.lr, momentum=plan.momentum, weight_decay=plan.weight_decay
-    )
+    decay = plan.weight_decay
+    optimizer = torch.optim.SGD(list(parameters.values()), lr=plan.lr, momentum=plan.momentum, weight_decay=decay)
     steps_down = [round(plan.epochs * share) for share in (3 / 8, 5 / 8, 7 / 8)]
     schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, steps_down, gamma=0.1)
     for epoch in range(plan.epochs):
         losses = []
         for chosen in torch.split(torch.randperm(len(batch), generator=order).to(batch.labels.device), plan.batch_size):
-            result = loss_gradients(
-                model, ModelState(parameters, buffers), Batch(batch.inputs[chosen], batch.labels[chosen])
-            )
+            some = Batch(batch.inputs[chosen], batch.labels[chosen])
+            result = loss_gradients(model, ModelState(parameters, buffers), some)
             for name, parameter in parameters.items():
                 parameter.grad = result.gradients[name]
             optimizer.step()

@@ -4,6 +4,7 @@ import importlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import ModuleType
 
 import torch
@@ -82,21 +83,13 @@ class Selection:
 
     def accepted(self, scored: Sequence[Scored], untransformed: float) -> list[Scored]:
         least = self.threshold(scored)
-        fine = [
-            s
-            for s in scored
-            if self.has_effect(s)
-            and s.accuracy >= least
-            and (self.fsim_at_least is None or (s.fsim is not None and s.fsim >= self.fsim_at_least))
-        ]
-        return sorted((s for s in fine if s.privacy < untransformed), key=lambda s: s.privacy)
+        useful = [s for s in scored if self.has_effect(s) and s.accuracy >= least and s.privacy < untransformed]
+        if self.fsim_at_least is not None:
+            useful = [s for s in useful if s.fsim is not None and s.fsim >= self.fsim_at_least]
+        return sorted(useful, key=lambda s: s.privacy)
 
     def chosen(self, scored: Sequence[Scored], untransformed: float) -> list[Scored]:
-        """Choose the ``keep`` most private accepted policies without a common operation.
-
-        Raises:
-            UserError: there are fewer.
-        """
+        """Choose the ``keep`` most private accepted policies without a common operation; ``UserError`` for fewer."""
         accepted = self.accepted(scored, untransformed)
         by_policy = {s.policy: s for s in accepted}
         found = disjoint(list(by_policy), self.keep)
@@ -119,9 +112,8 @@ VISIBLE = 40.0
 def altered_shares(images: Tensor, policies: Sequence[Policy], *, seed: int) -> list[float]:
     """Return the share of ``images`` (N, C, H, W) that each policy visibly alters: PSNR of at most ``VISIBLE``."""
     least = 10 ** (-VISIBLE / 10)
-    errors = torch.stack(
-        [(transformed_by(images, policy, seed) - images).square().flatten(1).mean(1) for policy in policies]
-    )
+    changes = (transformed_by(images, policy, seed) - images for policy in policies)
+    errors = torch.stack([change.square().flatten(1).mean(1) for change in changes])
     shares: list[float] = (errors >= least).double().mean(1).tolist()
     return shares
 
@@ -135,17 +127,9 @@ def require_fsim() -> ModuleType:
 
 
 def fsim_scores(images: Tensor, policies: Sequence[Policy], *, seed: int) -> list[float]:
-    """Compute the mean feature similarity (Zhang et al. 2011) of ``images`` (N, C, H, W) and their transforms.
-
-    Raises:
-        UserError: piq is not installed.
-    """
-    piq = require_fsim()
-    chromatic = images.shape[1] == 3
-    found = [
-        float(piq.fsim(transformed_by(images, policy, seed), images, data_range=1.0, chromatic=chromatic))
-        for policy in policies
-    ]
+    """Compute the mean FSIM (Zhang et al. 2011) of ``images`` and transforms; ``UserError`` if piq is not installed."""
+    fsim = partial(require_fsim().fsim, data_range=1.0, chromatic=images.shape[1] == 3)
+    found = [float(fsim(transformed_by(images, policy, seed), images)) for policy in policies]
     return torch.tensor(found).nan_to_num(0.0).tolist()
 
 

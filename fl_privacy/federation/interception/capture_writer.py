@@ -9,28 +9,17 @@ from pathlib import Path
 from weakref import WeakKeyDictionary
 
 from safetensors.torch import save
-from torch import nn
+from torch import Tensor, nn
 
 from fl_privacy.effects import to_plain
 from fl_privacy.errors import UserError
 from fl_privacy.federation.interception import captures as layout
-from fl_privacy.federation.interception.captures import (
-    LazyObservations,
-    Shared,
-    read_observation,
-    tensor_file,
-    with_prefix,
-)
 from fl_privacy.files import make_private_folder, write_private
 from fl_privacy.types import Knowledge, ModelState, Observation, Tensors, VictimId
 
 
 def save_observation(observation: Observation, folder: Path) -> Path:
-    """Write one observation below ``folder`` and return its JSON file.
-
-    Raises:
-        UserError: its knowledge of the defense is no JSON.
-    """
+    """Write one observation below ``folder``, return its JSON file; ``UserError`` if its defense is no JSON."""
     return CaptureWriter(folder).write(observation)
 
 
@@ -54,9 +43,12 @@ class CaptureWriter:
     finish = end_round
 
     def write(self, observation: Observation) -> Path:
-        sent, upload = observation.sent, observation.upload
-        state = with_prefix(layout.PARAMETERS, sent.parameters) | with_prefix(layout.BUFFERS, sent.buffers)
-        update = with_prefix(layout.UPDATE, upload.tensors) | with_prefix(layout.BUFFERS, upload.buffers)
+        sent, upload, knowledge = observation.sent, observation.upload, observation.knowledge
+        known = {name: tensor for name in layout.KNOWN if (tensor := getattr(knowledge, name)) is not None}
+        for name in layout.KNOWN_STATES:
+            if (state := getattr(knowledge, name)) is not None:
+                known |= _of_state(state, f"{name}_")
+        update = layout.with_prefix(layout.UPDATE, upload.tensors) | layout.with_prefix(layout.BUFFERS, upload.buffers)
         description = {
             "format": layout.FORMAT,
             "id": str(observation.id),
@@ -65,13 +57,13 @@ class CaptureWriter:
             "num_classes": observation.num_classes,
             "num_examples": upload.num_examples,
             "rounding": upload.rounding,
-            "sent": self._store_once(sent, state),
+            "sent": self._store_once(sent, _of_state(sent)),
             "upload": self._store(update),
-            "knowledge": self._store_once(observation.knowledge, _of_knowledge(observation.knowledge)),
-            "defense": None if (told := observation.knowledge.defense) is None else to_plain(told),
-            "same_data": observation.knowledge.same_data,
-            "features_at": observation.knowledge.features_at,
-            "colluder": observation.knowledge.colluder,
+            "knowledge": self._store_once(knowledge, known),
+            "defense": None if (told := knowledge.defense) is None else to_plain(told),
+            "same_data": knowledge.same_data,
+            "features_at": knowledge.features_at,
+            "colluder": knowledge.colluder,
         }
         try:
             content = json.dumps(description, indent=2).encode()
@@ -93,36 +85,23 @@ class CaptureWriter:
     def _store(self, tensors: Tensors) -> str:
         data = save({name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()})
         digest = sha256(data).hexdigest()
-        path = tensor_file(self.folder, digest)
+        path = layout.tensor_file(self.folder, digest)
         if not path.exists():
             make_private_folder(path.parent, self.folder)
             write_private(path, data)
         return digest
 
 
-def _of_knowledge(knowledge: Knowledge) -> Tensors:
-    optional = {
-        layout.LABELS: knowledge.labels,
-        layout.PUBLIC_IMAGES: knowledge.public_images,
-        layout.PUBLIC_LABELS: knowledge.public_labels,
-        layout.PREVIOUS: knowledge.previous,
-        layout.FEATURES: knowledge.features,
-    }
-    told = {name: tensor for name, tensor in optional.items() if tensor is not None}
-    for parameters, buffers, state in (
-        (layout.PRIVATE_PARAMETERS, layout.PRIVATE_BUFFERS, knowledge.private),
-        (layout.FRONT_PARAMETERS, layout.FRONT_BUFFERS, knowledge.front),
-    ):
-        if state is not None:
-            told |= with_prefix(parameters, state.parameters) | with_prefix(buffers, state.buffers)
-    return told
+def _of_state(state: ModelState, before: str = "") -> dict[str, Tensor]:
+    parameters = layout.with_prefix(before + layout.PARAMETERS, state.parameters)
+    return parameters | layout.with_prefix(before + layout.BUFFERS, state.buffers)
 
 
 MOST_HELD = 256 << 20
 """Most bytes of tensors held in memory."""
 
 
-class WaitingUpdates(LazyObservations):
+class WaitingUpdates(layout.LazyObservations):
     """Updates in order of arrival; those in files are restored bit for bit.
 
     Args:
@@ -146,7 +125,7 @@ class WaitingUpdates(LazyObservations):
         self._writer: CaptureWriter | None = None
         self._models: list[nn.Module] = []
         self._model_of = bytearray()
-        self._shared = Shared()
+        self._shared = layout.Shared()
 
     def append(self, observation: Observation) -> None:
         assert isinstance(self.ids, list)
@@ -171,7 +150,7 @@ class WaitingUpdates(LazyObservations):
         if self._writer is None:
             return self._held[place]
         model = self._models[self._model_of[place]]
-        return read_observation(self._folder, self.ids[place], model, model, self._shared, finite=False)
+        return layout.read_observation(self._folder, self.ids[place], model, model, self._shared, finite=False)
 
     def _write(self, observation: Observation) -> None:
         assert self._writer is not None

@@ -10,10 +10,10 @@ import re
 import typing
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Generic, NoReturn, TypeVar, overload
+from typing import Any, NoReturn, TypeVar, overload
 
 import torch
 from safetensors import SafetensorError
@@ -32,10 +32,11 @@ FORMAT = 1
 """Version of the layout."""
 
 PARAMETERS, BUFFERS, UPDATE = "parameters/", "buffers/", "update/"
-LABELS, PUBLIC_IMAGES, PUBLIC_LABELS, PREVIOUS = "labels", "public_images", "public_labels", "previous"
-FEATURES, PRIVATE_PARAMETERS, PRIVATE_BUFFERS = "features", "private_parameters/", "private_buffers/"
-FRONT_PARAMETERS, FRONT_BUFFERS = "front_parameters/", "front_buffers/"
-"""Names in the tensor files; those that end in a slash are prefixes."""
+"""Prefixes of names in the tensor files."""
+
+KNOWN = ("labels", "public_images", "public_labels", "previous", "features")
+KNOWN_STATES = ("private", "front")
+"""Fields of ``Knowledge`` with tensors; a model state's names begin with its field, as ``private_parameters/``."""
 
 MOST_JSON, MOST_TENSORS = 1 << 20, 1 << 30
 """Most bytes of a description, and of a tensor file beyond sixteen times the model's size."""
@@ -243,38 +244,30 @@ class StoredObservations(LazyObservations):
         return read_observation(self._folder, self.ids[place], *self._models, self._shared)
 
 
-class Recent(Generic[K, V]):
-    """Cache of the last few values by key."""
-
-    MOST = 4
-
-    def __init__(self) -> None:
-        self._kept: dict[K, V] = {}
-
-    def get(self, key: K, make: Callable[[], V]) -> V:
-        if key not in self._kept:
-            while len(self._kept) >= self.MOST:
-                del self._kept[next(iter(self._kept))]
-            self._kept[key] = make()
-        return self._kept[key]
+MOST_SHARED = 4
+"""Largest number of values of a kind in a cache."""
 
 
+@dataclass(frozen=True)
 class Shared:
-    """Cache of models and knowledge that successive observations share."""
+    """Cache of the last few models and knowledge, which successive observations share."""
 
-    def __init__(self) -> None:
-        self.states = Recent[str, ModelState]()
-        self.knowledge = Recent[tuple[str, str], Knowledge]()
+    states: dict[str, ModelState] = field(default_factory=dict)
+    knowledge: dict[tuple[str, str], Knowledge] = field(default_factory=dict)
+
+    @staticmethod
+    def get(kept: dict[K, V], key: K, make: Callable[[], V]) -> V:
+        if key not in kept:
+            while len(kept) >= MOST_SHARED:
+                del kept[next(iter(kept))]
+            kept[key] = make()
+        return kept[key]
 
 
 def read_observation(
     folder: Path, id: VictimId, model: nn.Module, inside: nn.Module, shared: Shared, *, finite: bool = True
 ) -> Observation:
-    """Load the observation ``id`` below ``folder``, with a cache of ``shared`` values.
-
-    Raises:
-        UserError: a file is missing or damaged, or does not fit ``model``.
-    """
+    """Load the observation ``id``, with a cache; ``UserError`` if a file is missing, damaged, or does not fit."""
     return _Reader(CaptureFile(folder, folder / f"{id}.json", finite), id, model, inside).observation(shared)
 
 
@@ -288,20 +281,15 @@ class _Reader:
             self.file.refuse(f"has format {raw.get('format')!r} where {FORMAT} is expected")
         if raw.get("id") != str(self.id):
             self.file.refuse(f"is of the observation {raw.get('id')!r}")
-        sent, known = (
-            self.file.digest(raw, "sent"),
-            (
-                self.file.digest(raw, "knowledge"),
-                json.dumps([raw.get(key) for key in ("defense", "same_data", "colluder", "features_at")]),
-            ),
-        )
+        told = json.dumps([raw.get(key) for key in ("defense", "same_data", "colluder", "features_at")])
+        sent, known = self.file.digest(raw, "sent"), (self.file.digest(raw, "knowledge"), told)
         if raw.get("colluder") is not None:
             self.model = self.inside
-        knowledge = shared.knowledge.get(known, lambda: self._knowledge(raw))
+        knowledge = shared.get(shared.knowledge, known, lambda: self._knowledge(raw))
         return Observation(
             id=self.id,
             model=self.model,
-            sent=shared.states.get(sent, lambda: self._state(sent, knowledge.private)),
+            sent=shared.get(shared.states, sent, lambda: self._state(sent, knowledge.private)),
             upload=self._upload(raw),
             plan=self._plan(raw.get("plan")),
             input_shape=self._shape(raw.get("input_shape")),
@@ -323,17 +311,13 @@ class _Reader:
         rounding = raw.get("rounding")
         if not isinstance(rounding, float) or not 0 <= rounding < math.inf:
             self.file.refuse(f"has the rounding {rounding!r}")
-        return Upload(
-            tensors=self._parameters(update),
-            buffers=self._buffers(buffers),
-            num_examples=self._count(raw, "num_examples"),
-            rounding=rounding,
-        )
+        tensors, held = self._parameters(update), self._buffers(buffers)
+        return Upload(tensors=tensors, buffers=held, num_examples=self._count(raw, "num_examples"), rounding=rounding)
 
     def _knowledge(self, raw: Mapping[str, Any]) -> Knowledge:
         tensors = self._tensors(self.file.digest(raw, "knowledge"))
-        labels, images, previous = map(tensors.get, (LABELS, PUBLIC_IMAGES, PREVIOUS))
-        classes = tensors.get(PUBLIC_LABELS)
+        known: dict[str, Any] = {name: tensors.get(name) for name in KNOWN}
+        labels, images, classes, previous, features = known.values()
         self._expect_images(images, "public images", raw)
         self._expect_images(previous, "a previous reconstruction", raw)
         self._expect_classes(labels, "labels", raw)
@@ -342,7 +326,7 @@ class _Reader:
         self._expect_classes(classes, "classes of public images", raw)
         if classes is not None and (images is None or classes.shape != images.shape[:1]):
             self.file.refuse(f"has classes of public images of shape {tuple(classes.shape)}")
-        if (features := tensors.get(FEATURES)) is not None and features.dtype not in FLOATS:
+        if features is not None and features.dtype not in FLOATS:
             self.file.refuse(f"has features of type {features.dtype}")
         same_data = raw.get("same_data")
         if not isinstance(same_data, str | None):
@@ -359,19 +343,10 @@ class _Reader:
             defense = None if (plain := raw.get("defense")) is None else from_plain(plain)
         except UserError as error:
             self.file.refuse(f"has a defense in an unknown form: {error}")
-        return Knowledge(
-            labels=labels,
-            defense=defense,
-            same_data=same_data,
-            public_images=images,
-            public_labels=classes,
-            previous=previous,
-            private=self._values(tensors, PRIVATE_PARAMETERS, PRIVATE_BUFFERS),
-            colluder=colluder,
-            features=features,
-            features_at=features_at,
-            front=self._values(tensors, FRONT_PARAMETERS, FRONT_BUFFERS),
-        )
+        for name in KNOWN_STATES:
+            values, held = (without_prefix(f"{name}_{prefix}", tensors) for prefix in (PARAMETERS, BUFFERS))
+            known[name] = ModelState(self._parameters(values), self._buffers(held)) if values or held else None
+        return Knowledge(defense=defense, same_data=same_data, colluder=colluder, features_at=features_at, **known)
 
     def _expect_images(self, images: Tensor | None, what: str, raw: Mapping[str, Any]) -> None:
         if images is None:
@@ -392,10 +367,6 @@ class _Reader:
             self.file.refuse(f"has {what} of shape {tuple(classes.shape)} and type {classes.dtype}")
         if classes.numel() and not (classes.min() >= 0 and classes.max() <= (count - 1 if indices else 1)):
             self.file.refuse(f"has {what} beyond the {count} classes")
-
-    def _values(self, tensors: Tensors, *prefixes: str) -> ModelState | None:
-        parameters, buffers = (without_prefix(p, tensors) for p in prefixes)
-        return ModelState(self._parameters(parameters), self._buffers(buffers)) if parameters or buffers else None
 
     def _plan(self, raw: object) -> LocalPlan:
         if not isinstance(raw, dict):

@@ -5,7 +5,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -37,23 +37,20 @@ def recognize_training(observation: Observation, told: Collection[str] = ()) -> 
     plan = _shares(observation, observation.plan, told, said)
     observation, kept = without_kept_norms(replace(observation, plan=plan))
     said += kept
-    plan = _batch_norm(observation, said)
-    observation = replace(observation, plan=plan)
-    plan = _steps(observation, told, said)
-    observation = replace(observation, plan=plan)
+    observation = replace(observation, plan=_batch_norm(observation, said))
+    observation = replace(observation, plan=_steps(observation, told, said))
     return replace(observation, plan=_learning_rate(observation, told, said)), said
 
 
 def describe_model(model: nn.Module) -> list[str]:
     """Return sentences on properties of ``model`` that matter to an auditor."""
-    said = []
     masks = [m for m in model.modules() if isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0]
-    if masks:
-        said.append(
-            f"The model has {len(masks)} layer{'s' * (len(masks) > 1)} of dropout, whose masks only the client knows:"
-            " the attack matches gradients without them, and reconstructs less than one that would guess them."
-        )
-    return said
+    if not masks:
+        return []
+    return [
+        f"The model has {len(masks)} layer{'s' * (len(masks) > 1)} of dropout, whose masks only the client knows:"
+        " the attack matches gradients without them, and reconstructs less than one that would guess them."
+    ]
 
 
 def share_of_sent(observation: Observation) -> float:
@@ -112,8 +109,7 @@ def _batch_norm(observation: Observation, said: list[str]) -> LocalPlan:
 
 def _steps(observation: Observation, told: Collection[str], said: list[str]) -> LocalPlan:
     plan, number = observation.plan, observation.upload.num_examples
-    counted = [int(change.max()) for change in _moved(observation, _COUNTER).values() if change.numel()]
-    taken = min(counted, default=0)
+    taken = min([int(change.max()) for change in _moved(observation, _COUNTER).values() if change.numel()], default=0)
     if plan.shares == "gradient" or taken < 1:
         return plan
     if taken > MOST_COUNTED or number < 1:
@@ -183,15 +179,16 @@ def estimated_lr(observation: Observation) -> float | None:
     The gradient of the output layer's bias is p - y, which sums to 1 - p_y over the other classes; p_y is taken from
     outputs for random images.
     """
-    one_step = _is_one_step_on_one_example(observation)
-    layers = [
-        n
-        for n, m in observation.model.named_modules()
-        if isinstance(m, nn.Linear) and m.out_features == observation.num_classes
-    ]
-    name = layers[-1] if layers else ""
-    bias = f"{name}.bias" if layers and f"{name}.bias" in dict(observation.model.named_parameters()) else None
-    if not one_step or observation.plan.optimizer != "sgd" or bias is None or bias not in observation.upload.tensors:
+    one_step, classes = _is_one_step_on_one_example(observation), observation.num_classes
+    modules = observation.model.named_modules()
+    layers = [name for name, m in modules if isinstance(m, nn.Linear) and m.out_features == classes]
+    bias, known = f"{layers[-1]}.bias" if layers else "", dict(observation.model.named_parameters())
+    if (
+        not one_step
+        or observation.plan.optimizer != "sgd"
+        or bias not in known
+        or bias not in observation.upload.tensors
+    ):
         return None
     step = -observation.update()[bias].double()
     label = int(step.argmin())
@@ -208,20 +205,15 @@ def _outputs(observation: Observation) -> torch.Tensor:
     return functional_call(model, {**sent.parameters, **sent.buffers}, (images,)).softmax(1).mean(0)
 
 
-if TYPE_CHECKING:
-    from torch.nn.modules.batchnorm import _BatchNorm
-
 _FAR = 3.0
 """Ratio of a batch norm's median change to the largest change of all other parameters above which it counts as kept:
 steps move both alike, and optimizers such as Adam move all parameters about equally."""
 
-_NORM = nn.modules.batchnorm._BatchNorm
-
 
 def norm_names(model: nn.Module) -> set[str]:
     """Return names of the parameters of batch norm."""
-    layers: Mapping[str, _BatchNorm] = {n: m for n, m in model.named_modules() if isinstance(m, _NORM)}
-    return {f"{layer}.{own}" if layer else own for layer, m in layers.items() for own, _ in m.named_parameters()}
+    layers = [(n, m) for n, m in model.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    return {f"{layer}.{own}" if layer else own for layer, m in layers for own, _ in m.named_parameters()}
 
 
 def moved_apart(change: Tensors, norms: Collection[str]) -> float | None:

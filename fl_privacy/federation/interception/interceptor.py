@@ -88,8 +88,7 @@ class SimulatedSideInformation:
             )
         if self.features_at in (None, ACTIVATION):
             return
-        client = next(iter(self.clients.values()))
-        model = client.private_part(ModelState({}, {}), ClientState())[0]
+        model = next(iter(self.clients.values())).private_part(ModelState({}, {}), ClientState())[0]
         names = [name for name, _ in model.named_modules() if name]
         if self.features_at not in names:
             raise UserError(
@@ -163,21 +162,15 @@ def _joined(one: ModelState, other: ModelState) -> ModelState:
 
 def _changes(upload: Upload, plan: LocalPlan, sent: ModelState) -> Tensors:
     """Return an upload's change of the model; for a gradient, one step at the client's rate."""
-    match plan.shares:
-        case "gradient":
-            return {name: -plan.lr * gradient for name, gradient in upload.tensors.items()}
-        case "weights":
-            return {name: weights - sent.parameters[name] for name, weights in upload.tensors.items()}
-        case _:
-            return upload.tensors
+    if plan.shares == "gradient":
+        return {name: -plan.lr * gradient for name, gradient in upload.tensors.items()}
+    if plan.shares == "weights":
+        return {name: weights - sent.parameters[name] for name, weights in upload.tensors.items()}
+    return upload.tensors
 
 
 Sink = Callable[[Observation], None]
 """Receiver of each observation if Flower runs the rounds: keeps, writes or attacks it."""
-
-
-def no_sink(observation: Observation) -> None:
-    """Drop an observation."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -193,7 +186,7 @@ class Interceptor:
     plan: LocalPlan
     input_shape: tuple[int, ...]
     num_classes: int
-    sink: Sink = no_sink
+    sink: Sink = lambda observation: None
     knowledge: Knowledge = field(default_factory=Knowledge)
     side_information: SideInformation | None = None
 

@@ -1,4 +1,6 @@
-"""Flower's compatibility layer: NumPy clients, and SecAgg+ with its workflow and clients."""
+"""Flower's compatibility layer: NumPy clients, and SecAgg+ with its workflow and clients, for this package."""
+
+# ruff: noqa: F401
 
 from flwr.client import Client as LegacyClient, NumPyClient
 from flwr.client.mod import secaggplus_mod
@@ -24,30 +26,3 @@ from flwr.server.compat.grid_client_proxy import GridClientProxy
 from flwr.server.strategy import Strategy as LegacyStrategy
 from flwr.server.workflow import SecAggPlusWorkflow
 from flwr.server.workflow.constant import MAIN_CONFIGS_RECORD, MAIN_PARAMS_RECORD, Key as WorkflowKey
-
-__all__ = [
-    "MAIN_CONFIGS_RECORD",
-    "MAIN_PARAMS_RECORD",
-    "RECORD_KEY_CONFIGS",
-    "ClientManager",
-    "ClientProxy",
-    "FitIns",
-    "FitRes",
-    "GridClientProxy",
-    "LegacyClient",
-    "LegacyContext",
-    "LegacyStrategy",
-    "NumPyClient",
-    "Parameters",
-    "Scalar",
-    "SecAggKey",
-    "SecAggPlusWorkflow",
-    "SecAggStage",
-    "WorkflowKey",
-    "bytes_to_ndarray",
-    "fitins_to_recorddict",
-    "ndarrays_to_parameters",
-    "parameters_to_ndarrays",
-    "recorddict_to_fitres",
-    "secaggplus_mod",
-]

@@ -3,15 +3,7 @@
 from collections.abc import Sequence
 
 from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
-from flwr.common.serde import (
-    context_from_proto,
-    context_to_proto,
-    message_from_proto,
-    message_to_proto,
-    metadata_to_proto,
-    recorddict_from_proto,
-    recorddict_to_proto,
-)
+from flwr.common import serde
 from flwr.proto.message_pb2 import Context as ProtoContext, Message as ProtoMessage
 from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
@@ -19,35 +11,31 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 def bytes_of(records: RecordDict) -> bytes:
     """Serialize ``records``; the same records give the same bytes."""
-    return recorddict_to_proto(records).SerializeToString(deterministic=True)
+    return serde.recorddict_to_proto(records).SerializeToString(deterministic=True)
 
 
 def records_of(content: bytes) -> RecordDict:
-    """Parse the bytes of ``bytes_of``.
-
-    Raises:
-        ValueError: the bytes are no records.
-    """
+    """Parse the bytes of ``bytes_of``; ``ValueError`` if the bytes are no records."""
     try:
-        return recorddict_from_proto(ProtoRecordDict.FromString(content))
+        return serde.recorddict_from_proto(ProtoRecordDict.FromString(content))
     except DecodeError as error:
         raise ValueError(f"records of Flower are expected, but: {error}") from error
 
 
 def message_bytes(message: Message) -> bytes:
     """Serialize ``message``."""
-    return message_to_proto(message).SerializeToString()
+    return serde.message_to_proto(message).SerializeToString()
 
 
 def message_of(content: bytes) -> Message:
     """Parse a message: the inverse of ``message_bytes``."""
-    return message_from_proto(ProtoMessage.FromString(content))
+    return serde.message_from_proto(ProtoMessage.FromString(content))
 
 
 def message_with(message: Message, content: RecordDict) -> Message:
     """Copy ``message`` with other content."""
-    proto = ProtoMessage(metadata=metadata_to_proto(message.metadata), content=ProtoRecordDict())
-    made = message_from_proto(proto)
+    proto = ProtoMessage(metadata=serde.metadata_to_proto(message.metadata), content=ProtoRecordDict())
+    made = serde.message_from_proto(proto)
     made.content = content  # not copied: weights are large
     return made
 
@@ -86,9 +74,9 @@ def _array_like(array: Array, data: bytes | None) -> Array:
 
 def context_bytes(context: Context) -> bytes:
     """Serialize ``context``."""
-    return context_to_proto(context).SerializeToString()
+    return serde.context_to_proto(context).SerializeToString()
 
 
 def context_of(content: bytes) -> Context:
     """Parse a context: the inverse of ``context_bytes``."""
-    return context_from_proto(ProtoContext.FromString(content))
+    return serde.context_from_proto(ProtoContext.FromString(content))

@@ -82,8 +82,7 @@ class _Listening(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if isinstance(record.msg, Exception):
             self.lost = self.lost or _in_a_line(record.msg)
-        said = record.getMessage()
-        self.refused = self.refused or any(sign in said for sign in _NOT_ACTIVATED)
+        self.refused = self.refused or any(sign in record.getMessage() for sign in _NOT_ACTIVATED)
 
     def end_node(self, died: threading.ExceptHookArgs) -> None:
         if died.exc_value is not None and not self.lost:
@@ -129,11 +128,8 @@ def answer_messages(node: SuperNodeAddress, app: Callable[[Message, Context], Me
     while True:
         try:
             found = asking.AcquireTask(wanted)
-        except httpx.TransportError:  # not there yet, or busy
-            time.sleep(1.0)
-            continue
-        except httpx.HTTPStatusError as error:
-            if error.response.status_code < httpx.codes.INTERNAL_SERVER_ERROR:
+        except (httpx.TransportError, httpx.HTTPStatusError) as error:  # not there yet, or busy
+            if isinstance(error, httpx.HTTPStatusError) and not error.response.is_server_error:
                 raise
             time.sleep(1.0)
             continue
@@ -154,7 +150,7 @@ def _answer(node: SuperNodeAddress, token: str, app: Callable[[Message, Context]
         except httpx.TransportError:
             return False
         except httpx.HTTPStatusError as error:
-            return error.response.status_code < httpx.codes.INTERNAL_SERVER_ERROR
+            return not error.response.is_server_error
         return True
 
     alive = HeartbeatSender(beat)

@@ -23,7 +23,7 @@ from fl_privacy.dp_check.claims import Claim, recompute
 from fl_privacy.dp_check.verdict import ClaimVerdict
 from fl_privacy.errors import UserError
 from fl_privacy.federation.replies import Failure, attempt
-from fl_privacy.flower.audit_protocol import numbers_of
+from fl_privacy.flower.audit_protocol import is_training, numbers_of
 from fl_privacy.flower.dp_mechanisms import mechanism_of_mod, stated_by, together
 from fl_privacy.flower.inside.identity import identity_put_back
 from fl_privacy.flower.records import PARTITION
@@ -88,8 +88,7 @@ def canary_mod(
             write_canaries(context, Path(out), mods=mods, delta=delta, claimed=claimed)
 
     def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-        training = message.metadata.message_type.partition(".")[0] == "train"
-        here = training and context.node_config.get(PARTITION, partition) == partition
+        here = is_training(message) and context.node_config.get(PARTITION, partition) == partition
         like = _like(message, mods) if here else {}
         reply = all_of_them(message, context, call_next)
         if not like or reply.has_error():
@@ -224,12 +223,8 @@ def _let_pass(
         return
     sizes = [value.numel() for value in like.values()]
     directions, taken = about.directions(about.rounds, sum(sizes)), about.coins(about.rounds)
-    mechanism = mechanism_of_mod(
-        mod,
-        config=numbers_of(
-            {key: value for record in message.content.config_records.values() for key, value in record.items()}
-        ),
-    )
+    sent = {key: value for record in message.content.config_records.values() for key, value in record.items()}
+    mechanism = mechanism_of_mod(mod, config=numbers_of(sent))
     found = np.zeros(about.number)
     ends = time.monotonic() + MOST_SECONDS
     for canary, (direction, there) in enumerate(zip(directions, taken.tolist(), strict=True)):
@@ -239,8 +234,8 @@ def _let_pass(
                 " take a smaller number."
             )
         parts = (direction * norm * there).split(sizes)
-        sent = mechanism({n: part.view(v.shape) for (n, v), part in zip(like.items(), parts, strict=True)})
-        rows = [sent[n].detach().double().flatten() if n in sent else v.flatten().double() for n, v in like.items()]
+        seen = mechanism({n: part.view(v.shape) for (n, v), part in zip(like.items(), parts, strict=True)})
+        rows = [seen.get(n, v).detach().double().flatten() for n, v in like.items()]
         found[canary] = float(torch.cat(rows) @ direction.double())
     scores = scores + found if same and len(scores) else np.concatenate([scores, found])
     context.state[CANARIES] = ConfigRecord(asdict(replace(about, rounds=about.rounds + 1)))

@@ -4,11 +4,11 @@ import json
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, overload
+from typing import Any, TypedDict, Unpack, overload
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, MessageType, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, MessageType, RecordDict
 from torch import nn
 
 from fl_privacy.defenses import Defense
@@ -17,7 +17,7 @@ from fl_privacy.errors import UserError
 from fl_privacy.federation.replies import attempt, expect_sound
 from fl_privacy.flower._node_memory import SimulatedContext
 from fl_privacy.flower.clients import NAMES, Arrays, Config, NumPyClient, Reply
-from fl_privacy.flower.records import ROUND, kinds_of_arrays, load_state, rounded, save_state, to_array, to_tensor
+from fl_privacy.flower.records import ROUND, kinds_of_arrays, plain_array, rounded, to_tensor
 from fl_privacy.flower.reply_cache import Answers, Instead, digest_of_records, like_form
 from fl_privacy.flower.upload_defense import BufferPolicy, GuardedUpload, Shares, generator_of_round, made_of
 from fl_privacy.types import Tensors
@@ -81,8 +81,7 @@ class DefendedClient(NumPyClient):
 
         def work() -> RecordDict:
             loss, num_examples, metrics = self.inner.evaluate(parameters, config)
-            figures = {LOSS: float(loss), **metrics}
-            return _records([], num_examples, {k: rounded(v) for k, v in figures.items()})
+            return _records([], num_examples, {k: rounded(v) for k, v in {LOSS: float(loss), **metrics}.items()})
 
         _, num_examples, figures = _reply_of(self._once(MessageType.EVALUATE, parameters, config, work))
         return float(figures.pop(LOSS)), num_examples, figures
@@ -132,19 +131,14 @@ class DefendedClient(NumPyClient):
         return Answers(context, self.rounds).once([kind], round, question, work, instead=instead)
 
     def _sent(self, parameters: Arrays, config: Config) -> dict[str, torch.Tensor]:
-        number = len(parameters)
-        if self.names is not None:
-            names = list(self.names)
-        elif NAMES in config:
+        names: Any = [str(i) for i in range(len(parameters))] if self.names is None else self.names
+        if self.names is None and NAMES in config:
             text = str(config[NAMES])
-            told: Any = attempt(lambda: json.loads(text))
-            if not isinstance(told, list) or not all(isinstance(n, str) for n in told) or len({*told}) < len(told):
+            names = attempt(lambda: json.loads(text))
+            if not isinstance(names, list) or not all(isinstance(n, str) for n in names) or len({*names}) < len(names):
                 raise UserError(f"{NAMES} is expected to be a list of names in JSON, each once, but got {text!r:.100}.")
-            names = told
-        else:
-            names = [str(i) for i in range(number)]
-        if len(names) != number:
-            raise UserError(f"{number} names are expected, one for each array, but got {len(names)}.")
+        if len(names) != len(parameters):
+            raise UserError(f"{len(parameters)} names are expected, one for each array, but got {len(names)}.")
         return {n: to_tensor(np.asarray(a)) for n, a in zip(names, parameters, strict=True)}
 
     def _defended(self, sent: Tensors, parameters: Arrays, config: Config) -> Reply:
@@ -161,14 +155,11 @@ class DefendedClient(NumPyClient):
 
     def _guarded(self, sent: Tensors, replied: Tensors, config: Config) -> Arrays:
         records = self.memory.state if isinstance(self.memory, Context) else self.memory
-        state = load_state(records)
-        defended = self.guard(sent, replied, state, generator_of_round(self.seed, config, self.client))
-        save_state(records, state)
-        return [to_array(defended[n]) for n in sent]
+        return self.guard.remembering(records, sent, replied, generator_of_round(self.seed, config, self.client))
 
 
 def _records(arrays: Arrays, number: int, settings: Config) -> RecordDict:
-    listed = ArrayRecord({str(k): Array.from_numpy_ndarray(np.asarray(a)) for k, a in enumerate(arrays)})
+    listed = ArrayRecord({str(k): plain_array(np.asarray(a)) for k, a in enumerate(arrays)})
     plain = {key: value.item() if isinstance(value, np.generic) else value for key, value in settings.items()}
     return RecordDict({"arrays": listed, "settings": ConfigRecord(plain), "n": ConfigRecord({"n": int(number)})})
 
@@ -178,34 +169,25 @@ def _reply_of(kept: RecordDict) -> Reply:
     return arrays, int(kept.config_records["n"]["n"]), dict(kept.config_records["settings"])  # type: ignore[arg-type]
 
 
+class _Options(TypedDict, total=False):
+    model: nn.Module | Callable[[], nn.Module] | None
+    names: Sequence[str] | None
+    buffers: BufferPolicy
+    shares: Shares
+    metrics: Sequence[str]
+    seed: int | None
+    number: int
+
+
 @overload
 def defend(
-    client: type[NumPyClient],
-    defense: Defense,
-    *,
-    model: nn.Module | Callable[[], nn.Module] | None = None,
-    names: Sequence[str] | None = None,
-    buffers: BufferPolicy = "kept",
-    shares: Shares = "weights",
-    metrics: Sequence[str] = (),
-    seed: int | None = None,
-    number: int = 0,
+    client: type[NumPyClient], defense: Defense, **options: Unpack[_Options]
 ) -> Callable[..., DefendedClient]: ...
 
 
 @overload
 def defend(
-    client: NumPyClient,
-    defense: Defense,
-    *,
-    model: nn.Module | Callable[[], nn.Module] | None = None,
-    names: Sequence[str] | None = None,
-    buffers: BufferPolicy = "kept",
-    shares: Shares = "weights",
-    metrics: Sequence[str] = (),
-    seed: int | None = None,
-    number: int = 0,
-    memory: RecordDict | Context | None = None,
+    client: NumPyClient, defense: Defense, *, memory: RecordDict | Context | None = None, **options: Unpack[_Options]
 ) -> DefendedClient: ...
 
 
@@ -229,9 +211,8 @@ def defend(
         model: model, or its class, with the arrays as ``state_dict``; it distinguishes parameters from buffers.
         names: instead, the names of all arrays in order; batch norm's statistics are recognized by name. With neither,
             names are those of the message, else "0", "1", ..., and noise of differential privacy is refused.
-        metrics: metrics that may leave despite a promise of differential privacy, which does not cover them.
+        metrics: see ``DefendedClient``.
     """
-
     guard = GuardedUpload.around(defense, model, names, buffers, shares)
     ordered = names if model is None else list(made_of(model).state_dict())
 

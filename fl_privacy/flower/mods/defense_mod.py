@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp.typing import ClientAppCallable, Mod
@@ -14,38 +15,8 @@ from fl_privacy.defenses import Defense
 from fl_privacy.defenses.privacy import promises_privacy
 from fl_privacy.errors import UserError
 from fl_privacy.federation.replies import expect_sound
-from fl_privacy.flower.audit_protocol import (
-    OWN_RECORDS,
-    asked_probe,
-    introduce,
-    is_training,
-    merged_config,
-    tell_defense,
-)
-from fl_privacy.flower.records import (
-    NUM_EXAMPLES,
-    PARTITION,
-    all_arrays,
-    expect_listed,
-    kinds_of_arrays,
-    load_state,
-    model_tensors,
-    model_values,
-    named,
-    rounded,
-    save_state,
-    to_array,
-    to_tensors,
-)
+from fl_privacy.flower import audit_protocol, records, upload_defense
 from fl_privacy.flower.reply_cache import answered_once, content_of, like_form, refusing
-from fl_privacy.flower.upload_defense import (
-    BufferPolicy,
-    GuardedUpload,
-    Shares,
-    generator_of_round,
-    is_differentially_private,
-    made_of,
-)
 from fl_privacy.types import Tensors
 
 logger = logging.getLogger(__name__)
@@ -56,10 +27,10 @@ def defense_mod(
     *,
     model: nn.Module | Callable[[], nn.Module] | None = None,
     names: Sequence[str] | None = None,
-    buffers: BufferPolicy = "kept",
-    shares: Shares = "weights",
+    buffers: upload_defense.BufferPolicy = "kept",
+    shares: upload_defense.Shares = "weights",
     rounds: int | None = None,
-    metrics: Sequence[str] = (NUM_EXAMPLES,),
+    metrics: Sequence[str] = (records.NUM_EXAMPLES,),
     seed: int | None = None,
 ) -> Mod:
     """Build a mod that puts the upload hooks of ``defense`` on the weights a client replies to a training message.
@@ -92,26 +63,24 @@ def defense_mod(
     Raises:
         UserError: the defense acts within the training, or adds noise without ``model`` or ``names``.
     """
-    guard = GuardedUpload.around(defense, model, names, buffers, shares)
-    made = None if model is None else made_of(model)
-    if made is not None and buffers == "kept" and is_differentially_private(defense):
+    guard = upload_defense.GuardedUpload.around(defense, model, names, buffers, shares)
+    made = None if model is None else upload_defense.made_of(model)
+    if made is not None and buffers == "kept" and upload_defense.is_differentially_private(defense):
         shown = [name for name, buffer in made.named_buffers() if buffer.is_floating_point()]
         if shown:
-            logger.warning(
+            text = (
                 "The noise of %s is on the parameters; %d buffers such as %s are uploaded as they are, and no guarantee"
-                " covers them (buffers='withheld' keeps them back).",
-                defense.name,
-                len(shown),
-                shown[0],
+                " covers them (buffers='withheld' keeps them back)."
             )
-    like = None if made is None else model_tensors(made)
+            logger.warning(text, defense.name, len(shown), shown[0])
+    like = None if made is None else records.model_tensors(made)
     promised = metrics if promises_privacy(defense) else None
     return refusing(_Defending(guard=guard, like=like, names=names, metrics=promised, rounds=rounds, seed=seed))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Defending:
-    guard: GuardedUpload
+    guard: upload_defense.GuardedUpload
     like: Tensors | None
     names: Sequence[str] | None
     metrics: Sequence[str] | None
@@ -120,20 +89,20 @@ class _Defending:
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         # before the app gets the message, into which it may write
-        sent = self.read(message.content) if is_training(message) else {}
+        sent = self.read(message.content) if audit_protocol.is_training(message) else {}
         expect_sound(sent)
 
         def answer(message: Message, context: Context) -> Message:
             content = content_of(call_next(message, context))
-            if is_training(message):
+            if audit_protocol.is_training(message):
                 return Message(self._defended(sent, message, context, content), reply_to=message)
             return Message(self._stated(content), reply_to=message)
 
         def instead(form: RecordDict) -> RecordDict | None:
-            if (kinds := kinds_of_arrays(form, sent)) is None:
+            if (kinds := records.kinds_of_arrays(form, sent)) is None:
                 return None
             values = self._guarded(sent, self.guard.unchanged(sent, kinds), message, context) if sent else []
-            return like_form(form, [to_array(value) for value in values])
+            return like_form(form, values)
 
         if self.seed is None:
             private = None if self.metrics is None else instead
@@ -147,12 +116,12 @@ class _Defending:
                 f" {len(content.array_records)}; put the model into one."
             )
         if self.like is not None:
-            return model_values(content, self.like, whole=True)
-        arrays = all_arrays(content)
+            return records.model_values(content, self.like, whole=True)
+        arrays = records.all_arrays(content)
         if self.names is not None:
-            arrays = named(arrays, self.names)
-            expect_listed(list(arrays), self.names)
-        return to_tensors(arrays)
+            arrays = records.named(arrays, self.names)
+            records.expect_listed(list(arrays), self.names)
+        return records.to_tensors(arrays)
 
     def _stated(self, content: RecordDict) -> RecordDict:
         if any(content.array_records.values()):  # on which no defense would act
@@ -164,9 +133,10 @@ class _Defending:
             withhold(content, self.metrics)
         elif self.seed is None:
             for name in [*content.metric_records, *content.config_records]:
-                if name not in OWN_RECORDS:
-                    told: Any = {k: v if k == NUM_EXAMPLES else rounded(v) for k, v in content[name].items()}
-                    content[name] = (MetricRecord if name in content.metric_records else ConfigRecord)(told)
+                if name not in audit_protocol.OWN_RECORDS:
+                    kind: Any = MetricRecord if name in content.metric_records else ConfigRecord
+                    items = content[name].items()
+                    content[name] = kind({k: v if k == records.NUM_EXAMPLES else records.rounded(v) for k, v in items})
         return content
 
     def _defended(self, sent: Tensors, message: Message, context: Context, content: RecordDict) -> RecordDict:
@@ -178,28 +148,25 @@ class _Defending:
             )
         values = self._guarded(sent, {name: replied[name] for name in sent}, message, context)
         (name, record), *_ = content.array_records.items()
-        content[name] = ArrayRecord(
-            {key: Array.from_numpy_ndarray(to_array(value)) for key, value in zip(record, values, strict=True)}
-        )
+        content[name] = ArrayRecord(dict(zip(record, map(Array.from_numpy_ndarray, values), strict=True)))
         if self.metrics is not None:
             withhold(content, self.metrics)
-        introduce(content, context)
-        tell_defense(content, self.guard.defense.parts)
+        audit_protocol.introduce(content, context)
+        audit_protocol.tell_defense(content, self.guard.defense.parts)
         return content
 
-    def _guarded(self, sent: Tensors, replied: Tensors, message: Message, context: Context) -> list[torch.Tensor]:
-        state, probe = load_state(context.state), asked_probe(message.content)
+    def _guarded(self, sent: Tensors, replied: Tensors, message: Message, context: Context) -> list[np.ndarray]:
+        probe = audit_protocol.asked_probe(message.content)
         purpose = "update" if probe is None else f"victim-{probe[0]}"
-        client = str(context.node_config.get(PARTITION, context.node_id))
-        rng = generator_of_round(self.seed, merged_config(context, message.content), client, purpose)
-        values = self.guard(sent, replied, state, rng)
-        save_state(context.state, state)
-        return list(values.values())
+        client = str(context.node_config.get(records.PARTITION, context.node_id))
+        config = audit_protocol.merged_config(context, message.content)
+        rng = upload_defense.generator_of_round(self.seed, config, client, purpose)
+        return self.guard.remembering(context.state, sent, replied, rng)
 
 
 def withhold(reply: RecordDict, metrics: Sequence[str]) -> None:
     """Remove from a reply all figures but ``metrics``, and all settings but this package's."""
     for name, record in list(reply.metric_records.items()):
         reply[name] = MetricRecord({key: value for key, value in record.items() if key in metrics})
-    for name in [name for name in reply.config_records if name not in OWN_RECORDS]:
+    for name in [name for name in reply.config_records if name not in audit_protocol.OWN_RECORDS]:
         del reply[name]

@@ -56,8 +56,7 @@ class _Guarding:
         return read_state(message.content, self.model, whole=True) if there else None
 
     def _refusal(self, message: Message, context: Context) -> str | None:
-        record = message.content.config_records.get(RECORD_KEY_CONFIGS)
-        if record is not None and (reason := secagg_refusal(record)):
+        if reason := secagg_refusal(message.content.config_records.get(RECORD_KEY_CONFIGS)):
             return reason
         if (sent := self._sent(message)) is None:
             return None
@@ -89,19 +88,20 @@ class _Guarding:
 
 def secagg_guard_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
     """Refuse requests that break SecAgg+, in front of ``secaggplus_mod``, as ``guard_mod`` does."""
-    record = message.content.config_records.get(RECORD_KEY_CONFIGS)
-    if record is not None and (reason := secagg_refusal(record)):
+    if reason := secagg_refusal(message.content.config_records.get(RECORD_KEY_CONFIGS)):
         return Message(Error(UNFIT, f"The guard refused: {reason.rstrip('.')}."), reply_to=message)
     return call_next(message, context)
 
 
-def secagg_refusal(asked: ConfigRecord) -> str | None:
+def secagg_refusal(asked: ConfigRecord | None) -> str | None:
     """Return a reason to refuse a SecAgg+ server's request, or ``None``.
 
     Shares of both kinds unmask one upload: those of the private mask's seed and of the key of the pairwise masks
     (Bonawitz et al. 2017, section 6). An honest server asks for one kind of the same client, and with a threshold above
     half of the shares no two groups of clients can be asked for different ones.
     """
+    if asked is None:
+        return None
     stage = asked.get(SecAggKey.STAGE)
     if stage == SecAggStage.SETUP:
         shares, threshold = asked.get(SecAggKey.SHARE_NUMBER), asked.get(SecAggKey.THRESHOLD)

@@ -8,7 +8,7 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp.typing import ClientAppCallable, Mod
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
@@ -17,24 +17,7 @@ from fl_privacy.checks import whole
 from fl_privacy.data.app_data import as_image, find_normalization, fingerprint, own_streams_put_back, probe_seed
 from fl_privacy.errors import UserError
 from fl_privacy.federation.replies import UnfitMessageError, expect_sound
-from fl_privacy.flower.audit_protocol import (
-    ANSWERS,
-    ProbedImages,
-    asked_probe,
-    introduce,
-    is_training,
-    merged_config,
-    tell_images,
-)
-from fl_privacy.flower.records import (
-    METRICS,
-    NUM_EXAMPLES,
-    ROUND,
-    images_of_probe,
-    model_tensors,
-    model_values,
-    to_array,
-)
+from fl_privacy.flower import audit_protocol, records
 from fl_privacy.flower.reply_cache import Answers, digest_of, refusing
 from fl_privacy.flower.upload_defense import made_of
 from fl_privacy.flower.wrappers import keep_own_norms, own_norms
@@ -73,46 +56,45 @@ def probe_mod(
     Raises:
         UserError: the model can't be made, or ``train`` can't be called so.
     """
-    architecture, takes_config = made_of(model), _takes_config(train)
+    architecture = made_of(model)
+    fit = train if _takes_config(train) else lambda net, loader, config: train(net, loader)
     budget = whole("images", images, at_least=1, at_most=1_000_000, example=8)
     chosen: dict[int, _Examples] = {}
 
     def answer(message: Message, context: Context) -> RecordDict:
         examples = chosen.setdefault(context.node_id, _Examples(dataset, context, normalization))
-        return _answer(message, context, examples, architecture, train, takes_config)
+        return _answer(message, context, examples, architecture, fit)
 
     def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-        asked = asked_probe(message.content) if is_training(message) else None
+        asked = audit_protocol.asked_probe(message.content) if audit_protocol.is_training(message) else None
         if asked is not None:
             probe, size = asked
-            if (probe + 1) * size > budget:
+            if (needed := (probe + 1) * size) > budget:
                 raise UserError(
                     f"A probe of the first {budget} examples is expected, to which this client agrees, but got number"
-                    f" {probe} of {size}; ask for fewer victims, or let the client say"
-                    f" probe_mod(images={(probe + 1) * size})."
+                    f" {probe} of {size}; ask for fewer victims, or let the client say probe_mod(images={needed})."
                 )
-            answers, each = Answers(context, rounds), images_of_probe(*asked)  # each image leaves once a round
-            number = merged_config(context, message.content).get(ROUND)
+            answers, each = Answers(context, rounds), records.images_of_probe(*asked)  # each image leaves once a round
+            number = audit_protocol.merged_config(context, message.content).get(records.ROUND)
             if not isinstance(number, int) or isinstance(number, bool):
                 raise UserError(
-                    f"A probe is expected with the number of its round as {ROUND!r} in its config, but has none."
+                    f"A probe is expected with the number of its round as {records.ROUND!r} in its config, but has"
+                    " none."
                 )
             work = partial(answer, message, context)
             return Message(answers.once(each, number, digest_of(message), work), reply_to=message)
         reply = call_next(message, context)
-        if is_training(message) and not reply.has_error():
+        if audit_protocol.is_training(message) and not reply.has_error():
             keep_own_norms(message.content, reply.content, architecture, context)
-            reply.content[ANSWERS] = ConfigRecord({"answers": True})
-            introduce(reply.content, context)
+            reply.content[audit_protocol.ANSWERS] = ConfigRecord({"answers": True})
+            audit_protocol.introduce(reply.content, context)
         return reply
 
     return refusing(mod)
 
 
-def _answer(  # noqa: PLR0917
-    message: Message, context: Context, examples: "_Examples", model: nn.Module, train: Train, takes_config: bool
-) -> RecordDict:
-    asked = asked_probe(message.content)
+def _answer(message: Message, context: Context, examples: "_Examples", model: nn.Module, train: Train) -> RecordDict:
+    asked = audit_protocol.asked_probe(message.content)
     assert asked is not None
     with streams_put_back():
         data = examples.data()
@@ -122,24 +104,18 @@ def _answer(  # noqa: PLR0917
         trained = _copy_with(model, message.content)
         trained.load_state_dict(own_norms(context), strict=False)
         loader = DataLoader(_Few(batch), batch_size=len(batch), collate_fn=examples.collate)
-        if takes_config:
-            train(trained, loader, merged_config(context, message.content))
-        else:
-            train(trained, loader)
+        train(trained, loader, audit_protocol.merged_config(context, message.content))
     values = trained.to("cpu").state_dict()
     (name, record), *_ = message.content.array_records.items()
     names = list(values) if list(record) == [str(i) for i in range(len(values))] else list(record)
-    arrays = zip(record, (values[n] for n in names), strict=True)
-    reply = RecordDict(
-        {
-            name: ArrayRecord({key: Array.from_numpy_ndarray(to_array(t)) for key, t in arrays}),
-            METRICS: MetricRecord({NUM_EXAMPLES: len(batch)}),
-        }
-    )
+    reply = RecordDict({name: records.to_record(dict(zip(record, (values[n] for n in names), strict=True)))})
+    reply[records.METRICS] = MetricRecord({records.NUM_EXAMPLES: len(batch)})
     images = [as_image(example) for example in batch]
     plain = images if examples.normalization is None else [examples.normalization.undo(image) for image in images]
-    tell_images(reply, ProbedImages(fingerprints=[fingerprint(i) for i in plain], normalization=examples.normalization))
-    introduce(reply, context)
+    marks = [fingerprint(image) for image in plain]
+    told = audit_protocol.ProbedImages(fingerprints=marks, normalization=examples.normalization)
+    audit_protocol.tell_images(reply, told)
+    audit_protocol.introduce(reply, context)
     return reply
 
 
@@ -194,7 +170,7 @@ class _Few(Dataset[object]):
 def _copy_with(model: nn.Module, content: RecordDict) -> nn.Module:
     copied = copy.deepcopy(model)
     try:
-        values = model_values(content, model_tensors(copied), whole=True)
+        values = records.model_values(content, records.model_tensors(copied), whole=True)
         expect_sound(values)
         copied.load_state_dict(values, strict=False)
     except (UserError, RuntimeError) as error:

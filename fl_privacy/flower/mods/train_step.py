@@ -15,7 +15,7 @@ from fl_privacy.defenses import ClientState, Defense, LocalStep
 from fl_privacy.defenses.privacy import promises_privacy
 from fl_privacy.errors import UserError
 from fl_privacy.federation.replies import expect_sound
-from fl_privacy.federation.training import PlainPass, join_private, private_names, public_state, store_private
+from fl_privacy.federation.training import PlainPass, private_names, private_values, public_state, store_private
 from fl_privacy.flower._node_memory import node_secret
 from fl_privacy.flower.records import PARTITION, load_state, save_state
 from fl_privacy.flower.reply_cache import Answers
@@ -68,13 +68,9 @@ def train_step(
             " make the client a PrivacyClient."
         )
     memory = RecordDict() if context is None else context.state
-    client = "0" if context is None else str(context.node_config.get(PARTITION, context.node_id))
     answers = None if seed is not None or context is None else Answers(context)
-    if seed is None:
-        seed = Secret.draw() if context is None else node_secret(context)
-    return DefendedTraining(
-        defense, net, memory, LocalPlan(lr=lr, batch_norm="train"), normalization, _Draws(seed, client), answers, round
-    )
+    plan, draws = LocalPlan(lr=lr, batch_norm="train"), _Draws.of(seed, context)
+    return DefendedTraining(defense, net, memory, plan, normalization, draws, answers, round)
 
 
 def private_loader(
@@ -99,10 +95,7 @@ def private_loader(
             f"A defense that changes batches is expected, but {defense.name} {'also' if defense.data else 'only'} acts"
             f" on {' and '.join(others) or 'nothing'}; use train_step, or defense_mod for the upload."
         )
-    if seed is None:
-        seed = Secret.draw() if context is None else node_secret(context)
-    draws = _Draws(seed, "0" if context is None else str(context.node_config.get(PARTITION, context.node_id)))
-    state, rng = ClientState(), draws.once("data")
+    state, rng = ClientState(), _Draws.of(seed, context).once("data")
     for batch in loader:
         images, labels, put = _taken(batch)
         changed = _hooked(defense, Batch(_plain(images, normalization), labels), state, rng)
@@ -138,8 +131,7 @@ class DefendedTraining:
                     "train_step is expected to get round=, the server-round of the message's config, but got none: the"
                     " same round could be asked for until what the defense draws is averaged away."
                 )
-        device = next(self.net.parameters()).device
-        self._state = load_state(self.memory, device).of_client(self.draws.number)
+        self._state = load_state(self.memory, next(self.net.parameters()).device).of_client(self.draws.number)
         self._rng = self.draws.once("defense")
         self._kept = private_names(self.net, self.defense)
         return self
@@ -150,25 +142,13 @@ class DefendedTraining:
         batch = _hooked(self.defense, batch, self._state, self._rng)
         model = self._prepared(tuple(batch.inputs.shape[1:]))
         layers = [module for module in self.net.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
-        plan = replace(
-            self.plan,
-            batch_norm="eval" if layers and not any(layer.training for layer in layers) else "train",
-            loss_scale=1.0,
-        )
+        still = layers and not any(layer.training for layer in layers)
+        plan = replace(self.plan, batch_norm="eval" if still else "train", loss_scale=1.0)
         public = public_state(self.net, self.defense)
-        values = ModelState(
-            {**self._private.parameters, **public.parameters}, {**self._private.buffers, **public.buffers}
-        )
-        step = LocalStep(
-            model=model,
-            sent=values,
-            batch=batch,
-            plan=plan,
-            state=self._state,
-            rng=self._rng,
-            changes=self.defense.loss,
-            held=frozenset(name for name, p in self.net.named_parameters() if not p.requires_grad),
-        )
+        own = self._private
+        values = ModelState({**own.parameters, **public.parameters}, {**own.buffers, **public.buffers})
+        held = frozenset(name for name, p in self.net.named_parameters() if not p.requires_grad)
+        step = LocalStep(model, values, batch, plan, self._state, self._rng, self.defense.loss, held)
         plain = PlainPass(step, self.defense)
         shared = plain.only(frozenset(public.parameters))
         for hook in self.defense.gradient:
@@ -178,9 +158,9 @@ class DefendedTraining:
         gradients = {**private, **shared}
         for name, parameter in self.net.named_parameters():
             parameter.grad = gradients[name].to(parameter) if name in shared else None
-        lr, own = self.plan.lr, self._private.parameters
-        moved_private = {n: p - lr * gradients[n] if n in gradients else p for n, p in own.items()}
-        self._private = replace(self._private, parameters=moved_private)
+        lr = self.plan.lr
+        trained = {n: p - lr * gradients[n] if n in gradients else p for n, p in own.parameters.items()}
+        self._private = replace(own, parameters=trained)
         with torch.no_grad():
             for name, buffer in self.net.named_buffers():
                 if name not in self._kept:
@@ -200,13 +180,7 @@ class DefendedTraining:
             model, rng = self.net, self.draws.always("private")
             for hook in self.defense.model:
                 model = hook(model, self._state.of_images(shape), rng)
-            public = public_state(self.net, self.defense)
-            joined = join_private(model, public_state(self.net, self.defense), self._state)
-            sent = {*public.parameters, *public.buffers}
-            self._private = ModelState(
-                {n: p for n, p in joined.parameters.items() if n not in sent},
-                {n: b for n, b in joined.buffers.items() if n not in sent},
-            )
+            self._private = private_values(model, public_state(self.net, self.defense), self._state)
             self._model = model if self.normalization is None else normalized(model, self.normalization)
         return self._model
 
@@ -219,6 +193,13 @@ class _Draws:
     seed: int | Secret
     client: str
 
+    @classmethod
+    def of(cls, seed: int | Secret | None, context: Context | None) -> "_Draws":
+        if context is None:
+            return cls(Secret.draw() if seed is None else seed, "0")
+        client = str(context.node_config.get(PARTITION, context.node_id))
+        return cls(node_secret(context) if seed is None else seed, client)
+
     @property
     def number(self) -> int:
         return int(self.client) if self.client.isdecimal() else 0
@@ -228,9 +209,7 @@ class _Draws:
 
     def once(self, purpose: str) -> torch.Generator:
         """Return a stream of this round; under a secret it never repeats."""
-        if isinstance(self.seed, Secret):
-            return derive_generator(Secret.draw(), purpose)
-        return self.always(purpose)
+        return derive_generator(Secret.draw(), purpose) if isinstance(self.seed, Secret) else self.always(purpose)
 
 
 def _hooked(defense: Defense, batch: Batch, state: ClientState, rng: torch.Generator) -> Batch:

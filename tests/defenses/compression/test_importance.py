@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from fl_privacy.defenses.importance import (
-    gradient_at,
     integrated_gradients,
     integrated_gradients_of_step,
     neuron_shapley,
@@ -19,6 +18,10 @@ from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, ModelState
 
 from ..harness import flat, local_step
+
+
+def gradient_at(step, values):
+    return replace(step, sent=ModelState(values, step.sent.buffers)).gradients().gradients
 
 
 def loss_at(step, values):

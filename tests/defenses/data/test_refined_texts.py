@@ -84,7 +84,7 @@ def test_federations_that_share_the_defense_are_judged_by_their_own_words() -> N
 def test_robust_data_are_judged_more_random_than_the_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     net, seen = model(), []
     made = prepared(net, epsilon=10.0)
-    monkeypatch.setattr("fl_privacy.defenses._refiner.loss_gradients", lambda m, s, b, **k: _spy(seen, m, s, b, k))
+    monkeypatch.setattr("fl_privacy.defenses.defense.loss_gradients", lambda m, s, b, **k: _spy(seen, m, s, b, k))
     step = step_of(net, batch())
     defended(made, step)
     box, there = WordBox(net.words.weight.detach()), batch().inputs >= 0

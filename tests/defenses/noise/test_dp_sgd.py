@@ -144,7 +144,7 @@ def test_a_step_is_one_pass_with_its_loss(monkeypatch):
     """The gradient of the mean loss, which the defense does not look at, is not computed."""
     step = local_step(examples=6)
     mean = torch.nn.functional.cross_entropy(step.model(step.batch.inputs), step.batch.labels)
-    monkeypatch.setattr(plain_pass, "loss_gradients", None)
+    monkeypatch.setattr("fl_privacy.defenses.defense.loss_gradients", None)
     result = local_update(
         step.model,
         step.sent,
