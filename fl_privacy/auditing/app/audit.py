@@ -18,6 +18,7 @@ from flwr.app import Context, RecordDict
 from fl_privacy.attacks.named import attack_named
 from fl_privacy.auditing.app.bundle import App, read_app, read_pairs
 from fl_privacy.auditing.app.environment import LoadedBy, around, seeded
+from fl_privacy.auditing.app.old_flower import lent_in_words
 from fl_privacy.auditing.app.tapped_grid import TappedGrid
 from fl_privacy.auditing.scenarios import Scenarios
 from fl_privacy.auditing.session import AuditSession
@@ -111,7 +112,7 @@ def audit_app(
         if there.audits:
             session.notes.append("The app's own audit(...) was left out of this run; its training was not.")
         if there.lent:
-            session.notes.append(there.lent_in_words())
+            session.notes.append(lent_in_words(there.lent))
         session.trained = time.perf_counter() - session.started
         session.write("The training is done; single examples are attacked now.")
         if (cut := session.end()) is not None:

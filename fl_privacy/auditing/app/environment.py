@@ -10,15 +10,14 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 from flwr.app import Context
 
+from fl_privacy.auditing.app.old_flower import moved_names_lent
 from fl_privacy.auditing.clear_text.findings import Loaded
 from fl_privacy.auditing.instrument.fitted import Fitted
 from fl_privacy.auditing.instrument.program import tensors_in
@@ -39,12 +38,6 @@ CODE = (".py", ".pyc", ".fab")
 
 OTHERS = ("__pycache__", "node_modules", "venv")
 
-MOVED: Mapping[str, Mapping[str, str]] = {
-    "flwr.common.typing": {"UserConfig": "flwr.app", "UserConfigValue": "flwr.app"},
-    "flwr.client.typing": {"ClientAppCallable": "flwr.clientapp.typing", "Mod": "flwr.clientapp.typing"},
-}
-"""Earlier module -> its names -> their present modules."""
-
 
 @dataclass(frozen=True)
 class Around:
@@ -61,12 +54,6 @@ class Around:
     missing: str
     audits: list[bool]
     lent: list[str]
-
-    def lent_in_words(self) -> str:
-        return (
-            f"The app names {', '.join(self.lent)}, which Flower {metadata.version('flwr')} has elsewhere: it was lent"
-            " them here, and would not start by itself."
-        )
 
 
 @contextmanager
@@ -196,35 +183,6 @@ def own_audits_left_out() -> Iterator[list[bool]]:
 
     with replaced(AuditedStrategy, "start", lambda original: start):
         yield found
-
-
-@contextmanager
-def moved_names_lent() -> Iterator[list[str]]:
-    """Provide the names in ``MOVED``, if missing, until the block ends; list those used, as ``module.name``."""
-    asked: list[str] = []
-
-    def lender(place: str, names: Mapping[str, str]) -> Any:
-        def lend(name: str) -> Any:
-            if name not in names:
-                raise AttributeError(f"module {place!r} has no attribute {name!r}")
-            if f"{place}.{name}" not in asked:
-                asked.append(f"{place}.{name}")
-            return getattr(importlib.import_module(names[name]), name)
-
-        return lend
-
-    with ExitStack() as stack:
-        for place, names in MOVED.items():
-            try:
-                module: Any = importlib.import_module(place)
-            except ModuleNotFoundError:
-                module = ModuleType(place)
-                sys.modules[place] = module
-                stack.callback(sys.modules.pop, place, None)
-            if not hasattr(module, "__getattr__"):
-                module.__getattr__ = lender(place, names)
-                stack.callback(delattr, module, "__getattr__")
-        yield asked
 
 
 def configure(context: Context, partition: int, config: Mapping[str, Any], node_config: Mapping[str, Any]) -> None:

@@ -17,6 +17,7 @@ from flwr.serverapp.strategy import Strategy
 
 from fl_privacy.auditing.app.bundle import App, Config, read_pairs
 from fl_privacy.auditing.app.environment import around, configure, seeded
+from fl_privacy.auditing.app.old_flower import lent_in_words
 from fl_privacy.auditing.instrument.watch import replaced
 from fl_privacy.federation.replies import Failure, attempt, printable
 from fl_privacy.flower.gate import Gate
@@ -117,7 +118,7 @@ def ready(app: App, settings: TrialSettings) -> Iterator[tuple[Callable[[list[Ga
             logger.warning("%s", there.missing)
         server, client = app.load()
         if there.lent:
-            logger.warning("%s", there.lent_in_words())
+            logger.warning("%s", lent_in_words(there.lent))
 
         def run(gates: list[Gate] | None) -> Course:
             course = _run(server, client if gates is None else _Gated(client, gates), config, settings)

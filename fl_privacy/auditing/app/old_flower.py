@@ -1,0 +1,127 @@
+"""Names and modules that Flower had since version 1.8 and has elsewhere now, lent to the apps that ask for them."""
+
+import importlib
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from importlib import metadata
+from types import ModuleType
+from typing import Any
+
+_COMPAT = "flwr.compat.common"
+
+HOMES: Mapping[str, tuple[str, ...]] = {
+    "flwr.client.app": ("flwr.client", "flwr.compat.client.app"),
+    "flwr.client.client": ("flwr.client", "flwr.compat.client.client"),
+    "flwr.client.client_app": ("flwr.clientapp", "flwr.clientapp.client_app"),
+    "flwr.client.dpfedavg_numpy_client": ("flwr.compat.client.dpfedavg_numpy_client",),
+    "flwr.client.mod": ("flwr.clientapp.mod",),
+    "flwr.client.numpy_client": ("flwr.client", "flwr.compat.client.numpy_client"),
+    "flwr.client.typing": ("flwr.clientapp.typing", "flwr.compat.client.typing", "flwr.client"),
+    "flwr.common": ("flwr.app", "flwr.app.typing", f"{_COMPAT}.typing"),
+    "flwr.common.address": ("flwr.supercore.address",),
+    "flwr.common.constant": ("flwr.app", "flwr.supercore.constant"),
+    "flwr.common.context": ("flwr.common",),
+    "flwr.common.date": ("flwr.supercore.date",),
+    "flwr.common.differential_privacy": ("flwr.supercore.differential_privacy",),
+    "flwr.common.dp": (f"{_COMPAT}.dp",),
+    "flwr.common.logger": ("flwr.supercore.logger",),
+    "flwr.common.message": ("flwr.common",),
+    "flwr.common.object_ref": ("flwr.supercore.object_ref",),
+    "flwr.common.parameter": (f"{_COMPAT}.parameter",),
+    "flwr.common.record": ("flwr.common", f"{_COMPAT}.record"),
+    "flwr.common.recorddict_compat": (f"{_COMPAT}.recorddict_compat",),
+    "flwr.common.recordset_compat": (f"{_COMPAT}.recorddict_compat",),
+    "flwr.common.telemetry": ("flwr.supercore.telemetry",),
+    "flwr.common.typing": ("flwr.app", "flwr.app.typing", f"{_COMPAT}.typing"),
+    "flwr.common.version": ("flwr.supercore.version",),
+    "flwr.server.app": ("flwr.server", "flwr.compat.server.app"),
+    "flwr.server.compat": ("flwr.server.compat.grid_client_proxy",),
+    "flwr.server.compat.app": ("flwr.server.compat.app",),
+    "flwr.server.compat.driver_client_proxy": ("flwr.server.compat.grid_client_proxy",),
+    "flwr.server.driver": ("flwr.server", "flwr.compat.server.grid"),
+    "flwr.server.grid": ("flwr.server",),
+    "flwr.server.server_app": ("flwr.server", "flwr.serverapp.server_app"),
+    "flwr.server.serverapp_components": ("flwr.server",),
+    "flwr.server.typing": ("flwr.serverapp.typing", "flwr.compat.server.typing"),
+    "flwr.simulation.app": ("flwr.simulation",),
+}
+"""Earlier module -> the present modules that have its names, tried in this order."""
+
+RENAMED: Mapping[str, str] = {
+    "ConfigsRecordValues": "ConfigRecordValues",
+    "DriverClientProxy": "GridClientProxy",
+    "MetricsRecordValues": "MetricRecordValues",
+    "evaluateins_to_recordset": "evaluateins_to_recorddict",
+    "evaluateres_to_recordset": "evaluateres_to_recorddict",
+    "fitins_to_recordset": "fitins_to_recorddict",
+    "fitres_to_recordset": "fitres_to_recorddict",
+    "parameters_size_mod": "arrays_size_mod",
+    "parameters_to_parametersrecord": "parameters_to_arrayrecord",
+    "parametersrecord_to_parameters": "arrayrecord_to_parameters",
+    "recordset_to_evaluateins": "recorddict_to_evaluateins",
+    "recordset_to_evaluateres": "recorddict_to_evaluateres",
+    "recordset_to_fitins": "recorddict_to_fitins",
+    "recordset_to_fitres": "recorddict_to_fitres",
+    "start_driver": "start_grid",
+}
+"""Earlier name -> its present name, in the modules above."""
+
+
+def lent_in_words(lent: list[str]) -> str:
+    """Say which names of earlier versions of Flower an app was lent."""
+    return (
+        f"The app names {', '.join(lent)}, which Flower {metadata.version('flwr')} has elsewhere: it was lent them"
+        " here, and would not start by itself."
+    )
+
+
+@contextmanager
+def moved_names_lent() -> Iterator[list[str]]:
+    """Provide the names of ``HOMES``, where missing, until the block ends; list those used, as ``module.name``."""
+    asked: list[str] = []
+    with ExitStack() as stack:
+        for place in sorted(HOMES):
+            try:
+                module: Any = importlib.import_module(place)
+            except ModuleNotFoundError:
+                module = ModuleType(place)
+                sys.modules[place] = module
+                stack.callback(sys.modules.pop, place, None)
+                parent, _, leaf = place.rpartition(".")
+                owner = sys.modules[parent]
+                if not hasattr(owner, leaf):
+                    setattr(owner, leaf, module)
+                    stack.callback(delattr, owner, leaf)
+            before = vars(module).get("__getattr__")
+            module.__getattr__ = _lender(place, before, asked)
+            if before is None:
+                stack.callback(delattr, module, "__getattr__")
+            else:
+                stack.callback(setattr, module, "__getattr__", before)
+        yield asked
+
+
+def _lender(place: str, before: Any, asked: list[str]) -> Any:
+    def lend(name: str) -> Any:
+        if before is not None:
+            try:
+                return before(name)
+            except AttributeError:
+                pass
+        for home in HOMES[place] if not name.startswith("__") else ():
+            try:
+                module = importlib.import_module(home)
+            except ModuleNotFoundError:  # of another version of Flower
+                continue
+            present = RENAMED.get(name, name)
+            found = (
+                vars(module).get(present) if home == place else getattr(module, present, getattr(module, name, None))
+            )
+            if found is not None:
+                if f"{place}.{name}" not in asked:
+                    asked.append(f"{place}.{name}")
+                return found
+        raise AttributeError(f"module {place!r} has no attribute {name!r}")
+
+    return lend
