@@ -16,8 +16,8 @@ import torch
 from flwr.app import Context, RecordDict
 
 from fl_privacy.attacks.named import attack_named
-from fl_privacy.auditing.app.bundle import App, read_app, read_pairs
-from fl_privacy.auditing.app.environment import LoadedBy, around, seeded
+from fl_privacy.auditing.app.bundle import MOST_NODES, App, read_app, read_pairs
+from fl_privacy.auditing.app.environment import LoadedBy, around, rounds_held, seeded
 from fl_privacy.auditing.app.old_flower import lent_in_words
 from fl_privacy.auditing.app.tapped_grid import TappedGrid
 from fl_privacy.auditing.scenarios import Scenarios
@@ -81,7 +81,6 @@ def audit_app(
     Raises:
         UserError: the app can't be loaded, or the folder can't be written.
     """
-    nodes = whole("--nodes", asked.nodes or app.nodes or USUAL_NODES, at_least=1, at_most=10_000, example=10)
     config = app.with_config(asked.run_config, asked.rounds)
     node_config = read_pairs("--node-config", asked.node_config)
     folder = expanded(asked.out).absolute() / folder_name(app.name)
@@ -91,22 +90,33 @@ def audit_app(
         raise UserError(
             f"--out is expected to be a folder that can be written, but {asked.out} can't: {error.strerror}."
         ) from error
-    session = AppAudit(app.name, asked, folder, nodes=nodes, tell=tell, show=show)
+    session = AppAudit(app.name, asked, folder, nodes=asked.nodes or app.nodes or USUAL_NODES, tell=tell, show=show)
+    inner = app.scripts and app.scripts.works_in(app.folder)
     with contextlib.ExitStack() as stack:
         stack.callback(session.leave)
-        there = stack.enter_context(around(app.folder, folder / "files", asked.mirror))
+        there = stack.enter_context(around(app.folder, folder / "files", asked.mirror, inner))
         session.problems += [there.missing] if there.missing else []
         tables: dict[str, np.ndarray] = {}
         with LoadedBy(tables).looking():  # some apps load their data on import
-            server, client = app.load()
+            started = app.load()
+        wanted = asked.nodes or min(started.nodes or USUAL_NODES, MOST_NODES)
+        session.nodes = nodes = whole("--nodes", wanted, at_least=1, at_most=10_000, example=10)
+        if app.scripts is not None:
+            session.notes.append(app.scripts.in_words(app.folder))
         if asked.seed is not None:
             seeded(asked.seed)
-        grid = TappedGrid(range(nodes), client, config, asked.clients, tables=tables, node_config=node_config)
+        grid = TappedGrid(range(nodes), started.client, config, asked.clients, tables=tables, node_config=node_config)
         grid.on_answer, session.grid, session.data = session.refresh, grid, there.data
         context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=dict(config))
         session.tell(f"Training {nodes} client{'s' * (nodes != 1)}")
-        ended = attempt(lambda: server(grid, context))
+        with rounds_held(asked.rounds):
+            ended = attempt(lambda: started.server(grid, context))
         grid.on_answer = None
+        if asked.rounds is not None and grid.rounds > asked.rounds:
+            session.notes.append(
+                f"The app trained for {grid.rounds} rounds, which its own loop counts; --rounds {asked.rounds} does not"
+                " reach it."
+            )
         if isinstance(ended, Failure):
             session.problems.append(f"The app's server ended with an error: {ended.reason}")
         if there.audits:
@@ -136,7 +146,8 @@ def audit_within(app: str, asked: Mapping[str, Any], say: Callable[[Sequence[byt
         say([Said.PAGE, last])
 
     try:
-        found = read_app(app)
+        asked = dict(asked)
+        found = read_app(app, asked.pop("chosen", None))
         say([Said.NAME, found.name.encode(errors="replace")])
         told: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in asked.items()}
         told |= {name: Path(told[name]) for name in ("out", "mirror") if told.get(name)}

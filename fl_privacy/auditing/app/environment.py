@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+import inspect
 import math
 import os
 import random
@@ -16,6 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 from flwr.app import Context
+from flwr.server import Server
+from flwr.serverapp.strategy import Strategy
 
 from fl_privacy.auditing.app.old_flower import moved_names_lent
 from fl_privacy.auditing.clear_text.findings import Loaded
@@ -57,8 +60,8 @@ class Around:
 
 
 @contextmanager
-def around(app: Path, files: Path, mirror: Path | None) -> Iterator[Around]:
-    """Let the app in the folder ``app`` work in the folder ``files``, with data sets from ``mirror``.
+def around(app: Path, files: Path, mirror: Path | None, inner: Path | None = None) -> Iterator[Around]:
+    """Let the app in the folder ``app`` work in ``inner`` of the folder ``files``, with data sets from ``mirror``.
 
     Raises:
         UserError: ``mirror`` is no folder.
@@ -67,10 +70,11 @@ def around(app: Path, files: Path, mirror: Path | None) -> Iterator[Around]:
         data = stack.enter_context(mirrored(mirror))
         stack.enter_context(in_one_process())
         before, path = Path.cwd(), list(sys.path)
-        os.chdir(files)
+        missing = copied_files(app, files)
+        (files / (inner or "")).mkdir(parents=True, exist_ok=True)
+        os.chdir(files / (inner or ""))
         stack.callback(lambda: sys.path.__setitem__(slice(None), path))
         stack.callback(os.chdir, before)
-        missing = copied_files(app, files)
         audits, lent = stack.enter_context(own_audits_left_out()), stack.enter_context(moved_names_lent())
         yield Around(data, missing, audits, lent)
 
@@ -183,6 +187,28 @@ def own_audits_left_out() -> Iterator[list[bool]]:
 
     with replaced(AuditedStrategy, "start", lambda original: start):
         yield found
+
+
+@contextmanager
+def rounds_held(rounds: int | None) -> Iterator[None]:
+    """Let Flower's own strategies and servers train for at most ``rounds`` rounds, whatever an app says."""
+
+    def held(number: Any) -> Any:
+        return min(number, rounds) if rounds is not None and isinstance(number, int) else number
+
+    def started(original: Any) -> Any:
+        signature = inspect.signature(original)
+
+        def start(self: Any, *args: Any, **kwargs: Any) -> Any:
+            given = signature.bind(self, *args, **kwargs)
+            given.apply_defaults()
+            given.arguments["num_rounds"] = held(given.arguments["num_rounds"])
+            return original(*given.args, **given.kwargs)
+
+        return start
+
+    with replaced(Strategy, "start", started), replaced(Server, "fit", started):
+        yield
 
 
 def configure(context: Context, partition: int, config: Mapping[str, Any], node_config: Mapping[str, Any]) -> None:

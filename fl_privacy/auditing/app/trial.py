@@ -116,7 +116,8 @@ def ready(app: App, settings: TrialSettings) -> Iterator[tuple[Callable[[list[Ga
         there = stack.enter_context(around(app.folder, folder / "files", settings.mirror))
         if there.missing:
             logger.warning("%s", there.missing)
-        server, client = app.load()
+        started = app.load()
+        server, client = started.server, started.client
         if there.lent:
             logger.warning("%s", lent_in_words(there.lent))
 
