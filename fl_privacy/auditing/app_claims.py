@@ -100,9 +100,10 @@ def begun_app(path: Path) -> ClaimedApp:
         UserError: there is no app, or it can't be imported.
     """
     project = read_app(path)
-    server, client = project.load()
+    begun = project.load()
     identify_process()
-    return _begun(ClaimedApp(folder=project.folder, client=client, run_config=project.config, project=project), server)
+    claimed = ClaimedApp(folder=project.folder, client=begun.client, run_config=project.config, project=project)
+    return _begun(claimed, begun.server)
 
 
 def _begun(app: ClaimedApp, server: ServerApp) -> ClaimedApp:

@@ -71,6 +71,9 @@ def audit(  # noqa: PLR0917
     limits: Annotated[
         str, typer.Option("--limits", help="Limits of the sandbox: 'memory_mib=8192 processes=128 seconds=14400'.")
     ] = "",
+    check: Annotated[
+        bool, typer.Option("--check", help="Only say what the app needs and what of it is missing; nothing is run.")
+    ] = False,
     open_page: Annotated[bool, typer.Option("--open", help="Open the page in the browser at the end.")] = False,
 ) -> None:
     """Run an unmodified Flower app and show what its clients' uploads leak.
@@ -78,7 +81,6 @@ def audit(  # noqa: PLR0917
     The app's code runs in this process, as `flwr run` would run it. The page first lists what is sent in the clear,
     then what can be reconstructed from updates, from one example in one step to the app's real uploads.
     """
-    from fl_privacy.cli.console import SECONDS_BETWEEN_LINES, Lines  # noqa: PLC0415
 
     asked = _asked(nodes, rounds, victims=victims, budget=budget, seconds=seconds) | {
         "run_config": tuple(run_config or ()),
@@ -86,6 +88,19 @@ def audit(  # noqa: PLR0917
         "mirror": None if mirror is None else str(expanded(mirror).absolute()),
         "chosen": _chosen(script or server, client or (), server_args, client_args),
     }
+    from fl_privacy.auditing.app.bundle import read_app  # noqa: PLC0415
+    from fl_privacy.auditing.app.check import check_app  # noqa: PLC0415
+
+    found = check_app(read_app(app, asked["chosen"]))
+    if check:
+        say(found.in_words())
+        if found.stops:
+            raise typer.Exit(1)
+        return
+    if found.stops:
+        raise UserError(found.stops)
+    from fl_privacy.cli.console import SECONDS_BETWEEN_LINES, Lines  # noqa: PLC0415
+
     if sandbox:
         given = Allowed(reads=reads or (), environment=environment or (), bounds=bounds_of(limits))
         run: Callable[[Callable[[str], None]], tuple[str, Path]] = Sandbox(app, asked, out, given).audit

@@ -91,7 +91,7 @@ def audit_app(
             f"--out is expected to be a folder that can be written, but {asked.out} can't: {error.strerror}."
         ) from error
     session = AppAudit(app.name, asked, folder, nodes=asked.nodes or app.nodes or USUAL_NODES, tell=tell, show=show)
-    inner = app.scripts and app.scripts.works_in(app.folder)
+    inner = None if app.scripts is None else app.scripts.works_in(app.folder)
     with contextlib.ExitStack() as stack:
         stack.callback(session.leave)
         there = stack.enter_context(around(app.folder, folder / "files", asked.mirror, inner))

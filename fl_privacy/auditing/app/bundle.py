@@ -8,17 +8,14 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import click
-from flwr.clientapp import ClientApp
-from flwr.serverapp import ServerApp
+from typing import TYPE_CHECKING, Any
 
 from fl_privacy.auditing.app.scripts import Scripts, find_scripts
-from fl_privacy.auditing.app.started import Started, start_scripts
 from fl_privacy.errors import UserError, blamed_on
 from fl_privacy.files.foreign import expanded
-from fl_privacy.flower.inside.identity import loaded, parse_config_args
+
+if TYPE_CHECKING:
+    from fl_privacy.auditing.app.started import Started
 
 LARGEST_BUNDLE = 1 << 30
 """Largest size of an unpacked bundle in bytes."""
@@ -44,6 +41,7 @@ class App:
 
     Attributes:
         server, client: references such as ``package.server_app:app``.
+        python: its ``requires-python``.
         nodes: number of nodes of the first simulation, or ``None``.
         scripts: what to run of a project without the app format, instead of ``server`` and ``client``.
     """
@@ -54,15 +52,22 @@ class App:
     client: str
     config: Mapping[str, bool | int | float | str]
     dependencies: tuple[str, ...] = ()
+    python: str = ""
     nodes: int | None = None
     scripts: Scripts | None = None
 
-    def load(self) -> Started:
+    def load(self) -> "Started":
         """Import server and client app, or run scripts up to their start, which executes the app's code.
 
         Raises:
             UserError: the code can't be imported, or is no app.
         """
+        from flwr.clientapp import ClientApp  # noqa: PLC0415
+        from flwr.serverapp import ServerApp  # noqa: PLC0415
+
+        from fl_privacy.auditing.app.started import Started, start_scripts  # noqa: PLC0415
+        from fl_privacy.flower.inside.identity import loaded  # noqa: PLC0415
+
         try:
             with blamed_on(f"The app {self.name}"):
                 if self.scripts is not None:
@@ -189,6 +194,7 @@ def _read(folder: Path, path: str | Path) -> App:
         client=str(components["clientapp"]),
         config=config,
         dependencies=tuple(map(str, listed)) if isinstance(listed := about.get("dependencies"), list) else (),
+        python=str(about.get("requires-python", "")),
         nodes=min(nodes[0], MOST_NODES) if nodes else None,
     )
 
@@ -234,6 +240,10 @@ def read_pairs(option: str, texts: Sequence[str]) -> Config:
 
 
 def _pairs(option: str, text: str) -> dict[str, Any]:
+    import click  # noqa: PLC0415
+
+    from fl_privacy.flower.inside.identity import parse_config_args  # noqa: PLC0415
+
     try:
         found = dict(parse_config_args([text]))
         if not found:

@@ -64,7 +64,13 @@ class Scripts:
 
 
 @dataclass(frozen=True)
-class _File:
+class SourceFile:
+    """A parsed file of a project.
+
+    Attributes:
+        imports: files of the project that it imports.
+    """
+
     path: Path
     tree: ast.Module
     imports: frozenset[Path] = field(default=frozenset(), compare=False)
@@ -72,9 +78,7 @@ class _File:
     @cached_property
     def starts(self) -> set[str]:
         """Return the starting functions that are called anywhere in the file."""
-        return {
-            name for node in ast.walk(self.tree) if isinstance(node, ast.Call) and (name := _called(node)) in STARTS
-        }
+        return {name for node in ast.walk(self.tree) if isinstance(node, ast.Call) and (name := called(node)) in STARTS}
 
     @cached_property
     def is_script(self) -> bool:
@@ -83,7 +87,7 @@ class _File:
             if isinstance(node, ast.If) and "__main__" in ast.dump(node.test):
                 return True
             if not isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef) and any(
-                isinstance(each, ast.Call) and _called(each) in STARTS for each in ast.walk(node)
+                isinstance(each, ast.Call) and called(each) in STARTS for each in ast.walk(node)
             ):
                 return True
         return self.path.suffix == ".ipynb" and bool(self.starts)
@@ -112,13 +116,14 @@ def find_scripts(
     for path in (each for each in (server, *clients) if each is not None):
         if not (folder / path).is_file():
             raise UserError(f"--server, --client and --script are expected to be files of {folder}, but got {path}.")
-    files = _parsed(folder)
+    files = parsed(folder)
     notes: list[str] = []
     if server is not None:
         chosen, of_clients = folder / server, [folder / path for path in clients]
     else:
-        reached = {path: _reached(path, files) for path, each in files.items() if each.is_script}
-        found = _chosen(folder, reached, files, notes)
+        scripts = [path for path, each in files.items() if each.is_script]
+        starts = {path: set[str]().union(*(each.starts for each in reached([path], files))) for path in scripts}
+        found = _chosen(folder, starts, files, notes)
         if found is None:
             return None
         chosen, of_clients = found
@@ -156,8 +161,9 @@ def source_of(path: Path) -> str:
         raise UserError(f"{path} is expected to be a script or a notebook, but can't be read.") from error
 
 
-def _parsed(folder: Path) -> dict[Path, _File]:
-    found: dict[Path, _File] = {}
+def parsed(folder: Path) -> dict[Path, SourceFile]:
+    """Parse a project's Python files and notebooks, but not hidden ones, tests and what can't be parsed."""
+    found: dict[Path, SourceFile] = {}
     for path in sorted((*folder.rglob("*.py"), *folder.rglob("*.ipynb"))):
         inner = path.relative_to(folder).parts
         if len(found) >= MOST_FILES or _LEFT_OUT & set(inner) or any(part.startswith(".") for part in inner):
@@ -165,13 +171,13 @@ def _parsed(folder: Path) -> dict[Path, _File]:
         try:
             if path.is_symlink() or not path.is_file() or path.stat().st_size > MOST_BYTES:
                 continue
-            found[path] = _File(path, ast.parse(source_of(path)))
+            found[path] = SourceFile(path, ast.parse(source_of(path)))
         except (UserError, SyntaxError, ValueError, RecursionError, MemoryError):
             continue
-    return {path: _File(path, each.tree, frozenset(_imports(each, folder, found))) for path, each in found.items()}
+    return {path: SourceFile(path, each.tree, frozenset(_imports(each, folder, found))) for path, each in found.items()}
 
 
-def _imports(file: _File, folder: Path, files: Mapping[Path, _File]) -> Iterator[Path]:
+def _imports(file: SourceFile, folder: Path, files: Mapping[Path, SourceFile]) -> Iterator[Path]:
     """Yield the project's own files that ``file`` imports."""
     for node in ast.walk(file.tree):
         if isinstance(node, ast.Import):
@@ -189,20 +195,20 @@ def _imports(file: _File, folder: Path, files: Mapping[Path, _File]) -> Iterator
                         yield path
 
 
-def _reached(path: Path, files: Mapping[Path, _File]) -> set[str]:
-    """Return the starting functions that a script calls, or a file of the project that it imports."""
-    seen, left, found = {path}, [path], set[str]()
+def reached(paths: Sequence[Path], files: Mapping[Path, SourceFile]) -> list[SourceFile]:
+    """Return the files at ``paths`` and all files of the project that they import, directly or not."""
+    seen, left = set(paths), [path for path in paths if path in files]
+    found = []
     while left:
-        each = files[left.pop()]
-        found |= each.starts
-        new = each.imports - seen
+        found.append(files[left.pop()])
+        new = found[-1].imports - seen
         seen |= new
         left.extend(new)
     return found
 
 
 def _chosen(
-    folder: Path, reached: Mapping[Path, set[str]], files: Mapping[Path, _File], notes: list[str]
+    folder: Path, starting: Mapping[Path, set[str]], files: Mapping[Path, SourceFile], notes: list[str]
 ) -> tuple[Path, list[Path]] | None:
     def rank(path: Path, kinds: set[str], words: Sequence[str]) -> tuple[bool, int, int, str]:
         stem = path.stem.lower()
@@ -210,7 +216,9 @@ def _chosen(
         return not files[path].starts & kinds, len(path.relative_to(folder).parts), place, str(path)
 
     def best(kinds: set[str], words: Sequence[str]) -> list[Path]:
-        return sorted((path for path, starts in reached.items() if starts & kinds), key=lambda p: rank(p, kinds, words))
+        return sorted(
+            (path for path, starts in starting.items() if starts & kinds), key=lambda p: rank(p, kinds, words)
+        )
 
     simulations, servers = best(SIMULATIONS, _LIKELY), best(SERVERS, ("server", *_LIKELY))
     if simulations:
@@ -242,7 +250,7 @@ def _chosen(
 def _guessed(trees: Sequence[ast.Module], *, of_client: bool) -> Iterator[str]:
     """Yield a command line for what the scripts' parsers ask for: a client's number, the number of clients."""
     for tree in trees:
-        asked = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and _called(n) == "add_argument"]
+        asked = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and called(n) == "add_argument"]
         for node in asked:
             flags = [each.value for each in node.args if isinstance(each, ast.Constant) and isinstance(each.value, str)]
             told = {each.arg: each.value for each in node.keywords}
@@ -250,10 +258,10 @@ def _guessed(trees: Sequence[ast.Module], *, of_client: bool) -> Iterator[str]:
                 continue
             flag = next((each for each in flags if each.startswith("--")), flags[0])
             name = flag.lstrip("-").lower()
-            needed = not flag.startswith("-") or _constant(told.get("required")) is True
+            needed = not flag.startswith("-") or constant(told.get("required")) is True
             value = None
             if of_client and name and _OF_CLIENT.match(name):
-                choices = _constant(told.get("choices"))
+                choices = constant(told.get("choices"))
                 value = f"{{partition:{'|'.join(map(str, choices))}}}" if isinstance(choices, list | tuple) else None
                 value = value or "{partition}"
             elif _COUNT.match(name):
@@ -279,11 +287,13 @@ def _guessed(trees: Sequence[ast.Module], *, of_client: bool) -> Iterator[str]:
         yield "{partition}"
 
 
-def _called(node: ast.Call) -> str:
+def called(node: ast.Call) -> str:
+    """Return the last name of what is called."""
     return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
 
 
-def _constant(node: ast.AST | None) -> object:
+def constant(node: ast.AST | None) -> object:
+    """Return the value of a literal, or ``None``."""
     try:
         return None if node is None else ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):

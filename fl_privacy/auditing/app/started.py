@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import ModuleType
@@ -120,8 +121,8 @@ def start_scripts(scripts: Scripts, folder: Path) -> Started:
             f"{runner.named(scripts.server)} is expected to start a simulation with a client_fn or two apps, but gave"
             f" {', '.join(sorted(given)) or 'nothing'}."
         )
-    nodes = _count(given.get("num_clients")) or _count(len(given.get("clients_ids") or ()))
-    return Started(server=_server_of(given), client=ClientApp(client_fn=_client_fn(given["client_fn"])), nodes=nodes)
+    named = _count(given.get("num_clients")) or _count(len(given.get("clients_ids") or ()))
+    return Started(server=_server_of(given), client=ClientApp(client_fn=_client_fn(given["client_fn"])), nodes=named)
 
 
 def _count(number: Any) -> int | None:
@@ -277,6 +278,10 @@ def _filled(text: str, partition: int, nodes: int) -> str:
     return re.sub(r"\{partition(?::([^}]*))?\}", value, text).replace("{nodes}", str(nodes))
 
 
+def _instead(noted: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+    return noted
+
+
 @contextmanager
 def _taken_over(calls: _Calls) -> Iterator[None]:
     """Let Flower's starting functions note what they are given, here and in processes that a script begins."""
@@ -311,7 +316,7 @@ def _taken_over(calls: _Calls) -> Iterator[None]:
                 continue
             for name, noted in taken.items():
                 if hasattr(module, name) and not isinstance(getattr(module, name), ModuleType):
-                    stack.enter_context(replaced(module, name, lambda original, noted=noted: noted))
+                    stack.enter_context(replaced(module, name, partial(_instead, noted)))
         stack.enter_context(replaced(BaseProcess, "start", at_once))
         stack.enter_context(replaced(BaseProcess, "join", lambda original: lambda process, timeout=None: None))
         yield
