@@ -118,7 +118,7 @@ def _lender(place: str, before: Any, asked: list[str]) -> Any:
             found = (
                 vars(module).get(present) if home == place else getattr(module, present, getattr(module, name, None))
             )
-            if found is not None:
+            if found is not None and not isinstance(found, ModuleType):
                 if f"{place}.{name}" not in asked:
                     asked.append(f"{place}.{name}")
                 return found
