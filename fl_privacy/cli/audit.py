@@ -41,6 +41,9 @@ def audit(  # noqa: PLR0917
         Path | None,
         typer.Option("--mirror", metavar="DIR", help="Folder of data sets by hub name, instead of the hub."),
     ] = None,
+    stand_in: Annotated[
+        bool, typer.Option("--stand-in", help="Draw examples where the app's data are missing, and say so.")
+    ] = False,
     script: Annotated[
         Path | None, typer.Option("--script", help="Of a project without the app format: what starts the simulation.")
     ] = None,
@@ -86,6 +89,7 @@ def audit(  # noqa: PLR0917
         "run_config": tuple(run_config or ()),
         "node_config": tuple(node_config or ()),
         "mirror": None if mirror is None else str(expanded(mirror).absolute()),
+        "stand_in": stand_in,
         "chosen": _chosen(script or server, client or (), server_args, client_args),
     }
     from fl_privacy.auditing.app.bundle import read_app  # noqa: PLC0415

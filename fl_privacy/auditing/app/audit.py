@@ -17,8 +17,10 @@ from flwr.app import Context, RecordDict
 
 from fl_privacy.attacks.named import attack_named
 from fl_privacy.auditing.app.bundle import MOST_NODES, App, read_app, read_pairs
+from fl_privacy.auditing.app.check import ready_or_not
 from fl_privacy.auditing.app.environment import LoadedBy, around, rounds_held, seeded
-from fl_privacy.auditing.app.old_flower import lent_in_words
+from fl_privacy.auditing.app.lent import lent_in_words
+from fl_privacy.auditing.app.stand_in import Drawing, drawn_for
 from fl_privacy.auditing.app.tapped_grid import TappedGrid
 from fl_privacy.auditing.scenarios import Scenarios
 from fl_privacy.auditing.session import AuditSession
@@ -48,6 +50,7 @@ class AppAuditRequest:
         run_config: overrides, as in ``flwr run --run-config``.
         node_config: config of every node, as in ``flower-supernode --node-config``; ``{partition}`` becomes its own.
         mirror: folder of data sets by hub name; ``None`` lets the app load anything.
+        stand_in: draw examples where the app's data are missing.
         seconds: time after which no further attack begins.
         seed: seed of attacks and of the app's random streams; ``None`` leaves the streams alone.
         sandboxed: ``True`` if this process is isolated.
@@ -58,6 +61,7 @@ class AppAuditRequest:
     run_config: tuple[str, ...] = ()
     node_config: tuple[str, ...] = ()
     mirror: Path | None = None
+    stand_in: bool = False
     out: Path = Path("audit")
     clients: int = 4
     victims: int = 8
@@ -83,6 +87,7 @@ def audit_app(
     """
     config = app.with_config(asked.run_config, asked.rounds)
     node_config = read_pairs("--node-config", asked.node_config)
+    ready_or_not(app)
     folder = expanded(asked.out).absolute() / folder_name(app.name)
     try:
         make_private_folder(folder / "files", folder)
@@ -96,6 +101,8 @@ def audit_app(
         stack.callback(session.leave)
         there = stack.enter_context(around(app.folder, folder / "files", asked.mirror, inner))
         session.problems += [there.missing] if there.missing else []
+        if asked.stand_in:
+            session.drawing = stack.enter_context(drawn_for(app, folder / "files", asked.mirror, asked.seed or 0))
         tables: dict[str, np.ndarray] = {}
         with LoadedBy(tables).looking():  # some apps load their data on import
             started = app.load()
@@ -121,6 +128,8 @@ def audit_app(
             session.problems.append(f"The app's server ended with an error: {ended.reason}")
         if there.audits:
             session.notes.append("The app's own audit(...) was left out of this run; its training was not.")
+        if there.silent:
+            session.notes.append(f"It reports to {', '.join(there.silent)}, not installed here; it was left out.")
         if there.lent:
             session.notes.append(lent_in_words(there.lent))
         session.trained = time.perf_counter() - session.started
@@ -176,6 +185,7 @@ class AppAudit(AuditSession):
         self.name, self.asked, self.nodes, self.tell = name, asked, nodes, tell or (lambda text: None)
         self.grid: TappedGrid | None = None
         self.data: set[str] = set()
+        self.drawing: Drawing | None = None
         self.problems: list[str] = []
         self.answers: list[Answer] = []
         self.trained, self.broken, self._refreshed = 0.0, "", 0.0
@@ -228,6 +238,8 @@ class AppAudit(AuditSession):
         if self.answers and (attacked := len({node for node, _ in grid.answers})):
             were = "1 client was" if attacked == 1 else f"{attacked} clients were"
             lede += f" The server is honest but curious; {were} asked again for uploads of few examples."
+        if self.drawing is not None and (drawn := self.drawing.in_words()):
+            lede = f"{drawn} {lede}"
         environment = [
             ("fl-privacy", metadata.version("fl-privacy")),
             ("flwr", metadata.version("flwr")),

@@ -16,7 +16,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from fl_privacy.auditing.app.bundle import MOST_NODES, ROUNDS_KEYS, App
-from fl_privacy.auditing.app.old_flower import HOMES
+from fl_privacy.auditing.app.lent import HOMES, TRACKERS
 from fl_privacy.auditing.app.review import NETWORK
 from fl_privacy.auditing.app.scripts import SourceFile, called, constant, parsed, reached
 from fl_privacy.errors import UserError, visible
@@ -75,7 +75,7 @@ class Check:
     Attributes:
         runs: what is started.
         missing: packages that are imported when it starts but not installed, as ``pip install`` takes them.
-        later: packages that are not installed, which it imports only in some functions or can do without.
+        later: packages that are not installed, which it imports only in some functions or an audit goes without.
         versions: requirements that what is installed does not meet, in words.
         python: its ``requires-python``, if this Python does not meet it.
         modules: modules that its ``pyproject.toml`` names and the folder does not have.
@@ -123,7 +123,7 @@ class Check:
         lines = [f"{self.app}: {self.runs}; its code was read, not run."]
         lines += [f"Stops: {self.stops}"] if self.stops else ["Packages: all that it imports at its start are here."]
         if self.later:
-            lines.append(f"Not installed, and imported in some functions only: {install(self.later.values())}")
+            lines.append(f"Not installed, and not needed at the start: {install(self.later.values())}")
         lines += [f"Version: {each}" for each in self.versions]
         if self.python:
             lines.append(f"Python: it asks for {self.python}, and this is {platform.python_version()}.")
@@ -169,12 +169,12 @@ def check_app(app: App) -> Check:
                 found[name] = asked.get(_normal(distribution), asked.get(_normal(name), distribution))
         return found
 
-    missing = absent(needed)
+    missing = absent(needed - set(TRACKERS))
     return Check(
         app=app.name,
         runs=app.scripts.in_words(app.folder).rstrip(".") if app.scripts else f"{app.server} and {app.client}",
         missing=missing,
-        later={name: text for name, text in absent(optional).items() if name not in missing},
+        later={name: text for name, text in absent(optional | needed).items() if name not in missing},
         versions=list(_unmet(app.dependencies)),
         python=_unmet_python(app.python),
         modules=modules,

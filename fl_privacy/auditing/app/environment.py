@@ -20,7 +20,7 @@ from flwr.app import Context
 from flwr.server import Server
 from flwr.serverapp.strategy import Strategy
 
-from fl_privacy.auditing.app.old_flower import moved_names_lent
+from fl_privacy.auditing.app.lent import moved_names_lent, trackers_left_out
 from fl_privacy.auditing.clear_text.findings import Loaded
 from fl_privacy.auditing.instrument.fitted import Fitted
 from fl_privacy.auditing.instrument.program import tensors_in
@@ -51,12 +51,14 @@ class Around:
         missing: sentence on files that were not copied, if any.
         audits: an entry for each of its own audits that was left out.
         lent: moved names of Flower that it uses.
+        silent: packages that report elsewhere, which it goes without.
     """
 
     data: set[str]
     missing: str
     audits: list[bool]
     lent: list[str]
+    silent: list[str]
 
 
 @contextmanager
@@ -76,7 +78,7 @@ def around(app: Path, files: Path, mirror: Path | None, inner: Path | None = Non
         stack.callback(lambda: sys.path.__setitem__(slice(None), path))
         stack.callback(os.chdir, before)
         audits, lent = stack.enter_context(own_audits_left_out()), stack.enter_context(moved_names_lent())
-        yield Around(data, missing, audits, lent)
+        yield Around(data, missing, audits, lent, stack.enter_context(trackers_left_out()))
 
 
 @contextmanager
@@ -98,7 +100,7 @@ def mirrored(folder: Path | None) -> Iterator[set[str]]:
             if str(path) in {"parquet", "csv", "json", "imagefolder", "text", "arrow"} or Path(str(path)).exists():
                 return original(path, name, *args, split=split, **kwargs)
             asked.add(str(path))
-            found = _find(folder, str(path), name)
+            found = find_mirrored(folder, str(path), name)
             if found is None:
                 raise FileNotFoundError(f"{path} is not in the mirror {folder}")
             kept = [file for file in sorted(found.iterdir()) if file.suffix in KINDS]
@@ -130,7 +132,8 @@ def in_one_process() -> Iterator[None]:
         yield
 
 
-def _find(folder: Path, path: str, name: object) -> Path | None:
+def find_mirrored(folder: Path, path: str, name: object) -> Path | None:
+    """Find the folder of the data set with the hub name ``path`` and configuration ``name`` in a mirror."""
     short = path.rpartition("/")[2]
     names = [path.replace("/", "__"), path, short]
     if isinstance(name, str):

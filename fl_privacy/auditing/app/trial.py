@@ -17,7 +17,7 @@ from flwr.serverapp.strategy import Strategy
 
 from fl_privacy.auditing.app.bundle import App, Config, read_pairs
 from fl_privacy.auditing.app.environment import around, configure, seeded
-from fl_privacy.auditing.app.old_flower import lent_in_words
+from fl_privacy.auditing.app.lent import lent_in_words
 from fl_privacy.auditing.instrument.watch import replaced
 from fl_privacy.federation.replies import Failure, attempt, printable
 from fl_privacy.flower.gate import Gate

@@ -1,10 +1,14 @@
-"""Names and modules that Flower had since version 1.8 and has elsewhere now, lent to the apps that ask for them."""
+"""What apps are lent: names that Flower had since version 1.8 and has elsewhere now, and packages that only report."""
 
 import importlib
+import importlib.util
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from importlib import metadata
+from importlib.abc import Loader
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
@@ -68,6 +72,10 @@ RENAMED: Mapping[str, str] = {
 """Earlier name -> its present name, in the modules above."""
 
 
+TRACKERS = ("wandb", "mlflow", "neptune", "comet_ml", "codecarbon", "tensorboardX")
+"""Packages that report a run elsewhere, which an audit goes without where they are not installed."""
+
+
 def lent_in_words(lent: list[str]) -> str:
     """Say which names of earlier versions of Flower an app was lent."""
     return (
@@ -125,3 +133,60 @@ def _lender(place: str, before: Any, asked: list[str]) -> Any:
         raise AttributeError(f"module {place!r} has no attribute {name!r}")
 
     return lend
+
+
+class _Silent(ModuleType):
+    """Stands for a package or anything of it, and does nothing."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.__path__ = []
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Silent(name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        plain = len(args) == 1 and not kwargs and callable(args[0])
+        return args[0] if plain else self  # also as a decorator
+
+    def __enter__(self) -> "_Silent":
+        return self
+
+    def __exit__(self, *args: Any) -> None:
+        return None
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
+
+@contextmanager
+def trackers_left_out() -> Iterator[list[str]]:
+    """Let apps import ``TRACKERS`` that are not installed, silently; list those until the block ends."""
+    absent = [name for name in TRACKERS if name not in sys.modules and importlib.util.find_spec(name) is None]
+    asked = list[str]()
+
+    class Finder(Loader):
+        @staticmethod
+        def find_spec(name: str, path: Any = None, target: Any = None) -> Any:
+            top = name.partition(".")[0]
+            if top not in absent:
+                return None
+            asked.extend([top] if top not in asked else [])
+            return ModuleSpec(name, Finder(), is_package=True)
+
+        def create_module(self, spec: ModuleSpec) -> ModuleType:
+            return _Silent(spec.name)
+
+        def exec_module(self, module: ModuleType) -> None:
+            return None
+
+    os.environ.setdefault("WANDB_MODE", "disabled")
+    sys.meta_path.append(Finder)
+    try:
+        yield asked
+    finally:
+        sys.meta_path.remove(Finder)
+        for name in [each for each in sys.modules if each.partition(".")[0] in absent]:
+            del sys.modules[name]
