@@ -154,7 +154,7 @@ def read_app(path: str | Path, chosen: Mapping[str, Any] | None = None) -> App:
 
 def _has_format(folder: Path) -> bool:
     try:
-        return "[tool.flwr" in (folder / "pyproject.toml").read_text(encoding="utf-8", errors="replace")
+        return "serverapp" in (folder / "pyproject.toml").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return False
 

@@ -31,6 +31,7 @@ DISTRIBUTIONS: Mapping[str, str] = {
     "dotenv": "python-dotenv",
     "flwr": "flwr[simulation]",
     "git": "gitpython",
+    "github": "pygithub",
     "google": "protobuf",
     "imblearn": "imbalanced-learn",
     "jose": "python-jose",
@@ -155,8 +156,7 @@ def check_app(app: App) -> Check:
     files = parsed(app.folder)
     entries, modules = _entries(app, files)
     near = reached(entries, files)
-    own = {path.name.removesuffix(".py") for path in app.folder.iterdir()}
-    own |= {each.name.removesuffix(".py") for path in entries for each in path.parent.iterdir()}
+    own = {part.removesuffix(".py") for path in files for part in path.relative_to(app.folder).parts}
     asked = {_normal(name): text for name, text in _requirements(app.dependencies)}
     needed, optional = _imports(near)
     rounds = next((app.config[key] for key in ROUNDS_KEYS if key in app.config), 0)

@@ -21,7 +21,6 @@ MOST_FILES, MOST_BYTES = 2000, 4 << 20
 
 _LEFT_OUT = {"venv", "env", "site-packages", "node_modules", "__pycache__", "tests", "test"}
 _LIKELY = ("main", "simulation", "simulate", "sim", "run", "app", "server")
-_NUMBERED = re.compile(r"^(.*?)[-_ ]?(\d+|[a-c]|one|two|three)$", re.IGNORECASE)
 _OF_CLIENT = re.compile(
     r"^(partition|client|node|site|user|worker|hospital)?[-_]?(cid|id|idx|index|no|num|number|rank|partition)?$"
 )
@@ -210,10 +209,10 @@ def reached(paths: Sequence[Path], files: Mapping[Path, SourceFile]) -> list[Sou
 def _chosen(
     folder: Path, starting: Mapping[Path, set[str]], files: Mapping[Path, SourceFile], notes: list[str]
 ) -> tuple[Path, list[Path]] | None:
-    def rank(path: Path, kinds: set[str], words: Sequence[str]) -> tuple[bool, int, int, str]:
+    def rank(path: Path, kinds: set[str], words: Sequence[str]) -> tuple[bool, int, int, int, str]:
         stem = path.stem.lower()
         place = next((n for n, word in enumerate(words) if word in stem), len(words))
-        return not files[path].starts & kinds, len(path.relative_to(folder).parts), place, str(path)
+        return not files[path].starts & kinds, len(path.relative_to(folder).parts), place, len(path.stem), str(path)
 
     def best(kinds: set[str], words: Sequence[str]) -> list[Path]:
         return sorted(
@@ -235,16 +234,17 @@ def _chosen(
     )
     if not near:
         return None
-    stem = _NUMBERED.match(near[0].stem)
-    alike = [
-        path
-        for path in near
-        if stem and path.parent == near[0].parent and (m := _NUMBERED.match(path.stem)) and m[1] == stem[1]
-    ]
+    alike = [path for path in near if _unnumbered(path, folder) == _unnumbered(near[0], folder)]
     if len(servers) > 1:
         others = ", ".join(_named(path, folder) for path in servers[1:4])
         notes.append(f"Others start a server, too ({others}): --server chooses.")
     return server, sorted(alike) or near[:1]
+
+
+def _unnumbered(path: Path, folder: Path) -> str:
+    """Return a path without the numbers that tell clients apart: client1.py and client2.py, site_a/run.py."""
+    inner = path.relative_to(folder).with_suffix("").as_posix().lower()
+    return re.sub(r"[-_ ]?(\d+|(?<=[-_ ])[a-d]|one|two|three)(?=/|$|[-_ ])", "", inner)
 
 
 def _guessed(trees: Sequence[ast.Module], *, of_client: bool) -> Iterator[str]:
