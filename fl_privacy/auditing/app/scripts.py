@@ -25,6 +25,17 @@ _OF_CLIENT = re.compile(
     r"^(partition|client|node|site|user|worker|hospital)?[-_]?(cid|id|idx|index|no|num|number|rank|partition)?$"
 )
 _COUNT = re.compile(r"^(num|n|number|total)[-_]?(of[-_]?)?(clients|partitions|nodes|users|workers|sites)$")
+_USUAL = (
+    (re.compile(r"^(num|n)?[-_]?(server|fl|global|comm\w*)?[-_]?rounds?$"), "1"),
+    (re.compile(r"^(num|n|local)?[-_]?(local)?[-_]?epochs?$"), "1"),
+    (re.compile(r"^batch[-_]?size$"), "32"),
+    (re.compile(r"^(lr|learning[-_]?rate)$"), "0.01"),
+    (re.compile(r"^device$"), "cpu"),
+    (re.compile(r"^(random[-_]?)?seed$"), "0"),
+    (re.compile(r"^port$"), "8080"),
+)
+"""Names of options that a script can require -> what they are given."""
+
 _ADDRESS = re.compile(r"(^|[-_])(address|addr|ip|host|url)$")
 
 
@@ -75,9 +86,26 @@ class SourceFile:
     imports: frozenset[Path] = field(default=frozenset(), compare=False)
 
     @cached_property
+    def flower(self) -> set[str]:
+        """Return the names by which the file knows Flower, its modules and its starting functions."""
+        found = set[str]()
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Import):
+                flower = [alias for alias in node.names if alias.name.partition(".")[0] == "flwr"]
+                found |= {(alias.asname or alias.name).partition(".")[0] for alias in flower}
+            elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "flwr":
+                found |= STARTS if any(alias.name == "*" for alias in node.names) else set()
+                found |= {alias.asname or alias.name for alias in node.names}
+        return found
+
+    @cached_property
     def starts(self) -> set[str]:
-        """Return the starting functions that are called anywhere in the file."""
-        return {name for node in ast.walk(self.tree) if isinstance(node, ast.Call) and (name := called(node)) in STARTS}
+        """Return the starting functions of Flower that are called anywhere in the file."""
+        return {called(node) for node in ast.walk(self.tree) if isinstance(node, ast.Call) and self.begins(node)}
+
+    def begins(self, node: ast.Call) -> bool:
+        """Return whether a call is one of Flower's starting functions, and not the project's own of that name."""
+        return called(node) in STARTS and ast.unparse(node.func).partition(".")[0] in self.flower
 
     @cached_property
     def is_script(self) -> bool:
@@ -86,7 +114,7 @@ class SourceFile:
             if isinstance(node, ast.If) and "__main__" in ast.dump(node.test):
                 return True
             if not isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef) and any(
-                isinstance(each, ast.Call) and called(each) in STARTS for each in ast.walk(node)
+                isinstance(each, ast.Call) and self.begins(each) for each in ast.walk(node)
             ):
                 return True
         return self.path.suffix == ".ipynb" and bool(self.starts)
@@ -268,8 +296,10 @@ def _guessed(trees: Sequence[ast.Module], *, of_client: bool) -> Iterator[str]:
                 value = "{nodes}" if needed else None
             elif needed and _ADDRESS.search(name):
                 value = "127.0.0.1:8080"
-            elif needed and name == "port":
-                value = "8080"
+            elif needed:
+                choices = constant(told.get("choices"))
+                usual = next((text for words, text in _USUAL if words.match(name)), None)
+                value = str(choices[0]) if isinstance(choices, list | tuple) and choices else usual
             if value is not None:
                 yield from (flag, value) if flag.startswith("-") else (value,)
         if asked:

@@ -3,6 +3,7 @@
 import ast
 import importlib
 import importlib.util
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -60,6 +61,9 @@ OF_TORCHVISION: dict[str, Shape] = {
 }
 
 _READERS = ("read_csv", "read_table", "read_excel", "read_parquet", "read_json", "read_feather", "read_pickle")
+_DRAWN = {".csv", ".tsv", ".xlsx", ".xls", ".parquet", ".feather", ".npz", ".npy"}
+"""Suffixes of files that are drawn where they are missing."""
+
 _CLASSES = re.compile(r"^(num|n|number_of)_?(classes|labels|outputs?|categories)$", re.IGNORECASE)
 _FEATURES = re.compile(r"^(num|n|number_of)_?(features|inputs?)$|^(input|in)_?(dim|size|features)$", re.IGNORECASE)
 
@@ -238,7 +242,7 @@ class Drawing:
         classes = self.classes or 2
         made = self._folder / "stand-in" / re.sub(r"\W+", "_", str(root))
         shape, rng = Shape(side=64, classes=classes), self.rng(str(root))
-        if not made.exists():
+        if not made.is_dir():
             for number, image in enumerate(self._as_images(24 * classes, shape, rng)):
                 place = made / f"class_{number % classes}"
                 place.mkdir(parents=True, exist_ok=True)
@@ -283,7 +287,19 @@ def stood_in(drawing: Drawing, mirror: Callable[[str, object], bool] = lambda pa
             learn = importlib.import_module("sklearn.datasets")
             for name in (each for each in dir(learn) if each.startswith("fetch_")):
                 stack.enter_context(replaced(learn, name, _of_sklearn(drawing, name)))
+        for owner, names in ((os.path, ("exists", "isfile")), (Path, ("exists", "is_file"))):
+            for name in names:
+                stack.enter_context(replaced(owner, name, _is_there))
         yield drawing
+
+
+def _is_there(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a script that looks for a table or an array before it reads it go on: the reader draws it."""
+
+    def looked(path: Any, *args: Any, **kwargs: Any) -> Any:
+        return original(path, *args, **kwargs) or Path(str(path)).suffix.lower() in _DRAWN
+
+    return looked
 
 
 def _names(value: object) -> list[str]:
@@ -295,7 +311,7 @@ def _of_hub(drawing: Drawing, mirror: Callable[[str, object], bool]) -> dict[str
     def around(original: Any) -> Any:
         def load(path: Any, name: Any = None, *args: Any, split: Any = None, **kwargs: Any) -> Any:
             local = {"parquet", "csv", "json", "imagefolder", "text", "arrow"}
-            if str(path) in local or Path(str(path)).exists() or mirror(str(path), name):
+            if str(path) in local or os.access(str(path), os.F_OK) or mirror(str(path), name):
                 return original(path, name, *args, split=split, **kwargs)
             return drawing.hub(str(path), name, split)
 
@@ -320,7 +336,7 @@ def _if_missing(draw: Callable[[object], Any]) -> Callable[[Callable[..., Any]],
                 if args
                 else next((value for key, value in kwargs.items() if "path" in key or key == "file"), "")
             )
-            if not isinstance(path, str | Path) or (Path(path).exists() and "://" not in str(path)):
+            if not isinstance(path, str | Path) or os.access(path, os.F_OK):
                 return original(*args, **kwargs)
             return draw(path)
 

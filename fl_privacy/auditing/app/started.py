@@ -1,5 +1,6 @@
 """Runs the scripts of a project without the app format, with Flower's starting functions taken over."""
 
+import argparse
 import copy
 import importlib
 import inspect
@@ -224,7 +225,6 @@ class _Runner:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        sys.path.insert(0, str(folder))
 
     def named(self, path: Path) -> str:
         return str(path.relative_to(self._folder) if path.is_relative_to(self._folder) else path)
@@ -235,15 +235,24 @@ class _Runner:
         Raises:
             UserError: the script raises an error.
         """
-        calls, words = _Calls([], [], []), [_filled(each, partition, nodes) for each in arguments]
-        name, here = self.named(path), str(path.parent)
-        module = ModuleType("__main__")
+        words = [_filled(each, partition, nodes) for each in arguments]
+        first, second = str(path.parent), str(self._folder)
+        try:
+            return self._run(path, words, (first, second))
+        except UserError as error:
+            if first == second or not isinstance(error.__cause__, ImportError):
+                raise
+            return self._run(path, words, (second, first))  # as `python -m` from the project's folder
+
+    def _run(self, path: Path, words: Sequence[str], places: Sequence[str]) -> _Calls:
+        calls, name, module = _Calls([], [], []), self.named(path), ModuleType("__main__")
         module.__dict__.update(__file__=str(path), __builtins__=__builtins__)
         before, threads = set(sys.modules), set(threading.enumerate())
-        if here not in sys.path:
-            sys.path.insert(0, here)
+        sys.path[:] = [*places, *(each for each in sys.path if each not in places)]
         with ExitStack() as stack:
+            stack.callback(self._forget, before)
             stack.enter_context(_taken_over(calls))
+            stack.enter_context(replaced(argparse.ArgumentParser, "error", partial(_refusing, name)))
             stack.callback(setattr, sys, "argv", sys.argv)
             stack.callback(sys.modules.__setitem__, "__main__", sys.modules["__main__"])
             sys.argv, sys.modules["__main__"] = [str(path), *words], module
@@ -263,11 +272,24 @@ class _Runner:
             if not (calls.simulations or calls.servers or calls.clients):
                 for thread in set(threading.enumerate()) - threads:
                     thread.join(WAITED)
-        for each in set(sys.modules) - before:  # the next script gets its own
+        return calls
+
+    def _forget(self, before: set[str]) -> None:
+        """Leave the project's modules to what has them, so that the next script gets its own."""
+        for each in set(sys.modules) - before:
             place = getattr(sys.modules[each], "__file__", None)
             if place and Path(place).is_relative_to(self._folder):
                 del sys.modules[each]
-        return calls
+
+
+def _refusing(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    def refuse(parser: argparse.ArgumentParser, message: str) -> None:
+        raise UserError(
+            f"{name} refuses its arguments: {message}. Say them by --server-args or --client-args,"
+            " as in --client-args '--id {partition}'."
+        )
+
+    return refuse
 
 
 def _filled(text: str, partition: int, nodes: int) -> str:
