@@ -99,6 +99,15 @@ def test_a_server_and_its_clients_are_audited_and_asked_again_unchanged(tmp_path
     assert counts_in(audited(folder, tmp_path / "again")) == counts_in(record)
 
 
+def test_a_client_of_before_flower_1_is_asked_as_it_was(tmp_path: Path) -> None:
+    network = parts.NETWORK.replace("def get_parameters(self, config)", "def get_parameters(self)")
+    network = network.replace("self.get_parameters({})", "weights_to_parameters and self.get_parameters()")
+    network += "\nfrom flwr.common import Weights, weights_to_parameters\n"
+    record = audited(project(tmp_path / "a", app=parts.APPS, network=network), tmp_path / "out")
+    assert not record["problems"] and counts_in(record)[0]["exact"] == 2
+    assert "flwr.common.Weights" in " ".join(record["notes"])
+
+
 def test_a_notebook_is_a_script(tmp_path: Path) -> None:
     folder = project(tmp_path / "a", network=parts.NETWORK)
     lines = ["%matplotlib inline\n", "!pip install flwr\n", *parts.SIMULATION.splitlines(keepends=True)]

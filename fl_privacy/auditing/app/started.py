@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from flwr.app import Context
-from flwr.client import Client
+from flwr.client import Client, NumPyClient
 from flwr.clientapp import ClientApp
 from flwr.server import ServerAppComponents, ServerConfig
 from flwr.serverapp import ServerApp
@@ -158,6 +158,9 @@ def _client_fn(made: Callable[..., Any]) -> Callable[[Context], Client]:
 
 
 def _as_client(found: Any) -> Client:
+    asks = getattr(found, "get_parameters", None)
+    if isinstance(found, NumPyClient) and asks is not None and not inspect.signature(asks).parameters:
+        found.get_parameters = lambda config: asks()  # as before Flower 1.0
     return found.to_client() if hasattr(found, "to_client") else found
 
 
