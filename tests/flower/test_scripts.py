@@ -103,7 +103,7 @@ def test_a_client_of_before_flower_1_is_asked_as_it_was(tmp_path: Path) -> None:
     network = parts.NETWORK.replace("def get_parameters(self, config)", "def get_parameters(self)")
     network = network.replace("self.get_parameters({})", "weights_to_parameters and self.get_parameters()")
     network += "\nfrom flwr.common import Weights, weights_to_parameters\n"
-    record = audited(project(tmp_path / "a", app=parts.APPS, network=network), tmp_path / "out")
+    record = audited(project(tmp_path / "a", app=parts.SIMULATION, network=network), tmp_path / "out")
     assert not record["problems"] and counts_in(record)[0]["exact"] == 2
     assert "flwr.common.Weights" in " ".join(record["notes"])
 
