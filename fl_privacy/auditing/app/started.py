@@ -160,7 +160,7 @@ def _client_fn(made: Callable[..., Any]) -> Callable[[Context], Client]:
 def _as_client(found: Any) -> Client:
     asks = getattr(found, "get_parameters", None)
     if isinstance(found, NumPyClient) and asks is not None and not inspect.signature(asks).parameters:
-        vars(found)["get_parameters"] = lambda config: asks()  # as before Flower 1.0
+        vars(found)["get_parameters"] = lambda config=None: asks()  # as before Flower 1.0
     return found.to_client() if hasattr(found, "to_client") else found
 
 
