@@ -248,6 +248,7 @@ def _chosen(
         )
 
     simulations, servers = best(SIMULATIONS, _LIKELY), best(SERVERS, ("server", *_LIKELY))
+    servers.sort(key=lambda path: bool(starting[path] & CLIENTS))  # a server between others starts a client as well
     if simulations:
         if len(simulations) > 1:
             others = ", ".join(_named(path, folder) for path in simulations[1:4])
