@@ -289,18 +289,18 @@ def _guessed(trees: Sequence[ast.Module], *, of_client: bool) -> Iterator[str]:
             name = flag.lstrip("-").lower()
             needed = not flag.startswith("-") or constant(told.get("required")) is True
             value = None
+            choices, first = constant(told.get("choices")), _first_of_range(told.get("choices"))
             if of_client and name and _OF_CLIENT.match(name):
-                choices = constant(told.get("choices"))
                 value = f"{{partition:{'|'.join(map(str, choices))}}}" if isinstance(choices, list | tuple) else None
-                value = value or "{partition}"
+                value = value or (f"{{partition+{first}}}" if first else "{partition}")
             elif _COUNT.match(name):
                 value = "{nodes}" if needed else None
             elif needed and _ADDRESS.search(name):
                 value = "127.0.0.1:8080"
             elif needed:
-                choices = constant(told.get("choices"))
                 usual = next((text for words, text in _USUAL if words.match(name)), None)
                 value = str(choices[0]) if isinstance(choices, list | tuple) and choices else usual
+                value = str(first) if value is None and first is not None else value
             if value is not None:
                 yield from (flag, value) if flag.startswith("-") else (value,)
         if asked:
@@ -316,6 +316,14 @@ def _guessed(trees: Sequence[ast.Module], *, of_client: bool) -> Iterator[str]:
     ]
     if of_client and places and max(places) >= 1:
         yield "{partition}"
+
+
+def _first_of_range(node: ast.AST | None) -> int | None:
+    """Return the first number of ``range(...)``; ``None`` for anything else."""
+    if not isinstance(node, ast.Call) or called(node) != "range":
+        return None
+    first = constant(node.args[0]) if len(node.args) > 1 else 0
+    return first if isinstance(first, int) else None
 
 
 def called(node: ast.Call) -> str:

@@ -297,10 +297,10 @@ def _refusing(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _filled(text: str, partition: int, nodes: int) -> str:
     def value(found: re.Match[str]) -> str:
-        choices = found[1].split("|") if found[1] else []
-        return choices[partition % len(choices)] if choices else str(partition)
+        choices = found[2].split("|") if found[2] else []
+        return choices[partition % len(choices)] if choices else str(partition + int(found[1] or 0))
 
-    return re.sub(r"\{partition(?::([^}]*))?\}", value, text).replace("{nodes}", str(nodes))
+    return re.sub(r"\{partition(?:\+(\d+))?(?::([^}]*))?\}", value, text).replace("{nodes}", str(nodes))
 
 
 def _instead(noted: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
