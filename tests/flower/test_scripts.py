@@ -112,6 +112,13 @@ def test_a_client_of_before_flower_1_is_asked_as_it_was(tmp_path: Path) -> None:
     assert "flwr.common.Weights" in " ".join(record["notes"])
 
 
+def test_as_many_clients_join_as_a_server_waits_for(tmp_path: Path) -> None:
+    folder = project(tmp_path / "a", server=parts.SERVER, client=parts.CLIENT, network=parts.NETWORK)
+    record = audited(folder, tmp_path / "out", nodes=2)
+    assert any("more than 2 clients" in problem for problem in record["problems"])
+    assert sum(record["models"].values()) == 3
+
+
 def test_a_notebook_is_a_script(tmp_path: Path) -> None:
     folder = project(tmp_path / "a", network=parts.NETWORK)
     lines = ["%matplotlib inline\n", "!pip install flwr\n", *parts.SIMULATION.splitlines(keepends=True)]

@@ -116,7 +116,7 @@ def audit_app(
         grid.on_answer, session.grid, session.data = session.refresh, grid, there.data
         context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=dict(config))
         session.tell(f"Training {nodes} client{'s' * (nodes != 1)}")
-        with rounds_held(asked.rounds):
+        with rounds_held(asked.rounds), grid.joining():
             ended = attempt(lambda: started.server(grid, context))
         grid.on_answer = None
         if asked.rounds is not None and grid.rounds > asked.rounds:
